@@ -1,0 +1,65 @@
+# Everything runs in .venv, which is made once and refreshed when pyproject.toml or constraints.txt change.
+# `make help` says what there is.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
+# One thread a worker: many small tensors gain nothing from more, and the workers would fight over the cores.
+WORKERS ?= 2
+TESTS  := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench clean
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+help: ## say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/ready-dev ## make .venv with everything that work on trifold needs
+	@echo "setup: ready, with $$($(BIN)/python --version); try $(BIN)/trifold --help"
+
+demo: $(VENV)/ready-plots ## train English to French on the embedded phrasebook and use it
+	@echo "demo: training a translator on the embedded phrasebook"
+	@$(BIN)/trifold demo
+
+test: $(VENV)/ready-dev ## run every test
+	@echo "test: every test, $(WORKERS) workers"
+	@$(TESTS)
+
+check: $(VENV)/ready-dev ## run style, types, import ranks and the quick tests (before every commit)
+	@echo "check: ruff format, ruff, mypy, import-linter, quick tests"
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports >$(VENV)/ranks.txt || { cat $(VENV)/ranks.txt; exit 1; }
+	@$(TESTS) -m "not slow"
+
+bench: $(VENV)/ready-plots ## measure training side by side with other toolkits (each in its own environment)
+	@echo "bench: trifold and its peers, one after the other"
+	@$(BIN)/python -m benchmarks
+
+clean: ## remove the environments and the caches (what was trained, in runs/, is kept)
+	@echo "clean: environments and caches"
+	@rm -rf $(VENV) benchmarks/.venv* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "error: trifold needs Python 3.11 or newer, and $(PYTHON) is not; say which: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "setup: making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "error: $(PYTHON) cannot make environments (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+
+# A stamp stands for an installed set of extras; the larger set holds the smaller one, so it is a stamp for both.
+$(VENV)/ready-plots: $(BIN)/python pyproject.toml constraints.txt
+	@if [ $(VENV)/ready-dev -nt pyproject.toml ] && [ $(VENV)/ready-dev -nt constraints.txt ]; then :; else \
+	  echo "setup: installing trifold with its pinned versions (a few minutes the first time)"; \
+	  $(PIP) install -qq -c constraints.txt -e ".[plots]"; fi
+	@touch $@
+
+$(VENV)/ready-dev: $(BIN)/python pyproject.toml constraints.txt
+	@echo "setup: installing trifold and its tools with pinned versions (a few minutes the first time)"
+	@$(PIP) install -qq -c constraints.txt -e ".[dev,plots]"
+	@touch $@

@@ -1,0 +1,72 @@
+"""What every settings class shares: frozen, typed, unknown keys refused with the nearest valid one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trifold.errors import SettingsError
+
+
+class Settings(BaseModel):
+    """Base of every settings class; an instance never changes and never holds a key that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], at: str = "") -> Self:
+        """Build from plain values (as YAML gives them); `at` is the dotted key they stand under.
+
+        Raises SettingsError with one line per wrong key: its dotted name, what is wrong, and the remedy.
+        """
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise SettingsError("\n".join(_explain(cls, problem, at) for problem in error.errors())) from None
+
+
+def nearest(value: str, known: list[str], kind: str = "names") -> str:
+    """The end of an error about an unknown value: the nearest valid one, or all of them."""
+    close = difflib.get_close_matches(value, known, n=1, cutoff=0.4)
+    return f"; did you mean {close[0]!r}?" if close else f"; known {kind}: {', '.join(sorted(known))}"
+
+
+def _explain(cls: type[Settings], problem: Any, at: str) -> str:
+    path = [str(part) for part in problem["loc"]]
+    key = ".".join([*([at] if at else []), *path]) or at or "settings"
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"{key}: unknown key{_nearest_key(cls, problem['loc'])}"
+        case "missing":
+            return f"{key}: a value is required"
+        case "value_error":
+            return f"{key}: {str(problem['ctx']['error'])}"
+        case _:
+            return f"{key}: {problem['msg'].lower()}, got {problem['input']!r}"
+
+
+def _nearest_key(cls: type[Settings], path: tuple[int | str, ...]) -> str:
+    return nearest(str(path[-1]), _keys_at(cls, path[:-1]), "keys")
+
+
+def _keys_at(cls: type[Settings], path: tuple[int | str, ...]) -> list[str]:
+    """Valid keys of the settings class found by walking `path` down from `cls` (union members by name)."""
+    for part in path:
+        field = cls.model_fields.get(str(part))
+        inner = _settings_class(field.annotation) if field else None
+        if inner is None:
+            continue
+        cls = inner
+    return list(cls.model_fields)
+
+
+def _settings_class(annotation: Any) -> type[Settings] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        if found := _settings_class(argument):
+            return found
+    return None

@@ -1,0 +1,41 @@
+"""What every test shares: one thread, fixed random numbers, no network, the folder of real data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Before anything imports torch or the hub: two workers share two cores, and a test never fetches anything.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+torch.set_num_threads(1)
+
+# The same examples every time, and no complaint about a machine that is busy.
+settings.register_profile(
+    "trifold", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("trifold")
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    torch.manual_seed(20170612)
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of public corpora that `TRIFOLD_DATA` names; a test that needs it is skipped without."""
+    named = os.environ.get("TRIFOLD_DATA")
+    if not named:
+        pytest.skip("TRIFOLD_DATA is not set: it names the folder of public corpora (see CONTRIBUTING.md)")
+    folder = Path(named)
+    if not folder.is_dir():
+        pytest.fail(f"TRIFOLD_DATA={named}: no such folder")
+    return folder

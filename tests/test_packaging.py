@@ -1,0 +1,134 @@
+"""The package as a thing to install: quick to import, documented, in ranks, in files of a readable size."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import trifold
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted((ROOT / "src" / "trifold").rglob("*.py"))
+SLOW = {
+    "torch",
+    "numpy",
+    "pydantic",
+    "tokenizers",
+    "safetensors",
+    "huggingface_hub",
+    "sacrebleu",
+    "matplotlib",
+}
+
+# Files that may be longer than 400 lines, each with the reason. A reader should not need this list.
+LONGER: dict[str, str] = {}
+
+
+def python(code: str) -> dict[str, object]:
+    """Run code in a fresh interpreter; give what it said as JSON in its last line on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stderr.splitlines()[-1])
+
+
+def watched(action: str) -> str:
+    """Code that does the action and reports its processor time and the modules that it brought in."""
+    return f"""
+import json, sys, time
+before = time.process_time()
+try:
+    {action}
+except SystemExit as stop:
+    assert not stop.code, stop.code
+seconds = time.process_time() - before
+print(json.dumps({{"seconds": seconds, "modules": sorted(sys.modules)}}), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("action", "limit"),
+    [
+        ("import trifold", 0.1),
+        ("from trifold.cli import main; sys.argv = ['trifold', '--help']; sys.exit(main())", 0.3),
+    ],
+    ids=["import", "help"],
+)
+def test_what_should_be_quick_is_quick(action: str, limit: float) -> None:
+    runs = [python(watched(action)) for _ in range(3)]
+    assert not SLOW & set(runs[0]["modules"])
+    # Processor time, best of three, twice the limit: a busy machine must not fail it, an eager import must.
+    assert min(run["seconds"] for run in runs) <= 2 * limit
+
+
+def test_the_version_is_said_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert trifold.__version__ == project["version"]
+    assert f"[{trifold.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_name_of_the_face_is_there() -> None:
+    for name in trifold.__all__:
+        assert getattr(trifold, name) is not None
+    assert set(trifold.__all__) <= set(dir(trifold))
+    with pytest.raises(AttributeError, match="Tokenizer"):
+        trifold.tokeniser  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["train", "generate"])
+@pytest.mark.parametrize("before", ["pass", "import trifold.{0}", "from trifold.{0} import {0}"])
+def test_a_function_stays_a_function_whoever_imported_the_room_before(name: str, before: str) -> None:
+    code = f"""
+import json, sys, inspect
+{before.format(name)}
+import trifold
+kinds = [inspect.isfunction(trifold.{name}) for _ in range(2)]
+print(json.dumps(dict(kinds=kinds)), file=sys.stderr)
+"""
+    assert python(code) == {"kinds": [True, True]}
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert files("trifold").joinpath("py.typed").is_file()
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        path.relative_to(ROOT).as_posix()
+        for path in SOURCES
+        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not silent
+
+
+def test_everything_in_the_face_is_documented() -> None:
+    silent = [
+        name
+        for name in trifold.__all__
+        if name != "__version__" and not inspect.getdoc(getattr(trifold, name))
+    ]
+    assert not silent
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    lines = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
+        for path in SOURCES
+    }
+    assert {name for name, count in lines.items() if count > 400} == set(LONGER)
+
+
+def test_rooms_import_only_lower_ranks() -> None:
+    pytest.importorskip("importlinter")
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
