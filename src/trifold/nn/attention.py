@@ -1,0 +1,133 @@
+"""Attention(Q, K, V) = softmax(Q Kᵀ / √d_k + mask) V                      (Vaswani et al. 2017, equation 1)
+MultiHead: head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V), concatenated, times W^O          (section 3.2.2)
+
+Shapes: B batch, T queries, S keys, H heads, D head width, E model width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trifold.nn.cache import LayerCache
+from trifold.nn.capture import Place
+from trifold.nn.config import ModelConfig
+from trifold.nn.kernels import short_attention
+from trifold.nn.layers import Dropout
+from trifold.nn.linear import Linear, fused
+from trifold.nn.masks import Mask
+
+Kernel: TypeAlias = Literal["plain", "short", "fused"]
+
+
+def split_heads(x: Tensor, width: int) -> Tensor:
+    """(B, T, H·D) -> (B, H, T, D)."""
+    return x.unflatten(-1, (-1, width)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, H, T, D) -> (B, T, H·D)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    *,
+    drop: Dropout | None = None,
+    pattern: Place | None = None,
+    kernel: Kernel | None = None,
+) -> Tensor:
+    """Scaled dot-product attention by the kernel that suits: q (B, H, T, D), k and v (B, H, S, D) -> (B, H, T, D).
+
+    A query that may attend to nothing gives 0. `kernel` forces one of "plain" (the equation, with weights that can
+    be watched and dropped), "short" and "fused"; left open, the fastest that can do what is asked is taken.
+    """
+    match kernel or _fastest(q, k, drop, pattern):
+        case "plain":
+            return _two_products(q, k, v, mask, drop, pattern)
+        case "short":
+            return short_attention(q, k, v, mask.additive(q.shape[2], k.shape[2], q))
+        case "fused":
+            plain_causal = mask.causal and mask.keys is None and q.shape[2] == k.shape[2]
+            allowed = None if plain_causal else mask.dense(q.shape[2], k.shape[2], q.device)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=plain_causal)
+
+
+def _fastest(q: Tensor, k: Tensor, drop: Dropout | None, pattern: Place | None) -> Kernel:
+    if (pattern and pattern.watched) or (drop and drop.active):
+        return "plain"
+    return "short" if q.device.type == "cpu" and q.shape[2] * k.shape[2] <= 128 * 128 else "fused"
+
+
+def _two_products(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, drop: Dropout | None = None, pattern: Place | None = None
+) -> Tensor:
+    """The equation as it stands."""
+    scores = torch.matmul(q * (1 / math.sqrt(q.shape[-1])), k.transpose(-1, -2))
+    offsets = mask.additive(scores.shape[-2], scores.shape[-1], scores)
+    if offsets is not None:
+        scores = scores + offsets
+    # Rows that may attend to nothing are taken out before the softmax: after it, their gradients would be NaN.
+    blind = (offsets == float("-inf")).all(-1, keepdim=True) if offsets is not None and mask.has_blind_rows else None
+    weights = torch.softmax(scores if blind is None else scores.masked_fill(blind, 0.0), dim=-1)
+    if blind is not None:
+        weights = weights.masked_fill(blind, 0.0)
+    if pattern is not None:
+        weights = pattern(weights)
+    if drop is not None:
+        weights = drop(weights)
+    return torch.matmul(weights, v)
+
+
+class Attention(nn.Module):
+    """Self-attention, or cross-attention where `memory` is given. It remembers nothing: a cache is an argument."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width, bias = config.head_width, config.attention_bias
+        self.head_width = width
+        self.groups = config.n_heads // config.kv_heads
+        self.q_proj = Linear(config.d_model, config.n_heads * width, bias=bias)
+        self.k_proj = Linear(config.d_model, config.kv_heads * width, bias=bias)
+        self.v_proj = Linear(config.d_model, config.kv_heads * width, bias=bias)
+        self.o_proj = Linear(config.n_heads * width, config.d_model, bias=bias)
+        self.drop = Dropout(config.attention_dropout)
+        self.pattern = Place()
+
+    def forward(
+        self, x: Tensor, memory: Tensor | None = None, *, mask: Mask, cache: LayerCache | None = None
+    ) -> Tensor:
+        """x (B, T, E) -> (B, T, E). With a filled cache, `memory` is not looked at again."""
+        if memory is None:
+            q, k, v = (split_heads(y, self.head_width) for y in fused(x, (self.q_proj, self.k_proj, self.v_proj)))
+            if cache is not None:
+                k, v = cache.own.update(k, v)
+        else:
+            q = split_heads(self.q_proj(x), self.head_width)
+            k, v = self._memory_keys(memory, cache)
+        if self.groups > 1:
+            k, v = (y.repeat_interleave(self.groups, dim=1) for y in (k, v))
+        beams = q.shape[0] // k.shape[0]
+        if beams > 1:
+            return self.o_proj(merge_heads(self._shared(q, k, v, mask, beams)))
+        return self.o_proj(merge_heads(attend(q, k, v, mask, drop=self.drop, pattern=self.pattern)))
+
+    def _memory_keys(self, memory: Tensor, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
+        if cache is not None and cache.memory.filled:
+            return cache.memory.read()
+        k, v = (split_heads(y, self.head_width) for y in fused(memory, (self.k_proj, self.v_proj)))
+        return (k, v) if cache is None else cache.memory.fill(k, v)
+
+    def _shared(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, beams: int) -> Tensor:
+        """All beams of a sentence ask the same memory: they become queries of one row, and rows again."""
+        rows, heads, steps, width = q.shape
+        together = q.view(rows // beams, beams, heads, steps, width).transpose(1, 2).flatten(2, 3)
+        seen = attend(together, k, v, mask, pattern=self.pattern)
+        return seen.unflatten(2, (beams, steps)).transpose(1, 2).flatten(0, 1)

@@ -1,0 +1,114 @@
+"""The small parts: dropout, norm, feed-forward, and the residual wiring around every sub-layer.
+
+    post      LayerNorm(x + Sublayer(x))                 (Vaswani et al. 2017)
+    pre       x + Sublayer(LayerNorm(x))                 (GPT-2; a final norm closes the stack)
+    sandwich  x + LayerNorm(Sublayer(LayerNorm(x)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trifold.nn.config import ModelConfig
+from trifold.nn.linear import Linear
+
+
+class Dropout(nn.Module):
+    """Zeroes each element with probability p and scales the rest to keep the expectation (Srivastava et al. 2014).
+
+    On a CPU the random numbers would cost more than the model's smaller products, so eight bytes are drawn at a
+    time and p is taken to the nearest 1/256; the scale is that of the probability really used.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    @property
+    def active(self) -> bool:
+        return self.training and self.p > 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.active:
+            return x
+        return x * keep_mask(x, self.p) if x.device.type == "cpu" else F.dropout(x, self.p)
+
+    def added(self, x: Tensor, y: Tensor) -> Tensor:
+        """x + drop(y), in one pass where there is something to drop."""
+        if self.active and x.device.type == "cpu":
+            return torch.addcmul(x, y, keep_mask(y, self.p))
+        return x + self(y)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def keep_mask(like: Tensor, p: float) -> Tensor:
+    """Same shape and dtype as `like`: 0 with probability p (to the nearest 1/256), else 1 / (1 - p)."""
+    threshold = min(max(round(p * 256), 1), 255)
+    words = torch.empty((like.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+    drawn = words.view(torch.uint8)[: like.numel()].view(like.shape)
+    return drawn.to(like.dtype).ge_(threshold).mul_(256 / (256 - threshold))
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / sqrt(variance + ε) · weight + bias, over the width (Ba et al. 2016)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(config.d_model))
+        self.bias = nn.Parameter(torch.zeros(config.d_model))
+        self.epsilon = config.norm_epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+
+NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {"layer": LayerNorm}
+
+
+class FeedForward(nn.Module):
+    """activation(x W₁ + b₁) W₂ + b₂, the same for every position (Vaswani et al. 2017, equation 2)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.in_proj = Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias)
+        self.out_proj = Linear(config.d_ff, config.d_model, bias=config.feed_forward_bias)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, E) -> (B, T, E)."""
+        return self.out_proj(self.activation(self.in_proj(x)))
+
+
+class Residual(nn.Module):
+    """after(x + drop(exit(sublayer(enter(x))))): where the norms stand is a matter of three parts."""
+
+    # placement -> has a norm at (enter, exit, after)
+    PLACEMENTS = {"pre": (1, 0, 0), "post": (0, 0, 1), "sandwich": (1, 1, 0)}
+
+    def __init__(self, sublayer: nn.Module, config: ModelConfig) -> None:
+        super().__init__()
+        norm = NORMS[config.norm]
+        self.enter, self.exit, self.after = (
+            norm(config) if here else nn.Identity() for here in self.PLACEMENTS[config.norm_placement]
+        )
+        self.sublayer = sublayer
+        self.drop = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, *inputs: Any, **named: Any) -> Tensor:
+        """x (B, T, E) -> (B, T, E); the rest goes to the sub-layer."""
+        return self.after(self.drop.added(x, self.exit(self.sublayer(self.enter(x), *inputs, **named))))

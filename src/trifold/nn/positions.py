@@ -1,0 +1,66 @@
+"""Where a token stands.
+
+PE(p, 2i) = sin(p / 10000^(2i/d)),  PE(p, 2i+1) = cos(p / 10000^(2i/d))    (Vaswani et al. 2017, section 3.5)
+
+"sinusoidal" interleaves sines and cosines as the formula has it; "sinusoidal-halves" puts all sines before all
+cosines, as tensor2tensor and Marian do. The two differ by a permutation of the width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from trifold.nn.config import ModelConfig
+
+
+def sinusoidal_table(positions: int, width: int, *, halves: bool = False) -> Tensor:
+    """(positions, width) float32, computed in float64."""
+    steps = torch.arange(positions, dtype=torch.float64)[:, None]
+    rates = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    waves = torch.stack([(steps * rates).sin(), (steps * rates).cos()], dim=1 if halves else 2)
+    return waves.reshape(positions, width).float()
+
+
+class SinusoidalPositions(nn.Module):
+    """Adds the fixed waves; the table is computed, not stored in checkpoints."""
+
+    table: Tensor
+
+    def __init__(self, config: ModelConfig, *, halves: bool = False) -> None:
+        super().__init__()
+        table = sinusoidal_table(config.max_positions, config.d_model, halves=halves)
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (B, T, E), positions (B or 1, T) -> (B, T, E)."""
+        return x + self.table[positions]
+
+
+class LearnedPositions(nn.Module):
+    """Adds one learned vector a position; knows nothing beyond max_positions."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.max_positions, config.d_model))
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (B, T, E), positions (B or 1, T) -> (B, T, E)."""
+        return x + self.weight[positions]
+
+
+class NoPositions(nn.Module):
+    """Leaves order to the causal mask, or to nobody."""
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x
+
+
+POSITIONS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+    "sinusoidal": SinusoidalPositions,
+    "sinusoidal-halves": lambda config: SinusoidalPositions(config, halves=True),
+    "learned": LearnedPositions,
+    "none": lambda config: NoPositions(),
+}
