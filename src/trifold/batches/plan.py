@@ -1,0 +1,139 @@
+"""Lengths to batches: which rows go together, in which order, on which rank.
+
+The plan of an epoch is a pure function of the lengths, the settings, the seed and the epoch. So a position in
+training is (epoch, number of the batch), and resuming is seeking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from trifold.errors import DataError
+from trifold.settings import Settings
+
+Lengths: TypeAlias = NDArray[np.integer]  # (N, 2): source and target; or (N, 1)
+Plan: TypeAlias = list[NDArray[np.int64]]  # a batch is the indices of its rows
+
+
+class BatchSettings(Settings):
+    """How large a batch is, and what becomes of rows that are too long."""
+
+    tokens: int = Field(default=4096, ge=1)  # limit on rows x longest side, padding counted
+    rows: int | None = Field(default=None, ge=1)  # limit on rows
+    max_length: int | None = Field(default=None, ge=1)  # tokens of the longer side that a row may have
+    on_overflow: Literal["error", "drop", "truncate"] = "drop"  # what becomes of rows beyond max_length
+    round_to: int = Field(default=1, ge=1)  # sides are padded to a multiple of this
+
+
+def plan_epoch(
+    lengths: Lengths, settings: BatchSettings, *, seed: int, epoch: int, shuffle: bool = True
+) -> Plan:
+    """The batches of one epoch, every usable row in exactly one of them.
+
+    Rows of like length go together: they are sorted by target length and then source length (the order of
+    equals is random), cut wherever rows x longest side would pass `tokens`, and the batches are shuffled.
+    Without `shuffle` the order of rows and batches is that of the lengths. A single row longer than `tokens`
+    gets a batch of its own. Rows found by `overlong` are left out, or counted as `max_length` long for the
+    caller to cut.
+
+    Raises DataError when `on_overflow` is "error" and a row is too long, or when no row is left.
+    """
+    lengths = _checked(lengths)
+    long = overlong(lengths, settings)
+    _refuse(lengths, long, settings)
+    if settings.max_length is not None and settings.on_overflow == "truncate":
+        lengths = _checked(np.minimum(lengths, settings.max_length))
+        long = np.zeros_like(long)
+    usable = np.flatnonzero(~long)
+    if not len(usable):
+        if len(lengths):
+            raise DataError(
+                f"no row is left: all {len(lengths):,} are longer than {settings.max_length} tokens"
+            )
+        return []
+    rng = _random(seed, epoch)
+    ties = rng.random_raw(len(lengths)) if shuffle else np.arange(len(lengths))
+    order = usable[_by_length(lengths[usable], ties[usable])]
+    plan = [order[start:end] for start, end in _cuts(lengths[order], settings)]
+    if shuffle:
+        plan = [plan[i] for i in np.argsort(rng.random_raw(len(plan)), kind="stable")]
+    return plan
+
+
+def overlong(lengths: Lengths, settings: BatchSettings) -> NDArray[np.bool_]:
+    """(N,) True where a side is longer than `max_length`: the rows that are dropped or cut, for counting."""
+    if settings.max_length is None:
+        return np.zeros(len(lengths), dtype=np.bool_)
+    return np.asarray(lengths.max(axis=1) > settings.max_length, dtype=np.bool_)
+
+
+def deal(plan: Plan, rank: int, world: int) -> Plan:
+    """The batches of one rank: step s of rank r is batch s x world + r, so all ranks together keep the order.
+
+    Every rank has the same number of steps; where the plan runs out, a rank gets a batch without rows.
+    """
+    if not 0 <= rank < world:
+        raise ValueError(f"rank {rank} of {world} ranks")
+    nothing = np.empty(0, dtype=np.int64)
+    steps = range(rank, rank + len(plan) + -len(plan) % world, world)
+    return [plan[step] if step < len(plan) else nothing for step in steps]
+
+
+def padding_share(lengths: Lengths, plan: Sequence[NDArray[np.int64]]) -> float:
+    """The share of padding in all positions of `plan`, each side padded to its longest row of the batch.
+
+    Give `lengths[:, 1:]` for the share of the target side alone.
+    """
+    lengths = _checked(lengths)
+    real = sum(int(lengths[batch].sum()) for batch in plan)
+    padded = sum(len(batch) * int(lengths[batch].max(axis=0).sum()) for batch in plan if len(batch))
+    return 1 - real / padded if padded else 0.0
+
+
+def _checked(lengths: Lengths) -> NDArray[np.int64]:
+    if lengths.ndim != 2 or lengths.shape[1] not in (1, 2):
+        raise ValueError(f"lengths of shape {lengths.shape}, expected (N, 1) or (N, 2)")
+    return lengths.astype(np.int64)
+
+
+def _refuse(lengths: NDArray[np.int64], long: NDArray[np.bool_], settings: BatchSettings) -> None:
+    if settings.on_overflow != "error" or not len(lengths):
+        return
+    longest = lengths.max(axis=1)
+    for key, limit in (("max_length", settings.max_length), ("tokens", settings.tokens)):
+        if limit is not None and (longest > limit).any():
+            worst = int(longest.argmax())
+            raise DataError(
+                f"row {worst}: {longest[worst]:,} tokens, more than batches.{key}={limit:,} "
+                f"({int((longest > limit).sum()):,} such rows); raise it, or set batches.on_overflow=drop"
+            )
+
+
+def _random(seed: int, epoch: int) -> np.random.PCG64:
+    # Raw bits, because numpy promises these, and not its shuffles, to stay the same from version to version.
+    return np.random.PCG64(np.random.SeedSequence([seed, epoch]))
+
+
+def _by_length(lengths: NDArray[np.int64], ties: NDArray[np.integer]) -> NDArray[np.int64]:
+    source, target = lengths[:, 0], lengths[:, -1]
+    # Source lengths rise and fall in turn: so a batch that spans two target lengths needs little padding.
+    return np.lexsort((ties, np.where(target % 2, -source, source), target))
+
+
+def _cuts(lengths: NDArray[np.int64], settings: BatchSettings) -> list[tuple[int, int]]:
+    """Start and end of every batch, taking rows in order as long as the padded batch keeps to the limits."""
+    sizes = np.maximum(-(-lengths.max(axis=1) // settings.round_to) * settings.round_to, 1).tolist()
+    most_rows = settings.rows or len(sizes)
+    starts, longest = [0], 0
+    for row, size in enumerate(sizes):
+        longest = max(longest, size)
+        rows = row - starts[-1] + 1
+        if rows > 1 and (rows * longest > settings.tokens or rows > most_rows):
+            starts.append(row)
+            longest = size
+    return list(zip(starts, [*starts[1:], len(sizes)], strict=True))

@@ -1,0 +1,240 @@
+"""From a source, as a recipe names it, to pairs of sentences and a report of what happened on the way."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import PurePath
+from typing import NamedTuple
+
+from trifold.data import embedded, hub
+from trifold.data.lines import iter_lines
+from trifold.data.settings import DataSettings, Source
+from trifold.data.tables import READERS, Numbered, text_at
+from trifold.errors import DataError, SettingsError
+
+_SUFFIXES = {".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_HUB = re.compile(r"hub:(?P<name>[^@:]+)(?:@(?P<config>[^:]+))?:(?P<split>.+)")
+_EMBEDDED = re.compile(r"embedded:(?P<name>[^:]+)(?::(?P<split>[^:]+))?")
+# Signs that other programs take for the end of a line; here they are part of it.
+_INNER_BREAK = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+
+
+class Row(NamedTuple):
+    """One pair, and the line of the file (or the row of the dataset) it stands in, counted from 1."""
+
+    source: str
+    target: str
+    line: int
+
+
+@dataclass
+class Report:
+    """What was read and what became of it: `pairs == kept + dropped`, always."""
+
+    name: str
+    pairs: int = 0
+    blank: int = 0  # pairs with a blank side
+    blank_dropped: int = 0
+    duplicates: int = 0  # pairs equal to an earlier one
+    duplicates_dropped: int = 0
+    inner_breaks: int = 0  # pairs with U+2028, a lone carriage return or the like in them, kept as they are
+
+    @property
+    def dropped(self) -> int:
+        """Pairs that were read and are not used."""
+        return self.blank_dropped + self.duplicates_dropped
+
+    @property
+    def kept(self) -> int:
+        """Pairs that are used."""
+        return self.pairs - self.dropped
+
+    def __str__(self) -> str:
+        notes = [
+            _fate(self.blank, "with a blank side", self.blank_dropped),
+            _fate(self.duplicates, "seen before", self.duplicates_dropped),
+            f"{self.inner_breaks:,} with unusual separators inside, kept" if self.inner_breaks else "",
+        ]
+        return ", ".join([f"{self.name}: {self.pairs:,} pairs", *filter(None, notes)]) + (
+            f"; {self.kept:,} used" if self.dropped else ""
+        )
+
+
+def _fate(count: int, what: str, dropped: int) -> str:
+    return f"{count:,} {what} ({'dropped' if dropped else 'kept'})" if count else ""
+
+
+@dataclass
+class Pairs:
+    """Aligned lists: `sources[i]` and `targets[i]` stand in line `lines[i]`."""
+
+    sources: list[str] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    report: Report = field(default_factory=lambda: Report("nothing"))
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def select(self, indices: list[int], name: str) -> Pairs:
+        """The pairs at `indices` as a set of their own, called `name`."""
+        return Pairs(
+            [self.sources[i] for i in indices],
+            [self.targets[i] for i in indices],
+            [self.lines[i] for i in indices],
+            Report(name, pairs=len(indices)),
+        )
+
+
+class Splits(NamedTuple):
+    """The data of one experiment; `valid` and `test` are None when the settings name none."""
+
+    train: Pairs
+    valid: Pairs | None
+    test: Pairs | None
+
+
+def read_splits(settings: DataSettings, seed: int = 0) -> Splits:
+    """Read all that `settings` names; with `holdout`, validation pairs are taken out of train by `seed`."""
+    if settings.train is None:
+        raise SettingsError("data.train: no training data is named; set it to files, hub:… or embedded:…")
+    train = read_pairs(settings.train, settings, split="train")
+    valid = read_pairs(settings.valid, settings, split="valid") if settings.valid is not None else None
+    test = read_pairs(settings.test, settings, split="test") if settings.test is not None else None
+    if settings.holdout:
+        train, valid = hold_out(train, settings.holdout, seed)
+    return Splits(train, valid, test)
+
+
+def hold_out(pairs: Pairs, rows: int, seed: int) -> tuple[Pairs, Pairs]:
+    """Split off `rows` pairs, the last of a shuffle by `seed`; both parts keep the order of the file."""
+    if rows >= len(pairs):
+        raise DataError(
+            f"data.holdout: {rows:,} pairs of {len(pairs):,} leave nothing to train on; hold out fewer"
+        )
+    order = list(range(len(pairs)))
+    random.Random(seed).shuffle(order)
+    name = pairs.report.name
+    rest, held = sorted(order[: len(order) - rows]), sorted(order[len(order) - rows :])
+    train = pairs.select(rest, name)
+    train.report = pairs.report  # what was dropped on reading stays on record
+    return train, pairs.select(held, f"held out of {name}")
+
+
+def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> Pairs:
+    """Read every pair of `source` into memory, dropping what the settings say, each drop counted.
+
+    `split` is the part taken of an embedded source that names none. Raises DataError for unreadable,
+    misaligned or broken data and when nothing is left; SettingsError for a source that makes no sense.
+    """
+    name, rows = _open(source, settings, split)
+    pairs = Pairs(report=Report(name))
+    report, seen = pairs.report, set()
+    for row in rows:
+        report.pairs += 1
+        pair = row.source, row.target
+        if not row.source.strip() or not row.target.strip():
+            report.blank += 1
+            if settings.blank == "drop":
+                report.blank_dropped += 1
+                continue
+        if pair in seen:
+            report.duplicates += 1
+            if settings.duplicates == "drop":
+                report.duplicates_dropped += 1
+                continue
+        seen.add(pair)
+        report.inner_breaks += bool(_INNER_BREAK.search(row.source) or _INNER_BREAK.search(row.target))
+        pairs.sources.append(row.source)
+        pairs.targets.append(row.target)
+        pairs.lines.append(row.line)
+    if not pairs:
+        raise DataError(f"{name}: no pair is left ({report.pairs:,} read, {report.blank_dropped:,} blank)")
+    return pairs
+
+
+def iter_rows(source: Source, settings: DataSettings, split: str = "train") -> Iterator[Row]:
+    """The rows of `source` one by one, nothing dropped, in memory bounded by the longest line."""
+    return _open(source, settings, split)[1]
+
+
+def _open(source: Source, settings: DataSettings, split: str) -> tuple[str, Iterator[Row]]:
+    """A short name for the source, and its rows."""
+    if isinstance(source, str):
+        for prefix, opener in _OPENERS.items():
+            if source.startswith(prefix):
+                return source, opener(source, settings, split)
+    files = _files(source)
+    if len(files) == 2:
+        return " + ".join(PurePath(file).name for file in files), _rows(_two_files(files, settings))
+    kind = _table_format(files[0], settings)
+    lines = iter_lines(files[0], settings.max_line_bytes)
+    return PurePath(files[0]).name, _rows(READERS[kind](lines, files[0], settings))
+
+
+def _rows(numbered: Numbered) -> Iterator[Row]:
+    return (Row(source, target, number) for number, source, target in numbered)
+
+
+def _files(source: Source) -> list[str]:
+    files = source if isinstance(source, list) else (source or "").split(",")
+    files = [file.strip() for file in files]
+    if not 1 <= len(files) <= 2 or not all(files):
+        raise SettingsError(
+            f"data: {source!r} is neither one table (pairs.tsv) nor two files (train.en,train.de); "
+            "names with a comma in them are given as a list"
+        )
+    return files
+
+
+def _table_format(file: str, settings: DataSettings) -> str:
+    suffix = PurePath(file.removesuffix(".gz")).suffix.lower()
+    kind = _SUFFIXES.get(suffix, "text") if settings.format == "auto" else settings.format
+    if kind == "text":
+        raise SettingsError(
+            f"data: {file} is one file of plain lines, but translation needs two sides; give two files "
+            "(train.en,train.de), or a .tsv, .csv or .jsonl file, or say which it is with data.format"
+        )
+    return kind
+
+
+def _two_files(files: list[str], settings: DataSettings) -> Numbered:
+    if settings.format not in ("auto", "text"):
+        raise SettingsError(
+            f"data.format: {settings.format} is one file with both sides, but two files are given"
+        )
+    left, right = (iter_lines(file, settings.max_line_bytes) for file in files)
+    for number, (source, target) in enumerate(zip_longest(left, right), start=1):
+        if source is None or target is None:
+            counts = [number - 1] * 2
+            counts[0 if target is None else 1] += 1 + sum(1 for _ in (left if target is None else right))
+            raise DataError(
+                f"{files[0]} has {counts[0]:,} lines, but {files[1]} has {counts[1]:,}; "
+                "line n of one must be the translation of line n of the other"
+            )
+        yield number, source, target
+
+
+def _open_hub(source: str, settings: DataSettings, split: str) -> Iterator[Row]:
+    if not (match := _HUB.fullmatch(source)):
+        raise SettingsError(f"data: {source!r} is not of the form hub:NAME:SPLIT or hub:NAME@CONFIG:SPLIT")
+    for number, row in enumerate(hub.rows(match["name"], match["config"], match["split"]), start=1):
+        place = f"{source}, row {number}"
+        yield Row(text_at(row, settings.source, place), text_at(row, settings.target, place), number)
+
+
+def _open_embedded(source: str, settings: DataSettings, split: str) -> Iterator[Row]:
+    if not (match := _EMBEDDED.fullmatch(source)):
+        raise SettingsError(f"data: {source!r} is not of the form embedded:NAME or embedded:NAME:SPLIT")
+    for number, row in enumerate(embedded.rows(match["name"], match["split"] or split), start=1):
+        yield Row(text_at(row, settings.source, source), text_at(row, settings.target, source), number)
+
+
+_OPENERS: dict[str, Callable[[str, DataSettings, str], Iterator[Row]]] = {
+    "hub:": _open_hub,
+    "embedded:": _open_embedded,
+}

@@ -1,0 +1,185 @@
+"""The laws of a plan: every row once, limits kept, a pure function, dealt fairly."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.batches import BatchSettings, deal, overlong, padding_share, plan_epoch
+from trifold.errors import DataError, SettingsError
+
+PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=80).map(
+    lambda rows: np.array(rows, dtype=np.int64).reshape(-1, 2)
+)
+SINGLES = st.lists(st.integers(0, 60), max_size=80).map(
+    lambda rows: np.array(rows, dtype=np.int32).reshape(-1, 1)
+)
+LENGTHS = st.one_of(PAIRS, SINGLES)
+SETTINGS = st.builds(
+    BatchSettings,
+    tokens=st.integers(1, 300),
+    rows=st.one_of(st.none(), st.integers(1, 9)),
+    round_to=st.sampled_from([1, 4, 8]),
+)
+
+
+def padded_size(lengths: Any, batch: Any, round_to: int) -> int:
+    longest = int(lengths[batch].max())
+    return len(batch) * max(-(-longest // round_to) * round_to, 1)
+
+
+@given(LENGTHS, SETTINGS, st.integers(0, 2**40), st.integers(0, 99), st.booleans())
+def test_every_row_is_in_exactly_one_batch_and_limits_are_kept(
+    lengths: Any, settings: BatchSettings, seed: int, epoch: int, shuffle: bool
+) -> None:
+    plan = plan_epoch(lengths, settings, seed=seed, epoch=epoch, shuffle=shuffle)
+    assert sorted(np.concatenate([np.empty(0, np.int64), *plan]).tolist()) == list(range(len(lengths)))
+    for batch in plan:
+        assert len(batch) == 1 or padded_size(lengths, batch, settings.round_to) <= settings.tokens
+        assert 1 <= len(batch) <= (settings.rows or len(lengths))
+
+
+@given(LENGTHS, SETTINGS)
+def test_batches_are_as_large_as_the_order_allows(lengths: Any, settings: BatchSettings) -> None:
+    plan = plan_epoch(lengths, settings, seed=0, epoch=0, shuffle=False)
+    for batch, following in pairwise(plan):
+        more = np.append(batch, following[0])
+        size = padded_size(lengths, more, settings.round_to)
+        assert size > settings.tokens or len(more) > (settings.rows or len(lengths))
+
+
+@given(LENGTHS, SETTINGS, st.integers(0, 2**40))
+def test_a_plan_is_a_pure_function(lengths: Any, settings: BatchSettings, seed: int) -> None:
+    before = lengths.copy()
+    one, two = (plan_epoch(lengths, settings, seed=seed, epoch=3) for _ in range(2))
+    assert [batch.tolist() for batch in one] == [batch.tolist() for batch in two]
+    assert np.array_equal(lengths, before)
+
+
+def many(rows: int) -> Any:
+    rng = np.random.default_rng(0)
+    source = rng.poisson(12, rows) + 1
+    return np.stack([source, np.maximum(1, source + rng.integers(-4, 5, rows))], axis=1)
+
+
+def test_epochs_and_seeds_differ_in_order_and_in_company() -> None:
+    lengths, settings = many(3000), BatchSettings(tokens=512)
+    plans = [
+        plan_epoch(lengths, settings, seed=seed, epoch=epoch) for seed, epoch in [(0, 0), (0, 1), (1, 0)]
+    ]
+    for i, plan in enumerate(plans):
+        for other in plans[:i]:
+            assert [len(batch) for batch in plan] != [len(batch) for batch in other]
+            companies = {frozenset(batch.tolist()) for batch in plan} & {frozenset(b.tolist()) for b in other}
+            assert len(companies) < len(plan) / 10
+
+
+def test_without_shuffling_the_order_is_that_of_lengths() -> None:
+    lengths = many(500)
+    order = np.concatenate(plan_epoch(lengths, BatchSettings(tokens=300), seed=0, epoch=0, shuffle=False))
+    assert (np.diff(lengths[order, 1]) >= 0).all()
+    equal = (np.diff(lengths[order], axis=0) == 0).all(axis=1)
+    assert (np.diff(order)[equal] > 0).all()
+
+
+def test_a_known_plan_stays_as_it_is() -> None:
+    """Resuming relies on it: a change of these numbers breaks the runs of users."""
+    lengths = np.array([[3, 4], [9, 9], [1, 2], [4, 4], [2, 2], [8, 9]])
+    plan = plan_epoch(lengths, BatchSettings(tokens=12), seed=7, epoch=2)
+    assert [batch.tolist() for batch in plan] == [[1], [2, 4, 0], [3], [5]]
+
+
+def test_little_is_padding() -> None:
+    lengths = many(20_000)
+    plan = plan_epoch(lengths, BatchSettings(tokens=4096), seed=0, epoch=0)
+    assert padding_share(lengths[:, 1:], plan) < 0.02
+    assert padding_share(lengths, plan) < 0.08
+    at_random = np.array_split(np.random.default_rng(0).permutation(len(lengths)), len(plan))
+    assert padding_share(lengths, at_random) > 0.3
+
+
+def test_the_share_of_padding_is_counted_by_side() -> None:
+    lengths = np.array([[2, 4], [4, 1]])
+    assert padding_share(lengths, [np.array([0, 1])]) == pytest.approx(1 - 11 / 16)
+    assert padding_share(lengths[:, 1:], [np.array([0, 1])]) == pytest.approx(1 - 5 / 8)
+    assert padding_share(lengths, [np.array([0]), np.array([1])]) == 0
+    assert padding_share(lengths, []) == 0
+
+
+# --- rows that are too long ---------------------------------------------------------------------------------
+
+LONG = np.array([[5, 5], [11, 2], [3, 12], [10, 10]])
+
+
+def test_rows_that_are_too_long_are_left_out_cut_or_refused_never_lost_silently() -> None:
+    drop, cut, refuse = (
+        BatchSettings.parse({"tokens": 20, "max_length": 10, "on_overflow": way})
+        for way in ("drop", "truncate", "error")
+    )
+    assert overlong(LONG, drop).tolist() == [False, True, True, False]
+    assert sorted(np.concatenate(plan_epoch(LONG, drop, seed=0, epoch=0))) == [0, 3]
+    plan = plan_epoch(LONG, cut, seed=0, epoch=0)
+    assert sorted(np.concatenate(plan)) == [0, 1, 2, 3]
+    assert all(padded_size(np.minimum(LONG, 10), batch, 1) <= 20 for batch in plan)
+    with pytest.raises(
+        DataError, match=r"row 2: 12 tokens, more than batches\.max_length=10 \(2 such rows\)"
+    ):
+        plan_epoch(LONG, refuse, seed=0, epoch=0)
+
+
+def test_a_row_longer_than_a_batch_is_alone_or_refused() -> None:
+    plan = plan_epoch(LONG, BatchSettings(tokens=11), seed=0, epoch=0)
+    assert sorted(map(len, plan)) == [1, 1, 1, 1]
+    with pytest.raises(DataError, match=r"row 2: 12 tokens, more than batches\.tokens=11 \(1 such rows\)"):
+        plan_epoch(LONG, BatchSettings(tokens=11, on_overflow="error"), seed=0, epoch=0)
+
+
+def test_when_no_row_is_left_it_says_so() -> None:
+    with pytest.raises(DataError, match="no row is left: all 4 are longer than 2 tokens"):
+        plan_epoch(LONG, BatchSettings(max_length=2), seed=0, epoch=0)
+    assert plan_epoch(LONG[:0], BatchSettings(max_length=2), seed=0, epoch=0) == []
+
+
+@pytest.mark.parametrize(
+    "values", [{"tokens": 0}, {"rows": 0}, {"on_overflow": "cut"}, {"token": 5}, {"round_to": 0}]
+)
+def test_wrong_settings_name_their_key(values: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=rf"batches\.{next(iter(values))}: "):
+        BatchSettings.parse(values, at="batches")
+
+
+def test_wrong_shapes_are_refused() -> None:
+    for shape in [(4,), (4, 3), (4, 2, 1)]:
+        with pytest.raises(ValueError, match="expected"):
+            plan_epoch(np.ones(shape, dtype=int), BatchSettings(), seed=0, epoch=0)
+
+
+# --- ranks ----------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 40), st.integers(1, 9))
+def test_ranks_together_see_the_plan_in_its_order(batches: int, world: int) -> None:
+    plan = [np.array([number]) for number in range(batches)]
+    dealt = [deal(plan, rank, world) for rank in range(world)]
+    assert len({len(steps) for steps in dealt}) == 1
+    in_order = [batch for step in zip(*dealt, strict=True) for batch in step if len(batch)]
+    assert [int(batch[0]) for batch in in_order] == list(range(batches))
+    assert len(dealt[0]) == -(-batches // world)
+
+
+def test_a_rank_outside_the_world_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank 2 of 2"):
+        deal([], 2, 2)
+
+
+def test_a_plan_for_165_000_rows_takes_less_than_a_second() -> None:
+    lengths = many(165_000)
+    start = time.process_time()
+    plan_epoch(lengths, BatchSettings(tokens=4096), seed=0, epoch=0)
+    assert time.process_time() - start < 1

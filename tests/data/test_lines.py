@@ -1,0 +1,206 @@
+"""Lines are split at line feeds alone, and what is not clean UTF-8 is refused by name, line and byte."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.data import iter_lines, read_lines
+from trifold.errors import DataError
+
+MB = 1_000_000
+
+
+def written(folder: Path, content: bytes, name: str = "text.en") -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        pytest.param(b"a\nb\n", ["a", "b"], id="plain"),
+        pytest.param(b"a\nb", ["a", "b"], id="no line feed at the end"),
+        pytest.param(b"a\r\nb\r\n", ["a", "b"], id="CRLF"),
+        pytest.param(b"a\r\nb\nc\r\n", ["a", "b", "c"], id="mixed line ends"),
+        pytest.param(b"a\rb\nc\n", ["a\rb", "c"], id="lone carriage return stays"),
+        pytest.param(b"a\r\r\n", ["a\r"], id="only one carriage return belongs to the line end"),
+        pytest.param(b"\xef\xbb\xbfa\nb\n", ["a", "b"], id="BOM at the start goes"),
+        pytest.param(b"a\n\xef\xbb\xbfb\n", ["a", "\ufeffb"], id="BOM elsewhere stays"),
+        pytest.param(b"\n\na\n\n", ["", "", "a", ""], id="blank lines are lines"),
+        pytest.param(b"\xef\xbb\xbf\na\n", ["", "a"], id="BOM before a blank line"),
+        pytest.param("a\u2028b\nc\n".encode(), ["a\u2028b", "c"], id="U+2028"),
+        pytest.param("a\u2029b\nc\n".encode(), ["a\u2029b", "c"], id="U+2029"),
+        pytest.param("a\u0085b\nc\n".encode(), ["a\u0085b", "c"], id="U+0085"),
+        pytest.param(b"a\x0bb\x0cc\x1cd\x1de\x1ef\n", ["a\x0bb\x0cc\x1cd\x1de\x1ef"], id="VT FF FS GS RS"),
+        pytest.param("  a\u00a0b\t \n".encode(), ["  a\u00a0b\t "], id="white space stays"),
+        pytest.param("e\u0301 é 😀\n".encode(), ["e\u0301 é 😀"], id="no Unicode normalisation"),
+    ],
+)
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_lines_end_at_line_feeds_alone(
+    tmp_path: Path, content: bytes, lines: list[str], compress: Callable[[bytes], bytes]
+) -> None:
+    assert read_lines(written(tmp_path, compress(content))) == lines
+
+
+@given(
+    st.lists(
+        st.text(st.characters(exclude_characters="\n\0", exclude_categories=["Cs"]), max_size=8), min_size=1
+    )
+)
+def test_any_list_of_lines_comes_back(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
+    lines = [line.rstrip("\r").lstrip("\ufeff") for line in lines]
+    path = tmp_path_factory.getbasetemp() / "lines.txt"
+    path.write_bytes("".join(line + "\n" for line in lines).encode())
+    assert read_lines(path) == lines
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(b"", "text.en: the file is empty", id="empty"),
+        pytest.param(b"\xef\xbb\xbf", "text.en: the file is empty", id="only a BOM"),
+        pytest.param(gzip.compress(b""), "text.en: the file is empty", id="empty inside gzip"),
+        pytest.param(b"ok\nab\xff\n", "text.en:2:3: byte 0xff is not valid UTF-8", id="invalid byte"),
+        pytest.param("fünf\n".encode("latin-1"), "text.en:1:2: byte 0xfc .*iconv -f LATIN1", id="Latin-1"),
+        pytest.param(b"a\n\xc3\n", "text.en:2:1: byte 0xc3", id="cut character"),
+        pytest.param(b"\xed\xa0\x80\n", "text.en:1:1: byte 0xed", id="encoded surrogate"),
+        pytest.param(b"\xc0\xaf\n", "text.en:1:1: byte 0xc0", id="overlong encoding"),
+        pytest.param("é\nab\0c\n".encode(), "text.en:2:3: a NUL byte", id="NUL"),
+        pytest.param("é\0\n".encode(), "text.en:1:3: a NUL byte", id="NUL, counted in bytes"),
+        pytest.param("a\n".encode("utf-16"), "text.en:1:1: this is UTF-16 .*iconv", id="UTF-16"),
+        pytest.param("\ufeffa\n".encode("utf-16-be"), "text.en:1:1: this is UTF-16", id="UTF-16 big-endian"),
+        pytest.param("\ufeffa\n".encode("utf-32-le"), "text.en:1:1: this is UTF-16 or UTF-32", id="UTF-32"),
+        pytest.param(
+            gzip.compress(b"a line\n" * 9999)[:-20],
+            "text.en: the compressed file ends too early",
+            id="cut gzip",
+        ),
+        pytest.param(
+            gzip.compress(b"a\n")[:-8] + b"12345678", "text.en: the compressed file is damaged", id="CRC"
+        ),
+        pytest.param(b"\x1f\x8b\x08\x00" + b"\xff" * 60, "text.en: the compressed file", id="damaged gzip"),
+    ],
+)
+def test_broken_files_are_refused_by_place(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        read_lines(written(tmp_path, content))
+    assert caught.value.exit_code == 1
+
+
+def test_a_missing_file_names_both_ways_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.en: no such file; .*TRIFOLD_DATA.*hub:NAME:SPLIT"):
+        read_lines(tmp_path / "none.en")
+
+
+def test_an_unset_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRIFOLD_DATA", raising=False)
+    with pytest.raises(
+        DataError, match=r"variable TRIFOLD_DATA is not set; set TRIFOLD_DATA to the folder .*hub:"
+    ):
+        read_lines("${TRIFOLD_DATA}/a.en")
+
+
+def test_variables_in_paths_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, b"a\n")
+    monkeypatch.setenv("TRIFOLD_DATA", str(tmp_path))
+    assert read_lines("${TRIFOLD_DATA}/text.en") == read_lines("$TRIFOLD_DATA/text.en") == ["a"]
+
+
+def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="this is a folder"):
+        read_lines(tmp_path)
+
+
+def test_a_path_through_a_file_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"text\.en/deeper: cannot be read \(Not a directory\)"):
+        read_lines(written(tmp_path, b"a\n") / "deeper")
+
+
+def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, b"a\n")
+    if os.geteuid() == 0:  # root may read everything, so the refusal has to be played
+
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "open", refuse)
+    path.chmod(0)
+    with pytest.raises(DataError, match=r"text\.en: no permission to read it; try `chmod u\+r"):
+        read_lines(path)
+
+
+def test_the_ending_gz_must_be_true(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"ends in \.gz but is not gzip"):
+        read_lines(written(tmp_path, b"a\n", "text.en.gz"))
+
+
+def test_the_limit_of_a_line_is_exact(tmp_path: Path) -> None:
+    for end in (b"", b"\n", b"\r\n"):
+        assert read_lines(written(tmp_path, b"\xef\xbb\xbf" + b"a" * 10 + end), max_line_bytes=10) == [
+            "a" * 10
+        ]
+        with pytest.raises(DataError, match=r"text.en:2: the line is longer than 10 bytes.*max_line_bytes"):
+            read_lines(written(tmp_path, b"ok\n" + b"a" * 11 + end), max_line_bytes=10)
+
+
+def test_a_line_of_100_mb_is_refused_in_little_time_and_memory(tmp_path: Path) -> None:
+    path = tmp_path / "long.en.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(100):
+            file.write(b"x" * MB)
+    program = (
+        "import resource, sys; from trifold.data import read_lines; from trifold.errors import DataError\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: read_lines(sys.argv[1])\n"
+        "except DataError as error: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, error)\n"
+    )
+    start = time.monotonic()
+    run = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    kilobytes, _, message = run.stdout.partition(" ")
+    assert "long.en.gz:1: the line is longer than 1,000,000 bytes" in message
+    assert int(kilobytes) < 30_000
+    assert time.monotonic() - start < 20
+
+
+def test_reading_begins_before_the_file_ends(tmp_path: Path) -> None:
+    path = written(tmp_path, b"a\nb\n" + b"\xff\n")
+    lines = iter_lines(path)
+    assert [next(lines), next(lines)] == ["a", "b"]
+    with pytest.raises(DataError, match=":3:1:"):
+        next(lines)
+
+
+def test_standard_input_follows_the_same_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    def given_bytes(content: bytes) -> None:
+        buffer = io.BufferedReader(io.BytesIO(content))  # type: ignore[type-var]
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(buffer))
+
+    given_bytes("\ufeffa\u2028b\r\n\nc".encode())
+    assert read_lines("-") == ["a\u2028b", "", "c"]
+    given_bytes(b"a\n\xff\n")
+    with pytest.raises(DataError, match="standard input:2:1: byte 0xff"):
+        read_lines("-")
+    given_bytes(b"")
+    with pytest.raises(DataError, match="standard input: the file is empty"):
+        read_lines("-")
+
+
+def test_a_pipe_can_be_read(tmp_path: Path) -> None:
+    program = "from trifold.data import read_lines; print(read_lines('/dev/stdin'))"
+    run = subprocess.run(
+        [sys.executable, "-c", program], input=gzip.compress(b"a\nb\n"), capture_output=True, check=True
+    )
+    assert run.stdout == b"['a', 'b']\n"

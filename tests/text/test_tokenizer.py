@@ -1,0 +1,229 @@
+"""What goes in comes out again, special tokens cannot be smuggled in, and files are Hugging Face's."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers, processors
+
+from trifold.errors import DataError, SettingsError
+from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer, train_tokenizer
+
+KINDS = ["byte-bpe", "bpe", "unigram", "word", "char"]
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog .",
+    "Zwei junge weiße Männer sind im Freien, in der Nähe vieler Büsche.",
+    'He said: "don\'t!" - and left (at 5:30)…',
+    "a<s>b x</s>y <pad> <unk> a<s>b x</s>y <pad> <unk>",
+    "Les élèves n'aiment pas l'école; 12,5 % ?",
+] * 3
+INJECTIONS = ["<s>", "</s>", "<pad>", "<unk>", "a<s>b", "x</s>y", "</s></s>", "a </s> <s>", ".<s>.", "</s>."]
+WHITE_SPACE = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
+
+
+def settings(kind: str, **more: Any) -> TokenizerSettings:
+    return TokenizerSettings.parse({"kind": kind, "vocab_size": 400, "min_frequency": 1, **more})
+
+
+TRAINED = {
+    (kind, punctuation): train_tokenizer(CORPUS, settings(kind, punctuation=punctuation))
+    for kind in KINDS
+    for punctuation in (True, False)
+}
+EVERY = pytest.mark.parametrize("tokenizer", TRAINED.values(), ids=map(str, TRAINED))
+
+
+def spaced(text: str) -> str:
+    """The documented change of the kinds that mark word boundaries: white space and ▁ become single spaces."""
+    return WHITE_SPACE.sub(" ", text.replace("▁", " ")).strip()
+
+
+@EVERY
+def test_special_ids_are_fixed_and_all_ids_are_below_the_size(tokenizer: Tokenizer) -> None:
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (0, 1, 2, 3)
+    assert max(tokenizer.library.get_vocab().values()) == tokenizer.vocab_size - 1 < 400
+    assert len(tokenizer.library.get_vocab()) == tokenizer.vocab_size
+
+
+@EVERY
+def test_text_of_the_corpus_comes_back(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(CORPUS)
+    assert tokenizer.decode(ids) == CORPUS
+    assert sum(map(tokenizer.unknown, ids)) == 0
+    assert tokenizer.decode([[1, *row, 2, 0, 0] for row in ids]) == CORPUS
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=3))
+def test_byte_bpe_is_exact_for_any_unicode(texts: list[str]) -> None:
+    for punctuation in (True, False):
+        tokenizer = TRAINED["byte-bpe", punctuation]
+        ids = tokenizer.encode(texts)
+        assert tokenizer.decode(ids) == texts
+        assert all(token > 3 for row in ids for token in row)
+
+
+LETTERS = sorted(set("".join(CORPUS)) - {" "})
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
+@given(text=st.text([*LETTERS, " ", "▁", "\t", "\n", "\u2028", "\u00a0", "\x85", "\u3000"], max_size=30))
+def test_known_characters_come_back_single_spaced(kind: str, text: str) -> None:
+    for punctuation in (True, False):
+        tokenizer = TRAINED[kind, punctuation]
+        ids = tokenizer.encode([text])
+        if kind == "char":
+            text = "".join(character for character in text if character in {*LETTERS, " "})
+            ids = [[token for token in ids[0] if token != tokenizer.unk_id]]
+        assert tokenizer.decode(ids) == [text if kind == "char" else spaced(text)]
+
+
+@given(st.lists(st.text(LETTERS, min_size=1), max_size=8).map(" ".join))
+def test_tokenised_text_comes_back_exactly(text: str) -> None:
+    for kind in ("bpe", "unigram"):
+        tokenizer = TRAINED[kind, False]
+        assert tokenizer.decode(tokenizer.encode([text])) == [text]
+
+
+@EVERY
+@pytest.mark.parametrize("text", INJECTIONS)
+def test_text_cannot_spell_a_special_token(tokenizer: Tokenizer, text: str, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path)
+    for one in (tokenizer, Tokenizer.load(tmp_path)):
+        (ids,) = one.encode([text])
+        assert not {0, 1, 2} & set(ids)
+        known = 3 not in ids
+        assert known or one.library.model.__class__.__name__ in ("WordLevel",)
+        assert not known or one.decode([ids]) == [text]
+
+
+def test_blank_text_has_no_tokens() -> None:
+    for kind in ("bpe", "unigram", "word"):
+        assert TRAINED[kind, True].encode(["", " \t\u2028"]) == [[], []]
+    assert TRAINED["byte-bpe", True].encode([""]) == TRAINED["char", True].encode([""]) == [[]]
+    assert TRAINED["bpe", True].encode([]) == TRAINED["bpe", True].decode([]) == []
+
+
+def test_unknown_things_are_counted_not_hidden() -> None:
+    tokenizer = TRAINED["bpe", True]
+    (ids,) = tokenizer.encode(["dog ☃☃ dog"])
+    assert tokenizer.unknown(ids) == 2
+    assert tokenizer.decode([ids]) == ["dog  dog"]
+    assert "<unk>" in tokenizer.pieces(ids)
+
+
+def test_pieces_are_readable() -> None:
+    words, octets = TRAINED["word", True], TRAINED["byte-bpe", True]
+    assert words.pieces([1, *words.encode(["im Freien, in"])[0], 2]) == [
+        "<s>",
+        "▁im",
+        "▁Freien",
+        ",",
+        "▁in",
+        "</s>",
+    ]
+    assert "".join(octets.pieces(octets.encode(["weiße Männer"])[0])) == "weiße▁Männer"
+    snow = octets.pieces(octets.encode(["☃"])[0])
+    assert snow == [r"\xe2", r"\x98", r"\x83"]
+
+
+def test_lowercase_and_punctuation_are_as_asked() -> None:
+    lower = train_tokenizer(CORPUS, settings("bpe", lowercase=True))
+    assert lower.decode(lower.encode(["The DOG"])) == ["the dog"]
+    cut, whole = (TRAINED["word", punctuation] for punctuation in (True, False))
+    assert cut.pieces(cut.encode(["Büsche."])[0]) == ["▁Büsche", "."]
+    assert whole.pieces(whole.encode(["Büsche."])[0]) == ["▁Büsche."]
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+@EVERY
+def test_saving_and_loading_changes_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path)
+    tokenizer.save(tmp_path, "target_tokenizer.json")
+    for path in (tmp_path, tmp_path / "tokenizer.json", tmp_path / "target_tokenizer.json"):
+        loaded = Tokenizer.load(path)
+        assert loaded.fingerprint == tokenizer.fingerprint
+        assert loaded.encode(CORPUS + INJECTIONS) == tokenizer.encode(CORPUS + INJECTIONS)
+    assert len({one.fingerprint for one in TRAINED.values()}) > len(KINDS)
+
+
+@EVERY
+def test_transformers_gives_the_same_ids_and_texts(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer.save(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    texts = [*CORPUS[:5], *INJECTIONS, "  two  spaces ", "☃"]
+    ids = tokenizer.encode(texts)
+    assert theirs(texts)["input_ids"] == ids
+    assert theirs.batch_decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
+    roles = (theirs.pad_token_id, theirs.bos_token_id, theirs.eos_token_id, theirs.unk_token_id)
+    assert roles == (0, 1, 2, 3)
+    assert len(theirs) == tokenizer.vocab_size
+
+
+def test_the_end_token_can_be_appended_for_others(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = TRAINED["bpe", True]
+    tokenizer.save(tmp_path, append_eos=True)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ids = tokenizer.encode(CORPUS[:2])
+    assert theirs(CORPUS[:2])["input_ids"] == [[*row, 2] for row in ids]
+    assert Tokenizer.load(tmp_path).encode(CORPUS[:2]) == ids
+
+
+def test_a_foreign_tokenizer_never_cuts_and_gets_what_it_lacks(tmp_path: Path) -> None:
+    vocabulary = {"[UNK]": 0, "a": 1, "b": 2}
+    library = Library(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    library.enable_truncation(2)
+    library.enable_padding(length=9)
+    library.post_processor = processors.TemplateProcessing("a $A a", special_tokens=[("a", 1)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"unk_token": {"content": "[UNK]"}}), encoding="utf-8"
+    )
+    tokenizer = make_tokenizer([], TokenizerSettings(file=str(tmp_path)))
+    assert tokenizer.encode(["a b b a c", "a"]) == [[1, 2, 2, 1, 0], [1]]
+    assert (tokenizer.unk_id, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 3, 4, 5)
+    assert tokenizer.vocab_size == 6
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"model": {"type": "BPE"}}', "[" * 9999])
+def test_what_is_no_tokenizer_is_refused_by_name(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=r"tokenizer\.json: (cannot be read|not a tokenizer)"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "3"])
+def test_broken_names_of_special_tokens_are_refused(tmp_path: Path, content: str) -> None:
+    TRAINED["char", True].save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=r"tokenizer_config\.json: not a JSON object"):
+        Tokenizer.load(tmp_path)
+
+
+def test_torch_is_not_imported() -> None:
+    rooms = "trifold.text, trifold.data, trifold.batches, trifold.scores"
+    program = f"import sys, {rooms}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_dropout_needs_merges() -> None:
+    with pytest.raises(
+        SettingsError, match=r"tokenizer: dropout leaves out merges, and kind 'unigram' has none"
+    ):
+        TokenizerSettings.parse({"kind": "unigram", "dropout": 0.1}, at="tokenizer")
+    with pytest.raises(SettingsError, match=r"tokenizer\.dropout: .* no plain merges"):
+        Tokenizer(TRAINED["word", True].library, dropout=0.1).sample(CORPUS, seed=0)

@@ -1,0 +1,83 @@
+"""Training is a function of the texts and the settings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from trifold.errors import SettingsError
+from trifold.text import TokenizerSettings, train_tokenizer
+
+WORDS = "haus baum straße garten kind hund katze wasser feuer erde luft stein blume vogel fisch".split()
+CORPUS = [
+    " ".join(WORDS[(i * j + j) % len(WORDS)] + "en" * (i % 3) for j in range(7)) + "." for i in range(300)
+]
+
+PROGRAM = """
+import sys
+sys.path[:0] = {path!r}
+from trifold.text import TokenizerSettings, train_tokenizer
+print(train_tokenizer({texts!r}, TokenizerSettings(kind={kind!r}, vocab_size=300)).fingerprint)
+"""
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "word", "char"])
+def test_the_same_texts_give_the_same_tokenizer_in_any_process(kind: Any) -> None:
+    ours = train_tokenizer(CORPUS, TokenizerSettings(kind=kind, vocab_size=300)).fingerprint
+    program = PROGRAM.format(path=sys.path, texts=CORPUS, kind=kind)
+    theirs = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert theirs.stdout.strip() == ours
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "message"),
+    [
+        (
+            "bpe",
+            10,
+            r"tokenizer\.vocab_size: 10 is smaller than the 24 characters .* 4 special tokens; set it to 28",
+        ),
+        ("unigram", 27, "27 is smaller than the 24 characters"),
+        ("char", 10, "10 is smaller than the 24 characters .*, or set kind to byte-bpe"),
+        (
+            "byte-bpe",
+            259,
+            "259 is smaller than the 256 bytes and 4 special tokens; set it to 260 at the least$",
+        ),
+    ],
+)
+def test_a_vocabulary_smaller_than_the_alphabet_is_refused(kind: Any, size: int, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        train_tokenizer(CORPUS, TokenizerSettings(kind=kind, vocab_size=size))
+
+
+@pytest.mark.parametrize(("kind", "size"), [("bpe", 28), ("unigram", 30), ("char", 28), ("byte-bpe", 260)])
+def test_the_smallest_vocabulary_knows_every_character(kind: Any, size: int) -> None:
+    tokenizer = train_tokenizer(CORPUS, TokenizerSettings(kind=kind, vocab_size=size))
+    assert tokenizer.vocab_size <= size
+    assert tokenizer.decode(tokenizer.encode(CORPUS)) == CORPUS
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_larger_vocabulary_gives_fewer_tokens(kind: Any) -> None:
+    counts = [
+        sum(map(len, train_tokenizer(CORPUS, TokenizerSettings(kind=kind, vocab_size=size)).encode(CORPUS)))
+        for size in (30, 45, 60)
+    ]
+    assert counts[0] > counts[1] > counts[2]
+
+
+def test_rare_words_are_unknown_and_frequent_ones_first() -> None:
+    texts = ["often often often", "often seldom"]
+    tokenizer = train_tokenizer(texts, TokenizerSettings(kind="word", min_frequency=2))
+    assert tokenizer.encode(["often seldom often"]) == [[4, 3, 4]]
+    assert tokenizer.vocab_size == 5
+
+
+def test_progress_hears_of_every_text() -> None:
+    heard: list[int] = []
+    train_tokenizer(iter(CORPUS * 8), TokenizerSettings(vocab_size=60), progress=heard.append)
+    assert heard == [1000, 2000, 2400]
