@@ -75,7 +75,11 @@ def _two_products(
     if offsets is not None:
         scores = scores + offsets
     # Rows that may attend to nothing are taken out before the softmax: after it, their gradients would be NaN.
-    blind = (offsets == float("-inf")).all(-1, keepdim=True) if offsets is not None and mask.has_blind_rows else None
+    blind = (
+        (offsets == float("-inf")).all(-1, keepdim=True)
+        if offsets is not None and mask.has_blind_rows
+        else None
+    )
     weights = torch.softmax(scores if blind is None else scores.masked_fill(blind, 0.0), dim=-1)
     if blind is not None:
         weights = weights.masked_fill(blind, 0.0)
@@ -106,7 +110,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x (B, T, E) -> (B, T, E). With a filled cache, `memory` is not looked at again."""
         if memory is None:
-            q, k, v = (split_heads(y, self.head_width) for y in fused(x, (self.q_proj, self.k_proj, self.v_proj)))
+            q, k, v = (
+                split_heads(y, self.head_width) for y in fused(x, (self.q_proj, self.k_proj, self.v_proj))
+            )
             if cache is not None:
                 k, v = cache.own.update(k, v)
         else:

@@ -30,7 +30,9 @@ def capture(model: nn.Module, ending: str = "") -> Iterator[dict[str, Tensor]]:
     seen: dict[str, Tensor] = {}
     places = {name: m for name, m in model.named_modules() if isinstance(m, Place) and name.endswith(ending)}
     hooks = [
-        place.register_forward_hook(lambda _module, _args, out, name=name: seen.__setitem__(name, out.detach()))
+        place.register_forward_hook(
+            lambda _module, _args, out, name=name: seen.__setitem__(name, out.detach())
+        )
         for name, place in places.items()
     ]
     for place in places.values():

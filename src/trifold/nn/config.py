@@ -20,7 +20,9 @@ class ModelConfig(Settings):
 
     shape: Shape = "encoder-decoder"
 
-    vocab_size: int = Field(37_000, gt=0, description="source vocabulary, and the target's unless that is given")
+    vocab_size: int = Field(
+        37_000, gt=0, description="source vocabulary, and the target's unless that is given"
+    )
     target_vocab_size: int | None = Field(None, gt=0, description="a target vocabulary of its own")
     max_positions: int = Field(1024, gt=0, description="longest sequence, in tokens")
 
@@ -100,5 +102,7 @@ PRESETS: dict[str, ModelConfig] = {
     "transformer-base": ModelConfig(),
     "transformer-big": ModelConfig(d_model=1024, n_heads=16, d_ff=4096, dropout=0.3),
     # Wu et al. 2021 ("Transformer-Tiny" of the Multi30k literature).
-    "transformer-tiny": ModelConfig(vocab_size=9_700, d_model=128, n_layers=4, n_heads=4, d_ff=256, dropout=0.3),
+    "transformer-tiny": ModelConfig(
+        vocab_size=9_700, d_model=128, n_layers=4, n_heads=4, d_ff=256, dropout=0.3
+    ),
 }

@@ -55,7 +55,7 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) ids -> (B, T, E)."""
-        return _Lookup.apply(self.weight, tokens)
+        return _Lookup.apply(self.weight, tokens)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]} x {self.weight.shape[1]}"

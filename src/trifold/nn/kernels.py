@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 # Well above where numbers of bf16 and fp32 lose bits or their reciprocals overflow (1e-38).
 LEAST_SUM = 1e-30
 
@@ -30,7 +29,7 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor | None) -> 
     if offsets is not None:
         offsets = offsets.expand(*q.shape[:3], k.shape[2]).reshape(rows, q.shape[2], k.shape[2])
     flat = (x.reshape(rows, *x.shape[2:]) for x in (q, k, v))
-    out: Tensor = _ShortAttention.apply(*flat, offsets)
+    out: Tensor = _ShortAttention.apply(*flat, offsets)  # type: ignore[no-untyped-call]
     return out.view(q.shape)
 
 

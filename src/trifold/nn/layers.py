@@ -1,15 +1,15 @@
 """The small parts: dropout, norm, feed-forward, and the residual wiring around every sub-layer.
 
-    post      LayerNorm(x + Sublayer(x))                 (Vaswani et al. 2017)
-    pre       x + Sublayer(LayerNorm(x))                 (GPT-2; a final norm closes the stack)
-    sandwich  x + LayerNorm(Sublayer(LayerNorm(x)))
+post      LayerNorm(x + Sublayer(x))                 (Vaswani et al. 2017)
+pre       x + Sublayer(LayerNorm(x))                 (GPT-2; a final norm closes the stack)
+sandwich  x + LayerNorm(Sublayer(LayerNorm(x)))
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +98,7 @@ class Residual(nn.Module):
     """after(x + drop(exit(sublayer(enter(x))))): where the norms stand is a matter of three parts."""
 
     # placement -> has a norm at (enter, exit, after)
-    PLACEMENTS = {"pre": (1, 0, 0), "post": (0, 0, 1), "sandwich": (1, 1, 0)}
+    PLACEMENTS: ClassVar = {"pre": (1, 0, 0), "post": (0, 0, 1), "sandwich": (1, 1, 0)}
 
     def __init__(self, sublayer: nn.Module, config: ModelConfig) -> None:
         super().__init__()

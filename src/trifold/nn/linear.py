@@ -34,7 +34,7 @@ def fused(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
     """
     if x.numel() // x.shape[-1] < 64:
         return tuple(layer(x) for layer in layers)
-    weight = torch.cat([layer.weight for layer in layers])
-    biases = [layer.bias for layer in layers if layer.bias is not None]
+    weight = torch.cat(tuple(layer.weight for layer in layers))
+    biases = tuple(layer.bias for layer in layers if layer.bias is not None)
     stacked = F.linear(x, weight, torch.cat(biases) if biases else None)
     return stacked.split([layer.weight.shape[0] for layer in layers], dim=-1)

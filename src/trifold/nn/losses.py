@@ -20,6 +20,9 @@ from torch.nn import functional as F
 CHUNK = 512  # rows of logits at a time: 512 × 10,000 in bf16 are 10 MB, which stay in the last-level cache
 
 
+LARGEST_LOSS = 60.0  # nats; beyond, a probability comes close to the smallest number that bf16 and fp32 have
+
+
 class LossSums(NamedTuple):
     """Sums over rows: the (smoothed) training loss and the plain negative log-likelihood, both float32 scalars."""
 
@@ -35,7 +38,7 @@ def linear_cross_entropy(
     In fp32 the result is exact; in bf16 the probabilities are rounded to bf16, the sums are not. No row: 0.
     """
     if hidden.requires_grad or weight.requires_grad:
-        return LossSums(*_LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing))
+        return LossSums(*_LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing))  # type: ignore[no-untyped-call]
     return LossSums(*_sums(hidden, weight, bias, targets, smoothing))
 
 
@@ -75,7 +78,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         d_bias = None if bias is None else torch.zeros(classes, dtype=torch.float32, device=weight.device)
-        loss = nll = torch.zeros((), device=hidden.device)
+        loss, nll = torch.zeros((), device=hidden.device), torch.zeros((), device=hidden.device)
         buffer = hidden.new_empty(min(CHUNK, hidden.shape[0]), classes)
         for start in range(0, hidden.shape[0], CHUNK):
             h, y = hidden[start : start + CHUNK], targets[start : start + CHUNK]
@@ -86,7 +89,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 torch.addmm(bias, h, weight.t(), out=z)
             torch.softmax(z, dim=-1, out=z)
             p = z
-            picked = -p.gather(-1, y[:, None]).float().clamp_min(torch.finfo(torch.float32).tiny).log().squeeze(-1)
+            picked = -p.gather(-1, y[:, None]).float().squeeze(-1).log()
+            if bool((lost := picked > LARGEST_LOSS).any()):  # underflowed: those rows again, by the book
+                picked[lost] = F.cross_entropy(
+                    F.linear(h[lost], weight, bias).float(), y[lost], reduction="none"
+                )
             of_target = weight[y].float()
             # log Σ exp z = z_y − log p_y, and mean(z) = h · mean(W) + mean(b): no pass over the logits.
             h32 = h.float()

@@ -38,7 +38,7 @@ class Mask:
     @cached_property
     def has_blind_rows(self) -> bool:
         """True where some row has no real key at all, so that its queries may attend to nothing."""
-        return self.keys is not None and not bool(self._first_key_is_real().all())
+        return self.keys is not None and not bool(self._first_query_sees().all())
 
     def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """Boolean (B or 1, 1, T or 1, S), or None where nothing is forbidden."""
@@ -60,9 +60,10 @@ class Mask:
     def _additive(self) -> dict[object, Tensor | None]:
         return {}
 
-    def _first_key_is_real(self) -> Tensor:
+    def _first_query_sees(self) -> Tensor:
+        """(B,) whether the first query, which sees the fewest keys, sees a real one."""
         assert self.keys is not None
-        return self.keys[:, 0] if self.causal and not self.offset else self.keys.any(-1)
+        return self.keys[:, : self.offset + 1].any(-1) if self.causal else self.keys.any(-1)
 
     def select(self, rows: Tensor) -> Mask:
         """The mask of the chosen rows only."""

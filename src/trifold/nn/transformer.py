@@ -35,9 +35,12 @@ class Memory:
 
 
 class Transformer(nn.Module):
-    """Embeddings, an encoder and a decoder as the shape has them, and the language-model head of a decoder."""
+    """Embeddings, an encoder and a decoder as the shape has them, and the language-model head of a decoder.
 
-    def __init__(self, config: ModelConfig) -> None:
+    `initialise=False` leaves the parameters as they come from memory, for weights that are about to be read.
+    """
+
+    def __init__(self, config: ModelConfig, *, initialise: bool = True) -> None:
         super().__init__()
         self.config = config
         reads, writes = config.encoder_layers > 0, config.decoder_layers > 0
@@ -50,7 +53,8 @@ class Transformer(nn.Module):
         self.decoder_embeddings = Embeddings(config, target) if writes else None
         self.decoder = Stack(config, config.decoder_layers, crosses=reads) if writes else None
         self.lm_head = self._head(target) if writes else None
-        self.reset_parameters()
+        if initialise:
+            self.reset_parameters()
 
     def _head(self, table: TokenEmbedding) -> LanguageModelHead:
         weight = table.weight if self.config.tie_lm_head else nn.Parameter(torch.empty_like(table.weight))

@@ -1,0 +1,5 @@
+"""Other people's checkpoints, in and out: a model folder is a Hugging Face folder."""
+
+from trifold.hub.folder import load_model, resolve, save_model
+
+__all__ = ["load_model", "resolve", "save_model"]

@@ -1,0 +1,178 @@
+"""A model folder: config.json, model.safetensors, generation_config.json, as the Hugging Face ecosystem has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trifold.errors import CheckpointError, SettingsError
+from trifold.hub import rules
+from trifold.hub.families import FAMILIES
+from trifold.hub.family import Family
+from trifold.hub.files import read_json, write_json
+from trifold.hub.generation import GENERATION_KEYS, read_generation, write_generation
+from trifold.hub.weights import Weights, dtype_name, read_weights, write_weights
+from trifold.nn import ModelConfig, Transformer
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+DOWNLOADED = ["*.json", "model*.safetensors", "*.model", "*.spm", "*.txt"]
+LARGEST_TABLE = 2**28  # entries of the position table, the one large thing that no weights file vouches for
+
+
+# --- out -----------------------------------------------------------------------------------------------
+
+
+def save_model(
+    folder: Path,
+    model: Transformer,
+    *,
+    generation: Mapping[str, object] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write the model in the form of the first family that it fits; `generation` holds settings by our names.
+
+    Every file is replaced in one step. Raises CheckpointError where the folder cannot be written.
+    """
+    config = model.config
+    family = next(family for family in FAMILIES.values() if family.fits(config))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be made ({error.strerror}); choose another folder") from None
+    ours = {name: parameter.detach().to("cpu", dtype) for name, parameter in model.named_parameters()}
+    write_weights(
+        folder, {name: t.contiguous() for name, t in rules.save(family.rules(config), ours).items()}
+    )
+    if config.decoder_layers:
+        write_json(folder / GENERATION, write_generation(config, generation or {}))
+    about = {
+        "model_type": family.model_type,
+        "architectures": [family.architecture],
+        "dtype": dtype_name(dtype),
+    }
+    write_json(folder / CONFIG, family.write(config) | about)
+
+
+# --- in ------------------------------------------------------------------------------------------------
+
+
+def load_model(
+    folder: Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> tuple[Transformer, dict[str, object]]:
+    """The model in a folder, in evaluation mode, and its generation settings by our names.
+
+    Raises CheckpointError where something is missing, damaged, of a family that is not known, or does not fit.
+    """
+    values = read_json(folder / CONFIG)
+    family = _family_of(values, folder / CONFIG)
+    config = _config_of(family, values, folder / CONFIG)
+    weights = read_weights(folder)
+    _check_sizes(config, weights, folder / CONFIG)
+
+    table = family.rules(config)
+    with torch.device("meta"):
+        wanted = dict(Transformer(config).named_parameters())
+    tensors = rules.load(table, weights, wanted, str(folder))
+    generation = _generation_of(folder, config, values)
+    return _filled(config, tensors, dtype, device).eval(), generation
+
+
+def _family_of(values: Mapping[str, Any], place: Path) -> Family:
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise CheckpointError(f"{place}: model_type: {model_type!r} is not known; known: {known}")
+    return FAMILIES[model_type]
+
+
+def _config_of(family: Family, values: Mapping[str, Any], place: Path) -> ModelConfig:
+    try:
+        return family.read(values)
+    except SettingsError as error:
+        raise CheckpointError("\n".join(f"{place}: {line}" for line in str(error).splitlines())) from None
+
+
+def _check_sizes(config: ModelConfig, weights: Weights, place: Path) -> None:
+    """A few absurd numbers in a small file must not cost hours or all memory before the weights contradict them."""
+    layers = config.encoder_layers + config.decoder_layers
+    if layers > len(weights):
+        raise CheckpointError(f"{place}: {layers} layers, but the weights are {len(weights)} tensors")
+    if config.max_positions * config.d_model > LARGEST_TABLE:
+        raise CheckpointError(
+            f"{place}: {config.max_positions} positions of width {config.d_model} are too many"
+        )
+    widest = max(config.d_ff, config.vocab_size, config.output_vocab_size, config.n_heads * config.head_width)
+    if widest * config.d_model > 2**48:
+        raise CheckpointError(f"{place}: a matrix of {widest} x {config.d_model} is too large")
+
+
+@torch.no_grad()
+def _filled(
+    config: ModelConfig,
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    device: str | torch.device,
+) -> Transformer:
+    model = Transformer(config, initialise=False).to(device=device, dtype=dtype)
+    parameters = dict(model.named_parameters())
+    for name, tensor in tensors:
+        parameters.pop(name).copy_(tensor)
+    assert not parameters, f"left unread: {', '.join(parameters)}"
+    return model
+
+
+def _generation_of(folder: Path, config: ModelConfig, values: Mapping[str, Any]) -> dict[str, object]:
+    if not config.decoder_layers:
+        return {}
+    if (folder / GENERATION).is_file():
+        place = folder / GENERATION
+        return read_generation(config, read_json(place), str(place))
+    # Old folders keep these settings in config.json.
+    old = {key: value for key, value in values.items() if key in GENERATION_KEYS}
+    return read_generation(config, old, str(folder / CONFIG))
+
+
+# --- where ---------------------------------------------------------------------------------------------
+
+
+def resolve(name: str) -> Path:
+    """The model folder that a name means: a folder here (of a model, or of a run that holds one), or a hub id.
+
+    Raises CheckpointError where it is neither, or cannot be had now.
+    """
+    folder = Path(name).expanduser()
+    if name and folder.is_dir():
+        inner = folder / "model"
+        return inner if not (folder / CONFIG).is_file() and (inner / CONFIG).is_file() else folder
+    if folder.is_file():
+        raise CheckpointError(f"{name}: a file, not the folder of a model")
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII):
+        raise CheckpointError(f"{name!r}: no such folder")
+    return _downloaded(name)
+
+
+def _downloaded(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    missing = f"{name}: no such folder here, and"
+    try:
+        return Path(snapshot_download(name, allow_patterns=DOWNLOADED, ignore_patterns=["*/*"]))
+    except RepositoryNotFoundError:
+        raise CheckpointError(
+            f"{missing} no such model on the hub that you may read; check the name"
+        ) from None
+    except LocalEntryNotFoundError:
+        raise CheckpointError(
+            f"{missing} the hub cannot be reached and the model is not in the cache; "
+            "go online once (and unset HF_HUB_OFFLINE), or give the path of a folder"
+        ) from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{missing} the hub does not give it: {reason}") from None

@@ -1,0 +1,255 @@
+"""The rule engine: how the tensors of one checkpoint become those of another, and back.
+
+A family's table says which of our parameters are which of their tensors:
+
+    Rule("encoder.blocks.{i}.feed_forward.sublayer.in_proj.weight", "model.encoder.layers.{i}.fc1.weight")
+
+A hole {i} stands for one part of a dotted name, {p:q|k|v} for one of the given words, {*path} for anything.
+A rule may join several of ours with several of theirs (q, k and v with one stacked matrix), through a transform
+that can be inverted; loading and saving are the two directions of the same table, so that they cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from trifold.errors import CheckpointError
+
+# --- transforms ----------------------------------------------------------------------------------------
+
+
+Tensors = list[Tensor]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """An invertible map between the tensors of one rule, in the order of its names.
+
+    Both directions must run on the meta device too: there they foretell the shapes.
+    """
+
+    load: Callable[[Tensors], Tensors]  # theirs -> ours
+    save: Callable[[Tensors], Tensors]  # ours -> theirs
+
+
+def each(load: Callable[[Tensor], Tensor], save: Callable[[Tensor], Tensor]) -> Transform:
+    """The same for every tensor of the rule."""
+    return Transform(lambda theirs: [load(t) for t in theirs], lambda ours: [save(t) for t in ours])
+
+
+SAME = each(lambda theirs: theirs, lambda ours: ours)
+TRANSPOSED = each(Tensor.t, Tensor.t)  # their matrices are (in, out) where ours are (out, in)
+LEADING_AXIS = each(lambda theirs: theirs.squeeze(0), lambda ours: ours.unsqueeze(0))  # theirs is (1, …)
+
+
+def permuted(order: Sequence[int], axis: int = 0) -> Transform:
+    """Along `axis`, their entry j is our entry order[j]."""
+    there = torch.tensor(order)
+    back = there.argsort()
+    return each(
+        lambda theirs: theirs.index_select(axis, back.to(theirs.device)),
+        lambda ours: ours.index_select(axis, there.to(ours.device)),
+    )
+
+
+def stacked(count: int, axis: int = 0) -> Transform:
+    """`count` of ours, equally long, are one of theirs, one after the other along `axis`."""
+    return Transform(
+        lambda theirs: list(theirs[0].chunk(count, axis)),
+        lambda ours: [torch.cat(ours, axis)],
+    )
+
+
+def chain(*links: Transform) -> Transform:
+    """Several transforms, the first one next to ours."""
+
+    def load(theirs: Tensors) -> Tensors:
+        for link in reversed(links):
+            theirs = link.load(theirs)
+        return theirs
+
+    def save(ours: Tensors) -> Tensors:
+        for link in links:
+            ours = link.save(ours)
+        return ours
+
+    return Transform(load, save)
+
+
+# --- rules ---------------------------------------------------------------------------------------------
+
+Names = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """These of ours are those of theirs, through a transform."""
+
+    ours: Names
+    theirs: Names
+    transform: Transform = SAME
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """They have a tensor where we have none: one for each of our parameters `beside`, of a shape that follows
+    from it. It is written as zeros and may hold nothing else; `remedy` says what helps where it does.
+    """
+
+    theirs: str
+    beside: str
+    shape: Callable[[Tensor], tuple[int, ...]] = lambda tensor: (tensor.shape[0],)
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Some files repeat a tensor that is tied to another: it may be missing, must be equal, and is not written."""
+
+    theirs: str
+    of: str
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """What can be computed and some files hold nevertheless: neither read nor written."""
+
+    theirs: str
+
+
+AnyRule = Rule | Zeros | Copy | Ignored
+
+
+@lru_cache(maxsize=4096)
+def _expression(pattern: str) -> re.Pattern[str]:
+    """`{i}` one part of a name, `{p:q|k|v}` one of these, `{*path}` anything."""
+    parts = re.split(r"\{(\*?)(\w+)(?::([\w|]+))?\}", pattern)
+    text = re.escape(parts[0])
+    for anything, hole, words, literal in zip(
+        parts[1::4], parts[2::4], parts[3::4], parts[4::4], strict=True
+    ):
+        text += f"(?P<{hole}>{words or ('.+' if anything else '[^.]+')})" + re.escape(literal)
+    return re.compile(text)
+
+
+def _holes(pattern: str, name: str) -> dict[str, str] | None:
+    found = _expression(pattern).fullmatch(name)
+    return None if found is None else found.groupdict()
+
+
+def _filled(pattern: str, holes: Mapping[str, str]) -> str:
+    return re.sub(r"\{\*?(\w+)(?::[\w|]+)?\}", lambda hole: holes[hole[1]], pattern)
+
+
+def _listed(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
+# --- a table, expanded for one model -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Step:
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    transform: Transform
+
+
+def _steps(rules: Iterable[AnyRule], names: Collection[str]) -> list[_Step]:
+    """Every rule with its holes filled from our names. A name without a rule, or with two, is a wrong table."""
+    steps: list[_Step] = []
+    unfilled = dict.fromkeys(names)
+    for rule in (rule for rule in rules if isinstance(rule, Rule)):
+        ours, theirs = _listed(rule.ours), _listed(rule.theirs)
+        for name in names:
+            if (holes := _holes(ours[0], name)) is None:
+                continue
+            step = _Step(
+                tuple(_filled(pattern, holes) for pattern in ours),
+                tuple(_filled(pattern, holes) for pattern in theirs),
+                rule.transform,
+            )
+            for taken in step.ours:
+                assert taken in unfilled, f"two rules, or none, for {taken}: {rule}"
+                del unfilled[taken]
+            steps.append(step)
+    assert not unfilled, f"no rule for {', '.join(unfilled)}"
+    return steps
+
+
+def _zeros(rules: Iterable[AnyRule], ours: Mapping[str, Tensor]) -> dict[str, tuple[Zeros, Tensor]]:
+    """Their tensors that we do not have, each with the parameter that it stands beside."""
+    return {
+        _filled(rule.theirs, holes): (rule, tensor)
+        for rule in rules
+        if isinstance(rule, Zeros)
+        for name, tensor in ours.items()
+        if (holes := _holes(rule.beside, name)) is not None
+    }
+
+
+def save(rules: Sequence[AnyRule], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our parameters under their names and in their form."""
+    theirs: dict[str, Tensor] = {}
+    for step in _steps(rules, ours):
+        theirs.update(zip(step.theirs, step.transform.save([ours[name] for name in step.ours]), strict=True))
+    for name, (rule, beside) in _zeros(rules, ours).items():
+        theirs[name] = beside.new_zeros(rule.shape(beside))
+    return theirs
+
+
+def load(
+    rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], place: str
+) -> Iterator[tuple[str, Tensor]]:
+    """Our parameters from theirs, made one by one; `ours` gives the names and shapes wanted, on any device.
+
+    Raises CheckpointError once, before the first, with every tensor that is missing, not known, misshapen, not
+    of numbers with a fraction, not zero where it must be, or not the copy that it is said to be.
+    """
+    _check(rules, theirs, {name: torch.empty_like(t, device="meta") for name, t in ours.items()}, place)
+    return (
+        pair
+        for step in _steps(rules, ours)
+        for pair in zip(step.ours, step.transform.load([theirs[name] for name in step.theirs]), strict=True)
+    )
+
+
+def _check(
+    rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], place: str
+) -> None:
+    zeros, wanted, tied = _zeros(rules, ours), save(rules, ours), _copies(rules, theirs)
+    problems = [f"missing: {name}" for name in wanted if name not in theirs and name not in zeros]
+    for name in theirs:
+        if name not in wanted and name not in tied:
+            if not any(isinstance(rule, Ignored) and _holes(rule.theirs, name) is not None for rule in rules):
+                problems.append(f"not known: {name!r}")
+            continue
+        tensor, original = theirs[name], tied.get(name, name)
+        shape = wanted[original].shape
+        if tensor.shape != shape:
+            problems.append(f"wrong shape: {name} is {tuple(tensor.shape)} and should be {tuple(shape)}")
+        elif not tensor.is_floating_point():
+            problems.append(f"wrong type: {name} is {tensor.dtype} and should be floating point")
+        elif name in zeros and bool(tensor.any()):
+            problems.append(f"not zero: {name}, which this model does not have; {zeros[name][0].remedy}")
+        elif name in tied and original in theirs and not torch.equal(tensor, theirs[original]):
+            problems.append(f"not equal: {name} and {original}, which are one tensor in this model")
+    if problems:
+        raise CheckpointError(f"{place}: the weights do not fit config.json\n  " + "\n  ".join(problems))
+
+
+def _copies(rules: Sequence[AnyRule], theirs: Iterable[str]) -> dict[str, str]:
+    """Their tied tensors that are there, each with the name of its original."""
+    return {
+        name: _filled(rule.of, holes)
+        for rule in rules
+        if isinstance(rule, Copy)
+        for name in theirs
+        if (holes := _holes(rule.theirs, name)) is not None
+    }

@@ -1,0 +1,146 @@
+"""Models that a search can be tried on: hand-written probabilities, and real ones without a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from trifold.nn import Inputs, Memory, ModelConfig, Transformer
+
+PAD, START, END = 0, 1, 2
+
+
+class Tape:
+    """A cache that remembers the tokens themselves, so that every step is computed from the beginning."""
+
+    def __init__(self):
+        self.inputs = None
+
+    def append(self, inputs: Inputs) -> Inputs:
+        if self.inputs is None:
+            self.inputs = inputs
+        else:
+            old = self.inputs
+            positions = None if old.positions is None else torch.cat([old.positions, inputs.positions], 1)
+            self.inputs = Inputs(torch.cat([old.tokens, inputs.tokens], 1), inputs.attend, positions)
+        return self.inputs
+
+    def reorder(self, rows):
+        old = self.inputs
+        self.inputs = Inputs(
+            old.tokens[rows],
+            None if old.attend is None else old.attend[rows],
+            None if old.positions is None else old.positions[rows],
+        )
+
+    def select(self, rows, sentences):
+        self.reorder(rows)
+
+    def expand(self, beams):
+        self.reorder(torch.arange(len(self.inputs.tokens)).repeat_interleave(beams))
+
+
+def beams_of(memory: Memory, rows: int) -> torch.Tensor:
+    """Which row of the memory each row reads."""
+    return torch.arange(rows) // (rows // len(memory.hidden))
+
+
+class Scripted:
+    """An encoder-decoder whose `says(source, prefix)` gives the probabilities of what comes next."""
+
+    def __init__(
+        self, says: Callable[[tuple, tuple], Sequence[float]], vocabulary: int, max_positions: int = 256
+    ):
+        self.says = says
+        self.config = ModelConfig(
+            vocab_size=vocabulary, d_model=4, n_heads=2, n_layers=1, max_positions=max_positions
+        )
+
+    def new_cache(self):
+        return Tape()
+
+    def encode(self, inputs):
+        return Memory(inputs.tokens.float()[..., None], inputs.attend)
+
+    def decode(self, inputs, memory=None, cache=None):
+        new = inputs.tokens.shape[1]
+        tokens = cache.append(inputs).tokens
+        rows = []
+        for row, sentence in zip(tokens.tolist(), beams_of(memory, len(tokens)).tolist(), strict=True):
+            source = memory.hidden[sentence, :, 0].long()
+            if memory.attend is not None:
+                source = source[memory.attend[sentence]]
+            prefixes = [tuple(row[1:end]) for end in range(len(row) - new + 1, len(row) + 1)]
+            rows.append([self.says(tuple(source.tolist()), prefix) for prefix in prefixes])
+        return torch.tensor(np.array(rows), dtype=torch.float32).log()
+
+    def lm_head(self, hidden):
+        return hidden.clone()
+
+
+class Uncached:
+    """A real model that computes every step from the beginning."""
+
+    def __init__(self, model: Transformer):
+        self.model, self.config, self.lm_head, self.encode = model, model.config, model.lm_head, model.encode
+
+    def new_cache(self):
+        return Tape()
+
+    def decode(self, inputs, memory=None, cache=None):
+        new = inputs.tokens.shape[1]
+        inputs = cache.append(inputs)
+        if memory is not None:
+            memory = memory.select(beams_of(memory, len(inputs.tokens)))
+        return self.model.decode(inputs, memory)[:, -new:]
+
+
+def random_says(seed: int, vocabulary: int, sharpness: float = 1.5):
+    """Probabilities that look random but are a function of source and prefix; padding has none."""
+
+    def says(source, prefix):
+        logits = np.random.default_rng([seed, *source, 10_000, *prefix]).normal(size=vocabulary) * sharpness
+        logits[PAD] = -np.inf
+        return np.exp(logits) / np.exp(logits).sum()
+
+    return says
+
+
+def batch(rows: Sequence[Sequence[int]], left: bool = False) -> Inputs:
+    """Rows of tokens, padded to the longest."""
+    width = max(map(len, rows), default=0)
+    pads = [[PAD] * (width - len(row)) for row in rows]
+    tokens = [[*pad, *row] if left else [*row, *pad] for row, pad in zip(rows, pads, strict=True)]
+    real = [[False] * len(pad) + [True] * len(row) for row, pad in zip(rows, pads, strict=True)]
+    attend = torch.tensor(real if left else [row[::-1] for row in real], dtype=torch.bool)
+    return Inputs(torch.tensor(tokens, dtype=torch.long), attend)
+
+
+def tiny(shape: str = "encoder-decoder", **changes) -> Transformer:
+    """A small random model whose choices are far apart and depend on what stands before."""
+    torch.manual_seed(5)
+    sizes = {"vocab_size": 17, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 32, "max_positions": 128}
+    model = Transformer(ModelConfig(shape=shape, dropout=0.3, **{**sizes, **changes})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(4.0 if "tokens" in name else 1.5)
+    return model
+
+
+@pytest.fixture(scope="session")
+def kit():
+    """The models and makers above, for any test of this folder."""
+    return SimpleNamespace(
+        Scripted=Scripted,
+        Uncached=Uncached,
+        Tape=Tape,
+        random_says=random_says,
+        batch=batch,
+        tiny=tiny,
+        PAD=PAD,
+        END=END,
+    )

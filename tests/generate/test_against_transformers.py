@@ -1,0 +1,90 @@
+"""Token by token what the reference library's Marian gives, on tiny random weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trifold.generate import GenerationConfig, generate_tokens
+from trifold.nn import Memory, ModelConfig
+
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY, PAD, END = 23, 22, 0
+ROWS = [[5, 6, 7, 8, END], [9, END], [4, 4, 4, END], [16, 3, 11, 12, 13, 14, END]]
+LIMIT = 12
+
+
+@pytest.fixture(scope="module")
+def marian():
+    torch.manual_seed(3)
+    config = transformers.MarianConfig(
+        vocab_size=VOCABULARY, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64, init_std=0.9,
+        pad_token_id=PAD, eos_token_id=END, bos_token_id=None, decoder_start_token_id=PAD, forced_eos_token_id=None,
+    )  # fmt: skip
+    model = transformers.MarianMTModel(config).eval()
+    model.generation_config.forced_eos_token_id = None
+    return model
+
+
+class Borrowed:
+    """The reference model behind our protocol, without a cache."""
+
+    def __init__(self, marian, tape):
+        self.marian, self.new_cache = marian, tape
+        self.config = ModelConfig(
+            vocab_size=VOCABULARY, d_model=16, n_heads=4, n_layers=2, max_positions=64,
+            pad_id=PAD, eos_id=END, decoder_start_id=PAD,
+        )  # fmt: skip
+
+    def encode(self, inputs):
+        seen = self.marian.model.encoder(input_ids=inputs.tokens, attention_mask=inputs.attend.long())
+        return Memory(seen.last_hidden_state, inputs.attend)
+
+    def decode(self, inputs, memory=None, cache=None):
+        tokens = cache.append(inputs).tokens
+        memory = memory.select(torch.arange(len(tokens)) // (len(tokens) // len(memory.hidden)))
+        return self.marian.model.decoder(
+            input_ids=tokens,
+            encoder_hidden_states=memory.hidden,
+            encoder_attention_mask=memory.attend.long(),
+            use_cache=False,
+        ).last_hidden_state[:, -inputs.tokens.shape[1] :]
+
+    def lm_head(self, hidden):
+        return self.marian.lm_head(hidden) + self.marian.final_logits_bias
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {},
+        {"no_repeat_ngram_size": 2},
+        {"repetition_penalty": 1.7, "min_new_tokens": 4},
+        {"num_beams": 4},
+        {"num_beams": 4, "early_stopping": False},
+        {"num_beams": 4, "early_stopping": "never", "length_penalty": 0.6},
+        {"num_beams": 5, "early_stopping": False, "length_penalty": -0.5},
+        {"num_beams": 3, "early_stopping": False, "length_penalty": 2.0, "num_return_sequences": 3},
+        {"num_beams": 4, "no_repeat_ngram_size": 2, "min_new_tokens": 5, "num_return_sequences": 2},
+    ],
+    ids=lambda way: ",".join(f"{key}={value}" for key, value in way.items()) or "greedy",
+)
+def test_searches_agree(kit, marian, way):
+    config = GenerationConfig(max_new_tokens=LIMIT, **way)
+    inputs = kit.batch(ROWS)
+    inputs.tokens = inputs.tokens.masked_fill(~inputs.attend, PAD)
+    ours = generate_tokens(Borrowed(marian, kit.Tape), inputs, config)
+    theirs = marian.generate(
+        input_ids=inputs.tokens, attention_mask=inputs.attend.long(), do_sample=False, max_new_tokens=LIMIT,
+        bad_words_ids=[[PAD]], renormalize_logits=True, return_dict_in_generate=True, output_scores=True,
+        **{"early_stopping": config.early_stopping, "length_penalty": config.length_penalty, **way},
+    )  # fmt: skip
+    each = config.num_return_sequences
+    for place, row in enumerate(theirs.sequences[:, 1:].tolist()):
+        expected = row[: row.index(END)] if END in row else row
+        output = ours[place // each][place % each]
+        assert output.tokens == [token for token in expected if token != PAD]
+        if config.num_beams > 1:
+            assert output.score == pytest.approx(theirs.sequences_scores[place].item(), abs=1e-4)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.generate import GenerationConfig, generate_tokens
+from trifold.generate.samplers import FILTERS, drawn
+
+NEVER = float("-inf")
+PROBABILITIES = torch.tensor([[0.4, 0.05, 0.3, 0.05, 0.2]])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("top_k", 2, {0, 2}),
+        ("top_k", 4, {0, 1, 2, 3, 4}),  # the fourth and the fifth are equally likely
+        ("top_k", 99, {0, 1, 2, 3, 4}),
+        ("top_p", 0.3, {0}),
+        ("top_p", 0.5, {0, 2}),
+        ("top_p", 0.85, {0, 2, 4}),
+        ("top_p", 1.0, {0, 1, 2, 3, 4}),
+        ("min_p", 0.5, {0, 2, 4}),
+        ("min_p", 0.6, {0, 2}),
+        ("min_p", 1.0, {0}),
+        ("min_p", 0.0, {0, 1, 2, 3, 4}),
+    ],
+)
+def test_filters_keep_what_they_should(name, value, kept):
+    logits = FILTERS[name](PROBABILITIES.log() + 3, value)
+    assert {token for token in range(5) if logits[0, token] > NEVER} == kept
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=20), st.floats(0.01, 1))
+def test_top_p_keeps_the_fewest_that_suffice(logits, share):
+    probabilities = torch.tensor([logits]).softmax(-1)
+    kept = FILTERS["top_p"](torch.tensor([logits]), share)[0] > NEVER
+    chosen = probabilities[0][kept].sort(descending=True).values
+    assert chosen.sum() >= share - 1e-5
+    assert len(chosen) == 1 or chosen[:-1].sum() < share + 1e-5
+
+
+@pytest.mark.parametrize(("settings", "power"), [({"do_sample": True}, 1.0), ({"temperature": 0.5}, 2.0)])
+def test_frequencies_are_the_probabilities(settings, power):
+    rows = 20_000
+    config = GenerationConfig(seed=1, **settings)
+    choose = drawn(config, [(row, 0) for row in range(rows)], 1, torch.device("cpu"))
+    tokens = choose(PROBABILITIES.log().expand(rows, -1), torch.arange(rows), 0)
+    expected = PROBABILITIES[0] ** power / (PROBABILITIES[0] ** power).sum()
+    found = torch.bincount(tokens, minlength=5) / rows
+    assert (found - expected).abs().max() < 4 * math.sqrt(0.25 / rows)
+
+
+def test_what_is_impossible_is_never_drawn():
+    log_probs = torch.tensor([[NEVER, 0.0, NEVER, NEVER]]).expand(5000, -1)
+    choose = drawn(
+        GenerationConfig(do_sample=True), [(row, 0) for row in range(5000)], 1, torch.device("cpu")
+    )
+    assert set(choose(log_probs, torch.arange(5000), 0).tolist()) == {1}
+
+
+def test_samples_depend_on_seed_and_number_and_on_nothing_beside(kit):
+    model = kit.Scripted(kit.random_says(3, 9), 9)
+    sources = [[4, 5], [6], [4, 5], [3, 3, 3]]
+    config = GenerationConfig(temperature=1.2, top_k=6, seed=11, num_return_sequences=3)
+    together = generate_tokens(model, kit.batch(sources), config)
+    assert [len(outputs) for outputs in together] == [3, 3, 3, 3]
+    assert together[0] != together[2], "equal inputs are drawn apart"
+    for number, source in enumerate(sources):
+        (alone,) = generate_tokens(model, kit.batch([source]), config, numbers=[number])
+        assert alone == together[number]
+        assert len({tuple(output.tokens) for output in alone}) > 1
+        assert [o.score for o in alone] == sorted((o.score for o in alone), reverse=True)
+    other = config.model_copy(update={"seed": 12})
+    assert generate_tokens(model, kit.batch(sources), other) != together
+
+
+def test_without_a_seed_it_follows_the_global_one(kit):
+    model = kit.Scripted(kit.random_says(3, 9), 9)
+    config = GenerationConfig(do_sample=True, max_new_tokens=12)
+
+    def outputs(seed):
+        torch.manual_seed(seed)
+        return generate_tokens(model, kit.batch([[4]] * 5), config)
+
+    assert outputs(1) == outputs(1)
+    assert outputs(1) != outputs(2)
+
+
+def test_sampling_from_the_likeliest_alone_is_greedy(kit):
+    model = kit.Scripted(kit.random_says(8, 9), 9)
+    inputs = kit.batch([[4, 5], [6]])
+    greedy = generate_tokens(model, inputs, GenerationConfig(max_new_tokens=10))
+    assert generate_tokens(model, inputs, GenerationConfig(top_k=1, max_new_tokens=10)) == greedy

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trifold.errors import DataError
+from trifold.generate import GenerationConfig, generate_tokens, score_tokens, scoring
+from trifold.nn import Inputs
+
+ROWS = [[5, 6, 7, 8, 2], [9, 2], [4, 4, 4, 2]]
+TARGETS = [[7, 2], [3, 4, 5, 6, 2], [2]]
+SHAPES = ("encoder-decoder", "decoder")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("beams", [1, 4])
+def test_an_output_of_a_search_has_the_score_that_the_search_gave_it(kit, shape, beams):
+    model, inputs = kit.tiny(shape), kit.batch(ROWS)
+    config = GenerationConfig(num_beams=beams, length_penalty=0.0, max_new_tokens=9)
+    outputs = [best for (best,) in generate_tokens(model, inputs, config)]
+    targets = [[*o.tokens, 2] if o.finish_reason == "stop" else o.tokens for o in outputs]
+    scores = score_tokens(model, inputs, kit.batch(targets))
+    assert scores.total.tolist() == pytest.approx([o.score for o in outputs], abs=1e-4)
+
+
+def test_it_is_the_sum_of_the_chain_rule(kit, monkeypatch):
+    """Against the model called by hand for each row alone; also with chunks that cut through rows."""
+    monkeypatch.setattr(scoring, "CHUNK", 3)
+    model = kit.tiny()
+    scores = score_tokens(model, kit.batch(ROWS), kit.batch(TARGETS))
+    for row, (source, target) in enumerate(zip(ROWS, TARGETS, strict=True)):
+        hidden = model(Inputs(torch.tensor([source])), Inputs(torch.tensor([[1, *target[:-1]]])))
+        logits = model.lm_head(hidden)[0]
+        logits[:, kit.PAD] = float("-inf")  # what a search never says has no share of the probability
+        expected = logits.log_softmax(-1)[torch.arange(len(target)), torch.tensor(target)]
+        assert torch.allclose(scores.tokens[row, : len(target)], expected, atol=1e-5)
+        assert not scores.tokens[row, len(target) :].any()
+        assert scores.total[row].item() == pytest.approx(expected.sum().item(), abs=1e-4)
+
+
+def test_rows_that_do_not_fit_are_named(kit):
+    model = kit.tiny(max_positions=8)
+    with pytest.raises(DataError, match="3 inputs and 2 targets"):
+        score_tokens(model, kit.batch(ROWS), kit.batch(TARGETS[:2]))
+    with pytest.raises(DataError, match=r"row 1 is a target of 9 tokens.*room for 8"):
+        score_tokens(model, kit.batch(ROWS), kit.batch([[3], [4] * 9, [5]]))
+    with pytest.raises(DataError, match=r"row 2 is a target with zero tokens"):
+        score_tokens(model, kit.batch(ROWS), kit.batch([[3], [4], []]))
+
+
+def test_columns_of_padding_at_the_end_change_nothing(kit):
+    model, targets = kit.tiny(max_positions=8), kit.batch(TARGETS)
+    wide = Inputs(*(torch.nn.functional.pad(each, (0, 6)) for each in (targets.tokens, targets.attend)))
+    narrow, padded = (score_tokens(model, kit.batch(ROWS), each) for each in (targets, wide))
+    assert torch.equal(padded.total, narrow.total)
+    assert padded.tokens.shape == wide.tokens.shape

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trifold.errors import CheckpointError
+from trifold.hub import load_model, resolve, save_model
+from trifold.nn import Inputs, Transformer
+
+Make = Callable[..., Transformer]
+
+ODD: dict[str, dict[str, Any]] = {
+    "pre-norm": {"norm_placement": "pre", "attention_bias": True},
+    "sandwich, few key heads": {"norm_placement": "sandwich", "n_kv_heads": 2, "lm_head_bias": True},
+    "learned positions": {"positions": "learned", "target_vocab_size": 19},
+    "no positions, untied": {"positions": "none", "tie_lm_head": False, "feed_forward_bias": False},
+    "wide heads": {"d_head": 10, "decoder_start_id": 2},
+    "decoder": {"shape": "decoder"},
+    "encoder": {"shape": "encoder", "activation": "gelu-tanh"},
+}
+
+
+def edit(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    changed = json.loads(path.read_text(encoding="utf-8")) | values
+    path.write_text(json.dumps(changed), encoding="utf-8")
+
+
+def states(model: Transformer) -> torch.Tensor:
+    both = model.encoder is not None and model.decoder is not None
+    tokens = torch.arange(12).view(2, 6)
+    return model(Inputs(tokens), Inputs(tokens + 1) if both else None)
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_what_fits_no_family_comes_back_whole(case: str, make_model: Make, tmp_path: Path) -> None:
+    model = make_model(**ODD[case])
+    save_model(tmp_path, model)
+    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["model_type"] == "trifold"
+    back, _ = load_model(tmp_path)
+    assert back.config == model.config
+    assert type(back) is Transformer
+    assert not back.training
+    assert back.count_parameters() == model.count_parameters()
+    for (name, mine), (other, theirs) in zip(model.named_parameters(), back.named_parameters(), strict=True):
+        assert name == other
+        assert torch.equal(mine, theirs)
+    assert torch.equal(states(model), states(back))
+
+
+def test_saving_twice_gives_the_same_bytes(make_model: Make, tmp_path: Path) -> None:
+    settings = {"num_beams": 5, "length_penalty": 0.6, "length_penalty_form": "gnmt"}
+    save_model(tmp_path / "a", make_model(), generation=settings)
+    model, generation = load_model(tmp_path / "a")
+    assert generation == settings | {"early_stopping": True}
+    save_model(tmp_path / "b", model, generation=generation)
+    for file in ("config.json", "model.safetensors", "generation_config.json"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    assert len(list((tmp_path / "b").iterdir())) == 3
+
+
+def test_loading_draws_no_random_number(make_model: Make, tmp_path: Path) -> None:
+    save_model(tmp_path, make_model())
+    before = torch.get_rng_state()
+    load_model(tmp_path)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_half_as_many_bytes(make_model: Make, tmp_path: Path) -> None:
+    model = make_model(positions="learned")
+    save_model(tmp_path, model, dtype=torch.bfloat16)
+    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["dtype"] == "bfloat16"
+    back, _ = load_model(tmp_path)
+    for mine, theirs in zip(model.parameters(), back.parameters(), strict=True):
+        assert torch.equal(mine.bfloat16().float(), theirs)
+    assert next(load_model(tmp_path, dtype=torch.bfloat16)[0].parameters()).dtype is torch.bfloat16
+
+
+def test_a_model_in_training_is_saved_without_being_touched(make_model: Make, tmp_path: Path) -> None:
+    model = make_model().train()
+    save_model(tmp_path, model)
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+REFUSED: list[tuple[dict[str, object], str]] = [
+    ({"model_type": "llama"}, r"config\.json: model_type: 'llama' is not known; known: marian, trifold"),
+    ({"model_type": None}, r"model_type: None is not known"),
+    ({"model_type": ["marian"]}, r"model_type: \['marian'\] is not known"),
+    ({"d_modell": 16}, r"config\.json: d_modell: unknown key; did you mean 'd_model'"),
+    ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map: unknown key"),
+    ({"_attn_implementation_internal": "kernels/evil"}, "_attn_implementation_internal: unknown key"),
+    ({"d_model": "16"}, r"d_model: .*got '16'"),
+    ({"d_model": True}, r"d_model: .*got True"),
+    ({"normalize_before": True}, r"normalize_before: .*got True"),
+    ({"tie_word_embeddings": False}, r"tie_word_embeddings: .*got False"),
+    ({"encoder_layerdrop": 0.1}, r"encoder_layerdrop: .*got 0\.1"),
+    ({"decoder_attention_heads": 2}, "decoder_attention_heads: 2 differs"),
+    ({"activation_function": "sine"}, "activation_function: 'sine' is not known; known: relu"),
+    ({"encoder_attention_heads": 3, "decoder_attention_heads": 3}, "n_heads 3 does not divide d_model 16"),
+    ({"encoder_layers": 10**9}, "1000000002 layers, but the weights are"),
+    ({"max_position_embeddings": 2**52}, "positions of width 16 are too many"),
+    ({"encoder_ffn_dim": 2**52, "decoder_ffn_dim": 2**52}, "is too large"),
+    ({"decoder_layers": 3}, r"missing: model\.decoder\.layers\.2\.fc1\.weight"),
+    ({"vocab_size": 32}, r"wrong shape: model\.shared\.weight is \(31, 16\) and should be \(32, 16\)"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED)
+def test_a_foreign_or_hostile_config_is_refused_by_its_key(
+    values: dict[str, object], message: str, make_model: Make, tmp_path: Path
+) -> None:
+    save_model(tmp_path, make_model())
+    edit(tmp_path, **values)
+    with pytest.raises(CheckpointError, match=message):
+        load_model(tmp_path)
+
+
+def test_what_the_reference_writes_everywhere_is_passed_over(make_model: Make, tmp_path: Path) -> None:
+    save_model(tmp_path, make_model())
+    edit(
+        tmp_path,
+        transformers_version="9",
+        id2label={"0": "LABEL_0"},
+        use_cache=False,
+        prefix=None,
+        num_beams=4,
+    )
+    assert load_model(tmp_path)[0].config == make_model().config
+
+
+def test_truncated_weights(make_model: Make, tmp_path: Path) -> None:
+    save_model(tmp_path, make_model())
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="damaged or truncated"):
+        load_model(tmp_path)
+
+
+def test_a_folder_cannot_be_made(make_model: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot be made"):
+        save_model(tmp_path / "file" / "model", make_model())
+
+
+def test_resolve(make_model: Make, tmp_path: Path) -> None:
+    save_model(tmp_path / "run" / "model", make_model())
+    assert resolve(str(tmp_path / "run")) == tmp_path / "run" / "model"
+    assert resolve(str(tmp_path / "run" / "model")) == tmp_path / "run" / "model"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("runs/none/model", "no such folder"),
+        ("./none", "no such folder"),
+        ("", "no such folder"),
+        ("https://example.org/model", "no such folder"),
+        ("nobody/no-such-model", "no such folder here, and the hub cannot be reached"),
+        ("a--b/c..d", "no such folder here, and the hub does not give it"),
+    ],
+)
+def test_resolve_says_what_a_name_is_not(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        resolve(name)
+
+
+def test_resolve_refuses_a_file(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(CheckpointError, match="a file, not the folder of a model"):
+        resolve(str(tmp_path / "model.safetensors"))

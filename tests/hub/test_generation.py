@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.errors import CheckpointError
+from trifold.generate.config import GenerationConfig
+from trifold.hub.generation import SHARED, read_generation, write_generation
+from trifold.nn import ModelConfig
+
+CONFIG = ModelConfig(max_positions=64, decoder_start_id=3)
+DECODER = ModelConfig(shape="decoder")
+
+
+def test_every_setting_of_ours_has_a_place() -> None:
+    assert set(SHARED) == set(GenerationConfig.model_fields)
+
+
+BEAM = st.fixed_dictionaries(
+    {"num_beams": st.integers(2, 9)},
+    optional={
+        "length_penalty": st.floats(0, 2),
+        "length_penalty_form": st.sampled_from(["power", "gnmt"]),
+        "early_stopping": st.sampled_from([True, False, "never"]),
+        "max_new_tokens": st.none() | st.integers(5, 99),
+        "no_repeat_ngram_size": st.integers(1, 4),
+    },
+)
+DRAWN = st.fixed_dictionaries(
+    {"temperature": st.floats(0.1, 2)},
+    optional={
+        "do_sample": st.just(True),
+        "top_k": st.integers(1, 9),
+        "top_p": st.floats(0.1, 1),
+        "seed": st.integers(0, 9),
+    },
+)
+
+
+@given(BEAM | DRAWN)
+def test_what_is_written_means_the_same_when_read(ours: dict[str, object]) -> None:
+    for config in (CONFIG, DECODER):
+        back = GenerationConfig.parse(read_generation(config, write_generation(config, ours), "here"))
+        meant = GenerationConfig.parse(ours)
+        if meant.samples:
+            meant = meant.model_copy(update={"do_sample": True})
+        assert back == meant
+
+
+def test_the_special_ids_and_a_length_go_along() -> None:
+    written = write_generation(CONFIG, {})
+    assert written == {
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 3,
+        "max_new_tokens": None,
+        "max_length": 64,
+    }
+    assert read_generation(CONFIG, written, "here") == {}
+
+
+def test_what_others_leave_out_means_what_it_means_to_them() -> None:
+    marian = {
+        "bad_words_ids": [[0]],
+        "decoder_start_token_id": 3,
+        "eos_token_id": 2,
+        "forced_eos_token_id": 2,
+        "max_length": 512,
+        "num_beams": 4,
+        "pad_token_id": 0,
+        "transformers_version": "4.32.0",
+    }
+    assert read_generation(CONFIG, marian, "x") == {
+        "num_beams": 4,
+        "max_new_tokens": 511,
+        "early_stopping": False,
+    }
+    assert read_generation(CONFIG, {"do_sample": True}, "x") == {"do_sample": True, "top_k": 50}
+    assert read_generation(CONFIG, {"do_sample": True, "top_k": 0}, "x") == {"do_sample": True}
+    assert read_generation(CONFIG, {"temperature": 0.6, "top_p": 0.9}, "x") == {}
+    assert read_generation(CONFIG, {"num_beam_groups": 1, "no_repeat_ngram_size": 0}, "x") == {}
+    assert read_generation(DECODER, {"max_length": 50}, "x") == {}
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        {"eos_token_id": 7},
+        {"eos_token_id": [2, 7]},
+        {"bad_words_ids": [[5]]},
+        {"num_beam_groups": 2},
+        {"early_stopping": "soon"},
+        {"max_length": "long"},
+        {"suppress_tokens": [1]},
+        {"custom_generate": "https://example.org/code.py"},
+    ],
+)
+def test_what_we_cannot_follow_is_refused_by_its_key(theirs: dict[str, object]) -> None:
+    with pytest.raises(CheckpointError, match=f"here: {next(iter(theirs))}: "):
+        read_generation(CONFIG, theirs, "here")

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.errors import CheckpointError
+from trifold.hub.rules import (
+    LEADING_AXIS,
+    SAME,
+    TRANSPOSED,
+    Copy,
+    Ignored,
+    Rule,
+    Transform,
+    Zeros,
+    chain,
+    load,
+    permuted,
+    save,
+    stacked,
+)
+
+TABLE = [
+    Rule(
+        tuple(f"blocks.{{i}}.{p}.weight" for p in "qkv"),
+        "h.{i}.attn.weight",
+        chain(stacked(3), TRANSPOSED),
+    ),
+    Rule("blocks.{i}.{p:o|in}.weight", "h.{i}.{p}.w", permuted([2, 0, 3, 1], axis=1)),
+    Rule("tokens.weight", "wte.weight"),
+    Zeros("h.{i}.o.bias", beside="blocks.{i}.o.weight", remedy="say attention_bias: true"),
+    Copy("head.{*rest}", of="wte.{*rest}"),
+    Ignored("{*path}.mask"),
+]
+
+
+def parameters(layers: int = 2) -> dict[str, torch.Tensor]:
+    ours = {
+        f"blocks.{i}.{p}.weight": torch.randn(4, 4) for i in range(layers) for p in ("q", "k", "v", "o", "in")
+    }
+    return ours | {"tokens.weight": torch.randn(5, 4)}
+
+
+@given(st.permutations(range(6)), st.integers(0, 1))
+def test_every_transform_is_inverted_by_loading(order: list[int], axis: int) -> None:
+    cases: list[tuple[Transform, int]] = [
+        (SAME, 2),
+        (TRANSPOSED, 2),
+        (LEADING_AXIS, 2),
+        (permuted(order, axis), 2),
+        (stacked(3, axis), 3),
+        (chain(permuted(order, axis), stacked(2, axis), TRANSPOSED), 2),
+    ]
+    for transform, count in cases:
+        ours = [torch.randn(6, 6) for _ in range(count)]
+        theirs = transform.save(ours)
+        assert all(torch.equal(a, b) for a, b in zip(ours, transform.load(theirs), strict=True))
+        # … and what it foretells without data is what it does.
+        foretold = transform.save([tensor.to("meta") for tensor in ours])
+        assert [tensor.shape for tensor in foretold] == [tensor.shape for tensor in theirs]
+
+
+def test_their_entry_j_is_our_entry_order_j() -> None:
+    assert permuted([2, 0, 1]).save([torch.tensor([10, 11, 12])])[0].tolist() == [12, 10, 11]
+
+
+def test_saved_and_loaded_again_every_bit_is_the_same() -> None:
+    ours = parameters()
+    theirs = save(TABLE, ours)
+    assert set(theirs) == {
+        "wte.weight",
+        *(f"h.{i}.{name}" for i in (0, 1) for name in ("attn.weight", "o.w", "in.w", "o.bias")),
+    }
+    assert not theirs["h.1.o.bias"].any()
+    back = dict(load(TABLE, theirs, ours, "here"))
+    assert set(back) == set(ours)
+    assert all(torch.equal(back[name], ours[name]) for name in ours)
+
+
+def test_copies_may_be_there_zeros_may_be_missing_and_ignored_is_ignored() -> None:
+    ours = parameters()
+    theirs = save(TABLE, ours)
+    theirs["head.weight"] = theirs["wte.weight"].clone()
+    theirs["h.0.attn.mask"] = torch.ones(3)
+    del theirs["h.0.o.bias"]
+    assert torch.equal(dict(load(TABLE, theirs, ours, "here"))["tokens.weight"], ours["tokens.weight"])
+
+
+def test_one_error_lists_everything_that_is_wrong() -> None:
+    ours = parameters()
+    theirs = save(TABLE, ours)
+    del theirs["h.0.attn.weight"], theirs["h.1.attn.weight"]
+    theirs["h.7.o.w"] = torch.ones(4, 4)
+    theirs["h.0.in.w"] = torch.ones(4, 3)
+    theirs["h.1.in.w"] = torch.ones(4, 4, dtype=torch.int8)
+    theirs["h.1.o.bias"][2] = 1.0
+    theirs["head.weight"] = theirs["wte.weight"] + 1
+    with pytest.raises(CheckpointError) as caught:
+        load(TABLE, theirs, ours, "folder")
+    message = str(caught.value)
+    for expected in (
+        "folder: ",
+        "missing: h.0.attn.weight",
+        "missing: h.1.attn.weight",
+        "not known: 'h.7.o.w'",
+        "wrong shape: h.0.in.w is (4, 3) and should be (4, 4)",
+        "wrong type: h.1.in.w is torch.int8",
+        "not zero: h.1.o.bias",
+        "say attention_bias: true",
+        "not equal: head.weight and wte.weight",
+    ):
+        assert expected in message
+    assert len(message.splitlines()) == 8
+
+
+def test_a_table_that_leaves_a_parameter_out_is_a_mistake_of_ours() -> None:
+    with pytest.raises(AssertionError, match=r"no rule for tokens\.weight"):
+        save([rule for rule in TABLE if rule != TABLE[2]], parameters())
+
+
+def test_so_is_one_that_takes_it_twice() -> None:
+    with pytest.raises(AssertionError, match=r"two rules.* blocks\.0\.q\.weight"):
+        save([*TABLE, Rule("blocks.{i}.q.weight", "h.{i}.again")], parameters())

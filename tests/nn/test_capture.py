@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from trifold.nn import Inputs, Transformer, capture
+
+Make = Callable[..., Transformer]
+
+
+def sentences() -> tuple[Inputs, Inputs]:
+    real = torch.arange(7) < torch.tensor([7, 4])[:, None]
+    return Inputs(torch.randint(3, 17, (2, 7)), real), Inputs(torch.randint(3, 17, (2, 5)))
+
+
+@torch.no_grad()
+def test_every_pattern_is_read_and_each_of_its_rows_sums_to_1(make_model: Make) -> None:
+    model = make_model()
+    source, target = sentences()
+    with capture(model, "pattern") as seen:
+        model(source, target)
+    shapes = {
+        f"{stack}.blocks.{i}.{attention}.sublayer.pattern": shape
+        for i in range(2)
+        for stack, attention, shape in (
+            ("encoder", "self_attention", (2, 4, 7, 7)),
+            ("decoder", "self_attention", (2, 4, 5, 5)),
+            ("decoder", "cross_attention", (2, 4, 5, 7)),
+        )
+    }
+    assert {name: tuple(pattern.shape) for name, pattern in seen.items()} == shapes
+    for name, pattern in seen.items():
+        torch.testing.assert_close(pattern.sum(-1), torch.ones(pattern.shape[:-1]), msg=name)
+        if "decoder.blocks.0.self" in name:
+            assert not pattern.triu(1).any()
+        else:
+            assert not name.startswith("encoder") or not pattern[1, :, :, 4:].any()
+
+
+@torch.no_grad()
+def test_who_looks_gets_the_slow_kernel_and_the_same_result(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(shape="decoder", max_positions=200)
+    inputs = Inputs(torch.randint(3, 17, (1, 200)))
+    calls: list[int] = []
+    kernel = torch.nn.functional.scaled_dot_product_attention
+
+    def counted(*tensors: Any, **named: Any) -> torch.Tensor:
+        calls.append(1)
+        return kernel(*tensors, **named)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    unseen = model(inputs)
+    assert len(calls) == 2  # so long a text takes the fused kernel, in both layers
+    with capture(model) as seen:
+        watched = model(inputs)
+    assert len(calls) == 2
+    assert len(seen) >= 2
+    torch.testing.assert_close(watched, unseen, rtol=1e-4, atol=1e-5)
+    model(inputs)
+    assert len(calls) == 4  # … and again when nobody looks
+
+
+def test_what_is_captured_is_detached_and_capturing_ends_with_its_block(make_model: Make) -> None:
+    model = make_model(shape="encoder")
+    tokens = Inputs(torch.randint(3, 17, (1, 4)))
+    with capture(model) as seen:
+        model(tokens)
+    before = dict(seen)
+    assert not any(tensor.requires_grad for tensor in seen.values())
+    model(Inputs(torch.randint(3, 17, (1, 4))))
+    assert all(seen[name] is before[name] for name in before)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from trifold.nn import losses
+from trifold.nn.losses import linear_cross_entropy, plain_cross_entropy
+
+
+def gradients(loss: Tensor, *leaves: Tensor | None) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None], allow_unused=True))
+
+
+@given(
+    rows=st.integers(1, 13),
+    classes=st.integers(2, 17),
+    width=st.integers(1, 9),
+    biased=st.booleans(),
+    smoothing=st.sampled_from([0.0, 0.1, 0.6]),
+    scale=st.sampled_from([0.1, 1.0, 5.0]),
+)
+def test_one_pass_is_the_book(
+    rows: int, classes: int, width: int, biased: bool, smoothing: float, scale: float
+) -> None:
+    hidden = (torch.randn(rows, width) * scale).requires_grad_()
+    weight = torch.randn(classes, width, requires_grad=True)
+    bias = torch.randn(classes, requires_grad=True) if biased else None
+    targets = torch.randint(classes, (rows,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "CHUNK", 4)  # so that a few rows are several chunks
+        fast = linear_cross_entropy(hidden, weight, bias, targets, smoothing)
+        with torch.no_grad():
+            without = linear_cross_entropy(hidden.detach(), weight.detach(), bias, targets, smoothing)
+    plain = plain_cross_entropy(hidden, weight, bias, targets, smoothing)
+    for ours in (fast, without):
+        torch.testing.assert_close(ours.loss, plain.loss, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(ours.nll, plain.nll, rtol=1e-5, atol=1e-4)
+    assert fast.loss.dtype is torch.float32
+    # Times 3: the gradient that comes from above is respected.
+    for ours, theirs in zip(
+        gradients(3 * fast.loss, hidden, weight, bias),
+        gradients(3 * plain.loss, hidden, weight, bias),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_in_bf16_the_sums_stay_close() -> None:
+    hidden, weight = torch.randn(200, 32), torch.randn(100, 32) * 0.3
+    targets = torch.randint(100, (200,))
+    exact = [x.clone().requires_grad_() for x in (hidden, weight)]
+    rounded = [x.bfloat16().requires_grad_() for x in (hidden, weight)]
+    plain = plain_cross_entropy(*exact, None, targets, 0.1)
+    fast = linear_cross_entropy(*rounded, None, targets, 0.1)
+    assert abs(fast.loss.item() / plain.loss.item() - 1) < 2e-3
+    assert abs(fast.nll.item() / plain.nll.item() - 1) < 2e-3
+    for ours, theirs in zip(gradients(fast.loss, *rounded), gradients(plain.loss, *exact), strict=True):
+        assert ours.dtype is torch.bfloat16
+        cosine = torch.cosine_similarity(ours.float().flatten(), theirs.flatten(), dim=0)
+        assert cosine > 0.999
+        assert abs(ours.float().norm() / theirs.norm() - 1) < 0.01
+
+
+def test_no_row_costs_nothing() -> None:
+    hidden, weight = torch.empty(0, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    sums = linear_cross_entropy(hidden, weight, None, torch.empty(0, dtype=torch.long), 0.1)
+    assert sums.loss.item() == sums.nll.item() == 0
+    d_hidden, d_weight = gradients(sums.loss, hidden, weight)
+    assert d_hidden.shape == (0, 4)
+    assert not d_weight.any()
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.4])
+def test_the_smoothed_loss_is_least_where_the_model_says_the_smoothed_target(smoothing: float) -> None:
+    """At p = (1 - ε) onehot + ε / V the loss is that distribution's entropy, and the gradient is 0."""
+    classes = 8
+    targets = torch.arange(classes)
+    wanted = (1 - smoothing) * torch.eye(classes) + smoothing / classes
+    hidden = wanted.log().requires_grad_()
+    sums = linear_cross_entropy(hidden, torch.eye(classes), None, targets, smoothing)
+    entropy = -(wanted * wanted.log()).sum()
+    torch.testing.assert_close(sums.loss, entropy)
+    torch.testing.assert_close(
+        gradients(sums.loss, hidden)[0], torch.zeros(classes, classes), rtol=0, atol=1e-6
+    )
+    worse = linear_cross_entropy(
+        hidden + torch.randn(classes, classes) * 0.1, torch.eye(classes), None, targets, smoothing
+    )
+    assert worse.loss > sums.loss
+
+
+def test_a_model_that_knows_nothing_pays_log_v_a_row() -> None:
+    sums = linear_cross_entropy(torch.zeros(7, 4), torch.randn(50, 4), None, torch.randint(50, (7,)), 0.1)
+    torch.testing.assert_close(sums.loss, torch.tensor(7 * math.log(50)))
+    torch.testing.assert_close(sums.nll, torch.tensor(7 * math.log(50)))
