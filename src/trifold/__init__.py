@@ -17,9 +17,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trifold.generate import generate
     from trifold.nn import ModelConfig, Transformer
-    from trifold.pipeline import load
+    from trifold.pipeline import generate, load
     from trifold.recipe import Recipe
     from trifold.text import Tokenizer
     from trifold.train import train
@@ -33,7 +32,7 @@ _ROOMS = {
     "Recipe": "trifold.recipe",
     "Tokenizer": "trifold.text",
     "Transformer": "trifold.nn",
-    "generate": "trifold.generate",
+    "generate": "trifold.pipeline",
     "load": "trifold.pipeline",
     "train": "trifold.train",
 }

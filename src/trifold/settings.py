@@ -25,7 +25,11 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise SettingsError("\n".join(_explain(cls, problem, at) for problem in error.errors())) from None
+            lines: dict[str, str] = {}
+            for problem in error.errors():  # a union complains once for each of its members
+                key = _key(cls, problem["loc"], at)
+                lines.setdefault(key, f"{key}: {_explain(cls, problem)}")
+            raise SettingsError("\n".join(lines.values())) from None
 
 
 def nearest(value: str, known: list[str], kind: str = "names") -> str:
@@ -34,18 +38,31 @@ def nearest(value: str, known: list[str], kind: str = "names") -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known {kind}: {', '.join(sorted(known))}"
 
 
-def _explain(cls: type[Settings], problem: Any, at: str) -> str:
-    path = [str(part) for part in problem["loc"]]
-    key = ".".join([*([at] if at else []), *path]) or at or "settings"
+def _key(cls: type[Settings], path: tuple[int | str, ...], at: str) -> str:
+    """The dotted key of a problem, without what pydantic appends to say which member of a union it tried."""
+    parts = [at] if at else []
+    inner: type[Settings] | None = cls
+    for part in path:
+        if inner is None:
+            break
+        parts.append(str(part))
+        field = inner.model_fields.get(str(part))
+        inner = _settings_class(field.annotation) if field else None
+    return ".".join(parts) or "settings"
+
+
+def _explain(cls: type[Settings], problem: Any) -> str:
     match problem["type"]:
         case "extra_forbidden":
-            return f"{key}: unknown key{_nearest_key(cls, problem['loc'])}"
+            return f"unknown key{_nearest_key(cls, problem['loc'])}"
         case "missing":
-            return f"{key}: a value is required"
+            return "a value is required"
+        case "model_type":
+            return f"a group of keys is required, got {problem['input']!r}"
         case "value_error":
-            return f"{key}: {str(problem['ctx']['error'])}"
+            return str(problem["ctx"]["error"])
         case _:
-            return f"{key}: {problem['msg'].lower()}, got {problem['input']!r}"
+            return f"{problem['msg'].lower()}, got {problem['input']!r}"
 
 
 def _nearest_key(cls: type[Settings], path: tuple[int | str, ...]) -> str:

@@ -103,6 +103,30 @@ def test_length_penalties_by_hand(kit, form, alpha, short, long):
     assert scores[B,] == pytest.approx(long)
 
 
+@pytest.mark.parametrize(
+    ("early_stopping", "best", "log"),
+    [
+        (True, [A], math.log(0.45 * 0.6) / 2),
+        (False, [A], math.log(0.45 * 0.6) / 2),
+        ("never", [A, B, B], math.log(0.45 * 0.39) / 4),
+    ],
+)
+def test_only_never_waits_for_what_the_length_may_still_mend(kit, early_stopping, best, log):
+    """After two tokens two outputs are finished, and the running one looks worse than both; it wins with n = 4."""
+
+    def says(source, prefix):
+        return {
+            (): [0, 0, 0.5, 0.45, 0.05, 0],
+            (A,): [0, 0, 0.6, 0, 0.39, 0.01],
+            (A, B): [0, 0, 0, 0, 1, 0],
+        }.get(prefix, [0, 0, 1, 0, 0, 0])
+
+    config = GenerationConfig(num_beams=2, early_stopping=early_stopping)
+    ((output,),) = generate_tokens(kit.Scripted(says, 6), kit.batch([[A]]), config)
+    assert output.tokens == best
+    assert output.score == pytest.approx(log)
+
+
 ways = st.fixed_dictionaries(
     {
         "num_beams": st.integers(2, 5),

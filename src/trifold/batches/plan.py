@@ -23,11 +23,16 @@ Plan: TypeAlias = list[NDArray[np.int64]]  # a batch is the indices of its rows
 class BatchSettings(Settings):
     """How large a batch is, and what becomes of rows that are too long."""
 
-    tokens: int = Field(default=4096, ge=1)  # limit on rows x longest side, padding counted
-    rows: int | None = Field(default=None, ge=1)  # limit on rows
-    max_length: int | None = Field(default=None, ge=1)  # tokens of the longer side that a row may have
-    on_overflow: Literal["error", "drop", "truncate"] = "drop"  # what becomes of rows beyond max_length
-    round_to: int = Field(default=1, ge=1)  # sides are padded to a multiple of this
+    tokens: int = Field(
+        default=4096, ge=2, description="limit on the tokens of either side, packed; one place stays free"
+    )
+    rows: int | None = Field(default=None, ge=1, description="limit on rows")
+    max_length: int | None = Field(
+        default=None, ge=1, description="tokens of the longer side that a row may have"
+    )
+    on_overflow: Literal["error", "drop", "truncate"] = Field(
+        default="drop", description="what becomes of rows beyond max_length"
+    )
 
 
 def plan_epoch(
@@ -36,7 +41,7 @@ def plan_epoch(
     """The batches of one epoch, every usable row in exactly one of them.
 
     Rows of like length go together: they are sorted by target length and then source length (the order of
-    equals is random), cut wherever rows x longest side would pass `tokens`, and the batches are shuffled.
+    equals is random), cut wherever a side would reach `tokens`, and the batches are shuffled.
     Without `shuffle` the order of rows and batches is that of the lengths. A single row longer than `tokens`
     gets a batch of its own. Rows found by `overlong` are left out, or counted as `max_length` long for the
     caller to cut.
@@ -85,7 +90,7 @@ def deal(plan: Plan, rank: int, world: int) -> Plan:
 
 
 def padding_share(lengths: Lengths, plan: Sequence[NDArray[np.int64]]) -> float:
-    """The share of padding in all positions of `plan`, each side padded to its longest row of the batch.
+    """The share of padding if each side of each batch were padded to its longest row: what packing saves.
 
     Give `lengths[:, 1:]` for the share of the target side alone.
     """
@@ -109,8 +114,8 @@ def _refuse(lengths: NDArray[np.int64], long: NDArray[np.bool_], settings: Batch
         if limit is not None and (longest > limit).any():
             worst = int(longest.argmax())
             raise DataError(
-                f"row {worst}: {longest[worst]:,} tokens, more than batches.{key}={limit:,} "
-                f"({int((longest > limit).sum()):,} such rows); raise it, or set batches.on_overflow=drop"
+                f"row {worst}: {longest[worst]:,} tokens, more than batch.{key}={limit:,} "
+                f"({int((longest > limit).sum()):,} such rows); raise it, or set batch.on_overflow=drop"
             )
 
 
@@ -126,14 +131,13 @@ def _by_length(lengths: NDArray[np.int64], ties: NDArray[np.integer]) -> NDArray
 
 
 def _cuts(lengths: NDArray[np.int64], settings: BatchSettings) -> list[tuple[int, int]]:
-    """Start and end of every batch, taking rows in order as long as the padded batch keeps to the limits."""
-    sizes = np.maximum(-(-lengths.max(axis=1) // settings.round_to) * settings.round_to, 1).tolist()
-    most_rows = settings.rows or len(sizes)
-    starts, longest = [0], 0
-    for row, size in enumerate(sizes):
-        longest = max(longest, size)
+    """Start and end of every batch, taking rows in order as long as each side keeps to the limits."""
+    most_rows = settings.rows or len(lengths)
+    starts, sources, targets = [0], 0, 0
+    for row, (source, target) in enumerate(zip(lengths[:, 0].tolist(), lengths[:, -1].tolist(), strict=True)):
+        sources, targets = sources + source, targets + target
         rows = row - starts[-1] + 1
-        if rows > 1 and (rows * longest > settings.tokens or rows > most_rows):
+        if rows > 1 and (max(sources, targets) >= settings.tokens or rows > most_rows):
             starts.append(row)
-            longest = size
-    return list(zip(starts, [*starts[1:], len(sizes)], strict=True))
+            sources, targets = source, target
+    return list(zip(starts, [*starts[1:], len(lengths)], strict=True))

@@ -55,7 +55,7 @@ def phrasebook() -> Splits:
             for row in rows
         ]
 
-    train, valid, test = book.split(train_rows=30_000, test_rows=500, seed=0)
+    train, valid, test = book.split(train_rows=45_000, test_rows=500, seed=0)
     return {"train": columns(train), "valid": columns(valid), "test": columns(test)}
 
 

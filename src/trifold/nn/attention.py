@@ -20,6 +20,7 @@ from trifold.nn.kernels import short_attention
 from trifold.nn.layers import Dropout
 from trifold.nn.linear import Linear, fused
 from trifold.nn.masks import Mask
+from trifold.nn.packing import Packing
 
 Kernel: TypeAlias = Literal["plain", "short", "fused"]
 
@@ -108,27 +109,38 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None = None, *, mask: Mask, cache: LayerCache | None = None
     ) -> Tensor:
-        """x (B, T, E) -> (B, T, E). With a filled cache, `memory` is not looked at again."""
+        """x (B, T, E) -> (B, T, E), or (1, N, E) -> (1, N, E) where the mask says that rows lie packed.
+
+        With a filled cache, `memory` is not looked at again.
+        """
         if memory is None:
             q, k, v = (
-                split_heads(y, self.head_width) for y in fused(x, (self.q_proj, self.k_proj, self.v_proj))
+                self._heads(y, mask.packing) for y in fused(x, (self.q_proj, self.k_proj, self.v_proj))
             )
             if cache is not None:
                 k, v = cache.own.update(k, v)
         else:
-            q = split_heads(self.q_proj(x), self.head_width)
-            k, v = self._memory_keys(memory, cache)
+            q = self._heads(self.q_proj(x), mask.packing)
+            k, v = self._memory_keys(memory, mask.key_packing, cache)
         if self.groups > 1:
             k, v = (y.repeat_interleave(self.groups, dim=1) for y in (k, v))
         beams = q.shape[0] // k.shape[0]
         if beams > 1:
-            return self.o_proj(merge_heads(self._shared(q, k, v, mask, beams)))
-        return self.o_proj(merge_heads(attend(q, k, v, mask, drop=self.drop, pattern=self.pattern)))
+            seen = merge_heads(self._shared(q, k, v, mask, beams))
+        else:
+            seen = merge_heads(attend(q, k, v, mask, drop=self.drop, pattern=self.pattern))
+        return self.o_proj(seen if mask.packing is None else mask.packing.flat(seen))
 
-    def _memory_keys(self, memory: Tensor, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
+    def _heads(self, x: Tensor, packing: Packing | None) -> Tensor:
+        """(B, T, H·D), or packed (1, N, H·D), -> (B, H, T, D)."""
+        return split_heads(x if packing is None else packing.grid(x), self.head_width)
+
+    def _memory_keys(
+        self, memory: Tensor, packing: Packing | None, cache: LayerCache | None
+    ) -> tuple[Tensor, Tensor]:
         if cache is not None and cache.memory.filled:
             return cache.memory.read()
-        k, v = (split_heads(y, self.head_width) for y in fused(memory, (self.k_proj, self.v_proj)))
+        k, v = (self._heads(y, packing) for y in fused(memory, (self.k_proj, self.v_proj)))
         return (k, v) if cache is None else cache.memory.fill(k, v)
 
     def _shared(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, beams: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from trifold.nn.config import ModelConfig
 from trifold.nn.layers import Dropout
+from trifold.nn.packing import Packing
 from trifold.nn.positions import POSITIONS
 
 
@@ -22,11 +23,24 @@ class Inputs:
     tokens: (B, T) ids.
     attend: (B, T) boolean, True at real positions; None where there is no padding.
     positions: (B or 1, T); counted from 0 unless given.
+    packing: where `tokens` is one row (1, N) that holds many; it then brings mask and positions with it.
     """
 
     tokens: Tensor
     attend: Tensor | None = None
     positions: Tensor | None = None
+    packing: Packing | None = None
+
+    def to(self, device: torch.device) -> Inputs:
+        """The same on another device."""
+
+        def moved(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.to(device, non_blocking=True)
+
+        packing = None if self.packing is None else self.packing.to(device)
+        return Inputs(
+            self.tokens.to(device, non_blocking=True), moved(self.attend), moved(self.positions), packing
+        )
 
 
 class _Lookup(torch.autograd.Function):
@@ -77,14 +91,18 @@ class Embeddings(nn.Module):
 
         Raises ValueError where a position lies beyond max_positions.
         """
-        width = inputs.tokens.shape[1]
-        if start + width > self.max_positions:
+        positions = inputs.positions
+        if inputs.packing is not None:
+            positions, longest = inputs.packing.positions(), inputs.packing.shape[1]
+        elif positions is None:
+            longest = start + inputs.tokens.shape[1]
+            positions = torch.arange(start, longest, device=inputs.tokens.device)[None]
+        else:
+            longest = int(positions.max()) + 1
+        if longest > self.max_positions:
             raise ValueError(
-                f"{start + width} tokens do not fit max_positions = {self.max_positions}: "
+                f"{longest} tokens do not fit max_positions = {self.max_positions}: "
                 "shorten the text or use a model with more positions"
             )
-        positions = inputs.positions
-        if positions is None:
-            positions = torch.arange(start, start + width, device=inputs.tokens.device)[None]
         x = self.tokens(inputs.tokens)
         return self.drop(self.positions(x * self.scale if self.scale != 1.0 else x, positions))

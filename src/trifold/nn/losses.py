@@ -35,6 +35,7 @@ def linear_cross_entropy(
 ) -> LossSums:
     """hidden (N, E), weight (V, E), bias (V,) or None, targets (N,) in [0, V) -> sums over the N rows.
 
+    A target of -1 asks nothing of its row.
     In fp32 the result is exact; in bf16 the probabilities are rounded to bf16, the sums are not. No row: 0.
     """
     if hidden.requires_grad or weight.requires_grad:
@@ -55,6 +56,9 @@ def _sums(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     """Without gradients there is no reason to round: logits of a chunk are made in float32."""
+    asked = targets >= 0
+    if not bool(asked.all()):
+        hidden, targets = hidden[asked], targets[asked]
     loss = nll = torch.zeros((), device=hidden.device)
     for rows, wanted in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True):
         logits = F.linear(rows, weight, bias).float()
@@ -82,35 +86,35 @@ class _LinearCrossEntropy(torch.autograd.Function):
         buffer = hidden.new_empty(min(CHUNK, hidden.shape[0]), classes)
         for start in range(0, hidden.shape[0], CHUNK):
             h, y = hidden[start : start + CHUNK], targets[start : start + CHUNK]
-            z = buffer[: h.shape[0]]
+            p = buffer[: h.shape[0]]
             if bias is None:
-                torch.mm(h, weight.t(), out=z)
+                torch.mm(h, weight.t(), out=p)
             else:
-                torch.addmm(bias, h, weight.t(), out=z)
-            torch.softmax(z, dim=-1, out=z)
-            p = z
-            picked = -p.gather(-1, y[:, None]).float().squeeze(-1).log()
+                torch.addmm(bias, h, weight.t(), out=p)
+            torch.softmax(p, dim=-1, out=p)
+            h32, asked = h.float(), (y >= 0).float()
+            if not bool(asked.all()):
+                p[y < 0], h32, y = 0, h32 * asked[:, None], y.clamp_min(0)
+            picked = torch.where(asked > 0, -p.gather(-1, y[:, None]).float().squeeze(-1).log(), 0.0)
             if bool((lost := picked > LARGEST_LOSS).any()):  # underflowed: those rows again, by the book
-                picked[lost] = F.cross_entropy(
-                    F.linear(h[lost], weight, bias).float(), y[lost], reduction="none"
-                )
-            of_target = weight[y].float()
+                again = F.linear(h[lost], weight, bias).float()
+                picked[lost] = F.cross_entropy(again, y[lost], reduction="none")
+            of_target = weight[y].float() * asked[:, None]
             # log Σ exp z = z_y − log p_y, and mean(z) = h · mean(W) + mean(b): no pass over the logits.
-            h32 = h.float()
-            z_target = (h32 * of_target).sum(-1) + (0.0 if bias is None else bias[y].float())
-            z_mean = h32 @ mean_weight + mean_bias
+            z_target = (h32 * of_target).sum(-1) + (0.0 if bias is None else bias[y].float() * asked)
+            z_mean = h32 @ mean_weight + mean_bias * asked
             nll = nll + picked.sum()
             loss = loss + (picked + smoothing * (z_target - z_mean)).sum()
 
             d_h = torch.mm(p, weight).float()
-            d_h -= (1 - smoothing) * of_target + smoothing * mean_weight
+            d_h -= (1 - smoothing) * of_target + smoothing * mean_weight * asked[:, None]
             d_hidden[start : start + CHUNK] = d_h
-            d_weight += torch.mm(h.t(), p).t()
+            d_weight += torch.mm(p.t(), h)
             d_weight.index_add_(0, y, h32, alpha=smoothing - 1)
             d_weight -= (smoothing / classes) * h32.sum(0)
             if d_bias is not None:
-                d_bias += p.sum(0, dtype=torch.float32) - (smoothing / classes) * h.shape[0]
-                d_bias.index_add_(0, y, torch.full(y.shape, smoothing - 1.0, device=y.device))
+                d_bias += p.sum(0, dtype=torch.float32) - (smoothing / classes) * asked.sum()
+                d_bias.index_add_(0, y, asked, alpha=smoothing - 1)
         ctx.save_for_backward(d_hidden, d_weight, d_bias)
         ctx.dtype = weight.dtype
         ctx.mark_non_differentiable(nll)

@@ -13,6 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from trifold.nn.packing import Packing
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -20,11 +22,14 @@ class Mask:
 
     keys: (B, S) boolean, or None where every key is real.
     causal: query t sees the keys up to t + offset; offset is the number of keys already in a cache.
+    packing, key_packing: how the rows of the queries, and of a memory's keys, lie in one long row; None: they don't.
     """
 
     keys: Tensor | None = None
     causal: bool = False
     offset: int = 0
+    packing: Packing | None = None
+    key_packing: Packing | None = None
 
     def __post_init__(self) -> None:
         if self.keys is not None and self.keys.dtype is not torch.bool:
@@ -43,7 +48,7 @@ class Mask:
     def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """Boolean (B or 1, 1, T or 1, S), or None where nothing is forbidden."""
         allowed = None if self.keys is None else self.keys[:, None, None, :]
-        if self.causal and queries + self.offset > 1:
+        if self.causal and self.offset < keys - 1:
             seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(self.offset)
             allowed = seen if allowed is None else allowed & seen
         return allowed if allowed is None or allowed.dim() == 4 else allowed[None, None]

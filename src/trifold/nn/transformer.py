@@ -19,15 +19,17 @@ from trifold.nn.config import ModelConfig
 from trifold.nn.embeddings import Embeddings, Inputs, TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.masks import Mask
+from trifold.nn.packing import Packing
 from trifold.nn.stack import Stack
 
 
 @dataclass
 class Memory:
-    """What the encoder understood: hidden (B, S, E), and which positions are real (None: all)."""
+    """What the encoder understood: hidden (B, S, E), or packed (1, N, E), and which positions are real (None: all)."""
 
     hidden: Tensor
     attend: Tensor | None = None
+    packing: Packing | None = None
 
     def select(self, rows: Tensor) -> Memory:
         """The chosen rows only."""
@@ -76,8 +78,10 @@ class Transformer(nn.Module):
     def encode(self, inputs: Inputs) -> Memory:
         """Read the source once: tokens (B, S) -> memory (B, S, E)."""
         assert self.encoder is not None and self.encoder_embeddings is not None, "this shape has no encoder"
-        hidden = self.encoder(self.encoder_embeddings(inputs), Mask(inputs.attend))
-        return Memory(hidden, inputs.attend)
+        packing = inputs.packing
+        attend = inputs.attend if packing is None else packing.attend
+        hidden = self.encoder(self.encoder_embeddings(inputs), Mask(attend, packing=packing))
+        return Memory(hidden, attend, packing)
 
     def decode(self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None) -> Tensor:
         """Hidden states (B, T, E) of the decoder; position t sees the tokens up to t and all of the memory.
@@ -88,10 +92,12 @@ class Transformer(nn.Module):
         assert self.decoder is not None and self.decoder_embeddings is not None, "this shape has no decoder"
         start = 0 if cache is None else cache.length
         x = self.decoder_embeddings(inputs, start)
-        mask = Mask(inputs.attend, causal=True, offset=start)
+        packing = inputs.packing
+        mask = Mask(inputs.attend, causal=True, offset=start, packing=packing)
         if memory is None:
             return self.decoder(x, mask, cache=cache)
-        return self.decoder(x, mask, memory.hidden, Mask(memory.attend), cache)
+        memory_mask = Mask(memory.attend, packing=packing, key_packing=memory.packing)
+        return self.decoder(x, mask, memory.hidden, memory_mask, cache)
 
     def forward(self, inputs: Inputs, decoder_inputs: Inputs | None = None) -> Tensor:
         """Hidden states (B, T, E) of the last stack."""

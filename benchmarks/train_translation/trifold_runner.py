@@ -1,0 +1,65 @@
+"""trifold at the benched setting: its own learner, the one that `trifold train` calls, on the prepared tokens."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import torch
+from measure import Clock, arguments, print_line, setting_of
+
+from trifold.batches import BatchSettings, plan_epoch
+from trifold.nn import ModelConfig, Transformer
+from trifold.recipe import TrainSettings
+from trifold.tasks.ragged import Ragged
+from trifold.tasks.translate import Examples, Translate, TranslateSettings
+from trifold.text import Tokenizer
+from trifold.train.device import keep_freed_memory
+from trifold.train.learner import Learner
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    setting = setting_of(args.data)
+    keep_freed_memory()
+    pairs = json.loads((args.data / "pairs.json").read_text(encoding="utf-8"))
+    tokenizer = Tokenizer.load(args.data / "tokenizer.json")
+    sources, targets = ([[*ids, tokenizer.eos_id] for ids in pairs[side]] for side in ("source", "target"))
+    examples = Examples(Ragged.of(sources), Ragged.of(targets))
+    task = Translate(TranslateSettings(label_smoothing=setting.label_smoothing), tokenizer, tokenizer)
+    config = ModelConfig(
+        vocab_size=setting.vocab_size,
+        d_model=setting.d_model,
+        n_layers=setting.n_layers,
+        n_heads=setting.n_heads,
+        d_ff=setting.d_ff,
+        dropout=setting.dropout,
+        attention_dropout=setting.attention_dropout,
+        norm_placement="pre",
+    )
+    train = TrainSettings(learning_rate=setting.learning_rate, warmup=0, schedule="constant")
+    dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
+    learner = Learner(Transformer(config), task, train, seed=1, device=torch.device("cpu"), dtype=dtype)
+    clock = Clock("trifold", args)
+    step = 0
+    for epoch in range(1_000_000):
+        for rows in plan_epoch(
+            examples.lengths, BatchSettings(tokens=setting.batch_tokens), seed=1, epoch=epoch
+        ):
+            step += 1
+            batch = task.batch(examples, rows)
+            update = learner.update([batch], step)
+            source_tokens = int(examples.lengths[rows, 0].sum())
+            positions = int(len(rows) * np.sum(examples.lengths[rows].max(axis=0)))
+            if not clock.step(
+                loss=update.loss,
+                source_tokens=source_tokens,
+                target_tokens=update.tokens,
+                positions=positions,
+            ):
+                print_line(clock.line())
+                return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Many texts through a model: in portions, in order, blank ones passed over, with a word on progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from trifold.cli.streams import note
+from trifold.errors import DataError
+
+if TYPE_CHECKING:
+    from trifold.pipeline import Pipeline
+
+PORTION = (
+    2048  # texts read before they are sorted by length and translated: more would only delay the first answer
+)
+QUIET = 5.0  # seconds between two words on progress
+
+
+class Answer(NamedTuple):
+    """One output for one text."""
+
+    text: str
+    score: float
+    finish_reason: str
+
+
+def opened(
+    model: str, device: str | None, dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+) -> Pipeline:
+    """The model, on the device that is named or the best one here. Raises UsageError where that is not here."""
+    from trifold.pipeline import load
+    from trifold.train.device import find_device
+
+    return load(model, device=None if device in (None, "auto") else str(find_device(device)), dtype=dtype)
+
+
+def answers(
+    pipeline: Pipeline, texts: Iterable[str], asked: dict[str, Any], portion: int | None = None
+) -> Iterator[tuple[str, list[Answer]]]:
+    """Each text with its outputs, best first; a text without a token has none.
+
+    `asked` are generation settings. Blank texts are counted, and progress said, on standard error. Raises DataError
+    with the line of a text that is too long for the model.
+    """
+    stream, progress = iter(texts), Progress()
+    read = blank = 0
+    while batch := list(islice(stream, portion or PORTION)):
+        lengths = [len(ids) for ids in pipeline.tokenizer.encode(batch)]
+        _refuse_long(lengths, pipeline.config.max_positions, read)
+        full = [place for place, length in enumerate(lengths) if length]
+        found = dict(
+            zip(full, outputs(pipeline, [batch[place] for place in full], asked, progress), strict=True)
+        )
+        yield from ((text, found.get(place, [])) for place, text in enumerate(batch))
+        read, blank = read + len(batch), blank + len(batch) - len(full)
+    if blank:
+        note(f"{blank:,} of {read:,} lines are blank: their output is blank too")
+
+
+class Progress:
+    """Says now and then how many texts are done; nothing where all is done soon."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self._start = self._said = time.monotonic()
+
+    def __call__(self, finished: int) -> None:
+        """So many more texts are done."""
+        self.done += finished
+        now = time.monotonic()
+        if now - self._said >= QUIET:
+            note(f"{self.done:,} texts done, {self.done / (now - self._start):,.1f} a second")
+            self._said = now
+
+
+def outputs(
+    pipeline: Pipeline, texts: list[str], asked: dict[str, Any], progress: Progress | None = None
+) -> list[list[Answer]]:
+    """The outputs for each text, best first. Raises DataError for a text without a token."""
+    if not texts:
+        return []
+    found = pipeline.hypotheses(texts, on_done=progress, **asked)
+    decoded = iter(pipeline.target_tokenizer.decode([one.tokens for each in found for one in each]))
+    return [[Answer(next(decoded), one.score, one.finish_reason) for one in each] for each in found]
+
+
+def _refuse_long(lengths: list[int], limit: int, before: int) -> None:
+    """Naming the line; the model itself would name a row of some batch."""
+    for number, length in enumerate(lengths, start=before + 1):
+        if length + 1 > limit:  # the end token
+            raise DataError(
+                f"line {number}: {length + 1:,} tokens, and the model reads at most {limit:,}; split the line"
+            )

@@ -1,0 +1,204 @@
+"""`trifold show`: how a model is built and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from trifold.cli.options import Json
+from trifold.cli.streams import print_json
+
+if TYPE_CHECKING:
+    from trifold.nn.config import ModelConfig
+
+EXAMPLES = (
+    "trifold show transformer-big",
+    "trifold show runs/demo",
+    "trifold show multi30k-en-de --batch-tokens 8192 --length 30 --precision bfloat16",
+)
+
+
+def run(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|PRESET|RECIPE", help="A run, a model folder, a hub id, a preset or a recipe."
+        ),
+    ],
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Tokens of a training batch, on each side.", show_default="4096"
+        ),
+    ] = None,
+    length: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of a sequence.")] = 32,
+    precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of the arithmetic.")] = "float32",
+    json: Json = False,
+) -> None:
+    """Draw the architecture; count its parameters, arithmetic and memory. Allocates nothing."""
+    subject = find(what)
+    tokens = batch_tokens or subject.batch_tokens
+    if json:
+        print_json(facts(subject, tokens, length, precision))
+    else:
+        print(report(subject, tokens, length, precision))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is shown: its name, its config, and what should be known about the two."""
+
+    name: str
+    config: ModelConfig
+    batch_tokens: int = 4096
+    remark: str = ""
+
+
+def find(what: str) -> Subject:
+    """A preset, a recipe (shipped or a file), or a model. Raises UsageError or CheckpointError where it is none."""
+    from pathlib import Path
+
+    from trifold.nn.config import PRESETS
+    from trifold.recipe import load_recipe, recipe_names
+
+    if what in PRESETS:
+        return Subject(what, PRESETS[what])
+    if Path(what).suffix in (".yaml", ".yml") or (what in recipe_names() and not Path(what).is_dir()):
+        recipe = load_recipe(what)
+        return Subject(
+            recipe.name, _as_trained(recipe), recipe.batch.tokens, "vocabulary: as large as the recipe allows"
+        )
+    return Subject(what, _config_of(what))
+
+
+def _as_trained(recipe: Any) -> ModelConfig:
+    """The tokenizer, which is trained first, decides how large the vocabulary is."""
+    size = recipe.tokenizer.vocab_size
+    sizes = {"vocab_size": size, "target_vocab_size": None if recipe.tokenizer.joint else size}
+    config: ModelConfig = recipe.model.model_copy(update=sizes)
+    return config
+
+
+def _config_of(what: str) -> ModelConfig:
+    from trifold.hub import load_model, resolve
+
+    model, _ = load_model(resolve(what))
+    return model.config
+
+
+def facts(subject: Subject, tokens: int, length: int, precision: str) -> dict[str, Any]:
+    """Everything that the report says, as numbers: parameters, FLOPs, bytes."""
+    from trifold.look import costs, parameters
+
+    config = subject.config
+    flops = costs.forward_flops(config, length, length)
+    training = costs.training_memory(config, tokens, length, precision)
+    inference = costs.inference_memory(config, precision)
+    return {
+        "name": subject.name,
+        "shape": config.shape,
+        "config": config.model_dump(),
+        "parameters": parameters.count(config),
+        "parts": [part._asdict() for part in parameters.parameter_table(config)],
+        "length": length,
+        "flops_per_token": {
+            "forward": flops._asdict(),
+            "training": dict(zip(flops._fields, flops.training, strict=True)),
+        },
+        "training_bytes": {
+            **training._asdict(),
+            "total": training.total,
+            "batch_tokens": tokens,
+            "precision": precision,
+        },
+        "inference_bytes": {**inference._asdict(), "precision": precision},
+    }
+
+
+def report(subject: Subject, tokens: int, length: int, precision: str) -> str:
+    """The drawing and the tables, for a person."""
+    from trifold.look.drawing import drawing
+
+    told = facts(subject, tokens, length, precision)
+    heading = f"{subject.name}: {told['shape']}, {told['parameters']:,} parameters"
+    return "\n\n".join(
+        [
+            heading + (f" ({subject.remark})" if subject.remark else ""),
+            drawing(subject.config),
+            _parameters(told),
+            f"floating-point operations for a token, in sequences of {length} tokens\n\n" + _flops(told),
+            f"memory to train in {precision}, {tokens:,} tokens a batch\n\n" + _training(told),
+            f"memory to use in {precision}\n\n" + _inference(told),
+        ]
+    )
+
+
+def _parameters(told: dict[str, Any]) -> str:
+    from trifold.look.canvas import table
+
+    total = told["parameters"]
+    rows = [
+        (
+            part["name"],
+            part["formula"],
+            f"{part['parameters']:,}",
+            f"{100 * part['parameters'] / total:.1f} %",
+        )
+        for part in told["parts"]
+    ]
+    return table(
+        [("part", "formula", "parameters", "share"), *rows, ("total", "", f"{total:,}", "100.0 %")], "  rr"
+    )
+
+
+def _flops(told: dict[str, Any]) -> str:
+    from trifold.look.canvas import table
+
+    both = told["shape"] == "encoder-decoder"
+    rows = []
+    for side in ("source", "target"):
+        forward, training = (told["flops_per_token"][way][side] for way in ("forward", "training"))
+        if forward:
+            rows.append((f"{side} token" if both else "token", _short(forward), _short(training)))
+    return table([("", "forward", "training"), *rows], " rr")
+
+
+def _training(told: dict[str, Any]) -> str:
+    from trifold.look.canvas import table
+
+    names = ("weights", "gradients", "optimizer", "activations", "total")
+    return table([("", "memory"), *((name, _size(told["training_bytes"][name])) for name in names)], " r")
+
+
+def _inference(told: dict[str, Any]) -> str:
+    from trifold.look.canvas import table
+
+    names = {
+        "weights": "weights",
+        "cache_per_source_token": "cache, a source token",
+        "cache_per_target_token": "cache, a target token and beam",
+    }
+    rows = [
+        (title, _size(told["inference_bytes"][name]))
+        for name, title in names.items()
+        if told["inference_bytes"][name]
+    ]
+    return table([("", "memory"), *rows], " r")
+
+
+def _short(number: float) -> str:
+    for letter in ("", "k", "M", "G"):
+        if number < 1000:
+            return f"{number:.4g} {letter}".rstrip()
+        number /= 1000
+    return f"{number:,.4g} T"
+
+
+def _size(number: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.4g} {unit}"
+        number /= 1024
+    return f"{number:,.4g} TiB"

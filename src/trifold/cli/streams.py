@@ -1,0 +1,61 @@
+"""Where words go: results to standard output, everything else to standard error, both in UTF-8."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from trifold.errors import UsageError
+
+
+def speak_utf8() -> None:
+    """Write UTF-8 whatever the locale says, and line feeds whatever the system does."""
+    for stream, errors in ((sys.stdout, "strict"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors, newline="\n")
+
+
+def note(line: str) -> None:
+    """One line for the person, not for the program."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def complain(message: str) -> None:
+    """`error: …`, for each line of the message."""
+    for line in message.splitlines() or ["unknown"]:
+        note(f"error: {line}")
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on standard output."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def clean(text: str, name: str) -> str:
+    """The argument as it is. Raises UsageError where its bytes were not UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{name}: character {error.start + 1} is not valid UTF-8; check the terminal's encoding"
+        ) from None
+    return text
+
+
+@contextmanager
+def writing(path: Path | None) -> Iterator[TextIO]:
+    """The file to write results to, standard output where none is named."""
+    if path is None:
+        yield sys.stdout
+        return
+    try:
+        file = path.open("w", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UsageError(f"--out {path}: cannot be written ({error.strerror})") from None
+    with file:
+        yield file

@@ -1,0 +1,71 @@
+"""`trifold train`: learn what a recipe says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from trifold.cli.options import Json
+from trifold.cli.streams import print_json
+
+EXAMPLES = (
+    "trifold train multi30k-en-de",
+    "trifold train multi30k-en-de train.steps=2000 --out runs/short",
+    "trifold train my.yaml data.train=a.en,a.de data.holdout=500",
+    "trifold train multi30k-en-de --resume auto",
+)
+
+
+def run(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A name from `trifold recipes`, or a YAML file.")
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as train.steps=2000."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="The run folder.", show_default="runs/RECIPE"),
+    ] = None,
+    resume: Annotated[
+        Literal["auto"] | None, typer.Option(help="Continue the run in that folder, where there is one.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train a model by a recipe; Ctrl-C saves and says how to continue."""
+    from trifold.recipe import load_recipe
+    from trifold.train import train
+    from trifold.train.view import choose_view
+
+    outcome = train(load_recipe(recipe, changes or ()), out=out, resume=resume, view=choose_view())
+    if json:
+        print_json(
+            {
+                "folder": str(outcome.folder),
+                "steps": outcome.steps,
+                "seconds": round(outcome.seconds, 2),
+                "scores": outcome.scores,
+                "finished": outcome.finished,
+                "stopped_by": outcome.stopped_by,
+            }
+        )
+    elif outcome.finished:
+        for line in summary(outcome.folder, outcome.scores):
+            print(line)
+    raise typer.Exit(outcome.exit_code)
+
+
+def summary(folder: Path, scores: dict[str, float]) -> list[str]:
+    """The last scores, where everything is, and the command that uses it."""
+    from trifold.train.view import score_name
+
+    last = ", ".join(f"{score_name(name)} {value:.2f}" for name, value in scores.items())
+    return [
+        *([f"validation:          {last}"] if last else []),
+        f"the model:           {folder / 'model'}  (a Hugging Face folder)",
+        f"the whole run:       {folder}  (recipe.yaml, metrics.jsonl, checkpoints, samples)",
+        f'use it:              trifold generate {folder} "your text"',
+    ]

@@ -1,0 +1,135 @@
+"""What a model costs: arithmetic a token, and memory in training and in use.
+
+A product of (m, k) and (k, n) takes 2·m·k·n floating-point operations; nothing else is counted. For one token
+
+    a matrix with P elements   2·P
+    attention to S keys        2·(2·S·H·D): the scores q·k, and the weighted sum of v     (Kaplan et al. 2020, table 1)
+    backward                   twice the forward: each product has two gradients      (Kaplan et al. 2020, section 2.1)
+
+S counts every key of the batch's width, because the kernels compute masked ones too. Look-ups, norms, softmax and
+dropout are left out: they cost memory traffic, not products.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from trifold.look.parameters import attention_matrices, count
+from trifold.nn.config import ModelConfig
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Flops(NamedTuple):
+    """Floating-point operations of a forward pass, for each source token and each target token."""
+
+    source: int
+    target: int
+
+    @property
+    def training(self) -> tuple[int, int]:
+        """Forward and backward: three times the forward."""
+        return 3 * self.source, 3 * self.target
+
+
+class TrainingMemory(NamedTuple):
+    """Bytes while a batch is learnt from."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it, in bytes."""
+        return sum(self)
+
+
+class InferenceMemory(NamedTuple):
+    """Bytes in use: the weights, and the keys and values kept for each token read or written, for each beam."""
+
+    weights: int
+    cache_per_source_token: int
+    cache_per_target_token: int
+
+
+def forward_flops(config: ModelConfig, source_length: int, target_length: int) -> Flops:
+    """A source token's share (encoder, and its keys and values in cross-attention) and a target token's.
+
+    Sequences are `source_length` and `target_length` tokens wide; a model of one stack has tokens of one kind, and
+    they stand at the side of the stack it has.
+    """
+    attention, feed_forward = attention_matrices(config), 2 * config.d_model * config.d_ff
+    per_key = 2 * config.n_heads * config.head_width  # elements met for each key: scores, then values
+    keys_values = 2 * config.d_model * config.kv_heads * config.head_width
+    crosses = config.shape == "encoder-decoder"
+
+    source = config.encoder_layers * (attention + feed_forward + per_key * source_length)
+    target = config.decoder_layers * (attention + feed_forward + per_key * target_length)
+    if crosses:
+        source += config.decoder_layers * keys_values
+        target += config.decoder_layers * (attention - keys_values + per_key * source_length)
+    if config.decoder_layers:
+        target += config.d_model * config.output_vocab_size
+    return Flops(2 * source, 2 * target)
+
+
+def training_memory(
+    config: ModelConfig, tokens: int, length: int, precision: str = "float32"
+) -> TrainingMemory:
+    """Bytes to learn from batches of `tokens` source and as many target tokens in rows of `length`.
+
+    weights      4 bytes a parameter, and 2 more for the bfloat16 copy that computes
+    gradients    4 bytes a parameter
+    optimizer    8: Adam's two averages
+    activations  what the backward pass needs again, by `saved_elements`, in the precision of the arithmetic
+    """
+    parameters, width = count(config), BYTES[precision]
+    copy = 0 if precision == "float32" else width * parameters
+    return TrainingMemory(
+        weights=4 * parameters + copy,
+        gradients=4 * parameters,
+        optimizer=8 * parameters,
+        activations=width * saved_elements(config, tokens, length),
+    )
+
+
+def saved_elements(config: ModelConfig, tokens: int, length: int) -> int:
+    """Elements that the forward pass leaves for the backward pass, `tokens` on each side in rows of `length`.
+
+    For each token, with E the width, A = H·D and F the feed-forward width, a sub-layer leaves its input, what its norms
+    read and the dropout's mask (E each); an attention also q, k, v and its output twice, by heads and merged (A each),
+    and H·S weights unless a fused kernel computes them anew; the feed-forward its F activations. An estimate: small
+    tensors, copies of weights and the allocator's own share are left out.
+    """
+    width, inner = config.d_model, config.n_heads * config.head_width
+    norms = {"post": 1, "pre": 1, "sandwich": 2}[config.norm_placement]
+    mask = 1 if config.dropout else 0
+    residual = width * (1 + norms + mask)
+    attention = residual + 5 * inner + config.n_heads * _weights_per_key(config, length) * length
+    feed_forward = residual + config.d_ff * (
+        1 if config.activation == "relu" else 2
+    )  # relu's gradient needs its output only
+    crosses = config.shape == "encoder-decoder"
+    layers = (config.encoder_layers + config.decoder_layers) * (attention + feed_forward)
+    layers += config.decoder_layers * attention if crosses else 0
+    sides = bool(config.encoder_layers) + bool(config.decoder_layers)
+    ends = sides + (
+        sides if config.norm_placement != "post" else 0
+    )  # the stacks' outputs, and what their last norms read
+    return tokens * (layers + width * (ends + sides * mask))
+
+
+def _weights_per_key(config: ModelConfig, length: int) -> int:
+    """How many tensors of attention weights stay: the softmax, and with dropout on it a mask and the product."""
+    if config.attention_dropout:
+        return 3
+    return 1 if length <= 128 else 0
+
+
+def inference_memory(config: ModelConfig, precision: str = "float32") -> InferenceMemory:
+    """Bytes of the weights, and of the cache for each token: keys and values, 2·L·G·D elements over the decoder."""
+    kept = 2 * config.decoder_layers * config.kv_heads * config.head_width * BYTES[precision]
+    crosses = config.shape == "encoder-decoder"
+    return InferenceMemory(BYTES[precision] * count(config), kept if crosses else 0, kept)

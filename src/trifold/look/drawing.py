@@ -1,0 +1,143 @@
+"""The architecture as a drawing in text, laid out like figure 1 of "Attention Is All You Need": from bottom to top."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from trifold.look.canvas import Canvas
+from trifold.nn.config import ModelConfig
+
+_WIRING = {
+    "post": "x ← norm(x + dropout(f(x)))",
+    "pre": "x ← x + dropout(f(norm(x)))",
+    "sandwich": "x ← x + dropout(norm(f(norm(x))))",
+}
+_POSITIONS = {
+    "sinusoidal": "+ sinusoidal positions",
+    "sinusoidal-halves": "+ sinusoidal positions, in halves",
+    "learned": "+ learned positions",
+    "none": "no positions",
+}
+_NORMS = {"layer": "layer norm"}
+
+_WIDTH = 34  # of a box, edges included, unless a line of text needs more
+_GAP = 6  # columns between the two stacks, for the memory's way over
+
+Box: TypeAlias = tuple[str, ...]  # its lines of text
+
+
+class Group(NamedTuple):
+    """Boxes that repeat, in a frame of their own; the first is the last to work."""
+
+    title: str
+    boxes: tuple[Box, ...]
+
+
+Column: TypeAlias = list[Box | Group | str]  # from top to bottom, with a plain word at the end
+
+
+def drawing(config: ModelConfig) -> str:
+    """The model as boxes with their sizes, and in one line below how each sub-layer is wired."""
+    columns = [_column(config, side) for side in ("encoder", "decoder") if _layers(config, side)]
+    height = max(sum(map(_height, column)) + len(column) - 1 for column in columns)
+    width = max(_WIDTH, *(4 + len(line) for column in columns for box in _boxes(column) for line in box))
+    canvas = Canvas()
+    tops = [_draw(canvas, column, n * (width + 4 + _GAP), height, width) for n, column in enumerate(columns)]
+    if len(columns) == 2:
+        _memory(canvas, min(tops[0].values()), tops[1]["cross-attention"] + 1, width)
+    wiring = f"every sub-layer f:  {_WIRING[config.norm_placement]}   (norm: {_NORMS[config.norm]})"
+    return f"{canvas}\n\n{wiring}"
+
+
+def _layers(config: ModelConfig, side: str) -> int:
+    return {"encoder": config.encoder_layers, "decoder": config.decoder_layers}[side]
+
+
+def _column(config: ModelConfig, side: str) -> Column:
+    decodes, translates = side == "decoder", config.shape == "encoder-decoder"
+    causal = ", causal" if decodes else ""
+    activation = f"{config.d_model:,} → {config.d_ff:,} {config.activation} → {config.d_model:,}"
+    parts: list[Box] = [("feed-forward", activation)]
+    if decodes and translates:
+        parts.append(("cross-attention", _heads(config)))
+    parts.append(("self-attention", _heads(config) + causal))
+    vocabulary = config.output_vocab_size if decodes else config.vocab_size
+    scale = f"× √{config.d_model:,}, " if config.scale_embeddings else ""
+    shared = ", shared" if decodes and translates and config.target_vocab_size is None else ""
+    return [
+        *([_head(config)] if decodes else []),
+        *([] if config.norm_placement == "post" else [(_NORMS[config.norm],)]),
+        Group(f"{side} × {_layers(config, side)}", tuple(parts)),
+        (f"embeddings {vocabulary:,} × {config.d_model:,}{shared}", scale + _POSITIONS[config.positions]),
+        "tokens" if not translates else "target tokens, shifted by one" if decodes else "source tokens",
+    ]
+
+
+def _heads(config: ModelConfig) -> str:
+    fewer = f", {config.kv_heads} of keys and values" if config.kv_heads != config.n_heads else ""
+    return f"{config.n_heads} heads of {config.head_width}{fewer}"
+
+
+def _head(config: ModelConfig) -> Box:
+    weights = "tied" if config.tie_lm_head else "weights of its own"
+    return ("language-model head", f"{config.d_model:,} → {config.output_vocab_size:,}, {weights}")
+
+
+def _boxes(column: Column) -> list[Box]:
+    found: list[Box] = []
+    for item in column:
+        if isinstance(item, Group):
+            found += item.boxes
+        elif not isinstance(item, str):
+            found.append(item)
+    return found
+
+
+def _height(item: Box | Group | str) -> int:
+    if isinstance(item, str):
+        return 1
+    if isinstance(item, Group):
+        return 2 + sum(map(_height, item.boxes)) + len(item.boxes) - 1
+    return len(item) + 2
+
+
+def _draw(canvas: Canvas, column: Column, left: int, height: int, width: int) -> dict[str, int]:
+    """Draw standing on the ground at row `height`; gives the top row of every box by its first line."""
+    tops: dict[str, int] = {}
+    middle = left + 2 + width // 2
+    row = height - sum(map(_height, column)) - (len(column) - 1)
+    for number, item in enumerate(column):
+        if number:
+            canvas.write(row, middle, "▲")
+            row += 1
+        if isinstance(item, str):
+            canvas.write(row, middle - len(item) // 2, item)
+        elif isinstance(item, Group):
+            tops[item.title] = row
+            canvas.box(row, left, width + 4, _height(item), item.title)
+            inner = row + 1
+            for place, box in enumerate(item.boxes):
+                if place:
+                    canvas.write(inner - 1, middle, "▲")
+                _box(canvas, box, inner, left + 2, width, tops)
+                inner += _height(box) + 1
+        else:
+            _box(canvas, item, row, left + 2, width, tops)
+        row += _height(item)
+    return tops
+
+
+def _box(canvas: Canvas, box: Box, row: int, left: int, width: int, tops: dict[str, int]) -> None:
+    tops[box[0]] = row
+    canvas.box(row, left, width, _height(box))
+    for offset, line in enumerate(box, start=1):
+        canvas.write(row + offset, left + 2, line)
+
+
+def _memory(canvas: Canvas, start: int, end: int, width: int) -> None:
+    """What the encoder understood leaves at its top (row `start`) for the cross-attention (row `end`)."""
+    middle, down, into = 2 + width // 2, width + 4 + _GAP // 2, width + 4 + _GAP + 1
+    canvas.write(start - 1, middle, f"┌{'':─<{down - middle - 1}}┐")
+    for row in range(start, end):
+        canvas.write(row, down, "│")
+    canvas.write(end, down, f"└{'':─<{into - down - 1}}►")

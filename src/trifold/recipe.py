@@ -1,0 +1,206 @@
+"""A whole experiment as typed values: data + tokenizer + model + task + batches + training + generation.
+
+A recipe is a YAML file of the settings that the rooms own; this file only assembles them. `train.steps=200` on
+the command line sets the value under that dotted key. A recipe can set typed values and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import yaml
+from pydantic import Field, model_validator
+
+from trifold.batches import BatchSettings
+from trifold.data import DataSettings
+from trifold.errors import SettingsError, UsageError
+from trifold.generate import GenerationConfig
+from trifold.nn.config import PRESETS, ModelConfig
+from trifold.settings import Settings, nearest
+from trifold.tasks.translate import TranslateSettings
+from trifold.text import TokenizerSettings
+
+
+class TrainSettings(Settings):
+    """The loop: how long, how fast, how often it looks up. Steps are updates of the weights."""
+
+    steps: int = Field(10_000, gt=0)
+    minutes: float | None = Field(
+        None, gt=0, description="stop after this much wall time, whatever the steps"
+    )
+    accumulate: int = Field(1, gt=0, description="batches an update")
+
+    schedule: Literal["inverse-sqrt", "linear", "cosine", "constant"] = "inverse-sqrt"
+    learning_rate: float | None = Field(
+        None, gt=0, description="the peak; d_model^-0.5 · warmup^-0.5 unless given"
+    )
+    warmup: int = Field(4000, ge=0, description="steps of linear rise")
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.98, ge=0, lt=1)
+    epsilon: float = Field(1e-9, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    clip: float | None = Field(None, gt=0, description="largest norm of the gradient")
+
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: str = "auto"
+
+    log_every: int = Field(20, gt=0)
+    validate_every: int = Field(500, gt=0)
+    save_every: int = Field(500, gt=0)
+    keep_last: int = Field(5, gt=0, description="full checkpoints that stay")
+    average: int = Field(1, gt=0, description="validate and keep the mean of this many last checkpoints")
+    patience: int | None = Field(None, gt=0, description="validations without a better score before stopping")
+    samples: int = Field(5, ge=0, description="sentences shown at a validation")
+
+    @model_validator(mode="after")
+    def _hangs_together(self) -> Self:
+        if self.average > self.keep_last:
+            raise ValueError(
+                f"average {self.average} needs keep_last of at least {self.average}, not {self.keep_last}"
+            )
+        if self.average > 1 and self.validate_every % self.save_every:
+            raise ValueError(
+                f"with average > 1, validate_every ({self.validate_every}) must be a multiple of "
+                f"save_every ({self.save_every}), so that every validation has a fresh checkpoint to average"
+            )
+        if self.schedule in ("linear", "cosine") and self.warmup >= self.steps:
+            raise ValueError(f"warmup {self.warmup} leaves nothing of {self.steps} steps for the decay")
+        return self
+
+
+class Recipe(Settings):
+    """Everything that decides a run; `resolved()` is what stands in its recipe.yaml."""
+
+    name: str
+    description: str = ""
+    seed: int = Field(1, ge=0)
+    task: TranslateSettings = TranslateSettings()
+    data: DataSettings
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    model: ModelConfig = ModelConfig()
+    batch: BatchSettings = BatchSettings()
+    train: TrainSettings = TrainSettings()
+    generate: GenerationConfig = GenerationConfig()
+
+    def resolved(self) -> str:
+        """As YAML, with every default written out."""
+        return yaml.dump(self.model_dump(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def recipe_names() -> dict[str, str]:
+    """Name -> description of what ships."""
+    folder = importlib.resources.files("trifold") / "recipes"
+    found = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
+    recipes = {f.name.removesuffix(".yaml"): _parse_yaml(f.read_text("utf-8"), f.name) for f in found}
+    return {name: recipe.get("description", "") for name, recipe in recipes.items()}
+
+
+def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
+    """A shipped name or a YAML file, with dotted `key=value` overrides on top.
+
+    `model: {preset: transformer-base, dropout: 0.2}` starts from a preset. Raises SettingsError or UsageError.
+    """
+    values, default_name = _read(name)
+    pairs = overrides.items() if isinstance(overrides, Mapping) else map(_split_override, overrides)
+    for key, value in pairs:
+        _set(values, key, value)
+    values.setdefault("name", default_name)
+    values["model"] = _with_preset(values.get("model", {}))
+    return Recipe.parse(values)
+
+
+def _read(name: str | Path) -> tuple[dict[str, Any], str]:
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        if not path.is_file():
+            raise UsageError(f"{path}: no such recipe file")
+        try:
+            return _parse_yaml(path.read_text("utf-8"), str(path)), path.stem
+        except UnicodeDecodeError as error:
+            raise SettingsError(
+                f"{path}: byte {error.start + 1} is not valid UTF-8; save the file as UTF-8"
+            ) from None
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    shipped = importlib.resources.files("trifold") / "recipes" / f"{name}.yaml"
+    if not shipped.is_file():
+        raise UsageError(f"unknown recipe {str(name)!r}{nearest(str(name), list(recipe_names()))}")
+    return _parse_yaml(shipped.read_text("utf-8"), str(name)), str(name)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 but for what surprises in it: 5e-4 is a number, `no` is a word, and no key stands twice."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":bool", ":timestamp"))]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if twice := [key for place, key in enumerate(keys) if key in keys[:place]]:
+            problem = f"the key {str(twice[0])!r} stands twice, keep one of them"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would not read back as the same text."""
+
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        # YAML 1.1 takes these for line ends, unless they are escaped.
+        style = '"' if any(sign in text for sign in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("^(?:true|True|false|False)$"), list("tTfF")
+)
+for _side in (_Loader, _Dumper):
+    _exponent = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", _exponent, list("-+0123456789"))
+
+
+def _parse_yaml(text: str, place: str) -> dict[str, Any]:
+    try:
+        values = yaml.load(text, _Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise SettingsError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise SettingsError(f"{place}: a recipe is a mapping of keys to values")
+    return values
+
+
+def _split_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"{text!r} is not of the form key=value, such as train.steps=2000")
+    try:
+        return key, yaml.load(value, _Loader)
+    except yaml.YAMLError:
+        return key, value
+
+
+def _set(values: dict[str, Any], dotted: str, value: Any) -> None:
+    *path, last = dotted.split(".")
+    for part in path:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise SettingsError(f"{dotted}: {part} holds a value, not a group of keys")
+    values[last] = value
+
+
+def _with_preset(model: Any) -> Any:
+    if not isinstance(model, dict) or "preset" not in model:
+        return model
+    chosen = dict(model)
+    preset = chosen.pop("preset")
+    if preset not in PRESETS:
+        raise SettingsError(f"model.preset: unknown preset {preset!r}{nearest(str(preset), list(PRESETS))}")
+    return {**PRESETS[preset].model_dump(), **chosen}

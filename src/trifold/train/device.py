@@ -1,0 +1,64 @@
+"""Which device, and which precision pays on it."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Literal
+
+import torch
+
+from trifold.errors import UsageError
+
+
+def find_device(wanted: str = "auto") -> torch.device:
+    """CUDA, then MPS, then CPU; or the one that is named. Raises UsageError where it is not there."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if _has_mps() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise UsageError(f"device {wanted!r} is not known; use auto, cpu, cuda, cuda:0 or mps") from None
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": _has_mps()}
+    if not there.get(device.type, False):
+        raise UsageError(
+            f"device {wanted!r} is not here; devices found: {', '.join(k for k, v in there.items() if v)}"
+        )
+    return device
+
+
+def choose_precision(wanted: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:
+    """bf16 where the device multiplies it faster than fp32, else fp32."""
+    if wanted != "auto":
+        return torch.bfloat16 if wanted == "bfloat16" else torch.float32
+    return torch.bfloat16 if _bf16_pays(device) else torch.float32
+
+
+def _bf16_pays(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        # Instructions for bf16 products: AVX-512 BF16 or AMX. Emulated ones are slower than fp32.
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return False
+
+
+def _has_mps() -> bool:
+    return torch.backends.mps.is_available()
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc to keep freed blocks instead of giving them back to the system after every operation.
+
+    Activations of some megabytes come and go hundreds of times a step; each return and renewed request costs a page
+    fault for every 4 KiB. Does nothing where the C library is another one.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
+    mallopt(mmap_threshold, 1 << 30)
+    mallopt(trim_threshold, (1 << 31) - 1)

@@ -1,0 +1,115 @@
+"""One update of the weights: forward, backward, clip, Adam."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trifold.errors import TrifoldError
+from trifold.nn import Transformer
+from trifold.recipe import TrainSettings
+from trifold.tasks.translate import Batch, Translate
+from trifold.train.adam import Adam
+from trifold.train.schedule import peak_rate, rate
+from trifold.train.weights import FlatWeights
+
+
+class Update(NamedTuple):
+    """What an update was like; loss is the negative log-likelihood a token, in nats, without smoothing."""
+
+    loss: float
+    norm: float
+    rate: float
+    tokens: int
+
+
+class Nonsense(TrifoldError):
+    """The loss or the gradient is not finite; the weights were not touched."""
+
+
+class Learner:
+    """Learns from batches. Its state is the master weights and the optimiser's moments; all else is a function."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        task: Translate,
+        settings: TrainSettings,
+        *,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.model = model.to(device).train()
+        self.task, self.settings, self.seed, self.device = task, settings, seed, device
+        self.weights = FlatWeights(self.model, dtype)
+        betas = (settings.beta1, settings.beta2)
+        self.optimizer = Adam(self.weights.master, betas, settings.epsilon, settings.weight_decay)
+        self.peak = settings.learning_rate or peak_rate(model.config.d_model, settings.warmup)
+
+    def update(self, batches: Sequence[Batch], step: int) -> Update:
+        """Update number `step` from the sum of the batches' losses over the count of their tokens.
+
+        Raises Nonsense where loss or gradient is not finite.
+        """
+        counts = [self.task.counts(batch) for batch in batches]
+        totals = {name: sum(count[name] for count in counts) for name in counts[0]}
+        loss = 0.0
+        for micro, batch in enumerate(batches):
+            torch.manual_seed(_dropout_seed(self.seed, step, micro))
+            terms = self.task.loss(self.model, batch.to(self.device))
+            parts = [term.weight * term.sum / totals[name] for name, term in terms.items()]
+            torch.stack(parts).sum().backward()
+            self.weights.collect()
+            term = terms["tokens"]
+            loss += float(term.sum if term.nll is None else term.nll) / totals["tokens"]
+        gradient = self.weights.take_gradient()
+        norm = float(torch.linalg.vector_norm(gradient))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise Nonsense(
+                f"step {step}: loss {loss} with gradient norm {norm}; the weights were not touched"
+            )
+        now = self.rate(step)
+        self.optimizer.step(self._clipped(gradient, norm), now)
+        self.weights.publish()
+        return Update(loss, norm, now, totals["tokens"])
+
+    def rate(self, step: int) -> float:
+        """Learning rate of update number `step`."""
+        settings = self.settings
+        return rate(settings.schedule, step, peak=self.peak, warmup=settings.warmup, steps=settings.steps)
+
+    def _clipped(self, gradient: Tensor, norm: float) -> Tensor:
+        limit = self.settings.clip
+        return gradient if limit is None or norm <= limit else gradient.mul_(limit / norm)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Master weights and moments, by name."""
+        moments = {
+            f"{kind}.{name}": value
+            for kind in ("exp_avg", "exp_avg_sq")
+            for name, value in self.weights.named(self.optimizer.state[kind]).items()
+        }
+        moments["step"] = self.optimizer.state["step"].reshape(1)
+        return self.weights.named(self.weights.master), moments
+
+    def restore(self, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
+        """Go on from what `state` gave."""
+        self.weights.master.copy_(self.weights.flat(weights))
+        kinds = {
+            kind: self.weights.flat({name: moments[f"{kind}.{name}"] for name in self.weights.names})
+            for kind in ("exp_avg", "exp_avg_sq")
+        }
+        self.optimizer.restore({**kinds, "step": moments["step"][0]})
+        self.weights.publish()
+
+
+def _dropout_seed(seed: int, step: int, micro: int, rank: int = 0) -> int:
+    """63 bits for the dropout of one micro-batch on one rank."""
+    drawn = np.random.SeedSequence([seed, step, micro, rank]).generate_state(1, np.uint64)[0]
+    return int(drawn >> np.uint64(1))

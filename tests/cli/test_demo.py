@@ -1,0 +1,83 @@
+"""The demo with a smaller recipe in its place; the real one is trained by `make demo`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from trifold.cli.demo import MARKER, clear, spread
+from trifold.errors import UsageError
+from trifold.recipe import load_recipe
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    def small(name, overrides=()):
+        assert name == "demo"
+        return load_recipe("smoke", {"train.steps": 3, "generate.max_new_tokens": 8, **dict(overrides)})
+
+    monkeypatch.setattr("trifold.recipe.load_recipe", small)
+
+
+def test_it_trains_shows_and_says_what_to_do_next(trifold, tmp_path):
+    folder = tmp_path / "demo"
+    done = trifold("demo", "--out", str(folder))
+    assert done.code == 0
+    for expected in ("source", "reference", "ours", "exact match", "BLEU", "tok:13a", str(folder)):
+        assert expected in done.out
+    assert f'trifold generate {folder} "I love dogs."' in done.out
+    assert len([line for line in done.out.splitlines() if line.endswith(("✓", "✗"))]) == 12
+
+
+def test_json_is_one_last_line_for_programs(trifold, tmp_path):
+    folder = tmp_path / "demo"
+    done = trifold("demo", "--out", str(folder), "--json", "--minutes", "5")
+    told = json.loads(done.out.splitlines()[-1])
+    assert {*told} == {"seconds", "steps", "exact_match", "bleu", "signature", "examples", "folder"}
+    assert (told["steps"], told["folder"]) == (3, str(folder))
+    assert {*told["examples"][0]} == {"source", "reference", "ours"}
+
+
+def test_the_picture_is_in_the_run_folder(trifold, tmp_path):
+    pytest.importorskip("matplotlib")
+    trifold("demo", "--out", str(tmp_path / "demo"))
+    assert (tmp_path / "demo" / "attention.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_it_says_how_to_get_the_picture(trifold, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = trifold("demo", "--out", str(tmp_path / "demo"))
+    assert done.code == 0
+    assert sum("pip install 'trifold[plots]'" in line for line in done.err.splitlines()) == 1
+
+
+def test_its_own_folder_is_replaced(tmp_path):
+    clear(tmp_path / "demo")
+    (tmp_path / "demo" / "old").touch()
+    clear(tmp_path / "demo")
+    assert [path.name for path in (tmp_path / "demo").iterdir()] == [MARKER]
+
+
+def test_a_folder_of_others_is_not(trifold, tmp_path):
+    (tmp_path / "precious").write_text("mine", encoding="utf-8")
+    done = trifold("demo", "--out", str(tmp_path))
+    assert (done.code, done.out) == (2, "")
+    assert "choose another" in done.err
+    assert (tmp_path / "precious").read_text("utf-8") == "mine"
+
+
+def test_a_file_in_the_way_is_not_replaced(tmp_path):
+    (tmp_path / "demo").write_text("mine", encoding="utf-8")
+    with pytest.raises(UsageError, match="demo"):
+        clear(tmp_path / "demo")
+    assert (tmp_path / "demo").is_file()
+
+
+@pytest.mark.parametrize(("rows", "count"), [(0, 3), (2, 3), (3, 3), (500, 12)])
+def test_examples_come_from_all_over(rows, count):
+    shown = spread(list(range(rows)), count)
+    assert len(shown) == min(rows, count)
+    assert shown == sorted(set(shown))
+    assert rows <= count or shown[-1] >= rows * (count - 1) // count

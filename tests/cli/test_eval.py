@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trifold.scores import SCORES
+
+
+def test_the_runs_own_test_set_is_the_default(trifold, run):
+    done = trifold("eval", str(run))
+    assert done.code == 0
+    assert [line.split(" (")[0].rpartition(" ")[0] for line in done.out.splitlines()] == [
+        "BLEU",
+        "chrF2",
+        "exact match",
+    ]
+    assert done.out.count("nrefs:1") == 3
+
+
+def test_the_scores_are_those_of_the_outputs(trifold, run, tmp_path):
+    sources, references, ours = ["one", "two", "", "forty two"], ["1", "2", "3", "4 2"], tmp_path / "ours.txt"
+    files = [tmp_path / "a.src", tmp_path / "a.ref"]
+    for file, lines in zip(files, (sources, references), strict=True):
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    named = [str(file) for file in files]
+    done = trifold(
+        "eval", str(run), *named, "--tokenize", "none", "--lowercase", "--json", "--out", str(ours)
+    )
+    told = json.loads(done.out)
+    outputs = ours.read_text("utf-8").splitlines()
+    assert len(outputs) == told["sentences"] == 4
+    assert outputs[2] == ""
+    for name, score in SCORES.items():
+        options = {"tokenize": "none"} if name == "bleu" else {}
+        expected = score(outputs, references, lowercase=True, **options)
+        assert told["scores"][name] == {"value": expected.value, "signature": expected.signature}
+
+
+def test_columns_of_a_table_are_chosen_by_name(trifold, run, tmp_path):
+    table = tmp_path / "pairs.tsv"
+    table.write_text("digits\twords\n1\tone\n2\ttwo\n", encoding="utf-8")
+    done = trifold("eval", str(run), str(table), "--source", "words", "--target", "digits", "--json")
+    assert (done.code, json.loads(done.out)["sentences"]) == (0, 2)
+
+
+def test_the_other_split(trifold, run):
+    told = json.loads(trifold("eval", str(run), "--split", "valid", "--json").out)
+    assert told["sentences"] == 28
+
+
+BAD = {
+    "three files": (("a", "b", "c"), 2, "3 files"),
+    "no such file": (("a.en", "b.en"), 1, "a.en"),
+    "no such split": (("--split", "train"), 2, "test and valid"),
+    "no such tokenizer": (("--tokenize", "14a"), 2, "13a"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(trifold, run, case):
+    arguments, code, said = BAD[case]
+    done = trifold("eval", str(run), *arguments)
+    assert (done.code, done.out) == (code, "")
+    assert done.err.splitlines()[-1].startswith("error: ")
+    assert said in done.err
+
+
+def test_a_model_without_a_run_needs_data(trifold, run, tmp_path):
+    (tmp_path / "model").symlink_to(run / "model")
+    done = trifold("eval", str(tmp_path / "model"))
+    assert done.code == 2
+    assert "name the data" in done.err

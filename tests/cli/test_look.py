@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+
+def test_weights_as_json_need_no_picture(trifold, run, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.chdir(tmp_path)
+    done = trifold("look", str(run), "twenty seven", "--target", "2 7", "--json")
+    told = json.loads(done.out)
+    assert (done.code, told["picture"], [*tmp_path.iterdir()]) == (0, None, [])
+    assert told["output"] == "2 7"
+    for kind, weights in told["patterns"].items():
+        rows = {"encoder": told["source"]}.get(kind, told["written"])
+        columns = {"decoder": told["given"]}.get(kind, told["source"])
+        assert np.shape(weights) == (2, 4, len(rows), len(columns))
+        assert np.allclose(np.sum(weights, axis=-1), 1, atol=0.01)
+
+
+def test_the_picture_is_where_it_was_asked_for(trifold, run, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "pictures" / "one.png"
+    done = trifold(
+        "look", str(run), "one", "--kind", "cross", "--layer", "2", "--head", "1", "--out", str(picture)
+    )
+    assert (done.code, done.out) == (0, f"{picture}\n")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_one_line_says_how_to_get_it(trifold, run, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = trifold("look", str(run), "one", "--out", str(tmp_path / "a.png"))
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "error: pictures need matplotlib: pip install 'trifold[plots]'\n"
+
+
+BAD = {
+    "no such layer": (("one", "--layer", "3"), 2, "layers 1 to 2"),
+    "no such head": (("one", "--head", "0"), 2, "heads 1 to 4"),
+    "no such kind": (("one", "--kind", "inner"), 2, "--kind"),
+    "no picture's ending": (("one", "--out", "a.txt"), 2, ".png"),
+    "nothing to look at": (("",), 1, "no tokens"),
+    "more than the model reads": (("x" * 500,), 1, "at most 128"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(trifold, run, case, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    arguments, code, said = BAD[case]
+    done = trifold("look", str(run), *arguments)
+    assert (done.code, done.out) == (code, "")
+    assert done.err.startswith("error: ")
+    assert said in done.err

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import json
+
+from trifold.recipe import recipe_names
+
+
+def test_all_recipes_are_listed_for_people_and_for_programs(trifold):
+    table = trifold("recipes").out
+    listed = json.loads(trifold("recipes", "--json").out)
+    assert {row["name"]: row["description"] for row in listed} == recipe_names()
+    for name, description in recipe_names().items():
+        assert any(line.startswith(name) and description in line for line in table.splitlines())

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import yaml
+
+from trifold.train.loop import Outcome
+
+
+def test_a_run_says_where_it_is_and_how_to_use_it(trifold, run, tmp_path):
+    done = trifold("train", "smoke", "train.steps=4", "train.log_every=2", "--out", str(tmp_path / "short"))
+    assert done.code == 0
+    assert f"trifold generate {tmp_path / 'short'}" in done.out
+    assert "step 4/4" in done.err
+    resolved = yaml.safe_load((tmp_path / "short" / "recipe.yaml").read_text("utf-8"))
+    assert (resolved["train"]["steps"], resolved["train"]["log_every"]) == (4, 2)
+
+
+def test_json_is_the_only_thing_on_standard_output(trifold, tmp_path):
+    done = trifold("train", "smoke", "train.steps=2", "--out", str(tmp_path / "r"), "--json")
+    told = json.loads(done.out)
+    assert (done.code, told["steps"], told["stopped_by"], told["finished"]) == (0, 2, "steps", True)
+    assert told["folder"] == str(tmp_path / "r")
+
+
+def test_an_existing_run_is_kept_or_continued_never_replaced(trifold, tmp_path):
+    out = ("--out", str(tmp_path / "r"))
+    assert trifold("train", "smoke", "train.steps=2", *out).code == 0
+    again = trifold("train", "smoke", "train.steps=2", *out)
+    assert again.code == 2
+    assert "--resume auto" in again.err
+    more = trifold("train", "smoke", "train.steps=3", "--resume", "auto", "--json", *out)
+    assert (more.code, json.loads(more.out)["steps"]) == (0, 3)
+
+
+@pytest.mark.parametrize("code", [130, 143])
+def test_an_interrupted_training_is_told_by_its_exit_code(trifold, monkeypatch, tmp_path, code):
+    outcome = Outcome(tmp_path, 7, 1.0, {}, "signal", code)
+    monkeypatch.setattr(sys.modules["trifold.train"], "train", lambda *_, **__: outcome)
+    assert trifold("train", "smoke", "--out", str(tmp_path / "r"))[:2] == (code, "")

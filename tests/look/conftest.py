@@ -1,0 +1,31 @@
+"""Models of every kind, small enough to build."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trifold.nn import ModelConfig, Transformer
+from trifold.pipeline import Pipeline
+from trifold.text import TokenizerSettings, train_tokenizer
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    """An untrained translator with a vocabulary for each side."""
+    torch.manual_seed(3)
+    reader, writer = (
+        train_tokenizer([text], TokenizerSettings(kind="char", min_frequency=1))
+        for text in ("the quick brown fox.", "der schnelle Fuchs!")
+    )
+    config = ModelConfig(
+        vocab_size=reader.vocab_size,
+        target_vocab_size=writer.vocab_size,
+        max_positions=64,
+        d_model=16,
+        n_layers=2,
+        n_decoder_layers=3,
+        n_heads=4,
+        d_ff=24,
+    )
+    return Pipeline(Transformer(config).eval(), reader, writer)

@@ -1,0 +1,113 @@
+"""Costs by formula against costs that were measured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from trifold.look.costs import forward_flops, inference_memory, saved_elements, training_memory
+from trifold.look.parameters import count
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.losses import linear_cross_entropy
+
+SMALL = {"vocab_size": 100, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 160, "max_positions": 64}
+VARIANTS = [
+    {},
+    {"shape": "encoder"},
+    {"shape": "decoder"},
+    {"norm_placement": "pre"},
+    {"norm_placement": "sandwich"},
+    {"n_kv_heads": 2, "n_decoder_layers": 1},
+    {"d_head": 8, "activation": "gelu", "attention_bias": True},
+    {"target_vocab_size": 70, "tie_lm_head": False, "lm_head_bias": True},
+]
+
+
+@pytest.fixture(params=VARIANTS, ids=str)
+def config(request):
+    return ModelConfig(**{**SMALL, **request.param})
+
+
+def hidden(model: Transformer, source: Inputs, target: Inputs) -> torch.Tensor:
+    if model.config.shape == "encoder-decoder":
+        return model(source, target)
+    return model(source if model.config.shape == "encoder" else target)
+
+
+@pytest.mark.parametrize(("source_length", "target_length"), [(7, 7), (20, 11), (1, 30)])
+def test_flops_are_those_that_are_counted_while_it_runs(config, source_length, target_length):
+    rows = 5
+    with torch.device("meta"):
+        model = Transformer(config).eval()
+        source, target = (
+            Inputs(torch.zeros(rows, n, dtype=torch.long)) for n in (source_length, target_length)
+        )
+        with FlopCounterMode(display=False) as counter:
+            states = hidden(model, source, target)
+            if model.lm_head is not None:
+                model.lm_head(states)
+    flops = forward_flops(config, source_length, target_length)
+    expected = rows * (source_length * flops.source + target_length * flops.target)
+    assert counter.get_total_flops() == expected
+    assert flops.training == (3 * flops.source, 3 * flops.target)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_activations_are_those_that_autograd_keeps(config, dropout):
+    rows, length = 40, 24
+    config = config.model_copy(update={"dropout": dropout})
+    model = Transformer(config).train()
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if place not in own:
+            kept[place] = tensor
+        return tensor
+
+    tokens = torch.randint(4, 70, (rows, length))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        states = hidden(model, Inputs(tokens), Inputs(tokens)).flatten(0, 1)
+        if model.lm_head is not None:
+            linear_cross_entropy(states, model.lm_head.weight, model.lm_head.bias, tokens.flatten(), 0.1)
+    measured = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    assert 4 * saved_elements(config, rows * length, length) == pytest.approx(measured, rel=0.06)
+
+
+def test_the_cache_is_as_large_as_it_really_is(config):
+    if config.decoder_layers == 0:
+        assert inference_memory(config).cache_per_target_token == 0
+        return
+    model, cache = Transformer(config).eval(), Transformer(config).new_cache()
+    tokens = Inputs(torch.ones(1, 9, dtype=torch.long))
+    with torch.no_grad():
+        memory = model.encode(Inputs(torch.ones(1, 5, dtype=torch.long))) if model.encoder else None
+        model.decode(tokens, memory, cache)
+    per_token = 0
+    for layer in cache.layers:
+        none = torch.zeros(1, config.kv_heads, 0, config.head_width)
+        keys, values = layer.own.update(none, none)
+        assert keys.shape == (1, config.kv_heads, 9, config.head_width)
+        per_token += (keys.nbytes + values.nbytes) // 9
+    assert inference_memory(config).cache_per_target_token == per_token
+    assert inference_memory(config, "bfloat16").cache_per_target_token == per_token // 2
+    assert (inference_memory(config).cache_per_source_token > 0) == (memory is not None)
+
+
+def test_training_holds_weights_gradients_and_two_averages(config):
+    memory, parameters = training_memory(config, 100, 10), count(config)
+    assert (memory.weights, memory.gradients, memory.optimizer) == (
+        4 * parameters,
+        4 * parameters,
+        8 * parameters,
+    )
+    assert memory.total == sum(memory[:4])
+    assert training_memory(config, 100, 10, "bfloat16").weights == 6 * parameters
+
+
+def test_long_sequences_keep_no_weights():
+    config = ModelConfig(**SMALL)
+    per_token = [saved_elements(config, 1, length) for length in (64, 128, 129, 4096)]
+    assert per_token[0] < per_token[1] > per_token[2] == per_token[3]

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from trifold.look.drawing import drawing
+from trifold.nn import PRESETS, ModelConfig
+
+CONFIGS = {
+    "base": PRESETS["transformer-base"],
+    "pre": ModelConfig(norm_placement="pre"),
+    "sandwich, two vocabularies": ModelConfig(
+        norm_placement="sandwich", target_vocab_size=900, tie_lm_head=False
+    ),
+    "encoder": ModelConfig(shape="encoder", positions="learned"),
+    "decoder": ModelConfig(shape="decoder", n_kv_heads=2, d_ff=123_456),
+    "uneven": ModelConfig(n_layers=12, n_decoder_layers=1, positions="none"),
+}
+
+
+@pytest.fixture(params=CONFIGS)
+def config(request):
+    return CONFIGS[request.param]
+
+
+def test_every_box_is_closed(config):
+    lines = drawing(config).split("\n")
+    sheet = [line.ljust(max(map(len, lines))) for line in lines]
+    corners = [
+        (row, left)
+        for row, line in enumerate(sheet)
+        for left, character in enumerate(line)
+        if character == "┌"
+    ]
+    # Below the corner of a box is its side; the memory's way starts with a corner too, but stands on a box.
+    boxes = [(row, left) for row, left in corners if sheet[row + 1][left] == "│"]
+    for row, left in boxes:
+        right = sheet[row].index("┐", left)
+        bottom = next(r for r in range(row + 1, len(sheet)) if sheet[r][left] == "└")
+        assert sheet[bottom][left : right + 1] == "└" + "─" * (right - left - 1) + "┘"
+        assert {sheet[r][right] for r in range(row + 1, bottom)} == {"│"}
+        # The memory's arrow crosses the decoder's side once.
+        assert [sheet[r][left] for r in range(row + 1, bottom)].count("│") >= bottom - row - 2
+    stacks = bool(config.encoder_layers) + bool(config.decoder_layers)
+    norms = 0 if config.norm_placement == "post" else stacks
+    assert len(boxes) == 4 * stacks + norms + (config.decoder_layers > 0) + (
+        config.shape == "encoder-decoder"
+    )
+
+
+def test_every_size_is_said(config):
+    text = drawing(config)
+    assert f"{config.d_model:,} → {config.d_ff:,}" in text
+    assert f"{config.n_heads} heads of {config.head_width}" in text
+    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        assert (f"{side} × {layers}" in text) == (layers > 0)
+    assert ("cross-attention" in text) == ("►" in text) == (config.shape == "encoder-decoder")
+    assert ("causal" in text) == (config.decoder_layers > 0)
+    assert (f"{config.kv_heads} of keys and values" in text) == (config.kv_heads != config.n_heads)
+
+
+def test_the_memory_leads_into_the_cross_attention():
+    lines = drawing(CONFIGS["base"]).split("\n")
+    [row] = [line for line in lines if "►" in line]
+    assert "►│ cross-attention" in row

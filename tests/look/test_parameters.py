@@ -1,0 +1,87 @@
+"""The formula and the model must agree, whatever the config."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.errors import SettingsError
+from trifold.look.parameters import attention_matrices, count, parameter_table
+from trifold.nn import PRESETS, ModelConfig, Transformer
+
+
+@st.composite
+def configs(draw):
+    heads = draw(st.sampled_from([2, 4]))
+    values = {
+        "shape": draw(st.sampled_from(["encoder-decoder", "encoder", "decoder"])),
+        "vocab_size": draw(st.integers(10, 40)),
+        "target_vocab_size": draw(st.sampled_from([None, 23])),
+        "max_positions": 16,
+        "d_model": 8 * heads,
+        "n_layers": draw(st.integers(1, 3)),
+        "n_decoder_layers": draw(st.sampled_from([None, 1])),
+        "n_heads": heads,
+        "n_kv_heads": draw(st.sampled_from([None, 1, 2])),
+        "d_head": draw(st.sampled_from([None, 6])),
+        "d_ff": draw(st.integers(5, 30)),
+        "positions": draw(st.sampled_from(["sinusoidal", "learned", "none"])),
+        "norm_placement": draw(st.sampled_from(["post", "pre", "sandwich"])),
+        "attention_bias": draw(st.booleans()),
+        "feed_forward_bias": draw(st.booleans()),
+        "tie_lm_head": draw(st.booleans()),
+        "lm_head_bias": draw(st.booleans()),
+    }
+    try:
+        return ModelConfig.parse(values)
+    except SettingsError:  # a target vocabulary belongs to an encoder-decoder alone
+        return ModelConfig.parse(values | {"target_vocab_size": None})
+
+
+def built(config: ModelConfig) -> Transformer:
+    with torch.device("meta"):
+        return Transformer(config)
+
+
+@given(configs())
+def test_the_formula_counts_what_the_model_has(config):
+    assert count(config) == built(config).count_parameters()
+
+
+@given(configs())
+def test_the_table_is_the_whole(config):
+    parts = parameter_table(config)
+    assert sum(part.parameters for part in parts) == count(config)
+    assert len({part.name for part in parts}) == len(parts)
+    assert all(part.formula for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("transformer-base", 63_045_632), ("transformer-big", 214_171_648)]
+)
+def test_the_models_of_the_paper(name, parameters):
+    assert count(PRESETS[name]) == parameters == built(PRESETS[name]).count_parameters()
+
+
+@given(configs())
+def test_a_part_is_what_its_name_says(config):
+    model = built(config)
+    parts = {part.name: part.parameters for part in parameter_table(config)}
+    for side in ("encoder", "decoder"):
+        stack = getattr(model, side)
+        for part in ("self_attention", "feed_forward"):
+            sublayers = [getattr(block, part).sublayer for block in stack.blocks] if stack else []
+            expected = sum(p.numel() for layer in sublayers for p in layer.parameters())
+            assert parts.get(f"{side} {part.replace('_', '-')}", 0) == expected
+
+
+@given(configs())
+def test_attention_matrices_are_the_four_projections(config):
+    attention = built(config).get_submodule(
+        ("encoder" if config.encoder_layers else "decoder") + ".blocks.0.self_attention"
+    )
+    matrices = [p for name, p in attention.sublayer.named_parameters() if name.endswith("proj.weight")]
+    assert len(matrices) == 4
+    assert sum(p.numel() for p in matrices) == attention_matrices(config)

@@ -1,0 +1,79 @@
+"""What is seen is what the model does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from trifold.errors import DataError
+from trifold.look import seen
+from trifold.look.seen import KINDS
+
+TEXT = "the quick fox."
+
+
+def test_every_layer_and_head_of_every_kind_is_seen(pipeline):
+    found = seen(pipeline, TEXT)
+    assert [*found.patterns] == [*KINDS]
+    for kind, layers in {"encoder": 2, "decoder": 3, "cross": 3}.items():
+        rows, columns = found.labels(kind)
+        assert found.patterns[kind].shape == (layers, 4, len(rows), len(columns))
+
+
+def test_weights_are_shares_and_the_decoder_never_looks_ahead(pipeline):
+    found = seen(pipeline, TEXT, target="Fuchs!")
+    for weights in found.patterns.values():
+        assert weights.min() >= 0
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    assert np.triu(found.patterns["decoder"], 1).max() == 0
+
+
+def test_the_pieces_are_those_of_text_and_target(pipeline):
+    found = seen(pipeline, TEXT, target="Fuchs!")
+    assert "".join(found.source[:-1]).replace("▁", " ") == TEXT
+    assert "".join(found.written[:-1]) == found.output == "Fuchs!"
+    assert found.given == ["<s>", *found.written[:-1]]
+    assert found.source[-1] == found.written[-1] == "</s>"
+
+
+def test_without_a_target_it_is_the_models_own_output(pipeline):
+    found = seen(pipeline, TEXT)
+    assert found.output == pipeline.generate(TEXT)
+    assert found.patterns["cross"].shape[2] == len(found.written)
+
+
+def test_the_weights_are_softmax_of_the_scores_by_the_equation(pipeline):
+    """Equation 1 by hand, for the first layer of the encoder."""
+    from trifold.nn import Inputs
+
+    found = seen(pipeline, TEXT, target="d")
+    model, width = pipeline.model, pipeline.config.head_width
+    ids = torch.tensor([[*pipeline.tokenizer.encode([TEXT])[0], pipeline.tokenizer.eos_id]])
+    with torch.no_grad():
+        x = model.encoder_embeddings(Inputs(ids))[0]
+        attention = model.encoder.blocks[0].self_attention.sublayer
+        q, k = (
+            proj(x).unflatten(-1, (-1, width)).transpose(0, 1)
+            for proj in (attention.q_proj, attention.k_proj)
+        )
+        expected = torch.softmax(q @ k.transpose(1, 2) / width**0.5, dim=-1)
+    np.testing.assert_allclose(found.patterns["encoder"][0], expected, atol=1e-5)
+
+
+def test_looking_changes_nothing(pipeline):
+    before = pipeline.generate(TEXT)
+    pipeline.model.train()
+    seen(pipeline, TEXT)
+    assert pipeline.model.training
+    pipeline.model.eval()
+    assert pipeline.generate(TEXT) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "said"),
+    [("", None, "no tokens"), ("x" * 64, None, "at most 64"), ("x", "d" * 64, "65 tokens")],
+)
+def test_what_cannot_be_looked_at(pipeline, text, target, said):
+    with pytest.raises(DataError, match=said):
+        seen(pipeline, text, target)

@@ -1,0 +1,503 @@
+"""What a person gets wrong, and what she is told: value, place and remedy, with the right exit code, never a traceback.
+
+Each row of the tables below is one mistake, typed at the real command line. `{here}` is a folder with the files of the
+row beside good ones, `{model}` a small trained model.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from trifold.cli import main
+
+TINY = (
+    "model.d_model=16 model.n_heads=2 model.n_layers=1 model.d_ff=32 train.device=cpu train.precision=float32 "
+    "train.steps=2 train.warmup=1 train.validate_every=2 train.save_every=2 generate.max_new_tokens=4"
+)
+SMOKE = f"train smoke {TINY} --out {{here}}/run"
+OWN = f"{SMOKE} data.train={{here}}/a.en,{{here}}/a.de data.valid={{here}}/good.en,{{here}}/good.de"
+GENERATE = "generate {model}"
+
+GOOD = {"good.en": b"one\ntwo\nthree\n", "good.de": b"eins\nzwei\ndrei\n"}
+
+
+class Case(NamedTuple):
+    """Files beside the good ones, a command line, what it must answer, and what it reads."""
+
+    files: Mapping[str, bytes]
+    command: str
+    code: int
+    words: tuple[str, ...]
+    stdin: bytes = b""
+
+
+def pair(source: bytes, target: bytes = b"eins\nzwei\ndrei\n") -> dict[str, bytes]:
+    return {"a.en": source, "a.de": target}
+
+
+ONE = b"one\ntwo\nthree\n"
+LATIN = "fein\nschön\n".encode("latin-1")
+
+# --- text files ----------------------------------------------------------------------------------------------
+
+TEXT = {
+    "missing file": Case({}, OWN, 1, ("a.en: no such file", "check the path", "TRIFOLD_DATA", "hub:NAME:SPLIT")),
+    "empty file": Case(pair(b""), OWN, 1, ("a.en: the file is empty",)),
+    "different lengths": Case(pair(ONE, b"eins\nzwei\n"), OWN, 1, ("a.en has 3 lines", "a.de has 2", "line n of")),
+    "invalid UTF-8": Case(
+        pair(ONE, LATIN + b"drei\n"), OWN, 1, ("a.de:2:4: byte 0xf6 is not valid UTF-8", "iconv -f LATIN1")
+    ),
+    "UTF-16": Case(pair("one\ntwo\n".encode("utf-16")), OWN, 1, ("a.en:1:1: this is UTF-16", "iconv")),
+    "NUL byte": Case(pair(b"one\nt\0wo\nthree\n"), OWN, 1, ("a.en:2:2: a NUL byte", "tr -d")),
+    "long line": Case(
+        pair(b"one\n" + b"two " * 60 + b"\nthree\n"), f"{OWN} data.max_line_bytes=100", 1,
+        ("a.en:2: the line is longer than 100 bytes", "data.max_line_bytes"),
+    ),
+    "a folder for a file": Case({"a.en/x": b"", "a.de": b"x"}, OWN, 1, ("a.en: this is a folder; name a file in it",)),
+    "truncated gzip": Case(
+        {"a.en": gzip.compress(ONE * 99)[:-12], "a.de": b"eins\n"}, OWN, 1, ("a.en: the compressed file ends too early",)
+    ),
+    "damaged gzip": Case({"a.en": b"\x1f\x8bnonsense" * 9, "a.de": b"x"}, OWN, 1, ("a.en: the compressed file is damaged",)),
+    "not gzip at all": Case(
+        {"a.en.gz": ONE, "a.de": ONE}, OWN.replace("a.en", "a.en.gz"), 1, ("a.en.gz: ends in .gz but is not gzip",)
+    ),
+    "only blank pairs": Case(pair(b"\n\n", b"x\ny\n"), OWN, 1, ("no pair is left (2 read, 2 blank)",)),
+    "one file of lines": Case(
+        {"a.txt": ONE}, f"{SMOKE} data.train={{here}}/a.txt", 2, ("a.txt is one file of plain lines", "data.format")
+    ),
+    "three files": Case({}, f"{SMOKE} data.train=a,b,c", 2, ("neither one table", "nor two files")),
+    "variable not set": Case(
+        {}, f"{SMOKE} data.train=${{{{TRIFOLD_NOWHERE}}}}/a.en,${{{{TRIFOLD_NOWHERE}}}}/a.de", 1,
+        ("the environment variable TRIFOLD_NOWHERE is not set", "set TRIFOLD_NOWHERE to the folder"),
+    ),
+    "TSV without the column": Case(
+        {"a.tsv": b"english\tfrench\na\tb\n"}, f"{SMOKE} data.train={{here}}/a.tsv data.source=english data.target=german",
+        1, ("a.tsv:1: no column 'german'", "english", "data.target"),
+    ),
+    "TSV with a ragged row": Case(
+        {"a.tsv": b"source\ttarget\na\tb\nc\n"}, f"{SMOKE} data.train={{here}}/a.tsv", 1,
+        ("a.tsv:3: 1 columns where the first row has 2",),
+    ),
+    "CSV with an open quote": Case(
+        {"a.csv": b'source,target\na,"b\n'}, f"{SMOKE} data.train={{here}}/a.csv", 1, ("a.csv:2: a quote is opened",)
+    ),
+    "broken JSONL": Case(
+        {"a.jsonl": b'{"source": "a", "target": "b"}\n{"source": "a",\n'}, f"{SMOKE} data.train={{here}}/a.jsonl", 1,
+        ("a.jsonl:2:", "not valid JSON", "one object a line"),
+    ),
+    "JSONL without the key": Case(
+        {"a.jsonl": b'{"source": "a"}\n'}, f"{SMOKE} data.train={{here}}/a.jsonl", 1,
+        ("a.jsonl:1: no value 'target'", "found: source", "data.target"),
+    ),
+    "JSONL with a number": Case(
+        {"a.jsonl": b'{"source": "a", "target": 5}\n'}, f"{SMOKE} data.train={{here}}/a.jsonl", 1,
+        ("a.jsonl:1: 'target' holds a value of type int, expected text",),
+    ),
+    "no such embedded text": Case({}, f"{SMOKE} data.train=embedded:smok", 1, ("embedded:smok", "phrasebook, smoke")),
+    "a hub name without a split": Case({}, f"{SMOKE} data.train=hub:wmt14", 2, ("hub:NAME:SPLIT",)),
+    "all too long": Case(
+        pair(b"one\n", b"eins\n"), f"{OWN} model.max_positions=3", 1,
+        ("no validation pair has at most 3 tokens", "model.max_positions"),
+    ),
+    "no row short enough": Case(
+        pair(b"one two three four\n", b"eins zwei drei\n"), f"{OWN} model.max_positions=8", 1,
+        ("no row is left: all 1 are longer than 8 tokens",),
+    ),
+    "a long row, and long rows are errors": Case(
+        pair(b"one\ntwo\n" + b"three " * 9 + b"\n"), f"{OWN} batch.max_length=20 batch.on_overflow=error", 1,
+        ("row 2: 55 tokens, more than batch.max_length=20", "batch.on_overflow=drop"),
+    ),
+}  # fmt: skip
+
+# Nothing wrong with these: they train, the pairs stay aligned, and what is unusual is counted.
+FINE = {
+    "BOM": Case(pair(b"\xef\xbb\xbf" + ONE), OWN, 0, ("a.en + a.de: 3 pairs\n",)),
+    "CRLF": Case(pair(ONE.replace(b"\n", b"\r\n")), OWN, 0, ("a.en + a.de: 3 pairs\n",)),
+    "no newline at the end": Case(pair(ONE[:-1]), OWN, 0, ("a.en + a.de: 3 pairs\n",)),
+    "U+2028 and U+0085 inside": Case(
+        pair("one\u2028uno\ntwo\x85due\nthree\n".encode()), OWN, 0,
+        ("a.en + a.de: 3 pairs, 2 with unusual separators inside, kept",),
+    ),
+    "blank on one side": Case(
+        pair(b"one\n\nthree\n"), OWN, 0, ("a.en + a.de: 3 pairs, 1 with a blank side (dropped); 2 used",)
+    ),
+    "blank, kept": Case(
+        pair(b"one\n\nthree\n"), f"{OWN} data.blank=keep", 0, ("a.en + a.de: 3 pairs, 1 with a blank side (kept)\n",)
+    ),
+    "overlong, left out": Case(
+        pair(b"one\ntwo\n" + b"three " * 9 + b"\n"), f"{OWN} batch.max_length=20", 0,
+        ("1 of 3 pairs are longer than 20 tokens: left out",),
+    ),
+    "overlong, cut where that is asked for": Case(
+        pair(b"one\ntwo\n" + b"three " * 9 + b"\n"), f"{OWN} batch.max_length=20 batch.on_overflow=truncate", 0,
+        ("1 of 3 pairs are longer than 20 tokens: cut",),
+    ),
+    "overlong for validation": Case(
+        pair(ONE) | {"good.en": b"one\n" + b"two " * 40 + b"\n", "good.de": b"eins\nzwei\n"},
+        f"{OWN} model.max_positions=60", 0,
+        ("good.en + good.de: 1 of 2 pairs are longer than 60 tokens: left out",),
+    ),
+}  # fmt: skip
+
+# --- recipes and settings ------------------------------------------------------------------------------------
+
+SETTINGS = {
+    "unknown recipe": Case({}, "train multi30k-en-fr", 2, ("unknown recipe 'multi30k-en-fr'", "'multi30k-en-de'")),
+    "recipe file missing": Case({}, "train {here}/my.yaml", 2, ("my.yaml: no such recipe file",)),
+    "recipe that is a folder": Case({"my.yaml/x": b""}, "train {here}/my.yaml", 2, ("my.yaml: no such recipe file",)),
+    "bad YAML": Case({"my.yaml": b"train: {steps: 5\n"}, "train {here}/my.yaml", 2, ("my.yaml: not valid YAML", "line 2")),
+    "YAML of another kind": Case({"my.yaml": b"- a\n"}, "train {here}/my.yaml", 2, ("a recipe is a mapping",)),
+    "YAML that is not UTF-8": Case({"my.yaml": LATIN}, "train {here}/my.yaml", 2, ("my.yaml: byte 9 is not valid UTF-8",)),
+    "recipe without data": Case({"my.yaml": b"seed: 3\n"}, "train {here}/my.yaml", 2, ("data: a value is required",)),
+    "mistyped key": Case({}, f"{SMOKE} train.stpes=5", 2, ("train.stpes: unknown key", "did you mean 'steps'?")),
+    "unknown key": Case({}, f"{SMOKE} train.zzz=5", 2, ("train.zzz: unknown key", "known keys: accumulate, average")),
+    "unknown key of the whole": Case({}, f"{SMOKE} zzz=5", 2, ("zzz: unknown key", "known keys: batch, data, desc")),
+    "unknown group": Case({}, f"{SMOKE} optimiser.beta=5", 2, ("optimiser: unknown key",)),
+    "no key=value": Case({}, f"{SMOKE} train.lr", 2, ("'train.lr' is not of the form key=value", "train.steps=2000")),
+    "wrong type": Case({}, f"{SMOKE} train.steps=many", 2, ("train.steps: ", "valid integer", "got 'many'")),
+    "group for a value": Case({}, f"{SMOKE} train.steps.more=5", 2, ("train.steps.more: steps holds a value",)),
+    "value for a group": Case({}, "train smoke train=5 --out {here}/run", 2, ("train: a group of keys is required, got 5",)),
+    "negative steps": Case({}, f"{SMOKE} train.steps=-5", 2, ("train.steps: ", "greater than 0, got -5")),
+    "no such choice": Case({}, f"{SMOKE} tokenizer.kind=bppe", 2, ("tokenizer.kind: ", "'byte-bpe'", "got 'bppe'")),
+    "heads do not divide": Case(
+        {}, f"{SMOKE} model.n_heads=3", 2, ("model: n_heads 3 does not divide d_model 16", "1, 2, 4, 8, 16", "d_head")
+    ),
+    "odd width with waves": Case({}, f"{SMOKE} model.d_model=15 model.n_heads=3", 2, ("even d_model, not 15",)),
+    "contradiction: average": Case({}, f"{SMOKE} train.average=9", 2, ("average 9 needs keep_last of at least 9",)),
+    "contradiction: warm-up": Case(
+        {}, f"{SMOKE} train.schedule=linear train.warmup=2", 2, ("warmup 2 leaves nothing of 2 steps",)
+    ),
+    "contradiction: beams": Case(
+        {}, f"{SMOKE} generate.num_beams=4 generate.top_k=5", 2, ("generate", "num_beams 4", "top_k 5")
+    ),
+    "contradiction: holdout": Case({}, f"{SMOKE} data.holdout=5", 2, ("holdout and valid contradict each other",)),
+    "unknown preset": Case({}, f"{SMOKE} model.preset=big", 2, ("model.preset: unknown preset 'big'", "transformer-big")),
+    "unknown score": Case({}, f"{SMOKE} task.best_by=bleurt", 2, ("task.best_by: no score 'bleurt'", "'bleu'")),
+    "unknown scoring": Case({}, f"{SMOKE} task.tokenize=moses", 2, ("task.tokenize: sacreBLEU has no tokenizer 'moses'",)),
+    "no validation data": Case({}, f"{SMOKE} data.valid=null", 2, ("data.valid: no validation data", "data.holdout=500")),
+    "no training data": Case({}, f"{SMOKE} data.train=null", 2, ("data.train: no training data",)),
+    "more held out than there is": Case(
+        {}, f"{SMOKE} data.valid=null data.holdout=9999", 1, ("data.holdout: 9,999 pairs of 244 leave nothing",)
+    ),
+    "vocabulary smaller than the alphabet": Case(
+        {}, f"{SMOKE} tokenizer.vocab_size=20", 2,
+        ("tokenizer.vocab_size: 20 is smaller than the", "characters", "4 special tokens", "at the least"),
+    ),
+    "tokenizer file missing": Case({}, f"{SMOKE} tokenizer.file={{here}}/t.json", 1, ("t.json: cannot be read",)),
+    "tokenizer file foreign": Case(
+        {"t.json": b"{}"}, f"{SMOKE} tokenizer.file={{here}}/t.json", 1, ("t.json: not a tokenizer",)
+    ),
+    "device not here": Case({}, f"{SMOKE} train.device=cuda:77", 2, ("device 'cuda:77' is not here", "cpu")),
+    "device not known": Case({}, f"{SMOKE} train.device=gpu", 2, ("device 'gpu' is not known", "auto, cpu")),
+}  # fmt: skip
+
+# --- run folders ---------------------------------------------------------------------------------------------
+
+FOLDERS = {
+    "run folder exists": Case({"run/x": b""}, SMOKE, 2, ("run: holds files already", "--resume auto", "--out")),
+    "a file where the folder goes": Case({"run": b""}, SMOKE, 2, ("run: cannot be written", "choose another --out")),
+    "a file above the folder": Case(
+        {"file": b""}, SMOKE.replace("/run", "/file/run"), 2, ("file/run: cannot be written", "choose another --out")
+    ),
+    "no verb": Case({}, "trian smoke", 2, ("trian", "--help")),
+    "no recipe": Case({}, "train", 2, ("RECIPE", "--help")),
+    "unknown option": Case({}, "train smoke --step 5", 2, ("--step", "--help")),
+    "no such way to resume": Case({}, "train smoke --resume always", 2, ("always", "auto")),
+}  # fmt: skip
+
+# --- using a model -------------------------------------------------------------------------------------------
+
+MODELS = {
+    "no model there": Case({}, "generate {here}/none hello", 1, ("none", "no such folder")),
+    "a file for a model": Case({"m": b""}, "generate {here}/m hello", 1, ("m: a file, not the folder of a model",)),
+    "an empty folder": Case({"m/x": b""}, "generate {here}/m hello", 1, ("config.json: no such file",)),
+    "a run without a model yet": Case(
+        {"r/recipe.yaml": b"{}", "r/checkpoints/x": b""}, "generate {here}/r hello", 1,
+        ("r: the run has no model yet", "first validation"),
+    ),
+    "empty text": Case({}, f"{GENERATE} ''", 1, ("text 1 of 1 has no tokens", "nothing to translate")),
+    "text longer than the model": Case({}, f"{GENERATE} '{'one ' * 60}'", 1, ("241", "128")),
+    "a long line on standard input": Case(
+        {}, f"{GENERATE} -", 1, ("line 2: 241 tokens, and the model reads at most 128", "split the line"), stdin=b"one\n" + b"two " * 60 + b"\n"
+    ),
+    "standard input that is not UTF-8": Case(
+        {}, f"{GENERATE} -", 1, ("standard input:2:4: byte 0xf6 is not valid UTF-8",), stdin=LATIN
+    ),
+    "nothing on standard input": Case({}, f"{GENERATE} -", 1, ("standard input: the file is empty",)),
+    "contradictory generation": Case(
+        {}, f"{GENERATE} hello --num-beams 4 --do-sample", 2, ("num_beams 4", "do_sample true")
+    ),
+    "no beam": Case({}, f"{GENERATE} hello --num-beams 0", 2, ("num_beams", "0")),
+    "a word for a number": Case({}, f"{GENERATE} hello --num-beams many", 2, ("--num-beams", "valid integer", "--help")),
+    "output cannot be written": Case(
+        {}, f"{GENERATE} hello --out {{here}}/no/where.txt", 2, ("--out", "where.txt: cannot be written")
+    ),
+    "device not here": Case({}, f"{GENERATE} hello --device cuda:77", 2, ("device 'cuda:77' is not here",)),
+    "eval on files of different length": Case(
+        pair(b"one\ntwo\n", b"eins\n"), "eval {model} {here}/a.en {here}/a.de", 1, ("a.en has 2 lines", "a.de has 1")
+    ),
+    "eval without data": Case({}, "eval {bare}", 2, ("bare: has no recipe.yaml beside it", "name the data")),
+    "eval with an unknown tokenizer": Case(
+        {}, "eval {model} --tokenize moses", 2, ("--tokenize moses: not a tokenizer of sacreBLEU", "13a")
+    ),
+    "look at nothing": Case({}, "look {model} '' --out {here}/a.png", 1, ("no tokens",)),
+    "look into an unknown kind of picture": Case({}, "look {model} one --out {here}/a.docx", 2, ("a.docx", ".png")),
+    "show what is not there": Case({}, "show {here}/none", 1, ("none", "no such")),
+}  # fmt: skip
+
+
+# --- how a row is tried --------------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def ask(capsys, monkeypatch) -> Callable[..., Answer]:
+    """Type a command line; `bytes` are what standard input gives."""
+
+    def ask(*arguments: str, stdin: bytes = b"") -> Answer:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin))))
+        capsys.readouterr()
+        code = main(arguments)
+        return Answer(code, *capsys.readouterr())
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "run"
+    assert main(["train", "smoke", *TINY.split(), "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def bare(model, tmp_path) -> Path:
+    """The model folder alone, free to be damaged."""
+    return Path(shutil.copytree(model / "model", tmp_path / "bare"))
+
+
+@pytest.fixture
+def here(tmp_path) -> Path:
+    return tmp_path
+
+
+def spread(here: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_bytes(content)
+
+
+def words_of(command: str, **places: Path) -> list[str]:
+    import shlex
+
+    return [word.format(**places) for word in shlex.split(command)]
+
+
+def check(answer: Answer, code: int, words: tuple[str, ...]) -> None:
+    said = answer.err
+    assert "Traceback" not in said
+    assert answer.code == code, said
+    assert [word for word in words if word not in said] == [], said
+    if code:
+        assert all(line.startswith("error: ") for line in said.splitlines()[-1:])
+        assert answer.out == ""
+
+
+def rows(*tables: dict[str, Case]):
+    return [pytest.param(case, id=name) for table in tables for name, case in table.items()]
+
+
+@pytest.mark.parametrize("case", rows(TEXT, FINE, SETTINGS, FOLDERS))
+def test_training(case, ask, here):
+    spread(here, GOOD | case.files)
+    before = sorted(path.name for path in here.iterdir())
+    check(ask(*words_of(case.command, here=here)), case.code, case.words)
+    if case.code:
+        assert sorted(path.name for path in here.iterdir()) == before, "a mistake leaves nothing behind"
+
+
+@pytest.mark.parametrize("case", rows(MODELS))
+def test_using_a_model(case, ask, here, model, bare, monkeypatch):
+    monkeypatch.chdir(here)
+    spread(here, case.files)
+    check(
+        ask(*words_of(case.command, here=here, model=model, bare=bare), stdin=case.stdin),
+        case.code,
+        case.words,
+    )
+
+
+# --- what takes more than a row ------------------------------------------------------------------------------
+
+
+def test_a_line_of_100_mb_is_refused_in_little_memory(ask, here):
+    with (here / "a.en").open("wb") as file:
+        for _ in range(100):
+            file.write(b"x" * 1_000_000)
+    spread(here, GOOD | {"a.de": b"x\n"})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answer = ask(*words_of(OWN, here=here))
+    check(
+        answer,
+        1,
+        ("a.en:1: the line is longer than 1,000,000 bytes", "split the line", "data.max_line_bytes"),
+    )
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown * (1 if sys.platform == "darwin" else 1024) < 50e6
+
+
+def test_another_recipe_for_a_run_that_exists(ask, here):
+    assert ask(*words_of(SMOKE, here=here)).code == 0
+    answer = ask(*words_of(f"{SMOKE} model.d_ff=48 seed=7 --resume auto", here=here))
+    check(answer, 2, ("recipe.yaml: the run was begun with other values of", "model.d_ff", "seed", "--out"))
+
+
+@pytest.fixture
+def interrupted(ask, here) -> Path:
+    """A run that can be resumed; gives its newest checkpoint."""
+    assert ask(*words_of(SMOKE, here=here)).code == 0
+    return max((here / "run" / "checkpoints").iterdir())
+
+
+RESUME = f"{SMOKE} --resume auto train.steps=4"
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "progress.json"])
+@pytest.mark.parametrize("damage", ["truncated", "changed", "missing"])
+def test_a_damaged_checkpoint(ask, here, interrupted, name, damage):
+    file = interrupted / name
+    content = file.read_bytes()
+    file.unlink()
+    if damage != "missing":
+        file.write_bytes(content[:-9] if damage == "truncated" else content[:-1] + b"?")
+    answer = ask(*words_of(RESUME, here=here))
+    check(answer, 1, (str(file), "missing" if damage == "missing" else "damaged"))
+
+
+def test_a_foreign_checkpoint(ask, here, interrupted):
+    (interrupted / "manifest.json").write_text('{"format": "somebody else\'s"}', encoding="utf-8")
+    check(ask(*words_of(RESUME, here=here)), 1, (str(interrupted), "not a checkpoint of trifold"))
+
+
+def test_a_recipe_of_a_run_that_was_edited_into_nonsense(ask, here, interrupted):
+    (here / "run" / "recipe.yaml").write_text("data: {tran: 5}\n", encoding="utf-8")
+    check(ask(*words_of(RESUME, here=here)), 2, ("data.tran: unknown key", "'train'"))
+
+
+def edited(bare: Path, name: str, **values: object) -> None:
+    content = json.loads((bare / name).read_text("utf-8")) | values
+    (bare / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+    "no weights": (lambda m: (m / "model.safetensors").unlink(), ("no model.safetensors",)),
+    "truncated weights": (
+        lambda m: (m / "model.safetensors").write_bytes((m / "model.safetensors").read_bytes()[:999]),
+        ("model.safetensors: damaged or truncated", "copy the file again"),
+    ),
+    "weights of another size": (lambda m: edited(m, "config.json", d_model=32), ("bare",)),
+    "pickled weights": (
+        lambda m: (m / "model.safetensors").rename(m / "pytorch_model.bin"),
+        ("pytorch_model.bin: pickled weights are refused", "can run any code"),
+    ),
+    "no config": (lambda m: (m / "config.json").unlink(), ("config.json: no such file",)),
+    "config that is not JSON": (lambda m: (m / "config.json").write_text("{", encoding="utf-8"), ("config.json:1:", "not JSON")),
+    "unknown family": (lambda m: edited(m, "config.json", model_type="rnn"), ("config.json: model_type: 'rnn' is not known",)),
+    "no tokenizer": (lambda m: (m / "tokenizer.json").unlink(), ("bare: has no tokenizer.json",)),
+    "broken tokenizer": (
+        lambda m: (m / "tokenizer.json").write_text("[]", encoding="utf-8"), ("tokenizer.json: not a tokenizer",)
+    ),
+    "contradictory generation": (
+        lambda m: edited(m, "generation_config.json", num_beams=4, do_sample=True), ("generation_config.json: num_beams 4 and top_k 50 contradict",)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_model(ask, bare, name):
+    damage, words = DAMAGES[name]
+    damage(bare)
+    answer = ask("generate", str(bare), "hello")
+    assert answer.code in (1, 2)
+    check(answer, answer.code, words)
+
+
+def test_a_config_of_our_own_with_an_unknown_key(ask, here):
+    out = here / "run"
+    assert ask(*words_of(f"{SMOKE} model.norm_placement=pre", here=here)).code == 0
+    config = json.loads((out / "model" / "config.json").read_text("utf-8"))
+    assert config["model_type"] == "trifold"
+    edited(out / "model", "config.json", n_haeds=4)
+    check(ask("generate", str(out), "hello"), 1, ("config.json: ", "n_haeds: unknown key", "'n_heads'"))
+
+
+@pytest.fixture
+def full_disk():
+    """No file may grow beyond so many bytes: writing more fails as it does where a disk is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [100, 1500, 10_000, 40_000])
+def test_a_full_disk(ask, here, full_disk, size):
+    full_disk(size)
+    answer = ask(*words_of(SMOKE, here=here))
+    full_disk(resource.RLIM_INFINITY)
+    check(answer, 1, ("be written", "File too large", "free "))
+    assert str(here / "run") in answer.err
+    assert not list(here.glob("run/checkpoints/step-*"))
+    assert ask(*words_of(f"{SMOKE} --resume auto", here=here)).code == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_results_onto_a_full_disk(ask, model):
+    answer = ask("generate", str(model), "one", "--out", "/dev/full")
+    assert (answer.code, "Traceback" in answer.err) == (1, False)
+    assert "No space left" in answer.err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_no_permission_to_write(ask, here):
+    here.chmod(0o500)
+    answer = ask(*words_of(SMOKE, here=here))
+    here.chmod(0o700)
+    check(answer, 2, ("run: cannot be written (Permission denied)", "choose another --out"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["train", "smoke", "train.stpes=5"], 2, "error: train.stpes: unknown key; did you mean 'steps'?"),
+        (["generate", "nowhere/at-all/x", "hello"], 1, "error: 'nowhere/at-all/x': no such folder"),
+    ],
+)
+def test_a_process_answers_like_that_too(arguments, code, words, here):
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from trifold.cli import main; sys.exit(main())", *arguments],
+        cwd=here, capture_output=True, encoding="utf-8", timeout=120, stdin=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,311 @@
+"""What the pages tell a reader to type works: every block is run, in order, in a folder of its own.
+
+A ```bash block is run. A ```console block is run and must print what it shows (… stands for anything). A ```python
+block is run. A ```yaml block is a recipe, or a part of one; with `<!-- file: NAME -->` before it, it is saved.
+`<!-- not run: REASON -->` leaves a block out; its commands must still be well formed. `make` lines are not run, but
+their targets exist. Long training is shortened by the table below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from trifold.cli import VERBS, main
+from trifold.recipe import load_recipe, recipe_names
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md"])
+
+# What a reader does for minutes takes a second here: the command begins so -> this is added.
+SMALL = "model.d_model=32 model.n_layers=1 train.steps=4"
+SHORTENED = {
+    "trifold train fr-en.yaml": f"{SMALL} data.holdout=8 train.validate_every=4 train.save_every=2 train.average=2",
+    "trifold train runs/fr-en/recipe.yaml train.steps": "train.steps=8",
+    "trifold train runs/fr-en/recipe.yaml": "train.steps=6",
+    "trifold train smoke": f"{SMALL} train.warmup=2",
+}
+SHORTENED_KEYS = {
+    "train.steps": 4,
+    "train.validate_every": 4,
+    "train.save_every": 4,
+    "train.warmup": 2,
+    "model.n_layers": 1,
+    "data.holdout": 8,
+}
+MOST_LINES = 300  # of a text file that a page made, kept for the rest of the page
+# Commands that prepare the reader's machine.
+NOT_RUN = ("git clone", "cd ", "source ", "pip install", "make")
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its text, the comment before it, and where it stands."""
+
+    language: str
+    text: str
+    remark: str
+    place: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    pattern = re.compile(
+        r"(?:^<!-- (?P<remark>[^>]*?) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S
+    )
+    text = page.read_text(encoding="utf-8")
+    for match in pattern.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield Block(match["language"], match["text"], match["remark"] or "", f"{page.name}:{line}")
+
+
+def runnable(page: Path) -> bool:
+    return any(block.language in ("bash", "console", "python") for block in blocks(page))
+
+
+@cache
+def smoke_model(folder: Path) -> Path:
+    """A model that stands in for the demo's: the commands are tested here, not what was learnt."""
+    run = folder / "smoke"
+    assert main(["train", "smoke", *SMALL.split(), "train.warmup=2", "--out", str(run)]) == 0
+    return run
+
+
+class Reader:
+    """Somebody who types what a page says, in one folder from top to bottom."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capsys, self.monkeypatch = capsys, monkeypatch
+
+    def follow(self, block: Block) -> None:
+        if block.remark.startswith("not run:"):
+            for command in _commands(block.text):
+                _check_form(command, block.place)
+            return
+        match block.language:
+            case "bash":
+                for command in _commands(block.text):
+                    code, said = self.type(command, block.place)
+                    assert code == 0, f"{block.place}: {command}\n{said}"
+            case "console":
+                command, _, shown = block.text.removeprefix("$ ").partition("\n")
+                _, said = self.type(command, block.place)
+                expected = ".*".join(re.escape(part) for part in shown.strip().split("…"))
+                assert re.fullmatch(expected, said.strip(), re.S), f"{block.place}: {command}\n{said}"
+            case "python":
+                with self.monkeypatch.context() as patch:
+                    _shorten_python(patch)
+                    exec(compile(block.text, block.place, "exec"), {"__name__": "__main__"})
+                _shorten_files()
+            case "yaml":
+                _check_yaml(block)
+
+    def type(self, command: str, place: str) -> tuple[int, str]:
+        """Run one line; gives the exit code and everything that was printed."""
+        if command.startswith(NOT_RUN):
+            _check_form(command, place)
+            return 0, ""
+        before, pipe, last = command.rpartition(" | ")
+        if not last.startswith("trifold"):
+            done = subprocess.run(
+                ["bash", "-c", command],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                env=_tools_first(),
+                check=False,
+            )
+            return done.returncode, done.stdout + done.stderr
+        given = (
+            subprocess.run(["bash", "-c", before], stdout=subprocess.PIPE, check=True).stdout if pipe else b""
+        )
+        return self.trifold(last, given)
+
+    def trifold(self, command: str, given: bytes) -> tuple[int, str]:
+        """In this process, because starting another costs seconds of importing."""
+        words = shlex.split(command, comments=True)[1:]
+        into = _taken(words, ">")
+        if source := _taken(words, "<"):
+            given = Path(source).read_bytes()
+        added = next((more for start, more in SHORTENED.items() if command.startswith(start)), "").split()
+        place = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
+        words[place:place] = added
+        self.capsys.readouterr()
+        with self.monkeypatch.context() as patch:
+            buffer = io.BufferedReader(io.BytesIO(given))
+            patch.setattr(sys, "stdin", io.TextIOWrapper(buffer, encoding="utf-8"))
+            code = main(words)
+        out, err = self.capsys.readouterr()
+        if into:
+            Path(into).write_text(out, encoding="utf-8", newline="\n")
+        return code, out + err
+
+
+@pytest.fixture
+def reader(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Reader:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRIFOLD_DATA", raising=False)
+    shutil.copytree(smoke_model(tmp_path_factory.getbasetemp()), tmp_path / "runs" / "demo")
+    return Reader(capsys, monkeypatch)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
+def test_what_a_page_says_works(page: Path, reader: Reader) -> None:
+    for block in blocks(page):
+        reader.follow(block)
+
+
+def test_the_example_translates(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("a").write_text("".join(f"{n} a b c\n" for n in range(60)), encoding="utf-8", newline="\n")
+    Path("b").write_text("".join(f"c b a {n}\n" for n in range(60)), encoding="utf-8", newline="\n")
+    monkeypatch.setattr(
+        sys, "argv", ["translate_your_own.py", "a", "b", "1 a b c", "--steps", "2", "--holdout", "4"]
+    )
+    runpy.run_path(str(ROOT / "examples" / "translate_your_own.py"), run_name="__main__")
+    *_, trained, translated = capsys.readouterr().out.splitlines()
+    assert trained.startswith("2 steps in ")
+    assert translated.startswith("1 a b c  →  ")
+
+
+def test_the_tables_of_keys_are_those_of_the_code() -> None:
+    page = ROOT / "docs" / "recipes.md"
+    generator = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    assert page.read_text(encoding="utf-8") == generator["render"](), "run: python docs/generate.py"
+    named = {key.name for rows in generator["keys"]().values() for key in rows}
+    assert set(generator["MEANINGS"]) <= named, "explained, but no key"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    text = _without_blocks(page)
+    headings = {
+        re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
+        for line in text.splitlines()
+        if line.startswith("#")
+    }
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        file, _, anchor = target.partition("#")
+        if "://" in file:
+            continue
+        assert not file or (page.parent / file).exists(), f"{page.name}: {target}"
+        assert file or anchor in headings, f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_inside_sentences_and_tables_are_well_formed(page: Path) -> None:
+    text = _without_blocks(page)
+    indented = re.findall(r"^    ((?:trifold|make) .+)$", text, re.M)
+    for command in [*re.findall(r"`((?:trifold|make) [^`]+)`", text), *indented]:
+        _check_form(command, page.name)
+
+
+def test_every_recipe_that_ships_is_named_by_the_pages() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert not [name for name in recipe_names() if not re.search(rf"\b{name}\b", pages)]
+
+
+def _commands(text: str) -> list[str]:
+    joined = text.replace("\\\n", " ")
+    return [line.strip() for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def _taken(words: list[str], sign: str) -> str | None:
+    """The file behind a redirection, which is taken out of the words."""
+    if sign not in words:
+        return None
+    place = words.index(sign)
+    file = words[place + 1]
+    del words[place : place + 2]
+    return file
+
+
+def _tools_first() -> dict[str, str]:
+    """The commands of this environment (sacrebleu) before others of the same name."""
+    return os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def _shorten_python(patch: pytest.MonkeyPatch) -> None:
+    import trifold
+
+    whole = trifold.train
+
+    def short(recipe: str, **given: Any) -> Any:
+        keys = {
+            key: value for key, value in SHORTENED_KEYS.items() if key != "data.holdout" or recipe != "smoke"
+        }
+        return whole(recipe, **(given | keys))
+
+    patch.setattr(trifold, "train", short)
+
+
+def _shorten_files() -> None:
+    for file in [*Path().glob("train.*"), *Path().glob("test.*")]:
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        most = MOST_LINES if file.stem == "train" else 6
+        file.write_text("".join(lines[:most]), encoding="utf-8", newline="\n")
+
+
+def _check_yaml(block: Block) -> None:
+    if block.remark.startswith("file:"):
+        file = Path(block.remark.removeprefix("file:").strip())
+        file.write_text(block.text, encoding="utf-8", newline="\n")
+        load_recipe(file)
+        return
+    values = {"data": {"train": "embedded:smoke"}} | yaml.safe_load(block.text)
+    Path("part.yaml").write_text(yaml.safe_dump(values), encoding="utf-8", newline="\n")
+    load_recipe("part.yaml")
+
+
+def _without_blocks(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+@cache
+def _help(verb: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main([verb, "--help"]) == 0
+    return out.getvalue()
+
+
+@cache
+def _targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+
+
+def _check_form(command: str, place: str) -> None:
+    """`make` targets exist; verbs, options and shipped recipes of `trifold` too."""
+    words = [word for word in shlex.split(command, comments=True) if not word.startswith("[")]
+    if words[:1] == ["make"]:
+        targets = [word for word in words[1:] if word.islower() and "=" not in word]
+        assert set(targets) <= _targets(), f"{place}: {command}"
+    if words[:1] != ["trifold"] or words[1].startswith("--") or words[1].isupper():
+        return
+    verb, *rest = words[1:]
+    assert verb in VERBS, f"{place}: {command}"
+    options = {word.partition("=")[0] for word in rest if word.startswith("--")}
+    known = set(re.findall(r"--[a-z][a-z-]*", _help(verb)))
+    assert options <= known, f"{place}: {command}"
+    plain = [word for word in rest if not word.startswith("-")]
+    if verb == "train" and plain and plain[0] in recipe_names() and "stpes" not in command:
+        load_recipe(
+            plain[0], [word for word in plain[1:] if re.match(r"[a-z_.]+=", word) and "…" not in word]
+        )

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from trifold.cli import main
+from trifold.errors import SettingsError, UsageError
+from trifold.nn.config import PRESETS
+from trifold.recipe import Recipe, TrainSettings, load_recipe, recipe_names
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a recipe file; gives its path."""
+
+    def write(text: str, name: str = "mine.yaml"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+# --- what ships ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_is_one(name):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.description.strip() == recipe.description != ""
+    assert recipe.data.train and recipe.data.valid and recipe.data.test
+
+
+def test_the_recipes_of_the_readme_are_there():
+    assert {"smoke", "demo", "multi30k-en-de"} <= set(recipe_names())
+
+
+def test_the_published_model_is_the_published_size():
+    tiny = load_recipe("multi30k-en-de").model
+    assert (tiny.n_layers, tiny.decoder_layers, tiny.d_model, tiny.d_ff, tiny.n_heads) == (4, 4, 128, 256, 4)
+
+
+def test_trifold_recipes_names_them_with_their_descriptions(capsys):
+    assert main(["recipes"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(name in printed for name in recipe_names())
+    assert main(["recipes", "--json"]) == 0
+    assert {
+        each["name"]: each["description"] for each in json.loads(capsys.readouterr().out)
+    } == recipe_names()
+
+
+# --- overrides -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("train.steps=7", 7),
+        ("train.learning_rate=0.01", 0.01),
+        ("train.learning_rate=5e-4", 5e-4),  # YAML 1.1 takes this for text
+        ("train.learning_rate=2E-3", 2e-3),
+        ("train.learning_rate=1", 1.0),
+        ("train.learning_rate=null", None),
+        ("train.learning_rate=", None),
+        ("train.precision=bfloat16", "bfloat16"),
+        ("data.train=a.en,a.de", "a.en,a.de"),
+        ("data.train=[a.en, a.de]", ["a.en", "a.de"]),
+        ("data.train=hub:wmt14@de-en:train", "hub:wmt14@de-en:train"),
+        ("data.train=C:\\texts\\a=b.tsv", "C:\\texts\\a=b.tsv"),
+        ("data.source=0", 0),
+        ("data.target=no", "no"),  # Norwegian, which YAML 1.1 takes for a refusal
+        ("data.target='0'", "0"),
+        ("data.header=true", True),
+        ("description=2017-06-12", "2017-06-12"),
+        ("description=@home", "@home"),
+        ("tokenizer.joint=false", False),
+    ],
+)
+def test_an_override_sets_the_value_under_its_key(override, value):
+    recipe = load_recipe("smoke", [override])
+    found = recipe
+    for part in override.partition("=")[0].split("."):
+        found = getattr(found, part)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_the_last_of_several_overrides_wins_and_mappings_do_the_same():
+    assert load_recipe("smoke", ["train.steps=60", "train.steps=70"]).train.steps == 70
+    assert load_recipe("smoke", {"train.steps": 70}) == load_recipe("smoke", ["train.steps=70"])
+
+
+def test_an_override_replaces_one_key_and_leaves_its_neighbours():
+    before, after = load_recipe("smoke"), load_recipe("smoke", ["model.dropout=0.3"])
+    assert after.model == before.model.model_copy(update={"dropout": 0.3})
+
+
+@pytest.mark.parametrize("text", ["train.steps", "=5", "steps 5"])
+def test_an_override_without_key_or_value_is_a_wrong_use(text):
+    with pytest.raises(UsageError, match=r"is not of the form key=value, such as train\.steps=2000"):
+        load_recipe("smoke", [text])
+
+
+def test_an_override_below_a_value_is_refused():
+    with pytest.raises(SettingsError, match=r"train\.steps\.more: steps holds a value, not a group of keys"):
+        load_recipe("smoke", ["train.steps.more=5"])
+
+
+# --- presets -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_is_a_beginning_that_keys_change(write, preset):
+    path = write(f"data: {{train: a.tsv}}\nmodel: {{preset: {preset}, dropout: 0.25}}\n")
+    assert load_recipe(path).model == PRESETS[preset].model_copy(update={"dropout": 0.25})
+    assert load_recipe(path, ["model.n_layers=1"]).model.n_layers == 1
+
+
+def test_a_preset_on_the_command_line_keeps_the_keys_of_the_file():
+    recipe = load_recipe("smoke", ["model.preset=transformer-tiny"])
+    assert (recipe.model.d_model, recipe.model.d_ff) == (64, 128)  # smoke says so itself
+
+
+def test_an_unknown_preset_shows_the_nearest():
+    with pytest.raises(
+        SettingsError,
+        match=r"model\.preset: unknown preset 'transformer-bas'; did you mean 'transformer-base'",
+    ):
+        load_recipe("smoke", ["model.preset=transformer-bas"])
+
+
+def test_without_a_model_it_is_the_base_model_of_the_paper(write):
+    assert load_recipe(write("data: {train: a.tsv}\n")).model == PRESETS["transformer-base"]
+
+
+# --- files ---------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_called_by_its_stem_unless_it_says_otherwise(write):
+    assert load_recipe(write("data: {train: a.tsv}\n", "en-xx.yaml")).name == "en-xx"
+    assert load_recipe(write("name: other\ndata: {train: a.tsv}\n", "en-xx.yaml")).name == "other"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [1", ["mine.yaml: not valid YAML", "line 1"]),
+        ("a: b: c", ["mine.yaml: not valid YAML", "line 1, column 5"]),
+        ("train: {steps: 5}\ntrain: {steps: 6}", ["mine.yaml: not valid YAML", "'train' stands twice"]),
+        ("- a\n- b", ["mine.yaml: a recipe is a mapping"]),
+        ("", ["mine.yaml: a recipe is a mapping"]),
+        ("just text", ["mine.yaml: a recipe is a mapping"]),
+        ("data: !!python/object/apply:os.system ['true']", ["mine.yaml: not valid YAML", "python/object"]),
+        ("[" * 1500, ["mine.yaml: not valid YAML"]),
+        ("data: {train: a.tsv}\ntrian: {steps: 5}", ["trian: unknown key", "did you mean 'train'"]),
+        ("data: {train: a.tsv}\ntrain: 5", ["train: ", "got 5"]),
+        ("description: no data", ["data: a value is required"]),
+    ],
+)
+def test_a_file_that_is_no_recipe_says_where_and_why(write, text, words):
+    with pytest.raises(SettingsError) as caught:
+        load_recipe(write(text))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_file_that_is_not_utf_8_is_named_with_the_byte(tmp_path):
+    path = tmp_path / "latin.yaml"
+    path.write_bytes(b"description: caf" + b"\xe9\n")
+    with pytest.raises(SettingsError, match=r"latin\.yaml: byte 17 is not valid UTF-8"):
+        load_recipe(path)
+
+
+def test_a_file_that_is_not_there():
+    with pytest.raises(UsageError, match=r"nowhere\.yaml: no such recipe file"):
+        load_recipe("nowhere.yaml")
+
+
+def test_a_name_that_is_not_known_shows_the_nearest():
+    with pytest.raises(UsageError, match=r"unknown recipe 'smok'; did you mean 'smoke'\?"):
+        load_recipe("smok")
+
+
+# --- resolved ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_resolved_reads_back_as_the_same_recipe_with_every_default_written_out(write, name):
+    recipe = load_recipe(name)
+    text = recipe.resolved()
+    assert load_recipe(write(text)) == recipe
+    assert "beta2: 0.98" in text and "max_positions:" in text and "length_penalty_form:" in text
+
+
+@example("a\x85b\u2028c\u2029", 1e-9)
+@settings(max_examples=20)
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0")), st.floats(1e-12, 1e6))
+def test_any_text_and_any_number_survive_the_way_to_disk_and_back(tmp_path_factory, text, number):
+    recipe = load_recipe("smoke", {"description": text, "train.learning_rate": number})
+    path = tmp_path_factory.getbasetemp() / "round.yaml"
+    path.write_text(recipe.resolved(), encoding="utf-8", newline="\n")
+    assert load_recipe(path) == recipe
+
+
+@pytest.mark.parametrize(
+    "text", ["5e-4", "no", "yes", "true", "2017-06-12", "010", "1_000", "~", "null", "1:30", "=", "a: b"]
+)
+def test_text_that_looks_like_something_else_stays_text(write, text):
+    recipe = load_recipe("smoke", {"description": text})
+    assert load_recipe(write(recipe.resolved())).description == text
+
+
+# --- contradictions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"average": 6}, r"train: average 6 needs keep_last of at least 6, not 5"),
+        (
+            {"average": 2, "validate_every": 10, "save_every": 4},
+            r"validate_every \(10\) must be a multiple of save_every \(4\)",
+        ),
+        (
+            {"schedule": "linear", "warmup": 10, "steps": 10},
+            r"warmup 10 leaves nothing of 10 steps for the decay",
+        ),
+        (
+            {"schedule": "cosine", "warmup": 20, "steps": 10},
+            r"warmup 20 leaves nothing of 10 steps for the decay",
+        ),
+        ({"steps": 0}, r"train\.steps: .*greater than 0, got 0"),
+        ({"steps": 1e4}, r"train\.steps: .*valid integer, got 10000\.0"),
+        ({"schedule": "noam"}, r"train\.schedule: .*'inverse-sqrt'.*got 'noam'"),
+    ],
+)
+def test_settings_of_training_that_contradict_each_other_are_refused(values, message):
+    with pytest.raises(SettingsError, match=message):
+        TrainSettings.parse(values, at="train")
+
+
+def test_a_recipe_never_changes():
+    recipe = load_recipe("smoke")
+    assert isinstance(recipe, Recipe)
+    with pytest.raises(Exception, match="frozen"):
+        recipe.seed = 3  # type: ignore[misc]

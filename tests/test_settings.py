@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import pytest
+from pydantic import Field, ValidationError, model_validator
+
+from trifold.errors import SettingsError
+from trifold.settings import Settings, nearest
+
+
+class Wheel(Settings):
+    size: int = Field(10, gt=0)
+    material: Literal["wood", "steel"] = "wood"
+    names: str | list[str] | None = None
+
+
+class Cart(Settings):
+    load: float = 1.0
+    wheel: Wheel = Wheel()
+    spare: Wheel | None = None
+    owner: str
+
+    @model_validator(mode="after")
+    def _carries(self) -> Self:
+        if self.load > self.wheel.size:
+            raise ValueError(f"load {self.load} is too much for a wheel of {self.wheel.size}")
+        return self
+
+
+GOOD = {"owner": "me"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "cart.owner: a value is required"),
+        (GOOD | {"laod": 2.0}, "cart.laod: unknown key; did you mean 'load'?"),
+        (GOOD | {"zzz": 2.0}, "cart.zzz: unknown key; known keys: load, owner, spare, wheel"),
+        (GOOD | {"wheel": {"sise": 3}}, "cart.wheel.sise: unknown key; did you mean 'size'?"),
+        (GOOD | {"spare": {"matrial": 3}}, "cart.spare.matrial: unknown key; did you mean 'material'?"),
+        (GOOD | {"wheel": {"size": "3"}}, "cart.wheel.size: input should be a valid integer, got '3'"),
+        (GOOD | {"wheel": {"size": -1}}, "cart.wheel.size: input should be greater than 0, got -1"),
+        (
+            GOOD | {"wheel": {"material": "tin"}},
+            "cart.wheel.material: input should be 'wood' or 'steel', got 'tin'",
+        ),
+        (GOOD | {"wheel": {"names": 5}}, "cart.wheel.names: input should be a valid string, got 5"),
+        (GOOD | {"load": 99.0}, "cart: load 99.0 is too much for a wheel of 10"),
+        (GOOD | {"load": True}, "cart.load: input should be a valid number, got True"),
+    ],
+)
+def test_a_wrong_key_is_named_with_its_value_and_the_remedy(values, message):
+    with pytest.raises(SettingsError) as caught:
+        Cart.parse(values, at="cart")
+    assert str(caught.value) == message
+    assert caught.value.exit_code == 2
+
+
+def test_every_wrong_key_has_its_line():
+    with pytest.raises(SettingsError) as caught:
+        Cart.parse({"load": "heavy", "wheel": {"size": 0, "sise": 1}})
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
+        "load", "wheel.size", "wheel.sise", "owner",
+    ]  # fmt: skip
+
+
+def test_whole_numbers_are_numbers_and_nothing_else_is_converted():
+    assert Cart.parse(GOOD | {"load": 2}).load == 2.0
+    with pytest.raises(SettingsError):
+        Cart.parse({"owner": 7})
+
+
+def test_settings_never_change():
+    cart = Cart.parse(GOOD)
+    with pytest.raises(ValidationError):
+        cart.load = 2.0  # type: ignore[misc]
+
+
+def test_nearest_shows_one_or_all():
+    assert nearest("trian", ["train", "valid"]) == "; did you mean 'train'?"
+    assert nearest("xyz", ["train", "valid"], "splits") == "; known splits: train, valid"

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+
+import pytest
+import torch
+
+from trifold.errors import CheckpointError
+from trifold.train import checkpoint
+from trifold.train.checkpoint import Checkpoint
+
+FILES = ("weights.safetensors", "optimizer.safetensors", "progress.json", "manifest.json")
+
+
+def state(step: int = 7, fill: float | None = None) -> Checkpoint:
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.randn(shape) if fill is None else torch.full(shape, fill)
+
+    weights = {"a.weight": tensor(3, 5), "b": tensor(4)}
+    return Checkpoint(weights, {"exp_avg.b": tensor(4), "step": torch.tensor([float(step)])}, {"step": step})
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path):
+    before = state()
+    path = checkpoint.save(tmp_path, before)
+    after = checkpoint.load(path)
+    assert path.name == "step-00000007"
+    assert after.progress == before.progress
+    for ours, theirs in ((before.weights, after.weights), (before.moments, after.moments)):
+        assert set(ours) == set(theirs)
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_same_state_gives_the_same_bytes(tmp_path):
+    before = state()
+    one = checkpoint.save(tmp_path / "one", before)
+    two = checkpoint.save(tmp_path / "two", checkpoint.load(one))
+    assert {f.name: f.read_bytes() for f in one.iterdir()} == {f.name: f.read_bytes() for f in two.iterdir()}
+
+
+def test_views_of_one_vector_are_saved_as_themselves(tmp_path):
+    vector = torch.arange(6.0)
+    first, second = vector.split([2, 4])
+    path = checkpoint.save(tmp_path, Checkpoint({"x": first, "y": second.view(2, 2)}, {}, {"step": 1}))
+    assert torch.equal(checkpoint.load(path).weights["y"], torch.tensor([[2.0, 3.0], [4.0, 5.0]]))
+
+
+def test_the_manifest_lists_every_other_file(tmp_path):
+    path = checkpoint.save(tmp_path, state())
+    listed = json.loads((path / "manifest.json").read_text("utf-8"))["sha256"]
+    assert {*listed, "manifest.json"} == {file.name for file in path.iterdir()} == set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES[:3])
+@pytest.mark.parametrize("place", [0, 9, -1])
+def test_a_flipped_bit_anywhere_is_found_and_its_file_named(tmp_path, name, place):
+    path = checkpoint.save(tmp_path, state())
+    content = bytearray((path / name).read_bytes())
+    content[place] ^= 1
+    (path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"{name}: damaged"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("name", FILES[:3])
+@pytest.mark.parametrize("length", [0, 10])
+def test_a_truncated_file_is_found_and_named(tmp_path, name, length):
+    path = checkpoint.save(tmp_path, state())
+    (path / name).write_bytes((path / name).read_bytes()[:length])
+    with pytest.raises(CheckpointError, match=rf"{name}: damaged"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(tmp_path, name):
+    path = checkpoint.save(tmp_path, state())
+    (path / name).unlink()
+    with pytest.raises(CheckpointError, match=name):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": "other", "sha256": {}}',
+        '{"format": "trifold-checkpoint-1"}',
+        '{"format": "trifold-checkpoint-1", "sha256": {"../outside": "0"}}',
+    ],
+)
+def test_a_foreign_folder_is_refused(tmp_path, manifest):
+    (tmp_path / "manifest.json").write_text(manifest, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"not a checkpoint of trifold"):
+        checkpoint.load(tmp_path)
+
+
+def test_a_manifest_that_forgets_a_file_does_not_make_it_trusted(tmp_path):
+    path = checkpoint.save(tmp_path, state())
+    manifest = json.loads((path / "manifest.json").read_text("utf-8"))
+    del manifest["sha256"]["weights.safetensors"]
+    (path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(CheckpointError):
+        checkpoint.load(path)
+
+
+def test_the_mean_of_weights_needs_no_moments(tmp_path):
+    path = checkpoint.save(tmp_path, state())
+    (path / "optimizer.safetensors").write_bytes(b"damaged")
+    assert checkpoint.load(path, optimizer=False).moments == {}
+    assert checkpoint.mean_weights([path]).keys() == {"a.weight", "b"}
+
+
+# Every way in which the disk is written to, each failing at its n-th use.
+def _refuse(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, use: int) -> None:
+    real, uses = getattr(owner, name), 0
+
+    def refusing(*arguments, **named):
+        nonlocal uses
+        uses += 1
+        if uses == use:
+            raise OSError(28, "No space left on device")
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, refusing)
+
+
+WRITES = [
+    *((pathlib.Path, "mkdir", use) for use in (1,)),
+    *((checkpoint, "save_file", use) for use in (1, 2)),
+    *((pathlib.Path, "open", use) for use in (1, 3, 5)),
+    *((os, "fsync", use) for use in (1, 2, 3, 4, 5)),
+    *((os, "replace", use) for use in (1, 2, 3)),
+]
+
+
+@pytest.mark.parametrize("stands_already", [False, True])
+@pytest.mark.parametrize(("owner", "name", "use"), WRITES)
+def test_an_interrupted_save_leaves_nothing_half_written(
+    tmp_path, monkeypatch, owner, name, use, stands_already
+):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    if stands_already:
+        checkpoint.save(folder, state(3, fill=1.0))
+    before = sorted(path.name for path in folder.iterdir())
+    with monkeypatch.context() as patch:
+        _refuse(patch, owner, name, use)
+        with pytest.raises(
+            CheckpointError, match=r"step-00000007: could not be written .*free some disk space"
+        ):
+            checkpoint.save(folder, state(7))
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert [path.name for path in checkpoint.saved(folder)] == before
+    checkpoint.save(folder, state(7))
+    assert checkpoint.load(checkpoint.saved(folder)[-1]).progress == {"step": 7}
+
+
+def test_a_save_that_is_killed_is_not_seen_and_swept_later(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(Killed):
+            checkpoint.save(tmp_path, state(7))
+    assert checkpoint.saved(tmp_path) == []
+    checkpoint.save(tmp_path, state(8))
+    checkpoint.prune(tmp_path, keep=5)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000008"]
+
+
+def test_prune_keeps_the_newest(tmp_path):
+    for step in (2, 10, 4, 100):
+        checkpoint.save(tmp_path, state(step))
+    checkpoint.prune(tmp_path, keep=2)
+    assert [checkpoint.step_of(path) for path in checkpoint.saved(tmp_path)] == [10, 100]
+
+
+def test_what_an_interruption_saved_never_displaces_a_regular_checkpoint(tmp_path):
+    kept = []
+    for step in (10, 20, 23, 27, 30, 34):
+        checkpoint.save(tmp_path, state(step))
+        checkpoint.prune(tmp_path, keep=2, every=10)
+        kept.append([checkpoint.step_of(path) for path in checkpoint.saved(tmp_path)])
+    assert kept == [[10], [10, 20], [10, 20, 23], [10, 20, 27], [20, 30], [20, 30, 34]]
+    assert [checkpoint.step_of(path) for path in checkpoint.regular(tmp_path, 10)] == [20, 30]
+
+
+def test_other_things_in_the_folder_are_no_checkpoints(tmp_path):
+    checkpoint.save(tmp_path, state(5))
+    (tmp_path / "step-00000009").mkdir()
+    shutil.copytree(tmp_path / "step-00000005", tmp_path / "step-00000005-copy")
+    assert [path.name for path in checkpoint.saved(tmp_path)] == ["step-00000005"]
+
+
+def test_the_mean_of_weights_is_the_mean(tmp_path):
+    states = [state(step) for step in (1, 2, 3)]
+    paths = [checkpoint.save(tmp_path, each) for each in states]
+    mean = checkpoint.mean_weights(paths)
+    for name in states[0].weights:
+        exact = torch.stack([each.weights[name].double() for each in states]).mean(0)
+        assert mean[name].dtype is torch.float32
+        assert torch.equal(mean[name], exact.float())
+
+
+def test_text_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "note.json"
+    checkpoint.write_text(path, "old\n")
+    with monkeypatch.context() as patch:
+        _refuse(patch, os, "fsync", 1)
+        with pytest.raises(OSError, match="No space"):
+            checkpoint.write_text(path, "new\n")
+    assert path.read_bytes() == b"old\n"
+    checkpoint.write_text(path, "né\n")
+    assert path.read_bytes() == "né\n".encode()

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+
+from trifold.errors import DataError, SettingsError
+from trifold.recipe import load_recipe
+from trifold.train.setup import prepare
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Write parallel lines; gives the value of a data key."""
+
+    def files(name: str, *pairs: tuple[str, str]) -> list[str]:
+        sides = [tmp_path / f"{name}.en", tmp_path / f"{name}.xx"]
+        for side, lines in zip(sides, zip(*pairs, strict=True), strict=True):
+            side.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return [str(side) for side in sides]
+
+    return files
+
+
+SHORT = [(f"a b {c}", f"{c} b a") for c in "cdefgh"]
+LONG = ("a b " * 30, "b a " * 30)
+
+
+def prepared(tmp_path, listening, tiny, **changes):
+    overrides = (
+        tiny | {"model.max_positions": 40} | {key.replace("__", "."): value for key, value in changes.items()}
+    )
+    return prepare(load_recipe("smoke", overrides), tmp_path / "tokenizer", listening)
+
+
+def test_the_model_is_as_large_as_the_vocabularies(tmp_path, listening, tiny):
+    joint = prepared(tmp_path, listening, tiny)
+    assert joint.config.vocab_size == joint.task.source.vocab_size
+    assert joint.config.target_vocab_size is None
+    assert joint.task.source is joint.task.target
+    separate = prepared(tmp_path / "two", listening, tiny, tokenizer__joint=False)
+    assert separate.config.vocab_size == separate.task.source.vocab_size
+    assert separate.config.target_vocab_size == separate.task.target.vocab_size != separate.config.vocab_size
+
+
+def test_a_run_goes_on_with_its_own_tokenizer(tmp_path, listening, tiny, files):
+    first = prepared(tmp_path, listening, tiny).task.source
+    again = prepared(tmp_path, listening, tiny, data__train=files("other", *SHORT)).task.source
+    assert again.library.get_vocab() == first.library.get_vocab()
+    assert again.encode(["two hundred", "2 0 0"]) == first.encode(["two hundred", "2 0 0"])
+
+
+@pytest.mark.parametrize(("fate", "said"), [("drop", "left out"), ("truncate", "cut")])
+def test_pairs_longer_than_the_model_allows_are_counted_never_silently_cut(
+    tmp_path, listening, tiny, files, fate, said
+):
+    train = files("train", *SHORT, LONG, LONG)
+    found = prepared(tmp_path, listening, tiny, data__train=train, batch__on_overflow=fate)
+    assert f"2 of 8 pairs are longer than 40 tokens: {said}" in listening.lines
+    rows = sorted(int(row) for batch in found.plan(found.train, 0) for row in batch)
+    assert rows == list(range(6 if fate == "drop" else 8))
+    assert found.width == (None if fate == "drop" else 40)
+
+
+def test_or_they_are_an_error(tmp_path, listening, tiny, files):
+    with pytest.raises(
+        DataError, match=r"row 6: 121 tokens, more than batch\.max_length=40 .*batch\.on_overflow=drop"
+    ):
+        prepared(
+            tmp_path, listening, tiny, data__train=files("train", *SHORT, LONG), batch__on_overflow="error"
+        )
+
+
+def test_validation_pairs_that_the_model_cannot_read_are_found_before_training(
+    tmp_path, listening, tiny, files
+):
+    found = prepared(tmp_path, listening, tiny, data__valid=files("valid", *SHORT, LONG))
+    assert "valid.en + valid.xx: 1 of 7 pairs are longer than 40 tokens: left out" in listening.lines
+    assert len(found.valid_pairs) == len(found.valid.lengths) == 6
+    with pytest.raises(
+        DataError, match=r"no validation pair has at most 40 tokens; raise model\.max_positions"
+    ):
+        prepared(tmp_path, listening, tiny, data__valid=files("long", LONG))
+
+
+def test_validation_pairs_longer_than_training_wants_are_kept(tmp_path, listening, tiny):
+    found = prepared(tmp_path, listening, tiny, batch__max_length=12)
+    assert len(found.valid_pairs) == 28
+    assert (found.valid.lengths > 12).any()
+
+
+def test_no_training_pair_is_short_enough(tmp_path, listening, tiny, files):
+    with pytest.raises(DataError, match=r"no row is left: all 2 are longer than 40 tokens"):
+        prepared(tmp_path, listening, tiny, data__train=files("train", LONG, LONG))
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("data__train", r"data\.train: no training data; set data\.train="),
+        ("data__valid", r"data\.valid: no validation data; .*data\.holdout="),
+    ],
+)
+def test_data_that_is_not_there_is_asked_for_with_the_key(tmp_path, listening, tiny, key, message):
+    with pytest.raises(SettingsError, match=message):
+        prepared(tmp_path, listening, tiny, **{key: None})
+
+
+def test_what_was_read_is_said(tmp_path, listening, tiny, files):
+    pairs = [*SHORT, ("", "nothing"), ("c", " ")]
+    prepared(
+        tmp_path, listening, tiny, data__train=files("train", *pairs), data__valid=files("valid", *SHORT)
+    )
+    assert "train.en + train.xx: 8 pairs, 2 with a blank side (dropped); 6 used" in listening.lines
+    assert any(
+        "an epoch: 6 pairs" in line and "padding" in line and "vocabulary" in line for line in listening.lines
+    )
