@@ -24,7 +24,7 @@ from trifold.cli import main
 
 TINY = (
     "model.d_model=16 model.n_heads=2 model.n_layers=1 model.d_ff=32 train.device=cpu train.precision=float32 "
-    "train.steps=2 train.warmup=1 train.validate_every=2 train.save_every=2 generate.max_new_tokens=4"
+    "model.norm_placement=post train.schedule=inverse-sqrt train.steps=2 train.warmup=1 train.validate_every=2 train.save_every=2 generate.max_new_tokens=4"
 )
 SMOKE = f"train smoke {TINY} --out {{here}}/run"
 OWN = f"{SMOKE} data.train={{here}}/a.en,{{here}}/a.de data.valid={{here}}/good.en,{{here}}/good.de"
@@ -184,7 +184,7 @@ SETTINGS = {
     ),
     "contradiction: holdout": Case({}, f"{SMOKE} data.holdout=5", 2, ("holdout and valid contradict each other",)),
     "unknown preset": Case({}, f"{SMOKE} model.preset=big", 2, ("model.preset: unknown preset 'big'", "transformer-big")),
-    "unknown score": Case({}, f"{SMOKE} task.best_by=bleurt", 2, ("task.best_by: no score 'bleurt'", "'bleu'")),
+    "unknown score": Case({}, f"{SMOKE} task.best_by=bleurt", 2, ("task.best_by: ", "'bleu', 'chrf'", "got 'bleurt'")),
     "unknown scoring": Case({}, f"{SMOKE} task.tokenize=moses", 2, ("task.tokenize: sacreBLEU has no tokenizer 'moses'",)),
     "no validation data": Case({}, f"{SMOKE} data.valid=null", 2, ("data.valid: no validation data", "data.holdout=500")),
     "no training data": Case({}, f"{SMOKE} data.train=null", 2, ("data.train: no training data",)),

@@ -13,9 +13,14 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import TrainSettings
 from trifold.tasks.ragged import Ragged
 from trifold.tasks.translate import Examples, Translate, TranslateSettings
-from trifold.text import Tokenizer
 from trifold.train.device import keep_freed_memory
 from trifold.train.learner import Learner
+
+
+class Ids:
+    """Stands for the tokenizer: the text has been tokenised already, for all toolkits alike."""
+
+    pad_id, bos_id, eos_id = PAD, BOS, EOS
 
 
 def main() -> None:
@@ -23,10 +28,9 @@ def main() -> None:
     setting = setting_of(args.data)
     keep_freed_memory()
     pairs = json.loads((args.data / "pairs.json").read_text(encoding="utf-8"))
-    tokenizer = Tokenizer.load(args.data / "tokenizer.json")
-    sources, targets = ([[*ids, tokenizer.eos_id] for ids in pairs[side]] for side in ("source", "target"))
+    sources, targets = ([[*ids, EOS] for ids in pairs[side]] for side in ("source", "target"))
     examples = Examples(Ragged.of(sources), Ragged.of(targets))
-    task = Translate(TranslateSettings(label_smoothing=setting.label_smoothing), tokenizer, tokenizer)
+    task = Translate(TranslateSettings(label_smoothing=setting.label_smoothing), Ids(), Ids())
     config = ModelConfig(
         vocab_size=setting.vocab_size,
         d_model=setting.d_model,

@@ -63,10 +63,20 @@ class Pipeline:
     translate = generate
 
     def hypotheses(
-        self, texts: Sequence[str], *, on_done: Callable[[int], None] | None = None, **arguments: Any
+        self,
+        texts: Sequence[str],
+        *,
+        first: int = 0,
+        on_done: Callable[[int], None] | None = None,
+        **arguments: Any,
     ) -> list[list[Hypothesis]]:
-        """All outputs asked for (num_return_sequences), with scores; `on_done` hears how many texts were finished."""
-        return self.task.predict(self.model, texts, resolve(self.generation, arguments), on_done=on_done)
+        """All outputs asked for (num_return_sequences), with scores; `on_done` hears how many texts were finished.
+
+        `first` is the place of texts[0] in the whole input, so that sampling in portions draws what one call would.
+        """
+        return self.task.predict(
+            self.model, texts, resolve(self.generation, arguments), first=first, on_done=on_done
+        )
 
     def save(self, folder: str | Path) -> None:
         """Write a Hugging Face folder: config, weights, tokenizers, generation settings."""

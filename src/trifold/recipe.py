@@ -10,7 +10,7 @@ import importlib.resources
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import Field, model_validator
@@ -135,7 +135,7 @@ def _read(name: str | Path) -> tuple[dict[str, Any], str]:
 class _Loader(yaml.SafeLoader):
     """YAML 1.1 but for what surprises in it: 5e-4 is a number, `no` is a word, and no key stands twice."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+    yaml_implicit_resolvers = {  # noqa: RUF012 (as the library declares it)
         first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":bool", ":timestamp"))]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

@@ -33,3 +33,11 @@ def test_padded_is_each_row_cut_or_filled(sequences, data):
 def test_no_sequence_at_all():
     assert len(Ragged.of([])) == 0
     assert Ragged.of([]).lengths.tolist() == []
+
+
+@given(SEQUENCES, st.data())
+def test_joined_is_the_beginnings_of_the_rows_one_after_the_other(sequences, data):
+    rows = np.array(data.draw(st.lists(st.integers(0, len(sequences) - 1), min_size=1, max_size=8)))
+    lengths = np.array([data.draw(st.integers(0, len(sequences[row]))) for row in rows])
+    wanted = [token for row, length in zip(rows, lengths, strict=True) for token in sequences[row][:length]]
+    assert Ragged.of(sequences).joined(rows, lengths).tolist() == wanted

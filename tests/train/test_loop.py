@@ -108,6 +108,22 @@ def test_after_a_crash_the_steps_since_the_last_checkpoint_are_done_again(
     assert state_of(tmp_path / "run") == uninterrupted("float32")
 
 
+def test_merges_that_drop_out_are_drawn_again_the_same(run, interrupting, state_of, tmp_path):
+    changes = {
+        "tokenizer__kind": "bpe",
+        "tokenizer__vocab_size": 60,
+        "tokenizer__dropout": 0.3,
+        "batch__tokens": 1024,
+    }
+    for stop in (2, 9):  # in the first epoch and in a later one
+        run(view=interrupting(stop), resume="auto", **changes)
+    run(resume="auto", **changes)
+    run("whole", **changes)
+    ours, theirs = state_of(tmp_path / "run"), state_of(tmp_path / "whole")
+    assert theirs["progress"]["epoch"] >= 1
+    assert [key for key in theirs if ours[key] != theirs[key]] == []
+
+
 def test_more_steps_are_the_same_run_gone_on(run, state_of, tmp_path):
     run("short", train__steps=6)
     run("short", resume="auto", train__steps=12)

@@ -52,7 +52,7 @@ def answers(
         _refuse_long(lengths, pipeline.config.max_positions, read)
         full = [place for place, length in enumerate(lengths) if length]
         found = dict(
-            zip(full, outputs(pipeline, [batch[place] for place in full], asked, progress), strict=True)
+            zip(full, outputs(pipeline, [batch[place] for place in full], asked, progress, read), strict=True)
         )
         yield from ((text, found.get(place, [])) for place, text in enumerate(batch))
         read, blank = read + len(batch), blank + len(batch) - len(full)
@@ -77,12 +77,16 @@ class Progress:
 
 
 def outputs(
-    pipeline: Pipeline, texts: list[str], asked: dict[str, Any], progress: Progress | None = None
+    pipeline: Pipeline,
+    texts: list[str],
+    asked: dict[str, Any],
+    progress: Progress | None = None,
+    first: int = 0,
 ) -> list[list[Answer]]:
-    """The outputs for each text, best first. Raises DataError for a text without a token."""
+    """The outputs for each text, best first; `first` is the place of the first one in all of them. Raises DataError for a text without a token."""
     if not texts:
         return []
-    found = pipeline.hypotheses(texts, on_done=progress, **asked)
+    found = pipeline.hypotheses(texts, first=first, on_done=progress, **asked)
     decoded = iter(pipeline.target_tokenizer.decode([one.tokens for each in found for one in each]))
     return [[Answer(next(decoded), one.score, one.finish_reason) for one in each] for each in found]
 

@@ -82,10 +82,9 @@ def _as_trained(recipe: Any) -> ModelConfig:
 
 
 def _config_of(what: str) -> ModelConfig:
-    from trifold.hub import load_model, resolve
+    from trifold.hub import read_config, resolve
 
-    model, _ = load_model(resolve(what))
-    return model.config
+    return read_config(resolve(what))
 
 
 def facts(subject: Subject, tokens: int, length: int, precision: str) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Other people's checkpoints, in and out: a model folder is a Hugging Face folder."""
 
-from trifold.hub.folder import load_model, resolve, save_model
+from trifold.hub.folder import load_model, read_config, resolve, save_model
 
-__all__ = ["load_model", "resolve", "save_model"]
+__all__ = ["load_model", "read_config", "resolve", "save_model"]

@@ -70,8 +70,7 @@ def load_model(
     Raises CheckpointError where something is missing, damaged, of a family that is not known, or does not fit.
     """
     values = read_json(folder / CONFIG)
-    family = _family_of(values, folder / CONFIG)
-    config = _config_of(family, values, folder / CONFIG)
+    family, config = _family_and_config(values, folder / CONFIG)
     weights = read_weights(folder)
     _check_sizes(config, weights, folder / CONFIG)
 
@@ -81,6 +80,16 @@ def load_model(
     tensors = rules.load(table, weights, wanted, str(folder))
     generation = _generation_of(folder, config, values)
     return _filled(config, tensors, dtype, device).eval(), generation
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """What kind of model lies in a folder, without reading its weights. Raises CheckpointError."""
+    return _family_and_config(read_json(folder / CONFIG), folder / CONFIG)[1]
+
+
+def _family_and_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelConfig]:
+    family = _family_of(values, place)
+    return family, _config_of(family, values, place)
 
 
 def _family_of(values: Mapping[str, Any], place: Path) -> Family:

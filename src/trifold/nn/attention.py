@@ -54,7 +54,7 @@ def attend(
         case "plain":
             return _two_products(q, k, v, mask, drop, pattern)
         case "short":
-            return short_attention(q, k, v, mask.additive(q.shape[2], k.shape[2], q))
+            return short_attention(q, k, v, mask.additive_rows(q, k.shape[2]))
         case "fused":
             plain_causal = mask.causal and mask.keys is None and q.shape[2] == k.shape[2]
             allowed = None if plain_causal else mask.dense(q.shape[2], k.shape[2], q.device)

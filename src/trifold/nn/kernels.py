@@ -21,14 +21,11 @@ LEAST_SUM = 1e-30
 
 
 def short_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor | None) -> Tensor:
-    """q (B, H, T, D), k and v (B, H, S, D), offsets of the scores broadcastable to (B, H, T, S) -> (B, H, T, D).
+    """q (B, H, T, D), k and v (B, H, S, D), offsets of the scores broadcastable to (B·H, T, S) -> (B, H, T, D).
 
     A query whose offsets are all -inf gives 0, with gradient 0.
     """
-    rows = q.shape[0] * q.shape[1]
-    if offsets is not None:
-        offsets = offsets.expand(*q.shape[:3], k.shape[2]).reshape(rows, q.shape[2], k.shape[2])
-    flat = (x.reshape(rows, *x.shape[2:]) for x in (q, k, v))
+    flat = (x.flatten(0, 1) for x in (q, k, v))
     out: Tensor = _ShortAttention.apply(*flat, offsets)  # type: ignore[no-untyped-call]
     return out.view(q.shape)
 
@@ -37,12 +34,12 @@ def _exponentials(scores: Tensor, offsets: Tensor | None) -> tuple[Tensor, Tenso
     """exp(s − m) (N, T, S) and 1 / its row sums (N, T, 1), the latter 0 for rows that attend to nothing."""
     if offsets is not None:
         scores = scores.add_(offsets)
-    highest = scores.amax((-2, -1), keepdim=True).clamp_min_(torch.finfo(scores.dtype).min)
-    e = (scores - highest).exp_()
+    lowest = torch.finfo(scores.dtype).min
+    scores = scores.sub_(scores.amax((-2, -1), keepdim=True).clamp_min_(lowest))
+    e = scores.exp()
     sums = e.sum(-1, keepdim=True)
     if bool((sums < LEAST_SUM).any()):  # some row lies far below its head's maximum, or attends to nothing
-        highest = scores.amax(-1, keepdim=True).clamp_min_(torch.finfo(scores.dtype).min)
-        e = (scores - highest).exp_()
+        e = scores.sub_(scores.amax(-1, keepdim=True).clamp_min_(lowest)).exp_()
         sums = e.sum(-1, keepdim=True)
         return e, torch.where(sums > 0, sums.reciprocal(), 0.0)
     return e, sums.reciprocal_()

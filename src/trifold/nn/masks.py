@@ -61,6 +61,19 @@ class Mask:
             self._additive[shape] = None if allowed is None else _offsets(allowed, like.dtype)
         return self._additive[shape]
 
+    def additive_rows(self, q: Tensor, keys: int) -> Tensor | None:
+        """The same for heads that lie in one batch dimension: broadcastable to (B·H, T, S), q being (B, H, T, D).
+
+        Spread out where it differs from row to row: added once a layer, a contiguous sum is worth the memory.
+        """
+        shape = (*q.shape[:3], keys, q.dtype, q.device)
+        if shape not in self._additive:
+            offsets = self.additive(q.shape[2], keys, q)
+            if offsets is not None and offsets.shape[0] > 1:
+                offsets = offsets.expand(*q.shape[:3], keys).flatten(0, 1)[None]
+            self._additive[shape] = None if offsets is None else offsets[0]
+        return self._additive[shape]
+
     @cached_property
     def _additive(self) -> dict[object, Tensor | None]:
         return {}

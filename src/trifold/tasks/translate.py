@@ -46,13 +46,6 @@ class TranslateSettings(Settings):
     )
     lowercase: bool = False
 
-    @field_validator("best_by")
-    @classmethod
-    def _is_a_score(cls, name: str) -> str:
-        if name not in (*SCORES, "loss"):
-            raise ValueError(f"no score {name!r}{nearest(name, [*SCORES, 'loss'])}")
-        return name
-
     @field_validator("tokenize")
     @classmethod
     def _is_a_tokenizer(cls, name: str) -> str:
@@ -149,6 +142,7 @@ class Translate:
         config: GenerationConfig,
         *,
         batch_tokens: int = 4096,
+        first: int = 0,
         on_done: Callable[[int], None] | None = None,
     ) -> list[list[Hypothesis]]:
         """Hypotheses for each text, best first. Texts of like length go together; the order of the answer is theirs.
@@ -167,7 +161,7 @@ class Translate:
             attend = padding(torch.from_numpy(sources.lengths[rows]), width)
             tokens = sources.padded(rows, width, self.source.pad_id).to(device)
             inputs = Inputs(tokens, None if attend is None else attend.to(device))
-            found = generate_tokens(model, inputs, config, numbers=rows.tolist())
+            found = generate_tokens(model, inputs, config, numbers=(rows + first).tolist())
             for row, hypotheses in zip(rows, found, strict=True):
                 answers[row] = hypotheses
             if on_done is not None:
