@@ -38,11 +38,11 @@ check: $(VENV)/ready-dev ## run style, types, import ranks and the quick tests (
 
 bench: $(VENV)/ready-plots ## measure training side by side with other toolkits (each in its own environment)
 	@echo "bench: trifold and its peers, one after the other"
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python benchmarks/run.py train
 
 clean: ## remove the environments and the caches (what was trained, in runs/, is kept)
 	@echo "clean: environments and caches"
-	@rm -rf $(VENV) benchmarks/.venv* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@rm -rf $(VENV) .bench-venv benchmarks/.cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(BIN)/python:

@@ -247,4 +247,4 @@ def test_a_recipe_never_changes():
     recipe = load_recipe("smoke")
     assert isinstance(recipe, Recipe)
     with pytest.raises(Exception, match="frozen"):
-        recipe.seed = 3  # type: ignore[misc]
+        recipe.name = "x"  # type: ignore[misc]

@@ -42,8 +42,8 @@ RUNNERS = (
     Runner("torch-bf16", "torch_runner.py", "bf16"),
 )
 
-# glibc hands large blocks back to the system and maps them anew a moment later; with logits of 150 MB a step
-# that costs every toolkit time. Kept blocks are part of "best flags", and everybody gets them.
+# glibc hands large blocks back to the system and maps them anew a moment later; with logits of 150 MB a step that
+# costs time. trifold asks glibc to keep them; no peer does, but --keep-memory sets it for all of them from outside.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**33), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 
 
@@ -54,7 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=10, help="steps before the clock starts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--keep-memory", action=argparse.BooleanOptionalAction, default=True, help="see KEEP_MEMORY"
+        "--keep-memory", action="store_true", help="have glibc keep freed blocks for every toolkit"
     )
     parser.add_argument("--only", help="comma-separated: " + ",".join(runner.name for runner in RUNNERS))
     parser.add_argument(

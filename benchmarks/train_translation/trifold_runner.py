@@ -7,6 +7,7 @@ import json
 import numpy as np
 import torch
 from measure import Clock, arguments, print_line, setting_of
+from prepare import BOS, EOS, PAD
 
 from trifold.batches import BatchSettings, plan_epoch
 from trifold.nn import ModelConfig, Transformer

@@ -147,7 +147,7 @@ def test_resume_auto_begins_where_there_is_nothing(run, state_of, tmp_path):
 
 def test_the_seed_decides_all(run, state_of, tmp_path):
     for folder, seed in (("one", 5), ("two", 5), ("other", 6)):
-        run(folder, seed=seed)
+        run(folder, train__seed=seed)
     one, two, other = (state_of(tmp_path / folder) for folder in ("one", "two", "other"))
     assert one == two
     assert one["model/model.safetensors"] != other["model/model.safetensors"]

@@ -83,7 +83,10 @@ def outputs(
     progress: Progress | None = None,
     first: int = 0,
 ) -> list[list[Answer]]:
-    """The outputs for each text, best first; `first` is the place of the first one in all of them. Raises DataError for a text without a token."""
+    """The outputs for each text, best first; `first` is the place of the first one in all of them.
+
+    Raises DataError for a text without a token.
+    """
     if not texts:
         return []
     found = pipeline.hypotheses(texts, first=first, on_done=progress, **asked)

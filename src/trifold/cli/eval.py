@@ -152,7 +152,7 @@ def _pairs(
     if split not in SPLITS:
         raise UsageError(f"--split {split}: there are {' and '.join(SPLITS)}")
     if split == "valid" and recipe.data.holdout:
-        held_out = read_splits(recipe.data, recipe.seed).valid
+        held_out = read_splits(recipe.data, recipe.train.seed).valid
         assert held_out is not None
         return held_out
     where = getattr(recipe.data, split)

@@ -119,7 +119,7 @@ class _Run:
             prepared.new_model(),
             prepared.task,
             self.settings,
-            seed=prepared.recipe.seed,
+            seed=prepared.recipe.train.seed,
             device=device,
             dtype=dtype,
         )

@@ -35,12 +35,12 @@ class Prepared:
         """The training rows as tokens; drawn anew each epoch where merges drop out, else always the same."""
         if not self.recipe.tokenizer.dropout:
             return self.train
-        draw = int(np.random.SeedSequence([self.recipe.seed, epoch]).generate_state(1)[0])
+        draw = int(np.random.SeedSequence([self.recipe.train.seed, epoch]).generate_state(1)[0])
         return self.task.examples(self.train_pairs, draw=draw)
 
     def plan(self, examples: Examples, epoch: int) -> Plan:
         """The batches of an epoch: a function of seed and epoch, so that resuming is seeking."""
-        return plan_epoch(examples.lengths, self.batches, seed=self.recipe.seed, epoch=epoch)
+        return plan_epoch(examples.lengths, self.batches, seed=self.recipe.train.seed, epoch=epoch)
 
     @property
     def batches(self) -> BatchSettings:
@@ -56,7 +56,7 @@ class Prepared:
 
     def new_model(self) -> Transformer:
         """Fresh weights, a function of the seed."""
-        torch.manual_seed(self.recipe.seed)
+        torch.manual_seed(self.recipe.train.seed)
         return Transformer(self.config)
 
 
@@ -73,7 +73,7 @@ def prepare(recipe: Recipe, tokenizer_folder: Path, view: View) -> Prepared:
         raise SettingsError(
             "data.valid: no validation data; set data.valid=…, or data.holdout=500 to hold pairs out"
         )
-    splits = read_splits(recipe.data, recipe.seed)
+    splits = read_splits(recipe.data, recipe.train.seed)
     assert splits.train is not None and splits.valid is not None
     for pairs in (splits.train, splits.valid):
         view.say(str(pairs.report))
