@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.command_line import SMOKE, Case, ask, check, rows, spread, words_of
 
 OWN = f"{SMOKE} data.train={{here}}/a.en,{{here}}/a.de data.valid={{here}}/good.en,{{here}}/good.de"
@@ -230,7 +229,11 @@ def test_a_line_of_100_mb_is_refused_in_little_memory(here):
 def test_another_recipe_for_a_run_that_exists(here):
     assert ask(*words_of(SMOKE, here=here)).code == 0
     answer = ask(*words_of(f"{SMOKE} model.d_ff=48 train.seed=7 --resume auto", here=here))
-    check(answer, 2, ("recipe.yaml: the run was begun with other values of", "model.d_ff", "train.seed", "--out"))
+    check(
+        answer,
+        2,
+        ("recipe.yaml: the run was begun with other values of", "model.d_ff", "train.seed", "--out"),
+    )
 
 
 @pytest.fixture

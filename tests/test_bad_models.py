@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from tests.command_line import SMOKE, TINY, Case, ask, check, rows, spread, words_of
 
 LATIN = "fein\nschön\n".encode("latin-1")
@@ -16,16 +15,24 @@ GENERATE = "generate {model}"
 
 USING = {
     "no model there": Case({}, "generate {here}/none hello", 1, ("none", "no such folder")),
-    "a file for a model": Case({"m": b""}, "generate {here}/m hello", 1, ("m: a file, not the folder of a model",)),
+    "a file for a model": Case(
+        {"m": b""}, "generate {here}/m hello", 1, ("m: a file, not the folder of a model",)
+    ),
     "an empty folder": Case({"m/x": b""}, "generate {here}/m hello", 1, ("config.json: no such file",)),
     "a run without a model yet": Case(
-        {"r/recipe.yaml": b"{}", "r/checkpoints/x": b""}, "generate {here}/r hello", 1,
+        {"r/recipe.yaml": b"{}", "r/checkpoints/x": b""},
+        "generate {here}/r hello",
+        1,
         ("r: the run has no model yet", "first validation"),
     ),
     "empty text": Case({}, f"{GENERATE} ''", 1, ("text 1 of 1 has no tokens", "nothing to translate")),
     "text longer than the model": Case({}, f"{GENERATE} '{'one ' * 60}'", 1, ("241", "128")),
     "a long line on standard input": Case(
-        {}, f"{GENERATE} -", 1, ("line 2: 241 tokens, and the model reads at most 128", "split the line"), stdin=b"one\n" + b"two " * 60 + b"\n"
+        {},
+        f"{GENERATE} -",
+        1,
+        ("line 2: 241 tokens, and the model reads at most 128", "split the line"),
+        stdin=b"one\n" + b"two " * 60 + b"\n",
     ),
     "standard input that is not UTF-8": Case(
         {}, f"{GENERATE} -", 1, ("standard input:2:4: byte 0xf6 is not valid UTF-8",), stdin=LATIN
@@ -35,22 +42,29 @@ USING = {
         {}, f"{GENERATE} hello --num-beams 4 --do-sample", 2, ("num_beams 4", "do_sample true")
     ),
     "no beam": Case({}, f"{GENERATE} hello --num-beams 0", 2, ("num_beams", "0")),
-    "a word for a number": Case({}, f"{GENERATE} hello --num-beams many", 2, ("--num-beams", "valid integer", "--help")),
+    "a word for a number": Case(
+        {}, f"{GENERATE} hello --num-beams many", 2, ("--num-beams", "valid integer", "--help")
+    ),
     "output cannot be written": Case(
         {}, f"{GENERATE} hello --out {{here}}/no/where.txt", 2, ("--out", "where.txt: cannot be written")
     ),
     "device not here": Case({}, f"{GENERATE} hello --device cuda:77", 2, ("device 'cuda:77' is not here",)),
     "eval on files of different length": Case(
-        {"a.en": b"one\ntwo\n", "a.de": b"eins\n"}, "eval {model} {here}/a.en {here}/a.de", 1, ("a.en has 2 lines", "a.de has 1")
+        {"a.en": b"one\ntwo\n", "a.de": b"eins\n"},
+        "eval {model} {here}/a.en {here}/a.de",
+        1,
+        ("a.en has 2 lines", "a.de has 1"),
     ),
     "eval without data": Case({}, "eval {bare}", 2, ("bare: has no recipe.yaml beside it", "name the data")),
     "eval with an unknown tokenizer": Case(
         {}, "eval {model} --tokenize moses", 2, ("--tokenize moses: not a tokenizer of sacreBLEU", "13a")
     ),
     "look at nothing": Case({}, "look {model} '' --out {here}/a.png", 1, ("no tokens",)),
-    "look into an unknown kind of picture": Case({}, "look {model} one --out {here}/a.docx", 2, ("a.docx", ".png")),
+    "look into an unknown kind of picture": Case(
+        {}, "look {model} one --out {here}/a.docx", 2, ("a.docx", ".png")
+    ),
     "show what is not there": Case({}, "show {here}/none", 1, ("none", "no such")),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -94,16 +108,24 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         ("pytorch_model.bin: pickled weights are refused", "can run any code"),
     ),
     "no config": (lambda m: (m / "config.json").unlink(), ("config.json: no such file",)),
-    "config that is not JSON": (lambda m: (m / "config.json").write_text("{", encoding="utf-8"), ("config.json:1:", "not JSON")),
-    "unknown family": (lambda m: edited(m, "config.json", model_type="rnn"), ("config.json: model_type: 'rnn' is not known",)),
+    "config that is not JSON": (
+        lambda m: (m / "config.json").write_text("{", encoding="utf-8"),
+        ("config.json:1:", "not JSON"),
+    ),
+    "unknown family": (
+        lambda m: edited(m, "config.json", model_type="rnn"),
+        ("config.json: model_type: 'rnn' is not known",),
+    ),
     "no tokenizer": (lambda m: (m / "tokenizer.json").unlink(), ("bare: has no tokenizer.json",)),
     "broken tokenizer": (
-        lambda m: (m / "tokenizer.json").write_text("[]", encoding="utf-8"), ("tokenizer.json: not a tokenizer",)
+        lambda m: (m / "tokenizer.json").write_text("[]", encoding="utf-8"),
+        ("tokenizer.json: not a tokenizer",),
     ),
     "contradictory generation": (
-        lambda m: edited(m, "generation_config.json", num_beams=4, do_sample=True), ("generation_config.json: num_beams 4 and top_k 50 contradict",)
+        lambda m: edited(m, "generation_config.json", num_beams=4, do_sample=True),
+        ("generation_config.json: num_beams 4 and top_k 50 contradict",),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DAMAGES)

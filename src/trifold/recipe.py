@@ -28,7 +28,9 @@ from trifold.text import TokenizerSettings
 class TrainSettings(Settings):
     """The loop: how long, how fast, how often it looks up. Steps are updates of the weights."""
 
-    seed: int = Field(1, ge=0, description="of the weights, the order of the data, dropout and held-out pairs")
+    seed: int = Field(
+        1, ge=0, description="of the weights, the order of the data, dropout and held-out pairs"
+    )
     steps: int = Field(10_000, gt=0)
     minutes: float | None = Field(
         None, gt=0, description="stop after this much wall time, whatever the steps"
