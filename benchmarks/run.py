@@ -40,7 +40,7 @@ def peers_python() -> Path:
         return python
     print(f"Installing the peers into {ENVIRONMENT} (once) …", file=sys.stderr)
     venv.create(ENVIRONMENT, with_pip=True, clear=True)
-    subprocess.run([str(python), "-m", "pip", "install", "--quiet", "-r", str(PEERS)], check=True)
+    subprocess.run([str(python), "-m", "pip", "install", "-qq", "-r", str(PEERS)], check=True)
     stamp.write_text(wanted, encoding="utf-8")
     return python
 
