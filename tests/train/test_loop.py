@@ -374,3 +374,11 @@ def test_checkpoints_without_a_recipe_are_refused(run, tmp_path):
     (tmp_path / "run" / "recipe.yaml").unlink()
     with pytest.raises(UsageError, match=r"checkpoints but no recipe\.yaml"):
         run(resume="auto")
+
+
+def test_more_steps_stretch_a_schedule_that_ends_and_it_is_said(run, listening):
+    run(train__schedule="linear", train__warmup=1, train__steps=4)
+    run(resume="auto", view=listening, train__schedule="linear", train__warmup=1, train__steps=6)
+    assert any(
+        "train.steps was 4 and is 6: the linear schedule is stretched" in line for line in listening.lines
+    )

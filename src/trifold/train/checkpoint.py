@@ -49,10 +49,12 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         write_text(aside / "progress.json", json.dumps(checkpoint.progress, indent=2) + "\n")
         digests = {file.name: _flushed_digest(file) for file in sorted(aside.iterdir())}
         write_text(aside / MANIFEST, json.dumps({"format": FORMAT, "sha256": digests}, indent=2) + "\n")
-        if final.exists():
-            shutil.rmtree(final)
+        old = folder / f".{final.name}.old"
+        if final.exists():  # saved again: the old one goes only when the new one stands
+            os.replace(final, old)
         os.replace(aside, final)
         _flush_folder(folder)
+        shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise CheckpointError(
@@ -99,7 +101,7 @@ def prune(folder: Path, keep: int, every: int = 1) -> None:
     staying = {*regular(folder, every)[-keep:], *saved(folder)[-1:]}
     for path in set(saved(folder)) - staying:
         shutil.rmtree(path, ignore_errors=True)
-    for path in folder.glob(".step-*.partial"):
+    for path in (*folder.glob(".step-*.partial"), *folder.glob(".step-*.old")):
         shutil.rmtree(path, ignore_errors=True)
 
 

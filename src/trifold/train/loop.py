@@ -15,12 +15,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from trifold.errors import CheckpointError, SettingsError, UsageError
+from trifold.errors import CheckpointError
 from trifold.recipe import Recipe, load_recipe
 from trifold.tasks.translate import Batch
 from trifold.train import checkpoint
 from trifold.train.device import choose_precision, find_device, keep_freed_memory
 from trifold.train.learner import Learner, Nonsense, Update
+from trifold.train.resume import check_same_run
 from trifold.train.run_folder import MetricsLog, RunFolder
 from trifold.train.setup import Prepared, prepare
 from trifold.train.signals import Asked, orderly_end
@@ -80,7 +81,8 @@ def train(
     dtype = choose_precision(chosen.train.precision, device)
     keep_freed_memory()
     folder.open(resume=resume == "auto")
-    _refuse_other_recipe(chosen, folder)
+    for line in check_same_run(chosen, folder):
+        view.say(line)
     with orderly_end() as asked, _disk_trouble(folder):
         try:
             with folder.begun():
@@ -292,46 +294,3 @@ class Meter:
         pace = (now - self._start) / max(step - self._first_step, 1)
         left = pace * (self._steps - step)
         return speed, left if minutes is None else min(left, minutes * 60 - self.seconds())
-
-
-# What may differ when a run is continued: it changes how long and how loudly, not what is learnt.
-_FREE_AT_RESUME = {
-    "name",
-    "description",
-    "generate",
-    *(
-        f"train.{key}"
-        for key in ("steps", "minutes", "log_every", "patience", "samples", "keep_last", "save_every")
-    ),
-    "train.device",
-}
-
-
-def _refuse_other_recipe(recipe: Recipe, folder: RunFolder) -> None:
-    """A continued run keeps its recipe; raises SettingsError listing what differs."""
-    written = folder.recipe
-    if not written.is_file():
-        if checkpoint.saved(folder.checkpoints):
-            raise UsageError(f"{folder.path}: has checkpoints but no recipe.yaml; choose another --out")
-        return
-    before, now = load_recipe(written).model_dump(), recipe.model_dump()
-    differing = [
-        key for key in _differences(before, now) if not any(_covers(free, key) for free in _FREE_AT_RESUME)
-    ]
-    if differing:
-        raise SettingsError(
-            f"{written}: the run was begun with other values of {', '.join(differing)}; "
-            "resume it with the same ones, or begin another run with --out"
-        )
-
-
-def _covers(free: str, key: str) -> bool:
-    return key == free or key.startswith(free + ".")
-
-
-def _differences(a: Any, b: Any, at: str = "") -> Iterator[str]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in sorted({*a, *b}):
-            yield from _differences(a.get(key), b.get(key), f"{at}.{key}" if at else key)
-    elif a != b:
-        yield at

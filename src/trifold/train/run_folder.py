@@ -105,9 +105,15 @@ def environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _git_revision() -> str | None:
+    """Of trifold's own code, where it runs from a checkout."""
     try:
         told = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=5, check=True
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

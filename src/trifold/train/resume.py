@@ -1,0 +1,60 @@
+"""Is this the run that was begun? What may differ when it is continued, and what that does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trifold.errors import SettingsError, UsageError
+from trifold.recipe import Recipe, TrainSettings, load_recipe
+from trifold.train import checkpoint
+from trifold.train.run_folder import RunFolder
+
+# These change how long and how loudly a run goes on, not what it learns from a step.
+FREE: tuple[str, ...] = (
+    *("name", "description", "generate"),
+    *("train.device", "train.log_every", "train.minutes", "train.patience", "train.samples", "train.steps"),
+)
+# These too, unless earlier checkpoints are averaged.
+FREE_ALONE: tuple[str, ...] = ("train.save_every", "train.keep_last")
+
+
+def check_same_run(recipe: Recipe, folder: RunFolder) -> list[str]:
+    """Compare with the recipe.yaml that lies there; gives a line for each change that moves the learning rate.
+
+    Raises SettingsError listing what must not differ, UsageError where checkpoints lie without a recipe.
+    """
+    written = folder.recipe
+    if not written.is_file():
+        if checkpoint.saved(folder.checkpoints):
+            raise UsageError(f"{folder.path}: has checkpoints but no recipe.yaml; choose another --out")
+        return []
+    before = load_recipe(written)
+    free = FREE if recipe.train.average > 1 else FREE + FREE_ALONE
+    changed = list(_differences(before.model_dump(), recipe.model_dump()))
+    if refused := [key for key in changed if not any(_covers(known, key) for known in free)]:
+        raise SettingsError(
+            f"{written}: the run was begun with other values of {', '.join(refused)}; "
+            "resume it with the same ones, or begin another run with --out"
+        )
+    return list(_moved_rates(before.train, recipe.train))
+
+
+def _moved_rates(before: TrainSettings, now: TrainSettings) -> Iterator[str]:
+    if before.steps != now.steps and now.schedule in ("linear", "cosine"):
+        yield (
+            f"train.steps was {before.steps:,} and is {now.steps:,}: the {now.schedule} schedule is stretched to the "
+            "new end, so the learning rate jumps here"
+        )
+
+
+def _covers(free: str, key: str) -> bool:
+    return key == free or key.startswith(free + ".")
+
+
+def _differences(a: Any, b: Any, at: str = "") -> Iterator[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in sorted({*a, *b}):
+            yield from _differences(a.get(key), b.get(key), f"{at}.{key}" if at else key)
+    elif a != b:
+        yield at
