@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -118,12 +118,6 @@ def _git_revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return told.stdout.strip()
-
-
-class Metrics(Protocol):
-    """Where numbers go: one dictionary a logged step."""
-
-    def __call__(self, step: int, values: dict[str, float]) -> None: ...
 
 
 class MetricsLog:
