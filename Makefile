@@ -56,10 +56,10 @@ $(BIN)/python:
 $(VENV)/ready-plots: $(BIN)/python pyproject.toml constraints.txt
 	@if [ $(VENV)/ready-dev -nt pyproject.toml ] && [ $(VENV)/ready-dev -nt constraints.txt ]; then :; else \
 	  echo "setup: installing trifold with its pinned versions (a few minutes the first time)"; \
-	  $(PIP) install -qq -c constraints.txt -e ".[plots]"; fi
+	  $(PIP) install -qq -c constraints.txt -e ".[plots,fast]"; fi
 	@touch $@
 
 $(VENV)/ready-dev: $(BIN)/python pyproject.toml constraints.txt
 	@echo "setup: installing trifold and its tools with pinned versions (a few minutes the first time)"
-	@$(PIP) install -qq -c constraints.txt -e ".[dev,plots]"
+	@$(PIP) install -qq -c constraints.txt -e ".[dev,plots,fast]"
 	@touch $@

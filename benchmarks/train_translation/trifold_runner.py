@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from measure import Clock, arguments, print_line, setting_of
+from numpy.typing import NDArray
 from prepare import BOS, EOS, PAD
 
-from trifold.batches import BatchSettings, plan_epoch
+from trifold.batches import BatchSettings, plan_epoch, shares
 from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import TrainSettings
 from trifold.tasks.ragged import Ragged
-from trifold.tasks.translate import Examples, Translate, TranslateSettings
-from trifold.train.device import keep_freed_memory
+from trifold.tasks.translate import Batch, Examples, Translate, TranslateSettings
+from trifold.train.device import choose_workers, keep_freed_memory
 from trifold.train.learner import Learner
+from trifold.train.loop import ahead
 
 
 class Ids:
@@ -44,26 +47,27 @@ def main() -> None:
     )
     train = TrainSettings(learning_rate=setting.learning_rate, warmup=0, schedule="constant")
     dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
-    learner = Learner(Transformer(config), task, train, seed=1, device=torch.device("cpu"), dtype=dtype)
+    cpu = torch.device("cpu")
+    workers = choose_workers(None, cpu, setting.batch_tokens)
+    learner = Learner(Transformer(config), task, train, seed=1, device=cpu, dtype=dtype, workers=workers)
+    lengths = examples.lengths
+
+    def batches() -> Iterator[tuple[NDArray[np.int64], list[Batch]]]:
+        for epoch in range(1_000_000):
+            for rows in plan_epoch(lengths, BatchSettings(tokens=setting.batch_tokens), seed=1, epoch=epoch):
+                yield rows, [task.batch(examples, share) for share in shares(lengths, rows, workers)]
+
     clock = Clock("trifold", args)
-    step = 0
-    for epoch in range(1_000_000):
-        for rows in plan_epoch(
-            examples.lengths, BatchSettings(tokens=setting.batch_tokens), seed=1, epoch=epoch
+    for step, (rows, batch) in enumerate(ahead(batches()), start=1):
+        update = learner.update(batch, step)
+        if not clock.step(
+            loss=update.loss,
+            source_tokens=int(lengths[rows, 0].sum()),
+            target_tokens=update.tokens,
+            positions=int(len(rows) * np.sum(lengths[rows].max(axis=0))),
         ):
-            step += 1
-            batch = task.batch(examples, rows)
-            update = learner.update([batch], step)
-            source_tokens = int(examples.lengths[rows, 0].sum())
-            positions = int(len(rows) * np.sum(examples.lengths[rows].max(axis=0)))
-            if not clock.step(
-                loss=update.loss,
-                source_tokens=source_tokens,
-                target_tokens=update.tokens,
-                positions=positions,
-            ):
-                print_line(clock.line())
-                return
+            print_line(clock.line())
+            return
 
 
 if __name__ == "__main__":

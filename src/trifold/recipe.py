@@ -50,6 +50,12 @@ class TrainSettings(Settings):
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     device: str = "auto"
+    workers: int | None = Field(
+        None,
+        gt=0,
+        description="shares of a batch that are learnt side by side on a CPU; as many as there are threads, "
+        "of 1,024 tokens or more, unless given",
+    )
 
     log_every: int = Field(20, gt=0)
     validate_every: int = Field(500, gt=0)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.batches import BatchSettings, deal, overlong, padding_share, plan_epoch
+from trifold.batches import BatchSettings, deal, overlong, padding_share, plan_epoch, shares
 from trifold.errors import DataError, SettingsError
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=80).map(
@@ -165,6 +165,17 @@ def test_ranks_together_see_the_plan_in_its_order(batches: int, world: int) -> N
     in_order = [batch for step in zip(*dealt, strict=True) for batch in step if len(batch)]
     assert [int(batch[0]) for batch in in_order] == list(range(batches))
     assert len(dealt[0]) == -(-batches // world)
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 99))
+def test_shares_of_a_batch_are_its_rows_and_weigh_the_same(rows: int, parts: int, seed: int) -> None:
+    lengths = np.random.default_rng(seed).integers(5, 30, (100, 2))
+    batch = np.random.default_rng(seed).permutation(100)[:rows]
+    cut = shares(lengths, batch, parts)
+    assert len(cut) == min(parts, rows) and all(len(share) for share in cut)
+    assert sorted(np.concatenate(cut)) == sorted(batch)
+    weights = [int(lengths[share].sum()) for share in cut]
+    assert max(weights) - min(weights) <= 60  # never more than the longest row
 
 
 def test_a_rank_outside_the_world_is_refused() -> None:

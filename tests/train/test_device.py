@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 from trifold.errors import UsageError
-from trifold.train.device import choose_precision, find_device
+from trifold.train.device import choose_precision, choose_workers, find_device
+
+DEVICE = sys.modules["trifold.train.device"]  # `trifold.train` is the function, for those who import it
 
 
 def test_the_cpu_is_always_there():
@@ -42,3 +46,21 @@ def test_bf16_is_taken_where_the_processor_has_instructions_for_it(monkeypatch, 
 @pytest.mark.parametrize(("wanted", "chosen"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
 def test_a_precision_that_is_named_is_taken(wanted, chosen):
     assert choose_precision(wanted, torch.device("cpu")) is chosen
+
+
+def test_workers_are_as_many_as_threads_where_each_has_enough_to_do(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(DEVICE, "loops", object)
+    cpu = torch.device("cpu")
+    assert [choose_workers(None, cpu, tokens) for tokens in (100, 1024, 4096, 100_000)] == [1, 1, 4, 8]
+    assert choose_workers(3, cpu, 100) == 3
+    monkeypatch.setattr(DEVICE, "loops", lambda: None)
+    assert choose_workers(None, cpu, 4096) == 1
+
+
+def test_workers_are_for_the_cpu():
+    assert choose_workers(None, torch.device("cuda"), 4096) == 1
+    with pytest.raises(
+        UsageError, match=r"train.workers=2: batches are shared between threads of a CPU only"
+    ):
+        choose_workers(2, torch.device("cuda"), 4096)

@@ -177,14 +177,21 @@ def prepared(tmp_path_factory, tiny):
     return prepare(recipe, tmp_path_factory.mktemp("tokenizer"), Silent())
 
 
-def gradient_of(prepared, *batches: np.ndarray, **changes) -> torch.Tensor:
+def gradient_of(prepared, *batches: np.ndarray, workers=1, **changes) -> torch.Tensor:
     settings = prepared.recipe.train.model_copy(update=changes)
     device = torch.device("cpu")
     learner = Learner(
-        prepared.new_model(), prepared.task, settings, seed=1, device=device, dtype=torch.float32
+        prepared.new_model(),
+        prepared.task,
+        settings,
+        seed=1,
+        device=device,
+        dtype=torch.float32,
+        workers=workers,
     )
     learner.optimizer = Recorder()
     learner.update([prepared.task.batch(prepared.train, rows) for rows in batches], 1)
+    learner.close()
     return learner.optimizer.gradient
 
 
@@ -195,6 +202,29 @@ def test_accumulated_batches_give_the_gradient_of_one_big_batch(prepared):
         parts = gradient_of(prepared, rows[:cut], rows[cut:])
         assert torch.allclose(parts, whole, rtol=1e-4, atol=1e-7)
     assert not torch.allclose(gradient_of(prepared, rows[:14]), whole, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_side_by_side_give_the_gradient_of_one(prepared, workers):
+    cuts = np.arange(60, 75), np.arange(20, 22), np.arange(22, 40), np.arange(80, 81), np.arange(90, 99)
+    alone = gradient_of(prepared, *cuts)
+    together = gradient_of(prepared, *cuts, workers=workers)
+    assert torch.allclose(together, alone, rtol=1e-5, atol=1e-8)
+    assert torch.equal(together, gradient_of(prepared, *cuts, workers=workers))  # whoever is done first
+
+
+def test_what_a_worker_cannot_do_is_said_by_the_run(prepared):
+    with pytest.raises(IndexError):
+        gradient_of(prepared, np.arange(4), np.array([10**6]), workers=2)
+
+
+def test_a_resumed_run_with_workers_is_bit_equal_too(run, interrupting, state_of, tmp_path):
+    changes = {"train__workers": 2, "train__precision": "bfloat16"}
+    run(folder="whole", **changes)
+    run(view=interrupting(5), resume="auto", **changes)
+    run(resume="auto", **changes)
+    ours, theirs = state_of(tmp_path / "run"), state_of(tmp_path / "whole")
+    assert [key for key in theirs if ours[key] != theirs[key]] == []
 
 
 def test_the_gradient_is_that_of_the_mean_over_tokens(prepared):

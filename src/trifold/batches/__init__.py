@@ -1,5 +1,5 @@
 """Lengths of rows to a seekable plan of batches."""
 
-from trifold.batches.plan import BatchSettings, deal, overlong, padding_share, plan_epoch
+from trifold.batches.plan import BatchSettings, deal, overlong, padding_share, plan_epoch, shares
 
-__all__ = ["BatchSettings", "deal", "overlong", "padding_share", "plan_epoch"]
+__all__ = ["BatchSettings", "deal", "overlong", "padding_share", "plan_epoch", "shares"]

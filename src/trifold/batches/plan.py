@@ -77,6 +77,19 @@ def overlong(lengths: Lengths, settings: BatchSettings) -> NDArray[np.bool_]:
     return np.asarray(lengths.max(axis=1) > settings.max_length, dtype=np.bool_)
 
 
+def shares(lengths: Lengths, rows: NDArray[np.int64], parts: int) -> Plan:
+    """The rows of one batch in at most `parts` shares of about as many tokens each, none of them empty.
+
+    From the longest to the shortest, forth and back: a, b, b, a, a, b, …
+    """
+    if parts == 1:
+        return [rows]
+    heavy_first = rows[np.argsort(-_checked(lengths)[rows].sum(axis=1), kind="stable")]
+    turn = np.arange(len(rows)) % (2 * parts)
+    owner = np.where(turn < parts, turn, 2 * parts - 1 - turn)
+    return [heavy_first[owner == part] for part in range(min(parts, len(rows)))]
+
+
 def deal(plan: Plan, rank: int, world: int) -> Plan:
     """The batches of one rank: step s of rank r is batch s x world + r, so all ranks together keep the order.
 

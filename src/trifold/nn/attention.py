@@ -16,13 +16,15 @@ from torch.nn import functional as F
 from trifold.nn.cache import LayerCache
 from trifold.nn.capture import Place
 from trifold.nn.config import ModelConfig
-from trifold.nn.kernels import short_attention
+from trifold.nn.kernels import compiled, packed_attention, short_attention
 from trifold.nn.layers import Dropout
-from trifold.nn.linear import Linear, fused
+from trifold.nn.linear import Linear, fused, stacked
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
 
 Kernel: TypeAlias = Literal["plain", "short", "fused"]
+
+SHORT = 128 * 128  # queries times keys up to which a CPU is quicker with the products of kernels.py
 
 
 def split_heads(x: Tensor, width: int) -> Tensor:
@@ -64,7 +66,7 @@ def attend(
 def _fastest(q: Tensor, k: Tensor, drop: Dropout | None, pattern: Place | None) -> Kernel:
     if (pattern and pattern.watched) or (drop and drop.active):
         return "plain"
-    return "short" if q.device.type == "cpu" and q.shape[2] * k.shape[2] <= 128 * 128 else "fused"
+    return "short" if q.device.type == "cpu" and q.shape[2] * k.shape[2] <= SHORT else "fused"
 
 
 def _two_products(
@@ -113,6 +115,8 @@ class Attention(nn.Module):
 
         With a filled cache, `memory` is not looked at again.
         """
+        if self._loops_fit(x, mask):
+            return self.o_proj(self._packed(x, memory, mask))
         if memory is None:
             q, k, v = (
                 self._heads(y, mask.packing) for y in fused(x, (self.q_proj, self.k_proj, self.v_proj))
@@ -130,6 +134,23 @@ class Attention(nn.Module):
         else:
             seen = merge_heads(attend(q, k, v, mask, drop=self.drop, pattern=self.pattern))
         return self.o_proj(seen if mask.packing is None else mask.packing.flat(seen))
+
+    def _loops_fit(self, x: Tensor, mask: Mask) -> bool:
+        """Whether packed rows can be attended to without being laid out on the grid first."""
+        if mask.packing is None or self.groups > 1 or self.pattern.watched or self.drop.active:
+            return False
+        queries, keys = mask.packing.shape[1], (mask.key_packing or mask.packing).shape[1]
+        return queries * keys <= SHORT and compiled(x) is not None
+
+    def _packed(self, x: Tensor, memory: Tensor | None, mask: Mask) -> Tensor:
+        """(1, N, E) -> (1, N, H·D)."""
+        assert mask.packing is not None
+        if memory is None:
+            q, kv = stacked(x[0], (self.q_proj, self.k_proj, self.v_proj)), None
+        else:
+            q, kv = self.q_proj(x[0]), stacked(memory[0], (self.k_proj, self.v_proj))
+        keys = mask.key_packing or mask.packing
+        return packed_attention(q, kv, mask.packing, keys, self.head_width, causal=mask.causal)[None]
 
     def _heads(self, x: Tensor, packing: Packing | None) -> Tensor:
         """(B, T, H·D), or packed (1, N, H·D), -> (B, H, T, D)."""

@@ -1,4 +1,6 @@
-"""Attention over short sequences on a CPU, where the library's kernels spend their time on everything but products.
+"""What a CPU does faster by other means than the library's operators; each has its slow, obvious twin elsewhere.
+
+Short attention, where the library's kernels spend their time on everything but products:
 
     e = exp(s − m),  l = Σ_j e_j,  out = (e V) / l                     s = Q Kᵀ / √d + mask,  m ≥ max s of the row
     with g = dout / l:   dV = eᵀ g,   ds = e ∘ (g Vᵀ − rowsum(g ∘ out)),   dQ = ds K / √d,   dK = dsᵀ Q / √d
@@ -6,15 +8,28 @@
 Every division by l is moved from the (T, S) weights to the (T, D) rows, and the maximum is taken over a whole head
 instead of a row: passes over rows of some ten numbers cost a library call more than a pass over their product does.
 `attention._two_products` is the same by the book.
+
+And the compiled loops (loops.py), where numba is installed: dropout, layer norm, attention over packed rows, and the
+softmax over the vocabulary. They serve learning, in bf16 and fp32.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from trifold.nn.packing import Packing
 
 # Well above where numbers of bf16 and fp32 lose bits or their reciprocals overflow (1e-38).
 LEAST_SUM = 1e-30
@@ -64,3 +79,218 @@ class _ShortAttention(torch.autograd.Function):
         d_q = torch.bmm(d_scores, k).mul_(ctx.scale)
         d_k = torch.bmm(d_scores.transpose(1, 2), q)
         return d_q, d_k, d_v, None
+
+
+# --- the compiled loops --------------------------------------------------------------------------------
+
+
+@cache
+def loops() -> ModuleType | None:
+    """The module of compiled loops, or None where numba is not installed."""
+    try:
+        return importlib.import_module("trifold.nn.loops")
+    except ImportError:
+        return None
+
+
+def compiled(x: Tensor, *, learning: bool | None = None) -> ModuleType | None:
+    """The loops, where they suit: a CPU, bf16 or fp32, and gradients wanted (`learning`, or as x says)."""
+    if x.device.type != "cpu" or x.dtype not in (torch.bfloat16, torch.float32):
+        return None
+    wanted = torch.is_grad_enabled() and x.requires_grad if learning is None else learning
+    return loops() if wanted else None
+
+
+def _loops() -> Any:
+    found = loops()
+    assert found is not None
+    return found
+
+
+def _array(x: Tensor) -> NDArray[Any]:
+    """The same memory, contiguous, as the loops take it: bf16 as uint16."""
+    x = x.detach().contiguous()
+    return (x.view(torch.uint16) if x.dtype is torch.bfloat16 else x).numpy()
+
+
+_thread = threading.local()
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator) -> Iterator[None]:
+    """Dropout in this thread draws from this generator, not from the one that all threads share."""
+    before = own_generator()
+    _thread.generator = generator
+    try:
+        yield
+    finally:
+        _thread.generator = before
+
+
+def own_generator() -> torch.Generator | None:
+    """The generator of this thread, if it has one."""
+    return getattr(_thread, "generator", None)
+
+
+def dropped(y: Tensor, p: float) -> Tensor:
+    """Each element 0 with probability p, else times 1 / (1 − p)."""
+    out: Tensor = _Dropped.apply(None, y, *_chance(p))  # type: ignore[no-untyped-call]
+    return out
+
+
+def added_dropped(x: Tensor, y: Tensor, p: float) -> Tensor:
+    """x + dropped(y), in one pass."""
+    out: Tensor = _Dropped.apply(x, y, *_chance(p))  # type: ignore[no-untyped-call]
+    return out
+
+
+def _chance(p: float) -> tuple[np.uint32, np.uint32, np.float32]:
+    """Seed, threshold of its hashes, and scale."""
+    seed = int(torch.randint(2**32, (), generator=own_generator()))
+    return np.uint32(seed), np.uint32(min(round(p * 2**32), 2**32 - 1)), np.float32(1 / (1 - p))
+
+
+class _Dropped(torch.autograd.Function):
+    """The mask is never written down: the way back hashes it again from the seed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor | None, y: Tensor, seed: np.uint32, threshold: np.uint32, scale: np.float32
+    ) -> Tensor:
+        ctx.chance, ctx.adds = (seed, threshold, scale), x is not None
+        out = torch.empty(y.shape, dtype=y.dtype)
+        into = _array(out).reshape(-1)
+        if x is None:
+            _loops().dropped(_array(y).reshape(-1), *ctx.chance, into)
+        else:
+            _loops().added_dropped(_array(x).reshape(-1), _array(y).reshape(-1), *ctx.chance, into)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        out = torch.empty(gradients[0].shape, dtype=gradients[0].dtype)
+        _loops().dropped(_array(gradients[0]).reshape(-1), *ctx.chance, _array(out).reshape(-1))
+        return gradients[0] if ctx.adds else None, out, None, None, None
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """x (…, E) -> (…, E)."""
+    out: Tensor = _LayerNorm.apply(x.reshape(-1, x.shape[-1]), weight, bias, epsilon)  # type: ignore[no-untyped-call]
+    return out.view(x.shape)
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+        out = torch.empty(x.shape, dtype=x.dtype)
+        mean, inverse = np.empty(len(x), np.float32), np.empty(len(x), np.float32)
+        _loops().layer_norm(_array(x), _array(weight), _array(bias), epsilon, _array(out), mean, inverse)
+        ctx.save_for_backward(x, weight)
+        ctx.moments = mean, inverse
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        out = torch.empty(x.shape, dtype=x.dtype)
+        sums = torch.empty(2, x.shape[1])
+        _loops().layer_norm_backward(
+            _array(gradients[0]), _array(x), _array(weight), *ctx.moments, _array(out), *sums.numpy()
+        )
+        d_weight, d_bias = sums.to(weight.dtype)
+        return out, d_weight, d_bias, None
+
+
+def exponentials(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """logits (N, V) -> exp(z − max) in place; gives one over their sums (N, 1), and -log p of targets (N,), in fp32.
+
+    A row with target -1 becomes 0.
+    """
+    inverse, picked = torch.empty(len(logits), 1), torch.empty(len(logits))
+    _loops().exponentials(_array(logits), targets.numpy(), inverse.view(-1).numpy(), picked.numpy())
+    return inverse, picked.neg_()
+
+
+def add_to(total: Tensor, part: Tensor) -> None:
+    """total += part, fp32 += bf16 or fp32: without the copy in fp32 that the operator makes of a bf16 part."""
+    if part.dtype is torch.bfloat16 and compiled(part, learning=True) is not None:
+        _loops().added_to(_array(total).reshape(-1), _array(part).reshape(-1))
+    else:
+        total += part
+
+
+def packed_attention(
+    q: Tensor, kv: Tensor | None, queries: Packing, keys: Packing, width: int, *, causal: bool
+) -> Tensor:
+    """Attention of packed rows with heads of `width`, each row to itself or to its row of a memory -> (N, H·D).
+
+    q (N, H·D) and kv (M, 2·H·D): keys, then values; or q (N, 3·H·D) and no kv: queries, keys, values.
+    """
+    out: Tensor = _PackedAttention.apply(q, kv, queries, keys, width, causal)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _roomy(packing: Packing) -> tuple[int, int]:
+    """Rows and steps of the grid, a little rounded up: products of few different shapes, of widths that suit."""
+    rows, steps = packing.shape
+    coarse = 1 << max(0, rows.bit_length() - 4)  # an eighth at most
+    return -(-rows // coarse) * coarse, -(-steps // 8) * 8
+
+
+class _PackedAttention(torch.autograd.Function):
+    """The products of all rows and heads at once on a grid; between them the loops, which know where the rows end."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, kv: Tensor | None, queries: Packing, keys: Packing, width: int, causal: bool
+    ) -> Tensor:
+        own = kv is None
+        heads = q.shape[1] // (3 * width if own else width)
+        ctx.places = [(0, 0), (0, heads * width), (0, 2 * heads * width)]  # (tensor, column) of q, k, v
+        if not own:
+            ctx.places = [(0, 0), (1, 0), (1, heads * width)]
+        ctx.sizes = [x.shape for x in (q, kv) if x is not None]
+        ctx.starts = q_starts, k_starts = queries.starts.numpy(), keys.starts.numpy()
+        ctx.scale = 1 / math.sqrt(width)
+        given = [_array(x) for x in (q, kv) if x is not None]
+        (rows, steps), (_, memory) = _roomy(queries), _roomy(keys)
+        laid = []
+        for (which, column), starts, length, factor in zip(
+            ctx.places,
+            (q_starts, k_starts, k_starts),
+            (steps, memory, memory),
+            (ctx.scale, 1.0, 1.0),
+            strict=True,
+        ):
+            grid = q.new_empty(rows, heads, length, width)
+            _loops().to_heads(given[which], column, starts, factor, _array(grid))
+            laid.append(grid.flatten(0, 1))
+        qs, ks, vs = laid
+        weights = torch.bmm(qs, ks.transpose(1, 2))
+        _loops().softmax_rows(_array(weights.view(rows, heads, steps, memory)), q_starts, k_starts, causal)
+        seen = torch.bmm(weights, vs).view(rows, heads, steps, width)
+        out = q.new_empty(q.shape[0], heads * width)
+        _loops().from_heads(_array(seen), q_starts, 1.0, _array(out), 0)
+        ctx.save_for_backward(qs, ks, vs, weights)
+        ctx.grid = rows, heads
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        qs, ks, vs, weights = ctx.saved_tensors
+        q_starts, k_starts = ctx.starts
+        gs = torch.empty_like(qs)
+        grid = (*ctx.grid, qs.shape[1], qs.shape[2])
+        _loops().to_heads(_array(gradients[0]), 0, q_starts, 1.0, _array(gs.view(grid)))
+        d_v = torch.bmm(weights.transpose(1, 2), gs)
+        d_scores = torch.bmm(gs, vs.transpose(1, 2))
+        _loops().softmax_rows_backward(_array(weights.flatten(0, 1)), _array(d_scores.flatten(0, 1)))
+        d_q, d_k = torch.bmm(d_scores, ks), torch.bmm(d_scores.transpose(1, 2), qs)
+        out = [torch.empty(size, dtype=qs.dtype) for size in ctx.sizes]
+        arrays = [_array(x) for x in out]
+        for (which, column), starts, gradient, factor in zip(
+            ctx.places, (q_starts, k_starts, k_starts), (d_q, d_k, d_v), (ctx.scale, 1.0, 1.0), strict=True
+        ):
+            laid = _array(gradient.unflatten(0, ctx.grid))
+            _loops().from_heads(laid, starts, factor, arrays[which], column)
+        return out[0], out[1] if len(out) > 1 else None, None, None, None, None

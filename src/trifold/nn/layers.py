@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trifold.nn import kernels
 from trifold.nn.config import ModelConfig
 from trifold.nn.linear import Linear
 
@@ -22,8 +23,9 @@ from trifold.nn.linear import Linear
 class Dropout(nn.Module):
     """Zeroes each element with probability p and scales the rest to keep the expectation (Srivastava et al. 2014).
 
-    On a CPU the random numbers would cost more than the model's smaller products, so eight bytes are drawn at a
-    time and p is taken to the nearest 1/256; the scale is that of the probability really used.
+    On a CPU the random numbers would cost more than the model's smaller products. The compiled loops hash them from
+    one drawn seed; without the loops eight bytes are drawn at a time, p is taken to the nearest 1/256, and the scale
+    is that of the probability really used.
     """
 
     def __init__(self, p: float) -> None:
@@ -37,10 +39,14 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.active:
             return x
+        if kernels.compiled(x) is not None:
+            return kernels.dropped(x, self.p)
         return x * keep_mask(x, self.p) if x.device.type == "cpu" else F.dropout(x, self.p)
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
         """x + drop(y), in one pass where there is something to drop."""
+        if self.active and kernels.compiled(y) is not None:
+            return kernels.added_dropped(x, y, self.p)
         if self.active and x.device.type == "cpu":
             return torch.addcmul(x, y, keep_mask(y, self.p))
         return x + self(y)
@@ -52,7 +58,8 @@ class Dropout(nn.Module):
 def keep_mask(like: Tensor, p: float) -> Tensor:
     """Same shape and dtype as `like`: 0 with probability p (to the nearest 1/256), else 1 / (1 - p)."""
     threshold = min(max(round(p * 256), 1), 255)
-    words = torch.empty((like.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+    words = torch.empty((like.numel() + 7) // 8, dtype=torch.int64)
+    words.random_(-(2**63), None, generator=kernels.own_generator())
     drawn = words.view(torch.uint8)[: like.numel()].view(like.shape)
     return drawn.to(like.dtype).ge_(threshold).mul_(256 / (256 - threshold))
 
@@ -67,6 +74,8 @@ class LayerNorm(nn.Module):
         self.epsilon = config.norm_epsilon
 
     def forward(self, x: Tensor) -> Tensor:
+        if kernels.compiled(x) is not None:
+            return kernels.layer_norm(x, self.weight, self.bias, self.epsilon)
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
 
 

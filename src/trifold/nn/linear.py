@@ -34,7 +34,11 @@ def fused(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
     """
     if x.numel() // x.shape[-1] < 64:
         return tuple(layer(x) for layer in layers)
+    return stacked(x, layers).split([layer.weight.shape[0] for layer in layers], dim=-1)
+
+
+def stacked(x: Tensor, layers: Sequence[Linear]) -> Tensor:
+    """The outputs of several layers on one input, side by side in one tensor (…, sum of outs)."""
     weight = torch.cat(tuple(layer.weight for layer in layers))
     biases = tuple(layer.bias for layer in layers if layer.bias is not None)
-    stacked = F.linear(x, weight, torch.cat(biases) if biases else None)
-    return stacked.split([layer.weight.shape[0] for layer in layers], dim=-1)
+    return F.linear(x, weight, torch.cat(biases) if biases else None)

@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-CHUNK = 512  # rows of logits at a time: 512 × 10,000 in bf16 are 10 MB, which stay in the last-level cache
+from trifold.nn import kernels
+
+CHUNK = 256  # rows of logits that are made and used while they lie in the nearer caches
+BLOCK = 512  # rows behind one product for the weight's gradient, which costs a pass over all of it
 
 
 LARGEST_LOSS = 60.0  # nats; beyond, a probability comes close to the smallest number that bf16 and fp32 have
@@ -60,13 +63,34 @@ def _sums(
     if not bool(asked.all()):
         hidden, targets = hidden[asked], targets[asked]
     loss = nll = torch.zeros((), device=hidden.device)
-    for rows, wanted in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True):
+    for rows, wanted in zip(hidden.split(BLOCK), targets.split(BLOCK), strict=True):
         logits = F.linear(rows, weight, bias).float()
         log_likelihood = logits.log_softmax(-1)
         picked = -log_likelihood.gather(-1, wanted[:, None]).sum()
         nll = nll + picked
         loss = loss + (1 - smoothing) * picked - smoothing * log_likelihood.mean(-1).sum()
     return loss, nll
+
+
+def _normalised(
+    z: Tensor, hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Logits z (N, V) -> in place numbers e with e · inverse = softmax(z); inverse (N, 1), and -log p of targets (N,).
+
+    Rows that ask nothing become 0.
+    """
+    if kernels.compiled(z, learning=True) is not None:
+        return kernels.exponentials(z, targets)
+    torch.softmax(z, dim=-1, out=z)
+    asked = targets >= 0
+    if not bool(asked.all()):
+        z.index_fill_(0, (~asked).nonzero().squeeze(-1), 0)
+        targets = targets.clamp_min(0)
+    picked = torch.where(asked, -z.gather(-1, targets[:, None]).float().squeeze(-1).log(), 0.0)
+    if bool((lost := picked > LARGEST_LOSS).any()):  # underflowed: those rows again, by the book
+        again = F.linear(hidden[lost], weight, bias).float()
+        picked[lost] = F.cross_entropy(again, targets[lost], reduction="none")
+    return picked.new_ones(len(z), 1), picked
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -76,45 +100,45 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        classes = weight.shape[0]
-        mean_weight = weight.float().mean(0)
-        mean_bias = 0.0 if bias is None else bias.float().mean()
-        d_hidden = torch.empty_like(hidden)
+        asked, wanted = targets >= 0, targets.clamp_min(0)
+        rows, classes = len(hidden), weight.shape[0]
         d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         d_bias = None if bias is None else torch.zeros(classes, dtype=torch.float32, device=weight.device)
-        loss, nll = torch.zeros((), device=hidden.device), torch.zeros((), device=hidden.device)
-        buffer = hidden.new_empty(min(CHUNK, hidden.shape[0]), classes)
-        for start in range(0, hidden.shape[0], CHUNK):
-            h, y = hidden[start : start + CHUNK], targets[start : start + CHUNK]
-            p = buffer[: h.shape[0]]
-            if bias is None:
-                torch.mm(h, weight.t(), out=p)
-            else:
-                torch.addmm(bias, h, weight.t(), out=p)
-            torch.softmax(p, dim=-1, out=p)
-            h32, asked = h.float(), (y >= 0).float()
-            if not bool(asked.all()):
-                p[y < 0], h32, y = 0, h32 * asked[:, None], y.clamp_min(0)
-            picked = torch.where(asked > 0, -p.gather(-1, y[:, None]).float().squeeze(-1).log(), 0.0)
-            if bool((lost := picked > LARGEST_LOSS).any()):  # underflowed: those rows again, by the book
-                again = F.linear(h[lost], weight, bias).float()
-                picked[lost] = F.cross_entropy(again, y[lost], reduction="none")
-            of_target = weight[y].float() * asked[:, None]
-            # log Σ exp z = z_y − log p_y, and mean(z) = h · mean(W) + mean(b): no pass over the logits.
-            z_target = (h32 * of_target).sum(-1) + (0.0 if bias is None else bias[y].float() * asked)
-            z_mean = h32 @ mean_weight + mean_bias * asked
-            nll = nll + picked.sum()
-            loss = loss + (picked + smoothing * (z_target - z_mean)).sum()
-
-            d_h = torch.mm(p, weight).float()
-            d_h -= (1 - smoothing) * of_target + smoothing * mean_weight * asked[:, None]
-            d_hidden[start : start + CHUNK] = d_h
-            d_weight += torch.mm(p.t(), h)
-            d_weight.index_add_(0, y, h32, alpha=smoothing - 1)
-            d_weight -= (smoothing / classes) * h32.sum(0)
+        d_hidden = torch.empty_like(hidden)
+        h32 = hidden.float() * asked[:, None]
+        inverse, picked = h32.new_empty(rows, 1), h32.new_empty(rows)
+        buffer = hidden.new_empty(min(BLOCK, rows), classes)
+        for block in range(0, rows, BLOCK):
+            whole = slice(block, min(block + BLOCK, rows))
+            e = buffer[: whole.stop - block]
+            for start in range(block, whole.stop, CHUNK):
+                part = slice(start, min(start + CHUNK, whole.stop))
+                z = e[start - block : part.stop - block]
+                if bias is None:
+                    torch.mm(hidden[part], weight.t(), out=z)
+                else:
+                    torch.addmm(bias, hidden[part], weight.t(), out=z)
+                inverse[part], picked[part] = _normalised(z, hidden[part], targets[part], weight, bias)
+                torch.mm(z, weight, out=d_hidden[part])
+            kernels.add_to(d_weight, torch.mm(e.t(), (h32[whole] * inverse[whole]).to(hidden.dtype)))
             if d_bias is not None:
-                d_bias += p.sum(0, dtype=torch.float32) - (smoothing / classes) * asked.sum()
-                d_bias.index_add_(0, y, asked, alpha=smoothing - 1)
+                d_bias += (e * inverse[whole]).sum(0)
+        # What is left has rank one or is a look-up: (1 − ε) onehot(y) and ε / V, for all rows at once.
+        of_target, mean_weight = weight[wanted].float(), weight.float().mean(0)
+        uniform = smoothing * mean_weight
+        d_h = d_hidden.float().mul_(inverse) - ((1 - smoothing) * of_target + uniform) * asked[:, None]
+        d_weight.index_add_(0, wanted, h32, alpha=smoothing - 1)
+        d_weight -= (smoothing / classes) * h32.sum(0)
+        # log Σ exp z = z_y − log p_y, and mean(z) = h · mean(W) + mean(b): no pass over the logits.
+        z_target, z_mean = (h32 * of_target).sum(-1), h32 @ mean_weight
+        if bias is not None and d_bias is not None:
+            d_bias.index_add_(0, wanted, asked.float(), alpha=smoothing - 1)
+            d_bias -= (smoothing / classes) * asked.sum()
+            z_target = z_target + bias[wanted].float() * asked
+            z_mean = z_mean + bias.float().mean() * asked
+        nll = picked.sum()
+        loss = nll + smoothing * (z_target - z_mean).sum()
+        d_hidden = d_h.to(hidden.dtype)
         ctx.save_for_backward(d_hidden, d_weight, d_bias)
         ctx.dtype = weight.dtype
         ctx.mark_non_differentiable(nll)

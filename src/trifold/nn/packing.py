@@ -24,12 +24,14 @@ class Packing:
 
     cells: (B·T,) the token in each cell of the grid; N - 1 in cells beyond a row's end.
     places: (N,) the cell of each token; 0 for filling.
+    starts: (B + 1,) the first token of each row, and behind the last row's end; always on the CPU.
     attend: (B, T) boolean, True at real cells; None where the grid is full.
     real: tokens that are not filling; they come first.
     """
 
     cells: Tensor
     places: Tensor
+    starts: Tensor
     attend: Tensor | None
     shape: tuple[int, int]
     real: int
@@ -44,7 +46,8 @@ class Packing:
         places = torch.zeros(filled, dtype=torch.int64)
         places[:real] = inside.flatten().nonzero().squeeze(-1)
         cells[places[:real]] = torch.arange(real)
-        return cls(cells, places, None if bool(inside.all()) else inside, (rows, width), real)
+        starts = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+        return cls(cells, places, starts, None if bool(inside.all()) else inside, (rows, width), real)
 
     @property
     def filled(self) -> int:
@@ -66,12 +69,13 @@ class Packing:
     def to(self, device: torch.device) -> Packing:
         """The same on another device."""
         attend = None if self.attend is None else self.attend.to(device)
-        return Packing(self.cells.to(device), self.places.to(device), attend, self.shape, self.real)
+        cells, places = self.cells.to(device), self.places.to(device)
+        return Packing(cells, places, self.starts, attend, self.shape, self.real)
 
 
 def rounded(tokens: int) -> int:
-    """The next multiple of 512, or of 32 for a few tokens."""
-    step = 512 if tokens > 512 else 32
+    """The next multiple of 64, or of 32 for a few tokens."""
+    step = 64 if tokens > 512 else 32
     return -(-tokens // step) * step
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from trifold.errors import UsageError
+from trifold.nn.kernels import loops
 
 
 def find_device(wanted: str = "auto") -> torch.device:
@@ -41,6 +42,20 @@ def _bf16_pays(device: torch.device) -> bool:
         # Instructions for bf16 products: AVX-512 BF16 or AMX. Emulated ones are slower than fp32.
         return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return False
+
+
+def choose_workers(wanted: int | None, device: torch.device, tokens: int) -> int:
+    """How many threads learn side by side from batches of so many tokens. Raises UsageError where that cannot be."""
+    if device.type != "cpu":
+        if wanted not in (None, 1):
+            raise UsageError(
+                f"train.workers={wanted}: batches are shared between threads of a CPU only, not on {device}"
+            )
+        return 1
+    if wanted is not None:
+        return wanted
+    # Without the compiled loops, several threads an operator are as quick as several operators side by side.
+    return max(1, min(torch.get_num_threads(), tokens // 1024)) if loops() is not None else 1
 
 
 def _has_mps() -> bool:

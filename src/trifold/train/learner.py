@@ -1,9 +1,16 @@
-"""One update of the weights: forward, backward, clip, Adam."""
+"""One update of the weights: forward, backward, clip, Adam.
+
+A batch may be cut into shares that are learnt side by side, each by a thread of its own with a replica of the model:
+on a CPU, whose operators on small tensors gain little from several threads each, that is the better use of the cores.
+The gradient is the same sum.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +19,7 @@ from torch import Tensor
 
 from trifold.errors import TrifoldError
 from trifold.nn import Transformer
+from trifold.nn.kernels import drawing_from
 from trifold.recipe import TrainSettings
 from trifold.tasks.translate import Batch, Translate
 from trifold.train.adam import Adam
@@ -44,10 +52,13 @@ class Learner:
         seed: int,
         device: torch.device,
         dtype: torch.dtype,
+        workers: int = 1,
     ) -> None:
         self.model = model.to(device).train()
         self.task, self.settings, self.seed, self.device = task, settings, seed, device
         self.weights = FlatWeights(self.model, dtype)
+        self._replicas = [self.model, *(self.weights.replica(self.model) for _ in range(workers - 1))]
+        self._pool = _crew(workers) if workers > 1 else None
         betas = (settings.beta1, settings.beta2)
         self.optimizer = Adam(self.weights.master, betas, settings.epsilon, settings.weight_decay)
         self.peak = settings.learning_rate or peak_rate(model.config.d_model, settings.warmup)
@@ -55,19 +66,18 @@ class Learner:
     def update(self, batches: Sequence[Batch], step: int) -> Update:
         """Update number `step` from the sum of the batches' losses over the count of their tokens.
 
-        Raises Nonsense where loss or gradient is not finite.
+        Worker w learns batches w, w + workers, … Raises Nonsense where loss or gradient is not finite.
         """
         counts = [self.task.counts(batch) for batch in batches]
         totals = {name: sum(count[name] for count in counts) for name in counts[0]}
+        workers = len(self._replicas)
         loss = 0.0
-        for micro, batch in enumerate(batches):
-            torch.manual_seed(_dropout_seed(self.seed, step, micro))
-            terms = self.task.loss(self.model, batch.to(self.device))
-            parts = [term.weight * term.sum / totals[name] for name, term in terms.items()]
-            torch.stack(parts).sum().backward()
+        for start in range(0, len(batches), workers):
+            side_by_side = range(start, min(start + workers, len(batches)))
+            learn = self._pool.map if self._pool is not None else map
+            losses = learn(lambda micro: self._learn(batches[micro], step, micro, totals), side_by_side)
+            loss += sum(losses) / totals["tokens"]
             self.weights.collect()
-            term = terms["tokens"]
-            loss += float(term.sum if term.nll is None else term.nll) / totals["tokens"]
         gradient = self.weights.take_gradient()
         norm = float(torch.linalg.vector_norm(gradient))
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -78,6 +88,24 @@ class Learner:
         self.optimizer.step(self._clipped(gradient, norm), now)
         self.weights.publish()
         return Update(loss, norm, now, totals["tokens"])
+
+    def _learn(self, batch: Batch, step: int, micro: int, totals: dict[str, int]) -> float:
+        """Leave the gradient of one micro-batch in its replica; its negative log-likelihood, summed."""
+        model = self._replicas[micro % len(self._replicas)]
+        seed = _dropout_seed(self.seed, step, micro)
+        if self.device.type != "cpu":
+            torch.manual_seed(seed)
+        with drawing_from(torch.Generator().manual_seed(seed)):  # what a CPU draws; threads do not share it
+            terms = self.task.loss(model, batch.to(self.device))
+            parts = [term.weight * term.sum / totals[name] for name, term in terms.items()]
+            torch.stack(parts).sum().backward()
+        term = terms["tokens"]
+        return float(term.sum if term.nll is None else term.nll)
+
+    def close(self) -> None:
+        """Send the workers home."""
+        if self._pool is not None:
+            self._pool.shutdown()
 
     def rate(self, step: int) -> float:
         """Learning rate of update number `step`."""
@@ -107,6 +135,22 @@ class Learner:
         }
         self.optimizer.restore({**kinds, "step": moments["step"][0]})
         self.weights.publish()
+
+
+def _crew(workers: int) -> ThreadPoolExecutor:
+    """Threads that share this one's cores between them."""
+    threads = torch.get_num_threads()
+    everyone = Barrier(workers)
+
+    def settle(_: int) -> None:
+        torch.get_num_threads()  # a thread takes the number set last when it first asks: not later, then
+        torch.set_num_threads(max(1, threads // workers))
+        everyone.wait()  # so that each of them does this
+
+    crew = ThreadPoolExecutor(workers, "worker")
+    list(crew.map(settle, range(workers)))
+    torch.set_num_threads(threads)
+    return crew
 
 
 def _dropout_seed(seed: int, step: int, micro: int, rank: int = 0) -> int:

@@ -7,19 +7,21 @@ A position in training is three integers (step, epoch, batch), and every random 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
+from trifold.batches import shares
 from trifold.errors import CheckpointError
 from trifold.recipe import Recipe, load_recipe
 from trifold.tasks.translate import Batch
 from trifold.train import checkpoint
-from trifold.train.device import choose_precision, find_device, keep_freed_memory
+from trifold.train.device import choose_precision, choose_workers, find_device, keep_freed_memory
 from trifold.train.learner import Learner, Nonsense, Update
 from trifold.train.resume import check_same_run
 from trifold.train.run_folder import MetricsLog, RunFolder
@@ -28,7 +30,7 @@ from trifold.train.signals import Asked, orderly_end
 from trifold.train.validate import Best, Interrupted, Validator
 from trifold.train.view import Silent, Snapshot, View
 
-Dealt: TypeAlias = tuple[int, int, Batch]  # epoch, number in the epoch, the batch itself
+Dealt: TypeAlias = tuple[int, int, list[Batch]]  # epoch, number in the epoch, the batch in shares
 StoppedBy = Literal["steps", "minutes", "patience", "signal"]
 
 
@@ -79,6 +81,7 @@ def train(
     view = view or Silent()
     device = find_device(chosen.train.device)
     dtype = choose_precision(chosen.train.precision, device)
+    workers = choose_workers(chosen.train.workers, device, chosen.batch.tokens)
     keep_freed_memory()
     folder.open(resume=resume == "auto")
     for line in check_same_run(chosen, folder):
@@ -86,13 +89,15 @@ def train(
     with orderly_end() as asked, _disk_trouble(folder):
         try:
             with folder.begun():
-                folder.describe(chosen, device, dtype)
+                folder.describe(chosen, device, dtype, workers)
                 prepared = prepare(chosen, folder.tokenizer, view)
             threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+            threads += f", {workers} workers" if workers > 1 else ""
             view.say(
                 f"device {device}{threads}, {str(dtype).removeprefix('torch.')} arithmetic, float32 master weights"
             )
-            return _Run(prepared, folder, device, dtype, view).until_done(asked)
+            with closing(_Run(prepared, folder, device, dtype, workers, view)) as run:
+                return run.until_done(asked)
         finally:
             view.end()
 
@@ -113,9 +118,15 @@ class _Run:
     """One training in one process."""
 
     def __init__(
-        self, prepared: Prepared, folder: RunFolder, device: torch.device, dtype: torch.dtype, view: View
+        self,
+        prepared: Prepared,
+        folder: RunFolder,
+        device: torch.device,
+        dtype: torch.dtype,
+        workers: int,
+        view: View,
     ) -> None:
-        self.prepared, self.folder, self.device, self.view = prepared, folder, device, view
+        self.prepared, self.folder, self.workers, self.view = prepared, folder, workers, view
         self.settings = prepared.recipe.train
         self.learner = Learner(
             prepared.new_model(),
@@ -124,6 +135,7 @@ class _Run:
             seed=prepared.recipe.train.seed,
             device=device,
             dtype=dtype,
+            workers=workers,
         )
         self.validator = Validator(prepared, folder, device)
         self.progress = Progress()
@@ -148,8 +160,11 @@ class _Run:
         )
 
     def _learn(self, asked: Asked) -> StoppedBy:
+        with closing(ahead(self._batches_from(self.progress.epoch, self.progress.batch))) as batches:
+            return self._learn_from(batches, asked)
+
+    def _learn_from(self, batches: Iterator[Dealt], asked: Asked) -> StoppedBy:
         settings, progress = self.settings, self.progress
-        batches = self._batches_from(progress.epoch, progress.batch)
         stopped_by = self._should_stop(asked)
         if self._validation_is_due(stopped_by):  # a signal had cut it off
             stopped_by = self._validate(asked) or stopped_by
@@ -169,7 +184,9 @@ class _Run:
         """Learn from the batches, and move on."""
         progress = self.progress
         try:
-            update = self.learner.update([batch for _, _, batch in dealt], progress.step + 1)
+            update = self.learner.update(
+                [share for _, _, whole in dealt for share in whole], progress.step + 1
+            )
         except Nonsense as error:
             # Going on with this run would repeat it bit by bit.
             remedy = (
@@ -188,10 +205,15 @@ class _Run:
         prepared = self.prepared
         while True:
             examples = prepared.examples(epoch)
-            plan = prepared.plan(examples, epoch)
+            lengths, plan = examples.lengths, prepared.plan(examples, epoch)
             for there in range(number, len(plan)):
-                yield epoch, there, prepared.task.batch(examples, plan[there], prepared.width)
+                parts = shares(lengths, plan[there], self.workers)
+                yield epoch, there, [prepared.task.batch(examples, part, prepared.width) for part in parts]
             epoch, number = epoch + 1, 0
+
+    def close(self) -> None:
+        """Nothing goes on behind."""
+        self.learner.close()
 
     def _should_stop(self, asked: Asked) -> StoppedBy | None:
         settings, progress = self.settings, self.progress
@@ -259,6 +281,19 @@ class _Run:
             "seconds": progress.seconds,
         }
         self.log(progress.step, values)
+
+
+T = TypeVar("T")
+
+
+def ahead(batches: Iterator[T]) -> Generator[T, None, None]:
+    """The same batches, without end; the next one is made while this one is learnt."""
+    with ThreadPoolExecutor(1, "batches") as maker:
+        coming = maker.submit(next, batches)
+        while True:
+            here = coming.result()
+            coming = maker.submit(next, batches)
+            yield here
 
 
 class Meter:

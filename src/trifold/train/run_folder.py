@@ -76,10 +76,11 @@ class RunFolder:
         """The command that goes on with this run."""
         return shlex.join(["trifold", "train", str(self.recipe), "--out", str(self.path), "--resume", "auto"])
 
-    def describe(self, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> None:
+    def describe(self, recipe: Recipe, device: torch.device, dtype: torch.dtype, workers: int) -> None:
         """Write recipe.yaml and environment.json."""
+        told = environment(device, dtype, workers)
         checkpoint.write_text(self.recipe, recipe.resolved())
-        checkpoint.write_text(self.environment, json.dumps(environment(device, dtype), indent=2) + "\n")
+        checkpoint.write_text(self.environment, json.dumps(told, indent=2) + "\n")
 
     def cut_metrics(self, step: int) -> None:
         """Forget lines past `step`: a resumed run writes them again."""
@@ -89,7 +90,7 @@ class RunFolder:
             checkpoint.write_text(self.metrics, "".join(kept))
 
 
-def environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def environment(device: torch.device, dtype: torch.dtype, workers: int) -> dict[str, Any]:
     """What a run depends on beside its recipe."""
     return {
         "trifold": trifold.__version__,
@@ -100,6 +101,7 @@ def environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
         "precision": str(dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
+        "workers": workers,
         "git": _git_revision(),
     }
 

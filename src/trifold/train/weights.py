@@ -7,38 +7,57 @@ and no activation is ever converted.
 
 from __future__ import annotations
 
+from copy import deepcopy
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 
+Model = TypeVar("Model", bound=nn.Module)
+
 
 class FlatWeights:
-    """Owns the storage of a model's parameters. `master` and `gradient` are (P,) fp32."""
+    """Owns the storage of a model's parameters. `master` and the gradient taken are (P,) fp32."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self.names = [name for name, _ in model.named_parameters()]
-        self._parameters = [parameter for _, parameter in model.named_parameters()]
-        self._sizes = [parameter.numel() for parameter in self._parameters]
-        self.master = torch.cat([p.detach().float().flatten() for p in self._parameters])
+        parameters = list(model.parameters())
+        self._sizes = [parameter.numel() for parameter in parameters]
+        self._shapes = [parameter.shape for parameter in parameters]
+        self.master = torch.cat([p.detach().float().flatten() for p in parameters])
         self.low_precision = dtype is not torch.float32
         self._compute = self.master.to(dtype) if self.low_precision else self.master
-        self._gradient = torch.zeros_like(self._compute)
+        self._gradients: list[Tensor] = []
         self._total: Tensor | None = None
-        for parameter, values, gradient in zip(
-            self._parameters, self._compute.split(self._sizes), self._gradient.split(self._sizes), strict=True
-        ):
-            parameter.data = values.view(parameter.shape)
-            parameter.grad = gradient.view(parameter.shape)
+        self._adopt(model)
         for name, buffer in model.named_buffers():
             owner, _, last = name.rpartition(".")
             setattr(
                 model.get_submodule(owner), last, buffer.to(dtype) if buffer.is_floating_point() else buffer
             )
 
+    def _adopt(self, model: nn.Module) -> None:
+        """The model's parameters become views of the vector that is computed with; their gradients of a new one."""
+        gradient = torch.zeros_like(self._compute)
+        self._gradients.append(gradient)
+        for parameter, values, grad in zip(
+            model.parameters(), self._compute.split(self._sizes), gradient.split(self._sizes), strict=True
+        ):
+            parameter.data = values.view(parameter.shape)
+            parameter.grad = grad.view(parameter.shape)
+
+    def replica(self, model: Model) -> Model:
+        """Another model with the same weights, not a copy of them, whose gradients are its own until `collect`."""
+        other = deepcopy(model)
+        self._adopt(other)
+        return other
+
     def collect(self) -> None:
-        """Take the gradients of one micro-batch into the fp32 sum, and clear them."""
-        fresh = self._gradient.float() if self.low_precision else self._gradient.clone()
-        self._total = fresh if self._total is None else self._total.add_(fresh)
-        self._gradient.zero_()
+        """Take the gradients of one micro-batch, and of every replica's, into the fp32 sum, and clear them."""
+        for gradient in self._gradients:
+            fresh = gradient.float() if self.low_precision else gradient.clone()
+            self._total = fresh if self._total is None else self._total.add_(fresh)
+            gradient.zero_()
 
     def take_gradient(self) -> Tensor:
         """The summed gradient (P,) fp32 of all micro-batches since the last call."""
@@ -54,8 +73,7 @@ class FlatWeights:
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """A flat (P,) vector cut into the model's shapes, by parameter name."""
         pieces = flat.split(self._sizes)
-        shapes = [parameter.shape for parameter in self._parameters]
-        return {name: p.view(s) for name, p, s in zip(self.names, pieces, shapes, strict=True)}
+        return {name: p.view(s) for name, p, s in zip(self.names, pieces, self._shapes, strict=True)}
 
     def flat(self, named: dict[str, Tensor]) -> Tensor:
         """The inverse of `named`."""

@@ -1,0 +1,295 @@
+"""Inner loops that no operator of PyTorch does in one pass, compiled by numba (an extra; without it, `loops()` is None
+and everything is done operator by operator).
+
+Each runs on one thread and lets go of Python's lock, so that several can learn side by side. Numbers of bf16 come as
+uint16, the upper half of an fp32; every loop reckons in fp32. NaN and infinity pass through to the result. Arrays
+(N, …) hold rows packed one after the other, and `starts` (B + 1,) says where each begins and the last one ends.
+
+All loops are in this file, because numba's cache of compiled code looks no further than the file it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+F = np.float32
+
+# Sums may be taken in any order; that a number is NaN or infinite must not be assumed away.
+MATHS = {"reassoc", "contract", "nsz", "arcp"}
+loop = njit(nogil=True, fastmath=MATHS, error_model="numpy", cache=True)
+part = njit(inline="always", fastmath=MATHS, error_model="numpy")
+
+
+# --- numbers -------------------------------------------------------------------------------------------
+
+
+def wide(x: Any) -> Any:
+    """An fp32 from a bf16 (uint16) or an fp32."""
+
+
+def narrow(like: Any, x: Any) -> Any:
+    """An fp32 rounded to nearest, ties to even, to the type of `like`."""
+
+
+@overload(wide, inline="always", strict=False)
+def _wide(x: Any) -> Callable[..., Any]:
+    if x == types.uint16:
+        return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
+    return lambda x: x
+
+
+@overload(narrow, inline="always", strict=False)
+def _narrow(like: Any, x: Any) -> Callable[..., Any]:
+    if like == types.uint16:
+        # The carry of the rounding would turn some NaN into a zero: those keep their bits, with one that says NaN.
+        def rounded(like: Any, x: Any) -> Any:
+            bits = np.float32(x).view(np.uint32)
+            nearest = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+            kept = nearest if x == x else np.uint32(bits | np.uint32(0x400000))
+            return np.uint16(kept >> np.uint32(16))
+
+        return rounded
+    return lambda like, x: np.float32(x)
+
+
+def shorten(like: Any, x: Any) -> Any:
+    """The same with ties away from zero, which is quicker: for numbers where a tie is chance."""
+
+
+@overload(shorten, inline="always", strict=False)
+def _shorten(like: Any, x: Any) -> Callable[..., Any]:
+    if like == types.uint16:
+        return lambda like, x: np.uint16(
+            np.uint32(np.float32(x).view(np.uint32) + np.uint32(0x8000)) >> np.uint32(16)
+        )
+    return lambda like, x: np.float32(x)
+
+
+@part
+def exponential(x: Any) -> Any:
+    """e^x to 3e-6: 2 to the whole part of x / ln 2, times a polynomial of the rest. Below -87 it stays at 1e-38."""
+    t = x * F(1.4426950408889634)
+    t = F(-126.0) if t < F(-126.0) else t
+    whole = np.floor(t + F(0.5))
+    f = t - whole
+    p = F(0.0013333558) * f + F(0.0096181291)
+    p = p * f + F(0.0555041087)
+    p = p * f + F(0.2402265070)
+    p = p * f + F(0.6931471806)
+    p = p * f + F(1.0)
+    return p * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@part
+def hashed(number: Any, seed: Any) -> Any:
+    """32 bits, each as good as random, from a number and a seed: multiply, fold, twice, with the constants of
+    Wellons' search for mixers of least bias ("lowbias32", 2018).
+    """
+    x = np.uint32(np.uint32(number) * np.uint32(0x9E3779B1) + seed)
+    x = np.uint32(x ^ (x >> np.uint32(16)))
+    x = np.uint32(x * np.uint32(0x7FEB352D))
+    x = np.uint32(x ^ (x >> np.uint32(15)))
+    x = np.uint32(x * np.uint32(0x846CA68B))
+    return np.uint32(x ^ (x >> np.uint32(16)))
+
+
+@part
+def largest(row: Any, lanes: Any) -> Any:
+    """The maximum of a row, a block of `lanes` (256,) at a time, which a compiler can do sixteen at once."""
+    lanes[:] = F(-3e38)
+    blocks = row.shape[0] // 256 * 256
+    for start in range(0, blocks, 256):
+        block = row[start : start + 256]
+        for j in range(256):
+            x = wide(block[j])
+            lanes[j] = lanes[j] if lanes[j] > x else x
+    m = F(-3e38)
+    for j in range(256):
+        m = m if m > lanes[j] else lanes[j]
+    for j in range(blocks, row.shape[0]):
+        x = wide(row[j])
+        m = m if m > x else x
+    return m
+
+
+# --- dropout -------------------------------------------------------------------------------------------
+
+
+@loop
+def dropped(y: Array, seed: np.uint32, threshold: np.uint32, scale: np.float32, out: Array) -> None:
+    """out[j] = y[j] · scale where the j-th 32 bits of the seed reach the threshold, else 0; all (N,)."""
+    for j in range(out.shape[0]):
+        out[j] = narrow(out[j], wide(y[j]) * scale if hashed(j, seed) >= threshold else F(0))
+
+
+@loop
+def added_dropped(
+    x: Array, y: Array, seed: np.uint32, threshold: np.uint32, scale: np.float32, out: Array
+) -> None:
+    """out = x + dropped(y)."""
+    for j in range(out.shape[0]):
+        kept = wide(y[j]) * scale if hashed(j, seed) >= threshold else F(0)
+        out[j] = narrow(out[j], wide(x[j]) + kept)
+
+
+# --- layer norm ----------------------------------------------------------------------------------------
+
+
+@loop
+def layer_norm(
+    x: Array, weight: Array, bias: Array, epsilon: float, out: Array, mean: Array, inverse: Array
+) -> None:
+    """x (N, E) -> out (N, E); mean and inverse (N,) fp32 are kept for the way back."""
+    rows, width = x.shape
+    share, least = F(1) / F(width), F(epsilon)
+    held, w, b = np.empty(width, F), np.empty(width, F), np.empty(width, F)
+    for j in range(width):
+        w[j], b[j] = wide(weight[j]), wide(bias[j])
+    for r in range(rows):
+        row, there = x[r], out[r]
+        total = square = F(0)
+        for j in range(width):
+            held[j] = wide(row[j])
+            total += held[j]
+        m = total * share
+        for j in range(width):
+            square += (held[j] - m) * (held[j] - m)
+        i = F(1) / np.sqrt(square * share + least)
+        for j in range(width):
+            there[j] = narrow(there[j], (held[j] - m) * i * w[j] + b[j])
+        mean[r], inverse[r] = m, i
+
+
+@loop
+def layer_norm_backward(
+    g: Array, x: Array, weight: Array, mean: Array, inverse: Array, out: Array, d_weight: Array, d_bias: Array
+) -> None:
+    """g (N, E) -> out (N, E), and the sums d_weight, d_bias (E,) fp32."""
+    rows, width = x.shape
+    share = F(1) / F(width)
+    gradient, normed, w = np.empty(width, F), np.empty(width, F), np.empty(width, F)
+    for j in range(width):
+        w[j], d_weight[j], d_bias[j] = wide(weight[j]), F(0), F(0)
+    for r in range(rows):
+        row, above, there = x[r], g[r], out[r]
+        m, i = mean[r], inverse[r]
+        a = c = F(0)
+        for j in range(width):
+            n, v = (wide(row[j]) - m) * i, wide(above[j])
+            d_weight[j] += v * n
+            d_bias[j] += v
+            normed[j], gradient[j] = n, v * w[j]
+            a += v * w[j]
+            c += v * w[j] * n
+        a, c = a * share, c * share
+        for j in range(width):
+            there[j] = narrow(there[j], i * (gradient[j] - a - normed[j] * c))
+
+
+# --- attention over packed rows ------------------------------------------------------------------------
+
+
+@loop
+def to_heads(x: Array, column: int, starts: Array, factor: float, out: Array) -> None:
+    """The columns of x (N, C) from `column` -> out (B', H, T', D), times factor; 0 beyond the rows."""
+    rows, heads, _, width = out.shape
+    for b in range(rows):
+        length = starts[b + 1] - starts[b] if b + 1 < len(starts) else 0
+        for h in range(heads):
+            first = column + h * width
+            for t in range(length):
+                there, here = out[b, h, t], x[starts[b] + t, first : first + width]
+                for d in range(width):
+                    there[d] = narrow(there[d], wide(here[d]) * F(factor))
+            out[b, h, length:] = 0
+
+
+@loop
+def from_heads(y: Array, starts: Array, factor: float, out: Array, column: int) -> None:
+    """The inverse: y (B', H, T', D) -> the columns of out (N, C) from `column`, times factor; 0 in rows of filling."""
+    heads, width = y.shape[1], y.shape[3]
+    for b in range(len(starts) - 1):
+        for t in range(starts[b + 1] - starts[b]):
+            for h in range(heads):
+                first = column + h * width
+                there, here = out[starts[b] + t, first : first + width], y[b, h, t]
+                for d in range(width):
+                    there[d] = narrow(there[d], wide(here[d]) * F(factor))
+    out[starts[-1] :, column : column + heads * width] = 0
+
+
+@loop
+def softmax_rows(scores: Array, q_starts: Array, k_starts: Array, causal: bool) -> None:
+    """scores (B', H, T', S') -> weights, in place; 0 where there is no key to attend to, or no query that asks."""
+    rows, heads, _, keys = scores.shape
+    held = np.empty(keys, F)
+    for b in range(rows):
+        asked = b + 1 < len(q_starts)
+        queries = q_starts[b + 1] - q_starts[b] if asked else 0
+        real = k_starts[b + 1] - k_starts[b] if asked else 0
+        for h in range(heads):
+            for t in range(queries):
+                row = scores[b, h, t]
+                seen = min(real, t + 1) if causal else real
+                m, total = F(-3e38), F(0)
+                for s in range(seen):
+                    x = wide(row[s])
+                    m = m if m > x else x
+                for s in range(seen):
+                    held[s] = exponential(wide(row[s]) - m)
+                    total += held[s]
+                inverse = F(1) / total
+                for s in range(seen):
+                    row[s] = narrow(row[s], held[s] * inverse)
+                row[seen:] = 0
+            scores[b, h, queries:] = 0
+
+
+@loop
+def softmax_rows_backward(weights: Array, gradient: Array) -> None:
+    """gradient (R, S) of the weights -> of the scores, in place: w ∘ (g − Σ w g)."""
+    for r in range(weights.shape[0]):
+        w, g = weights[r], gradient[r]
+        total = F(0)
+        for s in range(w.shape[0]):
+            total += wide(w[s]) * wide(g[s])
+        for s in range(w.shape[0]):
+            g[s] = narrow(g[s], wide(w[s]) * (wide(g[s]) - total))
+
+
+# --- cross-entropy -------------------------------------------------------------------------------------
+
+
+@loop
+def exponentials(logits: Array, targets: Array, inverse: Array, picked: Array) -> None:
+    """logits (R, V) -> exp(z − max z) in place, inverse (R,) one over their sums, picked (R,) log p of the target.
+
+    A target of -1 asks nothing: its row becomes 0, and so do its inverse and picked.
+    """
+    lanes = np.empty(256, F)
+    for r in range(logits.shape[0]):
+        row, y = logits[r], targets[r]
+        if y < 0:
+            row[:] = 0
+            inverse[r] = picked[r] = F(0)
+            continue
+        m, z, total = largest(row, lanes), wide(row[y]), F(0)
+        for j in range(row.shape[0]):
+            row[j] = shorten(row[j], exponential(wide(row[j]) - m))
+        for j in range(row.shape[0]):
+            total += wide(row[j])
+        inverse[r], picked[r] = F(1) / total, z - m - np.log(total)
+
+
+@loop
+def added_to(total: Array, part: Array) -> None:
+    """total (N,) fp32 += part (N,)."""
+    for j in range(total.shape[0]):
+        total[j] += wide(part[j])

@@ -1,0 +1,205 @@
+"""The compiled loops against the operators they stand for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from trifold.nn import Inputs, ModelConfig, Transformer, kernels
+from trifold.nn.losses import linear_cross_entropy, plain_cross_entropy
+from trifold.nn.packing import Packing
+
+pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+both = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+
+
+def leaf(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape) * scale).to(dtype).requires_grad_()
+
+
+def close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
+    limit = TOLERANCE[dtype] * max(1.0, float(theirs.detach().abs().max()))
+    assert float((ours.detach().float() - theirs.detach().float()).abs().max()) <= limit
+
+
+@both
+def test_a_layer_norm_is_the_librarys(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = leaf(3, 37, 48, dtype=dtype), leaf(48, dtype=dtype), leaf(48, dtype=dtype)
+    above = torch.randn(3, 37, 48).to(dtype)
+    ours = kernels.layer_norm(x, weight, bias, 1e-5)
+    found = torch.autograd.grad(ours, (x, weight, bias), above)
+    wide = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    theirs = F.layer_norm(wide[0], (48,), wide[1], wide[2], 1e-5)
+    wanted = torch.autograd.grad(theirs, wide, above.double())
+    close(ours, theirs, dtype)
+    for a, b in zip(found, wanted, strict=True):
+        close(a, b, dtype)
+
+
+@both
+@given(p=st.sampled_from([0.05, 0.1, 0.3, 0.5, 0.9]), seed=st.integers(0, 2**31))
+@settings(max_examples=10, deadline=None)
+def test_dropout_keeps_its_share_and_its_mask(dtype: torch.dtype, p: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    y = torch.ones(40_001, dtype=dtype, requires_grad=True)
+    out = kernels.dropped(y, p)
+    (gradient,) = torch.autograd.grad(out, y, torch.ones_like(out))
+    assert torch.equal(out, gradient)  # the way back hashes the same mask
+    assert set(out.detach().float().unique().tolist()) == {0.0, float(torch.tensor(1 / (1 - p), dtype=dtype))}
+    deviation = (p * (1 - p) / len(y)) ** 0.5
+    assert abs(float((out == 0).float().mean()) - p) < 5 * deviation
+    x = torch.randn(40_001).to(dtype).requires_grad_()
+    torch.manual_seed(seed)
+    added = kernels.added_dropped(x, y, p)
+    scaled = torch.where(out == 0, 0.0, float(np.float32(1 / (1 - p))))
+    assert torch.equal(added, (x.float() + scaled).to(dtype))
+
+
+def test_neighbouring_draws_of_dropout_are_not_alike() -> None:
+    y = torch.ones(200_000, requires_grad=True)
+    masks = torch.stack([(kernels.dropped(y, 0.5) > 0).float() for _ in range(6)])
+    # Between draws, and between an element and those near it in one draw.
+    lags = torch.stack([masks[0].roll(k) for k in (1, 2, 3, 16, 64, 128, 512)])
+    kept = torch.cat((masks, lags)) - 0.5
+    correlation = (kept @ kept.T / 200_000 * 4).fill_diagonal_(0)
+    assert float(correlation.abs().max()) < 5 / 200_000**0.5
+
+
+def test_a_thread_can_draw_from_a_generator_of_its_own() -> None:
+    y = torch.ones(1000, requires_grad=True)
+    with kernels.drawing_from(torch.Generator().manual_seed(3)):
+        first = kernels.dropped(y, 0.5)
+    torch.manual_seed(99)
+    with kernels.drawing_from(torch.Generator().manual_seed(3)):
+        assert torch.equal(first, kernels.dropped(y, 0.5))
+    assert kernels.own_generator() is None
+
+
+@both
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=9),
+    own=st.booleans(),
+    causal=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=25, deadline=None)
+def test_packed_attention_is_each_rows_own(
+    dtype: torch.dtype, lengths: list[tuple[int, int]], own: bool, causal: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    heads, width = 3, 8
+    size = heads * width
+    queries = Packing.of(torch.tensor([q for q, _ in lengths]))
+    keys = queries if own else Packing.of(torch.tensor([k for _, k in lengths]))
+    causal = causal and own
+    q = leaf(queries.filled, 3 * size if own else size, dtype=dtype)
+    kv = None if own else leaf(keys.filled, 2 * size, dtype=dtype)
+    above = torch.randn(queries.filled, size).to(dtype)
+    given_ = [t for t in (q, kv) if t is not None]
+    ours = kernels.packed_attention(q, kv, queries, keys, width, causal=causal)
+    found = torch.autograd.grad(ours, given_, above)
+
+    wide = [t.detach().double().requires_grad_() for t in given_]
+    parts = wide[0].split(size, 1) if own else (wide[0], *wide[1].split(size, 1))
+    rows = []
+    for row in range(len(lengths)):
+        asked = slice(int(queries.starts[row]), int(queries.starts[row + 1]))
+        seen = slice(int(keys.starts[row]), int(keys.starts[row + 1]))
+        q_, k_, v_ = (
+            part[there].unflatten(1, (heads, width)).transpose(0, 1)
+            for part, there in zip(parts, (asked, seen, seen), strict=True)
+        )
+        answer = F.scaled_dot_product_attention(q_, k_, v_, is_causal=causal)
+        rows.append(answer.transpose(0, 1).flatten(1))
+    theirs = torch.cat(rows)
+    wanted = torch.autograd.grad(theirs, wide, above[: queries.real].double())
+    close(ours[: queries.real], theirs, dtype)
+    assert not ours[queries.real :].any()
+    for a, b in zip(found, wanted, strict=True):
+        close(a, b, dtype)
+
+
+@both
+def test_the_softmax_over_the_vocabulary_is_the_librarys(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(9, 1031) * 4).to(dtype)
+    logits[3, 5] = 200.0  # all the others vanish beside it
+    targets = torch.tensor([0, 1030, 7, 5, 8, -1, 256, 255, 4])
+    wanted = logits.double().log_softmax(-1)
+    e = logits.clone()
+    inverse, picked = kernels.exponentials(e, targets)
+    asked = targets >= 0
+    close((e.float() * inverse)[asked], wanted.exp()[asked], dtype)
+    assert torch.allclose(
+        picked[asked].double(), -wanted[asked].gather(1, targets[asked][:, None])[:, 0], rtol=4e-3, atol=4e-3
+    )
+    assert not e[5].any() and picked[5] == 0 and inverse[5] == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@both
+def test_what_is_not_a_number_stays_so(dtype: torch.dtype, bad: float) -> None:
+    """A loop that lost a NaN would let a broken run go on."""
+    x = torch.randn(300, 64).to(dtype)
+    x[7, 9] = bad
+    x.requires_grad_()
+    assert not kernels.dropped(x, 0.01)[7].isfinite().all()
+    assert kernels.layer_norm(x, *(torch.ones(64, dtype=dtype) for _ in "wb"), 1e-5)[7].isnan().any()
+    inverse, picked = kernels.exponentials(x.detach().clone(), torch.zeros(300, dtype=torch.int64))
+    assert not picked[7].isfinite() or not inverse[7].isfinite()
+    packing = Packing.of(torch.full((30,), 8))
+    qkv = torch.randn(packing.filled, 3 * 16).to(dtype)
+    qkv[7, 20] = bad
+    qkv.requires_grad_()
+    assert not kernels.packed_attention(qkv, None, packing, packing, 8, causal=False)[:8].isfinite().all()
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_a_model_learns_the_same_with_and_without(placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig.parse(
+        {"vocab_size": 300, "d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 64, "dropout": 0.0}
+        | {"norm_placement": placement}
+    )
+    model = Transformer(config).train()
+    source, target = (Packing.of(torch.randint(1, 25, (17,))) for _ in "st")
+    read, wrote = (torch.randint(3, 300, (1, packing.filled)) for packing in (source, target))
+    wanted = torch.randint(3, 300, (target.filled,))
+    wanted[target.real :] = -1
+
+    def learnt() -> tuple[Tensor, list[Tensor]]:
+        model.zero_grad()
+        hidden = model(Inputs(read, packing=source), Inputs(wrote, packing=target))[0]
+        sums = linear_cross_entropy(hidden, model.lm_head.weight, None, wanted, 0.1)
+        sums.loss.backward()
+        return sums.loss.detach(), [p.grad.clone() for p in model.parameters()]
+
+    loss, gradients = learnt()
+    monkeypatch.setattr(kernels, "loops", lambda: None)
+    plain_loss, plain_gradients = learnt()
+    assert torch.allclose(loss, plain_loss, rtol=1e-6)
+    for a, b in zip(gradients, plain_gradients, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
+
+
+def test_the_loss_with_loops_is_the_loss_by_the_book() -> None:
+    torch.manual_seed(0)
+    hidden, weight, bias = (leaf(*shape, dtype=torch.float32) for shape in ((700, 16), (901, 16), (901,)))
+    targets = torch.randint(0, 901, (700,))
+    ours = linear_cross_entropy(hidden, weight, bias, targets, 0.1)
+    theirs = plain_cross_entropy(hidden, weight, bias, targets, 0.1)
+    assert torch.allclose(ours.loss, theirs.loss, rtol=1e-6) and torch.allclose(
+        ours.nll, theirs.nll, rtol=1e-6
+    )
+    found = torch.autograd.grad(ours.loss, (hidden, weight, bias))
+    wanted = torch.autograd.grad(theirs.loss, (hidden, weight, bias))
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
