@@ -76,8 +76,10 @@ def _positions(config: ModelConfig) -> Iterator[str]:
         if turned % 2 or turned > config.head_width:
             yield f"rotary positions turn pairs: {turned} of the {config.head_width} of a head cannot"
     if config.positions == "relative":
-        exact = config.relative_buckets // (2 if config.encoder_layers == 0 else 4)
-        if exact < 1 or config.relative_distance <= config.relative_buckets // 2:
+        # Both ways share the classes in an encoder; half of a way's classes are for exact distances.
+        fewest = config.relative_buckets // (4 if config.encoder_layers else 2)
+        most = config.relative_buckets // (2 if config.decoder_layers else 4)
+        if fewest < 1 or config.relative_distance <= most:
             yield (
                 f"relative_distance {config.relative_distance} leaves no room for {config.relative_buckets} "
                 "relative_buckets: take four or more, and a distance of more than half as many"

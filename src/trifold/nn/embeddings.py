@@ -161,11 +161,12 @@ class Embeddings(nn.Module):
         return out
 
     def _refuse_long(self, inputs: Inputs, positions: Tensor, start: int) -> None:
-        if inputs.packing is not None:
-            longest = inputs.packing.shape[1]
-        elif inputs.positions is None and inputs.attend is None:
-            longest = start + inputs.tokens.shape[1]
-        else:
+        packing, end = inputs.packing, start + inputs.tokens.shape[1]
+        if packing is not None:
+            longest = packing.shape[1]
+        elif inputs.positions is None and (inputs.attend is None or end <= self.max_positions):
+            longest = end
+        else:  # what is given, or so wide that it matters which columns are padding
             longest = int(positions.max()) + 1
         if longest > self.max_positions:
             raise ValueError(

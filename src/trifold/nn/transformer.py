@@ -148,7 +148,9 @@ class Transformer(nn.Module):
             memory = None if self.encoder is None else self.encode(inputs)
             last = {"encoder": None if memory is None else memory.hidden}
             if self.decoder is not None:
-                last["decoder"] = self.decode(inputs if decoder_inputs is None else decoder_inputs, memory)
+                read = inputs if self.encoder is None else decoder_inputs
+                assert read is not None, "an encoder-decoder reads two inputs"
+                last["decoder"] = self.decode(read, memory)
         for side, hidden in last.items():
             if hidden is not None:
                 between = [seen[f"{side}.states.{n}"] for n in range(len(getattr(self, side).order) - 1)]
