@@ -142,7 +142,7 @@ def _type(field: FieldInfo) -> str:
         f"{sign} {getattr(limit, name):g}"
         for limit in field.metadata
         for name, sign in BOUNDS.items()
-        if hasattr(limit, name)
+        if getattr(limit, name, None) is not None
     ]
     return " ".join([_words(field.annotation), *[", ".join(bounds)] * bool(bounds)])
 
@@ -154,6 +154,13 @@ def _words(annotation: Any) -> str:
         return " or ".join(_words(part) for part in get_args(annotation) if part is not NoneType)
     if get_origin(annotation) is list:
         return "list of texts"
+    if get_origin(annotation) is tuple:
+        kinds = dict.fromkeys(_words(part) for part in get_args(annotation) if part is not ...)
+        return (
+            f"list of: {', '.join(kinds)}" if ... in get_args(annotation) else f"two of: {', '.join(kinds)}"
+        )
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return "keys: " + "; ".join(f"`{key.name}` {key.kind}" for key in _keys(annotation, ""))
     return KINDS[annotation]
 
 

@@ -20,6 +20,9 @@ VARIANTS = [
     {"norm_placement": "sandwich"},
     {"n_kv_heads": 2, "n_decoder_layers": 1},
     {"d_head": 8, "activation": "gelu", "attention_bias": True},
+    {"gated": True, "activation": "silu", "norm": "rms", "d_decoder_ff": 90, "n_decoder_heads": 2},
+    {"shape": "decoder", "residual": "parallel", "norm_placement": "pre", "n_kv_heads": 1},
+    {"shape": "encoder", "heads": ("lm",), "lm_head_transform": "gelu", "d_embedding": 16},
     {"target_vocab_size": 70, "tie_lm_head": False, "lm_head_bias": True},
 ]
 

@@ -27,13 +27,34 @@ def configs(draw):
         "n_kv_heads": draw(st.sampled_from([None, 1, 2])),
         "d_head": draw(st.sampled_from([None, 6])),
         "d_ff": draw(st.integers(5, 30)),
-        "positions": draw(st.sampled_from(["sinusoidal", "learned", "none"])),
+        "positions": draw(st.sampled_from(["sinusoidal", "learned", "rotary", "relative", "none"])),
+        "norm": draw(st.sampled_from(["layer", "rms"])),
+        "norm_bias": draw(st.booleans()),
         "norm_placement": draw(st.sampled_from(["post", "pre", "sandwich"])),
+        "encoder_final_norm": draw(st.sampled_from([None, True, False])),
+        "embedding_norm": draw(st.booleans()),
+        "n_token_types": draw(st.sampled_from([0, 2])),
+        "gated": draw(st.booleans()),
         "attention_bias": draw(st.booleans()),
+        "attention_out_bias": draw(st.sampled_from([None, True, False])),
         "feed_forward_bias": draw(st.booleans()),
         "tie_lm_head": draw(st.booleans()),
         "lm_head_bias": draw(st.booleans()),
+        "n_labels": 3,
     }
+    if values["shape"] == "encoder":
+        values["heads"] = ("lm", "pooler", "next-sentence", "sequence", "token", "span")
+        values["lm_head_transform"] = draw(st.sampled_from([None, "gelu"]))
+        values["classifier_transform"] = draw(st.sampled_from([None, "tanh"]))
+        values["d_embedding"] = 4 if values["lm_head_transform"] else None
+    if values["shape"] == "encoder-decoder":
+        values["d_decoder_ff"] = draw(st.sampled_from([None, 9]))
+    elif values["norm_placement"] == "pre":
+        values["residual"] = draw(st.sampled_from(["sequential", "parallel", "parallel-two-norms"]))
+    if values["n_decoder_layers"] is None:
+        values["block_of_layer"] = draw(st.sampled_from([None, (0,) * values["n_layers"]]))
+    if values["positions"] == "learned":
+        values["position_offset"] = draw(st.sampled_from([0, 2]))
     try:
         return ModelConfig.parse(values)
     except SettingsError:  # a target vocabulary belongs to an encoder-decoder alone
@@ -85,3 +106,11 @@ def test_attention_matrices_are_the_four_projections(config):
     matrices = [p for name, p in attention.sublayer.named_parameters() if name.endswith("proj.weight")]
     assert len(matrices) == 4
     assert sum(p.numel() for p in matrices) == attention_matrices(config)
+
+
+def test_a_picture_is_counted_too():
+    config = ModelConfig(
+        shape="encoder", d_model=16, n_heads=2, image_size=(8, 8), patch_size=(4, 2), max_positions=9,
+        positions="learned", heads=("sequence",), n_labels=7, norm_placement="pre",
+    )  # fmt: skip
+    assert count(config) == built(config).count_parameters()

@@ -173,3 +173,60 @@ def test_beams_that_share_a_memory_are_beams_that_repeat_it() -> None:
     shared = attention(x, memory, mask=Mask(keys), cache=Cache(1).layers[0])
     repeated = attention(x, memory.repeat_interleave(3, 0), mask=Mask(keys.repeat_interleave(3, 0)))
     torch.testing.assert_close(shared, repeated)
+
+
+@pytest.mark.parametrize("kernel", get_args(Kernel))
+@given(cases(), st.booleans())
+def test_a_bias_is_added_to_the_scores(kernel: Kernel, case: Case, per_row: bool) -> None:
+    """Like an extra dimension of queries and keys whose product it is."""
+    rows, heads, queries, width = case.q.shape
+    total = max(case.k.shape[2], case.mask.offset + queries)
+    bias = torch.randn(rows if per_row else 1, heads, 1, total)
+    book = bias.expand(rows, heads, queries, total)[..., : case.k.shape[2]].double()
+    out = attend(*(x.float() for x in (case.q, case.k, case.v)), case.mask, bias=bias, kernel=kernel)
+    scores = case.q @ case.k.transpose(-1, -2) / math.sqrt(width) + book
+    scores = scores.masked_fill(~case.allowed[:, None], float("-inf"))
+    expected = torch.softmax(scores, -1).nan_to_num(0.0) @ case.v
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@given(cases())
+def test_a_soft_cap_bends_the_scores_before_the_mask(case: Case) -> None:
+    out = attend(case.q, case.k, case.v, case.mask, soft_cap=0.7)
+    scores = 0.7 * torch.tanh(case.q @ case.k.transpose(-1, -2) / math.sqrt(case.q.shape[-1]) / 0.7)
+    scores = scores.masked_fill(~case.allowed[:, None], float("-inf"))
+    torch.testing.assert_close(out, torch.softmax(scores, -1).nan_to_num(0.0) @ case.v)
+
+
+def test_a_learned_bias_gets_its_gradient() -> None:
+    q, k, v = (torch.randn(2, 3, 4, 5) for _ in range(3))
+    bias = torch.randn(1, 3, 4, 4, requires_grad=True)
+    out = attend(q, k, v, Mask(causal=True), bias=bias)
+    scores = (q @ k.transpose(-1, -2) / math.sqrt(5) + bias).masked_fill(
+        ~torch.ones(4, 4).tril().bool(), float("-inf")
+    )
+    loss = torch.randn_like(out)
+    (got,) = torch.autograd.grad((out * loss).sum(), bias)
+    (expected,) = torch.autograd.grad(((scores.softmax(-1) @ v) * loss).sum(), bias)
+    torch.testing.assert_close(got, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(q, k, v, Mask(causal=True), bias=bias), out)
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+@pytest.mark.parametrize("scale", [None, 1.0, 0.2])
+def test_scores_are_scaled_as_asked(scale: float | None, layer: int) -> None:
+    config = ModelConfig(**CONFIG, attention_scale=scale, attention_scale_by_layer=True)
+    asked, plain = Attention(config, layer), Attention(ModelConfig(**CONFIG))
+    randomised(asked)
+    plain.load_state_dict(asked.state_dict())
+    with torch.no_grad():
+        plain.q_proj.weight.mul_((0.5 if scale is None else scale) / (layer + 1) * 2)  # 1/sqrt(4) is 1/2
+    x = torch.randn(2, 5, 24)
+    torch.testing.assert_close(asked(x, mask=Mask()), plain(x, mask=Mask()), rtol=1e-4, atol=1e-5)
+
+
+def test_the_output_may_have_a_bias_of_its_own() -> None:
+    attention = Attention(ModelConfig(**CONFIG, attention_out_bias=True))
+    assert attention.q_proj.bias is None
+    assert attention.o_proj.bias is not None

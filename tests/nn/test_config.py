@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from trifold.errors import SettingsError
-from trifold.nn import ModelConfig
+from trifold.nn import ModelConfig, RotaryScaling
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     (
@@ -20,6 +21,38 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dropout": 1.0}, r"model\.dropout: .*less than 1"),
     ({"d_model": "512"}, r"model\.d_model: .*integer, got '512'"),
     ({"d_model": 0}, r"model\.d_model: .*greater than 0, got 0"),
+    ({"shape": "decoder", "d_decoder_ff": 9}, "d_decoder_ff needs shape: encoder-decoder"),
+    ({"n_decoder_heads": 7}, "n_decoder_heads 7 does not divide d_model 512"),
+    ({"residual": "parallel"}, "residual: parallel needs norm_placement: pre, not post"),
+    ({"residual": "parallel", "norm_placement": "pre"}, "no place for cross-attention"),
+    ({"window_pattern": ["local", "global"]}, "window_pattern needs sliding_window"),
+    ({"rotary_width": 8}, "rotary_width needs positions: rotary, not sinusoidal"),
+    ({"alibi_scale": 0.5, "positions": "rotary"}, "alibi_scale needs positions: alibi, not rotary"),
+    ({"positions": "rotary", "rotary_width": 66}, "66 of the 64 of a head cannot"),
+    ({"positions": "rotary", "rotary_width": 3}, "3 of the 64 of a head cannot"),
+    ({"positions": "relative", "relative_distance": 16}, "relative_distance 16 leaves no room for 32"),
+    ({"block_of_layer": [0, 0]}, "block_of_layer names a block for 2 layers"),
+    ({"block_of_layer": [0, 0, 0, 2, 2, 2]}, "leaves a block out"),
+    ({"block_of_layer": [0] * 6, "attention_scale_by_layer": True}, "no layer of its own"),
+    ({"shape": "encoder", "patch_size": [4, 4]}, "patch_size and image_size belong together"),
+    (
+        {"shape": "encoder", "patch_size": [4, 4], "image_size": [8, 9], "max_positions": 5},
+        "does not divide image_size",
+    ),
+    (
+        {"shape": "encoder", "patch_size": [4, 4], "image_size": [8, 8]},
+        "max_positions is 1024: 4 patches and a class token need 5",
+    ),
+    ({"heads": ["lm", "lm"]}, "names one twice"),
+    ({"heads": ["next-sentence"]}, "add pooler to heads"),
+    ({"heads": ["sequence"], "classifier_input": "pooler"}, "needs pooler in heads"),
+    ({"shape": "encoder", "lm_head_transform": "gelu"}, "lm_head_transform needs lm in heads"),
+    ({"d_embedding": 64}, "set lm_head_transform, or tie_lm_head: false"),
+    ({"heads": ["poler"]}, r"model\.heads"),
+    (
+        {"positions": "rotary", "rotary_scaling": {"kind": "yarn", "factr": 2.0, "original_positions": 9}},
+        r"model\.rotary_scaling\.factr: unknown key; did you mean 'factor'",
+    ),
     ({"norm_placement": "middle"}, r"model\.norm_placement: .*'post', 'pre' or 'sandwich', got 'middle'"),
 ]
 
@@ -51,3 +84,25 @@ def test_derived_numbers() -> None:
 def test_a_config_never_changes() -> None:
     with pytest.raises(Exception, match="frozen"):
         ModelConfig().d_model = 3  # type: ignore[misc]
+
+
+def test_a_config_survives_json() -> None:
+    """Lists come back as the tuples that they were, and groups as groups."""
+    config = ModelConfig(
+        shape="decoder",
+        positions="rotary",
+        rotary_scaling=RotaryScaling(kind="linear", factor=2.0, original_positions=9),
+        sliding_window=4,
+        window_pattern=("global", "local"),
+        block_of_layer=(0, 0, 1, 1, 1, 1),
+        heads=("lm", "token"),
+    )
+    assert ModelConfig.parse(json.loads(config.model_dump_json())) == config
+    assert ModelConfig.parse(config.model_dump()) == config
+
+
+def test_windows_follow_their_pattern_and_final_norms_what_is_said() -> None:
+    config = ModelConfig(sliding_window=3, window_pattern=("global", "local"), decoder_final_norm=True)
+    assert [config.window(layer) for layer in range(4)] == [None, 3, None, 3]
+    assert (config.closes("encoder"), config.closes("decoder")) == (False, True)
+    assert ModelConfig(norm_placement="pre", encoder_final_norm=False).closes("decoder")

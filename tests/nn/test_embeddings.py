@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from trifold.nn import Inputs, ModelConfig
-from trifold.nn.embeddings import Embeddings, TokenEmbedding
+from trifold.nn.embeddings import Embeddings, PatchEmbeddings, TokenEmbedding
 from trifold.nn.positions import sinusoidal_table
 
 
@@ -65,3 +65,53 @@ def test_the_gradient_of_a_frequent_token_does_not_drown_in_bf16() -> None:
     assert table.weight.grad is not None
     torch.testing.assert_close(table.weight.grad[1].float(), torch.full((2,), 100.0), rtol=0.01, atol=0)
     assert not table.weight.grad[[0, 2]].any()
+
+
+def test_segments_norm_and_a_narrow_table() -> None:
+    embeddings = make(
+        d_embedding=6, n_token_types=2, embedding_norm=True, positions="learned", position_offset=2
+    )
+    segments = torch.tensor([[0, 1, 1], [0, 0, 1]])
+    x = embeddings.tokens.weight[TOKENS] * math.sqrt(8) + embeddings.positions.weight[2:5]
+    x = x + embeddings.token_types.weight[segments]
+    x = F.layer_norm(x, (6,), embeddings.norm.weight, embeddings.norm.bias)
+    expected = x @ embeddings.projection.weight.t() + embeddings.projection.bias
+    torch.testing.assert_close(embeddings(Inputs(TOKENS, segments=segments)), expected, rtol=1e-4, atol=1e-5)
+    first = Inputs(TOKENS, segments=torch.zeros_like(TOKENS))
+    torch.testing.assert_close(embeddings(Inputs(TOKENS)), embeddings(first))
+
+
+def test_segments_that_no_table_knows_are_refused() -> None:
+    with pytest.raises(ValueError, match="n_token_types = 0"):
+        make()(Inputs(TOKENS, segments=torch.zeros_like(TOKENS)))
+
+
+def test_positions_count_real_tokens() -> None:
+    """Padding on either side, and none, are the same to a token."""
+    embeddings = make()
+    left = Inputs(TOKENS, torch.tensor([[False, True, True], [True, True, True]]))
+    expected = embeddings(Inputs(TOKENS[:1, 1:]))
+    torch.testing.assert_close(embeddings(left)[:1, 1:], expected)
+
+
+def test_rotary_positions_have_no_end() -> None:
+    assert make(positions="rotary")(Inputs(torch.ones(1, 9, dtype=torch.long))).shape == (1, 9, 8)
+
+
+def test_patches_are_a_convolution_behind_a_class_token() -> None:
+    config = ModelConfig(
+        shape="encoder", d_model=8, n_heads=2, image_size=(6, 8), patch_size=(3, 2), n_channels=2,
+        positions="learned", max_positions=9,
+    )  # fmt: skip
+    embeddings = PatchEmbeddings(config).eval()
+    for parameter in embeddings.parameters():
+        torch.nn.init.normal_(parameter)
+    pixels = torch.randn(3, 2, 6, 8)
+    kernel = embeddings.patches.weight.view(8, 2, 3, 2)
+    seen = F.conv2d(pixels, kernel, embeddings.patches.bias, stride=(3, 2)).flatten(2).transpose(1, 2)
+    x = torch.cat([embeddings.class_token.expand(3, 1, 8), seen], 1) + embeddings.positions.weight
+    torch.testing.assert_close(embeddings(Inputs(pixels=pixels)), x, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"pictures of \(2, 8, 6\)"):
+        embeddings(Inputs(pixels=pixels.transpose(2, 3)))
+    with pytest.raises(ValueError, match="no pixels"):
+        embeddings(Inputs(TOKENS))

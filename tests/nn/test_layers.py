@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from trifold.nn import ModelConfig
-from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, LayerNorm, Residual, keep_mask
+from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, LayerNorm, Residual, RMSNorm, keep_mask
 
 DRAWS = 200_000
 
@@ -131,3 +131,41 @@ def test_dropout_stands_on_the_branch_alone() -> None:
     x = torch.randn(50, 12)
     branch = residual(x) - x
     assert {round(value, 3) for value in branch.flatten().tolist()} == {0.0, 2.0}
+
+
+def test_rms_norm_is_its_formula_and_a_layer_norm_may_have_no_bias() -> None:
+    norm, x = RMSNorm(CONFIG, 7), torch.randn(4, 7) * 3 + 1
+    nn.init.normal_(norm.weight)
+    torch.testing.assert_close(norm(x), x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight)
+    bare = LayerNorm(CONFIG.model_copy(update={"norm_bias": False}), 7)
+    assert bare.bias is None
+    torch.testing.assert_close(bare(x), F.layer_norm(x, (7,)))
+
+
+def test_a_gate_multiplies_the_inner_layer() -> None:
+    layer = FeedForward(CONFIG.model_copy(update={"gated": True, "activation": "silu"}))
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    for rows in (2, 90):  # one by one, and as one product
+        x = torch.randn(rows, 3, 12)
+        gate, inner = (x @ p.weight.t() + p.bias for p in (layer.gate_proj, layer.in_proj))
+        expected = (F.silu(gate) * inner) @ layer.out_proj.weight.t() + layer.out_proj.bias
+        torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_inside_the_feed_forward() -> None:
+    layer = FeedForward(CONFIG.model_copy(update={"activation_dropout": 0.5}))
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(2, 3, 12)
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+    layer.train()
+    assert not torch.equal(layer(x), layer(x))
+
+
+def test_quick_gelu_is_the_reference_librarys() -> None:
+    from transformers.activations import ACT2FN
+
+    x = torch.linspace(-6, 6, 99)
+    torch.testing.assert_close(ACTIVATIONS["quick-gelu"](x), ACT2FN["quick_gelu"](x))

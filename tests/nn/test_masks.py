@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trifold.nn.masks import Mask, padding
 
@@ -35,3 +37,43 @@ def test_selecting_rows() -> None:
     mask = Mask(torch.tensor([[True, False], [True, True]]), causal=True)
     assert mask.select(torch.tensor([1])).keys.tolist() == [[True, True]]
     assert Mask().select(torch.tensor([0])).is_empty
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.integers(1, 6),
+    st.booleans(),
+    st.none() | st.lists(st.booleans(), min_size=7, max_size=7),
+)
+def test_a_window_counts_real_keys(
+    queries: int, offset: int, window: int, causal: bool, real: list[bool] | None
+) -> None:
+    offset = offset if causal else 0
+    width = offset + queries
+    keys = None if real is None else torch.tensor([real[:width]])
+    mask = Mask(keys, causal=causal, offset=offset, window=window)
+    dense = mask.dense(queries, width, torch.device("cpu"))
+    for t in range(queries):
+        for j in range(width):
+            i = offset + t
+            is_real = real is None or real[j]
+            allowed = is_real and (j <= i or not causal)
+            if real is None or real[i]:  # what padding asks is nobody's business
+                low, high = sorted((i, j))
+                between = high - low if real is None else sum(real[low + 1 : high + 1])
+                allowed = allowed and between < window
+                assert (
+                    True if dense is None else bool(dense.expand(1, 1, queries, width)[0, 0, t, j])
+                ) == allowed
+
+
+def test_fewer_keys_are_the_last_ones() -> None:
+    keys = torch.tensor([[True, True, False, True, True]])
+    mask = Mask(keys, causal=True, offset=3, window=2)
+    whole = mask.dense(2, 5, torch.device("cpu"))
+    assert torch.equal(mask.dense(2, 4, torch.device("cpu")), whole[..., 1:])
+    bias = torch.randn(1, 3, 2, 5)
+    offsets = mask.additive(2, 4, bias, bias)
+    assert torch.equal(offsets, bias[..., 1:].masked_fill(~whole[..., 1:], float("-inf")))
+    assert mask.additive(2, 4, bias, bias) is offsets

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from trifold.look.parameters import attention_matrices, count
+from trifold.look.parameters import attention_matrices, count, feed_forward_matrices, sides
 from trifold.nn.config import ModelConfig
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -60,19 +60,48 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
     Sequences are `source_length` and `target_length` tokens wide; a model of one stack has tokens of one kind, and
     they stand at the side of the stack it has.
     """
-    attention, feed_forward = attention_matrices(config), 2 * config.d_model * config.d_ff
-    per_key = 2 * config.n_heads * config.head_width  # elements met for each key: scores, then values
-    keys_values = 2 * config.d_model * config.kv_heads * config.head_width
-    crosses = config.shape == "encoder-decoder"
-
-    source = config.encoder_layers * (attention + feed_forward + per_key * source_length)
-    target = config.decoder_layers * (attention + feed_forward + per_key * target_length)
-    if crosses:
+    lengths = {"encoder": source_length, "decoder": target_length}
+    met = {side: _layer_elements(sized, lengths[side]) for side, sized in sides(config).items()}
+    source = met.get("encoder", 0) + _embedding_elements(config) * bool(config.encoder_layers)
+    target = met.get("decoder", 0) + _embedding_elements(config) * bool(config.decoder_layers)
+    if config.shape == "encoder-decoder":
+        sized = config.decoder_side
+        keys_values = 2 * config.d_model * sized.kv_heads * sized.head_width
         source += config.decoder_layers * keys_values
-        target += config.decoder_layers * (attention - keys_values + per_key * source_length)
+        target += config.decoder_layers * (
+            attention_matrices(sized) - keys_values + _per_key(sized) * source_length
+        )
     if config.decoder_layers:
-        target += config.d_model * config.output_vocab_size
+        target += _head_elements(config)
+    else:
+        source += _head_elements(config)
     return Flops(2 * source, 2 * target)
+
+
+def _per_key(config: ModelConfig) -> int:
+    """Elements met for each key: scores, then values."""
+    return 2 * config.n_heads * config.head_width
+
+
+def _layer_elements(config: ModelConfig, keys: int) -> int:
+    """Elements of matrices that a token meets in all layers of a stack, without what it reads of another."""
+    own = attention_matrices(config) + feed_forward_matrices(config) + _per_key(config) * keys
+    return config.n_layers * own
+
+
+def _embedding_elements(config: ModelConfig) -> int:
+    """Elements of the matrix that widens a narrow embedding."""
+    factorised = config.embedding_width != config.d_model
+    return config.embedding_width * config.d_model if factorised else 0
+
+
+def _head_elements(config: ModelConfig) -> int:
+    """Elements that a token meets in the language-model head; heads of whole sequences weigh nothing beside it."""
+    if "lm" not in config.chosen_heads:
+        return 0
+    if config.lm_head_transform:
+        return config.embedding_width * (config.d_model + config.output_vocab_size)
+    return config.d_model * config.output_vocab_size
 
 
 def training_memory(
@@ -103,22 +132,20 @@ def saved_elements(config: ModelConfig, tokens: int, length: int) -> int:
     and H·S weights unless a fused kernel computes them anew; the feed-forward its F activations. An estimate: small
     tensors, copies of weights and the allocator's own share are left out.
     """
-    width, inner = config.d_model, config.n_heads * config.head_width
+    width, merged = config.d_model, config.n_heads * config.head_width
     norms = {"post": 1, "pre": 1, "sandwich": 2}[config.norm_placement]
     mask = 1 if config.dropout else 0
     residual = width * (1 + norms + mask)
-    attention = residual + 5 * inner + config.n_heads * _weights_per_key(config, length) * length
-    feed_forward = residual + config.d_ff * (
-        1 if config.activation == "relu" else 2
-    )  # relu's gradient needs its output only
+    attention = residual + 5 * merged + config.n_heads * _weights_per_key(config, length) * length
+    inner = 1 if config.activation == "relu" else 2  # relu's gradient needs its output only
+    feed_forward = residual + config.d_ff * (inner + 2 if config.gated else inner)
     crosses = config.shape == "encoder-decoder"
     layers = (config.encoder_layers + config.decoder_layers) * (attention + feed_forward)
     layers += config.decoder_layers * attention if crosses else 0
-    sides = bool(config.encoder_layers) + bool(config.decoder_layers)
-    ends = sides + (
-        sides if config.norm_placement != "post" else 0
-    )  # the stacks' outputs, and what their last norms read
-    return tokens * (layers + width * (ends + sides * mask))
+    stacks = len(sides(config))
+    # The stacks' outputs, and what their last norms read.
+    ends = stacks + (stacks if config.norm_placement != "post" else 0)
+    return tokens * (layers + width * (ends + stacks * mask))
 
 
 def _weights_per_key(config: ModelConfig, length: int) -> int:
@@ -130,6 +157,7 @@ def _weights_per_key(config: ModelConfig, length: int) -> int:
 
 def inference_memory(config: ModelConfig, precision: str = "float32") -> InferenceMemory:
     """Bytes of the weights, and of the cache for each token: keys and values, 2·L·G·D elements over the decoder."""
-    kept = 2 * config.decoder_layers * config.kv_heads * config.head_width * BYTES[precision]
+    sized = config.decoder_side
+    kept = 2 * config.decoder_layers * sized.kv_heads * sized.head_width * BYTES[precision]
     crosses = config.shape == "encoder-decoder"
     return InferenceMemory(BYTES[precision] * count(config), kept if crosses else 0, kept)

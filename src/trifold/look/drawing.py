@@ -16,9 +16,16 @@ _POSITIONS = {
     "sinusoidal": "+ sinusoidal positions",
     "sinusoidal-halves": "+ sinusoidal positions, in halves",
     "learned": "+ learned positions",
+    "rotary": "rotary positions in attention",
+    "relative": "relative positions in attention",
+    "alibi": "ALiBi in attention",
     "none": "no positions",
 }
-_NORMS = {"layer": "layer norm"}
+_PARALLEL = {
+    "parallel": "x ← x + dropout(attention(norm(x)) + feed-forward(norm(x))), one norm",
+    "parallel-two-norms": "x ← x + dropout(attention(norm(x)) + feed-forward(norm'(x)))",
+}
+_NORMS = {"layer": "layer norm", "rms": "RMS norm"}
 
 _WIDTH = 34  # of a box, edges included, unless a line of text needs more
 _GAP = 6  # columns between the two stacks, for the memory's way over
@@ -45,7 +52,9 @@ def drawing(config: ModelConfig) -> str:
     tops = [_draw(canvas, column, n * (width + 4 + _GAP), height, width) for n, column in enumerate(columns)]
     if len(columns) == 2:
         _memory(canvas, min(tops[0].values()), tops[1]["cross-attention"] + 1, width)
-    wiring = f"every sub-layer f:  {_WIRING[config.norm_placement]}   (norm: {_NORMS[config.norm]})"
+    way = _PARALLEL.get(config.residual)
+    way = f"every block:  {way}" if way else f"every sub-layer f:  {_WIRING[config.norm_placement]}"
+    wiring = f"{way}   (norm: {_NORMS[config.norm]})"
     return f"{canvas}\n\n{wiring}"
 
 
@@ -55,22 +64,52 @@ def _layers(config: ModelConfig, side: str) -> int:
 
 def _column(config: ModelConfig, side: str) -> Column:
     decodes, translates = side == "decoder", config.shape == "encoder-decoder"
+    sized = config.decoder_side if decodes else config
     causal = ", causal" if decodes else ""
-    activation = f"{config.d_model:,} → {config.d_ff:,} {config.activation} → {config.d_model:,}"
+    if config.sliding_window is not None:
+        where = "" if config.window_pattern == ("local",) else " in some layers"
+        causal += f", window {config.sliding_window:,}{where}"
+    gated = "gated " if config.gated else ""
+    activation = f"{config.d_model:,} → {sized.d_ff:,} {gated}{config.activation} → {config.d_model:,}"
     parts: list[Box] = [("feed-forward", activation)]
     if decodes and translates:
-        parts.append(("cross-attention", _heads(config)))
-    parts.append(("self-attention", _heads(config) + causal))
+        parts.append(("cross-attention", _heads(sized)))
+    parts.append(("self-attention", _heads(sized) + causal))
     vocabulary = config.output_vocab_size if decodes else config.vocab_size
     scale = f"× √{config.d_model:,}, " if config.scale_embeddings else ""
     shared = ", shared" if decodes and translates and config.target_vocab_size is None else ""
     return [
-        *([_head(config)] if decodes else []),
-        *([] if config.norm_placement == "post" else [(_NORMS[config.norm],)]),
+        *_tops(config, side),
+        *([(_NORMS[config.norm],)] if config.closes("decoder" if decodes else "encoder") else []),
         Group(f"{side} × {_layers(config, side)}", tuple(parts)),
-        (f"embeddings {vocabulary:,} × {config.d_model:,}{shared}", scale + _POSITIONS[config.positions]),
-        "tokens" if not translates else "target tokens, shifted by one" if decodes else "source tokens",
+        _bottom(config, f"{vocabulary:,} × {config.embedding_width:,}{shared}", scale),
+        "pixels"
+        if config.patches
+        else "tokens"
+        if not translates
+        else "target tokens, shifted by one"
+        if decodes
+        else "source tokens",
     ]
+
+
+def _bottom(config: ModelConfig, table: str, scale: str) -> Box:
+    if config.patch_size is not None:
+        tall, wide = config.patch_size
+        return (f"{config.patches:,} patches of {tall} × {wide}, class token", _POSITIONS[config.positions])
+    types = "+ segments " if config.n_token_types else ""
+    norm = ", norm" if config.embedding_norm else ""
+    wider = f", → {config.d_model:,}" if config.embedding_width != config.d_model else ""
+    return (f"embeddings {table}", f"{scale}{types}{_POSITIONS[config.positions]}{norm}{wider}")
+
+
+def _tops(config: ModelConfig, side: str) -> list[Box]:
+    """The heads, on the last stack."""
+    if side != ("decoder" if config.decoder_layers else "encoder"):
+        return []
+    heads = config.chosen_heads
+    others = ", ".join(head for head in heads if head != "lm")
+    return [*([("heads", others)] if others else []), *([_head(config)] if "lm" in heads else [])]
 
 
 def _heads(config: ModelConfig) -> str:

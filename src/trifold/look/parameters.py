@@ -1,7 +1,7 @@
 """How many parameters a model has, part by part, by formula; the tests count the real ones against it.
 
 Letters: V vocabulary, E width (d_model), F feed-forward width, H heads, G heads of keys and values, D head width,
-L layers, P positions.
+L blocks, P positions; W width of the embeddings where it is another, C classes.
 """
 
 from __future__ import annotations
@@ -35,49 +35,136 @@ def attention_matrices(config: ModelConfig) -> int:
     return 2 * config.d_model * config.head_width * (config.n_heads + config.kv_heads)
 
 
+def feed_forward_matrices(config: ModelConfig) -> int:
+    """Elements of the matrices of one feed-forward: two of E·F, or three where it is gated."""
+    return (3 if config.gated else 2) * config.d_model * config.d_ff
+
+
+def sides(config: ModelConfig) -> dict[str, ModelConfig]:
+    """The stacks that there are, each with the sizes that it has."""
+    both = {
+        "encoder": (config.encoder_layers, config),
+        "decoder": (config.decoder_layers, config.decoder_side),
+    }
+    return {side: sized for side, (layers, sized) in both.items() if layers}
+
+
 def _parts(config: ModelConfig) -> Iterator[Part]:
-    width, vocabulary = config.d_model, config.output_vocab_size
-    sides = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
-    crosses = config.shape == "encoder-decoder"
-    if config.target_vocab_size is None:
-        yield Part("embeddings", "V·E", config.vocab_size * width)
+    yield from _embeddings(config)
+    for side, sized in sides(config).items():
+        blocks = max(config.block_of_layer or (sized.n_layers - 1,)) + 1
+        crosses = side == "decoder" and config.shape == "encoder-decoder"
+        if config.positions == "relative":
+            yield Part(f"{side} relative offsets", "b·H", config.relative_buckets * sized.n_heads)
+        yield Part(f"{side} self-attention", *_attention(sized, blocks))
+        if crosses:
+            yield Part("decoder cross-attention", *_attention(sized, blocks))
+        yield Part(f"{side} feed-forward", *_feed_forward(sized, blocks))
+        yield Part(f"{side} norms", *_norms(sized, blocks, 3 if crosses else 2, closes=_closes(config, side)))
+    yield from _heads(config)
+
+
+def _closes(config: ModelConfig, side: str) -> bool:
+    return config.closes("encoder" if side == "encoder" else "decoder")
+
+
+def _norm(config: ModelConfig) -> int:
+    """Vectors that a norm has: a weight, and the bias of a layer norm."""
+    return 2 if config.norm == "layer" and config.norm_bias else 1
+
+
+def _times(vectors: int, letter: str) -> str:
+    return letter if vectors == 1 else f"{vectors}·{letter}"
+
+
+def _embeddings(config: ModelConfig) -> Iterator[Part]:
+    width, letter = config.embedding_width, "E" if config.embedding_width == config.d_model else "W"
+    if config.patch_size is not None:
+        pixels = config.n_channels * config.patch_size[0] * config.patch_size[1]
+        yield Part("patches", "pixels·E + E", (pixels + 1) * config.d_model)
+        yield Part("class token", "E", config.d_model)
+    elif config.target_vocab_size is None:
+        yield Part("embeddings", f"V·{letter}", config.vocab_size * width)
     else:
-        yield Part("source embeddings", "V·E", config.vocab_size * width)
-        yield Part("target embeddings", "V·E", vocabulary * width)
-    if config.positions == "learned":
-        for side in (side for side, layers in sides.items() if layers):
-            yield Part(f"{side} positions", "P·E", config.max_positions * width)
-    for side, layers in sides.items():
-        yield Part(f"{side} self-attention", *_attention(config, layers))
-        if side == "decoder" and crosses:
-            yield Part("decoder cross-attention", *_attention(config, layers))
-        yield Part(f"{side} feed-forward", *_feed_forward(config, layers))
-        yield Part(f"{side} norms", *_norms(config, layers, 3 if side == "decoder" and crosses else 2))
-    if sides["decoder"]:
-        matrix = 0 if config.tie_lm_head else vocabulary * width
-        bias = vocabulary if config.lm_head_bias else 0
-        formula = " + ".join([*(["V·E"] if matrix else []), *(["V"] if bias else [])])
-        yield Part("language-model head", formula, matrix + bias)
+        yield Part("source embeddings", f"V·{letter}", config.vocab_size * width)
+        yield Part("target embeddings", f"V·{letter}", config.target_vocab_size * width)
+    for side in sides(config):
+        if config.positions == "learned":
+            rows = config.max_positions + config.position_offset
+            places = f"(P+{config.position_offset})" if config.position_offset else "P"
+            yield Part(f"{side} positions", f"{places}·{letter}", rows * width)
+        kinds = config.n_token_types
+        yield Part(f"{side} token types", f"{kinds}·{letter}", kinds * width)
+        if config.embedding_norm:
+            yield Part(f"{side} embedding norm", _times(_norm(config), letter), _norm(config) * width)
+        if width != config.d_model:
+            yield Part(f"{side} embedding projection", "W·E + E", (width + 1) * config.d_model)
 
 
-def _attention(config: ModelConfig, layers: int) -> tuple[str, int]:
+def _attention(config: ModelConfig, blocks: int) -> tuple[str, int]:
     grouped = config.kv_heads != config.n_heads
-    formula = "2·E·D·(H+G)" if grouped else "4·E·H·D"
-    biases = 0
+    formula, biases = "2·E·D·(H+G)" if grouped else "4·E·H·D", 0
+    terms = [formula]
     if config.attention_bias:
-        formula = f"({formula} + D·{'(H+2G)' if grouped else '3H'} + E)"
-        biases = config.head_width * (config.n_heads + 2 * config.kv_heads) + config.d_model
-    return f"L·{formula}", layers * (attention_matrices(config) + biases)
+        terms.append(f"D·{'(H+2G)' if grouped else '3H'}")
+        biases += config.head_width * (config.n_heads + 2 * config.kv_heads)
+    if config.out_bias:
+        terms.append("E")
+        biases += config.d_model
+    formula = f"({' + '.join(terms)})" if len(terms) > 1 else formula
+    return f"L·{formula}", blocks * (attention_matrices(config) + biases)
 
 
-def _feed_forward(config: ModelConfig, layers: int) -> tuple[str, int]:
-    biases = config.d_ff + config.d_model if config.feed_forward_bias else 0
-    formula = "L·(2·E·F + F + E)" if biases else "L·2·E·F"
-    return formula, layers * (2 * config.d_model * config.d_ff + biases)
+def _feed_forward(config: ModelConfig, blocks: int) -> tuple[str, int]:
+    inner = 2 if config.gated else 1  # layers into the inner width
+    biases = inner * config.d_ff + config.d_model if config.feed_forward_bias else 0
+    formula = f"{inner + 1}·E·F"
+    formula = f"L·({formula} + {_times(inner, 'F')} + E)" if biases else f"L·{formula}"
+    return formula, blocks * (feed_forward_matrices(config) + biases)
 
 
-def _norms(config: ModelConfig, layers: int, sublayers: int) -> tuple[str, int]:
-    """A weight and a bias each; a stack whose norms stand inside its branches has one more at its end."""
-    each = sublayers * (2 if config.norm_placement == "sandwich" else 1)
-    final = 0 if config.norm_placement == "post" or not layers else 1
-    return f"L·{each}·2·E{' + 2·E' if final else ''}", (layers * each + final) * 2 * config.d_model
+def _norms(config: ModelConfig, blocks: int, sublayers: int, *, closes: bool) -> tuple[str, int]:
+    """A weight, and where it has one a bias, each; a stack that is closed by a norm has one more at its end."""
+    each = {
+        "sequential": sublayers * (2 if config.norm_placement == "sandwich" else 1),
+        "parallel": 1,
+        "parallel-two-norms": 2,
+    }[config.residual]
+    vectors = _times(_norm(config), "E")
+    formula = f"L·{each}·{vectors}{f' + {vectors}' if closes else ''}"
+    return formula, (blocks * each + closes) * _norm(config) * config.d_model
+
+
+def _heads(config: ModelConfig) -> Iterator[Part]:
+    heads, width = config.chosen_heads, config.d_model
+    pooled = config.pooler_width or width
+    if "lm" in heads:
+        yield Part("language-model head", *_lm_head(config))
+    if "pooler" in heads:
+        yield Part("pooler", "E·E + E" if pooled == width else "E·W + W", (width + 1) * pooled)
+    if "next-sentence" in heads:
+        yield Part("next-sentence head", "2·E + 2", 2 * pooled + 2)
+    if "sequence" in heads:
+        reads = pooled if config.classifier_input == "pooler" else width
+        dense = (reads + 1) * reads if config.classifier_transform else 0
+        bias = config.n_labels if config.classifier_bias else 0
+        formula = f"{'E·E + E + ' if dense else ''}C·E{' + C' if bias else ''}"
+        yield Part("sequence head", formula, dense + config.n_labels * reads + bias)
+    if "token" in heads:
+        yield Part("token head", "C·E + C", config.n_labels * (width + 1))
+    if "span" in heads:
+        yield Part("span head", "2·E + 2", 2 * width + 2)
+
+
+def _lm_head(config: ModelConfig) -> tuple[str, int]:
+    vocabulary, width = config.output_vocab_size, config.embedding_width
+    terms: list[tuple[str, int]] = []
+    if config.lm_head_transform:
+        terms.append(("E·W + W" if width != config.d_model else "E·E + E", (config.d_model + 1) * width))
+        terms.append((_times(_norm(config), "W" if width != config.d_model else "E"), _norm(config) * width))
+    if not config.tie_lm_head:
+        read = width if config.lm_head_transform else config.d_model
+        terms.append(("V·E" if read == config.d_model else "V·W", vocabulary * read))
+    if config.lm_head_bias:
+        terms.append(("V", vocabulary))
+    return " + ".join(formula for formula, _ in terms), sum(count for _, count in terms)

@@ -2,9 +2,19 @@
 
 from trifold.nn.cache import Cache
 from trifold.nn.capture import capture
-from trifold.nn.config import PRESETS, ModelConfig
+from trifold.nn.config import PRESETS, ModelConfig, RotaryScaling
 from trifold.nn.embeddings import Inputs
 from trifold.nn.masks import Mask
 from trifold.nn.transformer import Memory, Transformer
 
-__all__ = ["PRESETS", "Cache", "Inputs", "Mask", "Memory", "ModelConfig", "Transformer", "capture"]
+__all__ = [
+    "PRESETS",
+    "Cache",
+    "Inputs",
+    "Mask",
+    "Memory",
+    "ModelConfig",
+    "RotaryScaling",
+    "Transformer",
+    "capture",
+]

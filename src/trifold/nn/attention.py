@@ -21,6 +21,7 @@ from trifold.nn.layers import Dropout
 from trifold.nn.linear import Linear, fused, stacked
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
+from trifold.nn.rotary import Turns
 
 Kernel: TypeAlias = Literal["plain", "short", "fused"]
 
@@ -43,38 +44,59 @@ def attend(
     v: Tensor,
     mask: Mask,
     *,
+    bias: Tensor | None = None,
+    soft_cap: float | None = None,
     drop: Dropout | None = None,
     pattern: Place | None = None,
     kernel: Kernel | None = None,
 ) -> Tensor:
     """Scaled dot-product attention by the kernel that suits: q (B, H, T, D), k and v (B, H, S, D) -> (B, H, T, D).
 
+    `bias` (B or 1, H, T or 1, S) is added to the scores; a soft cap c makes c·tanh(s / c) of them before (Gemma 2).
     A query that may attend to nothing gives 0. `kernel` forces one of "plain" (the equation, with weights that can
     be watched and dropped), "short" and "fused"; left open, the fastest that can do what is asked is taken.
     """
-    match kernel or _fastest(q, k, drop, pattern):
+    learns = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+    by_the_book = learns or soft_cap is not None or (pattern and pattern.watched) or (drop and drop.active)
+    match kernel or ("plain" if by_the_book else _fastest(q, k)):
         case "plain":
-            return _two_products(q, k, v, mask, drop, pattern)
+            return _two_products(q, k, v, mask, bias, soft_cap, drop, pattern)
         case "short":
-            return short_attention(q, k, v, mask.additive_rows(q, k.shape[2]))
+            return short_attention(q, k, v, mask.additive_rows(q, k.shape[2], bias))
         case "fused":
-            plain_causal = mask.causal and mask.keys is None and q.shape[2] == k.shape[2]
-            allowed = None if plain_causal else mask.dense(q.shape[2], k.shape[2], q.device)
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=plain_causal)
+            return _library(q, k, v, mask, bias)
 
 
-def _fastest(q: Tensor, k: Tensor, drop: Dropout | None, pattern: Place | None) -> Kernel:
-    if (pattern and pattern.watched) or (drop and drop.active):
-        return "plain"
+def _library(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
+    queries, keys = q.shape[2], k.shape[2]
+    if bias is not None:
+        offsets = mask.additive(queries, keys, q, bias)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=offsets)
+    windowed = mask.window is not None and mask.window < keys
+    plain_causal = mask.causal and mask.keys is None and queries == keys and not windowed
+    allowed = None if plain_causal else mask.dense(queries, keys, q.device)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=plain_causal)
+
+
+def _fastest(q: Tensor, k: Tensor) -> Kernel:
     return "short" if q.device.type == "cpu" and q.shape[2] * k.shape[2] <= SHORT else "fused"
 
 
 def _two_products(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, drop: Dropout | None = None, pattern: Place | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    bias: Tensor | None,
+    soft_cap: float | None,
+    drop: Dropout | None,
+    pattern: Place | None,
 ) -> Tensor:
     """The equation as it stands."""
     scores = torch.matmul(q * (1 / math.sqrt(q.shape[-1])), k.transpose(-1, -2))
-    offsets = mask.additive(scores.shape[-2], scores.shape[-1], scores)
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    offsets = mask.additive(scores.shape[-2], scores.shape[-1], scores, bias)
     if offsets is not None:
         scores = scores + offsets
     # Rows that may attend to nothing are taken out before the softmax: after it, their gradients would be NaN.
@@ -96,7 +118,7 @@ def _two_products(
 class Attention(nn.Module):
     """Self-attention, or cross-attention where `memory` is given. It remembers nothing: a cache is an argument."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
         super().__init__()
         width, bias = config.head_width, config.attention_bias
         self.head_width = width
@@ -104,40 +126,62 @@ class Attention(nn.Module):
         self.q_proj = Linear(config.d_model, config.n_heads * width, bias=bias)
         self.k_proj = Linear(config.d_model, config.kv_heads * width, bias=bias)
         self.v_proj = Linear(config.d_model, config.kv_heads * width, bias=bias)
-        self.o_proj = Linear(config.n_heads * width, config.d_model, bias=bias)
+        self.o_proj = Linear(config.n_heads * width, config.d_model, bias=config.out_bias)
         self.drop = Dropout(config.attention_dropout)
         self.pattern = Place()
+        self.soft_cap = config.score_soft_cap
+        # The kernels scale by 1/√D; where another scale is asked for, queries are brought to it.
+        scale = 1.0 if config.attention_scale is None else config.attention_scale * math.sqrt(width)
+        self.stretch = scale / (layer + 1) if config.attention_scale_by_layer else scale
 
     def forward(
-        self, x: Tensor, memory: Tensor | None = None, *, mask: Mask, cache: LayerCache | None = None
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: Mask,
+        bias: Tensor | None = None,
+        rotary: Turns | None = None,
+        cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, T, E) -> (B, T, E), or (1, N, E) -> (1, N, E) where the mask says that rows lie packed.
 
         With a filled cache, `memory` is not looked at again.
         """
-        if self._loops_fit(x, mask):
+        if bias is None and rotary is None and self._loops_fit(x, mask):
             return self.o_proj(self._packed(x, memory, mask))
         if memory is None:
             q, k, v = (
                 self._heads(y, mask.packing) for y in fused(x, (self.q_proj, self.k_proj, self.v_proj))
             )
+            if rotary is not None:
+                q = rotary.queries(q)
+                k = k if rotary.late else rotary.keys(k)
             if cache is not None:
                 k, v = cache.own.update(k, v)
+            if rotary is not None and rotary.late:
+                k = rotary.keys(k)
         else:
             q = self._heads(self.q_proj(x), mask.packing)
             k, v = self._memory_keys(memory, mask.key_packing, cache)
+        if self.stretch != 1.0:
+            q = q * self.stretch
         if self.groups > 1:
             k, v = (y.repeat_interleave(self.groups, dim=1) for y in (k, v))
         beams = q.shape[0] // k.shape[0]
         if beams > 1:
             seen = merge_heads(self._shared(q, k, v, mask, beams))
         else:
-            seen = merge_heads(attend(q, k, v, mask, drop=self.drop, pattern=self.pattern))
+            seen = merge_heads(
+                attend(q, k, v, mask, bias=bias, soft_cap=self.soft_cap, drop=self.drop, pattern=self.pattern)
+            )
         return self.o_proj(seen if mask.packing is None else mask.packing.flat(seen))
 
     def _loops_fit(self, x: Tensor, mask: Mask) -> bool:
         """Whether packed rows can be attended to without being laid out on the grid first."""
-        if mask.packing is None or self.groups > 1 or self.pattern.watched or self.drop.active:
+        if mask.packing is None or mask.window is not None or self.pattern.watched or self.drop.active:
+            return False
+        if self.groups > 1 or self.soft_cap is not None or self.stretch != 1.0:
             return False
         queries, keys = mask.packing.shape[1], (mask.key_packing or mask.packing).shape[1]
         return queries * keys <= SHORT and compiled(x) is not None
@@ -168,5 +212,5 @@ class Attention(nn.Module):
         """All beams of a sentence ask the same memory: they become queries of one row, and rows again."""
         rows, heads, steps, width = q.shape
         together = q.view(rows // beams, beams, heads, steps, width).transpose(1, 2).flatten(2, 3)
-        seen = attend(together, k, v, mask, pattern=self.pattern)
+        seen = attend(together, k, v, mask, soft_cap=self.soft_cap, pattern=self.pattern)
         return seen.unflatten(2, (beams, steps)).transpose(1, 2).flatten(0, 1)

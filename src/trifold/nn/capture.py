@@ -11,24 +11,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from torch import Tensor, nn
 
 
 class Place(nn.Module):
-    """An identity with a name. `watched` is True while somebody reads it, and the fast kernels then give way."""
+    """An identity with a name. `watched` is True while somebody reads it; fast kernels give way to watched patterns.
+
+    kind: "pattern" for attention weights, "state" for what a layer or the embeddings give.
+    """
 
     watched = False
+
+    def __init__(self, kind: Literal["pattern", "state"] = "pattern") -> None:
+        super().__init__()
+        self.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
 
 @contextmanager
-def capture(model: nn.Module, ending: str = "") -> Iterator[dict[str, Tensor]]:
-    """Record, detached, what flows through every place whose dotted name ends with `ending`."""
+def capture(model: nn.Module, ending: str = "", *, kind: str | None = None) -> Iterator[dict[str, Tensor]]:
+    """Record, detached, what flows through every place whose dotted name ends with `ending`, of one kind or all.
+
+    Of a place that is passed more than once (a block that several layers share) the last is kept.
+    """
     seen: dict[str, Tensor] = {}
-    places = {name: m for name, m in model.named_modules() if isinstance(m, Place) and name.endswith(ending)}
+    places = {
+        name: place
+        for name, place in model.named_modules()
+        if isinstance(place, Place) and name.endswith(ending) and kind in (None, place.kind)
+    }
     hooks = [
         place.register_forward_hook(
             lambda _module, _args, out, name=name: seen.__setitem__(name, out.detach())

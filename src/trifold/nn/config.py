@@ -10,9 +10,29 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from trifold.nn.contradictions import contradiction
 from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
+Positions = Literal["sinusoidal", "sinusoidal-halves", "learned", "rotary", "relative", "alibi", "none"]
+Activation = Literal["relu", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
+Head = Literal["lm", "pooler", "next-sentence", "sequence", "token", "span"]
+
+
+class RotaryScaling(Settings):
+    """How rotary positions were stretched to a longer text than `original_positions`, the one first trained on."""
+
+    kind: Literal["linear", "dynamic", "yarn", "llama3"] = Field(description="which waves, and by how much")
+    factor: float = Field(ge=1, description="how many times longer")
+    original_positions: int = Field(gt=0, description="positions of the first training")
+    low_frequency: float = Field(1.0, gt=0, description="llama3: turns below which a wave is stretched whole")
+    high_frequency: float = Field(4.0, gt=0, description="llama3: turns above which it is left as it was")
+    beta_fast: float = Field(32.0, gt=0, description="yarn: turns above which a wave is left as it was")
+    beta_slow: float = Field(1.0, gt=0, description="yarn: turns below which it is stretched whole")
+    round_bounds: bool = Field(True, description="yarn: the bounds between are whole numbers")
+    magnitude: float | None = Field(
+        None, gt=0, description="yarn: waves times this; 0.1 ln(factor) + 1 unless given"
+    )
 
 
 class ModelConfig(Settings):
@@ -20,34 +40,123 @@ class ModelConfig(Settings):
 
     shape: Shape = "encoder-decoder"
 
+    # Sizes
     vocab_size: int = Field(
         37_000, gt=0, description="source vocabulary, and the target's unless that is given"
     )
     target_vocab_size: int | None = Field(None, gt=0, description="a target vocabulary of its own")
     max_positions: int = Field(1024, gt=0, description="longest sequence, in tokens")
-
     d_model: int = Field(512, gt=0)
+    d_embedding: int | None = Field(None, gt=0, description="width of the embeddings; d_model unless given")
     n_layers: int = Field(6, gt=0, description="layers of each stack")
     n_decoder_layers: int | None = Field(None, gt=0, description="layers of the decoder, where they differ")
     n_heads: int = Field(8, gt=0)
+    n_decoder_heads: int | None = Field(None, gt=0, description="heads of the decoder, where they differ")
     n_kv_heads: int | None = Field(None, gt=0, description="heads of keys and values; fewer share them")
     d_head: int | None = Field(None, gt=0, description="width of a head; d_model / n_heads unless given")
     d_ff: int = Field(2048, gt=0)
+    d_decoder_ff: int | None = Field(None, gt=0, description="d_ff of the decoder, where it differs")
+    block_of_layer: tuple[int, ...] | None = Field(
+        None,
+        strict=False,
+        description="which block works in each layer; every layer has its own unless given",
+    )
 
-    positions: Literal["sinusoidal", "sinusoidal-halves", "learned", "none"] = "sinusoidal"
+    # Embeddings and positions
+    positions: Positions = "sinusoidal"
+    position_offset: int = Field(0, ge=0, description="learned: rows of the table before that of position 0")
     scale_embeddings: bool = Field(True, description="embeddings times sqrt(d_model)")
-    norm: Literal["layer"] = "layer"
+    embedding_norm: bool = Field(False, description="a norm on the sum of the embeddings")
+    n_token_types: int = Field(0, ge=0, description="kinds of segments, each with an embedding")
+    rotary_width: int | None = Field(None, gt=0, description="part of a head that turns; all unless given")
+    rotary_pairs: Literal["halves", "interleaved"] = Field(
+        "halves", description="dimension i turns with i + width / 2, or neighbours turn together"
+    )
+    rotary_theta: float = Field(10_000.0, gt=0, description="base of the wave lengths")
+    rotary_scaling: RotaryScaling | None = Field(
+        None, description="how they were stretched to longer texts than at first"
+    )
+    relative_buckets: int = Field(32, gt=1, description="relative: classes of distances with an offset each")
+    relative_distance: int = Field(128, gt=1, description="relative: from here on all distances are alike")
+    alibi_scale: float = Field(1.0, gt=0, description="alibi: offsets times this")
+    alibi_rounded: bool = Field(False, description="alibi: slopes and offsets rounded to bfloat16")
+    image_size: tuple[int, int] | None = Field(
+        None, strict=False, description="height and width of a picture in pixels"
+    )
+    patch_size: tuple[int, int] | None = Field(
+        None, strict=False, description="height and width of the patches that are read instead of tokens"
+    )
+    n_channels: int = Field(3, gt=0, description="colours of a pixel")
+
+    # Blocks
+    residual: Literal["sequential", "parallel", "parallel-two-norms"] = Field(
+        "sequential", description="attention, then feed-forward; or both on one input, with one norm or two"
+    )
+    norm: Literal["layer", "rms"] = "layer"
     norm_placement: Literal["post", "pre", "sandwich"] = "post"
     norm_epsilon: float = Field(1e-5, gt=0)
-    activation: Literal["relu", "gelu", "gelu-tanh", "silu"] = "relu"
-    attention_bias: bool = False
+    norm_bias: bool = Field(True, description="of layer norms; RMS norms have none")
+    encoder_final_norm: bool | None = Field(
+        None, description="a norm after the last layer; only where none stands behind it unless given"
+    )
+    decoder_final_norm: bool | None = Field(None, description="the same of the decoder")
+    activation: Activation = "relu"
+    gated: bool = Field(False, description="activation(x·gate) times x·in, in the feed-forward")
     feed_forward_bias: bool = True
+
+    # Attention
+    attention_bias: bool = Field(False, description="of queries, keys and values, and of the output")
+    attention_out_bias: bool | None = Field(None, description="of the output alone, where it differs")
+    attention_scale: float | None = Field(
+        None, gt=0, description="scores times this; 1 / sqrt(d_head) unless given"
+    )
+    attention_scale_by_layer: bool = Field(
+        False, description="… and divided by the number of the layer, from 1"
+    )
+    score_soft_cap: float | None = Field(None, gt=0, description="scores s become c·tanh(s / c)")
+    sliding_window: int | None = Field(
+        None, gt=0, description="keys that a query sees: itself and those before (an encoder: and behind) it"
+    )
+    window_pattern: tuple[Literal["local", "global"], ...] = Field(
+        ("local",), strict=False, min_length=1, description="layers with the window and without, repeated"
+    )
+
+    # Heads
+    heads: tuple[Head, ...] | None = Field(
+        None, strict=False, description="what is made of the hidden states; lm where there is a decoder"
+    )
     tie_lm_head: bool = Field(True, description="the output projection is the target embedding")
     lm_head_bias: bool = False
+    lm_head_transform: Activation | None = Field(
+        None, description="a dense layer, this activation and a norm before the output projection"
+    )
+    logits_scale: float = Field(
+        1.0, gt=0, description="hidden states times this before the output projection"
+    )
+    logit_soft_cap: float | None = Field(None, gt=0, description="logits z become c·tanh(z / c)")
+    pooler_activation: Activation = Field("tanh", description="after the dense layer on the first state")
+    pooler_width: int | None = Field(None, gt=0, description="d_model unless given")
+    n_labels: int = Field(2, gt=0, description="classes of sequences or tokens")
+    classifier_input: Literal["pooler", "first", "last", "eos"] = Field(
+        "first", description="which state stands for the sequence: of a token, or the pooler's"
+    )
+    classifier_transform: Activation | None = Field(
+        None, description="a dense layer and this activation before the classes of sequences"
+    )
+    classifier_bias: bool = Field(True, description="of the layer that gives the classes of sequences")
 
+    # Dropout
     dropout: float = Field(0.1, ge=0, lt=1, description="on embedding sums and sub-layer outputs")
+    embedding_dropout: float | None = Field(
+        None, ge=0, lt=1, description="on embedding sums, where it differs"
+    )
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="on attention weights")
+    activation_dropout: float = Field(0.0, ge=0, lt=1, description="inside the feed-forward")
+    classifier_dropout: float | None = Field(
+        None, ge=0, lt=1, description="in front of heads' layers; dropout unless given"
+    )
 
+    # Special tokens
     pad_id: int = Field(0, ge=0)
     bos_id: int = Field(1, ge=0)
     eos_id: int = Field(2, ge=0)
@@ -60,6 +169,19 @@ class ModelConfig(Settings):
     @property
     def kv_heads(self) -> int:
         return self.n_kv_heads or self.n_heads
+
+    @property
+    def embedding_width(self) -> int:
+        return self.d_embedding or self.d_model
+
+    @property
+    def rotated_width(self) -> int:
+        """Dimensions of a head that turn; 0 where positions are not rotary."""
+        return (self.rotary_width or self.head_width) if self.positions == "rotary" else 0
+
+    @property
+    def out_bias(self) -> bool:
+        return self.attention_bias if self.attention_out_bias is None else self.attention_out_bias
 
     @property
     def encoder_layers(self) -> int:
@@ -77,24 +199,45 @@ class ModelConfig(Settings):
     def start_id(self) -> int:
         return self.bos_id if self.decoder_start_id is None else self.decoder_start_id
 
+    @property
+    def chosen_heads(self) -> tuple[Head, ...]:
+        """What `heads` says, or what goes without saying: a decoder writes."""
+        return self.heads if self.heads is not None else ("lm",) if self.decoder_layers else ()
+
+    @property
+    def patches(self) -> int:
+        """Patches of a picture; 0 for text."""
+        if self.image_size is None or self.patch_size is None:
+            return 0
+        (height, width), (tall, wide) = self.image_size, self.patch_size
+        return (height // tall) * (width // wide)
+
+    @property
+    def decoder_side(self) -> ModelConfig:
+        """The same with the decoder's sizes in the place of the encoder's."""
+        return self.model_copy(
+            update={
+                "n_layers": self.decoder_layers,
+                "n_heads": self.n_decoder_heads or self.n_heads,
+                "d_ff": self.d_decoder_ff or self.d_ff,
+            }
+        )
+
+    def closes(self, side: Literal["encoder", "decoder"]) -> bool:
+        """Whether that stack ends in a norm: as said, or where its layers leave their sum without one."""
+        said = self.encoder_final_norm if side == "encoder" else self.decoder_final_norm
+        return self.norm_placement != "post" if said is None else said
+
+    def window(self, layer: int) -> int | None:
+        """The keys that a query of that layer sees; None: all."""
+        local = self.window_pattern[layer % len(self.window_pattern)] == "local"
+        return self.sliding_window if local else None
+
     @model_validator(mode="after")
     def _hangs_together(self) -> Self:
-        if self.d_head is None and self.d_model % self.n_heads:
-            raise ValueError(
-                f"n_heads {self.n_heads} does not divide d_model {self.d_model}: "
-                f"choose one of {_divisors(self.d_model)}, or set d_head"
-            )
-        if self.n_heads % self.kv_heads:
-            raise ValueError(f"n_kv_heads {self.kv_heads} does not divide n_heads {self.n_heads}")
-        if self.positions.startswith("sinusoidal") and self.d_model % 2:
-            raise ValueError(f"sinusoidal positions need an even d_model, not {self.d_model}")
-        if self.shape != "encoder-decoder" and self.target_vocab_size is not None:
-            raise ValueError(f"target_vocab_size needs shape: encoder-decoder, not {self.shape}")
+        if (problem := contradiction(self)) is not None:
+            raise ValueError(problem)
         return self
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(n) for n in range(1, min(number, 64) + 1) if number % n == 0)
 
 
 # Vaswani et al. 2017, table 3; the counts by formula are in docs and tests.

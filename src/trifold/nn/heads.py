@@ -1,20 +1,163 @@
-"""From hidden states to what is asked of them. Heads give logits; losses that never write them are in losses.py."""
+"""From hidden states to what is asked of them. Heads give logits; losses that never write them are in losses.py.
+
+    lm             h -> vocabulary: the next token, or a masked one
+    pooler         first state -> one vector a sequence
+    next-sentence  pooler's vector -> does the second segment follow the first?
+    sequence       one state (config.classifier_input) -> classes of the sequence or picture
+    token          every state -> classes of the token
+    span           every state -> is it the first, is it the last of the answer?
+
+Shapes: B batch, T tokens, E model width, V vocabulary, C classes.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trifold.nn.config import ModelConfig
+from trifold.nn.embeddings import Inputs
+from trifold.nn.layers import ACTIVATIONS, Dropout, new_norm
+from trifold.nn.linear import Linear
+
 
 class LanguageModelHead(nn.Module):
-    """logits = h Wᵀ + b; W (V, E) may be the embedding table itself (Press & Wolf 2017)."""
+    """logits = f(h) Wᵀ + b; W (V, E) may be the embedding table itself (Press & Wolf 2017).
 
-    def __init__(self, weight: nn.Parameter, *, bias: bool = False) -> None:
+    f is the identity; or a scale; or norm(activation(h D + d)), as masked language models have it.
+    """
+
+    def __init__(self, config: ModelConfig, weight: nn.Parameter) -> None:
         super().__init__()
+        width = weight.shape[1]
         self.weight = weight
-        self.bias = nn.Parameter(torch.zeros(weight.shape[0])) if bias else None
+        self.bias = nn.Parameter(torch.zeros(weight.shape[0])) if config.lm_head_bias else None
+        transform = config.lm_head_transform
+        self.dense = Linear(config.d_model, width) if transform else None
+        self.activation = ACTIVATIONS[transform] if transform else None
+        self.norm = new_norm(config, width) if transform else None
+        self.scale, self.soft_cap = config.logits_scale, config.logit_soft_cap
+
+    def features(self, hidden: Tensor) -> Tensor:
+        """f(h): what the output projection reads. hidden (…, E)."""
+        if self.dense is not None and self.activation is not None and self.norm is not None:
+            hidden = self.norm(self.activation(self.dense(hidden)))
+        return hidden * self.scale if self.scale != 1.0 else hidden
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden (…, E) -> logits (…, V) in float32."""
-        return F.linear(hidden, self.weight, self.bias).float()
+        logits = F.linear(self.features(hidden), self.weight, self.bias).float()
+        return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
+
+
+class Pooler(nn.Module):
+    """activation(first state · W + b)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dense = Linear(config.d_model, config.pooler_width or config.d_model)
+        self.activation = ACTIVATIONS[config.pooler_activation]
+
+    def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
+        """hidden (B, T, E) -> (B, pooler_width)."""
+        return self.activation(self.dense(hidden[:, 0]))
+
+
+class NextSentence(nn.Module):
+    """pooled · W + b: follows, or does not."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.drop = Dropout(_dropout(config) if config.classifier_dropout is not None else 0.0)
+        self.out_proj = Linear(config.pooler_width or config.d_model, 2)
+
+    def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
+        """pooled (B, pooler_width) -> (B, 2)."""
+        assert pooled is not None, "next-sentence reads the pooler's vector"
+        logits: Tensor = self.out_proj(self.drop(pooled))
+        return logits.float()
+
+
+class SequenceClasses(nn.Module):
+    """state · W + b, or activation(state · D + d) · W + b; which state, says `classifier_input`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.reads = config.classifier_input
+        self.eos_id = config.eos_id
+        pooled = config.classifier_input == "pooler"
+        width = (config.pooler_width or config.d_model) if pooled else config.d_model
+        transform = config.classifier_transform
+        self.dense = Linear(width, width) if transform else None
+        self.activation = ACTIVATIONS[transform] if transform else None
+        self.drop = Dropout(_dropout(config))
+        self.out_proj = Linear(width, config.n_labels, bias=config.classifier_bias)
+
+    def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
+        """hidden (B, T, E) -> (B, C). Raises ValueError where a row has no end of sequence and one is read."""
+        if self.reads == "pooler":
+            assert pooled is not None, "this head reads the pooler's vector"
+            state = pooled
+        else:
+            column = _COLUMNS[self.reads](inputs, self.eos_id)
+            state = hidden[torch.arange(len(hidden), device=hidden.device), column]
+        state = self.drop(state)
+        if self.dense is not None and self.activation is not None:
+            state = self.drop(self.activation(self.dense(state)))
+        logits: Tensor = self.out_proj(state)
+        return logits.float()
+
+
+def _first(inputs: Inputs, eos_id: int) -> Tensor:
+    rows = inputs.tokens if inputs.pixels is None else inputs.pixels
+    return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+
+
+def _last(inputs: Inputs, eos_id: int) -> Tensor:
+    columns = torch.arange(inputs.tokens.shape[1], device=inputs.tokens.device)
+    real = torch.ones_like(inputs.tokens) if inputs.attend is None else inputs.attend
+    return (columns * real).amax(1)
+
+
+def _end(inputs: Inputs, eos_id: int) -> Tensor:
+    ends = inputs.tokens == eos_id
+    ends = ends if inputs.attend is None else ends & inputs.attend
+    if not bool(ends.any(1).all()):
+        row = int((~ends.any(1)).nonzero()[0])
+        raise ValueError(f"row {row} has no end of sequence (token {eos_id}), whose state is read: add one")
+    columns = torch.arange(inputs.tokens.shape[1], device=inputs.tokens.device)
+    return (columns * ends).amax(1)
+
+
+_COLUMNS: dict[str, Callable[[Inputs, int], Tensor]] = {"first": _first, "last": _last, "eos": _end}
+
+
+class EveryToken(nn.Module):
+    """state · W + b at every position."""
+
+    def __init__(self, config: ModelConfig, outputs: int) -> None:
+        super().__init__()
+        self.drop = Dropout(_dropout(config))
+        self.out_proj = Linear(config.d_model, outputs)
+
+    def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
+        """hidden (B, T, E) -> (B, T, outputs)."""
+        logits: Tensor = self.out_proj(self.drop(hidden))
+        return logits.float()
+
+
+def _dropout(config: ModelConfig) -> float:
+    return config.dropout if config.classifier_dropout is None else config.classifier_dropout
+
+
+# All but lm, whose weight may be the embeddings': the model makes it.
+HEADS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+    "pooler": Pooler,
+    "next-sentence": NextSentence,
+    "sequence": SequenceClasses,
+    "token": lambda config: EveryToken(config, config.n_labels),
+    "span": lambda config: EveryToken(config, 2),
+}

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from trifold.nn import kernels
 from trifold.nn.config import ModelConfig
-from trifold.nn.linear import Linear
+from trifold.nn.linear import Linear, fused
 
 
 class Dropout(nn.Module):
@@ -67,40 +67,76 @@ def keep_mask(like: Tensor, p: float) -> Tensor:
 class LayerNorm(nn.Module):
     """(x - mean) / sqrt(variance + ε) · weight + bias, over the width (Ba et al. 2016)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(config.d_model))
-        self.bias = nn.Parameter(torch.zeros(config.d_model))
+        self.weight = nn.Parameter(torch.ones(width or config.d_model))
+        self.bias = nn.Parameter(torch.zeros(width or config.d_model)) if config.norm_bias else None
         self.epsilon = config.norm_epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        if kernels.compiled(x) is not None:
+        if self.bias is not None and kernels.compiled(x) is not None:
             return kernels.layer_norm(x, self.weight, self.bias, self.epsilon)
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + ε) · weight, over the width (Zhang & Sennrich 2019, equation 4)."""
+
+    def __init__(self, config: ModelConfig, width: int | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width or config.d_model))
+        self.epsilon = config.norm_epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x · sigmoid(1.702 x), the cheap approximation (Hendrycks & Gimpel 2016, section 2)."""
+    return x * torch.sigmoid(1.702 * x)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "quick-gelu": quick_gelu,
     "silu": F.silu,
+    "tanh": torch.tanh,
 }
 
-NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {"layer": LayerNorm}
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
+
+
+def new_norm(config: ModelConfig, width: int | None = None) -> nn.Module:
+    """A norm of the config's kind, over d_model or another width."""
+    return NORMS[config.norm](config, width)
 
 
 class FeedForward(nn.Module):
-    """activation(x W₁ + b₁) W₂ + b₂, the same for every position (Vaswani et al. 2017, equation 2)."""
+    """activation(x W₁ + b₁) W₂ + b₂, the same for every position (Vaswani et al. 2017, equation 2).
+
+    Gated: (activation(x W_g + b_g) ∘ (x W₁ + b₁)) W₂ + b₂ (Shazeer 2020, equation 6).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.in_proj = Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias)
+        self.gate_proj = (
+            Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias) if config.gated else None
+        )
         self.out_proj = Linear(config.d_ff, config.d_model, bias=config.feed_forward_bias)
         self.activation = ACTIVATIONS[config.activation]
+        self.drop = Dropout(config.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
-        return self.out_proj(self.activation(self.in_proj(x)))
+        if self.gate_proj is None:
+            inner = self.activation(self.in_proj(x))
+        else:
+            gate, inner = fused(x, (self.gate_proj, self.in_proj))
+            inner = self.activation(gate) * inner
+        return self.out_proj(self.drop(inner))
 
 
 class Residual(nn.Module):
@@ -111,9 +147,8 @@ class Residual(nn.Module):
 
     def __init__(self, sublayer: nn.Module, config: ModelConfig) -> None:
         super().__init__()
-        norm = NORMS[config.norm]
         self.enter, self.exit, self.after = (
-            norm(config) if here else nn.Identity() for here in self.PLACEMENTS[config.norm_placement]
+            new_norm(config) if here else nn.Identity() for here in self.PLACEMENTS[config.norm_placement]
         )
         self.sublayer = sublayer
         self.drop = Dropout(config.dropout)

@@ -1,7 +1,7 @@
 """Who may look at whom. This file is the only author of masks.
 
 One meaning everywhere: True = may attend. A `Mask` is built once a forward pass and still knows what it is
-(padding, causal, both), so that `attend` can take the fastest kernel; its dense form broadcasts to
+(padding, causal, window), so that `attend` can take the fastest kernel; its dense form broadcasts to
 (B, H, T, S). A query that may attend to nothing gets 0, with finite gradients.
 """
 
@@ -21,13 +21,16 @@ class Mask:
     """Keys that are real, and whether position i sees only keys ≤ i.
 
     keys: (B, S) boolean, or None where every key is real.
-    causal: query t sees the keys up to t + offset; offset is the number of keys already in a cache.
+    causal: query t sees the keys up to t + offset; offset is the number of keys already in a cache. Where fewer keys
+        are there than were read, they are the last ones.
+    window: … and only those less than so many real keys away; None: however far.
     packing, key_packing: how the rows of the queries, and of a memory's keys, lie in one long row; None: they don't.
     """
 
     keys: Tensor | None = None
     causal: bool = False
     offset: int = 0
+    window: int | None = None
     packing: Packing | None = None
     key_packing: Packing | None = None
 
@@ -38,44 +41,73 @@ class Mask:
     @property
     def is_empty(self) -> bool:
         """True where the mask forbids nothing."""
-        return self.keys is None and not self.causal
+        return self.keys is None and not self.causal and self.window is None
 
     @cached_property
     def has_blind_rows(self) -> bool:
         """True where some row has no real key at all, so that its queries may attend to nothing."""
         return self.keys is not None and not bool(self._first_query_sees().all())
 
+    def places(self, queries: int, device: torch.device) -> Tensor:
+        """(B or 1, S) which real key of its row each of all keys is, from 0; the first query is key `offset`."""
+        real = self.packing.attend if self.keys is None and self.packing is not None else self.keys
+        if real is None:
+            return torch.arange(self.offset + queries, device=device)[None]
+        return places(real)
+
+    def distances(self, queries: int, device: torch.device) -> Tensor:
+        """(B or 1, T, S) how many real keys a key stands behind the query; below 0: before it."""
+        keys = self.places(queries, device)
+        return keys[:, None, :] - keys[:, self.offset : self.offset + queries, None]
+
     def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """Boolean (B or 1, 1, T or 1, S), or None where nothing is forbidden."""
-        allowed = None if self.keys is None else self.keys[:, None, None, :]
-        if self.causal and self.offset < keys - 1:
-            seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(self.offset)
+        gone = self._gone(queries, keys)
+        start = self.offset - gone  # the key at which the first query stands
+        allowed = None if self.keys is None else self.keys[:, None, None, gone:]
+        if self.causal and start < keys - 1:
+            seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(start)
             allowed = seen if allowed is None else allowed & seen
+        if self.window is not None and max(start + queries, keys) > self.window:
+            near = self.distances(queries, device)[:, None, :, gone:].abs() < self.window
+            allowed = near if allowed is None else allowed & near
         return allowed if allowed is None or allowed.dim() == 4 else allowed[None, None]
 
-    def additive(self, queries: int, keys: int, like: Tensor) -> Tensor | None:
-        """The dense form as offsets of scores: 0 where allowed, -inf elsewhere. Made once, then shared."""
-        shape = (queries, keys, like.dtype, like.device)
+    def _gone(self, queries: int, keys: int) -> int:
+        """How many of the first keys a cache has let go."""
+        return max(0, self.offset + queries - keys) if self.causal else 0
+
+    def additive(self, queries: int, keys: int, like: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        """The dense form as offsets of scores: 0 or the bias where allowed, -inf elsewhere. Made once, then shared.
+
+        bias: (B or 1, H, T or 1, S) for all keys that were read.
+        """
+        shape = (queries, keys, like.dtype, like.device, id(bias))
         if shape not in self._additive:
             allowed = self.dense(queries, keys, like.device)
-            self._additive[shape] = None if allowed is None else _offsets(allowed, like.dtype)
-        return self._additive[shape]
+            if bias is None:
+                offsets = None if allowed is None else _offsets(allowed, like.dtype)
+            else:
+                offsets = bias[..., self._gone(queries, keys) :].to(like.dtype)
+                offsets = offsets if allowed is None else offsets.masked_fill(~allowed, float("-inf"))
+            self._additive[shape] = offsets, bias  # the bias is kept, so that its id stays its own
+        return self._additive[shape][0]
 
-    def additive_rows(self, q: Tensor, keys: int) -> Tensor | None:
+    def additive_rows(self, q: Tensor, keys: int, bias: Tensor | None = None) -> Tensor | None:
         """The same for heads that lie in one batch dimension: broadcastable to (B·H, T, S), q being (B, H, T, D).
 
         Spread out where it differs from row to row: added once a layer, a contiguous sum is worth the memory.
         """
-        shape = (*q.shape[:3], keys, q.dtype, q.device)
+        shape = (*q.shape[:3], keys, q.dtype, q.device, id(bias))
         if shape not in self._additive:
-            offsets = self.additive(q.shape[2], keys, q)
-            if offsets is not None and offsets.shape[0] > 1:
+            offsets = self.additive(q.shape[2], keys, q, bias)
+            if offsets is not None and (offsets.shape[0] > 1 or bias is not None):
                 offsets = offsets.expand(*q.shape[:3], keys).flatten(0, 1)[None]
-            self._additive[shape] = None if offsets is None else offsets[0]
-        return self._additive[shape]
+            self._additive[shape] = None if offsets is None else offsets[0], bias
+        return self._additive[shape][0]
 
     @cached_property
-    def _additive(self) -> dict[object, Tensor | None]:
+    def _additive(self) -> dict[object, tuple[Tensor | None, Tensor | None]]:
         return {}
 
     def _first_query_sees(self) -> Tensor:
@@ -91,6 +123,11 @@ class Mask:
 def _offsets(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     zeros = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return zeros.masked_fill_(~allowed, float("-inf"))
+
+
+def places(attend: Tensor) -> Tensor:
+    """(B, S) which real position of its row each is, from 0; padding has that of the real one before it."""
+    return (attend.long().cumsum(1) - 1).clamp_min(0)
 
 
 def padding(lengths: Tensor, width: int) -> Tensor | None:

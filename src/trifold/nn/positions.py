@@ -3,7 +3,8 @@
 PE(p, 2i) = sin(p / 10000^(2i/d)),  PE(p, 2i+1) = cos(p / 10000^(2i/d))    (Vaswani et al. 2017, section 3.5)
 
 "sinusoidal" interleaves sines and cosines as the formula has it; "sinusoidal-halves" puts all sines before all
-cosines, as tensor2tensor and Marian do. The two differ by a permutation of the width.
+cosines, as tensor2tensor and Marian do. The two differ by a permutation of the width. What turns queries and keys
+instead is in rotary.py, what is added to scores in offsets.py.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, config: ModelConfig, *, halves: bool = False) -> None:
         super().__init__()
-        table = sinusoidal_table(config.max_positions, config.d_model, halves=halves)
+        table = sinusoidal_table(config.max_positions, config.embedding_width, halves=halves)
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -40,19 +41,21 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """Adds one learned vector a position; knows nothing beyond max_positions."""
+    """Adds one learned vector a position; knows nothing beyond max_positions. Position 0 is row `offset`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.max_positions, config.d_model))
+        self.offset = config.position_offset
+        rows = config.max_positions + self.offset
+        self.weight = nn.Parameter(torch.empty(rows, config.embedding_width))
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (B, T, E), positions (B or 1, T) -> (B, T, E)."""
-        return x + self.weight[positions]
+        return x + self.weight[positions + self.offset if self.offset else positions]
 
 
 class NoPositions(nn.Module):
-    """Leaves order to the causal mask, or to nobody."""
+    """Adds nothing: leaves order to the attention, to its causal mask, or to nobody."""
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return x
@@ -62,5 +65,8 @@ POSITIONS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "sinusoidal": SinusoidalPositions,
     "sinusoidal-halves": lambda config: SinusoidalPositions(config, halves=True),
     "learned": LearnedPositions,
+    "rotary": lambda config: NoPositions(),
+    "relative": lambda config: NoPositions(),
+    "alibi": lambda config: NoPositions(),
     "none": lambda config: NoPositions(),
 }

@@ -1,25 +1,32 @@
-"""A block is attention and feed-forward, each inside its residual; a stack is blocks, and a final norm where the
-norms stand inside the branches (pre, sandwich), since nothing else would norm the sum.
+"""A block is attention and feed-forward around a residual; a stack is blocks, and a final norm where the norms stand
+inside the branches (pre, sandwich), since nothing else would norm the sum.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
 
 from torch import Tensor, nn
 
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, LayerCache
+from trifold.nn.capture import Place
 from trifold.nn.config import ModelConfig
-from trifold.nn.layers import NORMS, FeedForward, Residual
+from trifold.nn.layers import Dropout, FeedForward, Residual, new_norm
 from trifold.nn.masks import Mask
+from trifold.nn.offsets import OFFSETS
+from trifold.nn.rotary import Rotary, Turns
 
 
 class Block(nn.Module):
     """Self-attention, cross-attention where there is a memory to read, feed-forward."""
 
-    def __init__(self, config: ModelConfig, *, crosses: bool) -> None:
+    def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool) -> None:
         super().__init__()
-        self.self_attention = Residual(Attention(config), config)
-        self.cross_attention = Residual(Attention(config), config) if crosses else None
+        self.self_attention = Residual(Attention(config, layer), config)
+        self.cross_attention = Residual(Attention(config, layer), config) if crosses else None
         self.feed_forward = Residual(FeedForward(config), config)
 
     def forward(
@@ -29,22 +36,83 @@ class Block(nn.Module):
         memory: Tensor | None = None,
         memory_mask: Mask | None = None,
         cache: LayerCache | None = None,
+        *,
+        bias: Tensor | None = None,
+        rotary: Turns | None = None,
     ) -> Tensor:
         """x (B, T, E), memory (B, S, E) -> (B, T, E)."""
-        x = self.self_attention(x, mask=mask, cache=cache)
+        x = self.self_attention(x, mask=mask, bias=bias, rotary=rotary, cache=cache)
         if self.cross_attention is not None:
             x = self.cross_attention(x, memory, mask=memory_mask, cache=cache)
         return self.feed_forward(x)
 
 
-class Stack(nn.Module):
-    """n blocks, one after the other."""
+class Branch(nn.Module):
+    """sublayer(enter(x)): a residual's inside, under the same names."""
 
-    def __init__(self, config: ModelConfig, layers: int, *, crosses: bool = False) -> None:
+    def __init__(self, sublayer: nn.Module, config: ModelConfig, *, norms: bool) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(config, crosses=crosses) for _ in range(layers))
-        closes = config.norm_placement != "post"
-        self.final_norm = NORMS[config.norm](config) if closes else nn.Identity()
+        self.enter = new_norm(config) if norms else nn.Identity()
+        self.sublayer = sublayer
+
+
+class ParallelBlock(nn.Module):
+    """x + drop(attention(norm x) + feed-forward(norm x)), with one norm for both or one each (Wang & Komatsuzaki 2021).
+
+    The names are those of a sequential pre-norm block; with one norm it is the attention's.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool) -> None:
+        super().__init__()
+        assert not crosses, "a parallel block reads no memory"
+        self.two_norms = config.residual == "parallel-two-norms"
+        self.self_attention = Branch(Attention(config, layer), config, norms=True)
+        self.feed_forward = Branch(FeedForward(config), config, norms=self.two_norms)
+        self.drop = Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Mask,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        cache: LayerCache | None = None,
+        *,
+        bias: Tensor | None = None,
+        rotary: Turns | None = None,
+    ) -> Tensor:
+        """x (B, T, E) -> (B, T, E)."""
+        normed = self.self_attention.enter(x)
+        seen = self.self_attention.sublayer(normed, mask=mask, bias=bias, rotary=rotary, cache=cache)
+        made = self.feed_forward.sublayer(self.feed_forward.enter(x) if self.two_norms else normed)
+        return self.drop.added(x, seen + made)
+
+
+BLOCKS: dict[str, Callable[..., nn.Module]] = {
+    "sequential": Block,
+    "parallel": ParallelBlock,
+    "parallel-two-norms": ParallelBlock,
+}
+
+
+class Stack(nn.Module):
+    """n layers, one after the other; `block_of_layer` may let several share a block. `states` name their outputs."""
+
+    def __init__(
+        self, config: ModelConfig, side: Literal["encoder", "decoder"], *, crosses: bool = False
+    ) -> None:
+        super().__init__()
+        config = config.decoder_side if side == "decoder" else config
+        self.order = config.block_of_layer or tuple(range(config.n_layers))
+        block = BLOCKS[config.residual]
+        self.blocks = nn.ModuleList(
+            block(config, layer, crosses=crosses) for layer in range(max(self.order) + 1)
+        )
+        self.states = nn.ModuleList(Place("state") for _ in self.order)
+        self.final_norm = new_norm(config) if config.closes(side) else nn.Identity()
+        self.windows = [config.window(layer) for layer in range(len(self.order))]
+        self.rotary = Rotary(config) if config.positions == "rotary" else None
+        self.offsets = OFFSETS[config.positions](config) if config.positions in OFFSETS else None
 
     def forward(
         self,
@@ -53,9 +121,22 @@ class Stack(nn.Module):
         memory: Tensor | None = None,
         memory_mask: Mask | None = None,
         cache: Cache | None = None,
+        *,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        """x (B, T, E) -> (B, T, E)."""
-        caches = [None] * len(self.blocks) if cache is None else cache.layers
-        for block, layer_cache in zip(self.blocks, caches, strict=True):
-            x = block(x, mask, memory, memory_mask, layer_cache)
+        """x (B, T, E) -> (B, T, E); `positions` (B or 1, T) where they differ from what the mask counts."""
+        queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
+        bias = None if self.offsets is None else self.offsets(mask, queries, x.device)
+        rotary = None
+        if self.rotary is not None:
+            if positions is None:
+                positions = mask.places(queries, x.device)[:, mask.offset : mask.offset + queries]
+            rotary = self.rotary.turns(positions, mask, x)
+        masks = {window: mask if window is None else replace(mask, window=window) for window in self.windows}
+        caches = [None] * len(self.order) if cache is None else cache.layers
+        for number, window, state, layer_cache in zip(
+            self.order, self.windows, self.states, caches, strict=True
+        ):
+            block = self.blocks[number]
+            x = state(block(x, masks[window], memory, memory_mask, layer_cache, bias=bias, rotary=rotary))
         return self.final_norm(x)

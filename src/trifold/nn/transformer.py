@@ -9,15 +9,18 @@ The model gives hidden states; heads turn them into logits or losses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from trifold.nn.cache import Cache
+from trifold.nn.cache import KEYS, Cache
+from trifold.nn.capture import capture
 from trifold.nn.config import ModelConfig
-from trifold.nn.embeddings import Embeddings, Inputs, TokenEmbedding
-from trifold.nn.heads import LanguageModelHead
+from trifold.nn.embeddings import Embeddings, Inputs, PatchEmbeddings, TokenEmbedding
+from trifold.nn.heads import HEADS, LanguageModelHead
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
 from trifold.nn.stack import Stack
@@ -37,7 +40,7 @@ class Memory:
 
 
 class Transformer(nn.Module):
-    """Embeddings, an encoder and a decoder as the shape has them, and the language-model head of a decoder.
+    """Embeddings, an encoder and a decoder as the shape has them, and the heads that are asked for.
 
     `initialise=False` leaves the parameters as they come from memory, for weights that are about to be read.
     """
@@ -46,21 +49,21 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         reads, writes = config.encoder_layers > 0, config.decoder_layers > 0
-        source = TokenEmbedding(config.vocab_size, config.d_model)
+        sees = config.patch_size is not None
+        source = None if sees else TokenEmbedding(config.vocab_size, config.embedding_width)
         target = source
         if config.target_vocab_size is not None:
-            target = TokenEmbedding(config.target_vocab_size, config.d_model)
-        self.encoder_embeddings = Embeddings(config, source) if reads else None
-        self.encoder = Stack(config, config.encoder_layers) if reads else None
-        self.decoder_embeddings = Embeddings(config, target) if writes else None
-        self.decoder = Stack(config, config.decoder_layers, crosses=reads) if writes else None
-        self.lm_head = self._head(target) if writes else None
+            target = TokenEmbedding(config.target_vocab_size, config.embedding_width)
+        self.encoder_embeddings = _embeddings(config, source) if reads else None
+        self.encoder = Stack(config, "encoder") if reads else None
+        self.decoder_embeddings = _embeddings(config, target) if writes else None
+        self.decoder = Stack(config, "decoder", crosses=reads) if writes else None
+        self.lm_head = _lm_head(config, target) if "lm" in config.chosen_heads else None
+        self.heads = nn.ModuleDict(
+            {name.replace("-", "_"): HEADS[name](config) for name in config.chosen_heads if name in HEADS}
+        )
         if initialise:
             self.reset_parameters()
-
-    def _head(self, table: TokenEmbedding) -> LanguageModelHead:
-        weight = table.weight if self.config.tie_lm_head else nn.Parameter(torch.empty_like(table.weight))
-        return LanguageModelHead(weight, bias=self.config.lm_head_bias)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -70,17 +73,19 @@ class Transformer(nn.Module):
                 continue
             if parameter.dim() == 1:
                 parameter.fill_(float(name.endswith("weight")))
-            elif name.endswith(("tokens.weight", "positions.weight", "lm_head.weight")):
+            elif name.endswith(("tokens.weight", "positions.weight", "token_types.weight", "lm_head.weight")):
                 nn.init.normal_(parameter, std=self.config.d_model**-0.5)
             else:
                 nn.init.xavier_uniform_(parameter)
 
     def encode(self, inputs: Inputs) -> Memory:
-        """Read the source once: tokens (B, S) -> memory (B, S, E)."""
+        """Read the source once: tokens (B, S), or pixels, -> memory (B, S, E)."""
         assert self.encoder is not None and self.encoder_embeddings is not None, "this shape has no encoder"
         packing = inputs.packing
         attend = inputs.attend if packing is None else packing.attend
-        hidden = self.encoder(self.encoder_embeddings(inputs), Mask(attend, packing=packing))
+        hidden = self.encoder(
+            self.encoder_embeddings(inputs), Mask(attend, packing=packing), positions=inputs.positions
+        )
         return Memory(hidden, attend, packing)
 
     def decode(self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None) -> Tensor:
@@ -91,13 +96,15 @@ class Transformer(nn.Module):
         """
         assert self.decoder is not None and self.decoder_embeddings is not None, "this shape has no decoder"
         start = 0 if cache is None else cache.length
+        if cache is not None:
+            cache.mind_padding(inputs.attend)
         x = self.decoder_embeddings(inputs, start)
         packing = inputs.packing
         mask = Mask(inputs.attend, causal=True, offset=start, packing=packing)
         if memory is None:
-            return self.decoder(x, mask, cache=cache)
+            return self.decoder(x, mask, cache=cache, positions=inputs.positions)
         memory_mask = Mask(memory.attend, packing=packing, key_packing=memory.packing)
-        return self.decoder(x, mask, memory.hidden, memory_mask, cache)
+        return self.decoder(x, mask, memory.hidden, memory_mask, cache, positions=inputs.positions)
 
     def forward(self, inputs: Inputs, decoder_inputs: Inputs | None = None) -> Tensor:
         """Hidden states (B, T, E) of the last stack."""
@@ -108,10 +115,81 @@ class Transformer(nn.Module):
         assert decoder_inputs is not None, "an encoder-decoder reads two inputs"
         return self.decode(decoder_inputs, self.encode(inputs))
 
-    def new_cache(self) -> Cache:
-        """An empty cache for this decoder."""
-        return Cache(self.config.decoder_layers)
+    def answer(
+        self, inputs: Inputs, decoder_inputs: Inputs | None = None, *, heads: Iterable[str] | None = None
+    ) -> dict[str, Tensor]:
+        """What the heads (all of them unless named) say of the inputs: name -> logits, or the pooler's vectors.
+
+        An encoder-decoder whose second input is left out repeats the first, one place later, as those that were
+        fine-tuned to classify do. Raises KeyError for a head that the model does not have.
+        """
+        if decoder_inputs is None and self.encoder is not None and self.decoder is not None:
+            decoder_inputs = replace(shifted(inputs, self.config.start_id), attend=None)
+        hidden = self(inputs, decoder_inputs)
+        wanted = list(self.config.chosen_heads if heads is None else heads)
+        pooled = self.heads["pooler"](hidden, inputs, None) if "pooler" in self.heads else None
+        said: dict[str, Tensor] = {}
+        for name in wanted:
+            if name == "lm" and self.lm_head is not None:
+                said[name] = self.lm_head(hidden)
+            elif name == "pooler" and pooled is not None:
+                said[name] = pooled
+            else:
+                said[name] = self.heads[name.replace("-", "_")](hidden, inputs, pooled)
+        return said
+
+    @torch.no_grad()
+    def hidden_states(self, inputs: Inputs, decoder_inputs: Inputs | None = None) -> dict[str, list[Tensor]]:
+        """n_layers + 1 tensors (B, T, E) of each stack, under "encoder" and "decoder": embeddings, and what each layer
+        gives; the last one is normed where a norm closes the stack.
+        """
+        states: dict[str, list[Tensor]] = {}
+        with capture(self, kind="state") as seen:
+            memory = None if self.encoder is None else self.encode(inputs)
+            last = {"encoder": None if memory is None else memory.hidden}
+            if self.decoder is not None:
+                read = inputs if self.encoder is None else decoder_inputs
+                assert read is not None, "an encoder-decoder reads two inputs"
+                last["decoder"] = self.decode(read, memory)
+        for side, hidden in last.items():
+            if hidden is not None:
+                between = [seen[f"{side}.states.{n}"] for n in range(len(getattr(self, side).order) - 1)]
+                states[side] = [seen[f"{side}_embeddings.output"], *between, hidden]
+        return states
+
+    def new_cache(
+        self,
+        kind: Literal["growing", "static", "sliding"] = "growing",
+        *,
+        room: int | None = None,
+        rollback: int = 0,
+    ) -> Cache:
+        """An empty cache for this decoder: growing; static with `room` tokens (max_positions unless given); or sliding,
+        which keeps what the windows reach, and `rollback` tokens more for `truncate`.
+        """
+        assert self.decoder is not None, "this shape has no decoder"
+        room = self.config.max_positions if room is None else room
+        return Cache(KEYS[kind](window, room, rollback) for window in self.decoder.windows)
 
     def count_parameters(self) -> int:
         """Distinct parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _embeddings(config: ModelConfig, tokens: TokenEmbedding | None) -> nn.Module:
+    return PatchEmbeddings(config) if tokens is None else Embeddings(config, tokens)
+
+
+def _lm_head(config: ModelConfig, table: TokenEmbedding | None) -> LanguageModelHead:
+    assert table is not None, "a model of patches has no vocabulary"
+    if config.tie_lm_head:
+        return LanguageModelHead(config, table.weight)
+    width = config.embedding_width if config.lm_head_transform else config.d_model
+    return LanguageModelHead(config, nn.Parameter(torch.empty(len(table.weight), width)))
+
+
+def shifted(inputs: Inputs, start_id: int) -> Inputs:
+    """Every token one place to the right, behind a first `start_id`."""
+    tokens = inputs.tokens.roll(1, dims=1)
+    tokens[:, 0] = start_id
+    return Inputs(tokens, inputs.attend)

@@ -90,7 +90,22 @@ def fits(config: ModelConfig) -> bool:
         and config.head_width * config.n_heads == config.d_model
         and config.feed_forward_bias
         and config.tie_lm_head
+        and all(
+            getattr(config, key) == field.default
+            for key, field in ModelConfig.model_fields.items()
+            if key not in SAID
+        )
     )
+
+
+# What the keys of their file say, or `fits` has looked at; every other key of ours must be at its default.
+SAID = frozenset(
+    """
+    shape vocab_size target_vocab_size max_positions d_model n_layers n_decoder_layers n_heads n_kv_heads d_head d_ff
+    positions scale_embeddings norm norm_placement norm_epsilon activation attention_bias tie_lm_head lm_head_bias
+    dropout attention_dropout pad_id bos_id eos_id decoder_start_id
+    """.split()
+)
 
 
 def _write(config: ModelConfig) -> dict[str, object]:

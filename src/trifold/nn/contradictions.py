@@ -1,0 +1,134 @@
+"""What in a ModelConfig does not hang together, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trifold.nn.config import ModelConfig
+
+
+def contradiction(config: ModelConfig) -> str | None:
+    """The first thing that does not fit another, or None."""
+    return next((problem for look in _LOOKS for problem in look(config)), None)
+
+
+def _sizes(config: ModelConfig) -> Iterator[str]:
+    for heads, name in ((config.n_heads, "n_heads"), (config.n_decoder_heads, "n_decoder_heads")):
+        if heads is None:
+            continue
+        if config.d_head is None and config.d_model % heads:
+            yield (
+                f"{name} {heads} does not divide d_model {config.d_model}: "
+                f"choose one of {_divisors(config.d_model)}, or set d_head"
+            )
+        if config.n_kv_heads is not None and heads % config.n_kv_heads:
+            yield f"n_kv_heads {config.n_kv_heads} does not divide {name} {heads}"
+    if config.shape != "encoder-decoder":
+        for key in ("target_vocab_size", "n_decoder_heads", "d_decoder_ff"):
+            if getattr(config, key) is not None:
+                yield f"{key} needs shape: encoder-decoder, not {config.shape}"
+
+
+def _layers(config: ModelConfig) -> Iterator[str]:
+    blocks = config.block_of_layer
+    if blocks is not None:
+        if {len(blocks)} != {config.encoder_layers, config.decoder_layers} - {0}:
+            yield f"block_of_layer names a block for {len(blocks)} layers: name one for each of the n_layers"
+        if set(blocks) != set(range(max(blocks, default=0) + 1)):
+            yield f"block_of_layer {blocks} leaves a block out: use each of 0, 1, … up to the last"
+        if config.attention_scale_by_layer:
+            yield "block_of_layer and attention_scale_by_layer: a shared block has no layer of its own"
+    if config.residual != "sequential":
+        if config.norm_placement != "pre":
+            yield f"residual: {config.residual} needs norm_placement: pre, not {config.norm_placement}"
+        if config.shape == "encoder-decoder":
+            yield f"residual: {config.residual} has no place for cross-attention: choose an encoder or a decoder"
+    if config.sliding_window is None and config.window_pattern != ("local",):
+        yield "window_pattern needs sliding_window, the number of keys that a local layer sees"
+
+
+# A key that only one kind of positions reads: said with another it would be overlooked.
+_ONLY = {
+    "position_offset": "learned",
+    "rotary_width": "rotary",
+    "rotary_pairs": "rotary",
+    "rotary_theta": "rotary",
+    "rotary_scaling": "rotary",
+    "relative_buckets": "relative",
+    "relative_distance": "relative",
+    "alibi_scale": "alibi",
+    "alibi_rounded": "alibi",
+}
+
+
+def _positions(config: ModelConfig) -> Iterator[str]:
+    for key, kind in _ONLY.items():
+        if config.positions != kind and getattr(config, key) != type(config).model_fields[key].default:
+            yield f"{key} needs positions: {kind}, not {config.positions}"
+    width = config.embedding_width
+    if config.positions.startswith("sinusoidal") and width % 2:
+        name = "d_model" if config.d_embedding is None else "d_embedding"
+        yield f"sinusoidal positions need an even {name}, not {width}"
+    if config.positions == "rotary":
+        turned = config.rotated_width
+        if turned % 2 or turned > config.head_width:
+            yield f"rotary positions turn pairs: {turned} of the {config.head_width} of a head cannot"
+    if config.positions == "relative":
+        # Both ways share the classes in an encoder; half of a way's classes are for exact distances.
+        fewest = config.relative_buckets // (4 if config.encoder_layers else 2)
+        most = config.relative_buckets // (2 if config.decoder_layers else 4)
+        if fewest < 1 or config.relative_distance <= most:
+            yield (
+                f"relative_distance {config.relative_distance} leaves no room for {config.relative_buckets} "
+                "relative_buckets: take four or more, and a distance of more than half as many"
+            )
+
+
+def _pictures(config: ModelConfig) -> Iterator[str]:
+    if (config.patch_size is None) != (config.image_size is None):
+        yield "patch_size and image_size belong together: give both or neither"
+    if config.patch_size is None or config.image_size is None:
+        return
+    if config.shape != "encoder":
+        yield f"patch_size needs shape: encoder, not {config.shape}"
+    if min(*config.patch_size, *config.image_size) < 1 or any(
+        side % part for side, part in zip(config.image_size, config.patch_size, strict=True)
+    ):
+        yield f"patch_size {config.patch_size} does not divide image_size {config.image_size}"
+    if config.max_positions != config.patches + 1:
+        yield (
+            f"max_positions is {config.max_positions}: {config.patches} patches and a class token "
+            f"need {config.patches + 1}"
+        )
+    for key in ("n_token_types", "d_embedding"):
+        if getattr(config, key):
+            yield f"{key} belongs to text: leave it out where patches are read"
+    if "lm" in config.chosen_heads:
+        yield "the head lm belongs to text: choose other heads where patches are read"
+
+
+def _heads(config: ModelConfig) -> Iterator[str]:
+    heads = config.chosen_heads
+    if len(set(heads)) < len(heads):
+        yield f"heads {heads} names one twice"
+    if "next-sentence" in heads and "pooler" not in heads:
+        yield "the head next-sentence reads the pooler's state: add pooler to heads"
+    if "sequence" in heads and config.classifier_input == "pooler" and "pooler" not in heads:
+        yield "classifier_input: pooler needs pooler in heads"
+    if config.lm_head_transform is not None and "lm" not in heads:
+        yield "lm_head_transform needs lm in heads"
+    plain = "lm" in heads and config.tie_lm_head and config.lm_head_transform is None
+    if plain and config.embedding_width != config.d_model:
+        yield (
+            f"a tied head cannot read states of width {config.d_model} with embeddings of width "
+            f"{config.embedding_width}: set lm_head_transform, or tie_lm_head: false"
+        )
+
+
+_LOOKS: tuple[Callable[[ModelConfig], Iterator[str]], ...] = (_sizes, _layers, _positions, _pictures, _heads)
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, min(number, 64) + 1) if number % n == 0)

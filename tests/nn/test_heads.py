@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from trifold.nn import Inputs, Transformer
+
+Make = Callable[..., Transformer]
+
+REAL = torch.tensor([[True] * 5, [True, True, True, False, False]])
+TOKENS = torch.tensor([[3, 4, 5, 6, 2], [7, 8, 2, 0, 0]])
+
+
+def encoder(make_model: Make, *heads: str, **values: Any) -> Transformer:
+    return make_model(shape="encoder", heads=heads, **values)
+
+
+@torch.no_grad()
+def test_a_masked_language_model_transforms_before_it_projects(make_model: Make) -> None:
+    model = encoder(make_model, "lm", lm_head_transform="gelu", lm_head_bias=True, d_embedding=6, n_labels=3)
+    hidden, head = model(Inputs(TOKENS, REAL)), model.lm_head
+    inner = F.gelu(hidden @ head.dense.weight.t() + head.dense.bias)
+    inner = F.layer_norm(inner, (6,), head.norm.weight, head.norm.bias)
+    table = model.encoder_embeddings.tokens.weight
+    expected = inner @ table.t() + head.bias
+    torch.testing.assert_close(model.answer(Inputs(TOKENS, REAL))["lm"], expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_scaled_and_softly_capped_logits(make_model: Make) -> None:
+    model = make_model(shape="decoder", logits_scale=0.25, logit_soft_cap=1.5)
+    hidden = model(Inputs(TOKENS))
+    plain = 0.25 * hidden @ model.decoder_embeddings.tokens.weight.t()
+    torch.testing.assert_close(model.lm_head(hidden), 1.5 * torch.tanh(plain / 1.5), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_pooler_and_those_who_read_it(make_model: Make) -> None:
+    model = encoder(
+        make_model,
+        "pooler",
+        "next-sentence",
+        "sequence",
+        classifier_input="pooler",
+        pooler_width=7,
+        n_labels=3,
+    )
+    inputs = Inputs(TOKENS, REAL)
+    said, heads = model.answer(inputs), model.heads
+    pooled = torch.tanh(model(inputs)[:, 0] @ heads["pooler"].dense.weight.t() + heads["pooler"].dense.bias)
+    torch.testing.assert_close(said["pooler"], pooled)
+    for name, key, classes in (("next-sentence", "next_sentence", 2), ("sequence", "sequence", 3)):
+        out = heads[key].out_proj
+        assert said[name].shape == (2, classes)
+        torch.testing.assert_close(said[name], pooled @ out.weight.t() + out.bias)
+
+
+@pytest.mark.parametrize(("reads", "columns"), [("first", [0, 0]), ("last", [4, 2]), ("eos", [4, 2])])
+@pytest.mark.parametrize("transform", [None, "relu", "tanh"])
+@torch.no_grad()
+def test_a_sequence_is_classified_by_one_state(
+    reads: str, columns: list[int], transform: str | None, make_model: Make
+) -> None:
+    model = encoder(
+        make_model,
+        "sequence",
+        classifier_input=reads,
+        classifier_transform=transform,
+        classifier_bias=transform is not None,
+        n_labels=4,
+    )
+    inputs, head = Inputs(TOKENS, REAL), model.heads["sequence"]
+    state = model(inputs)[torch.arange(2), columns]
+    if transform is not None:
+        state = getattr(torch, transform)(state @ head.dense.weight.t() + head.dense.bias)
+    expected = state @ head.out_proj.weight.t() + (0 if head.out_proj.bias is None else head.out_proj.bias)
+    torch.testing.assert_close(model.answer(inputs)["sequence"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_without_an_end_has_no_state_to_read(make_model: Make) -> None:
+    model = encoder(make_model, "sequence", classifier_input="eos")
+    with pytest.raises(ValueError, match="row 1 has no end of sequence"):
+        model.answer(Inputs(torch.tensor([[3, 2], [3, 4]])))
+
+
+@torch.no_grad()
+def test_every_token_has_classes_and_chances_to_begin_or_end(make_model: Make) -> None:
+    model = encoder(make_model, "token", "span", n_labels=5)
+    inputs = Inputs(TOKENS, REAL)
+    said, hidden = model.answer(inputs), model(inputs)
+    for name, classes in (("token", 5), ("span", 2)):
+        out = model.heads[name].out_proj
+        assert said[name].shape == (2, 5, classes)
+        torch.testing.assert_close(said[name], hidden @ out.weight.t() + out.bias)
+    assert list(model.answer(inputs, heads=["span"])) == ["span"]
+    with pytest.raises(KeyError):
+        model.answer(inputs, heads=["pooler"])
+
+
+@torch.no_grad()
+def test_an_encoder_decoder_that_classifies_repeats_its_source_one_place_later(make_model: Make) -> None:
+    model = make_model(
+        heads=["lm", "sequence"], classifier_input="eos", classifier_transform="tanh", decoder_start_id=9
+    )
+    repeated = torch.tensor([[9, 3, 4, 5, 6], [9, 7, 8, 2, 0]])
+    said = model.answer(Inputs(TOKENS, REAL))
+    expected = model.answer(Inputs(TOKENS, REAL), Inputs(repeated))
+    for name in ("lm", "sequence"):
+        assert torch.equal(said[name], expected[name])
+
+
+def test_an_encoder_has_no_head_unless_asked_and_a_decoder_writes(make_model: Make) -> None:
+    bare, writer = make_model(shape="encoder"), make_model(shape="decoder")
+    assert bare.lm_head is None
+    assert not bare.heads
+    assert writer.lm_head is not None
+    assert make_model(shape="decoder", heads=["token"]).lm_head is None
+
+
+@torch.no_grad()
+def test_dropout_stands_before_the_heads(make_model: Make) -> None:
+    model = encoder(make_model, "token", classifier_dropout=0.5, dropout=0.0)
+    inputs = Inputs(TOKENS)
+    assert torch.equal(model.answer(inputs)["token"], model.answer(inputs)["token"])
+    model.train()
+    assert not torch.equal(model.answer(inputs)["token"], model.answer(inputs)["token"])

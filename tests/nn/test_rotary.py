@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.nn import Mask, ModelConfig, RotaryScaling
+from trifold.nn.rotary import Rotary, Turn, dynamic_waves, magnitude, waves
+
+
+def rotary(**values: object) -> Rotary:
+    return Rotary(
+        ModelConfig.parse(
+            {"shape": "decoder", "d_model": 32, "n_heads": 2, "positions": "rotary", "max_positions": 64}
+            | values
+        )
+    )
+
+
+def turned(rotary: Rotary, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    return rotary.turns(positions, Mask(causal=True), x).queries(x)
+
+
+def by_the_book(x: torch.Tensor, position: int, theta: float, pairs: str, width: int) -> torch.Tensor:
+    """One head at one position, pair by pair as complex numbers: z e^{ip θ^(−2i/R)}."""
+    out = x.clone()
+    for i in range(width // 2):
+        a, b = (2 * i, 2 * i + 1) if pairs == "interleaved" else (i, i + width // 2)
+        angle = position * theta ** (-2 * i / width)
+        z = complex(x[a], x[b]) * complex(math.cos(angle), math.sin(angle))
+        out[a], out[b] = z.real, z.imag
+    return out
+
+
+@given(
+    position=st.integers(0, 63),
+    pairs=st.sampled_from(["halves", "interleaved"]),
+    width=st.sampled_from([None, 4, 10]),
+    theta=st.sampled_from([100.0, 10_000.0]),
+)
+def test_pairs_turn_as_complex_numbers(position: int, pairs: str, width: int | None, theta: float) -> None:
+    part = rotary(rotary_pairs=pairs, rotary_width=width, rotary_theta=theta)
+    x = torch.randn(1, 2, 1, 16)
+    got = turned(part, x, torch.tensor([[position]]))
+    for head in range(2):
+        expected = by_the_book(x[0, head, 0], position, theta, pairs, width or 16)
+        torch.testing.assert_close(got[0, head, 0], expected, rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(0, 40), st.integers(0, 20), st.sampled_from(["halves", "interleaved"]))
+def test_a_product_knows_only_the_distance(shift: int, apart: int, pairs: str) -> None:
+    part = rotary(rotary_pairs=pairs)
+    q, k = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
+
+    def product(at: int) -> torch.Tensor:
+        return (turned(part, q, torch.tensor([[at + apart]])) * turned(part, k, torch.tensor([[at]]))).sum()
+
+    torch.testing.assert_close(product(0), product(shift), rtol=1e-3, atol=1e-4)
+
+
+SCALINGS = [
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 512,
+        "beta_fast": 20.0,
+        "beta_slow": 2.0,
+        "truncate": False,
+        "attention_factor": 1.3,
+    },
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "original_max_position_embeddings": 128,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+]
+
+
+def ours(theirs: dict[str, object]) -> RotaryScaling | None:
+    if theirs["rope_type"] == "default":
+        return None
+    names = {
+        "low_freq_factor": "low_frequency",
+        "high_freq_factor": "high_frequency",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "truncate": "round_bounds",
+        "attention_factor": "magnitude",
+    }
+    return RotaryScaling.parse(
+        {
+            "kind": theirs["rope_type"],
+            "factor": theirs["factor"],
+            "original_positions": theirs.get("original_max_position_embeddings", 512),
+        }
+        | {ours: theirs[name] for name, ours in names.items() if name in theirs}
+    )
+
+
+@pytest.mark.parametrize("parameters", SCALINGS, ids=lambda p: p["rope_type"])
+@pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
+def test_scalings_are_the_reference_librarys(parameters: dict[str, object], theta: float) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(
+        hidden_size=128,
+        num_attention_heads=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_theta": theta, **parameters},
+    )
+    reference = LlamaRotaryEmbedding(config)
+    scaling = ours(parameters)
+    torch.testing.assert_close(waves(64, theta, scaling), reference.inv_freq, rtol=2e-6, atol=0)
+    assert magnitude(scaling) == pytest.approx(reference.attention_scaling)
+
+
+@pytest.mark.parametrize("length", [3, 32, 33, 100])
+def test_dynamic_scaling_is_the_reference_librarys(length: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(
+        hidden_size=32,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        rope_parameters={"rope_theta": 10_000.0, "rope_type": "dynamic", "factor": 3.0},
+    )
+    x, positions = torch.randn(1, 2, length, 16), torch.arange(length)[None]
+    cos, _ = LlamaRotaryEmbedding(config)(x, positions)
+    scaling = {"kind": "dynamic", "factor": 3.0, "original_positions": 32}
+    turns = rotary(rotary_scaling=scaling).turns(positions, Mask(causal=True), x)
+    assert turns.late
+    for turn in (turns.queries, turns.keys):
+        torch.testing.assert_close(turn.cos[:, 0], cos[..., :8], rtol=1e-4, atol=1e-5)
+
+
+def test_dynamic_scaling_goes_by_the_length_of_the_row() -> None:
+    scaling = RotaryScaling(kind="dynamic", factor=2.0, original_positions=8)
+    both = dynamic_waves(16, 10_000.0, scaling, torch.tensor([[5], [30]]))
+    torch.testing.assert_close(both[0], waves(16, 10_000.0))
+    assert (both[1, 1:] < both[0, 1:]).all()
+
+
+def test_a_turn_of_more_positions_takes_the_last_ones() -> None:
+    part, x = rotary(), torch.randn(1, 2, 3, 16)
+    angles = rotary().turns(torch.arange(8)[None], Mask(causal=True), x).queries
+    assert isinstance(angles, Turn)
+    torch.testing.assert_close(angles(x), turned(part, x, torch.tensor([[5, 6, 7]])))
