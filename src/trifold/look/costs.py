@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from trifold.look.parameters import attention_matrices, count, feed_forward_matrices, sides
 from trifold.nn.config import ModelConfig
+from trifold.nn.kernels import loops
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -128,13 +129,13 @@ def saved_elements(config: ModelConfig, tokens: int, length: int) -> int:
     """Elements that the forward pass leaves for the backward pass, `tokens` on each side in rows of `length`.
 
     For each token, with E the width, A = H·D and F the feed-forward width, a sub-layer leaves its input, what its norms
-    read and the dropout's mask (E each); an attention also q, k, v and its output twice, by heads and merged (A each),
+    read and the dropout's mask (E each; the compiled loops keep none); an attention also q, k, v and its output twice, by heads and merged (A each),
     and H·S weights unless a fused kernel computes them anew; the feed-forward its F activations. An estimate: small
     tensors, copies of weights and the allocator's own share are left out.
     """
     width, merged = config.d_model, config.n_heads * config.head_width
     norms = {"post": 1, "pre": 1, "sandwich": 2}[config.norm_placement]
-    mask = 1 if config.dropout else 0
+    mask = 1 if config.dropout and loops() is None else 0
     residual = width * (1 + norms + mask)
     attention = residual + 5 * merged + config.n_heads * _weights_per_key(config, length) * length
     inner = 1 if config.activation == "relu" else 2  # relu's gradient needs its output only
