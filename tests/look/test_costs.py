@@ -22,7 +22,7 @@ VARIANTS = [
     {"d_head": 8, "activation": "gelu", "attention_bias": True},
     {"gated": True, "activation": "silu", "norm": "rms", "d_decoder_ff": 90, "n_decoder_heads": 2},
     {"shape": "decoder", "residual": "parallel", "norm_placement": "pre", "n_kv_heads": 1},
-    {"shape": "encoder", "heads": ("lm",), "lm_head_transform": "gelu", "d_embedding": 16},
+    {"shape": "decoder", "residual": "parallel-two-norms", "norm_placement": "pre"},
     {"target_vocab_size": 70, "tie_lm_head": False, "lm_head_bias": True},
 ]
 
@@ -54,6 +54,22 @@ def test_flops_are_those_that_are_counted_while_it_runs(config, source_length, t
     expected = rows * (source_length * flops.source + target_length * flops.target)
     assert counter.get_total_flops() == expected
     assert flops.training == (3 * flops.source, 3 * flops.target)
+
+
+def test_flops_of_a_masked_language_model():
+    config = ModelConfig(
+        **SMALL,
+        shape="encoder",
+        heads=("lm",),
+        lm_head_transform="gelu",
+        d_embedding=16,
+        block_of_layer=(0, 0),
+    )
+    with torch.device("meta"):
+        model, tokens = Transformer(config).eval(), Inputs(torch.zeros(3, 9, dtype=torch.long))
+        with FlopCounterMode(display=False) as counter:
+            model.lm_head(model(tokens))
+    assert counter.get_total_flops() == 3 * 9 * forward_flops(config, 9, 9).source
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -90,9 +106,10 @@ def test_the_cache_is_as_large_as_it_really_is(config):
         model.decode(tokens, memory, cache)
     per_token = 0
     for layer in cache.layers:
-        none = torch.zeros(1, config.kv_heads, 0, config.head_width)
+        sized = config.decoder_side
+        none = torch.zeros(1, sized.kv_heads, 0, sized.head_width)
         keys, values = layer.own.update(none, none)
-        assert keys.shape == (1, config.kv_heads, 9, config.head_width)
+        assert keys.shape == (1, sized.kv_heads, 9, sized.head_width)
         per_token += (keys.nbytes + values.nbytes) // 9
     assert inference_memory(config).cache_per_target_token == per_token
     assert inference_memory(config, "bfloat16").cache_per_target_token == per_token // 2

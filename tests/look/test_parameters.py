@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trifold.errors import SettingsError
@@ -62,15 +62,18 @@ def configs(draw):
 
 
 def built(config: ModelConfig) -> Transformer:
+    """On no device: nothing is allocated."""
     with torch.device("meta"):
         return Transformer(config)
 
 
+@settings(max_examples=40)
 @given(configs())
 def test_the_formula_counts_what_the_model_has(config):
     assert count(config) == built(config).count_parameters()
 
 
+@settings(max_examples=40)
 @given(configs())
 def test_the_table_is_the_whole(config):
     parts = parameter_table(config)
@@ -86,6 +89,7 @@ def test_the_models_of_the_paper(name, parameters):
     assert count(PRESETS[name]) == parameters == built(PRESETS[name]).count_parameters()
 
 
+@settings(max_examples=40)
 @given(configs())
 def test_a_part_is_what_its_name_says(config):
     model = built(config)
@@ -98,6 +102,7 @@ def test_a_part_is_what_its_name_says(config):
             assert parts.get(f"{side} {part.replace('_', '-')}", 0) == expected
 
 
+@settings(max_examples=40)
 @given(configs())
 def test_attention_matrices_are_the_four_projections(config):
     attention = built(config).get_submodule(

@@ -30,6 +30,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"alibi_scale": 0.5, "positions": "rotary"}, "alibi_scale needs positions: alibi, not rotary"),
     ({"positions": "rotary", "rotary_width": 66}, "66 of the 64 of a head cannot"),
     ({"positions": "rotary", "rotary_width": 3}, "3 of the 64 of a head cannot"),
+    (
+        {
+            "positions": "rotary",
+            "rotary_width": 2,
+            "rotary_scaling": {"kind": "dynamic", "factor": 2.0, "original_positions": 9},
+        },
+        "a rotary width of 2 has but one",
+    ),
     ({"positions": "relative", "relative_distance": 16}, "relative_distance 16 leaves no room for 32"),
     ({"block_of_layer": [0, 0]}, "block_of_layer names a block for 2 layers"),
     ({"block_of_layer": [0, 0, 0, 2, 2, 2]}, "leaves a block out"),

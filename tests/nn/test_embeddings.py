@@ -13,7 +13,7 @@ from trifold.nn.positions import sinusoidal_table
 
 def make(**values: object) -> Embeddings:
     config = ModelConfig.parse({"vocab_size": 11, "d_model": 8, "n_heads": 2, "max_positions": 6} | values)
-    table = TokenEmbedding(config.vocab_size, config.d_model)
+    table = TokenEmbedding(config.vocab_size, config.embedding_width)
     embeddings = Embeddings(config, table).eval()
     for parameter in embeddings.parameters():
         torch.nn.init.normal_(parameter)
@@ -69,7 +69,12 @@ def test_the_gradient_of_a_frequent_token_does_not_drown_in_bf16() -> None:
 
 def test_segments_norm_and_a_narrow_table() -> None:
     embeddings = make(
-        d_embedding=6, n_token_types=2, embedding_norm=True, positions="learned", position_offset=2
+        d_embedding=6,
+        tie_lm_head=False,
+        n_token_types=2,
+        embedding_norm=True,
+        positions="learned",
+        position_offset=2,
     )
     segments = torch.tensor([[0, 1, 1], [0, 0, 1]])
     x = embeddings.tokens.weight[TOKENS] * math.sqrt(8) + embeddings.positions.weight[2:5]

@@ -72,7 +72,9 @@ def models(
                 "rotary_pairs": draw(some(["halves", "interleaved"])),
             }
             if draw(st.booleans()):
-                kind = draw(some(["linear", "yarn", "llama3", "dynamic"]))
+                kind = draw(
+                    some(["linear", "yarn", "llama3", *["dynamic"] * (values["rotary_width"] is None)])
+                )
                 values["rotary_scaling"] = {"kind": kind, "factor": 2.0, "original_positions": 30}
         case "relative":
             values |= {"relative_buckets": 8, "relative_distance": 12}

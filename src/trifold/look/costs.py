@@ -129,24 +129,44 @@ def saved_elements(config: ModelConfig, tokens: int, length: int) -> int:
     """Elements that the forward pass leaves for the backward pass, `tokens` on each side in rows of `length`.
 
     For each token, with E the width, A = H·D and F the feed-forward width, a sub-layer leaves its input, what its norms
-    read and the dropout's mask (E each; the compiled loops keep none); an attention also q, k, v and its output twice, by heads and merged (A each),
-    and H·S weights unless a fused kernel computes them anew; the feed-forward its F activations. An estimate: small
-    tensors, copies of weights and the allocator's own share are left out.
+    read (an RMS norm: also what it scaled) and the dropout's mask (E each; once for both where they work in parallel);
+    an attention also q, k, v and its output twice, by heads and merged (A each), and H·S weights unless a fused kernel
+    computes them anew; the feed-forward its F activations. An estimate: small tensors, copies of weights and the
+    allocator's own share are left out.
     """
-    width, merged = config.d_model, config.n_heads * config.head_width
-    norms = {"post": 1, "pre": 1, "sandwich": 2}[config.norm_placement]
-    mask = 1 if config.dropout and loops() is None else 0
-    residual = width * (1 + norms + mask)
-    attention = residual + 5 * merged + config.n_heads * _weights_per_key(config, length) * length
-    inner = 1 if config.activation == "relu" else 2  # relu's gradient needs its output only
-    feed_forward = residual + config.d_ff * (inner + 2 if config.gated else inner)
-    crosses = config.shape == "encoder-decoder"
-    layers = (config.encoder_layers + config.decoder_layers) * (attention + feed_forward)
-    layers += config.decoder_layers * attention if crosses else 0
+    layers = 0
+    for side, sized in sides(config).items():
+        crosses = side == "decoder" and config.shape == "encoder-decoder"
+        layers += sized.n_layers * _saved_by_block(sized, length, attentions=2 if crosses else 1)
+    mask = _masks(config)
     stacks = len(sides(config))
     # The stacks' outputs, and what their last norms read.
-    ends = stacks + (stacks if config.norm_placement != "post" else 0)
-    return tokens * (layers + width * (ends + stacks * mask))
+    ends = stacks + (_READ[config.norm] * stacks if config.norm_placement != "post" else 0)
+    return tokens * (layers + config.d_model * (ends + stacks * mask))
+
+
+_READ = {"layer": 1, "rms": 2}  # tensors of width E that a norm leaves
+
+
+def _masks(config: ModelConfig) -> int:
+    """Masks that a dropout leaves: the compiled loops draw theirs again."""
+    return 1 if config.dropout and loops() is None else 0
+
+
+def _saved_by_block(config: ModelConfig, length: int, attentions: int) -> int:
+    """For one token: what its residuals leave, and what stands in its sub-layers."""
+    merged, mask = config.n_heads * config.head_width, _masks(config)
+    read = _READ[config.norm]
+    each = 1 + read * {"post": 1, "pre": 1, "sandwich": 2}[config.norm_placement] + mask
+    residuals = {
+        "sequential": (attentions + 1) * each,
+        "parallel": 1 + read + mask,
+        "parallel-two-norms": 2 + read + mask,
+    }[config.residual]
+    attention = 5 * merged + config.n_heads * _weights_per_key(config, length) * length
+    inner = 1 if config.activation == "relu" else 2  # relu's gradient needs its output only
+    feed_forward = config.d_ff * (inner + 2 if config.gated else inner)
+    return config.d_model * residuals + attentions * attention + feed_forward
 
 
 def _weights_per_key(config: ModelConfig, length: int) -> int:

@@ -75,6 +75,8 @@ def _positions(config: ModelConfig) -> Iterator[str]:
         turned = config.rotated_width
         if turned % 2 or turned > config.head_width:
             yield f"rotary positions turn pairs: {turned} of the {config.head_width} of a head cannot"
+        if turned == 2 and config.rotary_scaling is not None and config.rotary_scaling.kind == "dynamic":
+            yield "rotary_scaling: dynamic stretches slow waves, and a rotary width of 2 has but one: widen it"
     if config.positions == "relative":
         # Both ways share the classes in an encoder; half of a way's classes are for exact distances.
         fewest = config.relative_buckets // (4 if config.encoder_layers else 2)
