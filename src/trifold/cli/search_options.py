@@ -69,7 +69,8 @@ PresencePenalty: TypeAlias = Annotated[
 FrequencyPenalty: TypeAlias = Annotated[float | None, _option("X", "Likewise, for each time.")]
 NoRepeat: TypeAlias = Annotated[int | None, _option("N", "No N tokens in a row are written twice.")]
 BadWords: TypeAlias = Annotated[
-    list[str] | None, _option("WORDS", "Never written, as the tokenizer spells them; may be repeated.", "--bad-words")
+    list[str] | None,
+    _option("WORDS", "Never written, as the tokenizer spells them; may be repeated.", "--bad-words"),
 ]
 MaxNewTokens: TypeAlias = Annotated[
     int | None, _option("N", "Longest output.", show_default="tokens of the source + 50")

@@ -6,7 +6,7 @@ model (generation_config.json) > default; `resolve` applies it. `contradictions`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -101,7 +101,9 @@ class GenerationConfig(Settings):
     bad_words_ids: list[Phrase] | None = Field(
         None, description="phrases that are never written, as ids; None: padding only"
     )
-    bad_words: Words | None = Field(None, description="… as text: as the tokenizer spells them, at the start and after a space")
+    bad_words: Words | None = Field(
+        None, description="… as text: as the tokenizer spells them, at the start and after a space"
+    )
     forced_bos_token_id: Id | None = Field(None, description="the first token")
     forced_eos_token_id: Id | Phrase | None = Field(None, description="the last one, where room runs out")
 
@@ -139,7 +141,7 @@ def end_ids(config: GenerationConfig, model: ModelConfig) -> list[int]:
 
 
 # How an argument asks for a way of generating -> what it then does not inherit.
-_WAYS = (
+_WAYS: tuple[tuple[Callable[[Mapping[str, Any]], bool], tuple[str, ...]], ...] = (
     (lambda asked: asked.get("penalty_alpha") is not None, (*BEAMS, *SAMPLING, *LOOKUP, "do_sample")),
     (
         lambda asked: asked.get("do_sample") is True or any(asked.get(key) is not None for key in SAMPLING),
@@ -173,7 +175,7 @@ def resolve(
     """
     if isinstance(stored, GenerationConfig):
         stored = stored.model_dump(exclude_unset=True)
-    dropped = next((keys for wants, keys in _WAYS if wants(asked)), ())
+    dropped: tuple[str, ...] = next((keys for wants, keys in _WAYS if wants(asked)), ())
     for group in _ONE_OF:
         if any(asked.get(key) is not None for key in group):
             dropped = (*dropped, *group)

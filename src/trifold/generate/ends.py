@@ -61,14 +61,15 @@ class Ends:
         return torch.isin(tokens, torch.tensor(self.ids, device=tokens.device))
 
     def by_string(
-        self, texts: Texts, tokens: Tensor, rows: Tensor, real: Tensor | None = None
+        self, texts: Texts, tokens: Tensor, rows: Tensor | None = None, real: Tensor | None = None
     ) -> Tensor | None:
         """True where tokens (…) complete a stop string in the texts of rows (…); None where there is none to find.
 
-        Only places where `real` is True are looked at.
+        rows: None where each is its own. Only places where `real` is True are looked at.
         """
         if not self.strings:
             return None
+        rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
         found = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
         looked = (torch.ones_like(found) if real is None else real).nonzero(as_tuple=True)
         written = texts(rows[looked]).tolist()

@@ -80,20 +80,11 @@ class Live:
         self.tokens = _flushed_right(prompt, prompt_lengths)
 
     @property
-    def beams(self) -> int:
-        """Rows of each sentence."""
-        return len(self.tokens) // max(len(self.sentences), 1)
-
-    @property
-    def rows(self) -> Tensor:
-        """(R,) 0, 1, 2, …"""
-        return torch.arange(len(self.tokens), device=self.tokens.device)
-
-    @property
     def written(self) -> Written:
         """What processors want to know."""
-        left = (self.limits - self.generated).repeat_interleave(self.beams)
-        return Written(self.tokens, self.generated, left)
+        left = self.limits - self.generated
+        beams = len(self.tokens) // max(len(left), 1)
+        return Written(self.tokens, self.generated, left if beams == 1 else left.repeat_interleave(beams))
 
     def branch(self, beams: int) -> None:
         """Every row becomes `beams` rows of the same sentence, which share its memory."""
@@ -194,7 +185,7 @@ def _limits(config: GenerationConfig, model: ModelConfig, lengths: Tensor, promp
         return room.minimum(most)
     if config.max_new_tokens is not None:
         return room.clamp(max=config.max_new_tokens)
-    return room.minimum(50 + (lengths if model.encoder_layers else 0))
+    return room.minimum(lengths + 50) if model.encoder_layers else room.clamp(max=50)
 
 
 def _checked_lengths(inputs: Inputs, config: ModelConfig) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+FEW = 4  # wishes of which the shortest way to meet all is looked for
 State = tuple[tuple[int, ...] | None, ...]
 """For each wish: how far each of its phrases has come; None where the wish is met."""
 
@@ -18,13 +19,15 @@ class Wishes:
 
     def __init__(self, wishes: Sequence[Sequence[Sequence[int]]]) -> None:
         self._wishes = [[tuple(phrase) for phrase in wish] for wish in wishes]
-        self.start: State = tuple((0,) * len(wish) for wish in self._wishes)
+        self.start: FEW = 4  # wishes of which the shortest way to meet all is looked for
+State = tuple((0,) * len(wish) for wish in self._wishes)
         self._moved = cache(_moved)
+        self.missing = cache(self._missing)
 
     @classmethod
     def of(cls, force_words_ids: Sequence[Sequence[int] | Sequence[Sequence[int]]]) -> Wishes:
         """From the setting, where a wish of one phrase is that phrase."""
-        return cls([[wish] if isinstance(wish[0], int) else wish for wish in force_words_ids])  # type: ignore[list-item]
+        return cls([[wish] if isinstance(wish[0], int) else wish for wish in force_words_ids])  # type: ignore[misc]
 
     @property
     def words(self) -> set[int]:
@@ -47,11 +50,23 @@ class Wishes:
             for phrase, done in zip(wish, progress, strict=True)
         }
 
-    def missing(self, state: State) -> int:
-        """So many more tokens meet all wishes: the phrase that has come furthest first, the others from their start.
+    def _missing(self, state: State) -> int:
+        """So many more tokens meet all wishes; 0 where all is met. One of `advances` always makes it smaller.
 
-        Always one of `advances` makes it smaller by one, at least; 0 where all is met.
+        Of few wishes it is exact, phrases that overlap being said together; of many, as if none did.
         """
+        if sum(progress is not None for progress in state) > FEW:
+            return self._missing_one_by_one(state)
+        reached, seen, steps = [state], {state}, 0
+        while not any(all(progress is None for progress in each) for each in reached):
+            following = [self.after(each, token) for each in reached for token in sorted(self.advances(each))]
+            reached = [each for each in dict.fromkeys(following) if each not in seen]
+            seen.update(reached)
+            steps += 1
+        return steps
+
+    def _missing_one_by_one(self, state: State) -> int:
+        """The phrase that has come furthest first, the others from their start."""
         total = saved = 0
         for wish, progress in zip(self._wishes, state, strict=True):
             if progress is None:

@@ -139,8 +139,8 @@ def forced_eos(tokens: int | Sequence[int], model: ModelConfig, ends: Sequence[i
     allowed = [tokens] if isinstance(tokens, int) else list(tokens)
 
     def process(logits: Tensor, written: Written) -> Tensor:
-        last = (written.left == 1)[:, None]
-        return torch.where(last, _only(allowed, logits), logits)
+        last = written.left == 1
+        return torch.where(last[:, None], _only(allowed, logits), logits) if bool(last.any()) else logits
 
     return process
 
@@ -174,6 +174,8 @@ PROCESSORS: dict[str, Callable[..., Processor]] = {
     "forced_bos_token_id": forced_bos,
     "forced_eos_token_id": forced_eos,
 }
+# Those that may forbid all that there is.
+SILENCING = frozenset({"no_repeat_ngram_size", "bad_words_ids", "min_new_tokens", "min_length"})
 
 
 def processor(config: GenerationConfig, model: ModelConfig) -> Processor:
@@ -183,19 +185,17 @@ def processor(config: GenerationConfig, model: ModelConfig) -> Processor:
     sentence may end.
     """
     ends = end_ids(config, model)
-    asked = [
-        make(value, model, ends)
-        for key, make in PROCESSORS.items()
-        if (value := getattr(config, key)) is not None
-    ]
+    asked = {key: value for key in PROCESSORS if (value := getattr(config, key)) not in (None, [])}
+    made = [PROCESSORS[key](value, model, ends) for key, value in asked.items()]
+    may_silence = not SILENCING.isdisjoint(asked)
     silent_padding = config.bad_words_ids is None and model.pad_id not in ends
 
     def process(logits: Tensor, written: Written) -> Tensor:
         if silent_padding:
             logits[:, model.pad_id] = NEVER
-        for each in asked:
+        for each in made:
             logits = each(logits, written)
-        if asked:
+        if may_silence:
             silenced = logits.amax(-1) == NEVER
             logits[:, ends[0]] = logits[:, ends[0]].masked_fill(silenced, 0.0)
         return logits

@@ -10,7 +10,8 @@ BROKEN = "\ufffd"  # what half a character decodes to
 
 
 class Speaker:
-    """Tokens in, text out; what it says, joined, is `until_stop` of the whole text.
+    """Tokens in, text out; what it says, joined, is `until_stop` of the whole text (if that is valid UTF-8: of broken
+    bytes, some tokenizers decode good ones before them anew, which have been said).
 
     A token may be half a character, or a word whose space depends on what stands before it: so the last tokens are
     decoded again together with the new one, and what is said is what that added.

@@ -34,8 +34,9 @@ def obvious_diverse_search(says, source: tuple, config: GenerationConfig, limit:
                 elif length == limit:
                     done[group].append(Hypothesis(list(prefix), score / length, "length"))
             done[group] = sorted(done[group], key=lambda output: -output.score)[:beams]
-            going = [each for each in longer if each[1][-1] != END and length < limit][:beams]
+            going = [each for each in longer if each[1][-1] != END][:beams]
             taken += [prefix[-1] for _, prefix in going]
+            going = going if length < limit else []
             if going and len(done[group]) == beams:
                 best = going[0][0] / (limit if config.early_stopping == "never" else length)
                 if config.early_stopping is True or best <= done[group][-1].score:
@@ -70,16 +71,12 @@ def test_groups_are_the_obvious_ones(kit, seed, rows, shape, penalty, early_stop
 
 
 def test_a_dear_token_is_left_to_the_first_group(kit):
-    model = kit.Scripted(lambda source, prefix: [0, 0, 0.1, 0.6, 0.2, 0.1], 6)
+    model = kit.Scripted(lambda source, prefix: [0, 0, 0.05, 0.6, 0.2, 0.15], 6)
     config = GenerationConfig(
         num_beams=3, num_beam_groups=3, diversity_penalty=9.0, num_return_sequences=3, max_new_tokens=1
     )
     (outputs,) = generate_tokens(model, kit.batch([[3]]), config)
-    assert [output.tokens for output in outputs] == [[3], [4], [5]] or {len(o.tokens) for o in outputs} == {
-        0,
-        1,
-    }
-    assert len({tuple(output.tokens) for output in outputs}) == 3
+    assert [output.tokens for output in outputs] == [[3], [4], [5]]
 
 
 @settings(max_examples=30)

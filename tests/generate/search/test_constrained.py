@@ -102,8 +102,33 @@ def test_the_machine_knows_what_a_text_holds(wished, text):
         before, advances = machine.missing(state), machine.advances(state)
         if before:
             assert any(machine.missing(machine.after(state, each)) < before for each in advances)
+            one_by_one = machine._missing_one_by_one
+            assert any(one_by_one(machine.after(state, each)) < one_by_one(state) for each in advances)
         state = machine.after(state, token)
         assert (machine.missing(state) == 0) == granted(text[:n], wished)
+
+
+@given(wishes, st.lists(st.integers(3, 7), max_size=3))
+def test_the_shortest_way_to_hold_them_all(wished, text):
+    machine = Wishes.of(wished)
+    state = machine.start
+    for token in text:
+        state = machine.after(state, token)
+    shortest = machine.missing(state)
+    assert shortest <= machine._missing_one_by_one(state)
+    if shortest <= 4:
+        ways = itertools.product(range(3, 8), repeat=max(shortest - 1, 0))
+        shorter = any(granted_after(machine, state, way) for way in ways)
+        assert not shorter or shortest == 0
+        assert any(
+            granted_after(machine, state, way) for way in itertools.product(range(3, 8), repeat=shortest)
+        )
+
+
+def granted_after(machine, state, tokens) -> bool:
+    for token in tokens:
+        state = machine.after(state, token)
+    return all(progress is None for progress in state)
 
 
 def test_a_phrase_goes_before_a_ban_and_before_what_may_not_be_repeated(kit):

@@ -16,10 +16,14 @@ from trifold.generate.ends import Ends, Hypothesis
 from trifold.generate.live import Live
 from trifold.generate.processors import Processor
 from trifold.generate.search.finished import NEVER, Finished, Watch, best_first, divisor, refuse_nan
+from trifold.generate.search.top import best_continuations
 
 
 class _Continued(NamedTuple):
-    """The best continuations of every sentence (B, n), best first, and the K of them that go on (B, K)."""
+    """The best continuations of every sentence (B, n), best first; and which K of them go on (B, K).
+
+    said: whether there is one that goes on, or would if there were room; onward_scores: NEVER where there is none.
+    """
 
     scores: Tensor
     rows: Tensor
@@ -28,6 +32,7 @@ class _Continued(NamedTuple):
     stopped: Tensor | None
     onward: Tensor
     onward_scores: Tensor
+    said: Tensor
 
 
 def beam_search(
@@ -36,11 +41,11 @@ def beam_search(
     """The finished outputs of each sentence, best first, at most `num_beams`.
 
     With `num_beam_groups`, each group is a beam search of its own, in which a token costs `diversity_penalty` for
-    every beam of an earlier group that goes on with it at this step (Vijayakumar et al. 2018); what it cost is part
-    of the score, as in the ecosystem.
+    every beam of an earlier group that takes it and goes on at this step (Vijayakumar et al. 2018); what it cost is
+    part of the score, as in the ecosystem.
     """
     groups, beams = config.num_beam_groups, config.num_beams // config.num_beam_groups
-    count = len(live.sentences)
+    penalty, count = config.diversity_penalty or 0.0, len(live.sentences)
     finished = [Finished(config, count, beams) for _ in range(groups)]
     live.branch(config.num_beams)
     # All beams are the same at first, so that only one of them may be continued.
@@ -53,7 +58,7 @@ def beam_search(
         for group in range(groups):
             mine = log_probs.view(len(scores), groups, beams, -1)[:, group]
             if taken is not None:
-                mine = mine - config.diversity_penalty * taken[:, None]
+                mine = mine - penalty * taken[:, None]
             step = _continued(live, mine, scores[:, group], group * beams, config.num_beams, ends)
             _retire(live, finished[group], step, beams, config, ends)
             if group + 1 < groups:
@@ -79,19 +84,19 @@ def beam_search(
 def _continued(
     live: Live, log_probs: Tensor, scores: Tensor, first: int, stride: int, ends: Ends
 ) -> _Continued:
-    """log_probs (B, K, V), written into, and scores (B, K) of the beams from number `first` of `stride` on."""
+    """log_probs (B, K, V) and scores (B, K) of the beams from number `first` of `stride` on."""
     sentences, beams, vocabulary = log_probs.shape
-    total = log_probs.add_(scores[..., None]).flatten(1)
-    best, places = total.topk(min((1 + len(ends.ids)) * beams, beams * vocabulary))
+    count = min((1 + len(ends.ids)) * beams, beams * vocabulary)
+    best, parents, tokens = best_continuations(log_probs, scores, count)
     refuse_nan(best)
-    first_rows = torch.arange(first, sentences * stride, stride, device=scores.device)[:, None]
-    rows, tokens = first_rows + places // vocabulary, places % vocabulary
+    rows = torch.arange(first, sentences * stride, stride, device=scores.device)[:, None] + parents
     stopped = ends.by_string(live.texts, tokens, rows, best > NEVER)
-    ended = ends.by_id(tokens) | (live.limits <= live.generated + 1)[:, None]
-    if stopped is not None:
-        ended |= stopped
-    onward_scores, onward = best.masked_fill(ended, NEVER).topk(beams)
-    return _Continued(best, rows, tokens, ended, stopped, onward, onward_scores)
+    over = ends.by_id(tokens) if stopped is None else ends.by_id(tokens) | stopped
+    full = (live.limits <= live.generated + 1)[:, None]
+    going, onward = best.masked_fill(over, NEVER).topk(beams)
+    return _Continued(
+        best, rows, tokens, over | full, stopped, onward, going.masked_fill(full, NEVER), going > NEVER
+    )
 
 
 def _retire(
@@ -112,11 +117,11 @@ def _retire(
 
 
 def _counted(taken: Tensor | None, step: _Continued, like: Tensor) -> Tensor:
-    """(B, V) how many beams of the groups so far go on with each token."""
+    """(B, V) how many beams of the groups so far have just taken each token."""
     if taken is None:
         taken = like.new_zeros(len(step.tokens), like.shape[-1])
     tokens = step.tokens.gather(1, step.onward)
-    return taken.scatter_add_(1, tokens, (step.onward_scores > NEVER).to(taken.dtype))
+    return taken.scatter_add_(1, tokens, step.said.to(taken.dtype))
 
 
 def _staying(live: Live, finished: list[Finished], scores: Tensor) -> Tensor:

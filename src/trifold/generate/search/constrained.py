@@ -99,9 +99,9 @@ def _continuations(
     values: dict[tuple[int, int], float] = {}
     before = scores.flatten()
     if wanted:
-        row, token = torch.tensor(wanted, device=scores.device).unbind(1)
-        asked = torch.where(log_probs[row, token] > NEVER, log_probs[row, token], unbiased[row, token])
-        values |= zip(wanted, (before[row] + asked).tolist(), strict=True)
+        here = torch.tensor(wanted, device=scores.device).unbind(1)
+        asked = torch.where(log_probs[here] > NEVER, log_probs[here], unbiased[here])
+        values |= zip(wanted, (before[here[0]] + asked).tolist(), strict=True)
     total = log_probs.add_(before[:, None])
     top = min((1 + len(ends.ids)) * beams, total.shape[-1])
     best, tokens = total.topk(top)  # enough of each row for the best of all rows

@@ -54,7 +54,7 @@ def one_by_one(
         scores = scores + log_probs.gather(1, tokens[:, None]).squeeze(1)
         refuse_nan(scores)
         yield Step(live.sentences, tokens)
-        stopped = ends.by_string(live.texts, tokens, live.rows)
+        stopped = ends.by_string(live.texts, tokens)
         ended = ends.by_id(tokens) | (live.limits <= length)
         if stopped is not None:
             ended |= stopped

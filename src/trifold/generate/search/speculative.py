@@ -45,15 +45,16 @@ def speculative(
 ) -> Steps:
     """The output of one sentence, proposals of `count` tokens being checked at once."""
     assert len(live.sentences) == 1, "rows keep different numbers of tokens"
-    limit, text, score = int(live.limits[0]), [], live.logits.new_zeros(1)
-    logits, proposed = live.logits, []
+    limit, score, logits = int(live.limits[0]), live.logits.new_zeros(1), live.logits
+    text: list[int] = []
+    proposed: list[int] = []
     while True:
         for place in range(len(logits)):
             written = live.written
             log_probs = process(logits[place : place + 1], written).log_softmax(-1)
             token = choose(log_probs, live.sentences, live.generated)
             score = score + log_probs[:, int(token)]
-            stopped = ends.by_string(live.texts, token, live.rows)
+            stopped = ends.by_string(live.texts, token)
             text.append(int(token))
             live.write(token)
             full, by_string = live.generated == limit, stopped is not None and bool(stopped)
