@@ -10,12 +10,13 @@ import ast
 import inspect
 import io
 import json
+import re
 import textwrap
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -148,12 +149,17 @@ def _type(field: FieldInfo) -> str:
 
 
 def _words(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        return _words(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return ", ".join(_code(value) for value in get_args(annotation))
     if get_origin(annotation) in (Union, UnionType):
         return " or ".join(_words(part) for part in get_args(annotation) if part is not NoneType)
     if get_origin(annotation) is list:
-        return "list of texts"
+        members = [_words(part) for part in _members(get_args(annotation)[0])]
+        return "list of " + " or ".join(
+            re.sub(r"^(whole number|number|text|list)", r"\1s", each) for each in members
+        )
     if get_origin(annotation) is tuple:
         kinds = dict.fromkeys(_words(part) for part in get_args(annotation) if part is not ...)
         return (
@@ -162,6 +168,10 @@ def _words(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return "keys: " + "; ".join(f"`{key.name}` {key.kind}" for key in _keys(annotation, ""))
     return KINDS[annotation]
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def _code(value: Any) -> str:

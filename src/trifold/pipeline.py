@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
 
 from trifold.errors import CheckpointError
-from trifold.generate import GenerationConfig, Hypothesis, resolve
+from trifold.generate import GenerationConfig, Hypothesis, resolve, until_stop
 from trifold.hub import load_model, save_model
 from trifold.hub import resolve as find_folder
 from trifold.nn import ModelConfig, Transformer
@@ -52,15 +52,29 @@ class Pipeline:
     def generate(self, text: str | Sequence[str], **arguments: Any) -> str | list[str]:
         """The best output for one text, or for each of several, in their order.
 
-        Arguments are those of GenerationConfig (num_beams, max_new_tokens, …). Raises DataError for a text without
-        tokens or with more than the model has positions, SettingsError for unknown or contradictory arguments.
+        Arguments are those of GenerationConfig (num_beams, max_new_tokens, …), and `draft`, a model that speculates;
+        a text ends before the first of its stop_strings. Raises DataError for a text without tokens or with more than
+        the model has positions, SettingsError for unknown or contradictory arguments.
         """
         texts = [text] if isinstance(text, str) else list(text)
         best = [found[0].tokens for found in self.hypotheses(texts, **arguments)]
-        outputs = self.target_tokenizer.decode(best)
+        outputs = self.decode(best, **arguments)
         return outputs[0] if isinstance(text, str) else outputs
 
     translate = generate
+
+    def stream(self, text: str, *, draft: Pipeline | None = None, **arguments: Any) -> Iterator[str]:
+        """What `generate` gives for one text, in pieces of whole characters as soon as they are known.
+
+        Raises UsageError where several outputs are asked for, or beams, which know their words only at the end.
+        """
+        config = resolve(self.generation, arguments)
+        return self.task.stream(self.model, text, config, draft=None if draft is None else draft.model)
+
+    def decode(self, outputs: Sequence[Sequence[int]], **arguments: Any) -> list[str]:
+        """The text of each output, up to the first of the stop strings that these arguments of `generate` name."""
+        stops = resolve(self.generation, _settings(arguments)).stop_strings or ()
+        return [until_stop(text, stops) for text in self.target_tokenizer.decode(outputs)]
 
     def hypotheses(
         self,
@@ -74,8 +88,14 @@ class Pipeline:
 
         `first` is the place of texts[0] in the whole input, so that sampling in portions draws what one call would.
         """
+        draft = arguments.get("draft")
         return self.task.predict(
-            self.model, texts, resolve(self.generation, arguments), first=first, on_done=on_done
+            self.model,
+            texts,
+            resolve(self.generation, _settings(arguments)),
+            first=first,
+            on_done=on_done,
+            draft=None if draft is None else draft.model,
         )
 
     def save(self, folder: str | Path) -> None:
@@ -86,6 +106,10 @@ class Pipeline:
         self.tokenizer.save(path, append_eos=True)
         if self.target_tokenizer is not self.tokenizer:
             self.target_tokenizer.save(path, "target_tokenizer.json")
+
+
+def _settings(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in arguments.items() if key != "draft"}
 
 
 def load(name: str | Path, *, device: str | None = None, dtype: Dtype = "float32") -> Pipeline:

@@ -62,7 +62,62 @@ def test_results_go_to_a_file_where_one_is_named(trifold, run, tmp_path):
     assert (tmp_path / "out.txt").read_bytes() == direct.encode()
 
 
+def test_words_can_be_forced_forbidden_and_stopped_at(trifold, run):
+    plain = trifold("generate", str(run), "one", "--max-new-tokens", "8").out.strip()
+    assert plain
+    letter = plain[-1]
+    without = trifold("generate", str(run), "one", "--max-new-tokens", "8", "--bad-words", letter)
+    assert without.code == 0
+    assert letter not in without.out
+    forced = trifold(
+        "generate", str(run), "one", "--max-new-tokens", "12", "--num-beams", "3",
+        "--force-words", "nine", "--force-words", "x", "--early-stopping", "never",
+    )  # fmt: skip
+    assert "nine" in forced.out
+    assert "x" in forced.out
+    stopped = trifold("generate", str(run), "one", "--max-new-tokens", "8", "--stop-strings", letter)
+    assert stopped.out.rstrip("\n") == plain[: plain.index(letter)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--stop-strings", "n"),
+        ("--temperature", "2.0", "--seed", "3"),
+        ("--penalty-alpha", "0.5", "--top-k", "3"),
+    ],
+)
+def test_a_stream_writes_the_same(trifold, run, options):
+    whole = trifold("generate", str(run), "twenty", *options)
+    assert trifold("generate", str(run), "twenty", *options, "--stream").out == whole.out
+
+
+def test_speculation_gives_the_same(trifold, run):
+    plain = trifold("generate", str(run), "twenty one").out
+    assert trifold("generate", str(run), "twenty one", "--draft", str(run)).out == plain
+    assert trifold("generate", str(run), "twenty one", "--prompt-lookup-num-tokens", "4").out == plain
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--num-beams", "4", "--num-beam-groups", "2", "--diversity-penalty", "1.0"),
+        ("--penalty-alpha", "0.5", "--top-k", "3"),
+        ("--top-k", "3", "--top-k-form", "uniform", "--seed", "1"),
+        ("--typical-p", "0.5", "--seed", "1"),
+        ("--presence-penalty", "1.0", "--frequency-penalty", "0.5", "--repetition-penalty", "1.2"),
+        ("--min-new-tokens", "5", "--no-repeat-ngram-size", "2", "--min-p", "0.1"),
+    ],
+)
+def test_every_way_can_be_asked_for(trifold, run, options):
+    done = trifold("generate", str(run), "twenty one", *options)
+    assert (done.code, done.err) == (0, "")
+
+
 BAD = {
+    "a stream of lines": (("-", "--stream"), b"one\n", 2, "--stream"),
+    "a stream of beams": (("x", "--stream", "--num-beams", "3"), b"", 2, "only one output"),
     "a text without a token": (("",), b"", 1, "no tokens"),
     "no text at all": ((), None, 2, "no TEXT"),
     "empty standard input": (("-",), b"", 1, "empty"),

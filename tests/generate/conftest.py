@@ -20,6 +20,18 @@ class Tape:
     def __init__(self):
         self.inputs = None
 
+    @property
+    def length(self):
+        return self.inputs.tokens.shape[1]
+
+    def truncate(self, length):
+        old = self.inputs
+        self.inputs = Inputs(
+            old.tokens[:, :length],
+            None if old.attend is None else old.attend[:, :length],
+            None if old.positions is None else old.positions[:, :length],
+        )
+
     def append(self, inputs: Inputs) -> Inputs:
         if self.inputs is None:
             self.inputs = inputs
@@ -131,6 +143,34 @@ def tiny(shape: str = "encoder-decoder", **changes) -> Transformer:
     return model
 
 
+def lively(shape: str = "encoder-decoder", seed: int = 5, **changes) -> Transformer:
+    """A small random model that goes on and on, and seldom says the same thing twice."""
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 23, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 32, "max_positions": 96}
+    model = Transformer(
+        ModelConfig(shape=shape, norm_placement="pre", tie_lm_head=False, **{**sizes, **changes})
+    ).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight") or parameter.dim() > 1:
+                parameter.copy_(torch.randn_like(parameter) * (1.6 if "tokens" in name else 0.45))
+    return model
+
+
+class Letters:
+    """A tokenizer of single characters (3 is a), save the last tokens, which are whole `pieces`; others say nothing."""
+
+    def __init__(self, *pieces: str):
+        self.pieces = pieces
+        self.words = {3 + n: chr(97 + n) for n in range(10)} | {13 + n: p for n, p in enumerate(pieces)}
+
+    def encode(self, texts):
+        return [[ord(c) - 94 for c in text.replace(" ", "")] for text in texts]
+
+    def decode(self, ids):
+        return ["".join(self.words.get(token, "") for token in row) for row in ids]
+
+
 @pytest.fixture(scope="session")
 def kit():
     """The models and makers above, for any test of this folder."""
@@ -141,6 +181,8 @@ def kit():
         random_says=random_says,
         batch=batch,
         tiny=tiny,
+        lively=lively,
+        Letters=Letters,
         PAD=PAD,
         END=END,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -39,8 +41,9 @@ class Borrowed:
         )  # fmt: skip
 
     def encode(self, inputs):
-        seen = self.marian.model.encoder(input_ids=inputs.tokens, attention_mask=inputs.attend.long())
-        return Memory(seen.last_hidden_state, inputs.attend)
+        attend = torch.ones_like(inputs.tokens, dtype=torch.bool) if inputs.attend is None else inputs.attend
+        seen = self.marian.model.encoder(input_ids=inputs.tokens, attention_mask=attend.long())
+        return Memory(seen.last_hidden_state, attend)
 
     def decode(self, inputs, memory=None, cache=None):
         tokens = cache.append(inputs).tokens
@@ -56,6 +59,13 @@ class Borrowed:
         return self.marian.lm_head(hidden) + self.marian.final_logits_bias
 
 
+def theirs_alike(way):
+    """They forbid nothing by None, and look up only one row at a time, with the same tokens as without."""
+    return {
+        key: None if value == [] else value for key, value in way.items() if key != "prompt_lookup_num_tokens"
+    }
+
+
 @pytest.mark.parametrize(
     "way",
     [
@@ -68,23 +78,35 @@ class Borrowed:
         {"num_beams": 5, "early_stopping": False, "length_penalty": -0.5},
         {"num_beams": 3, "early_stopping": False, "length_penalty": 2.0, "num_return_sequences": 3},
         {"num_beams": 4, "no_repeat_ngram_size": 2, "min_new_tokens": 5, "num_return_sequences": 2},
+        {"bad_words_ids": [[PAD], [5], [6, 7], [7, 6, 6]]},
+        {"num_beams": 3, "bad_words_ids": [[PAD], [5], [6, 7], [16, 16]]},
+        {"bad_words_ids": []},
+        {"num_beams": 3, "bad_words_ids": []},
+        {"eos_token_id": [END, 7, 11]},
+        {"num_beams": 4, "eos_token_id": [END, 7, 11], "early_stopping": False, "num_return_sequences": 4},
+        {"forced_bos_token_id": 9, "forced_eos_token_id": END, "min_new_tokens": 11},
+        {"num_beams": 4, "forced_bos_token_id": 9, "forced_eos_token_id": END, "num_return_sequences": 4},
+        {"max_length": 8, "min_length": 5, "num_beams": 2},
+        {"prompt_lookup_num_tokens": 3},
     ],
     ids=lambda way: ",".join(f"{key}={value}" for key, value in way.items()) or "greedy",
 )
 def test_searches_agree(kit, marian, way):
-    config = GenerationConfig(max_new_tokens=LIMIT, **way)
+    longest = {} if "max_length" in way else {"max_new_tokens": LIMIT}
+    config = GenerationConfig(**longest, **way)
     inputs = kit.batch(ROWS)
     inputs.tokens = inputs.tokens.masked_fill(~inputs.attend, PAD)
     ours = generate_tokens(Borrowed(marian, kit.Tape), inputs, config)
     theirs = marian.generate(
-        input_ids=inputs.tokens, attention_mask=inputs.attend.long(), do_sample=False, max_new_tokens=LIMIT,
-        bad_words_ids=[[PAD]], renormalize_logits=True, return_dict_in_generate=True, output_scores=True,
-        **{"early_stopping": config.early_stopping, "length_penalty": config.length_penalty, **way},
+        input_ids=inputs.tokens, attention_mask=inputs.attend.long(), do_sample=False,
+        renormalize_logits=True, return_dict_in_generate=True, output_scores=True,
+        **{"early_stopping": True, "bad_words_ids": [[PAD]], **longest, **theirs_alike(way)},
     )  # fmt: skip
+    ends = config.eos_token_id or [END]
     each = config.num_return_sequences
     for place, row in enumerate(theirs.sequences[:, 1:].tolist()):
-        expected = row[: row.index(END)] if END in row else row
+        expected = list(itertools.takewhile(lambda token: token not in ends, row))
         output = ours[place // each][place % each]
-        assert output.tokens == [token for token in expected if token != PAD]
+        assert output.tokens == expected
         if config.num_beams > 1:
             assert output.score == pytest.approx(theirs.sequences_scores[place].item(), abs=1e-4)

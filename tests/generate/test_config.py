@@ -23,7 +23,44 @@ from trifold.generate import GenerationConfig, resolve
         ({"num_beams": "5"}, ("num_beams", "'5'")),
         ({"early_stopping": "sometimes"}, ("early_stopping", "'sometimes'")),
         ({"num_beam": 5}, ("num_beam", "'num_beams'")),
-        ({"max_length": 5}, ("max_length", "unknown key")),
+        ({"max_time": 5}, ("max_time", "unknown key")),
+        ({"typical_p": 0.5, "do_sample": False}, ("typical_p 0.5", "do_sample false")),
+        ({"top_k_form": "uniform"}, ("top_k_form uniform", "set top_k")),
+        (
+            {"top_k_form": "uniform", "top_k": 4, "temperature": 2.0},
+            ("temperature 2.0", "top_k_form uniform"),
+        ),
+        ({"max_length": 9, "max_new_tokens": 5}, ("max_new_tokens 5", "max_length 9")),
+        ({"min_length": 9, "max_length": 5}, ("min_length 9", "max_length 5")),
+        ({"min_length": 3, "min_new_tokens": 2}, ("min_new_tokens 2", "min_length 3")),
+        ({"penalty_alpha": 0.6}, ("penalty_alpha 0.6", "set top_k")),
+        ({"penalty_alpha": 0.6, "top_k": 1}, ("penalty_alpha 0.6", "set top_k")),
+        ({"penalty_alpha": 0.6, "top_k": 4, "do_sample": True}, ("penalty_alpha 0.6", "do_sample true")),
+        ({"penalty_alpha": 0.6, "top_k": 4, "temperature": 0.5}, ("penalty_alpha 0.6", "temperature 0.5")),
+        ({"penalty_alpha": 0.6, "top_k": 4, "num_beams": 2}, ("penalty_alpha 0.6", "num_beams 2")),
+        (
+            {"num_beams": 5, "num_beam_groups": 2, "diversity_penalty": 1.0},
+            ("num_beam_groups 2", "num_beams 5"),
+        ),
+        ({"num_beams": 4, "num_beam_groups": 2}, ("num_beam_groups 2", "set diversity_penalty")),
+        ({"num_beams": 4, "diversity_penalty": 1.0}, ("diversity_penalty 1.0", "num_beam_groups")),
+        ({"force_words_ids": [[5]]}, ("force_words_ids", "set num_beams")),
+        ({"force_words": ["dog"]}, ("force_words", "set num_beams")),
+        ({"force_words_ids": [[]], "num_beams": 2}, ("force_words_ids",)),
+        (
+            {"force_words": ["a"], "num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0},
+            ("force_words", "num_beam_groups 2"),
+        ),
+        (
+            {"force_words_ids": [[4, 5, 6]], "bad_words_ids": [[5, 6]], "num_beams": 2},
+            ("[4, 5, 6]", "force_words_ids", "bad_words_ids", "[5, 6]"),
+        ),
+        ({"force_words": ["dogs"], "bad_words": ["dog"], "num_beams": 2}, ("'dogs'", "bad_words")),
+        ({"bad_words": ["dog"], "bad_words_ids": [[4]]}, ("bad_words", "bad_words_ids")),
+        ({"prompt_lookup_num_tokens": 3, "num_beams": 2}, ("prompt_lookup_num_tokens 3", "num_beams 2")),
+        ({"max_matching_ngram_size": 3}, ("max_matching_ngram_size 3", "prompt_lookup_num_tokens")),
+        ({"stop_strings": [""]}, ("stop_strings",)),
+        ({"eos_token_id": -1}, ("eos_token_id",)),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(asked, named):
@@ -59,3 +96,31 @@ def test_a_seed_alone_does_not_make_it_sampling():
 
 def test_asking_for_samples_outweighs_a_stored_refusal():
     assert resolve({"do_sample": False}, {"temperature": 0.8}).samples
+
+
+def test_a_banned_part_of_one_alternative_leaves_the_others():
+    asked = {"force_words_ids": [[[4, 5], [6]]], "bad_words_ids": [[5]], "num_beams": 2}
+    assert GenerationConfig(**asked).force_words_ids == [[[4, 5], [6]]]
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "gone"),
+    [
+        ({"penalty_alpha": 0.6, "top_k": 4}, {"num_beams": 3}, ("penalty_alpha", "top_k")),
+        ({"penalty_alpha": 0.6, "top_k": 4}, {"temperature": 0.7}, ("penalty_alpha", "top_k")),
+        ({"penalty_alpha": 0.6, "top_k": 4}, {"do_sample": False}, ("penalty_alpha", "top_k")),
+        ({"temperature": 0.7, "num_beams": 1}, {"penalty_alpha": 0.6, "top_k": 4}, ("temperature",)),
+        (
+            {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+            {"num_beams": 1},
+            ("diversity_penalty",),
+        ),
+        ({"num_beams": 4, "force_words": ["a"]}, {"prompt_lookup_num_tokens": 4}, ("force_words",)),
+        ({"max_length": 20}, {"max_new_tokens": 7}, ("max_length",)),
+        ({"bad_words_ids": [[4]]}, {"bad_words": ["a"]}, ("bad_words_ids",)),
+    ],
+)
+def test_another_way_does_not_inherit(stored, asked, gone):
+    config = resolve(stored, asked)
+    default = GenerationConfig()
+    assert all(getattr(config, key) == getattr(default, key) for key in gone)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from trifold.errors import DataError, UsageError
 from trifold.generate import GenerationConfig, generate_tokens
+from trifold.generate.live import Live
 from trifold.nn import Inputs, ModelConfig, Transformer
 
 ROWS = [[5, 6, 7, 8, 2], [9, 2], [4, 4, 4, 2], [16, 3, 11, 12, 13, 14, 2]]
@@ -20,6 +23,24 @@ WAYS = {
     "no repeats": GenerationConfig(
         max_new_tokens=14, num_beams=4, no_repeat_ngram_size=2, repetition_penalty=1.4
     ),
+}
+# Of the searches above, further settings; tried on a model that says less of the same.
+MORE = {
+    "diverse": GenerationConfig(
+        max_new_tokens=12, num_beams=6, num_beam_groups=3, diversity_penalty=0.7, num_return_sequences=6
+    ),
+    "forced": GenerationConfig(
+        max_new_tokens=12, num_beams=4, force_words_ids=[[7, 8], [[3], [4, 5]]], num_return_sequences=4
+    ),
+    "contrastive": GenerationConfig(max_new_tokens=12, penalty_alpha=0.6, top_k=4),
+    "penalties": GenerationConfig(
+        max_new_tokens=12, presence_penalty=0.5, frequency_penalty=0.4, bad_words_ids=[[0], [5], [6, 7]]
+    ),
+    "typical": GenerationConfig(max_new_tokens=12, typical_p=0.7, seed=5, min_length=9),
+    "uniform": GenerationConfig(max_new_tokens=12, top_k=4, top_k_form="uniform", seed=5),
+    "several ends": GenerationConfig(max_new_tokens=12, num_beams=3, eos_token_id=[2, 9, 11]),
+    "look-up": GenerationConfig(max_new_tokens=12, prompt_lookup_num_tokens=3),
+    "cut off": GenerationConfig(max_length=11, num_beams=2, forced_eos_token_id=2, early_stopping=False),
 }
 SHAPES = ("encoder-decoder", "decoder")
 
@@ -37,6 +58,62 @@ def test_with_a_cache_is_without(kit, shape, way):
     assert_same(
         generate_tokens(model, inputs, WAYS[way]), generate_tokens(kit.Uncached(model), inputs, WAYS[way])
     )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("way", MORE)
+def test_with_a_cache_is_without_in_every_search(kit, shape, way):
+    model, inputs = kit.lively(shape), kit.batch(ROWS)
+    cached = generate_tokens(model, inputs, MORE[way])
+    assert_same(cached, generate_tokens(kit.Uncached(model), inputs, MORE[way]))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 6, 7, 50])
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("way", ["beams", "samples", "contrastive"])
+def test_a_prompt_may_be_read_in_portions(kit, chunk, left, way):
+    model, inputs, config = kit.lively("decoder"), kit.batch(ROWS, left=left), {**WAYS, **MORE}[way]
+    in_portions = config.model_copy(update={"prefill_chunk_size": chunk})
+    assert_same(generate_tokens(model, inputs, in_portions), generate_tokens(model, inputs, config))
+
+
+def test_at_every_step_the_logits_are_those_of_the_whole_text(kit):
+    """Not only the choices: what a cached, chunked, padded search sees is what one pass over each row gives."""
+    model, inputs = kit.lively("decoder"), kit.batch(ROWS, left=True)
+    live = Live(model, inputs, GenerationConfig(prefill_chunk_size=2))
+    texts = [list(row) for row in ROWS]
+    with torch.no_grad():
+        for _ in range(10):
+            alone = [model.lm_head(model.decode(Inputs(torch.tensor([text]))))[0, -1] for text in texts]
+            assert torch.allclose(live.logits, torch.stack(alone), atol=1e-4)
+            tokens = live.logits.argmax(-1)
+            for text, token in zip(texts, tokens.tolist(), strict=True):
+                text.append(token)
+            live.go_on(tokens)
+
+
+def test_a_thousand_rows_do_not_see_their_neighbours(kit):
+    """Every row twice, each time in another batch, in another place, with other padding (and on the other side)."""
+    ways = list({**WAYS, **MORE}.values())
+    draw, cases = random.Random(7), 0
+    for case in range(2 * len(ways) * 5):
+        shape, config = SHAPES[case % 2], ways[case // 2 % len(ways)]
+        config = config.model_copy(
+            update={"max_new_tokens": 6, "min_new_tokens": None, "max_length": None, "min_length": None}
+        )
+        model = kit.lively(shape)
+        rows = [[draw.randrange(3, 23) for _ in range(draw.randint(1, 7))] for _ in range(8)]
+        order = draw.sample(range(8), 8)
+        cut = draw.randint(1, 7)
+        together = generate_tokens(model, kit.batch(rows), config)
+        left = shape == "decoder"
+        parts = [order[:cut], order[cut:]]
+        for part in parts:
+            inputs = kit.batch([rows[place] for place in part], left=left)
+            apart = generate_tokens(model, inputs, config, numbers=part)
+            assert_same(apart, [together[place] for place in part])
+        cases += len(rows)
+    assert cases >= 1000
 
 
 def test_beams_do_swap_in_these_tests(kit):
@@ -144,3 +221,13 @@ def test_a_model_in_training_is_left_in_training_and_does_not_drop(kit):
     model.train()
     assert generate_tokens(model, inputs, WAYS["beams"]) == at_rest
     assert all(module.training for module in model.modules())
+
+
+def test_max_length_counts_the_prompt_of_each_row(kit):
+    config = GenerationConfig(max_length=9, min_length=9)
+    found = generate_tokens(kit.lively("decoder"), kit.batch(ROWS), config)
+    assert [len(output.tokens) for (output,) in found] == [9 - len(row) for row in ROWS]
+    found = generate_tokens(kit.lively(), kit.batch(ROWS), config)
+    assert {len(output.tokens) for (output,) in found} == {8}
+    with pytest.raises(DataError, match=r"row 3 is a prompt of 7 tokens, and max_length 6 counts them too"):
+        generate_tokens(kit.lively("decoder"), kit.batch(ROWS), GenerationConfig(max_length=6))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trifold.generate import GenerationConfig
-from trifold.generate.processors import ABSENT, processor
+from trifold.generate.processors import ABSENT, Written, processor
 from trifold.nn import ModelConfig
 
 VOCABULARY, PAD, END = 7, 0, 2
@@ -15,10 +15,13 @@ NEVER = float("-inf")
 words = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=12)
 
 
-def after(written: list[int], *, absent: int = 0, generated: int | None = None, **asked) -> list[float]:
+def after(
+    written: list[int], *, absent: int = 0, generated: int | None = None, left: int = 9, **asked
+) -> list[float]:
     rows = torch.tensor([[ABSENT] * absent + written])
     process = processor(GenerationConfig(**asked), MODEL)
-    return process(LOGITS[None].clone(), rows, len(written) if generated is None else generated)[0].tolist()
+    state = Written(rows, len(written) if generated is None else generated, torch.tensor([left]))
+    return process(LOGITS[None].clone(), state)[0].tolist()
 
 
 @given(words, st.integers(1, 4), st.integers(0, 3))
@@ -52,10 +55,66 @@ def test_no_end_before_the_least_length():
 def test_padding_is_never_said_unless_it_is_also_the_end():
     assert after([3])[PAD] == NEVER
     both = ModelConfig(vocab_size=VOCABULARY, d_model=4, n_heads=2, pad_id=END)
-    logits = processor(GenerationConfig(), both)(LOGITS[None].clone(), torch.tensor([[3]]), 1)
+    state = Written(torch.tensor([[3]]), 1, torch.tensor([9]))
+    logits = processor(GenerationConfig(), both)(LOGITS[None].clone(), state)
     assert torch.equal(logits[0], LOGITS)
 
 
 def test_where_everything_is_forbidden_the_sentence_ends():
     got = after([1, 2, 3, 4, 5, 6], no_repeat_ngram_size=1, min_new_tokens=9)
     assert got == [NEVER, NEVER, 0.0, NEVER, NEVER, NEVER, NEVER]
+
+
+@given(words, st.integers(0, 12), st.sampled_from([-0.5, 0.7, 1.5]), st.sampled_from([0.0, 0.4]))
+def test_presence_counts_once_and_frequency_each_time_and_neither_counts_the_prompt(written, new, once, each):
+    new = min(new, len(written))
+    got = after(written, generated=new, presence_penalty=once, frequency_penalty=each)
+    ours = written[len(written) - new :]
+    for token in range(1, VOCABULARY):
+        expected = LOGITS[token].item() - once * (token in ours) - each * ours.count(token)
+        assert abs(got[token] - expected) < 1e-5
+
+
+@given(
+    words,
+    st.lists(st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=3), min_size=1, max_size=5),
+    st.integers(0, 3),
+)
+def test_banned_phrases_are_never_completed(written, phrases, absent):
+    got = after(written, bad_words_ids=phrases, absent=absent)
+    completed = {
+        phrase[-1]
+        for phrase in phrases
+        if phrase != [END] and (len(phrase) == 1 or written[1 - len(phrase) :] == phrase[:-1])
+    }
+    expected = [NEVER if token in completed else LOGITS[token].item() for token in range(VOCABULARY)]
+    if all(logit == NEVER for logit in expected):
+        expected[END] = 0.0
+    assert got == expected
+
+
+def test_who_says_what_is_banned_says_so_of_the_padding_too():
+    assert after([3], bad_words_ids=[])[PAD] == LOGITS[PAD].item()
+    assert after([3], bad_words_ids=[[5]])[PAD] == LOGITS[PAD].item()
+    assert after([3], bad_words_ids=[[PAD]])[PAD] == NEVER
+
+
+@given(words, st.integers(0, 15), st.integers(0, 3))
+def test_min_length_counts_the_prompt_of_each_row(written, least, absent):
+    assert (after(written, min_length=least, absent=absent)[END] == NEVER) == (len(written) < least)
+
+
+def test_every_end_waits_for_the_least_length():
+    got = after([3], min_new_tokens=3, eos_token_id=[4, 6])
+    assert [token for token in range(1, VOCABULARY) if got[token] == NEVER] == [4, 6]
+
+
+def test_the_first_and_the_last_token_can_be_forced():
+    def allowed(**asked):
+        return [token for token, logit in enumerate(after([3], **asked)) if logit > NEVER]
+
+    assert allowed(forced_bos_token_id=5, generated=0) == [5]
+    assert allowed(forced_bos_token_id=5, generated=1) == [1, 2, 3, 4, 5, 6]
+    assert allowed(forced_eos_token_id=END, left=1) == [END]
+    assert allowed(forced_eos_token_id=[END, 4], left=1) == [END, 4]
+    assert allowed(forced_eos_token_id=END, left=2) == [1, 2, 3, 4, 5, 6]

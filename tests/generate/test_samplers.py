@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.generate import GenerationConfig, generate_tokens
+from trifold.generate import GenerationConfig, generate_tokens, samplers
 from trifold.generate.samplers import FILTERS, drawn
 
 NEVER = float("-inf")
@@ -96,3 +97,51 @@ def test_sampling_from_the_likeliest_alone_is_greedy(kit):
     inputs = kit.batch([[4, 5], [6]])
     greedy = generate_tokens(model, inputs, GenerationConfig(max_new_tokens=10))
     assert generate_tokens(model, inputs, GenerationConfig(top_k=1, max_new_tokens=10)) == greedy
+
+
+@given(st.lists(st.floats(-4, 4), min_size=2, max_size=12, unique=True), st.floats(0.05, 0.99))
+def test_typical_keeps_the_fewest_of_most_usual_surprise(logits, share):
+    probabilities = torch.tensor([logits], dtype=torch.float64).softmax(-1)[0]
+    entropy = -(probabilities * probabilities.log()).sum()
+    order = sorted(range(len(logits)), key=lambda token: abs(-probabilities[token].log() - entropy).item())
+    kept, mass = set(), 0.0
+    for token in order:
+        kept.add(token)
+        mass += probabilities[token].item()
+        if mass >= share:
+            break
+    masses = [sum(probabilities[t].item() for t in order[:n]) for n in range(len(order) + 1)]
+    if min(abs(m - share) for m in masses) > 1e-4:
+        found = FILTERS["typical_p"](torch.tensor([logits]), share)
+        distances = [abs(-probabilities[t].log() - entropy).item() for t in order]
+        if min((b - a for a, b in itertools.pairwise(distances)), default=1) > 1e-4:
+            assert {token for token in range(len(logits)) if found[0, token] > NEVER} == kept
+
+
+def test_typical_is_the_reference():
+    transformers = pytest.importorskip("transformers")
+    for share in (0.2, 0.5, 0.9):
+        logits = torch.randn(50, 30) * 3
+        theirs = transformers.TypicalLogitsWarper(mass=share)(None, logits)
+        assert torch.equal(FILTERS["typical_p"](logits, share), theirs)
+
+
+def test_top_p_looks_beyond_the_head_where_the_mass_does(monkeypatch):
+    logits = torch.randn(40, 60)
+    whole = FILTERS["top_p"](logits, 0.8)
+    monkeypatch.setattr(samplers, "HEAD", 5)
+    assert torch.equal(FILTERS["top_p"](logits, 0.8), whole)
+    sharp = logits * 20
+    assert torch.equal(
+        FILTERS["top_p"](sharp, 0.3) > NEVER, sharp.argmax(-1, keepdim=True) == torch.arange(60)
+    )
+
+
+def test_all_k_alike():
+    rows = 20_000
+    config = GenerationConfig(seed=1, top_k=3, top_k_form="uniform")
+    choose = drawn(config, [(row, 0) for row in range(rows)], 1, torch.device("cpu"))
+    tokens = choose(PROBABILITIES.log().expand(rows, -1), torch.arange(rows), 0)
+    found = torch.bincount(tokens, minlength=5) / rows
+    expected = torch.tensor([1 / 3, 0, 1 / 3, 0, 1 / 3])
+    assert (found - expected).abs().max() < 4 * math.sqrt(0.25 / rows)

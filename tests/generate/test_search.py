@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from trifold.errors import TrifoldError, UsageError
 from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
+from trifold.generate.ends import Ends
 from trifold.generate.live import Live
 from trifold.generate.processors import processor
 from trifold.generate.samplers import likeliest
-from trifold.generate.search import LENGTH_PENALTIES, beam_search, one_by_one
+from trifold.generate.search import LENGTH_PENALTIES, beam_search, drained, one_by_one
 
 PAD, END, A, B, C = 0, 2, 3, 4, 5
 
@@ -182,8 +183,9 @@ def test_greedy_is_a_beam_of_one(kit, seed, rows, alpha):
     model = kit.Scripted(kit.random_says(seed, 7), 7)
     config = GenerationConfig(max_new_tokens=6, length_penalty=alpha)
     process, inputs = processor(config, model.config), kit.batch(rows)
-    beams = beam_search(Live(model, inputs, 6), config, process, END)
-    greedy = one_by_one(Live(model, inputs, 6), config, process, likeliest, END)
+    ends = Ends([END])
+    beams = beam_search(Live(model, inputs, config), config, process, ends)
+    greedy = drained(one_by_one(Live(model, inputs, config), config, process, likeliest, ends))
     for (beam,), single in zip(beams, greedy, strict=True):
         assert_same([beam], [single])
     assert generate_tokens(model, inputs, config) == [[output] for output in greedy]

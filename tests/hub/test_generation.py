@@ -27,6 +27,22 @@ BEAM = st.fixed_dictionaries(
         "no_repeat_ngram_size": st.integers(1, 4),
     },
 )
+OTHER = st.fixed_dictionaries(
+    {},
+    optional={
+        "bad_words_ids": st.sampled_from([[], [[5]], [[4, 5], [6]]]),
+        "eos_token_id": st.sampled_from([7, [2, 7]]),
+        "stop_strings": st.just(["."]),
+        "min_length": st.integers(1, 9),
+        "max_length": st.integers(10, 99),
+        "presence_penalty": st.floats(-1, 1),
+        "forced_bos_token_id": st.integers(0, 9),
+        "prompt_lookup_num_tokens": st.integers(1, 9),
+    },
+)
+CONTRASTIVE = st.fixed_dictionaries({"penalty_alpha": st.floats(0.1, 1), "top_k": st.integers(2, 9)})
+GROUPS = st.just({"num_beams": 6, "num_beam_groups": 3, "diversity_penalty": 0.5, "early_stopping": False})
+FORCED = st.just({"num_beams": 2, "force_words_ids": [[4], [[5, 6], [7]]], "early_stopping": "never"})
 DRAWN = st.fixed_dictionaries(
     {"temperature": st.floats(0.1, 2)},
     optional={
@@ -38,14 +54,23 @@ DRAWN = st.fixed_dictionaries(
 )
 
 
-@given(BEAM | DRAWN)
+@given(BEAM | DRAWN | OTHER | CONTRASTIVE | GROUPS | FORCED)
 def test_what_is_written_means_the_same_when_read(ours: dict[str, object]) -> None:
     for config in (CONFIG, DECODER):
         back = GenerationConfig.parse(read_generation(config, write_generation(config, ours), "here"))
         meant = GenerationConfig.parse(ours)
         if meant.samples:
             meant = meant.model_copy(update={"do_sample": True})
+        if meant.penalty_alpha is not None:
+            meant = meant.model_copy(update={"do_sample": False})
         assert back == meant
+
+
+def test_all_defaults_together_ask_for_nothing() -> None:
+    """A run writes every value of its recipe, defaults too."""
+    written = write_generation(CONFIG, GenerationConfig().model_dump())
+    assert "do_sample" not in written
+    assert GenerationConfig.parse(read_generation(CONFIG, written, "here")) == GenerationConfig()
 
 
 def test_the_special_ids_and_a_length_go_along() -> None:
@@ -57,6 +82,7 @@ def test_the_special_ids_and_a_length_go_along() -> None:
         "decoder_start_token_id": 3,
         "max_new_tokens": None,
         "max_length": 64,
+        "bad_words_ids": [[0]],
     }
     assert read_generation(CONFIG, written, "here") == {}
 
@@ -74,23 +100,40 @@ def test_what_others_leave_out_means_what_it_means_to_them() -> None:
     }
     assert read_generation(CONFIG, marian, "x") == {
         "num_beams": 4,
-        "max_new_tokens": 511,
+        "max_length": 512,
         "early_stopping": False,
+        "forced_eos_token_id": 2,
     }
-    assert read_generation(CONFIG, {"do_sample": True}, "x") == {"do_sample": True, "top_k": 50}
-    assert read_generation(CONFIG, {"do_sample": True, "top_k": 0}, "x") == {"do_sample": True}
-    assert read_generation(CONFIG, {"temperature": 0.6, "top_p": 0.9}, "x") == {}
-    assert read_generation(CONFIG, {"num_beam_groups": 1, "no_repeat_ngram_size": 0}, "x") == {}
-    assert read_generation(DECODER, {"max_length": 50}, "x") == {}
+    for theirs, ours in (
+        ({"do_sample": True}, {"do_sample": True, "top_k": 50}),
+        ({"do_sample": True, "top_k": 0}, {"do_sample": True}),
+        ({"temperature": 0.6, "top_p": 0.9, "typical_p": 0.5}, {}),
+        (
+            {"num_beam_groups": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "max_matching_ngram_size": 2},
+            {},
+        ),
+        ({"penalty_alpha": 0.6, "top_p": 0.9}, {"penalty_alpha": 0.6, "top_k": 50}),
+        ({"max_length": 50, "max_new_tokens": 20}, {"max_new_tokens": 20}),
+        ({"eos_token_id": [2, 7]}, {"eos_token_id": [2, 7]}),
+        ({"eos_token_id": [2]}, {}),
+        ({"stop_strings": "."}, {"stop_strings": ["."]}),
+    ):
+        # They may say their padding unless it is forbidden; here it is the other way round.
+        assert read_generation(CONFIG, theirs, "x") == {**ours, "bad_words_ids": []}
+        assert read_generation(CONFIG, {**theirs, "bad_words_ids": [[0]]}, "x") == ours
+    assert read_generation(
+        DECODER, {"max_length": 50, "pad_token_id": 9, "bad_words_ids": [[0], [5]]}, "x"
+    ) == {
+        "max_length": 50,
+        "bad_words_ids": [[0], [5]],
+    }
 
 
 @pytest.mark.parametrize(
     "theirs",
     [
-        {"eos_token_id": 7},
-        {"eos_token_id": [2, 7]},
-        {"bad_words_ids": [[5]]},
-        {"num_beam_groups": 2},
+        {"pad_token_id": 7},
+        {"encoder_no_repeat_ngram_size": 2},
         {"early_stopping": "soon"},
         {"max_length": "long"},
         {"suppress_tokens": [1]},

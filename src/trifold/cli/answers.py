@@ -90,7 +90,7 @@ def outputs(
     if not texts:
         return []
     found = pipeline.hypotheses(texts, first=first, on_done=progress, **asked)
-    decoded = iter(pipeline.target_tokenizer.decode([one.tokens for each in found for one in each]))
+    decoded = iter(pipeline.decode([one.tokens for each in found for one in each], **asked))
     return [[Answer(next(decoded), one.score, one.finish_reason) for one in each] for each in found]
 
 

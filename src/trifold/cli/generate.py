@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from json import dumps
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from trifold.cli import search_options as search
 from trifold.cli.options import BatchSize, Beams, Device, Dtype, Json, Model, Out
 from trifold.cli.streams import clean, writing
 from trifold.errors import UsageError
@@ -20,6 +21,7 @@ EXAMPLES = (
     'trifold generate runs/demo "I love dogs."',
     "trifold generate runs/demo - < english.txt > french.txt",
     'trifold generate runs/demo "I love dogs." --num-beams 5 --num-return-sequences 3 --json',
+    'trifold generate runs/demo "I love dogs." --temperature 0.8 --top-p 0.9 --seed 1 --stream',
 )
 
 
@@ -30,32 +32,34 @@ def run(
         typer.Argument(metavar="[TEXT|-]", help="The text; `-` (or a pipe) reads lines from standard input."),
     ] = None,
     num_beams: Beams = None,
-    length_penalty: Annotated[
-        float | None, typer.Option(metavar="A", help="Exponent of the length; larger favours longer outputs.")
-    ] = None,
-    length_penalty_form: Annotated[
-        Literal["power", "gnmt"] | None, typer.Option(help="score / n^A, or score / ((5 + n) / 6)^A.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Longest output.", show_default="tokens of the source + 50"),
-    ] = None,
-    do_sample: Annotated[
-        bool | None,
-        typer.Option("--do-sample/--no-do-sample", help="Draw tokens at random.", show_default=False),
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(metavar="T", help="Sample; below 1 is bolder.")] = None,
-    top_k: Annotated[
-        int | None, typer.Option(metavar="K", help="Sample among the K likeliest tokens.")
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(metavar="P", help="Sample among the fewest tokens that hold this probability."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Of sampling.")] = None,
-    num_return_sequences: Annotated[
-        int | None, typer.Option(metavar="N", help="Outputs for each text, best first, one a line.")
-    ] = None,
+    length_penalty: search.LengthPenalty = None,
+    length_penalty_form: search.LengthPenaltyForm = None,
+    early_stopping: search.EarlyStopping = None,
+    num_beam_groups: search.Groups = None,
+    diversity_penalty: search.Diversity = None,
+    force_words: search.ForceWords = None,
+    do_sample: search.DoSample = None,
+    temperature: search.Temperature = None,
+    top_k: search.TopK = None,
+    top_k_form: search.TopKForm = None,
+    top_p: search.TopP = None,
+    min_p: search.MinP = None,
+    typical_p: search.TypicalP = None,
+    seed: search.Seed = None,
+    penalty_alpha: search.PenaltyAlpha = None,
+    prompt_lookup_num_tokens: search.PromptLookup = None,
+    draft: search.Draft = None,
+    num_assistant_tokens: search.AssistantTokens = None,
+    repetition_penalty: search.RepetitionPenalty = None,
+    presence_penalty: search.PresencePenalty = None,
+    frequency_penalty: search.FrequencyPenalty = None,
+    no_repeat_ngram_size: search.NoRepeat = None,
+    bad_words: search.BadWords = None,
+    max_new_tokens: search.MaxNewTokens = None,
+    min_new_tokens: search.MinNewTokens = None,
+    stop_strings: search.StopStrings = None,
+    num_return_sequences: search.Outputs = None,
+    stream: search.Stream = False,
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
@@ -67,17 +71,38 @@ def run(
         num_beams=num_beams,
         length_penalty=length_penalty,
         length_penalty_form=length_penalty_form,
-        max_new_tokens=max_new_tokens,
+        early_stopping=search.EARLY_STOPPING.get(early_stopping or "", early_stopping),
+        num_beam_groups=num_beam_groups,
+        diversity_penalty=diversity_penalty,
+        force_words=force_words,
         do_sample=do_sample,
         temperature=temperature,
         top_k=top_k,
+        top_k_form=top_k_form,
         top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
         seed=seed,
+        penalty_alpha=penalty_alpha,
+        prompt_lookup_num_tokens=prompt_lookup_num_tokens,
+        num_assistant_tokens=num_assistant_tokens,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        bad_words=bad_words,
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=min_new_tokens,
+        stop_strings=stop_strings,
         num_return_sequences=num_return_sequences,
     )
     reads_lines = text == "-" or (text is None and not sys.stdin.isatty())
     if text is None and not reads_lines:
         raise UsageError('no TEXT: give one in quotes, or "-" to type or pipe lines')
+    if stream and (reads_lines or json):
+        raise UsageError(
+            "--stream writes one TEXT as it comes: give the text in quotes, and leave out --json"
+        )
 
     from trifold.cli.answers import answers, opened, outputs
     from trifold.data import iter_lines
@@ -85,20 +110,27 @@ def run(
     if text is not None:
         clean(text, "TEXT")
     pipeline = opened(model, device, dtype)
+    if draft is not None:
+        asked["draft"] = opened(draft, device, dtype)
     with writing(out) as results:
         if reads_lines:
             # Who types waits for an answer to each line.
             portion = 1 if sys.stdin.isatty() else batch_size
             for source, found in answers(pipeline, iter_lines("-"), asked, portion):
                 _print(source, found, json, results)
+            return
+        assert text is not None
+        if stream:
+            for piece in pipeline.stream(text, **asked):
+                print(piece, end="", file=results, flush=True)
+            print(file=results, flush=True)
         else:
-            assert text is not None
             _print(text, outputs(pipeline, [text], asked)[0], json, results)
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were given."""
-    return {name: value for name, value in options.items() if value is not None}
+    """The options that were given; typer gives an empty list for one that may be repeated and was not given."""
+    return {name: value for name, value in options.items() if value is not None and value != []}
 
 
 def _print(source: str, found: Sequence[Answer], json: bool, results: TextIO) -> None:

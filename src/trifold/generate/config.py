@@ -1,28 +1,48 @@
-"""GenerationConfig: how logits become tokens, as plain values, and what is refused because it contradicts itself.
+"""GenerationConfig: how logits become tokens, as plain values.
 
-Precedence is argument > stored with the model (generation_config.json) > default; `resolve` applies it.
+Names are those of the ecosystem's generation_config.json, where it has one. Precedence is argument > stored with the
+model (generation_config.json) > default; `resolve` applies it. `contradictions` says what is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from trifold.generate.contradictions import contradiction
+from trifold.nn import ModelConfig
 from trifold.settings import Settings
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-BEAMS = ("num_beams", "length_penalty", "length_penalty_form", "early_stopping")
+Id = Annotated[int, Field(ge=0)]
+Phrase = Annotated[list[Id], Field(min_length=1)]
+Words = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+
+SAMPLING = ("temperature", "top_k", "top_k_form", "top_p", "min_p", "typical_p")
+BEAMS = (
+    *("num_beams", "length_penalty", "length_penalty_form", "early_stopping", "num_beam_groups"),
+    *("diversity_penalty", "force_words", "force_words_ids"),
+)
+CONTRASTIVE = ("penalty_alpha", "top_k")
+LOOKUP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
 
 
 class GenerationConfig(Settings):
-    """Greedy by default; `num_beams` makes it a beam search; a temperature, top_k, top_p or min_p makes it sampling."""
+    """Greedy by default.
+
+    `num_beams` makes it a beam search; a temperature, top_k, top_p, min_p or typical_p makes it sampling;
+    `penalty_alpha` a contrastive search; `prompt_lookup_num_tokens` makes greedy and sampling speculative.
+    """
 
     max_new_tokens: int | None = Field(
         None, gt=0, description="longest output; None: tokens of the source + 50 (a decoder: 50)"
     )
     min_new_tokens: int | None = Field(None, ge=0, description="no end before so many tokens")
+    max_length: int | None = Field(None, gt=0, description="longest output, prompt or start token included")
+    min_length: int | None = Field(None, ge=0, description="no end before so many, prompt included")
+    stop_strings: Words | None = Field(None, description="an output ends where its text holds one of these")
+    eos_token_id: Id | Phrase | None = Field(None, description="ids that end an output; None: the model's")
 
     num_beams: int = Field(1, gt=0)
     length_penalty: float = Field(1.0, description="the exponent α below; larger favours longer outputs")
@@ -34,62 +54,114 @@ class GenerationConfig(Settings):
         description="true: stop at num_beams finished outputs; false: when going on looks useless; "
         "never: when going on is proved useless",
     )
+    num_beam_groups: int = Field(
+        1, gt=0, description="groups of beams that keep away from each other's tokens"
+    )
+    diversity_penalty: float | None = Field(
+        None, gt=0, description="off a token's score for each earlier group that just took it"
+    )
+    force_words_ids: list[Phrase | Annotated[list[Phrase], Field(min_length=1)]] | None = Field(
+        None, min_length=1, description="phrases that must appear, as ids; a list of phrases: one of them"
+    )
+    force_words: Words | None = Field(None, description="phrases that must appear, as text")
 
-    do_sample: bool | None = Field(None, description="None: whether one of the next four is given")
+    do_sample: bool | None = Field(None, description="None: whether one of temperature … typical_p is given")
     temperature: float | None = None
     top_k: int | None = Field(None, gt=0, description="choose among the k likeliest tokens")
+    top_k_form: Literal["proportional", "uniform"] = Field(
+        "proportional", description="by their probabilities, or all k alike"
+    )
     top_p: float | None = Field(None, gt=0, le=1, description="… the fewest that hold this much probability")
     min_p: float | None = Field(
         None, ge=0, le=1, description="… those with this share of the likeliest one's"
     )
+    typical_p: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="… the fewest that hold this much, the least surprising in either way first",
+    )
     seed: int | None = Field(None, ge=0, description="of sampling; None: a new one each time")
 
+    penalty_alpha: float | None = Field(
+        None, gt=0, le=1, description="contrastive search: weight of not resembling what is written"
+    )
+    prompt_lookup_num_tokens: int | None = Field(
+        None, gt=0, description="speculate by so many tokens that followed the same n-gram before"
+    )
+    max_matching_ngram_size: int | None = Field(
+        None, gt=0, description="the longest n-gram looked for; None: 2"
+    )
+    num_assistant_tokens: int = Field(5, gt=0, description="tokens that a draft model writes ahead")
+
     repetition_penalty: float | None = Field(None, gt=0)
+    presence_penalty: float | None = Field(None, description="off the logit of a token already generated")
+    frequency_penalty: float | None = Field(None, description="… for each time it was generated")
     no_repeat_ngram_size: int | None = Field(None, gt=0)
+    bad_words_ids: list[Phrase] | None = Field(
+        None, description="phrases that are never written, as ids; None: padding only"
+    )
+    bad_words: Words | None = Field(
+        None, description="… as text: as the tokenizer spells them, at the start and after a space"
+    )
+    forced_bos_token_id: Id | None = Field(None, description="the first token")
+    forced_eos_token_id: Id | Phrase | None = Field(None, description="the last one, where room runs out")
+
     num_return_sequences: int = Field(1, gt=0, description="outputs for each input, best first")
+    prefill_chunk_size: int | None = Field(
+        None, gt=0, description="tokens of a prompt read at once; None: all"
+    )
 
     @property
     def samples(self) -> bool:
         """Whether tokens are drawn at random."""
-        return bool(self.do_sample) or (self.do_sample is None and bool(self._sampling_keys))
+        return bool(self.do_sample) or (self.do_sample is None and bool(self.sampling_keys))
 
     @property
-    def _sampling_keys(self) -> list[str]:
-        return [key for key in SAMPLING if getattr(self, key) is not None]
+    def sampling_keys(self) -> list[str]:
+        """The settings that ask for sampling; in a contrastive search, top_k does not."""
+        contrasts = self.penalty_alpha is not None
+        return [
+            key
+            for key in SAMPLING
+            if getattr(self, key) is not None and key != "top_k_form" and not (contrasts and key == "top_k")
+        ]
 
     @model_validator(mode="after")
     def _does_not_contradict_itself(self) -> Self:
-        if self.temperature is not None and self.temperature <= 0:
-            raise ValueError(
-                f"temperature {self.temperature} is not above 0: for the likeliest token each time, "
-                "leave temperature out and set do_sample to false"
-            )
-        if self.do_sample is False and self._sampling_keys:
-            key = self._sampling_keys[0]
-            raise ValueError(
-                f"{key} {getattr(self, key)} and do_sample false contradict each other: "
-                f"leave out {key}, or set do_sample to true"
-            )
-        if self.samples and self.num_beams > 1:
-            raise ValueError(
-                f"num_beams {self.num_beams} and {self._reason_to_sample} contradict each other: "
-                "a beam search does not sample; set num_beams to 1, or leave out what asks for sampling"
-            )
-        if not self.samples and self.num_return_sequences > self.num_beams:
-            raise ValueError(
-                f"num_return_sequences {self.num_return_sequences} is more than num_beams {self.num_beams}: "
-                "raise num_beams, or sample (do_sample true)"
-            )
-        if self.max_new_tokens is not None and (self.min_new_tokens or 0) > self.max_new_tokens:
-            raise ValueError(
-                f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}"
-            )
+        if said := contradiction(self):
+            raise ValueError(said)
         return self
 
-    @property
-    def _reason_to_sample(self) -> str:
-        keys = self._sampling_keys
-        return f"{keys[0]} {getattr(self, keys[0])}" if keys else "do_sample true"
+
+def end_ids(config: GenerationConfig, model: ModelConfig) -> list[int]:
+    """The ids that end an output."""
+    ids = model.eos_id if config.eos_token_id is None else config.eos_token_id
+    return [ids] if isinstance(ids, int) else list(ids)
+
+
+# How an argument asks for a way of generating -> what it then does not inherit.
+_WAYS: tuple[tuple[Callable[[Mapping[str, Any]], bool], tuple[str, ...]], ...] = (
+    (lambda asked: asked.get("penalty_alpha") is not None, (*BEAMS, *SAMPLING, *LOOKUP, "do_sample")),
+    (
+        lambda asked: asked.get("do_sample") is True or any(asked.get(key) is not None for key in SAMPLING),
+        (*BEAMS, *CONTRASTIVE, "do_sample"),
+    ),
+    (lambda asked: asked.get("do_sample") is False, ("do_sample", *SAMPLING, *CONTRASTIVE)),
+    (lambda asked: asked.get("num_beams") == 1, BEAMS),
+    (
+        lambda asked: _more_than_one(asked.get("num_beams")),
+        ("do_sample", *SAMPLING, *CONTRASTIVE, *LOOKUP),
+    ),
+    (lambda asked: asked.get("prompt_lookup_num_tokens") is not None, (*BEAMS, *CONTRASTIVE)),
+)
+# Who gives one of these does not inherit the others.
+_ONE_OF = (
+    ("max_new_tokens", "max_length"),
+    ("min_new_tokens", "min_length"),
+    ("bad_words", "bad_words_ids"),
+    ("force_words", "force_words_ids"),
+)
 
 
 def resolve(
@@ -103,9 +175,13 @@ def resolve(
     """
     if isinstance(stored, GenerationConfig):
         stored = stored.model_dump(exclude_unset=True)
-    beams, sampling = asked.get("num_beams"), asked.get("do_sample")
-    wants_samples = sampling is True or any(asked.get(key) is not None for key in SAMPLING)
-    wants_no_samples = sampling is False or (isinstance(beams, int) and beams > 1)
-    dropped = (*BEAMS, "do_sample") if wants_samples else ("do_sample", *SAMPLING) if wants_no_samples else ()
+    dropped: tuple[str, ...] = next((keys for wants, keys in _WAYS if wants(asked)), ())
+    for group in _ONE_OF:
+        if any(asked.get(key) is not None for key in group):
+            dropped = (*dropped, *group)
     inherited = {key: value for key, value in stored.items() if key not in dropped}
     return GenerationConfig.parse({**inherited, **asked}, at)
+
+
+def _more_than_one(beams: object) -> bool:
+    return isinstance(beams, int) and beams > 1

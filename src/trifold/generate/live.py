@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from trifold.errors import DataError, UsageError
-from trifold.generate.processors import ABSENT
+from trifold.generate.config import GenerationConfig
+from trifold.generate.processors import ABSENT, Written
 from trifold.nn import Cache, Inputs, Memory, ModelConfig
 
 
@@ -42,43 +43,48 @@ class Model(Protocol):
 class Live:
     """Sentences whose source (encoder-decoder) or prompt (decoder) has been read, with one row each at first.
 
-    logits: (R, V), what comes next. written: (R, L), see processors. generated: tokens written by the search.
+    logits: (R, V), what comes next. hidden: (R, T, E), what the model thought of what it read last, the prompt at
+    first. tokens: (R, L), see processors.Written. generated: how many of them the search wrote.
     sentences: (B,) the number each sentence had at the beginning. limits: (B,) the most tokens each may get.
     """
 
-    def __init__(self, model: Model, inputs: Inputs, max_new_tokens: int | None = None) -> None:
+    def __init__(self, model: Model, inputs: Inputs, config: GenerationConfig | None = None) -> None:
         """Raises DataError for a row with no tokens or too many, UsageError for a model that cannot write."""
-        config, head = model.config, model.lm_head
+        about, head, config = model.config, model.lm_head, config or GenerationConfig()
         if head is None:
             raise UsageError(
-                f"a model of shape {config.shape} writes no text: use an encoder-decoder or a decoder"
+                f"a model of shape {about.shape} writes no text: use an encoder-decoder or a decoder"
             )
         self.head = head
         self.decode = model.decode
-        lengths = _checked_lengths(inputs, config)
+        self.max_positions = about.max_positions
+        lengths = _checked_lengths(inputs, about)
         inputs = _trimmed(inputs)
         self.sentences = torch.arange(len(lengths), device=lengths.device)
         self.generated = 0
         self.cache = model.new_cache()
-        self.memory = model.encode(inputs) if config.encoder_layers else None
+        self.memory = model.encode(inputs) if about.encoder_layers else None
 
         prompt, prompt_lengths = inputs, lengths
         if self.memory is not None:
-            prompt = Inputs(inputs.tokens.new_full((len(lengths), 1), config.start_id))
+            prompt = Inputs(inputs.tokens.new_full((len(lengths), 1), about.start_id))
             prompt_lengths = torch.ones_like(lengths)
-        allowed = (
-            50 + (lengths if self.memory is not None else 0) if max_new_tokens is None else max_new_tokens
-        )
-        self.limits = (config.max_positions + 1 - prompt_lengths).clamp(max=allowed)
+        self.limits = _limits(config, about, lengths, prompt_lengths)
 
         # Padding stays where it is, between a short prompt and what follows it: no key there is ever attended to.
         self.attend = prompt.attend
         self.position = None if prompt.attend is None else prompt_lengths
-        positions = None if prompt.attend is None else (prompt.attend.long().cumsum(1) - 1).clamp(min=0)
-        hidden = self.decode(Inputs(prompt.tokens, prompt.attend, positions), self.memory, self.cache)
+        self.hidden = self._read_prompt(prompt, config.prefill_chunk_size or prompt.tokens.shape[1])
         last = _last_real(prompt)
-        self.logits = self.head(hidden[torch.arange(len(last), device=last.device), last])
-        self.written = _flushed_right(prompt, prompt_lengths)
+        self.logits = self.head(self.hidden[torch.arange(len(last), device=last.device), last])
+        self.tokens = _flushed_right(prompt, prompt_lengths)
+
+    @property
+    def written(self) -> Written:
+        """What processors want to know."""
+        left = self.limits - self.generated
+        beams = len(self.tokens) // max(len(left), 1)
+        return Written(self.tokens, self.generated, left if beams == 1 else left.repeat_interleave(beams))
 
     def branch(self, beams: int) -> None:
         """Every row becomes `beams` rows of the same sentence, which share its memory."""
@@ -89,13 +95,13 @@ class Live:
     def copy(self, times: int) -> None:
         """Every sentence becomes `times` sentences, one after the other, numbered anew."""
         rows = self._repeated(times)
-        self._keep(rows, rows)
+        self.keep(rows, rows)
         self.logits = self.logits.repeat_interleave(times, dim=0)
         self.sentences = torch.arange(len(rows), device=rows.device)
 
     def texts(self, rows: Tensor) -> Tensor:
         """(n,) rows -> (n, generated) their tokens, without prompt or start."""
-        return self.written[rows, self.written.shape[1] - self.generated :]
+        return self.tokens[rows, self.tokens.shape[1] - self.generated :]
 
     def go_on(self, tokens: Tensor, rows: Tensor | None = None, staying: Tensor | None = None) -> None:
         """Row i goes on from what was row rows[i] (None: itself), writing tokens[i]; then the model is asked again.
@@ -104,13 +110,18 @@ class Live:
         """
         if staying is not None:
             assert rows is not None, "who leaves is said by rows and sentences together"
-            self._keep(rows, staying)
+            self.keep(rows, staying)
         elif rows is not None:
             self.cache.reorder(rows)
             self._take(rows)
-        self.written = torch.cat([self.written, tokens[:, None]], dim=1)
+        self.write(tokens)
+        self.hidden = self.read(tokens[:, None])
+        self.logits = self.head(self.hidden[:, -1])
+
+    def write(self, tokens: Tensor) -> None:
+        """Row i gets tokens[i], which the model has not read yet."""
+        self.tokens = torch.cat([self.tokens, tokens[:, None]], dim=1)
         self.generated += 1
-        self.logits = self.head(self.read(tokens[:, None])[:, -1])
 
     def read(self, tokens: Tensor) -> Tensor:
         """The next tokens (R, T) of every row -> hidden states (R, T, E); the cache advances."""
@@ -121,19 +132,60 @@ class Live:
             self.position = self.position + tokens.shape[1]
         return self.decode(Inputs(tokens, self.attend, positions), self.memory, self.cache)
 
+    def unread(self, count: int) -> None:
+        """The model forgets the last `count` tokens that it read, of rows that have no padding."""
+        assert self.attend is None, "rows of a padded batch would forget different tokens"
+        self.cache.truncate(self.cache.length - count)
+
+    def _read_prompt(self, prompt: Inputs, chunk: int) -> Tensor:
+        """-> hidden states (B, S, E), read in portions of at most `chunk` tokens."""
+        tokens, attend = prompt.tokens, prompt.attend
+        positions = None if attend is None else (attend.long().cumsum(1) - 1).clamp(min=0)
+        parts = []
+        for start in range(0, tokens.shape[1], chunk):
+            here = slice(start, start + chunk)
+            part = Inputs(
+                tokens[:, here],
+                None if attend is None else attend[:, : start + chunk],
+                None if positions is None else positions[:, here],
+            )
+            parts.append(self.decode(part, self.memory, self.cache))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
     def _repeated(self, times: int) -> Tensor:
         return torch.arange(len(self.sentences), device=self.sentences.device).repeat_interleave(times)
 
-    def _keep(self, rows: Tensor, sentences: Tensor) -> None:
+    def keep(self, rows: Tensor, sentences: Tensor) -> None:
+        """Only these rows, which are those of these sentences (positions in the present order)."""
         self.cache.select(rows, sentences)
         self.memory = None if self.memory is None else self.memory.select(sentences)
         self.sentences, self.limits = self.sentences[sentences], self.limits[sentences]
         self._take(rows)
 
     def _take(self, rows: Tensor) -> None:
-        self.written = self.written[rows]
+        self.tokens = self.tokens[rows]
         self.attend = None if self.attend is None else self.attend[rows]
         self.position = None if self.position is None else self.position[rows]
+
+
+def _limits(config: GenerationConfig, model: ModelConfig, lengths: Tensor, prompt_lengths: Tensor) -> Tensor:
+    """(B,) the most tokens each row may get: what is asked for, and what there are positions for.
+
+    The last token of all is said, but never read.
+    """
+    room = model.max_positions + 1 - prompt_lengths
+    if config.max_length is not None:
+        most = config.max_length - prompt_lengths
+        for row, left in enumerate(most.tolist()):
+            if left < 1:
+                raise DataError(
+                    f"row {row} is a prompt of {config.max_length - left} tokens, and max_length "
+                    f"{config.max_length} counts them too: raise it, or give max_new_tokens instead"
+                )
+        return room.minimum(most)
+    if config.max_new_tokens is not None:
+        return room.clamp(max=config.max_new_tokens)
+    return room.minimum(lengths + 50) if model.encoder_layers else room.clamp(max=50)
 
 
 def _checked_lengths(inputs: Inputs, config: ModelConfig) -> Tensor:

@@ -1,59 +1,158 @@
 """What may be said next, and how readily: logits in, logits out. Every search applies the same ones.
 
-Shapes: R rows (beams or samples), V vocabulary, L tokens written so far. `written` (R, L) holds the prompt or the
-start token, then what was generated; where a shorter row has no token yet it holds ABSENT.
+Shapes: R rows (beams or samples), V vocabulary, L tokens written so far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trifold.generate.config import GenerationConfig
+from trifold.generate.config import GenerationConfig, end_ids
 from trifold.nn import ModelConfig
 
 ABSENT = -1
 NEVER = float("-inf")
 
-Processor = Callable[[Tensor, Tensor, int], Tensor]
-"""(logits (R, V), written (R, L), tokens generated so far) -> logits (R, V)."""
+
+class Written(NamedTuple):
+    """What stands before the next token.
+
+    tokens: (R, L) the prompt or the start token, then what was generated; ABSENT where a shorter row has none yet.
+    generated: how many of them the search wrote. left: (R,) how many more each row may get.
+    """
+
+    tokens: Tensor
+    generated: int
+    left: Tensor
 
 
-def repetition_penalty(penalty: float, model: ModelConfig) -> Processor:
+Processor = Callable[[Tensor, Written], Tensor]
+"""(logits (R, V), what is written) -> logits (R, V). It may write into the logits it is given."""
+
+
+def repetition_penalty(penalty: float, model: ModelConfig, ends: Sequence[int]) -> Processor:
     """Logits of tokens already written: divided if positive, multiplied if not (after Keskar et al. 2019)."""
 
-    def process(logits: Tensor, written: Tensor, generated: int) -> Tensor:
-        seen = _marked(logits, written)
+    def process(logits: Tensor, written: Written) -> Tensor:
+        seen = _marked(logits, written.tokens)
         return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
     return process
 
 
-def no_repeat_ngrams(size: int, model: ModelConfig) -> Processor:
+def presence_penalty(penalty: float, model: ModelConfig, ends: Sequence[int]) -> Processor:
+    """So much off the logit of each token that was generated already, however often; the prompt does not count."""
+
+    def process(logits: Tensor, written: Written) -> Tensor:
+        return logits - penalty * _marked(logits, _generated(written))
+
+    return process
+
+
+def frequency_penalty(penalty: float, model: ModelConfig, ends: Sequence[int]) -> Processor:
+    """So much off the logit of a token for each time it was generated; the prompt does not count."""
+
+    def process(logits: Tensor, written: Written) -> Tensor:
+        tokens = _generated(written)
+        times = torch.zeros_like(logits).scatter_add_(1, tokens, logits.new_ones(1).expand(tokens.shape))
+        return logits - penalty * times
+
+    return process
+
+
+def no_repeat_ngrams(size: int, model: ModelConfig, ends: Sequence[int]) -> Processor:
     """No n tokens in a row are written twice (Paulus et al. 2018)."""
 
-    def process(logits: Tensor, written: Tensor, generated: int) -> Tensor:
-        if written.shape[1] < size:
+    def process(logits: Tensor, written: Written) -> Tensor:
+        tokens = written.tokens
+        if tokens.shape[1] < size:
             return logits
-        grams = written.unfold(1, size, 1)
-        begun = written[:, written.shape[1] - size + 1 :]
+        grams = tokens.unfold(1, size, 1)
+        begun = tokens[:, tokens.shape[1] - size + 1 :]
         again = (grams[..., :-1] == begun[:, None]).all(-1)
         return logits.masked_fill(_marked(logits, grams[..., -1].where(again, ABSENT)), NEVER)
 
     return process
 
 
-def min_new_tokens(least: int, model: ModelConfig) -> Processor:
-    """No end of sentence before so many tokens."""
+def bad_words(phrases: Sequence[Sequence[int]], model: ModelConfig, ends: Sequence[int]) -> Processor:
+    """None of these phrases is written: the last token of each is forbidden where the others stand before it.
 
-    def process(logits: Tensor, written: Tensor, generated: int) -> Tensor:
-        if generated < least:
-            logits[:, model.eos_id] = NEVER
+    As in the ecosystem, an end token alone is passed over: min_new_tokens is there for that.
+    """
+    by_length = groupby(
+        sorted((list(p) for p in phrases if p[0] not in ends or len(p) > 1), key=len), key=len
+    )
+    tables = {length: torch.tensor(list(group)) for length, group in by_length}
+
+    def process(logits: Tensor, written: Written) -> Tensor:
+        for length, table in tables.items():
+            before, last = table[:, :-1].to(logits.device), table[:, -1].to(logits.device)
+            if length == 1:
+                logits[:, last] = NEVER
+            elif length <= written.tokens.shape[1] + 1:
+                begun = (written.tokens[:, None, 1 - length :] == before).all(-1)
+                logits = logits.masked_fill(_marked(logits, last.where(begun, ABSENT)), NEVER)
         return logits
 
     return process
+
+
+def min_new_tokens(least: int, model: ModelConfig, ends: Sequence[int]) -> Processor:
+    """No end before so many tokens."""
+
+    def process(logits: Tensor, written: Written) -> Tensor:
+        if written.generated < least:
+            logits[:, ends] = NEVER
+        return logits
+
+    return process
+
+
+def min_length(least: int, model: ModelConfig, ends: Sequence[int]) -> Processor:
+    """No end before so many tokens, those of the prompt (or the start token) among them."""
+
+    def process(logits: Tensor, written: Written) -> Tensor:
+        short = (written.tokens != ABSENT).sum(1, keepdim=True) < least
+        logits[:, ends] = logits[:, ends].masked_fill(short, NEVER)
+        return logits
+
+    return process
+
+
+def forced_bos(token: int, model: ModelConfig, ends: Sequence[int]) -> Processor:
+    """The first token is this one."""
+
+    def process(logits: Tensor, written: Written) -> Tensor:
+        return _only([token], logits) if written.generated == 0 else logits
+
+    return process
+
+
+def forced_eos(tokens: int | Sequence[int], model: ModelConfig, ends: Sequence[int]) -> Processor:
+    """The last token that there is room for is one of these."""
+    allowed = [tokens] if isinstance(tokens, int) else list(tokens)
+
+    def process(logits: Tensor, written: Written) -> Tensor:
+        last = written.left == 1
+        return torch.where(last[:, None], _only(allowed, logits), logits) if bool(last.any()) else logits
+
+    return process
+
+
+def _generated(written: Written) -> Tensor:
+    return written.tokens[:, written.tokens.shape[1] - written.generated :]
+
+
+def _only(tokens: Sequence[int], logits: Tensor) -> Tensor:
+    alone = torch.full_like(logits, NEVER)
+    alone[:, tokens] = 0.0
+    return alone
 
 
 def _marked(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -66,28 +165,39 @@ def _marked(logits: Tensor, tokens: Tensor) -> Tensor:
 # The setting that asks for it -> its maker, in the order of application.
 PROCESSORS: dict[str, Callable[..., Processor]] = {
     "repetition_penalty": repetition_penalty,
+    "presence_penalty": presence_penalty,
+    "frequency_penalty": frequency_penalty,
     "no_repeat_ngram_size": no_repeat_ngrams,
+    "bad_words_ids": bad_words,
     "min_new_tokens": min_new_tokens,
+    "min_length": min_length,
+    "forced_bos_token_id": forced_bos,
+    "forced_eos_token_id": forced_eos,
 }
+# Those that may forbid all that there is.
+SILENCING = frozenset({"no_repeat_ngram_size", "bad_words_ids", "min_new_tokens", "min_length"})
 
 
 def processor(config: GenerationConfig, model: ModelConfig) -> Processor:
-    """All that `config` asks for, one after the other. It may write into the logits it is given.
+    """All that `config` asks for, one after the other.
 
-    Padding is never said. Where everything else is forbidden, the sentence may end.
+    Padding is not said unless `bad_words_ids` is given and leaves it out. Where everything is forbidden, the
+    sentence may end.
     """
-    asked = [
-        make(value, model) for key, make in PROCESSORS.items() if (value := getattr(config, key)) is not None
-    ]
+    ends = end_ids(config, model)
+    asked = {key: value for key in PROCESSORS if (value := getattr(config, key)) not in (None, [])}
+    made = [PROCESSORS[key](value, model, ends) for key, value in asked.items()]
+    may_silence = not SILENCING.isdisjoint(asked)
+    silent_padding = config.bad_words_ids is None and model.pad_id not in ends
 
-    def process(logits: Tensor, written: Tensor, generated: int) -> Tensor:
-        if model.pad_id != model.eos_id:
+    def process(logits: Tensor, written: Written) -> Tensor:
+        if silent_padding:
             logits[:, model.pad_id] = NEVER
-        for each in asked:
-            logits = each(logits, written, generated)
-        if asked:
+        for each in made:
+            logits = each(logits, written)
+        if may_silence:
             silenced = logits.amax(-1) == NEVER
-            logits[:, model.eos_id] = logits[:, model.eos_id].masked_fill(silenced, 0.0)
+            logits[:, ends[0]] = logits[:, ends[0]].masked_fill(silenced, 0.0)
         return logits
 
     return process

@@ -15,6 +15,7 @@ from torch import Tensor
 from trifold.generate.config import GenerationConfig
 
 NEVER = float("-inf")
+HEAD = 512  # tokens that are sorted first: they nearly always hold the mass that top_p asks for
 
 Sampler = Callable[[Tensor, Tensor, int], Tensor]
 """(log-probabilities (R, V), number of each row (R,), tokens generated so far) -> tokens (R,)."""
@@ -33,11 +34,29 @@ def top_k(logits: Tensor, value: int) -> Tensor:
 
 def top_p(logits: Tensor, value: float) -> Tensor:
     """Only the fewest likeliest tokens whose probabilities reach p together (Holtzman et al. 2020)."""
-    ordered, tokens = logits.sort(descending=True)
-    probabilities = ordered.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities
-    beyond = before >= value
-    return logits.masked_fill(beyond.scatter(1, tokens, beyond), NEVER)
+    probabilities = logits.softmax(-1)
+    for count in (min(HEAD, logits.shape[-1]), logits.shape[-1]):
+        ordered, tokens = probabilities.topk(count)
+        before = ordered.cumsum(-1) - ordered
+        if bool((before[:, -1] >= value).all()):
+            break
+    beyond = torch.ones_like(logits, dtype=torch.bool).scatter_(1, tokens, before >= value)
+    return logits.masked_fill(beyond, NEVER)
+
+
+def typical_p(logits: Tensor, value: float) -> Tensor:
+    """Only the fewest tokens that hold p together, those first whose surprise is nearest to the entropy.
+
+    Meister et al. 2023, equation 8; what is as near as the last of them stays too.
+    """
+    logs = logits.log_softmax(-1)
+    probabilities = logs.exp()
+    entropy = -(logs * probabilities).nansum(-1, keepdim=True)
+    distance = (-logs - entropy).abs()
+    near, order = distance.sort()
+    mass = probabilities.gather(1, order).cumsum(-1)
+    last = (mass < value).sum(1, keepdim=True).clamp(max=logits.shape[-1] - 1)
+    return logits.masked_fill(distance > near.gather(1, last), NEVER)
 
 
 def min_p(logits: Tensor, value: float) -> Tensor:
@@ -52,6 +71,13 @@ FILTERS: dict[str, Callable[..., Tensor]] = {
     "top_k": top_k,
     "top_p": top_p,
     "min_p": min_p,
+    "typical_p": typical_p,
+}
+
+# How likely is what the filters kept: as it is, or all the same.
+FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "proportional": lambda logits: logits.softmax(-1),
+    "uniform": lambda logits: (logits > NEVER).to(logits.dtype),
 }
 
 
@@ -71,11 +97,12 @@ def drawn(
     streams = [np.random.default_rng((seed, *key)).random(steps, dtype=np.float32) for key in keys]
     uniform = torch.from_numpy(np.stack(streams)).to(device)
     filters = [(keep, value) for key, keep in FILTERS.items() if (value := getattr(config, key)) is not None]
+    weights = FORMS[config.top_k_form]
 
     def choose(log_probs: Tensor, numbers: Tensor, generated: int) -> Tensor:
         for keep, value in filters:
             log_probs = keep(log_probs, value)
-        mass = log_probs.softmax(-1).cumsum(-1)
+        mass = weights(log_probs).cumsum(-1)
         # In (0, total], so that the first token whose mass reaches it has a probability above 0.
         wanted = (1 - uniform[numbers, generated])[:, None] * mass[:, -1:]
         return torch.searchsorted(mass, wanted).squeeze(-1)

@@ -10,7 +10,6 @@ from torch import Tensor
 from trifold.errors import DataError
 from trifold.generate.config import GenerationConfig
 from trifold.generate.live import Live, Model, at_rest
-from trifold.generate.processors import processor
 from trifold.nn import Inputs
 
 CHUNK = 1024  # rows of logits at a time, so that they never stand whole in memory
@@ -28,8 +27,9 @@ def score_tokens(model: Model, inputs: Inputs, targets: Inputs) -> TokenScores:
     """log P(target | input), token by token.
 
     inputs: sources (encoder-decoder) or prompts (decoder). targets: (B, T) without a start token, and with the end
-    token where the end is to be scored; padding at the end of rows. For an output of a search with length_penalty 0
-    the total is its score. Raises DataError for rows that are empty or too long, or that one of the two sides lacks.
+    token where the end is to be scored; padding at the end of rows. Nothing is forbidden: for an output of a search
+    with bad_words_ids [] and length_penalty 0 the total is its score. Raises DataError for rows that are empty or
+    too long, or that one of the two sides lacks.
     """
     tokens, real = targets.tokens, targets.attend
     rows, width = tokens.shape
@@ -39,17 +39,16 @@ def score_tokens(model: Model, inputs: Inputs, targets: Inputs) -> TokenScores:
         return TokenScores(torch.zeros(tokens.shape), torch.zeros(0))
     real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
     with at_rest(model):
-        live = Live(model, inputs, max_new_tokens=max(width, 1))
+        live = Live(model, inputs, GenerationConfig(max_new_tokens=max(width, 1)))
         longest = _checked_longest(real.sum(1).tolist(), live.limits.tolist())
-        process = processor(GenerationConfig(), model.config)
 
         scored = torch.zeros(tokens.shape, device=tokens.device)
-        scored[:, 0] = _log_probs(process(live.logits, live.written, 0), tokens[:, 0])
+        scored[:, 0] = _log_probs(live.logits, tokens[:, 0])
         if longest > 1:
             hidden = live.read(tokens[:, : longest - 1]).flatten(0, 1)
             wanted = tokens[:, 1:longest].flatten()
             rest = [
-                _log_probs(process(live.head(h), live.written, 0), y)
+                _log_probs(live.head(h), y)
                 for h, y in zip(hidden.split(CHUNK), wanted.split(CHUNK), strict=True)
             ]
             scored[:, 1:longest] = torch.cat(rest).view(rows, longest - 1)

@@ -12,27 +12,33 @@ from typing import Any
 from trifold.errors import CheckpointError
 from trifold.nn import ModelConfig
 
-# Ours -> theirs is the identity for these. The last two are ours alone: the reference keeps and ignores them.
+# Ours -> theirs is the identity for these.
 SHARED = (
-    "max_new_tokens",
-    "min_new_tokens",
-    "num_beams",
-    "num_return_sequences",
-    "length_penalty",
-    "early_stopping",
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "length_penalty_form",
-    "seed",
+    *("max_new_tokens", "min_new_tokens", "max_length", "min_length", "stop_strings", "eos_token_id"),
+    *("num_beams", "num_return_sequences", "length_penalty", "early_stopping"),
+    *("num_beam_groups", "diversity_penalty", "force_words_ids"),
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("penalty_alpha", "prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens"),
+    *("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"),
+    *("forced_bos_token_id", "forced_eos_token_id", "prefill_chunk_size"),
+    # Ours alone: the reference keeps and ignores them.
+    *("length_penalty_form", "seed", "top_k_form", "presence_penalty", "frequency_penalty"),
+    *("bad_words", "force_words"),
 )
 LENGTHS = {"max_length": "max_new_tokens", "min_length": "min_new_tokens"}
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-OFF_AT_ZERO = ("top_k", "no_repeat_ngram_size")
+SAMPLING = ("temperature", "top_k", "top_k_form", "top_p", "min_p", "typical_p")
+# Values that change nothing; they are neither written nor kept.
+OFF: dict[str, object] = {
+    "top_k": 0,
+    "no_repeat_ngram_size": 0,
+    "typical_p": 1.0,
+    "penalty_alpha": 0.0,
+    "diversity_penalty": 0.0,
+    "num_beam_groups": 1,
+    "min_length": 0,
+    "top_k_form": "proportional",
+    "num_assistant_tokens": 5,
+}
 TOP_K = 50  # what the reference takes when it samples and nobody says
 
 # Theirs -> the values under which it changes nothing, besides null; None: whatever it holds.
@@ -47,10 +53,10 @@ HARMLESS: dict[str, tuple[object, ...] | None] = {
     "output_logits": None,
     "renormalize_logits": None,  # they are log-probabilities here
     "remove_invalid_values": None,
-    "forced_eos_token_id": None,  # ends a text that was cut off; we say `finish_reason: length`
-    "num_beam_groups": (1,),
-    "diversity_penalty": (0.0,),
-    "typical_p": (1.0,),
+    "cache_implementation": None,
+    "low_memory": None,
+    "num_assistant_tokens_schedule": None,
+    "assistant_confidence_threshold": None,
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1.0,),
     "epsilon_cutoff": (0.0,),
@@ -60,36 +66,39 @@ HARMLESS: dict[str, tuple[object, ...] | None] = {
     "token_healing": (False,),
 }
 
-IDS = {
-    "pad_token_id": "pad_id",
-    "bos_token_id": "bos_id",
-    "eos_token_id": "eos_id",
-    "decoder_start_token_id": "start_id",
-}
-FORBIDDEN = "bad_words_ids"  # Marian's files forbid the padding, which is never generated here
+IDS = {"pad_token_id": "pad_id", "bos_token_id": "bos_id", "decoder_start_token_id": "start_id"}
+END = "eos_token_id"  # theirs may be several, or differ from config.json's; it is what counts when generating
+# Here the padding is forbidden unless this says otherwise; there it is not, unless this says so, as Marian's files do.
+FORBIDDEN = "bad_words_ids"
 
 # Old folders hold these in config.json.
-GENERATION_KEYS = frozenset({*SHARED, *LENGTHS, *HARMLESS, FORBIDDEN})
+GENERATION_KEYS = frozenset({*SHARED, *HARMLESS} - {END})
 
 
 def write_generation(config: ModelConfig, ours: Mapping[str, object]) -> dict[str, object]:
     """generation_config.json from our settings (their values may be None) and the model's special ids."""
     unknown = set(ours) - set(SHARED)
     assert not unknown, f"not generation settings: {unknown}"
-    given = {key: value for key, value in ours.items() if value is not None}
+    given = {key: value for key, value in ours.items() if value is not None and value != OFF.get(key)}
     if given.get("num_beams", 1) != 1:
         given.setdefault("early_stopping", True)
-    if any(key in given for key in SAMPLING):
+    if "penalty_alpha" in given:
+        given.setdefault("do_sample", False)
+    elif any(key in given for key in SAMPLING):
         given.setdefault("do_sample", True)
     if given.get("do_sample"):
         given.setdefault("top_k", 0)
-    if "max_new_tokens" not in given:
+    if not LENGTHS.keys() & given.keys() and "max_new_tokens" not in given:
         # Left alone, the reference would stop after 20 tokens. The null brings our own default back.
         given |= {"max_new_tokens": None, "max_length": config.max_positions}
-    ids = {theirs: getattr(config, ours) for theirs, ours in IDS.items()}
+    if FORBIDDEN not in given and config.pad_id != config.eos_id:
+        given[FORBIDDEN] = [[config.pad_id]]
+    elif given.get(FORBIDDEN) == []:
+        del given[FORBIDDEN]
+    ids = {theirs: getattr(config, ours) for theirs, ours in IDS.items()} | {END: config.eos_id}
     if config.shape != "encoder-decoder":
         del ids["decoder_start_token_id"]
-    return given | ids
+    return ids | given
 
 
 def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) -> dict[str, object]:
@@ -101,31 +110,37 @@ def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) 
     given = {key: value for key, value in theirs.items() if value is not None}
     for key, value in given.items():
         _check(config, key, value, place)
-    ours: dict[str, object] = {key: given[key] for key in SHARED if key in given}
-    if config.shape == "encoder-decoder":  # elsewhere it counts the prompt too, which only the call knows
-        for length, new in LENGTHS.items():
-            if length in given and new not in theirs:
-                ours[new] = max(given[length] - 1, 0)  # the start token counts as theirs, not as ours
+    ours: dict[str, object] = {
+        key: given[key] for key in SHARED if key in given and given[key] != OFF.get(key)
+    }
+    for length, new in LENGTHS.items():
+        if new in theirs:  # goes before, there too
+            ours.pop(length, None)
+    if ours.get(END) in (config.eos_id, [config.eos_id]):
+        del ours[END]
+    if ours.setdefault(FORBIDDEN, []) == [[config.pad_id]]:
+        del ours[FORBIDDEN]
+    if isinstance(ours.get("stop_strings"), str):
+        ours["stop_strings"] = [ours["stop_strings"]]
+    if "prompt_lookup_num_tokens" not in ours:
+        ours.pop("max_matching_ngram_size", None)
     if ours.get("num_beams", 1) != 1:
         ours.setdefault("early_stopping", False)
-    if not ours.get("do_sample"):
-        ours = {key: value for key, value in ours.items() if key not in SAMPLING}  # there they say nothing
-    elif "top_k" not in ours:
+    contrastive = "penalty_alpha" in ours and not ours.get("do_sample")
+    if not ours.get("do_sample"):  # there they say nothing
+        useless = set(SAMPLING) - ({"top_k"} if contrastive else set())
+        ours = {key: value for key, value in ours.items() if key not in useless}
+    if (ours.get("do_sample") or contrastive) and "top_k" not in given:
         ours["top_k"] = TOP_K
-    for key in OFF_AT_ZERO:
-        if ours.get(key) == 0:
-            del ours[key]
     return ours
 
 
 def _check(config: ModelConfig, key: str, value: object, place: str) -> None:
     if key in IDS:
         mine = getattr(config, IDS[key])
-        if value != mine and (key != "decoder_start_token_id" or config.shape == "encoder-decoder"):
+        # A decoder begins with its prompt, and never says or reads padding.
+        if value != mine and config.shape == "encoder-decoder":
             raise CheckpointError(f"{place}: {key}: {value!r} contradicts config.json, which says {mine}")
-    elif key == FORBIDDEN:
-        if value != [[config.pad_id]]:
-            raise CheckpointError(f"{place}: {key}: words cannot be forbidden yet; remove the key")
     elif key in HARMLESS:
         allowed = HARMLESS[key]
         if allowed is not None and value not in allowed:

@@ -9,7 +9,7 @@ scores             BLEU and kin, on text
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from trifold.data import Pairs
 from trifold.errors import DataError
-from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
+from trifold.generate import GenerationConfig, Hypothesis, generate_tokens, stream_text
 from trifold.nn import Inputs, Transformer
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.masks import padding
@@ -144,6 +144,7 @@ class Translate:
         batch_tokens: int = 4096,
         first: int = 0,
         on_done: Callable[[int], None] | None = None,
+        draft: Transformer | None = None,
     ) -> list[list[Hypothesis]]:
         """Hypotheses for each text, best first. Texts of like length go together; the order of the answer is theirs.
 
@@ -161,12 +162,27 @@ class Translate:
             attend = padding(torch.from_numpy(sources.lengths[rows]), width)
             tokens = sources.padded(rows, width, self.source.pad_id).to(device)
             inputs = Inputs(tokens, None if attend is None else attend.to(device))
-            found = generate_tokens(model, inputs, config, numbers=(rows + first).tolist())
+            numbers = (rows + first).tolist()
+            found = generate_tokens(model, inputs, config, numbers=numbers, codec=self.target, draft=draft)
             for row, hypotheses in zip(rows, found, strict=True):
                 answers[row] = hypotheses
             if on_done is not None:
                 on_done(len(rows))
         return answers
+
+    def stream(
+        self, model: Transformer, text: str, config: GenerationConfig, *, draft: Transformer | None = None
+    ) -> Iterator[str]:
+        """The output for one text, in whole characters as soon as they are known; stop strings are left out.
+
+        Raises DataError for a text without a token.
+        """
+        (ids,) = self.source.encode([text])
+        if not ids:
+            raise DataError("the text has no tokens: there is nothing to translate")
+        tokens = torch.tensor([[*ids, self.source.eos_id]], device=next(model.parameters()).device)
+        for _, said in stream_text(model, Inputs(tokens), config, self.target, draft=draft):
+            yield said
 
     def translate(self, model: Transformer, texts: Sequence[str], config: GenerationConfig) -> list[str]:
         """The best hypothesis of each text, as text."""

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trifold.errors import DataError
+from trifold.generate import GenerationConfig, generate_tokens
+from trifold.nn import Inputs
+
+END, VOCABULARY, WIDTH = 2, 8, 5
+TABLE = np.random.default_rng(1).normal(size=(VOCABULARY, WIDTH))
+
+
+def thought(seed, source, prefix):
+    return np.random.default_rng([seed, *source, 10_000, *prefix]).normal(size=WIDTH)
+
+
+def probabilities(hidden):
+    logits = TABLE @ hidden
+    logits[0] = -np.inf
+    return np.exp(logits) / np.exp(logits).sum()
+
+
+@pytest.fixture(scope="module")
+def thinking(kit):
+    class Thinking(kit.Scripted):
+        """Its hidden states are given by hand, and its logits are a fixed matrix times them."""
+
+        def decode(self, inputs, memory=None, cache=None):
+            return super().decode(inputs, memory, cache)  # of exponentials: see below
+
+        def lm_head(self, hidden):
+            return (hidden.double() @ torch.from_numpy(TABLE).T).float()
+
+    def make(seed, max_positions=256):
+        return Thinking(
+            lambda source, prefix: np.exp(thought(seed, source, prefix)), VOCABULARY, max_positions
+        )
+
+    return make
+
+
+def obvious(seed, source, alpha, k, limit):
+    """Su et al. 2022, algorithm as it reads."""
+    text, seen, score = [], [thought(seed, source, ())], 0.0
+    while True:
+        chances = probabilities(seen[-1])
+        best = None
+        for token in sorted(range(VOCABULARY), key=lambda token: -chances[token])[:k]:
+            if chances[token] == 0:
+                continue
+            hidden = thought(seed, source, (*text, token))
+            near = max(h @ hidden / np.linalg.norm(h) / np.linalg.norm(hidden) for h in seen)
+            worth = (1 - alpha) * chances[token] - alpha * near
+            if best is None or worth > best[0]:
+                best = worth, token, hidden
+        _, token, hidden = best
+        score += np.log(chances[token])
+        text.append(token)
+        seen.append(hidden)
+        if token == END:
+            return text[:-1], score / len(text), "stop"
+        if len(text) == limit:
+            return text, score / len(text), "length"
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=4), min_size=1, max_size=4),
+    alpha=st.sampled_from([0.2, 0.6, 1.0]),
+    k=st.integers(2, 9),
+    limit=st.integers(1, 7),
+)
+def test_it_is_the_obvious_one_whatever_stands_beside(kit, thinking, seed, rows, alpha, k, limit):
+    config = GenerationConfig(penalty_alpha=alpha, top_k=k, max_new_tokens=limit)
+    found = generate_tokens(thinking(seed), kit.batch(rows), config)
+    for (output,), row in zip(found, rows, strict=True):
+        tokens, score, reason = obvious(seed, tuple(row), alpha, k, limit)
+        assert (output.tokens, output.finish_reason) == (tokens, reason)
+        assert output.score == pytest.approx(score, abs=1e-4)
+
+
+def test_it_says_what_greedy_does_not(kit):
+    model, inputs = kit.lively("decoder"), kit.batch([[5, 6, 7], [9]])
+    greedy = generate_tokens(model, inputs, GenerationConfig(max_new_tokens=12))
+    other = generate_tokens(model, inputs, GenerationConfig(max_new_tokens=12, penalty_alpha=0.8, top_k=6))
+    assert [o.tokens for (o,) in greedy] != [o.tokens for (o,) in other]
+
+
+def test_candidates_need_a_position(kit):
+    model = kit.lively("decoder", max_positions=8)
+    config = GenerationConfig(penalty_alpha=0.5, top_k=3, min_new_tokens=9)
+    ((output,),) = generate_tokens(model, Inputs(torch.tensor([[5] * 6])), config)
+    assert (len(output.tokens), output.finish_reason) == (2, "length")
+    with pytest.raises(DataError, match=r"row 0 .* fills all 8 positions"):
+        generate_tokens(model, Inputs(torch.tensor([[5] * 8])), config)

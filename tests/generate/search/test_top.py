@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.generate.search import top
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    vocabulary=st.integers(30, 90),
+    beams=st.integers(1, 4),
+    dead=st.booleans(),
+    count=st.integers(1, 8),
+)
+def test_looking_into_few_chunks_finds_what_sorting_all_finds(seed, vocabulary, beams, dead, count):
+    generator = torch.Generator().manual_seed(seed)
+    log_probs = torch.randn(3, beams, vocabulary, generator=generator)
+    log_probs[:, :, 5:20] = float("-inf")
+    scores = torch.randn(3, beams, generator=generator)
+    if dead:
+        scores[:, 1:] = float("-inf")
+    whole = top.best_continuations(log_probs, scores, count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(top, "CHUNK", 3)
+        patch.setattr(top, "MANY", 0)
+        found = top.best_continuations(log_probs, scores, count)
+    for ours, expected in zip(found, whole, strict=True):
+        assert torch.equal(ours, expected)
+    rows = torch.arange(3)[:, None]
+    assert torch.equal(log_probs[rows, found[1], found[2]] + scores.gather(1, found[1]), found[0])

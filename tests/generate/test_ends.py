@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trifold.errors import UsageError
+from trifold.generate import GenerationConfig, generate_tokens, until_stop
+from trifold.generate.ends import Ends
+
+PIECES = ("ab", "cabc", "bb", "", "jaaj")  # tokens 13 … 17
+VOCABULARY = 18
+WAYS = {
+    "greedy": {},
+    "samples": {"temperature": 2.0, "seed": 1, "num_return_sequences": 2},
+    "beams": {"num_beams": 3, "num_return_sequences": 3},
+    "diverse": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5, "num_return_sequences": 4},
+    "forced": {"num_beams": 3, "force_words_ids": [[5]], "num_return_sequences": 3},
+    "look-up": {"prompt_lookup_num_tokens": 3},
+}
+stops = st.lists(st.text("abcj", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@settings(max_examples=80)
+@given(
+    seed=st.integers(0, 10**6),
+    way=st.sampled_from(list(WAYS)),
+    strings=stops,
+    rows=st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=3), min_size=1, max_size=3),
+)
+def test_an_output_ends_with_the_token_that_completes_a_stop_string(kit, seed, way, strings, rows):
+    codec = kit.Letters(*PIECES)
+    config = GenerationConfig(stop_strings=strings, max_new_tokens=12, min_new_tokens=12, **WAYS[way])
+    model = kit.Scripted(kit.random_says(seed, VOCABULARY), VOCABULARY)
+    found = generate_tokens(model, kit.batch(rows), config, codec=codec)
+    for output in (output for outputs in found for output in outputs):
+        prefixes = codec.decode([output.tokens[:n] for n in range(len(output.tokens) + 1)])
+        hits = [any(string in text for string in strings) for text in prefixes]
+        assert not any(hits[:-1])
+        if output.finish_reason == "length":
+            assert len(output.tokens) == 12
+            assert not hits[-1]
+        else:
+            assert hits[-1]
+
+
+def test_greedy_stops_at_the_first_place_and_no_earlier(kit):
+    """Against the same search without stop strings, cut by hand."""
+    codec = kit.Letters(*PIECES)
+    for seed in range(20):
+        model = kit.Scripted(kit.random_says(seed, VOCABULARY), VOCABULARY)
+        ((whole,),) = generate_tokens(model, kit.batch([[3]]), GenerationConfig(max_new_tokens=20))
+        texts = codec.decode([whole.tokens[:n] for n in range(len(whole.tokens) + 1)])
+        for string in ("ab", "bc", "ja", "cab"):
+            first = next((n for n, text in enumerate(texts) if string in text), None)
+            config = GenerationConfig(max_new_tokens=20, stop_strings=[string])
+            ((output,),) = generate_tokens(model, kit.batch([[3]]), config, codec=codec)
+            assert output.tokens == whole.tokens[:first]
+
+
+@given(st.lists(st.integers(3, 17), min_size=1, max_size=60), stops)
+def test_only_the_end_of_a_text_is_read_and_that_is_enough(kit, tokens, strings):
+    codec = kit.Letters(*PIECES)
+    ends = Ends([2], strings, codec)
+    for n in range(1, len(tokens) + 1):
+        text = codec.decode([tokens[:n]])[0]
+        here = any(string in text for string in strings)
+        (tail,) = ends._tails([tokens[:n]])
+        assert any(string in tail for string in strings) == here
+        if here:
+            break
+
+
+def test_the_tail_stays_short():
+    class Counting:
+        def encode(self, texts):
+            raise NotImplementedError
+
+        def decode(self, ids):
+            longest.append(max(map(len, ids)))
+            return ["x" * len(row) for row in ids]
+
+    longest: list[int] = []
+    Ends([2], ["stop"], Counting())._tails([[3] * 10_000])
+    assert max(longest) < 20
+
+
+def test_stop_strings_need_a_tokenizer(kit):
+    with pytest.raises(UsageError, match="stop_strings is text: give the tokenizer too"):
+        generate_tokens(kit.lively(), kit.batch([[3]]), GenerationConfig(stop_strings=["."]))
+
+
+def test_text_ends_before_the_first_stop_string():
+    assert until_stop("one two three", ["three", "two"]) == "one "
+    assert until_stop("one", ["two"]) == "one"
+    assert until_stop("one", []) == "one"
+
+
+def test_a_forced_end_is_a_text_cut_off(kit):
+    model = kit.Scripted(lambda source, prefix: [0, 0, 0.1, 0.9], 4)
+    for beams in (1, 2):
+        config = GenerationConfig(
+            max_new_tokens=5, forced_eos_token_id=2, num_beams=beams, early_stopping="never"
+        )
+        ((output,),) = generate_tokens(model, kit.batch([[3]]), config)
+        assert (output.tokens, output.finish_reason) == ([3] * 4, "length")

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers
+
+from trifold.errors import UsageError
+from trifold.generate import (
+    GenerationConfig,
+    Speaker,
+    generate_tokens,
+    stream_text,
+    stream_tokens,
+    until_stop,
+)
+from trifold.nn import Inputs
+from trifold.text import Tokenizer
+
+TEXTS = ["naïve café", "日本語のテキスト", "👩‍👩‍👧 and 🦜!", "  two  spaces ", "a\nb\tc", "e\u0301"]
+
+
+def byte_level() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = ["Ġa", "an", "Ġan", "Ġand"]
+    library = Library(
+        models.BPE(
+            vocab={token: n for n, token in enumerate([*alphabet, *words])},
+            merges=[("Ġ", "a"), ("a", "n"), ("Ġa", "n"), ("Ġan", "d")],
+        )
+    )
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    return Tokenizer(library)
+
+
+def byte_fallback() -> Tokenizer:
+    """As SentencePiece models are read: ▁ for a space, <0xNN> for bytes, the first space taken off."""
+    pieces = [*(f"<0x{n:02X}>" for n in range(256)), "▁", "a", "b", "n", "▁an", "d", "é"]
+    library = Library(models.BPE(vocab={p: n for n, p in enumerate(pieces)}, merges=[], byte_fallback=True))
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return Tokenizer(library)
+
+
+CODECS = {"byte level": byte_level(), "byte fallback": byte_fallback()}
+
+
+PARTS = CODECS["byte level"].encode(["🦜 né 日"])[0]
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_are_whole_characters_and_give_the_text(name, text):
+    codec = CODECS[name]
+    (ids,) = codec.encode([text])
+    speaker = Speaker(codec)
+    pieces = [speaker.push(token) for token in ids]
+    assert "\ufffd" not in "".join(pieces)
+    assert "".join(pieces) + speaker.finish() == codec.decode([ids])[0]
+    assert len([piece for piece in pieces if piece]) > len(text) // 3
+
+
+@settings(max_examples=80)
+@given(st.lists(st.integers(0, CODECS["byte level"].vocab_size - 1) | st.sampled_from(PARTS), max_size=25))
+def test_whatever_the_tokens_the_pieces_joined_are_the_text(ids):
+    """Parts of characters, whole and broken."""
+    codec = CODECS["byte level"]
+    speaker = Speaker(codec)
+    assert "".join([*map(speaker.push, ids), speaker.finish()]) == codec.decode([ids])[0]
+
+
+@settings(max_examples=80)
+@given(st.sampled_from(list(CODECS)), st.text("abnd é日🦜", max_size=20))
+def test_whatever_the_text_the_pieces_joined_are_the_text(name, text):
+    codec = CODECS[name]
+    (ids,) = codec.encode([text])
+    speaker = Speaker(codec)
+    assert "".join([*map(speaker.push, ids), speaker.finish()]) == codec.decode([ids])[0]
+
+
+@given(
+    st.lists(st.integers(3, 15), max_size=25),
+    st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_nothing_is_said_that_a_stop_string_takes_back(kit, ids, stops):
+    codec = kit.Letters("ab", "cab", "")
+    speaker = Speaker(codec, stops)
+    said = ""
+    whole = until_stop(codec.decode([ids])[0], stops)
+    for token in ids:
+        said += speaker.push(token)
+        assert whole.startswith(said)
+    assert said + speaker.finish() == whole
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {},
+        {"temperature": 1.5, "seed": 2},
+        {"penalty_alpha": 0.6, "top_k": 4},
+        {"prompt_lookup_num_tokens": 3},
+        {"stop_strings": ["ab", "e"]},
+    ],
+    ids=lambda way: next(iter(way), "greedy"),
+)
+@pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
+def test_a_stream_is_the_output(kit, shape, way):
+    model, inputs, codec = kit.lively(shape), kit.batch([[5, 6, 7], [9], [8, 8]]), kit.Letters(*"ABCDEFGHIJ")
+    config = GenerationConfig(max_new_tokens=12, **way)
+    found = generate_tokens(model, inputs, config, codec=codec)
+    tokens: list[list[int]] = [[] for _ in found]
+    for row, token in stream_tokens(model, inputs, config, codec=codec):
+        tokens[row].append(token)
+    assert tokens == [output.tokens for (output,) in found]
+    texts = [""] * len(found)
+    for row, piece in stream_text(model, inputs, config, codec):
+        texts[row] += piece
+    whole = codec.decode(tokens)
+    assert texts == [until_stop(text, config.stop_strings or ()) for text in whole]
+
+
+def test_tokens_come_while_the_model_is_still_writing(kit):
+    model, readings = kit.lively("decoder"), []
+    decode = model.decode
+    model.decode = lambda *args: (readings.append(1), decode(*args))[1]
+    stream = stream_tokens(model, Inputs(torch.tensor([[5, 6]])), GenerationConfig(max_new_tokens=20))
+    next(stream)
+    assert len(readings) == 1
+    next(stream)
+    assert len(readings) == 2
+    assert not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize("asked", [{"num_beams": 3}, {"temperature": 1.0, "num_return_sequences": 2}])
+def test_only_one_output_a_row_can_be_streamed(kit, asked):
+    with pytest.raises(UsageError, match="only one output a row can be streamed"):
+        next(stream_tokens(kit.lively(), kit.batch([[3]]), GenerationConfig(**asked)))
