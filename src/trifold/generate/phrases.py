@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import cast
 
 FEW = 4  # wishes of which the shortest way to meet all is looked for
 State = tuple[tuple[int, ...] | None, ...]
@@ -26,7 +27,11 @@ class Wishes:
     @classmethod
     def of(cls, force_words_ids: Sequence[Sequence[int] | Sequence[Sequence[int]]]) -> Wishes:
         """From the setting, where a wish of one phrase is that phrase."""
-        return cls([[wish] if isinstance(wish[0], int) else wish for wish in force_words_ids])  # type: ignore[misc]
+        wishes: list[list[Sequence[int]]] = []
+        for wish in force_words_ids:
+            alone = isinstance(wish[0], int)
+            wishes.append([cast(Sequence[int], wish)] if alone else list(cast(Sequence[Sequence[int]], wish)))
+        return cls(wishes)
 
     @property
     def words(self) -> set[int]:
