@@ -30,7 +30,7 @@ def randomised(model: Any, seed: int = 0) -> Any:
             noise = torch.randn(tensor.shape, generator=generator)
             norm = tensor.dim() == 1 and name.endswith("weight")
             few = tensor.dim() > 1 and min(tensor.shape) < 8  # labels: their logits must differ too
-            tensor.copy_(noise * (0.5 if few else 0.25 if tensor.dim() > 1 else 0.3) + norm)
+            tensor.copy_(noise * (0.7 if few else 0.25 if tensor.dim() > 1 else 0.3) + norm)
     return model.eval()
 
 
@@ -84,7 +84,8 @@ def _inputs(
         return (Inputs(pixels=more["pixel_values"]), None), more
     config, generator = model.config, torch.Generator().manual_seed(1)
     pad = 0 if getattr(config, "pad_token_id", None) is None else config.pad_token_id
-    special = {pad, getattr(config, "eos_token_id", None), getattr(config, "bos_token_id", None)}
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    special = {pad, config.bos_token_id, *ends}
     words = torch.tensor([id for id in range(config.vocab_size) if id not in special])
     if tokens is None:
         tokens = words[torch.randint(len(words), (len(LENGTHS), max(LENGTHS)), generator=generator)]
