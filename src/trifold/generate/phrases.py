@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import cast
 
 FEW = 4  # wishes of which the shortest way to meet all is looked for
 State = tuple[tuple[int, ...] | None, ...]
@@ -19,15 +20,15 @@ class Wishes:
 
     def __init__(self, wishes: Sequence[Sequence[Sequence[int]]]) -> None:
         self._wishes = [[tuple(phrase) for phrase in wish] for wish in wishes]
-        self.start: FEW = 4  # wishes of which the shortest way to meet all is looked for
-State = tuple((0,) * len(wish) for wish in self._wishes)
+        self.start: State = tuple((0,) * len(wish) for wish in self._wishes)
         self._moved = cache(_moved)
         self.missing = cache(self._missing)
 
     @classmethod
     def of(cls, force_words_ids: Sequence[Sequence[int] | Sequence[Sequence[int]]]) -> Wishes:
         """From the setting, where a wish of one phrase is that phrase."""
-        return cls([[wish] if isinstance(wish[0], int) else wish for wish in force_words_ids])  # type: ignore[misc]
+        wishes = [[wish] if isinstance(wish[0], int) else wish for wish in force_words_ids]
+        return cls(cast(Sequence[Sequence[Sequence[int]]], wishes))
 
     @property
     def words(self) -> set[int]:
