@@ -79,7 +79,7 @@ class GenerationConfig(Settings):
         None,
         gt=0,
         le=1,
-        description="… the fewest that hold this much, the least surprising in either way first",
+        description="… the fewest that hold this much, those of the most usual surprise first",
     )
     seed: int | None = Field(None, ge=0, description="of sampling; None: a new one each time")
 

@@ -27,11 +27,8 @@ class Wishes:
     @classmethod
     def of(cls, force_words_ids: Sequence[Sequence[int] | Sequence[Sequence[int]]]) -> Wishes:
         """From the setting, where a wish of one phrase is that phrase."""
-        wishes: list[list[Sequence[int]]] = []
-        for wish in force_words_ids:
-            alone = isinstance(wish[0], int)
-            wishes.append([cast(Sequence[int], wish)] if alone else list(cast(Sequence[Sequence[int]], wish)))
-        return cls(wishes)
+        wishes = [[wish] if isinstance(wish[0], int) else wish for wish in force_words_ids]
+        return cls(cast(Sequence[Sequence[Sequence[int]]], wishes))
 
     @property
     def words(self) -> set[int]:
