@@ -33,6 +33,7 @@ THEIRS: dict[str, dict[str, Any]] = {
     "swish, scaled": {"activation_function": "swish", "scale_embedding": True},
     "two vocabularies": {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 23},
     "deep encoder, bos": {"decoder_layers": 1, "bos_token_id": 1, "activation_function": "relu"},
+    "another decoder": {"decoder_attention_heads": 2, "decoder_ffn_dim": 20},
 }
 
 

@@ -12,10 +12,12 @@ from trifold.hub.rules import (
     TRANSPOSED,
     Copy,
     Ignored,
+    Renamed,
     Rule,
     Transform,
     Zeros,
     chain,
+    dealt,
     load,
     permuted,
     save,
@@ -123,3 +125,56 @@ def test_a_table_that_leaves_a_parameter_out_is_a_mistake_of_ours() -> None:
 def test_so_is_one_that_takes_it_twice() -> None:
     with pytest.raises(AssertionError, match=r"two rules.* blocks\.0\.q\.weight"):
         save([*TABLE, Rule("blocks.{i}.q.weight", "h.{i}.again")], parameters())
+
+
+@given(st.integers(1, 3), st.lists(st.integers(1, 3), min_size=2, max_size=3), st.integers(1, 2))
+def test_dealt_is_inverted_and_deals(groups: int, shares: list[int], unit: int) -> None:
+    ours = [torch.randn(groups * share * unit, 5) for share in shares]
+    transform = dealt(groups, shares)
+    (theirs,) = transform.save(ours)
+    assert all(torch.equal(a, b) for a, b in zip(ours, transform.load([theirs]), strict=True))
+    # the first group begins with the first share of every one of ours
+    row = 0
+    for part, share in zip(ours, shares, strict=True):
+        assert torch.equal(theirs[row], part[0])
+        row += share * unit
+    (foretold,) = transform.save([part.to("meta") for part in ours])
+    assert foretold.shape == theirs.shape
+
+
+OLD = [
+    Rule("tokens.weight", "model.wte.weight"),
+    Rule("norm.{part:weight|bias}", "model.norm.{part}"),
+    Copy("head.weight", of="model.wte.weight"),
+    Ignored("model.mask"),
+    Renamed("{*path}.gamma", "{*path}.weight"),
+    Renamed("{*path}", "model.{*path}"),
+    Renamed("head.weight", "model.wte.weight"),
+]
+MINE = {"tokens.weight": torch.randn(3, 2), "norm.weight": torch.randn(2), "norm.bias": torch.randn(2)}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("model.wte.weight", "model.norm.weight", "model.norm.bias"),
+        ("wte.weight", "norm.weight", "norm.bias"),
+        ("wte.weight", "norm.gamma", "norm.bias"),
+        ("wte.weight", "model.norm.gamma", "model.norm.bias"),
+        ("head.weight", "norm.gamma", "norm.bias"),
+    ],
+)
+def test_old_names_are_followed(names: tuple[str, ...]) -> None:
+    theirs = dict(zip(names, MINE.values(), strict=True)) | {"mask": torch.zeros(1)}
+    loaded = dict(load(OLD, theirs, MINE, "here"))
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in MINE.items())
+
+
+def test_an_old_name_does_not_take_the_place_of_a_new_one() -> None:
+    theirs = dict(
+        zip(("model.wte.weight", "model.norm.weight", "model.norm.bias"), MINE.values(), strict=True)
+    )
+    with pytest.raises(CheckpointError, match=r"not known: 'wte\.weight'"):
+        load(OLD, theirs | {"wte.weight": torch.ones(3, 2)}, MINE, "here")
+    with pytest.raises(CheckpointError, match=r"not equal: head\.weight"):
+        load(OLD, theirs | {"head.weight": torch.ones(3, 2)}, MINE, "here")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from trifold.hub.files import read_json, write_json
 from trifold.hub.generation import GENERATION_KEYS, read_generation, write_generation
 from trifold.hub.weights import Weights, dtype_name, read_weights, write_weights
 from trifold.nn import ModelConfig, Transformer
+from trifold.nn.config import Head
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -35,12 +36,13 @@ def save_model(
     generation: Mapping[str, object] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write the model in the form of the first family that it fits; `generation` holds settings by our names.
+    """Write the model in the form that it came from, or of the first family that it fits; `generation` holds
+    settings by our names.
 
     Every file is replaced in one step. Raises CheckpointError where the folder cannot be written.
     """
     config = model.config
-    family = next(family for family in FAMILIES.values() if family.fits(config))
+    family = _family_for(model)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -53,20 +55,31 @@ def save_model(
         write_json(folder / GENERATION, write_generation(config, generation or {}))
     about = {
         "model_type": family.model_type,
-        "architectures": [family.architecture],
+        "architectures": [family.architecture(config)],
         "dtype": dtype_name(dtype),
     }
     write_json(folder / CONFIG, family.write(config) | about)
+
+
+def _family_for(model: Transformer) -> Family:
+    first = [family for name, family in FAMILIES.items() if name == model.family]
+    return next(family for family in (*first, *FAMILIES.values()) if family.fits(model.config))
 
 
 # --- in ------------------------------------------------------------------------------------------------
 
 
 def load_model(
-    folder: Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    heads: Sequence[Head] | None = None,
+    n_labels: int | None = None,
 ) -> tuple[Transformer, dict[str, object]]:
     """The model in a folder, in evaluation mode, and its generation settings by our names.
 
+    `heads` (and `n_labels` classes) in the place of the folder's own: what it has of them is read, the rest is new.
     Raises CheckpointError where something is missing, damaged, of a family that is not known, or does not fit.
     """
     values = read_json(folder / CONFIG)
@@ -76,10 +89,16 @@ def load_model(
 
     table = family.rules(config)
     with torch.device("meta"):
-        wanted = dict(Transformer(config).named_parameters())
-    tensors = rules.load(table, weights, wanted, str(folder))
+        held = dict(Transformer(config).named_parameters())
+    tensors = rules.load(table, weights, held, str(folder))
     generation = _generation_of(folder, config, values)
-    return _filled(config, tensors, dtype, device).eval(), generation
+    if heads is None:
+        model = _filled(Transformer(config, initialise=False), tensors, dtype, device)
+    else:
+        other = _with_heads(family, config, values, tuple(heads), n_labels, folder / CONFIG)
+        model = _filled(Transformer(other), tensors, dtype, device, new=("heads.", "lm_head."))
+    model.family = family.model_type
+    return model.eval(), generation
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -121,18 +140,44 @@ def _check_sizes(config: ModelConfig, weights: Weights, place: Path) -> None:
         raise CheckpointError(f"{place}: a matrix of {widest} x {config.d_model} is too large")
 
 
+def _with_heads(
+    family: Family,
+    config: ModelConfig,
+    values: Mapping[str, Any],
+    heads: tuple[Head, ...],
+    n_labels: int | None,
+    place: Path,
+) -> ModelConfig:
+    """The config as the family reads it from a file of the class that has these heads."""
+    try:
+        named = family.architecture(config.model_copy(update={"heads": heads}))
+    except StopIteration:
+        raise CheckpointError(f"{place}: a {family.model_type} with the heads {heads} is not known") from None
+    other: dict[str, object] = {"architectures": [named]}
+    if n_labels is not None:
+        other |= {"num_labels": n_labels, "id2label": None}
+    if "heads" in values:  # our own form says them in our words
+        other |= {"heads": list(heads), "n_labels": n_labels or config.n_labels}
+    return _config_of(family, {**values, **other}, place)
+
+
 @torch.no_grad()
 def _filled(
-    config: ModelConfig,
+    model: Transformer,
     tensors: Iterable[tuple[str, Tensor]],
     dtype: torch.dtype,
     device: str | torch.device,
+    new: tuple[str, ...] = (),
 ) -> Transformer:
-    model = Transformer(config, initialise=False).to(device=device, dtype=dtype)
+    """The model with these tensors; those whose names begin as `new` says may be missing, or of another size."""
+    model.to(device=device, dtype=dtype)
     parameters = dict(model.named_parameters())
     for name, tensor in tensors:
-        parameters.pop(name).copy_(tensor)
-    assert not parameters, f"left unread: {', '.join(parameters)}"
+        fits = name in parameters and parameters[name].shape == tensor.shape
+        if fits or not name.startswith(new):
+            parameters.pop(name).copy_(tensor)
+    left = [name for name in parameters if not name.startswith(new)]
+    assert not left, f"left unread: {', '.join(left)}"
     return model
 
 

@@ -66,6 +66,22 @@ def stacked(count: int, axis: int = 0) -> Transform:
     )
 
 
+def dealt(groups: int, shares: Sequence[int]) -> Transform:
+    """Several of ours are one of theirs, dealt out: for each of so many groups it holds a share of the first of ours,
+    then of the second, … `shares` are in any unit: three heads of q, one of k and one of v are (3, 1, 1).
+    """
+
+    def load(theirs: Tensors) -> Tensors:
+        whole = theirs[0].unflatten(0, (groups, -1))
+        unit = whole.shape[1] // sum(shares)
+        return [part.flatten(0, 1) for part in whole.split([share * unit for share in shares], 1)]
+
+    def save(ours: Tensors) -> Tensors:
+        return [torch.cat([part.unflatten(0, (groups, -1)) for part in ours], 1).flatten(0, 1)]
+
+    return Transform(load, save)
+
+
 def chain(*links: Transform) -> Transform:
     """Several transforms, the first one next to ours."""
 
@@ -123,7 +139,17 @@ class Ignored:
     theirs: str
 
 
-AnyRule = Rule | Zeros | Copy | Ignored
+@dataclass(frozen=True)
+class Renamed:
+    """Some files call a tensor by another name. It is followed where the old name means nothing and the new one is
+    awaited and free; several may follow one another, each once. What is written has the new name.
+    """
+
+    old: str
+    new: str
+
+
+AnyRule = Rule | Zeros | Copy | Ignored | Renamed
 
 
 @lru_cache(maxsize=4096)
@@ -212,7 +238,9 @@ def load(
     Raises CheckpointError once, before the first, with every tensor that is missing, not known, misshapen, not
     of numbers with a fraction, not zero where it must be, or not the copy that it is said to be.
     """
-    _check(rules, theirs, {name: torch.empty_like(t, device="meta") for name, t in ours.items()}, place)
+    shapes = {name: torch.empty_like(t, device="meta") for name, t in ours.items()}
+    theirs = _renamed(rules, theirs, save(rules, shapes))
+    _check(rules, theirs, shapes, place)
     return (
         pair
         for step in _steps(rules, ours)
@@ -253,3 +281,53 @@ def _copies(rules: Sequence[AnyRule], theirs: Iterable[str]) -> dict[str, str]:
         for name in theirs
         if (holes := _holes(rule.theirs, name)) is not None
     }
+
+
+# --- old names -----------------------------------------------------------------------------------------
+
+
+class _Aliased(Mapping[str, Tensor]):
+    """Tensors under other names, still read one by one."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+        self._tensors, self._names = tensors, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _renamed(
+    rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], wanted: Collection[str]
+) -> Mapping[str, Tensor]:
+    """Their tensors under the names of today."""
+    renames = [rule for rule in rules if isinstance(rule, Renamed)]
+    if not renames:
+        return theirs
+    ignored = [rule.theirs for rule in rules if isinstance(rule, Ignored)]
+    names: dict[str, str] = {}
+
+    def means_something(name: str) -> bool:
+        known = name in wanted or any(_holes(pattern, name) is not None for pattern in ignored)
+        return known or _copies(rules, [name]).get(name) in names
+
+    # Names of today first, old ones next; copies last, for one whose original is not there may stand for it.
+    for old in sorted(theirs, key=lambda name: 2 if _copies(rules, [name]) else not means_something(name)):
+        later = (name for name in _later_names(old, renames) if name not in names and means_something(name))
+        names[old if means_something(old) else next(later, old)] = old
+    return _Aliased(theirs, names)
+
+
+def _later_names(name: str, renames: Sequence[Renamed]) -> Iterator[str]:
+    """What the rules make of a name, one after the other, the shortest ways first."""
+    reached: list[tuple[str, tuple[Renamed, ...]]] = [(name, ())]
+    for current, used in reached:
+        for rule in renames:
+            if rule not in used and (holes := _holes(rule.old, current)) is not None:
+                reached.append((_filled(rule.new, holes), (*used, rule)))
+                yield reached[-1][0]

@@ -48,6 +48,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, *, initialise: bool = True) -> None:
         super().__init__()
         self.config = config
+        self.family: str | None = None  # the form of the folder it came from, which saving prefers
         reads, writes = config.encoder_layers > 0, config.decoder_layers > 0
         sees = config.patch_size is not None
         source = None if sees else TokenEmbedding(config.vocab_size, config.embedding_width)

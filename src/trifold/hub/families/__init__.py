@@ -1,8 +1,39 @@
 """Every family by its `model_type`, in the order in which they are asked whether a config fits."""
 
-from trifold.hub.families import marian, native
+from trifold.hub.families import (
+    codegen,
+    falcon,
+    gpt2,
+    gpt_bigcode,
+    gpt_neo,
+    gpt_neox,
+    gptj,
+    llama,
+    marian,
+    mistral,
+    native,
+    openai_gpt,
+    starcoder2,
+)
 from trifold.hub.family import Family
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (marian.FAMILY, native.FAMILY)}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        marian.FAMILY,
+        gpt2.FAMILY,
+        gpt_bigcode.FAMILY,
+        openai_gpt.FAMILY,
+        gpt_neo.FAMILY,
+        gptj.FAMILY,
+        codegen.FAMILY,
+        llama.FAMILY,
+        mistral.FAMILY,
+        gpt_neox.FAMILY,
+        starcoder2.FAMILY,
+        falcon.FAMILY,
+        native.FAMILY,  # the last: it can say everything
+    )
+}
 
 __all__ = ["FAMILIES"]

@@ -13,20 +13,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trifold.errors import SettingsError
-from trifold.hub.family import Family, parse_config
+from trifold.hub.family import ACTIVATIONS, Family, activation, key_of, parse_config, says, unless
 from trifold.hub.rules import LEADING_AXIS, SAME, AnyRule, Copy, Ignored, Rule, Transform, Zeros, permuted
 from trifold.nn import ModelConfig
 from trifold.settings import Settings
 
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "silu": "silu",
-    "swish": "silu",
-    "gelu_pytorch_tanh": "gelu-tanh",
-    "gelu_new": "gelu-tanh",
-}
 LAYOUTS = {"interleaved": "sinusoidal", "halves": "sinusoidal-halves"}
 NORM_EPSILON = 1e-5  # not a key of theirs
 
@@ -87,21 +78,19 @@ def fits(config: ModelConfig) -> bool:
         and (config.norm, config.norm_placement, config.norm_epsilon) == ("layer", "post", NORM_EPSILON)
         and config.activation in ACTIVATIONS.values()
         and config.kv_heads == config.n_heads
-        and config.head_width * config.n_heads == config.d_model
+        and all(side.head_width * side.n_heads == side.d_model for side in (config, config.decoder_side))
         and config.feed_forward_bias
         and config.tie_lm_head
-        and all(
-            getattr(config, key) == field.default
-            for key, field in ModelConfig.model_fields.items()
-            if key not in SAID
-        )
+        and config.chosen_heads == ("lm",)
+        and says(config, SAID)
     )
 
 
 # What the keys of their file say, or `fits` has looked at; every other key of ours must be at its default.
 SAID = frozenset(
     """
-    shape vocab_size target_vocab_size max_positions d_model n_layers n_decoder_layers n_heads n_kv_heads d_head d_ff
+    shape vocab_size target_vocab_size max_positions d_model n_layers n_decoder_layers n_heads n_decoder_heads
+    n_kv_heads d_head d_ff d_decoder_ff heads
     positions scale_embeddings norm norm_placement norm_epsilon activation attention_bias tie_lm_head lm_head_bias
     dropout attention_dropout pad_id bos_id eos_id decoder_start_id
     """.split()
@@ -118,10 +107,10 @@ def _write(config: ModelConfig) -> dict[str, object]:
         "encoder_layers": config.encoder_layers,
         "decoder_layers": config.decoder_layers,
         "encoder_attention_heads": config.n_heads,
-        "decoder_attention_heads": config.n_heads,
+        "decoder_attention_heads": config.n_decoder_heads or config.n_heads,
         "encoder_ffn_dim": config.d_ff,
-        "decoder_ffn_dim": config.d_ff,
-        "activation_function": _key_of(ACTIVATIONS, config.activation),
+        "decoder_ffn_dim": config.d_decoder_ff or config.d_ff,
+        "activation_function": key_of(ACTIVATIONS, config.activation),
         "scale_embedding": config.scale_embeddings,
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
@@ -133,27 +122,14 @@ def _write(config: ModelConfig) -> dict[str, object]:
         "forced_eos_token_id": None,  # left out, it would be 0: our padding
         "is_encoder_decoder": True,
         "tie_word_embeddings": True,
-        "position_layout": _key_of(LAYOUTS, config.positions),
+        "position_layout": key_of(LAYOUTS, config.positions),
         "attention_bias": config.attention_bias,
         "lm_head_bias": config.lm_head_bias,
     }
 
 
-def _key_of(table: Mapping[str, str], wanted: str) -> str:
-    return next(key for key, value in table.items() if value == wanted)
-
-
 def _read(values: Mapping[str, Any]) -> ModelConfig:
     file = parse_config(MarianFile, values)
-    for part in ("attention_heads", "ffn_dim"):
-        encoder, decoder = getattr(file, f"encoder_{part}"), getattr(file, f"decoder_{part}")
-        if encoder != decoder:
-            raise SettingsError(
-                f"decoder_{part}: {decoder} differs from encoder_{part} {encoder}; not supported"
-            )
-    if file.activation_function not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise SettingsError(f"activation_function: {file.activation_function!r} is not known; known: {known}")
     own_target = None if file.share_encoder_decoder_embeddings else file.decoder_vocab_size or file.vocab_size
     start = file.decoder_start_token_id
     bos = start if file.bos_token_id is None else file.bos_token_id
@@ -167,10 +143,12 @@ def _read(values: Mapping[str, Any]) -> ModelConfig:
             "n_decoder_layers": None if file.decoder_layers == file.encoder_layers else file.decoder_layers,
             "n_heads": file.encoder_attention_heads,
             "d_ff": file.encoder_ffn_dim,
+            "n_decoder_heads": unless(file.decoder_attention_heads, file.encoder_attention_heads),
+            "d_decoder_ff": unless(file.decoder_ffn_dim, file.encoder_ffn_dim),
             "positions": LAYOUTS[file.position_layout],
             "scale_embeddings": file.scale_embedding,
             "norm_epsilon": NORM_EPSILON,
-            "activation": ACTIVATIONS[file.activation_function],
+            "activation": activation("activation_function", file.activation_function),
             "attention_bias": file.attention_bias,
             "lm_head_bias": file.lm_head_bias,
             "dropout": file.dropout,
@@ -257,4 +235,4 @@ def _vocabulary(config: ModelConfig, columns: Transform) -> list[AnyRule]:
     return [*table, Zeros("final_logits_bias", target, lambda weight: (1, weight.shape[0]), remedy)]
 
 
-FAMILY = Family("marian", "MarianMTModel", fits, _write, _read, _rules)
+FAMILY = Family("marian", lambda config: "MarianMTModel", fits, _write, _read, _rules)

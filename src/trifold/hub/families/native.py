@@ -23,7 +23,7 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
 
 FAMILY = Family(
     model_type="trifold",
-    architecture="Transformer",
+    architecture=lambda config: "Transformer",
     fits=lambda config: True,
     write=lambda config: config.model_dump(),
     read=_read,

@@ -1,0 +1,200 @@
+"""The reference library as the oracle: what it computes we compute, forwards and backwards, and every byte goes back.
+
+check(randomised(transformers.GPT2LMHeadModel(transformers.GPT2Config(...))))
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from trifold.hub import load_model, rules, save_model
+from trifold.hub.families import FAMILIES
+from trifold.nn import Inputs, Transformer
+
+LENGTHS = (9, 5, 7)  # real tokens of the rows; the rest is padding behind them
+TARGETS = (6, 4)  # rows (as many as above) and tokens that an encoder-decoder has written
+
+
+def randomised(model: Any, seed: int = 0) -> Any:
+    """The model in evaluation mode, every parameter random and of natural size: a zero or a one hides a wrong rule."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in _learnt(model):
+            noise = torch.randn(tensor.shape, generator=generator)
+            norm = tensor.dim() == 1 and name.endswith("weight")
+            few = tensor.dim() > 1 and min(tensor.shape) < 8  # labels: their logits must differ too
+            tensor.copy_(noise * (0.5 if few else 0.25 if tensor.dim() > 1 else 0.3) + norm)
+    return model.eval()
+
+
+def _learnt(model: Any) -> list[tuple[str, Tensor]]:
+    parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return parameters + [(name, b) for name, b in model.named_buffers() if name == "final_logits_bias"]
+
+
+def check(
+    model: Any, *, tokens: Tensor | None = None, decoder: bool = True, tolerance: float = 1e-4, **inputs: Any
+) -> Transformer:
+    """Load what the reference saves, compare, save it back, compare again; gives our model.
+
+    tokens: (B, T) ids, padded behind; random ones unless given. `decoder`: an encoder-decoder is given its second input
+    too (else it makes one from the first). `inputs` go to the reference: token_type_ids, pixel_values are ours too.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        theirs, back = Path(folder) / "theirs", Path(folder) / "back"
+        model.save_pretrained(theirs)
+        ours, _ = load_model(theirs)
+        read, given = _inputs(model, tokens, decoder, inputs)
+
+        model.zero_grad()
+        out = model(**given, output_hidden_states=True)
+        _compare_states(ours, out, read, tolerance)
+        pairs = _compare_answers(ours, out, read, tolerance)
+        _compare_gradients(ours, model, pairs)
+
+        save_model(back, ours)
+        _compare_files(theirs, back)
+        again, report = type(model).from_pretrained(back, output_loading_info=True)
+        wrong = {
+            key: report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[key]
+        }
+        assert not wrong, wrong
+        with torch.no_grad():
+            same = again.eval()(**given, output_hidden_states=True)
+        for name in ("logits", "prediction_logits", "start_logits", "pooler_output", "last_hidden_state"):
+            if getattr(out, name, None) is not None:
+                torch.testing.assert_close(
+                    getattr(same, name), getattr(out, name).detach(), rtol=0, atol=1e-5
+                )
+    return ours
+
+
+def _inputs(
+    model: Any, tokens: Tensor | None, decoder: bool, more: dict[str, Any]
+) -> tuple[tuple[Inputs, Inputs | None], dict[str, Any]]:
+    """The same for us, (first input, second), and for the reference, by its names."""
+    if "pixel_values" in more:
+        return (Inputs(pixels=more["pixel_values"]), None), more
+    config, generator = model.config, torch.Generator().manual_seed(1)
+    pad = 0 if getattr(config, "pad_token_id", None) is None else config.pad_token_id
+    special = {pad, getattr(config, "eos_token_id", None), getattr(config, "bos_token_id", None)}
+    words = torch.tensor([id for id in range(config.vocab_size) if id not in special])
+    if tokens is None:
+        tokens = words[torch.randint(len(words), (len(LENGTHS), max(LENGTHS)), generator=generator)]
+        tokens = tokens.where(torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None], pad)
+    real = tokens != pad
+    first, second = Inputs(tokens, real, segments=more.get("token_type_ids")), None
+    given = {"input_ids": tokens, "attention_mask": real.long(), **more}
+    if decoder and config.is_encoder_decoder:
+        written = words[torch.randint(len(words), (len(tokens), TARGETS[0]), generator=generator)]
+        second, given["decoder_input_ids"] = Inputs(written), written
+    return (first, second), given
+
+
+def _compare_states(
+    ours: Transformer, out: Any, read: tuple[Inputs, Inputs | None], tolerance: float
+) -> None:
+    first, second = read
+    if ours.encoder is not None and ours.decoder is not None:
+        theirs = {"encoder": out.encoder_hidden_states, "decoder": out.decoder_hidden_states}
+    else:
+        theirs = {"decoder" if ours.encoder is None else "encoder": out.hidden_states}
+    if second is None and "encoder" in theirs:
+        theirs.pop("decoder", None)  # the reference makes a second input of its own; its answer is compared
+        states = _encoder_states(ours, first) if ours.decoder is not None else ours.hidden_states(first)
+    else:
+        states = ours.hidden_states(first, second)
+    for side, expected in theirs.items():
+        attend = second.attend if second is not None and side == "decoder" else first.attend
+        assert len(states[side]) == len(expected)
+        for number, (mine, state) in enumerate(zip(states[side], expected, strict=True)):
+            _close(_real(mine, attend), _real(state, attend), tolerance, f"{side} state {number}")
+
+
+def _encoder_states(ours: Transformer, first: Inputs) -> dict[str, list[Tensor]]:
+    return {"encoder": ours.hidden_states(first, first)["encoder"]}
+
+
+# Our heads -> where the reference says it: the first of these that there is.
+ANSWERS: dict[str, tuple[str, ...]] = {
+    "lm": ("prediction_logits", "logits"),
+    "next-sentence": ("seq_relationship_logits", "logits"),
+    "sequence": ("logits",),
+    "token": ("logits",),
+    "span": (),
+    "pooler": ("pooler_output",),
+}
+
+
+def _compare_answers(
+    ours: Transformer, out: Any, read: tuple[Inputs, Inputs | None], tolerance: float
+) -> list[tuple[Tensor, Tensor]]:
+    """Pairs (ours, theirs) of (N, classes), of every head that the reference answers with."""
+    first, second = read
+    attend = first.attend if second is None else second.attend
+    pairs = []
+    for name in ours.config.chosen_heads:
+        theirs = next(
+            (getattr(out, key) for key in ANSWERS[name] if getattr(out, key, None) is not None), None
+        )
+        if name == "span":
+            theirs = torch.stack([out.start_logits, out.end_logits], -1)
+        if theirs is None:
+            assert name == "pooler", f"the reference says nothing for {name}"
+            continue
+        mine = ours.answer(first, second, heads=[name])[name]
+        if mine.dim() == 3:
+            mine, theirs = _real(mine, attend), _real(theirs, attend)
+        pairs.append((mine, theirs))
+        if name != "pooler":
+            assert theirs.std() >= 1, f"{name}: logits of deviation {theirs.std():.2f} hide differences"
+        _close(mine, theirs, tolerance, name)
+    if not pairs:
+        pairs = [(_real(ours(first, second), attend), _real(out.last_hidden_state, attend))]
+    return pairs
+
+
+def _compare_gradients(ours: Transformer, model: Any, pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Of a cross-entropy, tensor by tensor under their names, within 1e-3 of each one's size."""
+    generator = torch.Generator().manual_seed(2)
+    for mine, theirs in pairs:
+        targets = torch.randint(mine.shape[-1], (len(mine),), generator=generator)
+        F.cross_entropy(mine, targets).backward(retain_graph=True)
+        F.cross_entropy(theirs, targets).backward(retain_graph=True)
+    table = FAMILIES[str(ours.family)].rules(ours.config)
+    mine = {
+        name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in ours.named_parameters()
+    }
+    invented = rules._zeros(table, mine)
+    gradients = {name: g for name, g in rules.save(table, mine).items() if name not in invented}
+    expected = {name: p.grad for name, p in model.named_parameters() if name in gradients}
+    assert expected
+    largest = max(float(g.norm()) for g in expected.values() if g is not None)
+    for name, theirs in expected.items():
+        theirs = torch.zeros_like(gradients[name]) if theirs is None else theirs
+        apart, size = float((gradients[name] - theirs).norm()), float(theirs.norm())
+        assert apart <= 1e-3 * size + 1e-6 * largest, f"gradient of {name}: {apart:.2e} off, of {size:.2e}"
+
+
+def _compare_files(theirs: Path, back: Path) -> None:
+    before, after = (load_file(folder / "model.safetensors") for folder in (theirs, back))
+    assert set(before) == set(after), sorted(set(before) ^ set(after))
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]), name
+
+
+def _real(x: Tensor, attend: Tensor | None) -> Tensor:
+    """(B, T, E) -> (N, E): the real positions."""
+    return x.flatten(0, 1) if attend is None else x[attend]
+
+
+def _close(mine: Tensor, theirs: Tensor, tolerance: float, what: str) -> None:
+    apart = float((mine - theirs).detach().abs().max())
+    assert apart <= tolerance * max(1.0, float(theirs.detach().std())), f"{what}: {apart:.2e} apart"
