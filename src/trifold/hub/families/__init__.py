@@ -1,7 +1,10 @@
 """Every family by its `model_type`, in the order in which they are asked whether a config fits."""
 
 from trifold.hub.families import (
+    albert,
+    bert,
     codegen,
+    distilbert,
     falcon,
     gpt2,
     gpt_bigcode,
@@ -13,7 +16,9 @@ from trifold.hub.families import (
     mistral,
     native,
     openai_gpt,
+    roberta,
     starcoder2,
+    vit,
 )
 from trifold.hub.family import Family
 
@@ -32,6 +37,13 @@ FAMILIES: dict[str, Family] = {
         gpt_neox.FAMILY,
         starcoder2.FAMILY,
         falcon.FAMILY,
+        bert.FAMILY,
+        roberta.FAMILY,
+        roberta.CAMEMBERT,
+        roberta.XLM_ROBERTA,
+        distilbert.FAMILY,
+        albert.FAMILY,
+        vit.FAMILY,
         native.FAMILY,  # the last: it can say everything
     )
 }
