@@ -48,7 +48,7 @@ def answers(
     stream, progress = iter(texts), Progress()
     read = blank = 0
     while batch := list(islice(stream, portion or PORTION)):
-        lengths = [len(ids) for ids in pipeline.tokenizer.encode(batch)]
+        lengths = [len(ids) for ids in pipeline.reader.encode(batch)]
         _refuse_long(lengths, pipeline.config.max_positions, read)
         full = [place for place, length in enumerate(lengths) if length]
         found = dict(
@@ -90,7 +90,7 @@ def outputs(
     if not texts:
         return []
     found = pipeline.hypotheses(texts, first=first, on_done=progress, **asked)
-    decoded = iter(pipeline.target_tokenizer.decode([one.tokens for each in found for one in each]))
+    decoded = iter(pipeline.decode([one.tokens for each in found for one in each], **asked))
     return [[Answer(next(decoded), one.score, one.finish_reason) for one in each] for each in found]
 
 

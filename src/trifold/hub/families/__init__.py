@@ -1,6 +1,7 @@
 """Every family by its `model_type`, in the order in which they are asked whether a config fits."""
 
 from trifold.hub.families import (
+    bart,
     codegen,
     falcon,
     gpt2,
@@ -14,6 +15,7 @@ from trifold.hub.families import (
     native,
     openai_gpt,
     starcoder2,
+    t5,
 )
 from trifold.hub.family import Family
 
@@ -21,6 +23,9 @@ FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
         marian.FAMILY,
+        bart.FAMILY,
+        t5.FAMILY,
+        t5.MT5,
         gpt2.FAMILY,
         gpt_bigcode.FAMILY,
         openai_gpt.FAMILY,
