@@ -1,31 +1,41 @@
-"""A loaded model with its tokenizers and its task: what `trifold.load` returns."""
+"""A loaded model with its tokenizers: what `trifold.load` returns. Text in, text out; and the numbers themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
+from torch import Tensor
 
-from trifold.errors import CheckpointError
-from trifold.generate import GenerationConfig, Hypothesis, resolve, until_stop
+from trifold.errors import CheckpointError, DataError, UsageError
+from trifold.generate import GenerationConfig, Hypothesis, generate_tokens, resolve
 from trifold.hub import load_model, save_model
 from trifold.hub import resolve as find_folder
-from trifold.nn import ModelConfig, Transformer
-from trifold.tasks.translate import Translate, TranslateSettings
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.transformer import shifted
+from trifold.tasks.writing import write
 from trifold.text import Tokenizer
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
+# Any of them says that a folder has a tokenizer.
+TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
+
 
 class Pipeline:
-    """Text in, text out. `generation` holds the settings that came with the model; arguments go before them."""
+    """`model` and `tokenizer` (None where there is none); `target_tokenizer` writes, where that is another.
+
+    `generation` holds the settings that came with the model; arguments go before them.
+    """
 
     def __init__(
         self,
         model: Transformer,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None = None,
         target_tokenizer: Tokenizer | None = None,
         generation: dict[str, object] | None = None,
     ) -> None:
@@ -33,8 +43,6 @@ class Pipeline:
         self.tokenizer = tokenizer
         self.target_tokenizer = target_tokenizer or tokenizer
         self.generation = GenerationConfig.parse(generation or {}, at="generation_config.json")
-        start = model.config.start_id
-        self.task = Translate(TranslateSettings(), tokenizer, self.target_tokenizer, start_id=start)
 
     @property
     def config(self) -> ModelConfig:
@@ -44,17 +52,110 @@ class Pipeline:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    @property
+    def reader(self) -> Tokenizer:
+        """The tokenizer of what is read. Raises UsageError where there is none."""
+        return _there(self.tokenizer)
+
+    @property
+    def writer(self) -> Tokenizer:
+        """The tokenizer of what is written. Raises UsageError where there is none."""
+        return _there(self.target_tokenizer)
+
+    # --- numbers ---------------------------------------------------------------------------------------
+
+    def logits(
+        self,
+        tokens: Tensor,
+        attend: Tensor | None = None,
+        decoder_tokens: Tensor | None = None,
+        *,
+        segments: Tensor | None = None,
+    ) -> Tensor:
+        """What the model's head says: (B, T, V) of a language model, (B, classes) of a classifier, in float32.
+
+        tokens: (B, T) ids, or (B, colours, height, width) pixels for a model of pictures. attend: (B, T) boolean,
+        True at real tokens; all are unless given. decoder_tokens: (B, T') what an encoder-decoder has written, its
+        start token included; unless given it repeats `tokens` one place later, as classifiers do. segments: (B, T)
+        kinds of segments. Gradients flow: who wants none calls it under torch.no_grad().
+        Raises DataError for ids out of range or shapes that do not fit, UsageError where there is no head.
+        """
+        first, second = self._inputs(tokens, attend, decoder_tokens, segments)
+        head = next((name for name in self.config.chosen_heads if name != "pooler"), None)
+        if head is None:
+            raise UsageError("this model has no head that gives logits: ask for hidden_states")
+        return self.model.answer(first, second, heads=[head])[head]
+
+    def hidden_states(
+        self,
+        tokens: Tensor,
+        attend: Tensor | None = None,
+        decoder_tokens: Tensor | None = None,
+        *,
+        segments: Tensor | None = None,
+    ) -> dict[str, list[Tensor]]:
+        """The states of each stack under "encoder" and "decoder": n_layers + 1 tensors (B, T, E), embeddings first.
+
+        Arguments as for `logits`; the last tensor of a stack is normed where a norm closes it.
+        """
+        return self.model.hidden_states(*self._inputs(tokens, attend, decoder_tokens, segments))
+
+    def generate_tokens(
+        self, tokens: Tensor, attend: Tensor | None = None, **arguments: Any
+    ) -> list[list[int]]:
+        """The best output for each row of ids (B, T): what is written, without start, prompt and end.
+
+        attend: (B, T) boolean, True at real tokens. Arguments and errors are those of `generate`.
+        """
+        draft, config = self._asked(arguments)
+        self._refuse_silent()
+        inputs, _ = self._inputs(tokens, attend, None, None)
+        found = generate_tokens(self.model, inputs, config, **self._spelling(draft))
+        return [outputs[0].tokens for outputs in found]
+
+    def _inputs(
+        self,
+        tokens: Tensor,
+        attend: Tensor | None,
+        decoder_tokens: Tensor | None,
+        segments: Tensor | None,
+    ) -> tuple[Inputs, Inputs | None]:
+        config, device = self.config, self.device
+        if config.patch_size is not None:
+            return Inputs(pixels=torch.as_tensor(tokens, device=device)), None
+        tokens = _ids("tokens", tokens, config.vocab_size).to(device)
+        for name, given in (("attend", attend), ("segments", segments)):
+            if given is not None and given.shape != tokens.shape:
+                raise DataError(
+                    f"{name} has the shape {tuple(given.shape)} and tokens {tuple(tokens.shape)}: give one a token"
+                )
+        if attend is not None and attend.dtype != torch.bool:
+            raise DataError(f"attend is of {attend.dtype}: give booleans, True where a token is real")
+        attend = None if attend is None else attend.to(device)
+        inputs = Inputs(tokens, attend, segments=None if segments is None else segments.to(device))
+        both = config.shape == "encoder-decoder"
+        if decoder_tokens is None:
+            return inputs, replace(shifted(inputs, config.start_id), attend=None) if both else None
+        if not both:
+            raise UsageError(
+                f"decoder_tokens are for an encoder-decoder, and this is a model of shape {config.shape}"
+            )
+        return inputs, Inputs(_ids("decoder_tokens", decoder_tokens, config.output_vocab_size).to(device))
+
+    # --- text ------------------------------------------------------------------------------------------
+
     @overload
     def generate(self, text: str, **arguments: Any) -> str: ...
     @overload
     def generate(self, text: Sequence[str], **arguments: Any) -> list[str]: ...
 
     def generate(self, text: str | Sequence[str], **arguments: Any) -> str | list[str]:
-        """The best output for one text, or for each of several, in their order.
+        """The best output for one text, or for each of several, in their order: a decoder continues its prompt.
 
         Arguments are those of GenerationConfig (num_beams, max_new_tokens, …), and `draft`, a model that speculates;
         a text ends before the first of its stop_strings. Raises DataError for a text without tokens or with more than
-        the model has positions, SettingsError for unknown or contradictory arguments.
+        the model has positions, SettingsError for unknown or contradictory arguments, UsageError for a model that
+        writes nothing, or has no tokenizer.
         """
         texts = [text] if isinstance(text, str) else list(text)
         best = [found[0].tokens for found in self.hypotheses(texts, **arguments)]
@@ -62,19 +163,6 @@ class Pipeline:
         return outputs[0] if isinstance(text, str) else outputs
 
     translate = generate
-
-    def stream(self, text: str, *, draft: Pipeline | None = None, **arguments: Any) -> Iterator[str]:
-        """What `generate` gives for one text, in pieces of whole characters as soon as they are known.
-
-        Raises UsageError where several outputs are asked for, or beams, which know their words only at the end.
-        """
-        config = resolve(self.generation, arguments)
-        return self.task.stream(self.model, text, config, draft=None if draft is None else draft.model)
-
-    def decode(self, outputs: Sequence[Sequence[int]], **arguments: Any) -> list[str]:
-        """The text of each output, up to the first of the stop strings that these arguments of `generate` name."""
-        stops = resolve(self.generation, _settings(arguments)).stop_strings or ()
-        return [until_stop(text, stops) for text in self.target_tokenizer.decode(outputs)]
 
     def hypotheses(
         self,
@@ -88,28 +176,109 @@ class Pipeline:
 
         `first` is the place of texts[0] in the whole input, so that sampling in portions draws what one call would.
         """
-        draft = arguments.get("draft")
-        return self.task.predict(
-            self.model,
-            texts,
-            resolve(self.generation, _settings(arguments)),
-            first=first,
-            on_done=on_done,
-            draft=None if draft is None else draft.model,
-        )
+        draft, config = self._asked(arguments)
+        self._refuse_silent()
+        more = self._spelling(draft)
+        return write(self.model, self.read(texts), config, first=first, on_done=on_done, **more)
+
+    def stream(self, text: str, **arguments: Any) -> Iterator[str]:
+        """What `generate` gives for one text, in pieces of whole characters as soon as they are known.
+
+        Raises UsageError where several outputs are asked for, or beams, which know their words only at the end.
+        """
+        draft, config = self._asked(arguments)
+        self._refuse_silent()
+        inputs = Inputs(torch.tensor(self.read([text]), device=self.device))
+        stream_text = import_module("trifold.generate").stream_text
+        for _, said in stream_text(self.model, inputs, config, self.writer, **draft):
+            yield said
+
+    def read(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text as the model reads it: special tokens around it, a source with its end.
+
+        Raises DataError for a text without a token of its own.
+        """
+        reader, both = self.reader, self.config.shape == "encoder-decoder"
+        if hasattr(reader, "rows"):
+            encoded = reader.rows(texts)
+            rows, empty = (
+                [row.ids for row in encoded],
+                [not any(n is not None for n in row.texts) for row in encoded],
+            )
+        else:
+            rows = reader.encode(texts)
+            empty = [not ids for ids in rows]
+        if any(empty):
+            what = "translate" if both else "continue"
+            raise DataError(
+                f"text {empty.index(True) + 1} of {len(texts)} has no tokens: there is nothing to {what}"
+            )
+        end = self.config.eos_id
+        return [[*ids, end] if both and ids[-1] != end else list(ids) for ids in rows]
+
+    def decode(self, outputs: Sequence[Sequence[int]], **arguments: Any) -> list[str]:
+        """The text of each output, up to the first of the stop strings that these arguments of `generate` name."""
+        _, config = self._asked(arguments)
+        texts = self.writer.decode(outputs)
+        stops = getattr(config, "stop_strings", None)
+        if not stops:
+            return texts
+        until_stop = import_module("trifold.generate").until_stop
+        return [until_stop(text, stops) for text in texts]
+
+    # --- disk ------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
-        """Write a Hugging Face folder: config, weights, tokenizers, generation settings."""
+        """Write a Hugging Face folder: config, weights, and tokenizers and generation settings where there are."""
         path = Path(folder)
         generation = self.generation.model_dump(exclude_defaults=True)
         save_model(path, self.model, generation=generation, dtype=next(self.model.parameters()).dtype)
-        self.tokenizer.save(path, append_eos=True)
-        if self.target_tokenizer is not self.tokenizer:
+        if self.tokenizer is None:
+            return
+        # Sources end with </s>; a tokenizer that came with its own way of ending them keeps it.
+        ends = self.config.shape == "encoder-decoder" and self.tokenizer.library.post_processor is None
+        self.tokenizer.save(path, append_eos=ends)
+        if self.target_tokenizer is not None and self.target_tokenizer is not self.tokenizer:
             self.target_tokenizer.save(path, "target_tokenizer.json")
 
+    # --- what is asked for -----------------------------------------------------------------------------
 
-def _settings(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in arguments.items() if key != "draft"}
+    def _asked(self, arguments: dict[str, Any]) -> tuple[dict[str, Transformer], GenerationConfig]:
+        """The draft model, where one is given, and the settings."""
+        settings = {key: value for key, value in arguments.items() if key != "draft"}
+        draft = arguments.get("draft")
+        return {} if draft is None else {"draft": draft.model}, resolve(self.generation, settings)
+
+    def _spelling(self, draft: dict[str, Transformer]) -> dict[str, Any]:
+        """What a search needs besides its settings: a tokenizer for words that are given as text."""
+        spells = hasattr(import_module("trifold.generate"), "Codec")
+        return {"codec": self.target_tokenizer, **draft} if spells else {**draft}
+
+    def _refuse_silent(self) -> None:
+        config = self.config
+        if not config.decoder_layers:
+            raise UsageError("an encoder writes no text: use `predict`, or a model with a decoder")
+        if "lm" not in config.chosen_heads:
+            heads = ", ".join(config.chosen_heads) or "none"
+            raise UsageError(f"this model has no language-model head (its heads: {heads}): use `predict`")
+
+
+def _there(tokenizer: Tokenizer | None) -> Tokenizer:
+    if tokenizer is None:
+        raise UsageError(
+            "the model's folder has no tokenizer: use generate_tokens and logits, which take ids"
+        )
+    return tokenizer
+
+
+def _ids(name: str, tokens: Tensor, vocabulary: int) -> Tensor:
+    tokens = torch.as_tensor(tokens)
+    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+        raise DataError(f"{name} is {tuple(tokens.shape)} of {tokens.dtype}: give ids of the shape (B, T)")
+    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+        wrong = tokens.max() if int(tokens.min()) >= 0 else tokens.min()
+        raise DataError(f"{name} holds the id {int(wrong)}, and the vocabulary has {vocabulary:,} tokens")
+    return tokens.long()
 
 
 def load(name: str | Path, *, device: str | None = None, dtype: Dtype = "float32") -> Pipeline:
@@ -122,15 +291,18 @@ def load(name: str | Path, *, device: str | None = None, dtype: Dtype = "float32
         raise CheckpointError(f"{name}: the run has no model yet (it is written at the first validation)")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model, generation = load_model(folder, dtype=getattr(torch, dtype), device=place)
-    if not (folder / "tokenizer.json").is_file():
-        raise CheckpointError(f"{folder}: has no tokenizer.json")
+    return Pipeline(model, *_tokenizers(folder), generation)
+
+
+def _tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """Of what is read, and of what is written where that is another."""
+    if not any(True for pattern in TOKENIZERS for _ in folder.glob(pattern)):
+        return None, None
+    read: Any = getattr(import_module("trifold.text"), "read_tokenizer", Tokenizer.load)
     target = folder / "target_tokenizer.json"
-    return Pipeline(
-        model,
-        Tokenizer.load(folder / "tokenizer.json"),
-        Tokenizer.load(target) if target.is_file() else None,
-        generation,
-    )
+    if target.is_file():
+        return read(folder), Tokenizer.load(target)
+    return read(folder), read(folder, target=True) if (folder / "target.spm").is_file() else None
 
 
 def generate(model: str | Path | Pipeline, text: str, **arguments: Any) -> str:

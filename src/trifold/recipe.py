@@ -205,10 +205,15 @@ def _set(values: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _with_preset(model: Any) -> Any:
+    from trifold.hub.presets import PRESETS as PUBLISHED
+
     if not isinstance(model, dict) or "preset" not in model:
         return model
     chosen = dict(model)
     preset = chosen.pop("preset")
+    if preset in PUBLISHED:
+        return {**PUBLISHED[preset].config.model_dump(), **chosen}
     if preset not in PRESETS:
-        raise SettingsError(f"model.preset: unknown preset {preset!r}{nearest(str(preset), list(PRESETS))}")
+        known = [*PRESETS, *PUBLISHED]
+        raise SettingsError(f"model.preset: unknown preset {preset!r}{nearest(str(preset), known)}")
     return {**PRESETS[preset].model_dump(), **chosen}

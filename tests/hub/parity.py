@@ -70,9 +70,7 @@ def check(
             same = again.eval()(**given, output_hidden_states=True)
         for name in ("logits", "prediction_logits", "start_logits", "pooler_output", "last_hidden_state"):
             if getattr(out, name, None) is not None:
-                torch.testing.assert_close(
-                    getattr(same, name), getattr(out, name).detach(), rtol=0, atol=1e-5
-                )
+                _close(getattr(same, name), getattr(out, name), tolerance, f"{name} there, from our folder")
     return ours
 
 

@@ -48,7 +48,7 @@ def answers(
     stream, progress = iter(texts), Progress()
     read = blank = 0
     while batch := list(islice(stream, portion or PORTION)):
-        lengths = [len(ids) for ids in pipeline.tokenizer.encode(batch)]
+        lengths = [len(ids) for ids in pipeline.reader.encode(batch)]
         _refuse_long(lengths, pipeline.config.max_positions, read)
         full = [place for place, length in enumerate(lengths) if length]
         found = dict(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "trifold show transformer-big",
+    "trifold show llama2-7b",
     "trifold show runs/demo",
     "trifold show multi30k-en-de --batch-tokens 8192 --length 30 --precision bfloat16",
 )
@@ -60,17 +61,30 @@ def find(what: str) -> Subject:
     """A preset, a recipe (shipped or a file), or a model. Raises UsageError or CheckpointError where it is none."""
     from pathlib import Path
 
+    from trifold.hub.presets import PRESETS as PUBLISHED
     from trifold.nn.config import PRESETS
     from trifold.recipe import load_recipe, recipe_names
 
     if what in PRESETS:
         return Subject(what, PRESETS[what])
+    if what in PUBLISHED and not Path(what).is_dir():
+        return _published(what)
     if Path(what).suffix in (".yaml", ".yml") or (what in recipe_names() and not Path(what).is_dir()):
         recipe = load_recipe(what)
         return Subject(
             recipe.name, _as_trained(recipe), recipe.batch.tokens, "vocabulary: as large as the recipe allows"
         )
     return Subject(what, _config_of(what))
+
+
+def _published(what: str) -> Subject:
+    """As announced, where that is another number than the one that there is."""
+    from trifold.hub.presets import PRESETS
+    from trifold.look.parameters import count
+
+    preset, config = PRESETS[what], PRESETS[what].config
+    said = "" if preset.agrees(count(config)) else f"announced as {preset.announced}"
+    return Subject(what, config, remark=said)
 
 
 def _as_trained(recipe: Any) -> ModelConfig:
@@ -97,6 +111,7 @@ def facts(subject: Subject, tokens: int, length: int, precision: str) -> dict[st
     inference = costs.inference_memory(config, precision)
     return {
         "name": subject.name,
+        "remark": subject.remark,
         "shape": config.shape,
         "config": config.model_dump(),
         "parameters": parameters.count(config),

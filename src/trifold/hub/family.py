@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from trifold.errors import SettingsError
 from trifold.hub.generation import GENERATION_KEYS
 from trifold.hub.rules import AnyRule
@@ -26,6 +28,7 @@ class Family:
     write: our config as the keys of theirs (model_type and architectures left out).
     read: theirs as ours; raises SettingsError for a key that is not known or not supported.
     rules: which of our parameters are which of their tensors.
+    settle: where config.json leaves something open, the config as the tensors have it.
     """
 
     model_type: str
@@ -34,6 +37,7 @@ class Family:
     write: Callable[[ModelConfig], dict[str, object]]
     read: Callable[[Mapping[str, Any]], ModelConfig]
     rules: Callable[[ModelConfig], Sequence[AnyRule]]
+    settle: Callable[[ModelConfig, Mapping[str, Tensor]], ModelConfig] | None = None
 
 
 # --- keys ----------------------------------------------------------------------------------------------

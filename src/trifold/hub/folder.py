@@ -16,7 +16,7 @@ from trifold.hub.families import FAMILIES
 from trifold.hub.family import Family
 from trifold.hub.files import read_json, write_json
 from trifold.hub.generation import GENERATION_KEYS, read_generation, write_generation
-from trifold.hub.weights import Weights, dtype_name, read_weights, write_weights
+from trifold.hub.weights import INDEX, SINGLE, Weights, dtype_name, read_weights, write_weights
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
 
@@ -86,6 +86,7 @@ def load_model(
     values = read_json(folder / CONFIG)
     family, config = _family_and_config(values, folder / CONFIG)
     weights = read_weights(folder)
+    config = config if family.settle is None else family.settle(config, weights)
     _check_sizes(config, weights, folder / CONFIG)
 
     table = family.rules(config)
@@ -103,8 +104,10 @@ def load_model(
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """What kind of model lies in a folder, without reading its weights. Raises CheckpointError."""
-    return _family_and_config(read_json(folder / CONFIG), folder / CONFIG)[1]
+    """What kind of model lies in a folder; of its weights no more is read than that needs. Raises CheckpointError."""
+    family, config = _family_and_config(read_json(folder / CONFIG), folder / CONFIG)
+    there = (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+    return family.settle(config, read_weights(folder)) if family.settle is not None and there else config
 
 
 def _family_and_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelConfig]:

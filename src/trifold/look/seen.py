@@ -55,7 +55,7 @@ def seen(pipeline: Pipeline, text: str, target: str | None = None) -> Seen:
 
     Raises DataError where the text holds no token, or text or target too many.
     """
-    reader, writer = pipeline.tokenizer, pipeline.target_tokenizer
+    reader, writer = pipeline.reader, pipeline.writer
     read = reader.encode([text])[0]
     if not read:
         raise DataError(f"{text!r} has no tokens: there is nothing to look at")

@@ -2,6 +2,7 @@
 
 from trifold.hub.families import (
     albert,
+    bart,
     bert,
     codegen,
     distilbert,
@@ -18,6 +19,7 @@ from trifold.hub.families import (
     openai_gpt,
     roberta,
     starcoder2,
+    t5,
     vit,
 )
 from trifold.hub.family import Family
@@ -26,6 +28,9 @@ FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
         marian.FAMILY,
+        bart.FAMILY,
+        t5.FAMILY,
+        t5.MT5,
         gpt2.FAMILY,
         gpt_bigcode.FAMILY,
         openai_gpt.FAMILY,

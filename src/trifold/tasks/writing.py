@@ -1,0 +1,45 @@
+"""Many rows of tokens through a search: those of like length go together, and the answers come back in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
+from trifold.nn import Inputs, Transformer
+from trifold.nn.masks import padding
+from trifold.tasks.ragged import Ragged
+from trifold.tasks.translate import _alike
+
+
+def write(
+    model: Transformer,
+    rows: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    *,
+    batch_tokens: int = 4096,
+    first: int = 0,
+    on_done: Callable[[int], None] | None = None,
+    **more: Any,
+) -> list[list[Hypothesis]]:
+    """What follows each row (a source, or a prompt), best first; `more` goes to `generate_tokens` as it is.
+
+    `first` is the place of rows[0] in the whole input, so that sampling in portions draws what one call would;
+    `on_done` hears how many rows were finished.
+    """
+    ragged = Ragged.of(rows)
+    answers: list[list[Hypothesis]] = [[] for _ in rows]
+    device = next(model.parameters()).device
+    for chosen in _alike(ragged.lengths, max(1, batch_tokens // max(1, config.num_beams))):
+        width = int(ragged.lengths[chosen].max())
+        attend = padding(torch.from_numpy(ragged.lengths[chosen]), width)
+        tokens = ragged.padded(chosen, width, model.config.pad_id).to(device)
+        inputs = Inputs(tokens, None if attend is None else attend.to(device))
+        found = generate_tokens(model, inputs, config, numbers=(chosen + first).tolist(), **more)
+        for row, hypotheses in zip(chosen, found, strict=True):
+            answers[row] = hypotheses
+        if on_done is not None:
+            on_done(len(chosen))
+    return answers

@@ -1,0 +1,291 @@
+"""What `load` returns: the numbers of the model it holds, text for every shape that writes, and a folder again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import trifold
+from trifold.errors import CheckpointError, DataError, SettingsError, UsageError
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.pipeline import Pipeline, load
+from trifold.text import Tokenizer, TokenizerSettings, train_tokenizer
+
+TEXTS = ["the quick fox", "a dog", "jumps over it all"]
+SMALL: dict[str, Any] = {"max_positions": 64, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+SHAPES: dict[str, dict[str, Any]] = {
+    "encoder-decoder": {},
+    "decoder": {"shape": "decoder", "norm_placement": "pre", "positions": "rotary"},
+    "encoder": {"shape": "encoder", "heads": ("lm",), "lm_head_transform": "gelu"},
+    "classifier": {
+        "shape": "encoder",
+        "heads": ("pooler", "sequence"),
+        "classifier_input": "pooler",
+        "n_labels": 3,
+    },
+    "bare": {"shape": "encoder"},
+}
+WRITERS = ("encoder-decoder", "decoder")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(TEXTS, TokenizerSettings(kind="char", min_frequency=1))
+
+
+def made(shape: str, tokenizer: Tokenizer | None = None, **values: Any) -> Pipeline:
+    torch.manual_seed(5)
+    size = {"vocab_size": 40 if tokenizer is None else tokenizer.vocab_size}
+    model = Transformer(ModelConfig.parse(SMALL | size | SHAPES[shape] | values)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return Pipeline(model, tokenizer)
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(4, 40, (3, 7), generator=torch.Generator().manual_seed(1))
+    return tokens, torch.arange(7) < torch.tensor([7, 3, 5])[:, None]
+
+
+# --- numbers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", ["encoder-decoder", "decoder", "encoder", "classifier"])
+@torch.no_grad()
+def test_logits_of_a_padded_row_are_those_of_the_row_alone(shape: str) -> None:
+    pipe = made(shape)
+    (tokens, attend), written = batch(), torch.randint(4, 40, (3, 4))
+    both = (written,) if shape == "encoder-decoder" else ()
+    together = pipe.logits(tokens, attend, *both)
+    for row, length in enumerate(attend.sum(1).tolist()):
+        alone = pipe.logits(tokens[row : row + 1, :length], None, *(w[row : row + 1] for w in both))[0]
+        here = together[row] if together.dim() == 2 or both else together[row, :length]
+        torch.testing.assert_close(here, alone, rtol=0, atol=1e-5)
+    if shape == "classifier":
+        assert together.shape == (3, 3)
+
+
+@torch.no_grad()
+def test_logits_are_what_the_head_makes_of_the_last_hidden_state() -> None:
+    pipe, (tokens, attend) = made("encoder-decoder"), batch()
+    written = torch.randint(4, 40, (3, 4))
+    states = pipe.hidden_states(tokens, attend, written)
+    assert [len(states[side]) for side in ("encoder", "decoder")] == [3, 3]
+    assert pipe.model.lm_head is not None
+    torch.testing.assert_close(
+        pipe.model.lm_head(states["decoder"][-1]), pipe.logits(tokens, attend, written)
+    )
+    assert torch.equal(states["encoder"][-1], pipe.model.encode(Inputs(tokens, attend)).hidden)
+
+
+@torch.no_grad()
+def test_a_second_input_left_out_is_the_first_one_place_later() -> None:
+    pipe, (tokens, attend) = made("encoder-decoder"), batch()
+    later = torch.cat([torch.full((3, 1), pipe.config.start_id), tokens[:, :-1]], 1)
+    assert torch.equal(pipe.logits(tokens, attend), pipe.logits(tokens, attend, later))
+
+
+def test_gradients_flow() -> None:
+    pipe, (tokens, attend) = made("decoder"), batch()
+    pipe.logits(tokens, attend)[attend].sum().backward()
+    assert all(parameter.grad is not None for parameter in pipe.model.parameters())
+
+
+def test_pictures_are_read_too() -> None:
+    sizes = {"image_size": (8, 8), "patch_size": (4, 4), "max_positions": 5, "positions": "learned"}
+    pipe = made("bare", heads=("sequence",), n_labels=3, scale_embeddings=False, **sizes)
+    pixels = torch.randn(2, 3, 8, 8)
+    assert pipe.logits(pixels).shape == (2, 3)
+    assert pipe.hidden_states(pixels)["encoder"][0].shape == (2, 5, 16)
+
+
+BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "numbers as a mask": (
+        {"attend": torch.ones(3, 7)},
+        DataError,
+        "attend is of torch.float32: give booleans",
+    ),
+    "a mask of another shape": ({"attend": torch.ones(3, 6, dtype=torch.bool)}, DataError, r"\(3, 6\)"),
+    "an id too large": ({"tokens": torch.full((3, 7), 40)}, DataError, "id 40, and the vocabulary has 40"),
+    "an id below 0": ({"tokens": torch.full((3, 7), -1)}, DataError, "id -1"),
+    "one row without its axis": ({"tokens": torch.arange(4)}, DataError, r"ids of the shape \(B, T\)"),
+    "fractions": ({"tokens": torch.rand(3, 7)}, DataError, "torch.float32: give ids"),
+    "two inputs": ({"decoder_tokens": torch.ones(3, 2).long()}, UsageError, "for an encoder-decoder"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_does_not_fit_is_refused_with_its_name(case: str) -> None:
+    given, error, said = BAD[case]
+    tokens, attend = batch()
+    with pytest.raises(error, match=said):
+        made("decoder").logits(**({"tokens": tokens, "attend": attend} | given))
+
+
+def test_without_a_head_there_are_hidden_states_only() -> None:
+    pipe, (tokens, attend) = made("bare"), batch()
+    with pytest.raises(UsageError, match="ask for hidden_states"):
+        pipe.logits(tokens, attend)
+    assert len(pipe.hidden_states(tokens, attend)["encoder"]) == 3
+
+
+# --- writing -------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def by_hand(pipe: Pipeline, tokens: list[int], count: int) -> list[int]:
+    """The likeliest next token, again and again, by `logits` alone; padding is never written."""
+    written: list[int] = []
+    for _ in range(count):
+        if pipe.config.shape == "decoder":
+            logits = pipe.logits(torch.tensor([[*tokens, *written]]))
+        else:
+            logits = pipe.logits(
+                torch.tensor([tokens]), None, torch.tensor([[pipe.config.start_id, *written]])
+            )
+        logits[..., pipe.config.pad_id] = float("-inf")
+        token = int(logits[0, -1].argmax())
+        if token == pipe.config.eos_id:
+            break
+        written.append(token)
+    return written
+
+
+@pytest.mark.parametrize("shape", WRITERS)
+def test_tokens_are_the_likeliest_ones_whatever_stands_beside_them(shape: str) -> None:
+    pipe, (tokens, attend) = made(shape), batch()
+    found = pipe.generate_tokens(tokens, attend, max_new_tokens=6)
+    for row, length in enumerate(attend.sum(1).tolist()):
+        assert found[row] == by_hand(pipe, tokens[row, :length].tolist(), 6)
+
+
+def test_a_prompt_may_be_padded_in_front() -> None:
+    pipe, (tokens, attend) = made("decoder"), batch()
+    turned = pipe.generate_tokens(tokens.flip(1), attend.flip(1), max_new_tokens=5)
+    for row, length in enumerate(attend.sum(1).tolist()):
+        assert turned[row] == by_hand(pipe, tokens[row, :length].flip(0).tolist(), 5)
+
+
+@pytest.mark.parametrize("shape", WRITERS)
+def test_text_is_read_written_and_decoded(shape: str, tokenizer: Tokenizer) -> None:
+    pipe = made(shape, tokenizer)
+    read = pipe.read(TEXTS)
+    assert all((ids[-1] == pipe.config.eos_id) == (shape == "encoder-decoder") for ids in read)
+    expected = tokenizer.decode([by_hand(pipe, ids, 6) for ids in read])
+    assert pipe.generate(TEXTS, max_new_tokens=6) == expected
+    assert (
+        pipe.generate(TEXTS[1], max_new_tokens=6)
+        == expected[1]
+        == trifold.generate(pipe, TEXTS[1], max_new_tokens=6)
+    )
+    found = pipe.hypotheses(TEXTS, max_new_tokens=6, num_beams=3, num_return_sequences=2)
+    assert all(first.score >= second.score for first, second in found)
+
+
+@pytest.mark.parametrize("shape", ["encoder", "classifier", "bare"])
+def test_what_writes_nothing_says_what_to_do_instead(shape: str, tokenizer: Tokenizer) -> None:
+    pipe = made(shape, tokenizer)
+    with pytest.raises(UsageError, match="writes no text: use `predict`"):
+        pipe.generate(TEXTS[0])
+    with pytest.raises(UsageError, match="predict"):
+        pipe.generate_tokens(torch.ones(1, 3).long())
+
+
+def test_a_decoder_without_a_head_that_writes_is_no_writer(tokenizer: Tokenizer) -> None:
+    pipe = made("decoder", tokenizer, heads=("sequence",), classifier_input="last")
+    with pytest.raises(UsageError, match=r"no language-model head \(its heads: sequence\): use `predict`"):
+        pipe.generate(TEXTS[0])
+
+
+@pytest.mark.parametrize("shape", WRITERS)
+def test_a_text_without_tokens_is_named(shape: str, tokenizer: Tokenizer) -> None:
+    with pytest.raises(DataError, match="text 2 of 2 has no tokens: there is nothing to"):
+        made(shape, tokenizer).generate([TEXTS[0], ""])
+
+
+def test_settings_that_are_not_known_are_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(SettingsError, match="did you mean 'num_beams'"):
+        made("decoder", tokenizer).generate(TEXTS[0], num_beam=3)
+
+
+# --- folders -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_saved_and_loaded_it_is_the_same_and_so_are_the_bytes(
+    shape: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    pipe = made(shape, tokenizer)
+    pipe.save(tmp_path / "once")
+    again = load(tmp_path / "once")
+    assert again.config == pipe.config and again.tokenizer is not None
+    assert again.tokenizer.encode(TEXTS) == tokenizer.encode(TEXTS)
+    if shape in WRITERS:
+        assert again.generate(TEXTS, max_new_tokens=6) == pipe.generate(TEXTS, max_new_tokens=6)
+    again.save(tmp_path / "twice")
+    files = sorted(path.name for path in (tmp_path / "once").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "twice").iterdir())
+    for name in files:
+        assert (tmp_path / "once" / name).read_bytes() == (tmp_path / "twice" / name).read_bytes(), name
+
+
+def test_a_folder_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
+    pipe = made("decoder")
+    pipe.save(tmp_path)
+    assert not (tmp_path / "tokenizer.json").exists()
+    again, (tokens, attend) = load(tmp_path), batch()
+    assert again.tokenizer is None
+    assert torch.equal(again.logits(tokens, attend), pipe.logits(tokens, attend))
+    assert again.generate_tokens(tokens, attend, max_new_tokens=4) == pipe.generate_tokens(
+        tokens, attend, max_new_tokens=4
+    )
+    with pytest.raises(UsageError, match="no tokenizer: use generate_tokens"):
+        again.generate("a dog")
+
+
+def test_a_tokenizer_that_is_there_must_be_readable(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    made("decoder", tokenizer).save(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises((CheckpointError, DataError), match=r"tokenizer\.json"):
+        load(tmp_path)
+
+
+def test_arguments_go_before_the_settings_of_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    pipe = made("decoder", tokenizer)
+    pipe.save(tmp_path)
+    path = tmp_path / "generation_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8")) | {"max_new_tokens": 2}
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    tokens = torch.tensor(pipe.read(TEXTS[:1]))
+    long = pipe.generate_tokens(tokens, max_new_tokens=5)[0]
+    assert len(long) == 5  # or the next two lines would compare nothing
+    assert load(tmp_path).generate_tokens(tokens)[0] == long[:2]
+    assert load(tmp_path).generate_tokens(tokens, max_new_tokens=5)[0] == long
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_folder_of_the_reference_writes_what_it_writes_there(tied: bool, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    reference = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**sizes, decoder_start_token_id=0, tie_word_embeddings=tied)
+    ).eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    reference.save_pretrained(tmp_path)
+    tokens, attend = batch()
+    theirs = reference.generate(
+        input_ids=tokens, attention_mask=attend.long(), max_new_tokens=8, do_sample=False, bad_words_ids=[[0]]
+    )
+    found = load(tmp_path).generate_tokens(tokens, attend, max_new_tokens=8)
+    for mine, row in zip(found, theirs[:, 1:].tolist(), strict=True):
+        assert mine == row[: row.index(1)] if 1 in row else mine == row
