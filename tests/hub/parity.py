@@ -82,8 +82,8 @@ def _inputs(
         return (Inputs(pixels=more["pixel_values"]), None), more
     config, generator = model.config, torch.Generator().manual_seed(1)
     pad = 0 if getattr(config, "pad_token_id", None) is None else config.pad_token_id
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    special = {pad, config.bos_token_id, *ends}
+    bos, eos = (getattr(config, key, None) for key in ("bos_token_id", "eos_token_id"))
+    special = {pad, bos, *(eos if isinstance(eos, list) else [eos])}
     words = torch.tensor([id for id in range(config.vocab_size) if id not in special])
     if tokens is None:
         tokens = words[torch.randint(len(words), (len(LENGTHS), max(LENGTHS)), generator=generator)]
