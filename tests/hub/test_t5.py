@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
 
 
 def small(name: str = "T5ForConditionalGeneration", *, own_head: bool = False, **values: Any) -> Any:
-    """A reference model; a head is enlarged where its answers would be too small to hide nothing."""
+    """A reference model; a head is enlarged where its answers would be too small to compare."""
     kind = "MT5Config" if name.startswith("MT5") else "T5Config"
     model = getattr(transformers, name)(getattr(transformers, kind)(**SMALL | values))
     if own_head:
