@@ -207,3 +207,18 @@ def test_what_was_made_here_is_saved_in_the_family_that_it_fits(family: str, tmp
 
 def test_all_families_are_here() -> None:
     assert set(ENCODERS) <= set(FAMILIES)
+
+
+@each_family
+@pytest.mark.parametrize("absurd", [2**52, 2**31 - 1])
+def test_absurd_sizes_are_an_error_before_they_cost_anything(
+    family: str, absurd: int, tmp_path: Path
+) -> None:
+    saved(family, tmp_path)
+    before = (tmp_path / "config.json").read_text(encoding="utf-8")
+    sizes = [*ENCODERS[family][1], *(["pad_token_id"] if family != "vit" else ["num_channels"])]
+    for key in sizes:
+        edit(tmp_path, **{key: absurd})
+        with pytest.raises(CheckpointError):
+            load_model(tmp_path)
+        (tmp_path / "config.json").write_text(before, encoding="utf-8")

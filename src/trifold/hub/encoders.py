@@ -108,11 +108,7 @@ def text_to_ours(
 ) -> dict[str, Any]:
     """What the keys of `TextEncoderFile` and the file's class say, in our terms."""
     heads, inner = heads_of(values, classes), activation("hidden_act", file.hidden_act)
-    ids = ids_to_ours(file.vocab_size, pad=file.pad_token_id, bos=file.bos_token_id, eos=file.eos_token_id)
-    if ids["pad_id"] >= file.vocab_size:
-        raise SettingsError(
-            f"pad_token_id: {file.pad_token_id} is no word of a vocabulary of {file.vocab_size}"
-        )
+    ids = word_ids(file.vocab_size, file.pad_token_id, file.bos_token_id, file.eos_token_id)
     return {
         **TEXT_ENCODER,
         **to_ours(TEXT_KEYS, file),
@@ -121,6 +117,16 @@ def text_to_ours(
         **brought(of_head, heads, inner),
         "activation": inner,
     }
+
+
+def word_ids(
+    vocab_size: int, pad: int | None, bos: int | None, eos: int | list[int] | None
+) -> dict[str, int]:
+    """`ids_to_ours`, where the padding must be one of the words: the reference gives its row no gradient."""
+    ids = ids_to_ours(vocab_size, pad=pad, bos=bos, eos=eos)
+    if ids["pad_id"] >= vocab_size:
+        raise SettingsError(f"pad_token_id: {pad} is no word of a vocabulary of {vocab_size}")
+    return ids
 
 
 def head_to_ours(values: Mapping[str, Any], heads: tuple[Head, ...]) -> dict[str, Any]:

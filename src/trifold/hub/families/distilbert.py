@@ -20,6 +20,7 @@ from trifold.hub.encoders import (
     head_to_theirs,
     masked_lm,
     modules,
+    word_ids,
 )
 from trifold.hub.family import (
     ACTIVATIONS,
@@ -28,7 +29,6 @@ from trifold.hub.family import (
     activation,
     architecture_of,
     heads_of,
-    ids_to_ours,
     ids_to_theirs,
     key_of,
     parse_config,
@@ -116,7 +116,7 @@ def _write(config: ModelConfig) -> dict[str, object]:
 def _read(values: Mapping[str, Any]) -> ModelConfig:
     file = parse_config(DistilBertFile, values, HARMLESS)
     heads, inner = heads_of(values, CLASSES), activation("activation", file.activation)
-    ids = ids_to_ours(file.vocab_size, pad=file.pad_token_id, bos=file.bos_token_id, eos=file.eos_token_id)
+    ids = word_ids(file.vocab_size, file.pad_token_id, file.bos_token_id, file.eos_token_id)
     return ModelConfig.parse(
         {
             **FIXED,
