@@ -15,7 +15,7 @@ def loud(model: Any) -> Any:
     with torch.no_grad():
         for name, parameter in randomised(model).named_parameters():
             if name.startswith(HEADS) and parameter.dim() == 2:
-                parameter.mul_(3.5)
+                parameter.mul_(3.5 if len(parameter) > 1 else 9.0)
             elif "word_embeddings" in name:
                 parameter.mul_(2)
     return model
