@@ -5,16 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from tokenizers import AddedToken, decoders, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
-from trifold.errors import DataError
+from trifold.errors import CheckpointError, DataError, UsageError
+from trifold.jsonfiles import read_json
+from trifold.text.chat import render, values_of
+from trifold.text.checks import read_library
 from trifold.text.dropout import MergeDropout
+from trifold.text.encoded import Cut, Encoded, encoded, fit
+from trifold.text.streaming import TextStream
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL = [PAD, BOS, EOS, UNK]  # a tokenizer trained here has them as ids 0, 1, 2, 3
@@ -22,44 +28,145 @@ SPACE = "▁"
 
 _CHUNK = 10_000  # texts encoded at once: enough to keep all cores busy, few enough to bound the memory
 _ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": UNK}
+ROLES = (*_ROLES, "cls_token", "sep_token", "mask_token")
+_WHOLE = {"tokenizer_class": "PreTrainedTokenizerFast"}  # others take tokenizer.json as it is
 
 
 class Tokenizer:
     """A tokenizer of the `tokenizers` library and the ids of its special tokens.
 
-    A special token gets into a sequence by its id alone: text that happens to spell `</s>` stays text. Of a
-    foreign tokenizer, truncation and padding are switched off and special tokens that it lacks are appended.
+    A special token gets into a sequence by its id alone: text that happens to spell `</s>` stays text, unless
+    `special_in_text` asks for it. Truncation and padding of a foreign tokenizer are switched off. The four special
+    tokens that training needs are appended where they are missing, except when `complete` is off: then the id of a
+    role that has no token is None.
+
+    `words` cuts a text before the library sees it, for tokenizers whose pieces the library cannot find itself;
+    then `library` only knows their ids. `files` are what such a tokenizer was read from, and is saved as.
     """
 
     def __init__(
-        self, library: Library, *, dropout: float = 0.0, names: dict[str, str] | None = None
+        self,
+        library: Library,
+        *,
+        dropout: float = 0.0,
+        names: dict[str, str] | None = None,
+        complete: bool = True,
+        settings: Mapping[str, Any] | None = None,
+        words: Callable[[str], list[str]] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        templates: Mapping[str, str] | None = None,
     ) -> None:
         library.no_truncation()
         library.no_padding()
-        self.names = _ROLES | (names or {})
+        self.names = (_ROLES if complete else {}) | (names or {})
         missing = [name for name in self.names.values() if library.token_to_id(name) is None]
         library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in missing])
         library.encode_special_tokens = True
         self.library = library
         self.dropout = dropout
-        self.pad_id, self.bos_id, self.eos_id, self.unk_id = map(self._id, _ROLES)
+        self.settings = dict(settings or {})
+        self.files = dict(files or {})
+        self.templates = dict(templates or {})
+        self._words = words
+        self._closes_up = bool(self.settings.get("clean_up_tokenization_spaces")) and not isinstance(
+            library.model, models.BPE
+        )
+        ids = {role: self._id(role) for role in ROLES}
+        self.pad_id, self.bos_id, self.eos_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
+            ids.values()
+        )
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, special ones included; every id is below it."""
+        """Number of tokens, special ones included; every id is below it, unless the vocabulary has gaps."""
         return int(self.library.get_vocab_size(with_added_tokens=True))
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of every text, without special tokens and never cut."""
+    def required(self, role: str) -> int:
+        """The id of the special token of a role (`pad`, `eos`, …). Raises DataError where there is none."""
+        number = self._id(f"{role}_token")
+        if number is None:
+            raise DataError(
+                f"the tokenizer has no {role} token, which is needed here; name one in its settings"
+            )
+        return number
+
+    def encode(self, texts: Sequence[str], *, special_in_text: bool = False) -> list[list[int]]:
+        """Token ids of every text, without special tokens around it and never cut."""
+        library = self._reading if special_in_text else self.library
         return [
             encoding.ids
             for chunk in _chunks(texts)
-            for encoding in self.library.encode_batch_fast(chunk, add_special_tokens=False)
+            for encoding in library.encode_batch_fast(
+                self._cut(chunk, special_in_text),
+                is_pretokenized=self._words is not None,
+                add_special_tokens=False,
+            )
         ]
 
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The text of every sequence; special tokens are left out."""
-        return list(self.library.decode_batch([list(row) for row in ids], skip_special_tokens=True))
+    def rows(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        max_length: int | None = None,
+        cut: Cut = "longest_first",
+        special_in_text: bool = False,
+    ) -> list[Encoded]:
+        """Texts, or pairs of texts, with the special tokens that the model expects around them.
+
+        At most `max_length` tokens each, those included; a row says how many it lost. Raises UsageError where
+        the texts that may be cut leave too little.
+        """
+        library = self._reading if special_in_text else self.library
+        both = [texts] if pairs is None else [texts, pairs]
+        if len(both[0]) != len(both[-1]):
+            raise UsageError(f"{len(both[0]):,} texts and {len(both[-1]):,} second texts are no pairs")
+        columns = [self._encodings(library, column, special_in_text) for column in both]
+        room = None
+        if max_length is not None:
+            room = max_length - library.num_special_tokens_to_add(pairs is not None)
+        found = []
+        for first, *rest in zip(*columns, strict=True):
+            second = rest[0] if rest else None
+            dropped = 0 if room is None else fit(first, second, room, cut)
+            found.append(encoded(library.post_process(first, second), dropped))
+        return found
+
+    def decode(self, ids: Sequence[Sequence[int]], *, keep_special: bool = False) -> list[str]:
+        """The text of every sequence; special tokens are left out unless `keep_special`."""
+        rows = [list(row) for row in ids]
+        texts = self.library.decode_batch(rows, skip_special_tokens=not keep_special)
+        if self._words is not None:
+            texts = [text.strip() for text in texts]
+        return [_closed_up(text) for text in texts] if self._closes_up else list(texts)
+
+    def stream(self, *, keep_special: bool = False) -> TextStream:
+        """The text of ids that come one by one; never half a character."""
+
+        def text_of(ids: list[int]) -> str:
+            return self.decode([ids], keep_special=keep_special)[0]
+
+        closes_up = self._closes_up or isinstance(self.library.decoder, decoders.WordPiece)
+        return TextStream(text_of, closes_up=closes_up)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        template: str | None = None,
+        **more: Any,
+    ) -> str:
+        """Messages (`role` and `content`) as one text by the folder's chat template, or by the one of that name.
+
+        `more` (tools, documents, …) is seen by the template. Encode the text with `special_in_text`. Raises
+        DataError where there is no template or it refuses the messages, CheckpointError where it is broken.
+        """
+        name = template or ("tool_use" if more.get("tools") and "tool_use" in self.templates else "default")
+        if name not in self.templates:
+            there = ", ".join(sorted(self.templates)) or "none"
+            raise DataError(f"the tokenizer has no chat template {name!r} (there: {there})")
+        return render(self.templates[name], values_of(messages, self.names, add_generation_prompt, more))
 
     def sample(
         self, texts: Sequence[str], seed: int, indices: Sequence[int] | None = None
@@ -92,11 +199,21 @@ class Tokenizer:
         With `append_eos`, other programs that read it put the end token after every text, as translation
         models expect it; here nothing is appended either way.
         """
+        if self.files:
+            for file, content in self.files.items():
+                (folder / file).write_bytes(content)
+            return
         self._write(folder / name, json.loads(self._serialised(append_eos)))
         if name == "tokenizer.json":
-            config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
             limits = {"split_special_tokens": True, "model_max_length": int(1e30)}
-            self._write(folder / "tokenizer_config.json", config | limits | self.names)
+            config = {"clean_up_tokenization_spaces": False, **(self.settings or limits)}
+            config.pop("auto_map", None)  # code is never passed on
+            if self.templates:
+                entries = [{"name": name, "template": text} for name, text in self.templates.items()]
+                config["chat_template"] = (
+                    self.templates["default"] if [*self.templates] == ["default"] else entries
+                )
+            self._write(folder / "tokenizer_config.json", config | self.names | _WHOLE)
             self._write(folder / "special_tokens_map.json", self.names)
 
     @classmethod
@@ -108,26 +225,53 @@ class Tokenizer:
         path = Path(os.path.expandvars(path)).expanduser()
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
-            library = Library.from_str(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            remedy = "give a tokenizer.json, or a folder that holds one"
-            raise DataError(f"{file}: cannot be read ({error.strerror}); {remedy}") from None
-        except Exception as error:  # the library raises plain Exception
-            raise DataError(f"{file}: not a tokenizer of the `tokenizers` library ({error})") from None
+            library, _ = read_library(file)
+        except CheckpointError as error:
+            raise DataError(f"{error}; give a tokenizer.json, or a folder that holds one") from None
         return cls(library, dropout=dropout, names=_special_names(file.parent))
 
-    def _id(self, role: str) -> int:
-        number = self.library.token_to_id(self.names[role])
-        assert number is not None
-        return int(number)
+    def _id(self, role: str) -> int | None:
+        name = self.names.get(role)
+        return None if name is None else self.library.token_to_id(name)
+
+    def _cut(self, texts: Sequence[str], special_in_text: bool) -> Sequence[Any]:
+        if self._words is None:
+            return texts
+        if not special_in_text:
+            return [self._words(text) for text in texts]
+        special = re.compile("(" + "|".join(map(re.escape, self.names.values())) + ")")
+        return [self._cut_around(special, text) for text in texts]
+
+    def _cut_around(self, special: re.Pattern[str], text: str) -> list[str]:
+        assert self._words is not None
+        parts = enumerate(special.split(text))  # every second one is a special token
+        return [piece for place, part in parts for piece in ([part] if place % 2 else self._words(part))]
+
+    def _encodings(self, library: Library, texts: Sequence[str], special_in_text: bool) -> list[Any]:
+        return [
+            encoding
+            for chunk in _chunks(texts)
+            for encoding in library.encode_batch(
+                self._cut(chunk, special_in_text),
+                is_pretokenized=self._words is not None,
+                add_special_tokens=False,
+            )
+        ]
+
+    @cached_property
+    def _reading(self) -> Library:
+        """A copy that reads special tokens in a text as what they are; a switch would not be safe with threads."""
+        copy = Library.from_str(self.library.to_str())
+        copy.encode_special_tokens = False
+        return copy
 
     def _serialised(self, append_eos: bool) -> str:
         if not append_eos:
             return str(self.library.to_str())
         copy = Library.from_str(self.library.to_str())
-        end = self.names["eos_token"]
+        end, end_id = self.names["eos_token"], self.required("eos")
         copy.post_processor = processors.TemplateProcessing(
-            single=f"$A {end}", pair=f"$A $B {end}", special_tokens=[(end, self.eos_id)]
+            single=f"$A {end}", pair=f"$A $B {end}", special_tokens=[(end, end_id)]
         )
         return str(copy.to_str())
 
@@ -138,7 +282,7 @@ class Tokenizer:
 
     @cached_property
     def _merge_dropout(self) -> MergeDropout:
-        return MergeDropout(self.library, self.unk_id, self.dropout)
+        return MergeDropout(self.library, self.required("unk"), self.dropout)
 
     def _piece(self, token: int) -> str:
         piece = str(self.library.id_to_token(token))
@@ -155,14 +299,21 @@ def _chunks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
     return (texts[start : start + _CHUNK] for start in range(0, len(texts), _CHUNK))
 
 
+def _closed_up(text: str) -> str:
+    """Without the spaces before punctuation, as the reference library does it where a tokenizer asks for it."""
+    for spaced in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
+        text = text.replace(spaced, spaced.strip())
+    return text
+
+
 def _special_names(folder: Path) -> dict[str, str]:
     """Names of the special tokens as the Hugging Face files in `folder` give them, if there are any."""
     names: dict[str, str] = {}
     for file in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
         try:
-            entries = dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
-        except (ValueError, TypeError, RecursionError) as error:
-            raise DataError(f"{file}: not a JSON object ({error}); mend or remove it") from None
+            entries = read_json(file, largest=10**31) if file.is_file() else {}
+        except CheckpointError as error:
+            raise DataError(f"{error}; mend or remove it") from None
         for role in _ROLES:
             entry = entries.get(role)
             name = entry.get("content") if isinstance(entry, dict) else entry

@@ -1,0 +1,150 @@
+"""Regular expressions of a stranger's tokenizer: refused before they can keep a processor busy for ever.
+
+`tokenizers` runs them on a backtracking engine that cannot be stopped from outside. So a pattern is refused when
+its shape can explode (a repetition inside a repetition, a reference back, a recursion), and when it is slow on
+texts made to trip it up: those grow step by step, and the measuring ends with the first that takes too long.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import lru_cache
+from itertools import combinations
+
+from tokenizers import Regex, pre_tokenizers
+
+_LONGEST_PATTERN = 10_000  # characters; the longest in use has about 1,000
+_MOST_REPEATS = 1_000
+_LENGTHS = (16, 64, 256, 1024, 4096)
+_PATIENCE = (
+    0.04  # seconds of processor time for any one of them; a linear pattern takes a millionth a character
+)
+_COMMON = " \n\ta0A!é日"
+
+_COUNTED = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+_GROUP = re.compile(r"\?(?:[imx-]*:|[=!>]|<[=!]|<\w+>|P<\w+>)")
+_OPTIONS = re.compile(r"\?[imx-]+\)")
+_ESCAPE = re.compile(
+    r"\\(?:[pP]\{\^?\w+\}|x\{[0-9a-fA-F]{1,8}\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[^\d\n])|\\0", re.DOTALL
+)
+
+
+class Refused(ValueError):
+    """Why a pattern is not run."""
+
+
+@lru_cache(maxsize=256)
+def check_regex(pattern: str) -> None:
+    """Raises Refused where the pattern could take more than about linear time, and where it is no pattern."""
+    if len(pattern) > _LONGEST_PATTERN:
+        raise Refused(f"{len(pattern):,} characters is too long; at most {_LONGEST_PATTERN:,} are read")
+    end, _ = _alternatives(pattern, 0, 0)
+    if end < len(pattern):
+        raise Refused(f"an unmatched ) at character {end}")
+    try:
+        splitter = pre_tokenizers.Split(Regex(pattern), "isolated")
+    except Exception as error:  # the library raises plain Exception
+        raise Refused(str(error)) from None
+    for probe in _probes(pattern):
+        _measure(splitter, probe)
+
+
+def _alternatives(text: str, at: int, depth: int) -> tuple[int, bool]:
+    """Reads up to the closing bracket or the end; whether what was read may match in several ways."""
+    if depth > 50:
+        raise Refused("brackets nested more than 50 deep")
+    several = False
+    while at < len(text) and text[at] != ")":
+        if text[at] == "|":
+            several, at = True, at + 1
+            continue
+        at, inner = _atom(text, at, depth)
+        at, low, high = _quantifier(text, at)
+        if inner and high > 1:
+            raise Refused(f"a repetition of what may match in several ways, before character {at}")
+        several = several or inner or low != high
+    return at, several
+
+
+def _atom(text: str, at: int, depth: int) -> tuple[int, bool]:
+    if text[at] == "\\":
+        found = _ESCAPE.match(text, at)
+        if found is None or text[at + 1] in "kgKGRX":
+            raise Refused(f"a reference back or an unknown escape at character {at}")
+        return found.end(), False
+    if text[at] == "[":
+        return _class_end(text, at), False
+    if text[at] != "(":
+        return at + 1, False
+    options = _OPTIONS.match(text, at + 1)
+    if options is not None:
+        return options.end(), False
+    start = _GROUP.match(text, at + 1)
+    if start is None and text[at + 1 : at + 2] in ("?", "*"):
+        raise Refused(f"an unknown kind of group at character {at}")
+    end, several = _alternatives(text, at + 1 if start is None else start.end(), depth + 1)
+    if end >= len(text):
+        raise Refused(f"a bracket that is never closed, at character {at}")
+    return end + 1, several
+
+
+def _class_end(text: str, at: int) -> int:
+    start, at, depth = at, at + 1, 1
+    at += text.startswith("^", at)
+    at += text.startswith("]", at)
+    while at < len(text):
+        if text[at] == "\\":
+            at += 2
+            continue
+        depth += (text[at] == "[") - (text[at] == "]")
+        at += 1
+        if not depth:
+            return at
+    raise Refused(f"a character class that is never closed, at character {start}")
+
+
+def _quantifier(text: str, at: int) -> tuple[int, int, float]:
+    """The end of the quantifiers at `at`, and the least and most times they allow."""
+    low, high = 1, 1.0
+    while at < len(text):
+        counted = _COUNTED.match(text, at)
+        if text[at] in "*+?":
+            one_low, one_high, after = {"*": (0, float("inf")), "+": (1, float("inf")), "?": (0, 1.0)}[
+                text[at]
+            ] + (at + 1,)
+        elif counted is not None and counted.group() not in ("{}", "{,}"):
+            one_low = int(counted[1] or 0)
+            one_high = float(one_low) if counted[2] is None else float(counted[2] or "inf")
+            after = counted.end()
+            if one_low > _MOST_REPEATS or _MOST_REPEATS < one_high < float("inf"):
+                raise Refused(f"more than {_MOST_REPEATS:,} repeats, at character {at}")
+        else:
+            break
+        if (low, high) != (1, 1.0) and text[at] not in "?+":  # a ? or + after a quantifier: lazy, possessive
+            raise Refused(f"a repetition of a repetition at character {at}")
+        if (low, high) == (1, 1.0):
+            low, high = one_low, one_high
+        at = after
+    return at, low, high
+
+
+def _probes(pattern: str) -> list[tuple[str, str]]:
+    """(what is repeated, what ends it): the usual characters and those of the pattern, alone and in pairs."""
+    own = [c for c in dict.fromkeys(pattern) if c not in "\\[](){}|*+?^$." and c not in _COMMON]
+    alone = [*_COMMON, *own[:12]]
+    return [(c, end) for c in alone for end in ("", "\x01")] + [
+        (a + b, "\x01") for a, b in combinations(alone[:6], 2)
+    ]
+
+
+def _measure(splitter: pre_tokenizers.Split, probe: tuple[str, str]) -> None:
+    repeated, end = probe
+    for length in _LENGTHS:
+        text = repeated * (length // len(repeated)) + end
+        before = time.thread_time()
+        splitter.pre_tokenize_str(text)
+        if time.thread_time() - before > _PATIENCE:
+            raise Refused(
+                f"too slow: {length} characters of {repeated!r} keep it busy for more than {_PATIENCE} s"
+            )
