@@ -13,12 +13,15 @@ from typing import Any
 from tokenizers import Tokenizer as Library
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-WORDS = """The the quick brown fox élèves école n'aiment weiße Männer über naïve Ω 日本語 テスト こんにちは 中文 字 😀 👩‍👩‍👧
-🇫🇷 don't we've 12,5 % hello world ing tion play playing played привет мир مرحبا a aa ab -- ... ( ) « » 2017 2018
-1234 x=1; def f(x): return https://example.org Señor coöperate İstanbul ÀÉÎ straße""".split()
+WORDS = """The the quick brown fox élèves école n'aiment weiße Männer über naïve Ω 日本語 テスト こんにちは 中文 字 😀
+👩‍👩‍👧 🇫🇷 don't we've 12,5 % hello world ing tion play playing played
+привет мир مرحبا a aa ab -- ... ( ) « » 2017 2018
+1234 x=1; def f(x): return https://example.org Señor coöperate
+İstanbul ÀÉÎ straße""".split()
 ODD = list(
     "abcdefghij ABC XYZ   \t\n\r\v\f éàüßñ 日本語テスト中文字 ｱｲｳ ﬁ Ⅷ ① が 😀👍🏽👩‍👩‍👧🇫🇷 \u200b\u00a0\u2028\u2029\u3000"
-    "\x00\x01\x07\x1b\x7f\x85\ufeff\ufffd…—½™ᾳĳ각 각 привет مرحبا ▁ -- !! '' `` ,.;:?! 0123456789 e\u0301a\u0308\u0301o\u0302 "
+    "\x00\x01\x07\x1b\x7f\x85\ufeff\ufffd…—½™ᾳĳ각 각 привет مرحبا ▁ -- !! '' `` "
+    ",.;:?! 0123456789 e\u0301a\u0308\u0301o\u0302 "
 )
 
 
@@ -69,7 +72,8 @@ def wordpiece(lowercase: bool) -> dict[str, int]:
 @cache
 def bpe(special: tuple[str, ...], suffix: str | None = None) -> tuple[dict[str, int], list[list[str]]]:
     """Byte-level, or with a suffix at the end of words; vocabulary and merges."""
-    library = Library(models.BPE(end_of_word_suffix=suffix))
+    options: dict[str, Any] = {"end_of_word_suffix": suffix} if suffix else {}
+    library = Library(models.BPE(**options))
     alphabet: list[str] = []
     if suffix:
         library.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -77,7 +81,6 @@ def bpe(special: tuple[str, ...], suffix: str | None = None) -> tuple[dict[str, 
     else:
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-    options: dict[str, Any] = {"end_of_word_suffix": suffix} if suffix else {}
     trainer = trainers.BpeTrainer(
         vocab_size=450 + 256 * (not suffix),
         special_tokens=list(special),
@@ -164,6 +167,11 @@ def spm(folder: Path, file: str, model_type: str, content: bytes, **settings: An
     )
 
 
+def llama(folder: Path, model_type: str, **settings: Any) -> Path:
+    content = sentencepiece("bpe", **LLAMA)
+    return spm(folder, "tokenizer.model", model_type, content, tokenizer_class="LlamaTokenizer", **settings)
+
+
 def marian(folder: Path, **settings: Any) -> Path:
     """Two models; the vocabulary holds most of their pieces, languages, and pieces that neither has."""
     import sentencepiece as library
@@ -211,7 +219,14 @@ ALBERT_IDS = {
     "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>", "control_symbols": "[CLS],[SEP],[MASK]"
 }  # fmt: skip
 LLAMA = {"byte_fallback": True, "normalization_rule_name": "identity", "vocab_size": 600}
-MASK = {"content": "<mask>", "lstrip": True, "rstrip": False, "single_word": False, "normalized": False}
+MASK = {
+    "__type": "AddedToken",
+    "content": "<mask>",
+    "lstrip": True,
+    "rstrip": False,
+    "single_word": False,
+    "normalized": False,
+}
 MARK = {
     "content": "<ent>",
     "lstrip": False,
@@ -242,13 +257,9 @@ OLD: dict[str, Callable[[Path], Path]] = {
     ),
     "xlm-roberta": lambda f: spm(f, "sentencepiece.bpe.model", "xlm-roberta", sentencepiece()),
     "camembert": lambda f: spm(f, "sentencepiece.bpe.model", "camembert", sentencepiece()),
-    "llama": lambda f: spm(f, "tokenizer.model", "llama", sentencepiece("bpe", **LLAMA), add_bos_token=True),
-    "llama legacy": lambda f: spm(
-        f, "tokenizer.model", "llama", sentencepiece("bpe", **LLAMA), legacy=True, add_eos_token=True, unk_token="<unk>"
-    ),
-    "mistral": lambda f: spm(
-        f, "tokenizer.model", "mistral", sentencepiece("bpe", **LLAMA), tokenizer_class="LlamaTokenizer", add_bos_token=True
-    ),
+    "llama": lambda f: llama(f, "llama", add_bos_token=True),
+    "llama legacy": lambda f: llama(f, "llama", legacy=True, add_eos_token=True),
+    "mistral": lambda f: llama(f, "mistral", add_bos_token=True),
     "marian": marian,
     "bertweet": bertweet,
 }  # fmt: skip

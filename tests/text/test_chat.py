@@ -199,7 +199,7 @@ ESCAPES = {
 def test_a_template_that_runs_for_ever_is_stopped(name: str) -> None:
     before = time.monotonic()
     with pytest.raises(
-        CheckpointError, match="it ran for more than 1 s|used up the memory|MemoryError|ValueError"
+        CheckpointError, match=r"it ran for more than 1 s|used up the memory|MemoryError|ValueError"
     ):
         render(FOR_EVER[name], {}, patience=1)
     assert time.monotonic() - before < 120  # a busy machine may take its time to start the next process

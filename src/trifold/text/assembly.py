@@ -49,6 +49,7 @@ class Class:
     names: Names
     model: str  # the kind of model in a tokenizer.json that the parts here fit
     rebuild: bool = True  # whether its parts go before those of a tokenizer.json
+    plain: bool = False  # whether what a tokenizer.json puts around a text is dropped
 
 
 def _bert(vocabulary: Vocabulary, settings: Mapping[str, Any], names: Names) -> Library:
@@ -173,8 +174,10 @@ def any_sentencepiece(vocabulary: Vocabulary, byte_fallback: bool, unk_id: int) 
     if vocabulary.scores:
         library = Library(models.Unigram(vocabulary.scores, unk_id, byte_fallback))
     else:
-        merges = {"merges": vocabulary.merges, "fuse_unk": True, "byte_fallback": byte_fallback}
-        library = Library(models.BPE(vocabulary.ids, unk_token=unknown, **merges))
+        model = models.BPE(
+            vocabulary.ids, vocabulary.merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback
+        )
+        library = Library(model)
     rules = [normalizers.Precompiled(vocabulary.charsmap)] if vocabulary.charsmap else []
     library.normalizer = normalizers.Sequence([*rules, normalizers.Replace(" ", SPACE)])
     fallback = [decoders.ByteFallback(), decoders.Fuse()] if byte_fallback else []
@@ -185,10 +188,18 @@ def any_sentencepiece(vocabulary: Vocabulary, byte_fallback: bool, unk_id: int) 
 # --- what goes around a text ------------------------------------------------------------------------------
 
 
+def number(library: Library, token: str) -> int:
+    """The id of a special token. Raises CheckpointError where it has none."""
+    found = library.token_to_id(token)
+    if found is None:
+        raise CheckpointError(f"the special token {token!r} is not in the vocabulary")
+    return found
+
+
 def template(library: Library, single: str, pair: str) -> Any:
     """A post-processor; every word of the templates but $A and $B is a special token."""
     words = {word.split(":")[0] for word in f"{single} {pair}".split()} - {"$A", "$B"}
-    ids = [(word, library.token_to_id(word)) for word in sorted(words)]
+    ids = [(word, number(library, word)) for word in sorted(words)]
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
 
 
@@ -203,7 +214,7 @@ def _bos_eos_eos(library: Library, settings: Mapping[str, Any], names: Names) ->
 
 
 def _roberta(library: Library, settings: Mapping[str, Any], names: Names) -> Any:
-    sep, cls = ((names[role], library.token_to_id(names[role])) for role in ("sep_token", "cls_token"))
+    sep, cls = ((names[role], number(library, names[role])) for role in ("sep_token", "cls_token"))
     prefix, trim = (bool(settings.get(*one)) for one in (("add_prefix_space",), ("trim_offsets", True)))
     return processors.RobertaProcessing(sep, cls, trim, prefix)
 
@@ -243,7 +254,7 @@ CLASSES: dict[str, Class] = {
     "GPT2Tokenizer": _GPT_2,
     "CodeGenTokenizer": _GPT_2,
     "GPTNeoXTokenizer": Class(
-        _neox, as_asked, _ONE_FOR_ALL | {"pad_token": "<|padding|>"}, "BPE", rebuild=False
+        _neox, as_asked, _ONE_FOR_ALL | {"pad_token": "<|padding|>"}, "BPE", rebuild=False, plain=True
     ),
     "OpenAIGPTTokenizer": Class(_gpt_2018, as_asked, {"unk_token": "<unk>"}, "BPE"),
     "RobertaTokenizer": _ROBERTA,
@@ -262,7 +273,7 @@ OF_MODELS = {
     "bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer",
     "bart": "BartTokenizer", "gpt2": "GPT2Tokenizer", "gpt_neo": "GPT2Tokenizer", "gptj": "GPT2Tokenizer",
     "codegen": "GPT2Tokenizer", "starcoder2": "GPT2Tokenizer", "gpt_bigcode": "GPT2Tokenizer",
-    "gpt_neox": "GPTNeoXTokenizer", "openai-gpt": "OpenAIGPTTokenizer", "llama": "LlamaTokenizer",
+    "gpt_neox": "GPTNeoXTokenizer", "openai-gpt": "OpenAIGPTTokenizer",
     "t5": "T5Tokenizer", "mt5": "T5Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer", "albert": "AlbertTokenizer", "marian": "MarianTokenizer",
     "bertweet": "BertweetTokenizer",

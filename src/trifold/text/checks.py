@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import parse_json, read_bytes
-from trifold.text.regexes import Refused, check_regex
+from trifold.text.regexes import Refused, check_regex, panicked
 
 LARGEST_TOKENIZER = 100 * 2**20  # bytes; the largest in use has 33 MB
 MOST_TOKENS = 4_000_000
@@ -41,7 +41,7 @@ def library_of(text: str, place: str) -> Library:
     try:
         return Library.from_str(text)
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and not panicked(error):
             raise
         raise CheckpointError(f"{place}: not a tokenizer of the `tokenizers` library ({error})") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal
 
 from trifold.errors import UsageError
@@ -22,9 +23,13 @@ class Encoded:
     dropped: int = 0
 
 
-def encoded(encoding: Any, dropped: int) -> Encoded:
-    """An `Encoding` of the library as a plain value."""
-    return Encoded(encoding.ids, encoding.type_ids, encoding.offsets, encoding.sequence_ids, dropped)
+def around(library: Any, first: Any, second: Any | None, dropped: int) -> Encoded:
+    """Two encodings of the library (or one), with the special tokens around them, as a plain value."""
+    length = len(first)  # the library forgets which text is the first, but not which tokens are of neither
+    whole = library.post_process(first, second)
+    places = count()
+    texts = [None if special else int(next(places) >= length) for special in whole.special_tokens_mask]
+    return Encoded(whole.ids, whole.type_ids, whole.offsets, texts, dropped)
 
 
 def fit(first: Any, second: Any | None, room: int, cut: Cut) -> int:

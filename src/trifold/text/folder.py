@@ -6,11 +6,12 @@ The settings file names a class (else the model's config does); the class says h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models
+from tokenizers import AddedToken, Regex, decoders, models
 from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
@@ -37,6 +38,7 @@ from trifold.text.layouts import (
     read_ids,
     read_lines,
 )
+from trifold.text.regexes import panicked
 from trifold.text.sentencepiece import LARGEST_MODEL, SPACE, Segmenter, read_model
 from trifold.text.tokenizer import ROLES, Tokenizer
 
@@ -78,7 +80,7 @@ def read_tokenizer(folder: str | Path, *, target: bool = False) -> Tokenizer:
     except (
         BaseException
     ) as error:  # the library raises plain Exception, and panics where its files are absurd
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and not panicked(error):
             raise
         raise CheckpointError(f"{path}: its tokenizer files do not fit together ({error})") from None
 
@@ -114,7 +116,8 @@ def _class_name(path: Path, settings: Mapping[str, Any]) -> tuple[str | None, st
 
 
 def _usual(path: Path, settings: Mapping[str, Any], name: str | None, model_type: str | None) -> Tokenizer:
-    library, document = None, {}
+    library: Library | None = None
+    document: dict[str, Any] = {}
     if (path / "tokenizer.json").is_file():
         library, document = read_library(path / "tokenizer.json")
     row = CLASSES.get(name or "")
@@ -124,6 +127,10 @@ def _usual(path: Path, settings: Mapping[str, Any], name: str | None, model_type
     builds = row is not None and (library is None or (row.rebuild and _fits(row.model, document)))
     if row is not None and builds:
         vocabulary = _vocabulary(path, document)
+        if not (vocabulary.scores if row.model == "Unigram" else vocabulary.ids):
+            raise CheckpointError(
+                f"{path}: its files are not for a {name}, which needs a {row.model} vocabulary"
+            )
         around = None if library is None else library.post_processor
         library = row.build(vocabulary, settings, names)
         _add(library, [*_in_file(document, settings), *vocabulary.added], settings, names)
@@ -135,6 +142,8 @@ def _usual(path: Path, settings: Mapping[str, Any], name: str | None, model_type
         if document["model"].get("type") == "BPE" and row is not None:
             _prefix_space(library, settings)
         _add(library, [], settings, names)
+        if row is not None and row.plain:
+            library.post_processor = as_asked(library, {}, names)
     templates = read_templates(path, settings)
     return Tokenizer(library, names=names, complete=False, settings=settings, templates=templates)
 
@@ -304,8 +313,9 @@ def _marian(path: Path, settings: Mapping[str, Any], target: bool) -> Tokenizer:
 
     files = ("source.spm", "target.spm", "vocab.json", "target_vocab.json")
     eos = names["eos_token"]
-    spaced = [decoders.Replace(name, f"{name} ") for name in dict.fromkeys(names.values())]
-    decoder = [decoders.Replace(SPACE, " "), *spaced, decoders.Fuse()]
+    special = dict.fromkeys(names.values())
+    spaced = [decoders.Replace(Regex(f"{re.escape(name)}{SPACE}*"), f"{name} ") for name in special]
+    decoder = [decoders.Fuse(), *spaced, decoders.Replace(SPACE, " ")]
     return _by_words(path, settings, ids, names, words, files, (f"$A {eos}", f"$A $B {eos}"), decoder)
 
 

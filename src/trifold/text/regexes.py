@@ -16,7 +16,23 @@ from tokenizers import Regex, pre_tokenizers
 
 _LONGEST_PATTERN = 10_000  # characters; the longest in use has about 1,000
 _MOST_REPEATS = 1_000
-_LENGTHS = (16, 64, 256, 1024, 4096)
+_MOST_CHOICES = 12  # places in one alternative that may match more or less; those in use have up to five
+_LENGTHS = (
+    8,
+    12,
+    16,
+    24,
+    32,
+    48,
+    64,
+    96,
+    128,
+    256,
+    512,
+    1024,
+    2048,
+    4096,
+)  # what takes long must not take ages
 _PATIENCE = (
     0.04  # seconds of processor time for any one of them; a linear pattern takes a millionth a character
 )
@@ -32,6 +48,11 @@ _ESCAPE = re.compile(
 
 class Refused(ValueError):
     """Why a pattern is not run."""
+
+
+def panicked(error: BaseException) -> bool:
+    """Whether the library's Rust failed in a way that its authors did not foresee (no Exception, by its type)."""
+    return type(error).__name__ == "PanicException"
 
 
 @lru_cache(maxsize=256)
@@ -50,43 +71,46 @@ def check_regex(pattern: str) -> None:
         _measure(splitter, probe)
 
 
-def _alternatives(text: str, at: int, depth: int) -> tuple[int, bool]:
-    """Reads up to the closing bracket or the end; whether what was read may match in several ways."""
+def _alternatives(text: str, at: int, depth: int) -> tuple[int, int]:
+    """Reads up to the closing bracket or the end; in how many places of what was read a match has a choice."""
     if depth > 50:
         raise Refused("brackets nested more than 50 deep")
-    several = False
+    branches = [0]
     while at < len(text) and text[at] != ")":
         if text[at] == "|":
-            several, at = True, at + 1
+            branches.append(0)
+            at += 1
             continue
         at, inner = _atom(text, at, depth)
         at, low, high = _quantifier(text, at)
         if inner and high > 1:
             raise Refused(f"a repetition of what may match in several ways, before character {at}")
-        several = several or inner or low != high
-    return at, several
+        branches[-1] += inner + (low != high)
+        if branches[-1] > _MOST_CHOICES:
+            raise Refused(f"more than {_MOST_CHOICES} choices in a row, before character {at}")
+    return at, max(branches) + (len(branches) > 1)
 
 
-def _atom(text: str, at: int, depth: int) -> tuple[int, bool]:
+def _atom(text: str, at: int, depth: int) -> tuple[int, int]:
     if text[at] == "\\":
         found = _ESCAPE.match(text, at)
         if found is None or text[at + 1] in "kgKGRX":
             raise Refused(f"a reference back or an unknown escape at character {at}")
-        return found.end(), False
+        return found.end(), 0
     if text[at] == "[":
-        return _class_end(text, at), False
+        return _class_end(text, at), 0
     if text[at] != "(":
-        return at + 1, False
+        return at + 1, 0
     options = _OPTIONS.match(text, at + 1)
     if options is not None:
-        return options.end(), False
+        return options.end(), 0
     start = _GROUP.match(text, at + 1)
     if start is None and text[at + 1 : at + 2] in ("?", "*"):
         raise Refused(f"an unknown kind of group at character {at}")
-    end, several = _alternatives(text, at + 1 if start is None else start.end(), depth + 1)
+    end, choices = _alternatives(text, at + 1 if start is None else start.end(), depth + 1)
     if end >= len(text):
         raise Refused(f"a bracket that is never closed, at character {at}")
-    return end + 1, several
+    return end + 1, choices
 
 
 def _class_end(text: str, at: int) -> int:
@@ -143,7 +167,12 @@ def _measure(splitter: pre_tokenizers.Split, probe: tuple[str, str]) -> None:
     for length in _LENGTHS:
         text = repeated * (length // len(repeated)) + end
         before = time.thread_time()
-        splitter.pre_tokenize_str(text)
+        try:
+            splitter.pre_tokenize_str(text)
+        except BaseException as error:  # the engine gives up after some million steps, and panics
+            if not panicked(error):
+                raise
+            raise Refused(f"too slow: {length} characters of {repeated!r} make it give up") from None
         if time.thread_time() - before > _PATIENCE:
             raise Refused(
                 f"too slow: {length} characters of {repeated!r} keep it busy for more than {_PATIENCE} s"

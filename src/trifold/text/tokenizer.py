@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError, DataError, UsageError
@@ -19,7 +19,7 @@ from trifold.jsonfiles import read_json
 from trifold.text.chat import render, values_of
 from trifold.text.checks import read_library
 from trifold.text.dropout import MergeDropout
-from trifold.text.encoded import Cut, Encoded, encoded, fit
+from trifold.text.encoded import Cut, Encoded, around, fit
 from trifold.text.streaming import TextStream
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
@@ -92,15 +92,10 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], *, special_in_text: bool = False) -> list[list[int]]:
         """Token ids of every text, without special tokens around it and never cut."""
-        library = self._reading if special_in_text else self.library
         return [
             encoding.ids
             for chunk in _chunks(texts)
-            for encoding in library.encode_batch_fast(
-                self._cut(chunk, special_in_text),
-                is_pretokenized=self._words is not None,
-                add_special_tokens=False,
-            )
+            for encoding in self._encodings(chunk, special_in_text, fast=True)
         ]
 
     def rows(
@@ -117,19 +112,19 @@ class Tokenizer:
         At most `max_length` tokens each, those included; a row says how many it lost. Raises UsageError where
         the texts that may be cut leave too little.
         """
-        library = self._reading if special_in_text else self.library
         both = [texts] if pairs is None else [texts, pairs]
         if len(both[0]) != len(both[-1]):
             raise UsageError(f"{len(both[0]):,} texts and {len(both[-1]):,} second texts are no pairs")
-        columns = [self._encodings(library, column, special_in_text) for column in both]
         room = None
         if max_length is not None:
-            room = max_length - library.num_special_tokens_to_add(pairs is not None)
+            room = max_length - self.library.num_special_tokens_to_add(pairs is not None)
         found = []
-        for first, *rest in zip(*columns, strict=True):
-            second = rest[0] if rest else None
-            dropped = 0 if room is None else fit(first, second, room, cut)
-            found.append(encoded(library.post_process(first, second), dropped))
+        for start in range(0, len(texts), _CHUNK):
+            columns = [self._encodings(column[start : start + _CHUNK], special_in_text) for column in both]
+            for first, *rest in zip(*columns, strict=True):
+                second = rest[0] if rest else None
+                dropped = 0 if room is None else fit(first, second, room, cut)
+                found.append(around(self.library, first, second, dropped))
         return found
 
     def decode(self, ids: Sequence[Sequence[int]], *, keep_special: bool = False) -> list[str]:
@@ -247,23 +242,61 @@ class Tokenizer:
         parts = enumerate(special.split(text))  # every second one is a special token
         return [piece for place, part in parts for piece in ([part] if place % 2 else self._words(part))]
 
-    def _encodings(self, library: Library, texts: Sequence[str], special_in_text: bool) -> list[Any]:
-        return [
-            encoding
-            for chunk in _chunks(texts)
-            for encoding in library.encode_batch(
-                self._cut(chunk, special_in_text),
-                is_pretokenized=self._words is not None,
-                add_special_tokens=False,
-            )
-        ]
+    def _encodings(self, texts: Sequence[str], special_in_text: bool, *, fast: bool = False) -> list[Any]:
+        """The library's encodings; without `fast` they know the places in the text."""
+        options = {"is_pretokenized": self._words is not None, "add_special_tokens": False}
+
+        def run(library: Library, some: Sequence[str]) -> list[Any]:
+            encode = library.encode_batch_fast if fast else library.encode_batch
+            return list(encode(self._cut(some, special_in_text), **options))
+
+        if special_in_text:
+            return run(self._reading, texts)
+        found = run(self.library if fast else self._bare, texts)
+        spelt = [place for place, one in enumerate(found) if not self._never.isdisjoint(one.ids)]
+        if spelt:
+            again = run(self._guarded, [texts[place] for place in spelt])
+            for place, one in zip(spelt, again, strict=True):
+                found[place] = one
+        return found
+
+    @cached_property
+    def _never(self) -> frozenset[int]:
+        """Ids of special tokens that no text may get by spelling them."""
+        added = self.library.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special) - {self.unk_id}
+
+    @cached_property
+    def _guarded(self) -> Library:
+        """A copy that cuts special tokens in two where a text spells them, so that no piece can be one of them.
+
+        Some vocabularies hold their special tokens among the usual pieces, and the library would find them there.
+        """
+        copy = self._copy()
+        names = [str(self.library.id_to_token(token)) for token in sorted(self._never)]
+        cuts = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names if len(name) > 1)
+        guard = pre_tokenizers.Split(Regex(cuts), "isolated")
+        before = copy.pre_tokenizer
+        copy.pre_tokenizer = guard if before is None else pre_tokenizers.Sequence([before, guard])
+        return copy
+
+    def _copy(self, *, reads_special: bool = False) -> Library:
+        """Another library that puts nothing around a text; switches on one would not be safe with threads."""
+        copy = Library.from_str(self.library.to_str())
+        copy.post_processor = None
+        copy.encode_special_tokens = not reads_special
+        return copy
 
     @cached_property
     def _reading(self) -> Library:
-        """A copy that reads special tokens in a text as what they are; a switch would not be safe with threads."""
-        copy = Library.from_str(self.library.to_str())
-        copy.encode_special_tokens = False
-        return copy
+        """A copy that reads special tokens in a text as what they are."""
+        return self._copy(reads_special=True)
+
+    @cached_property
+    def _bare(self) -> Library:
+        """For `rows`, which calls the post-processor itself: some would trim offsets twice."""
+        template = (type(None), processors.TemplateProcessing, processors.BertProcessing)
+        return self.library if isinstance(self.library.post_processor, template) else self._copy()
 
     def _serialised(self, append_eos: bool) -> str:
         if not append_eos:
