@@ -19,7 +19,8 @@ WORDS = """The the quick brown fox élèves école n'aiment weiße Männer über
 1234 x=1; def f(x): return https://example.org Señor coöperate
 İstanbul ÀÉÎ straße""".split()
 ODD = list(
-    "abcdefghij ABC XYZ   \t\n\r\v\f éàüßñ 日本語テスト中文字 ｱｲｳ ﬁ Ⅷ ① が 😀👍🏽👩‍👩‍👧🇫🇷 \u200b\u00a0\u2028\u2029\u3000"
+    "abcdefghij ABC XYZ   \t\n\r\v\f éàüßñ 日本語テスト中文字 ｱｲｳ ﬁ Ⅷ ① が 😀👍🏽👩‍👩‍👧🇫🇷 "
+    "\u200b\u00a0\u2028\u2029\u3000"
     "\x00\x01\x07\x1b\x7f\x85\ufeff\ufffd…—½™ᾳĳ각 각 привет مرحبا ▁ -- !! '' `` "
     ",.;:?! 0123456789 e\u0301a\u0308\u0301o\u0302 "
 )

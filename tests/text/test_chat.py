@@ -184,7 +184,7 @@ TOO_MUCH = {
 }
 ESCAPES = {
     "class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "globals": "{{ raise_exception.__globals__ }}",
+    "globals": "{{ raise_exception.__globals__ + 'a' }}",
     "import": "{% import 'os' as os %}",
     "include": "{% include '/etc/passwd' %}",
     "format": "{{ '{0.__class__}'.format(1) }}{{ ('%s' % cycler.__init__) }}",

@@ -151,7 +151,6 @@ SETTINGS: dict[str, tuple[dict[str, bytes], str]] = {
         "not a list of tokens by id",
     ),
     "accents": ({"tokenizer_config.json": b'{"strip_accents": "please"}'}, "do not fit together"),
-    "no unknown": ({"vocab.txt": b"a\nb\n"}, "do not fit together"),
     "an empty vocabulary": ({"vocab.txt": b""}, "0 lines"),
     "a vocabulary in Latin-1": ({"vocab.txt": b"caf\xe9\n"}, "byte 3 is not UTF-8"),
     "a broken map": ({"special_tokens_map.json": b"[1]"}, "holds a list"),

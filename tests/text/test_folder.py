@@ -210,7 +210,7 @@ def test_added_tokens_of_an_old_folder(tmp_path: Path) -> None:
 
 def test_nothing_there_lists_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"has no tokenizer; looked for tokenizer\.json; vocab\.json \+ merges"
+        CheckpointError, match=r"has no tokenizer; looked for tokenizer\.json; spiece.*vocab\.json \+ merges"
     ):
         read_tokenizer(tmp_path)
     with pytest.raises(CheckpointError, match="looked for"):
@@ -219,5 +219,5 @@ def test_nothing_there_lists_what_was_looked_for(tmp_path: Path) -> None:
 
 def test_a_class_that_does_not_fit_its_file(tmp_path: Path) -> None:
     spm(tmp_path, "spiece.model", "bert", sentencepiece(), tokenizer_class="BertTokenizer")
-    with pytest.raises(CheckpointError, match="not for a BertTokenizer, which needs a WordPiece"):
+    with pytest.raises(CheckpointError, match="hold no WordPiece vocabulary"):
         read_tokenizer(tmp_path)

@@ -21,7 +21,7 @@ KINDS = {
     "folded": {"normalization_rule_name": "nmt_nfkc_cf"},
     "spaces kept": {"remove_extra_whitespaces": False},
     "no prefix": {"add_dummy_prefix": False},
-    "own symbols": {"user_defined_symbols": "<ent>,quick,--"},
+    "own symbols": {"user_defined_symbols": "<ent>,quick,öp"},
 }
 
 
@@ -46,7 +46,7 @@ def test_pieces_are_those_of_the_library(name: str, tmp_path: Path) -> None:
         (theirs.IdToPiece(n), theirs.GetScore(n)) for n in numbers
     ]
     segment = Segmenter(model)
-    texts = [*lines(), "a <ent>quick--", "<ent>"]
+    texts = [*lines(), "a <ent>quicköp", "<ent>", "coöperate"]
     wrong = [
         (t, segment(t), theirs.encode(t, out_type=str))
         for t in texts
@@ -57,8 +57,7 @@ def test_pieces_are_those_of_the_library(name: str, tmp_path: Path) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_any_text_is_cut_as_the_library_cuts_it(text: str) -> None:
-    content = sentencepiece()
-    assert SEGMENT(text) == THEIRS.encode(text, out_type=str) and content
+    assert SEGMENT(text) == THEIRS.encode(text, out_type=str)
 
 
 def test_settings_of_a_bpe_model(tmp_path: Path) -> None:

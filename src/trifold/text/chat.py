@@ -7,6 +7,7 @@ started with the first rendering, kept for the next ones, and ends with this one
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import queue
@@ -142,14 +143,18 @@ class _Worker:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            if self._process.stdin is not None:
+                with contextlib.suppress(OSError):  # what was not sent is lost with its reader
+                    self._process.stdin.close()
             self._process = None
 
 
 def _pump(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
     """Lines of the process into the queue; an empty one when it has ended."""
     assert process.stdout is not None
-    for line in process.stdout:
-        lines.put(line)
+    with process.stdout:
+        for line in process.stdout:
+            lines.put(line)
     lines.put("")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -170,8 +169,3 @@ def _token(value: object) -> bool:
 
 def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def as_json(part: object) -> str:
-    """A part as the library reads it."""
-    return json.dumps(part, ensure_ascii=False)

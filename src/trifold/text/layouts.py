@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from trifold.text.checks import LARGEST_TOKENIZER, MOST_TOKENS, check_vocabulary
 from trifold.text.regexes import Refused
 from trifold.text.sentencepiece import CONTROL, UNIGRAM, USER, Model
 
-_WORD = re.compile(r"\S+\n?")
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 
 
@@ -111,39 +109,3 @@ def read_lines(path: Path) -> list[str]:
     if not lines or len(lines) > MOST_TOKENS:
         raise CheckpointError(f"{path}: {len(lines):,} lines; between 1 and {MOST_TOKENS:,} are read")
     return [line.removesuffix("\r") for line in lines]
-
-
-class Bertweet:
-    """BERTweet's words and merges (Nguyen et al. 2020): fastBPE, `@@` after every piece that does not end a word."""
-
-    def __init__(self, codes: Path) -> None:
-        pairs = [tuple(line.split()[:-1]) for line in read_lines(codes)]
-        self._ranks = {pair: rank for rank, pair in enumerate(pairs)}
-        self._cache: dict[str, list[str]] = {}
-
-    def __call__(self, text: str) -> list[str]:
-        """The pieces of every word; a line end right behind a word belongs to it."""
-        found: list[str] = []
-        for word in _WORD.findall(text):
-            if word not in self._cache:
-                if len(self._cache) > 100_000:
-                    self._cache.clear()
-                self._cache[word] = self._pieces(word)
-            found += self._cache[word]
-        return found
-
-    def _pieces(self, word: str) -> list[str]:
-        parts = [*word[:-1], word[-1] + "</w>"]
-        while len(parts) > 1:
-            best = min(pairwise(parts), key=lambda pair: self._ranks.get(pair, len(self._ranks)))
-            if best not in self._ranks:
-                break
-            merged: list[str] = []
-            at = 0
-            while at < len(parts):
-                twin = tuple(parts[at : at + 2]) == best
-                merged.append("".join(parts[at : at + 1 + twin]))
-                at += 1 + twin
-            parts = merged
-        parts[-1] = parts[-1].removesuffix("</w>")
-        return [f"{part}@@" for part in parts[:-1]] + parts[-1:]

@@ -10,19 +10,23 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import read_bytes
 
-LARGEST_MODEL = 64 * 2**20  # bytes; the largest in use, mT5's, has 4.3 million
+LARGEST_MODEL = 16 * 2**20  # bytes; the largest in use has about 5 million
 SPACE = "▁"
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # the types of a piece
 UNIGRAM, BPE = 1, 2
 
-_UNK_PENALTY = np.float32(10.0)  # kUnkPenalty in unigram_model.cc
-_LONGEST_PIECE = 1024  # bytes; trainers write at most 16 characters unless told otherwise
+_UNK_PENALTY = 10.0  # kUnkPenalty in unigram_model.cc
+_LONGEST_PIECE = 256  # bytes; trainers write at most 16 characters unless told otherwise
+_MOST_CHARACTERS = (
+    2_000_000  # of all pieces of a model that `Segmenter` runs; those in use have half a million
+)
 
 
 @dataclass(frozen=True)
@@ -109,71 +113,50 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
 
 
 class Segmenter:
-    """Text -> pieces, as `SentencePieceProcessor.encode(text, out_type=str)` of a unigram model gives them."""
+    """Text -> pieces, as `SentencePieceProcessor.encode(text, out_type=str)` of a unigram model gives them.
+
+    Not promised: which of two overlapping symbols of the user's own is taken where both ways score the same.
+    """
 
     def __init__(self, model: Model) -> None:
         if model.kind != UNIGRAM:
             raise CheckpointError("a Marian tokenizer needs SentencePiece models of the unigram kind")
         self._model = model
         self._rules = Charsmap(model.charsmap)
+        if sum(len(text) for text, _, _ in model.pieces) > _MOST_CHARACTERS:
+            raise CheckpointError("a SentencePiece model whose pieces are too long, all together")
         normal = [score for _, score, kind in model.pieces if kind == NORMAL]
-        best = np.float32(max(normal, default=0.0))
-        self._unk = np.float32(min(normal, default=0.0)) - _UNK_PENALTY
-        self._scores: dict[str, np.float32] = {}
+        best = max(normal, default=0.0)
+        self._unk = _single(min(normal, default=0.0) - _UNK_PENALTY)
+        self._scores: dict[str, float] = {}
         for text, score, kind in model.pieces:
             if kind == NORMAL and text:
-                self._scores[text] = np.float32(score)
+                self._scores[text] = score
             elif kind == USER and text:  # a bonus, so that it is always taken
-                self._scores[text] = np.float32(
-                    np.float32(len(text.encode("utf-8"))) * best - np.float32(0.1)
-                )
+                self._scores[text] = _single(_single(len(text.encode("utf-8")) * best) - 0.1)
         self._user = sorted((t for t, _, kind in model.pieces if kind == USER and t), key=len, reverse=True)
         self._starts = {text[:end] for text in self._scores for end in range(1, len(text) + 1)}
 
     def __call__(self, text: str) -> list[str]:
         """The pieces of `text`; neighbours that are unknown are one piece."""
         text = self._normal(text)
-        best: list[tuple[np.float32, int, bool] | None] = [None] * (len(text) + 1)  # score, start, known
-        best[0] = (np.float32(0.0), 0, True)
+        best: list[_Path | None] = [None] * (len(text) + 1)
+        best[0] = (0.0, 0, True)
         for start in range(len(text)):
             here = best[start]
             assert here is not None  # every character leads on, by itself if by nothing else
-            single = False
+            alone = False
             for end in range(start + 1, len(text) + 1):
                 piece = text[start:end]
                 if piece not in self._starts:
                     break
                 score = self._scores.get(piece)
-                if score is None:
-                    continue
-                self._offer(best, end, (here[0] + score, start, True))
-                single = single or end == start + 1
-            if not single:
-                self._offer(best, start + 1, (here[0] + self._unk, start, False))
-        return self._walk_back(text, best)
-
-    @staticmethod
-    def _offer(
-        best: list[tuple[np.float32, int, bool] | None], end: int, path: tuple[np.float32, int, bool]
-    ) -> None:
-        old = best[end]
-        if old is None or path[0] > old[0]:
-            best[end] = path
-
-    @staticmethod
-    def _walk_back(text: str, best: list[tuple[np.float32, int, bool] | None]) -> list[str]:
-        pieces: list[str] = []
-        end, unknown_before = len(text), False
-        while end > 0:
-            path = best[end]
-            assert path is not None
-            _, start, known = path
-            if unknown_before and not known:
-                pieces[-1] = text[start:end] + pieces[-1]
-            else:
-                pieces.append(text[start:end])
-            unknown_before, end = not known, start
-        return pieces[::-1]
+                if score is not None:
+                    _offer(best, end, _single(here[0] + score), start, True)
+                    alone = alone or end == start + 1
+            if not alone:
+                _offer(best, start + 1, _single(here[0] + self._unk), start, False)
+        return _walk_back(text, best)
 
     def _normal(self, text: str) -> str:
         """normalizer.cc: characters replaced by the longest rules, white space squeezed, a space put before."""
@@ -188,12 +171,12 @@ class Segmenter:
                 written.append(part)
                 after_space = part.endswith(" ") and model.remove_extra_whitespaces
         clean = "".join(written)
-        if model.remove_extra_whitespaces:
-            clean = clean.rstrip(" ")
-        if not clean:
-            return ""
-        clean = " " * model.add_dummy_prefix + clean
-        return clean.replace(" ", SPACE) if model.escape_whitespaces else clean
+        clean = " " * (model.add_dummy_prefix and bool(text)) + clean
+        if model.escape_whitespaces:
+            clean = clean.replace(" ", SPACE)
+        if not model.remove_extra_whitespaces:
+            return clean
+        return clean.rstrip(SPACE if model.escape_whitespaces else " ")
 
     def _parts(self, text: str) -> Iterator[str]:
         at = 0
@@ -202,6 +185,37 @@ class Segmenter:
             part, taken = (user, len(user)) if user is not None else self._rules.longest(text, at)
             yield part
             at += taken
+
+
+_Path: TypeAlias = tuple[
+    float, int, bool
+]  # the best score up to here, where its last piece begins, is it known
+
+
+def _single(number: float) -> float:
+    """Rounded to single precision, in which the C++ library keeps scores."""
+    return float(np.float32(number))
+
+
+def _offer(best: list[_Path | None], end: int, score: float, start: int, known: bool) -> None:
+    old = best[end]
+    if old is None or score > old[0]:
+        best[end] = (score, start, known)
+
+
+def _walk_back(text: str, best: list[_Path | None]) -> list[str]:
+    pieces: list[str] = []
+    end, unknown_before = len(text), False
+    while end > 0:
+        path = best[end]
+        assert path is not None
+        _, start, known = path
+        if unknown_before and not known:
+            pieces[-1] = text[start:end] + pieces[-1]
+        else:
+            pieces.append(text[start:end])
+        unknown_before, end = not known, start
+    return pieces[::-1]
 
 
 class Charsmap:

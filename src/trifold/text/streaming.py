@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 _WINDOW = 256  # ids that are decoded anew at each step, at most; half of them are context
 _LOST = "\ufffd"  # what decoders write for bytes that are no character (yet)
@@ -13,13 +13,15 @@ Decode = Callable[[list[int]], str]
 class TextStream:
     """Gives out text as ids are added: all that was given out, and the `end`, are the text of all ids.
 
-    What a later token may still change is held back: bytes that are no whole character yet, and, where the decoder
-    closes up spaces before punctuation (`closes_up`), the last two words.
+    What a later token may still change is held back: bytes that are no whole character yet; where the decoder
+    closes up spaces (`closes_up`), the last two words; and a run of `open` tokens, which stand for single bytes and
+    are read together when it ends.
     """
 
-    def __init__(self, decode: Decode, *, closes_up: bool = False) -> None:
+    def __init__(self, decode: Decode, *, closes_up: bool = False, open: Collection[int] = ()) -> None:
         self._decode = decode
         self._closes_up = closes_up
+        self._open = frozenset(open)
         self._ids: list[int] = []
         self._given = 0  # characters of the window's text that are out already
 
@@ -41,6 +43,11 @@ class TextStream:
         return rest
 
     def _certain(self, text: str) -> int:
+        closed = len(self._ids)
+        while closed and self._ids[closed - 1] in self._open:
+            closed -= 1
+        if closed < len(self._ids):
+            text = self._decode(self._ids[:closed])
         end = len(text.rstrip(_LOST))
         if self._closes_up:
             for _ in range(2):

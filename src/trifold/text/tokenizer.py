@@ -28,7 +28,7 @@ SPACE = "▁"
 
 _CHUNK = 10_000  # texts encoded at once: enough to keep all cores busy, few enough to bound the memory
 _ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": UNK}
-ROLES = (*_ROLES, "cls_token", "sep_token", "mask_token")
+_ALL = (*_ROLES, "cls_token", "sep_token", "mask_token")
 _WHOLE = {"tokenizer_class": "PreTrainedTokenizerFast"}  # others take tokenizer.json as it is
 
 
@@ -71,7 +71,7 @@ class Tokenizer:
         self._closes_up = bool(self.settings.get("clean_up_tokenization_spaces")) and not isinstance(
             library.model, models.BPE
         )
-        ids = {role: self._id(role) for role in ROLES}
+        ids = {role: self._id(role) for role in _ALL}
         self.pad_id, self.bos_id, self.eos_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
             ids.values()
         )
@@ -141,8 +141,11 @@ class Tokenizer:
         def text_of(ids: list[int]) -> str:
             return self.decode([ids], keep_special=keep_special)[0]
 
-        closes_up = self._closes_up or isinstance(self.library.decoder, decoders.WordPiece)
-        return TextStream(text_of, closes_up=closes_up)
+        joins = self._closes_up or isinstance(self.library.decoder, decoders.WordPiece)
+        found = (self.library.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        single = [token for token in found if token is not None]
+        single += [] if keep_special else self._never
+        return TextStream(text_of, closes_up=joins or self._words is not None, open=single)
 
     def chat(
         self,
@@ -222,7 +225,12 @@ class Tokenizer:
         try:
             library, _ = read_library(file)
         except CheckpointError as error:
-            raise DataError(f"{error}; give a tokenizer.json, or a folder that holds one") from None
+            reason = str(error).removeprefix(f"{file}: ")
+            if not reason.startswith("not a tokenizer"):
+                what = "not a tokenizer" if file.exists() else "cannot be read"
+                reason = f"{what} ({reason})"
+            remedy = "give a tokenizer.json, or a folder that holds one"
+            raise DataError(f"{file}: {reason}; {remedy}") from None
         return cls(library, dropout=dropout, names=_special_names(file.parent))
 
     def _id(self, role: str) -> int | None:
