@@ -210,7 +210,9 @@ def test_what_is_no_tokenizer_is_refused_by_name(tmp_path: Path, content: str | 
 def test_broken_names_of_special_tokens_are_refused(tmp_path: Path, content: str) -> None:
     TRAINED["char", True].save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")
-    with pytest.raises(DataError, match=r"tokenizer_config\.json: not a JSON object"):
+    with pytest.raises(
+        DataError, match=r"tokenizer_config\.json.*(not JSON|not an object).*mend or remove it"
+    ):
         Tokenizer.load(tmp_path)
 
 

@@ -59,13 +59,13 @@ def seen(pipeline: Pipeline, text: str, target: str | None = None) -> Seen:
     read = reader.encode([text])[0]
     if not read:
         raise DataError(f"{text!r} has no tokens: there is nothing to look at")
-    source = [*read, reader.eos_id]
+    source = [*read, reader.required("eos")]
     if target is None:
         best = pipeline.hypotheses([text])[0][0]
         ids, ended = best.tokens, best.finish_reason == "stop"
     else:
         ids, ended = writer.encode([target])[0], True
-    written = [*ids, writer.eos_id] if ended else ids
+    written = [*ids, writer.required("eos")] if ended else ids
     given = [pipeline.config.start_id, *written[:-1]]
     _refuse_long(max(len(source), len(given)), pipeline.config.max_positions)
     return Seen(

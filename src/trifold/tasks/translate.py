@@ -94,7 +94,7 @@ class Translate:
         start_id: int | None = None,
     ) -> None:
         self.settings, self.source, self.target = settings, source, target
-        self.start_id = target.bos_id if start_id is None else start_id
+        self.start_id = target.required("bos") if start_id is None else start_id
 
     # rows -> examples
 
@@ -106,8 +106,8 @@ class Translate:
 
     def batch(self, examples: Examples, rows: NDArray[np.int64], width: int | None = None) -> Batch:
         """Pack the chosen rows, cut at `width` tokens where that is given."""
-        source, _ = _packed(examples.sources, rows, width, self.source.pad_id)
-        target, ends = _packed(examples.targets, rows, width, self.target.pad_id)
+        source, _ = _packed(examples.sources, rows, width, self.source.required("pad"))
+        target, ends = _packed(examples.targets, rows, width, self.target.required("pad"))
         assert target.packing is not None
         real, ids = target.packing.real, target.tokens[0]
         wanted = torch.full_like(ids, -1)
@@ -160,7 +160,7 @@ class Translate:
         for rows in _alike(sources.lengths, max(1, batch_tokens // max(1, config.num_beams))):
             width = int(sources.lengths[rows].max())
             attend = padding(torch.from_numpy(sources.lengths[rows]), width)
-            tokens = sources.padded(rows, width, self.source.pad_id).to(device)
+            tokens = sources.padded(rows, width, self.source.required("pad")).to(device)
             inputs = Inputs(tokens, None if attend is None else attend.to(device))
             numbers = (rows + first).tolist()
             found = generate_tokens(model, inputs, config, numbers=numbers, codec=self.target, draft=draft)
@@ -212,7 +212,8 @@ def _packed(texts: Ragged, rows: NDArray[np.int64], width: int | None, pad: int)
 
 def _ended(tokenizer: Tokenizer, texts: Sequence[str], draw: int | None = None) -> Ragged:
     encoded = tokenizer.encode(texts) if draw is None else tokenizer.sample(texts, draw)
-    return Ragged.of([[*ids, tokenizer.eos_id] for ids in encoded])
+    end = tokenizer.required("eos")
+    return Ragged.of([[*ids, end] for ids in encoded])
 
 
 def _alike(lengths: NDArray[np.int64], tokens: int) -> list[NDArray[np.int64]]:

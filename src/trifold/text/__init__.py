@@ -1,7 +1,19 @@
-"""Tokenizers: train, load, save, encode, decode."""
+"""Tokenizers: train, load, save, encode, decode; chat templates."""
 
+from trifold.text.encoded import Encoded, report
+from trifold.text.folder import read_tokenizer
 from trifold.text.settings import TokenizerSettings
+from trifold.text.streaming import TextStream
 from trifold.text.tokenizer import Tokenizer
 from trifold.text.training import make_tokenizer, train_tokenizer
 
-__all__ = ["Tokenizer", "TokenizerSettings", "make_tokenizer", "train_tokenizer"]
+__all__ = [
+    "Encoded",
+    "TextStream",
+    "Tokenizer",
+    "TokenizerSettings",
+    "make_tokenizer",
+    "read_tokenizer",
+    "report",
+    "train_tokenizer",
+]

@@ -1,0 +1,266 @@
+"""Tokenizer folders of every layout and age, made small by the trainers of the reference libraries."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Library
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+WORDS = """The the quick brown fox élèves école n'aiment weiße Männer über naïve Ω 日本語 テスト こんにちは 中文 字 😀
+👩‍👩‍👧 🇫🇷 don't we've 12,5 % hello world ing tion play playing played
+привет мир مرحبا a aa ab -- ... ( ) « » 2017 2018
+1234 x=1; def f(x): return https://example.org Señor coöperate
+İstanbul ÀÉÎ straße""".split()
+ODD = list(
+    "abcdefghij ABC XYZ   \t\n\r\v\f éàüßñ 日本語テスト中文字 ｱｲｳ ﬁ Ⅷ ① が 😀👍🏽👩‍👩‍👧🇫🇷 "
+    "\u200b\u00a0\u2028\u2029\u3000"
+    "\x00\x01\x07\x1b\x7f\x85\ufeff\ufffd…—½™ᾳĳ각 각 привет مرحبا ▁ -- !! '' `` "
+    ",.;:?! 0123456789 e\u0301a\u0308\u0301o\u0302 "
+)
+
+
+def _drawn(number: int, seed: int) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(3, 14))) for _ in range(number)]
+
+
+def _babble(number: int, seed: int) -> list[str]:
+    draw = random.Random(seed)
+    return [
+        " ".join("".join(draw.choices("abcdefghij", k=draw.randint(2, 9))) for _ in range(6))
+        for _ in range(number)
+    ]
+
+
+CORPUS = _drawn(400, 1) + _babble(200, 5) + [word for word in WORDS for _ in range(5)]
+
+
+@cache
+def lines() -> list[str]:
+    """2,300 lines: sentences, noise of odd characters, runs of one character, spaces of all sorts."""
+    draw = random.Random(2)
+    noise = ["".join(draw.choices(ODD, k=draw.randint(0, 40))) for _ in range(1400)]
+    mixed = ["".join(draw.choices([*WORDS, " ", "  ", "\t", "\n", " ,"], k=12)) for _ in range(300)]
+    runs = [c * n for c in "ab-!é 日😀\n" for n in (1, 2, 3, 5, 8, 13, 21)]
+    spaced = [
+        f"{left}{line}{right}"
+        for line in _drawn(10, 4)
+        for left in ("", " ", "  ", "\t")
+        for right in ("", " ", "\n")
+    ]
+    return [*_drawn(320, 3), *_babble(100, 6), *noise, *mixed, *runs, *spaced, "", " ", "\n"]
+
+
+@cache
+def wordpiece(lowercase: bool) -> dict[str, int]:
+    library = Library(models.WordPiece(unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    library.train_from_iterator(
+        CORPUS, trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+    )
+    return library.get_vocab()
+
+
+@cache
+def bpe(special: tuple[str, ...], suffix: str | None = None) -> tuple[dict[str, int], list[list[str]]]:
+    """Byte-level, or with a suffix at the end of words; vocabulary and merges."""
+    options: dict[str, Any] = {"end_of_word_suffix": suffix} if suffix else {}
+    library = Library(models.BPE(**options))
+    alphabet: list[str] = []
+    if suffix:
+        library.normalizer = normalizers.BertNormalizer(lowercase=True)
+        library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    else:
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=450 + 256 * (not suffix),
+        special_tokens=list(special),
+        initial_alphabet=alphabet,
+        show_progress=False,
+        **options,
+    )
+    library.train_from_iterator(CORPUS, trainer)
+    return library.get_vocab(), json.loads(library.to_str())["model"]["merges"]
+
+
+@cache
+def sentencepiece(kind: str = "unigram", **options: Any) -> bytes:
+    """A SentencePiece model by the library of that name."""
+    import sentencepiece as library
+
+    file = io.BytesIO()
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS),
+        model_writer=file,
+        vocab_size=options.pop("vocab_size", 350),
+        model_type=kind,
+        character_coverage=0.995,
+        minloglevel=2,
+        **({"hard_vocab_limit": False} if kind == "unigram" else {}),
+        **options,
+    )
+    return file.getvalue()
+
+
+def write(folder: Path, **files: Any) -> Path:
+    """Files by name (`__` for a dot): bytes, text, or what becomes JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = folder / name.replace("__", ".")
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+            path.write_text(text, encoding="utf-8", newline="\n")
+    return folder
+
+
+def _vocab_txt(vocab: dict[str, int]) -> str:
+    return "".join(f"{token}\n" for token in sorted(vocab, key=vocab.__getitem__))
+
+
+def _merges_txt(merges: list[list[str]]) -> str:
+    return "#version: 0.2\n" + "".join(" ".join(pair) + "\n" for pair in merges)
+
+
+def bert(folder: Path, lowercase: bool = True, **settings: Any) -> Path:
+    return write(
+        folder,
+        vocab__txt=_vocab_txt(wordpiece(lowercase)),
+        config__json={"model_type": "bert"},
+        tokenizer_config__json={"do_lower_case": lowercase, "model_max_length": int(1e30), **settings},
+    )
+
+
+def byte_level(folder: Path, model_type: str, special: tuple[str, ...], **settings: Any) -> Path:
+    vocab, merges = bpe(special)
+    files = {
+        "vocab__json": vocab,
+        "merges__txt": _merges_txt(merges),
+        "config__json": {"model_type": model_type},
+    }
+    return write(folder, **files, **({"tokenizer_config__json": settings} if settings else {}))
+
+
+def gpt_2018(folder: Path) -> Path:
+    vocab, merges = bpe(("<unk>",), "</w>")
+    return write(
+        folder, vocab__json=vocab, merges__txt=_merges_txt(merges), config__json={"model_type": "openai-gpt"}
+    )
+
+
+def spm(folder: Path, file: str, model_type: str, content: bytes, **settings: Any) -> Path:
+    return write(
+        folder,
+        **{file.replace(".", "__"): content},
+        config__json={"model_type": model_type},
+        **({"tokenizer_config__json": settings} if settings else {}),
+    )
+
+
+def llama(folder: Path, model_type: str, **settings: Any) -> Path:
+    content = sentencepiece("bpe", **LLAMA)
+    return spm(folder, "tokenizer.model", model_type, content, tokenizer_class="LlamaTokenizer", **settings)
+
+
+def marian(folder: Path, **settings: Any) -> Path:
+    """Two models; the vocabulary holds most of their pieces, languages, and pieces that neither has."""
+    import sentencepiece as library
+
+    source, target = sentencepiece(), sentencepiece(vocab_size=300, normalization_rule_name="identity")
+    pieces: dict[str, None] = {
+        "</s>": None,
+        "<unk>": None,
+        ">>fra<<": None,
+        ">>deu<<": None,
+        "▁only": None,
+        "ж": None,
+    }
+    for content in (source, target):
+        processor = library.SentencePieceProcessor()
+        processor.LoadFromSerializedProto(content)
+        pieces |= dict.fromkeys(processor.IdToPiece(number) for number in range(3, len(processor) - 7))
+    vocab = {piece: number for number, piece in enumerate([*pieces, "<pad>"])}
+    return write(
+        folder,
+        source__spm=source,
+        target__spm=target,
+        vocab__json=vocab,
+        config__json={"model_type": "marian"},
+        tokenizer_config__json={"source_lang": "en", "target_lang": "fr", **settings},
+    )
+
+
+def bertweet(folder: Path) -> Path:
+    vocab, merges = bpe(("<s>",), "</w>")
+    pieces = [p.removesuffix("</w>") if p.endswith("</w>") else f"{p}@@" for p in vocab if p != "<s>"]
+    return write(
+        folder,
+        vocab__txt="".join(f"{piece} 7\n" for piece in dict.fromkeys(sorted(pieces)[:-9])),
+        bpe__codes="".join(f"{' '.join(pair)} 7\n" for pair in merges),
+        config__json={"model_type": "roberta"},
+        tokenizer_config__json={"tokenizer_class": "BertweetTokenizer"},
+    )
+
+
+ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+END = ("<|endoftext|>",)
+T5_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+ALBERT_IDS = {
+    "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>", "control_symbols": "[CLS],[SEP],[MASK]"
+}  # fmt: skip
+LLAMA = {"byte_fallback": True, "normalization_rule_name": "identity", "vocab_size": 600}
+MASK = {
+    "__type": "AddedToken",
+    "content": "<mask>",
+    "lstrip": True,
+    "rstrip": False,
+    "single_word": False,
+    "normalized": False,
+}
+MARK = {
+    "content": "<ent>",
+    "lstrip": False,
+    "rstrip": True,
+    "single_word": False,
+    "normalized": False,
+    "special": False,
+}
+
+OLD: dict[str, Callable[[Path], Path]] = {
+    "bert uncased": bert,
+    "bert cased": lambda f: bert(f, False),
+    "bert accents": lambda f: bert(f, True, strip_accents=False, tokenize_chinese_chars=False),
+    "distilbert": lambda f: bert(f, True, tokenizer_class="DistilBertTokenizer"),
+    "gpt2": lambda f: byte_level(f, "gpt2", END),
+    "gpt2 prefix": lambda f: byte_level(f, "gpt2", END, add_prefix_space=True, tokenizer_class="GPT2Tokenizer"),
+    "gptj added": lambda f: byte_level(f, "gptj", END, added_tokens_decoder={"900": MARK}),
+    "codegen": lambda f: byte_level(f, "codegen", END, tokenizer_class="CodeGenTokenizer"),
+    "neox": lambda f: byte_level(f, "gpt_neox", END, tokenizer_class="GPTNeoXTokenizer", add_bos_token=True),
+    "roberta": lambda f: byte_level(f, "roberta", ROBERTA, mask_token=MASK),
+    "bart": lambda f: byte_level(f, "bart", ROBERTA, tokenizer_class="BartTokenizer"),
+    "gpt 2018": gpt_2018,
+    "t5": lambda f: spm(f, "spiece.model", "t5", sentencepiece(**T5_IDS)),
+    "mt5": lambda f: spm(f, "spiece.model", "mt5", sentencepiece(**T5_IDS), extra_ids=0),
+    "albert": lambda f: spm(f, "spiece.model", "albert", sentencepiece(**ALBERT_IDS)),
+    "albert cased": lambda f: spm(
+        f, "spiece.model", "albert", sentencepiece(**ALBERT_IDS), do_lower_case=False, keep_accents=True
+    ),
+    "xlm-roberta": lambda f: spm(f, "sentencepiece.bpe.model", "xlm-roberta", sentencepiece()),
+    "camembert": lambda f: spm(f, "sentencepiece.bpe.model", "camembert", sentencepiece()),
+    "llama": lambda f: llama(f, "llama", add_bos_token=True),
+    "llama legacy": lambda f: llama(f, "llama", legacy=True, add_eos_token=True),
+    "mistral": lambda f: llama(f, "mistral", add_bos_token=True),
+    "marian": marian,
+    "bertweet": bertweet,
+}  # fmt: skip

@@ -1,0 +1,199 @@
+"""A tokenizer from a stranger can do nothing but fail: each file here is one that tries."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers
+
+from trifold.errors import CheckpointError, DataError
+from trifold.text import Tokenizer, read_tokenizer
+
+
+def plain() -> dict[str, Any]:
+    library = Library(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    return json.loads(library.to_str())
+
+
+def changed(where: str, value: Any) -> Callable[[], bytes]:
+    def content() -> bytes:
+        document = plain()
+        *path, last = where.split(".")
+        place = document
+        for key in path:
+            place = place[key]
+        place[last] = value
+        return json.dumps(document).encode("utf-8")
+
+    return content
+
+
+def split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def replace(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+def entry(number: Any, content: Any = "x") -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": content, "special": True, **flags}
+
+
+def sequence(parts: list[Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": parts}
+
+
+HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
+    "empty": (lambda: b"", "not JSON"),
+    "cut off": (lambda: json.dumps(plain()).encode()[:-9], "not JSON"),
+    "a list": (lambda: b"[]", "holds a list"),
+    "deep": (lambda: b'{"a":' * 99_999, "nested too deeply"),
+    "a key twice": (lambda: b'{"model": {}, "model": {}}', "stands twice"),
+    "a token twice": (lambda: b'{"model": {"type": "BPE", "vocab": {"a": 0, "a": 1}}}', "'a' stands twice"),
+    "NaN": (lambda: b'{"model": {"type": "Unigram", "vocab": [["a", NaN]]}}', "not a finite"),
+    "a huge number": (lambda: b'{"model": {"vocab": {"a": ' + b"9" * 5000 + b"}}}", "largest integer"),
+    "not UTF-8": (lambda: b'{"model": "\xff"}', "not UTF-8"),
+    "no model": (lambda: b"{}", "model is not an object"),
+    "a model of code": (changed("model.type", "pickle"), "'pickle' is unknown"),
+    "a URL for a vocabulary": (changed("model.vocab", "https://example.org/vocab.json"), "model.vocab is not"),
+    "a path for a vocabulary": (changed("model.vocab", "/etc/passwd"), "model.vocab is not"),
+    "a negative id": (changed("model.vocab", {"a": -1}), "has the id -1"),
+    "an absurd id": (changed("model.vocab", {"a": 4294967295}), "has the id 4294967295"),
+    "half an id": (changed("model.vocab", {"a": 0.5}), "has the id 0.5"),
+    "an id of truth": (changed("model.vocab", {"a": True}), "has the id True"),
+    "a text for an id": (changed("model.vocab", {"a": "0"}), "has the id '0'"),
+    "a token without end": (changed("model.vocab", {"a" * 20_000: 0}), "longer than 10,000"),
+    "scores that are text": (changed("model", {"type": "Unigram", "vocab": [["a", "b"]]}), "token and its score"),
+    "a merge of one": (changed("model.merges", ["a"]), "not a pair"),
+    "a merge of three": (changed("model.merges", [["a", "b", "c"]]), "not a pair"),
+    "a merge of nothing known": (changed("model.merges", [["x", "y"]]), "not a tokenizer of the"),
+    "a merge longer than all": (changed("model.merges", [["a" * 500, "b" * 500]]), "not a tokenizer of the"),
+    "merges in text": (changed("model.merges", "a b"), "not a list"),
+    "an absurd added token": (changed("added_tokens", [entry(2**40)]), "has the id"),
+    "an added token of no text": (changed("added_tokens", [entry(3, 7)]), "not a token"),
+    "added tokens in text": (changed("added_tokens", "x"), "not a list"),
+    "nested repetition": (changed("pre_tokenizer", split(r"(a+)+$")), "repetition of what may match"),
+    "overlapping alternatives": (changed("pre_tokenizer", split(r"(a|aa)+$")), "may match in several ways"),
+    "a slow pattern": (changed("pre_tokenizer", split(r"\s*\s*\s*\s*x")), "too slow"),
+    "a reference back": (changed("normalizer", {**replace("", "b"), "pattern": {"Regex": r"(a)\1"}}), "reference back"),
+    "a pattern in the decoder": (
+        changed("decoder", {**replace("", "b"), "pattern": {"Regex": r"(.*)*x"}}), "may match in several ways"
+    ),
+    "no pattern": (changed("pre_tokenizer", split(r"(a")), "never closed"),
+    "growth": (changed("normalizer", sequence([replace("a", "aa")] * 60)), "times as long"),
+    "growth at once": (changed("normalizer", replace("a", "a" * 5_000)), "a text of 5,000"),
+    "growth by prefixes": (
+        changed("normalizer", sequence([{"type": "Prepend", "prepend": "a" * 500}] * 20)), "times as long"
+    ),
+    "parts without end": (changed("normalizer", sequence([{"type": "NFC"}] * 5000)), "a list of 5,000"),
+    "an unknown part": (changed("pre_tokenizer", {"type": "Import", "module": "os"}), "not a tokenizer of the"),
+    "a broken trie": (
+        changed("normalizer", {"type": "Precompiled", "precompiled_charsmap": "////////"}), "not a tokenizer of the"
+    ),
+    "a template of thousands": (
+        changed("post_processor", {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 999}),
+        "a list of 999",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_tokenizer_is_refused_quickly_and_by_name(name: str, tmp_path: Path) -> None:
+    content, expected = HOSTILE[name]
+    (tmp_path / "tokenizer.json").write_bytes(content())
+    before = time.process_time()
+    with pytest.raises(CheckpointError, match=expected) as caught:
+        read_tokenizer(tmp_path)
+    assert "tokenizer.json" in str(caught.value)
+    with pytest.raises(DataError, match=expected):
+        Tokenizer.load(tmp_path)
+    assert time.process_time() - before < 4
+
+
+def test_the_plain_one_is_read(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(json.dumps(plain()).encode())
+    assert read_tokenizer(tmp_path).encode(["ab a"]) == [[2, 0]]
+
+
+def test_a_large_file_is_not_even_parsed(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(200 * 2**20)
+        with pytest.raises(CheckpointError, match=r"too large; at most"):
+            read_tokenizer(tmp_path)
+
+
+SETTINGS: dict[str, tuple[dict[str, bytes], str]] = {
+    "a key twice": ({"tokenizer_config.json": b'{"a": 1, "a": 2}'}, "stands twice"),
+    "fillers": (
+        {"tokenizer_config.json": b'{"tokenizer_class": "T5Tokenizer", "extra_ids": 999999999}'},
+        "extra_ids",
+    ),
+    "added list": (
+        {"tokenizer_config.json": b'{"added_tokens_decoder": ["x"]}'},
+        "not a list of tokens by id",
+    ),
+    "added id": (
+        {"tokenizer_config.json": b'{"added_tokens_decoder": {"99999999999": {"content": "x"}}}'},
+        "not below",
+    ),
+    "added text": (
+        {"tokenizer_config.json": b'{"added_tokens_decoder": {"1": "x"}}'},
+        "not a list of tokens by id",
+    ),
+    "accents": ({"tokenizer_config.json": b'{"strip_accents": "please"}'}, "do not fit together"),
+    "an empty vocabulary": ({"vocab.txt": b""}, "0 lines"),
+    "a vocabulary in Latin-1": ({"vocab.txt": b"caf\xe9\n"}, "byte 3 is not UTF-8"),
+    "a broken map": ({"special_tokens_map.json": b"[1]"}, "holds a list"),
+    "a broken config": ({"config.json": b"{"}, "not JSON"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_hostile_settings_are_refused(name: str, tmp_path: Path) -> None:
+    files, expected = SETTINGS[name]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
+    if name == "fillers":
+        document = plain()
+        document["model"] = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]]}
+        files = {**files, "tokenizer.json": json.dumps(document).encode()}
+    for file, content in {"vocab.txt": "\n".join(pieces).encode(), **files}.items():
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(CheckpointError, match=expected):
+        read_tokenizer(tmp_path)
+
+
+def test_names_that_lead_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
+    """The reference once opened the files that the settings named; here only fixed names are opened."""
+    inside, outside = tmp_path / "model", tmp_path / "secret.txt"
+    inside.mkdir()
+    outside.write_text("[UNK]\nsecret\n", encoding="utf-8")
+    (inside / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n", encoding="utf-8")
+    settings = {
+        "vocab_file": "../secret.txt",
+        "tokenizer_file": str(outside),
+        "auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]},
+        "name_or_path": "https://example.org/",
+    }
+    (inside / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    ours = read_tokenizer(inside)
+    assert ours.library.token_to_id("secret") is None and ours.encode(["a"]) == [[5]]
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    ours.save(saved)
+    assert "evil" not in (saved / "tokenizer_config.json").read_text(encoding="utf-8")
+
+
+def test_dice_in_a_file_are_taken_away(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(changed("model.dropout", 0.5)())
+    ours = read_tokenizer(tmp_path)
+    assert ours.encode(["ab"] * 50) == [[2]] * 50

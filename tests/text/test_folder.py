@@ -1,0 +1,223 @@
+"""Folders of every layout: the ids, the types and the text of the reference, and nothing silent."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.text.folders import END, OLD, bert, bpe, byte_level, lines, marian, sentencepiece, spm, write
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers
+
+from trifold.errors import CheckpointError, UsageError
+from trifold.text import Tokenizer, read_tokenizer, report
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("sentencepiece")
+transformers.logging.set_verbosity_error()
+
+ROLES = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
+SLOW = ("marian", "bertweet")  # the reference runs them in Python
+
+
+def reference(folder: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def check(ours: Tokenizer, theirs: Any, texts: list[str]) -> None:
+    """Ids, text and roles are those of the reference."""
+    plain = theirs(texts, add_special_tokens=False)["input_ids"]
+    ids = ours.encode(texts)
+    wrong = [(t, a, b) for t, a, b in zip(texts, ids, plain, strict=True) if a != b]
+    assert not wrong, (len(wrong), wrong[:3])
+    around = theirs(texts)["input_ids"]
+    assert [row.ids for row in ours.rows(texts)] == around
+    for keep in (False, True):
+        decoded = theirs.batch_decode(around, skip_special_tokens=not keep)
+        assert ours.decode(around, keep_special=keep) == decoded
+    for role in ROLES:
+        assert getattr(ours, f"{role}_id") == getattr(theirs, f"{role}_token_id"), role
+    assert ours.vocab_size == len(theirs)
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_old_layouts_are_read_as_the_reference_reads_them(name: str, tmp_path: Path) -> None:
+    folder = OLD[name](tmp_path / "model")
+    check(read_tokenizer(folder), reference(folder), lines())
+
+
+@pytest.mark.parametrize("name", [name for name in OLD if name not in SLOW])
+def test_new_layouts_are_read_as_the_reference_reads_them(name: str, tmp_path: Path) -> None:
+    """What the reference saves, and a folder that has both layouts as most on the hub do."""
+    old = OLD[name](tmp_path / "old")
+    theirs = reference(old)
+    new = tmp_path / "new"
+    theirs.save_pretrained(new)
+    shutil.copy(old / "config.json", new)
+    some = lines()[::6]
+    check(read_tokenizer(new), reference(new), some)
+    shutil.copy(new / "tokenizer.json", old)
+    check(read_tokenizer(old), reference(old), some)
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_what_is_saved_is_read_the_same_by_us_and_by_others(name: str, tmp_path: Path) -> None:
+    ours = read_tokenizer(OLD[name](tmp_path / "model"))
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    ours.save(saved)
+    if name in SLOW:
+        shutil.copy(tmp_path / "model" / "config.json", saved)
+    some = lines()[::9]
+    again = read_tokenizer(saved)
+    assert again.encode(some) == ours.encode(some)
+    assert again.names == ours.names
+    theirs = reference(saved)
+    assert theirs(some, add_special_tokens=False, split_special_tokens=True)["input_ids"] == ours.encode(some)
+    assert theirs(some[:9])["input_ids"] == [row.ids for row in ours.rows(some[:9])]
+
+
+@pytest.mark.parametrize("name", [name for name in OLD if name not in SLOW])
+def test_pairs_types_offsets_and_cuts(name: str, tmp_path: Path) -> None:
+    folder = OLD[name](tmp_path / "model")
+    ours, theirs = read_tokenizer(folder), reference(folder)
+    first, second = lines()[:60], lines()[400:460]
+    for limit in (None, 16, 9):
+        options = {"truncation": "longest_first", "max_length": limit} if limit else {}
+        rows = ours.rows(first, second, max_length=limit)
+        expected = theirs(first, second, return_token_type_ids=True, return_offsets_mapping=True, **options)
+        assert [row.ids for row in rows] == expected["input_ids"]
+        assert [row.types for row in rows] == expected["token_type_ids"]
+        assert [row.offsets for row in rows] == expected["offset_mapping"]
+        assert [row.texts for row in rows] == [expected.sequence_ids(i) for i in range(len(rows))]
+        whole = ours.rows(first, second)
+        assert [len(a.ids) + a.dropped for a in rows] == [len(b.ids) for b in whole]
+        assert bool(report(rows)) == any(row.dropped for row in rows) == bool(limit)
+        assert all(len(row.ids) <= (limit or 10**9) for row in rows)
+
+
+def test_only_the_text_that_may_be_cut_is_cut(tmp_path: Path) -> None:
+    ours, theirs = read_tokenizer(bert(tmp_path)), reference(tmp_path)
+    for cut in ("only_first", "only_second"):
+        texts = (
+            ["the quick brown fox played", "world"]
+            if cut == "only_first"
+            else ["hello", "play played playing the"]
+        )
+        (row,) = ours.rows(texts[:1], texts[1:], max_length=7, cut=cut)
+        assert row.ids == theirs(*texts, truncation=cut, max_length=7)["input_ids"]
+        assert row.dropped > 0
+    with pytest.raises(UsageError, match="the second text has 1 tokens, too few to cut"):
+        ours.rows(["the quick brown fox"], ["a"], max_length=5, cut="only_second")
+    with pytest.raises(UsageError, match="no room for text"):
+        ours.rows(["the"], max_length=1)
+    with pytest.raises(UsageError, match="no pairs"):
+        ours.rows(["the"], ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    "name", ["bert uncased", "roberta", "gptj added", "t5", "xlm-roberta", "camembert", "llama"]
+)
+def test_special_tokens_in_a_text_stay_text_unless_asked_for(name: str, tmp_path: Path) -> None:
+    folder = OLD[name](tmp_path)
+    ours, theirs = read_tokenizer(folder), reference(folder)
+    special = {getattr(ours, f"{role}_id") for role in ("bos", "eos", "pad", "cls", "sep", "mask")} - {None}
+    texts = [f"hello {token} world{token}the <ent> x" for token in ours.names.values()] + ["the  <mask> fox"]
+    assert ours.encode(texts, special_in_text=True) == theirs(texts, add_special_tokens=False)["input_ids"]
+    assert not any(special & set(row) for row in ours.encode(texts))
+    assert any(special & set(row) for row in ours.encode(texts, special_in_text=True))
+
+
+def test_marian_sides_and_languages(tmp_path: Path) -> None:
+    folder = marian(tmp_path / "joint")
+    theirs = reference(folder)
+    source, target = read_tokenizer(folder), read_tokenizer(folder, target=True)
+    texts = [*lines()[::5], ">>fra<< hello world", ">>xxx<<hello", ">>fra", "ж", "жж ж"]
+    assert source.encode(texts) == theirs(texts, add_special_tokens=False)["input_ids"]
+    assert target.encode(texts) == theirs(text_target=texts, add_special_tokens=False)["input_ids"]
+    assert source.encode([">>fra<< hello"])[0][0] == source.library.token_to_id(">>fra<<")
+    rows = source.rows(["hello world"], ["the fox"])
+    assert rows[0].ids == theirs(["hello world"], ["the fox"])["input_ids"][0]
+    vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    ids = list(vocab.values())
+    assert source.decode([ids]) == theirs.batch_decode([ids], skip_special_tokens=True)
+
+
+def test_marian_with_a_vocabulary_a_side(tmp_path: Path) -> None:
+    folder = marian(tmp_path, separate_vocabs=True)
+    vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    special = ["</s>", "<unk>"]
+    rest = [piece for piece in vocab if piece not in [*special, "<pad>"]]
+    other = {piece: number for number, piece in enumerate([*special, *reversed(rest), "<pad>"])}
+    write(folder, target_vocab__json=other)
+    theirs, some = reference(folder), lines()[::20]
+    target = read_tokenizer(folder, target=True)
+    assert read_tokenizer(folder).encode(some) == theirs(some, add_special_tokens=False)["input_ids"]
+    assert target.encode(some) == theirs(text_target=some, add_special_tokens=False)["input_ids"]
+    ids = target.encode(some)
+    assert target.decode(ids) == theirs.batch_decode(ids, skip_special_tokens=True)
+
+
+def test_a_part_that_no_class_of_the_reference_puts_in_is_kept(tmp_path: Path) -> None:
+    """StarCoder cuts digits apart. The reference knows that for the first one only; both were trained so."""
+    vocab, merges = bpe(END)
+    library = Library(models.BPE(vocab, [tuple(pair) for pair in merges]))
+    parts = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    library.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens(list(END))
+    settings = {
+        "tokenizer_class": "GPT2Tokenizer",
+        "bos_token": END[0],
+        "eos_token": END[0],
+        "unk_token": END[0],
+    }
+    content = {"tokenizer__json": library.to_str(), "tokenizer_config__json": settings}
+    write(tmp_path, **content, config__json={"model_type": "gpt_bigcode"})
+    ours = read_tokenizer(tmp_path)
+    check(ours, reference(tmp_path), lines()[::4])
+    assert len(ours.encode(["1234"])[0]) == 4
+    write(tmp_path, config__json={"model_type": "starcoder2"})
+    assert read_tokenizer(tmp_path).encode(lines()) == ours.encode(lines())
+
+
+def test_a_role_without_a_token_is_none(tmp_path: Path) -> None:
+    ours = read_tokenizer(byte_level(tmp_path, "gpt2", END))
+    assert (ours.pad_id, ours.cls_id, ours.mask_id) == (None, None, None)
+    assert ours.eos_id == ours.bos_id == ours.required("eos") == 0
+    with pytest.raises(Exception, match="has no pad token, which is needed here"):
+        ours.required("pad")
+    write(tmp_path, tokenizer_config__json={"pad_token": "<|pad|>", "bos_token": None})
+    ours = read_tokenizer(tmp_path)
+    assert (ours.pad_id, ours.bos_id, ours.vocab_size) == (706, None, 707)
+
+
+def test_added_tokens_of_an_old_folder(tmp_path: Path) -> None:
+    folder = bert(tmp_path)
+    write(
+        folder,
+        added_tokens__json={"<ent>": 401, "[NEW]": 400},
+        special_tokens_map__json={"additional_special_tokens": ["[NEW]"], "cls_token": "[CLS]"},
+    )
+    ours, theirs = read_tokenizer(folder), reference(folder)
+    texts = ["the <ent> fox [NEW] x", "<ent>[NEW]"]
+    assert ours.encode(texts, special_in_text=True) == theirs(texts, add_special_tokens=False)["input_ids"]
+    assert ours.library.token_to_id("<ent>") == theirs.convert_tokens_to_ids("<ent>")
+
+
+def test_nothing_there_lists_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"has no tokenizer; looked for tokenizer\.json; spiece.*vocab\.json \+ merges"
+    ):
+        read_tokenizer(tmp_path)
+    with pytest.raises(CheckpointError, match="looked for"):
+        read_tokenizer(write(tmp_path, config__json={"model_type": "t5"}))
+
+
+def test_a_class_that_does_not_fit_its_file(tmp_path: Path) -> None:
+    spm(tmp_path, "spiece.model", "bert", sentencepiece(), tokenizer_class="BertTokenizer")
+    with pytest.raises(CheckpointError, match="hold no WordPiece vocabulary"):
+        read_tokenizer(tmp_path)
