@@ -119,7 +119,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "no tokenizer": (lambda m: (m / "tokenizer.json").unlink(), ("bare: has no tokenizer.json",)),
     "broken tokenizer": (
         lambda m: (m / "tokenizer.json").write_text("[]", encoding="utf-8"),
-        ("tokenizer.json: not a tokenizer",),
+        ("tokenizer.json: holds a list, not an object of keys and values",),
     ),
     "contradictory generation": (
         lambda m: edited(m, "generation_config.json", num_beams=4, do_sample=True),

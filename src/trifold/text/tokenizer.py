@@ -212,7 +212,7 @@ class Tokenizer:
                     self.templates["default"] if [*self.templates] == ["default"] else entries
                 )
             self._write(folder / "tokenizer_config.json", config | self.names | _WHOLE)
-            self._write(folder / "special_tokens_map.json", self.names)
+            self._write(folder / "special_tokens_map.json", dict(sorted(self.names.items())))
 
     @classmethod
     def load(cls, path: str | Path, *, dropout: float = 0.0) -> Self:
