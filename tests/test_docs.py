@@ -194,6 +194,12 @@ def test_the_tables_of_keys_are_those_of_the_code() -> None:
     assert set(generator["MEANINGS"]) <= named, "explained, but no key"
 
 
+def test_the_table_of_families_is_that_of_the_code() -> None:
+    page = ROOT / "docs" / "families.md"
+    generator = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    assert page.read_text(encoding="utf-8") == generator["render_families"](), "run: python docs/generate.py"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     text = _without_blocks(page)

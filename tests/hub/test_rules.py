@@ -11,6 +11,7 @@ from trifold.hub.rules import (
     SAME,
     TRANSPOSED,
     Copy,
+    Dead,
     Ignored,
     Renamed,
     Rule,
@@ -178,3 +179,19 @@ def test_an_old_name_does_not_take_the_place_of_a_new_one() -> None:
         load(OLD, theirs | {"wte.weight": torch.ones(3, 2)}, MINE, "here")
     with pytest.raises(CheckpointError, match=r"not equal: head\.weight"):
         load(OLD, theirs | {"head.weight": torch.ones(3, 2)}, MINE, "here")
+
+
+DEAD = [Rule("bias", "decoder.bias"), Dead("bias", like="decoder.bias")]
+
+
+@pytest.mark.parametrize("dead", [{}, {"bias": torch.randn(3)}, {"bias": torch.zeros(5, dtype=torch.int8)}])
+def test_what_nothing_reads_may_be_missing_or_hold_anything(dead: dict[str, torch.Tensor]) -> None:
+    mine = {"bias": torch.randn(3)}
+    loaded = dict(load(DEAD, {"decoder.bias": mine["bias"]} | dead, mine, "here"))
+    assert torch.equal(loaded["bias"], mine["bias"])
+
+
+def test_what_nothing_reads_is_written_as_a_copy() -> None:
+    theirs = save(DEAD, {"bias": torch.randn(3)})
+    assert torch.equal(theirs["bias"], theirs["decoder.bias"])
+    assert theirs["bias"].data_ptr() != theirs["decoder.bias"].data_ptr()  # safetensors shares nothing

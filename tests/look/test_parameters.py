@@ -46,7 +46,8 @@ def configs(draw):
         values["heads"] = ("lm", "pooler", "next-sentence", "sequence", "token", "span")
         values["lm_head_transform"] = draw(st.sampled_from([None, "gelu"]))
         values["classifier_transform"] = draw(st.sampled_from([None, "tanh"]))
-        values["d_embedding"] = 4 if values["lm_head_transform"] else None
+        widths = [4, values["d_model"], None] if values["lm_head_transform"] else [values["d_model"], None]
+        values["d_embedding"] = draw(st.sampled_from(widths))
     if values["shape"] == "encoder-decoder":
         values["d_decoder_ff"] = draw(st.sampled_from([None, 9]))
     elif values["norm_placement"] == "pre":

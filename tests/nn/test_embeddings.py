@@ -67,9 +67,10 @@ def test_the_gradient_of_a_frequent_token_does_not_drown_in_bf16() -> None:
     assert not table.weight.grad[[0, 2]].any()
 
 
-def test_segments_norm_and_a_narrow_table() -> None:
+@pytest.mark.parametrize("width", [6, 8])  # narrow; and as wide as the model, with a matrix all the same
+def test_segments_norm_and_a_factorised_table(width: int) -> None:
     embeddings = make(
-        d_embedding=6,
+        d_embedding=width,
         tie_lm_head=False,
         n_token_types=2,
         embedding_norm=True,
@@ -79,7 +80,7 @@ def test_segments_norm_and_a_narrow_table() -> None:
     segments = torch.tensor([[0, 1, 1], [0, 0, 1]])
     x = embeddings.tokens.weight[TOKENS] * math.sqrt(8) + embeddings.positions.weight[2:5]
     x = x + embeddings.token_types.weight[segments]
-    x = F.layer_norm(x, (6,), embeddings.norm.weight, embeddings.norm.bias)
+    x = F.layer_norm(x, (width,), embeddings.norm.weight, embeddings.norm.bias)
     expected = x @ embeddings.projection.weight.t() + embeddings.projection.bias
     torch.testing.assert_close(embeddings(Inputs(TOKENS, segments=segments)), expected, rtol=1e-4, atol=1e-5)
     first = Inputs(TOKENS, segments=torch.zeros_like(TOKENS))

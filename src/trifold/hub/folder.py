@@ -24,6 +24,7 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 DOWNLOADED = ["*.json", "model*.safetensors", "*.model", "*.spm", "*.txt"]
 LARGEST_TABLE = 2**28  # entries of the position table, the one large thing that no weights file vouches for
+MOST_LAYERS = 10_000  # that may share their blocks
 
 
 # --- out -----------------------------------------------------------------------------------------------
@@ -132,7 +133,8 @@ def _config_of(family: Family, values: Mapping[str, Any], place: Path) -> ModelC
 def _check_sizes(config: ModelConfig, weights: Weights, place: Path) -> None:
     """A few absurd numbers in a small file must not cost hours or all memory before the weights contradict them."""
     layers = config.encoder_layers + config.decoder_layers
-    if layers > len(weights):
+    own = layers if config.block_of_layer is None else len(set(config.block_of_layer))
+    if own > len(weights) or layers > MOST_LAYERS:
         raise CheckpointError(f"{place}: {layers} layers, but the weights are {len(weights)} tensors")
     if config.max_positions * config.d_model > LARGEST_TABLE:
         raise CheckpointError(

@@ -149,7 +149,17 @@ class Renamed:
     new: str
 
 
-AnyRule = Rule | Zeros | Copy | Ignored | Renamed
+@dataclass(frozen=True)
+class Dead:
+    """A tensor of theirs that nothing reads: it may be missing or hold anything, and is written as a copy of
+    another.
+    """
+
+    theirs: str
+    like: str
+
+
+AnyRule = Rule | Zeros | Copy | Ignored | Renamed | Dead
 
 
 @lru_cache(maxsize=4096)
@@ -227,6 +237,8 @@ def save(rules: Sequence[AnyRule], ours: Mapping[str, Tensor]) -> dict[str, Tens
         theirs.update(zip(step.theirs, step.transform.save([ours[name] for name in step.ours]), strict=True))
     for name, (rule, beside) in _zeros(rules, ours).items():
         theirs[name] = beside.new_zeros(rule.shape(beside))
+    for dead in (rule for rule in rules if isinstance(rule, Dead)):
+        theirs[dead.theirs] = theirs[dead.like].clone()
     return theirs
 
 
@@ -252,8 +264,12 @@ def _check(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], place: str
 ) -> None:
     zeros, wanted, tied = _zeros(rules, ours), save(rules, ours), _copies(rules, theirs)
-    problems = [f"missing: {name}" for name in wanted if name not in theirs and name not in zeros]
+    dead = {rule.theirs for rule in rules if isinstance(rule, Dead)}
+    needless = dead | zeros.keys()
+    problems = [f"missing: {name}" for name in wanted if name not in theirs and name not in needless]
     for name in theirs:
+        if name in dead:
+            continue
         if name not in wanted and name not in tied:
             if not any(isinstance(rule, Ignored) and _holes(rule.theirs, name) is not None for rule in rules):
                 problems.append(f"not known: {name!r}")

@@ -92,8 +92,7 @@ def _layer_elements(config: ModelConfig, keys: int) -> int:
 
 def _embedding_elements(config: ModelConfig) -> int:
     """Elements of the matrix that widens a narrow embedding."""
-    factorised = config.embedding_width != config.d_model
-    return config.embedding_width * config.d_model if factorised else 0
+    return config.embedding_width * config.d_model if config.factorised else 0
 
 
 def _head_elements(config: ModelConfig) -> int:

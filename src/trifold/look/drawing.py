@@ -99,7 +99,7 @@ def _bottom(config: ModelConfig, table: str, scale: str) -> Box:
         return (f"{config.patches:,} patches of {tall} × {wide}, class token", _POSITIONS[config.positions])
     types = "+ segments " if config.n_token_types else ""
     norm = ", norm" if config.embedding_norm else ""
-    wider = f", → {config.d_model:,}" if config.embedding_width != config.d_model else ""
+    wider = f", → {config.d_model:,}" if config.factorised else ""
     return (f"embeddings {table}", f"{scale}{types}{_POSITIONS[config.positions]}{norm}{wider}")
 
 

@@ -78,7 +78,7 @@ def _times(vectors: int, letter: str) -> str:
 
 
 def _embeddings(config: ModelConfig) -> Iterator[Part]:
-    width, letter = config.embedding_width, "E" if config.embedding_width == config.d_model else "W"
+    width, letter = config.embedding_width, "W" if config.factorised else "E"
     if config.patch_size is not None:
         pixels = config.n_channels * config.patch_size[0] * config.patch_size[1]
         yield Part("patches", "pixels·E + E", (pixels + 1) * config.d_model)
@@ -97,7 +97,7 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
         yield Part(f"{side} token types", f"{kinds}·{letter}", kinds * width)
         if config.embedding_norm:
             yield Part(f"{side} embedding norm", _times(_norm(config), letter), _norm(config) * width)
-        if width != config.d_model:
+        if config.factorised:
             yield Part(f"{side} embedding projection", "W·E + E", (width + 1) * config.d_model)
 
 

@@ -47,7 +47,11 @@ class ModelConfig(Settings):
     target_vocab_size: int | None = Field(None, gt=0, description="a target vocabulary of its own")
     max_positions: int = Field(1024, gt=0, description="longest sequence, in tokens")
     d_model: int = Field(512, gt=0)
-    d_embedding: int | None = Field(None, gt=0, description="width of the embeddings; d_model unless given")
+    d_embedding: int | None = Field(
+        None,
+        gt=0,
+        description="width of the embeddings, which a matrix turns into d_model; none unless given",
+    )
     n_layers: int = Field(6, gt=0, description="layers of each stack")
     n_decoder_layers: int | None = Field(None, gt=0, description="layers of the decoder, where they differ")
     n_heads: int = Field(8, gt=0)
@@ -173,6 +177,11 @@ class ModelConfig(Settings):
     @property
     def embedding_width(self) -> int:
         return self.d_embedding or self.d_model
+
+    @property
+    def factorised(self) -> bool:
+        """Whether a matrix stands between the embeddings and the first layer, even of one width with it."""
+        return self.d_embedding is not None
 
     @property
     def rotated_width(self) -> int:

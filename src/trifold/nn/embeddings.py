@@ -131,8 +131,7 @@ class Embeddings(nn.Module):
         self.token_types = TokenTypes(config) if config.n_token_types else None
         self.norm = new_norm(config, config.embedding_width) if config.embedding_norm else None
         self.drop = Dropout(_dropout(config))
-        factorised = config.embedding_width != config.d_model
-        self.projection = Linear(config.embedding_width, config.d_model) if factorised else None
+        self.projection = Linear(config.embedding_width, config.d_model) if config.factorised else None
         self.output = Place("state")
         self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
         self.max_positions = config.max_positions

@@ -1,8 +1,11 @@
 """Every family by its `model_type`, in the order in which they are asked whether a config fits."""
 
 from trifold.hub.families import (
+    albert,
     bart,
+    bert,
     codegen,
+    distilbert,
     falcon,
     gpt2,
     gpt_bigcode,
@@ -14,8 +17,10 @@ from trifold.hub.families import (
     mistral,
     native,
     openai_gpt,
+    roberta,
     starcoder2,
     t5,
+    vit,
 )
 from trifold.hub.family import Family
 
@@ -37,6 +42,13 @@ FAMILIES: dict[str, Family] = {
         gpt_neox.FAMILY,
         starcoder2.FAMILY,
         falcon.FAMILY,
+        bert.FAMILY,
+        roberta.FAMILY,
+        roberta.CAMEMBERT,
+        roberta.XLM_ROBERTA,
+        distilbert.FAMILY,
+        albert.FAMILY,
+        vit.FAMILY,
         native.FAMILY,  # the last: it can say everything
     )
 }
