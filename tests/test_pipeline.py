@@ -287,7 +287,7 @@ def test_a_folder_of_the_reference_writes_what_it_writes_there(tied: bool, tmp_p
     reference.save_pretrained(tmp_path)
     tokens, attend = batch()
     theirs = reference.generate(
-        input_ids=tokens, attention_mask=attend.long(), max_new_tokens=8, do_sample=False, bad_words_ids=[[0]]
+        input_ids=tokens, attention_mask=attend.long(), max_new_tokens=8, do_sample=False
     )
     found = load(tmp_path).generate_tokens(tokens, attend, max_new_tokens=8)
     for mine, row in zip(found, theirs[:, 1:].tolist(), strict=True):

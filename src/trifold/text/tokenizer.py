@@ -211,6 +211,8 @@ class Tokenizer:
                 config["chat_template"] = (
                     self.templates["default"] if [*self.templates] == ["default"] else entries
                 )
+            if not config.get("added_tokens_decoder"):
+                config.pop("added_tokens_decoder", None)
             self._write(folder / "tokenizer_config.json", config | self.names | _WHOLE)
             self._write(folder / "special_tokens_map.json", dict(sorted(self.names.items())))
 
