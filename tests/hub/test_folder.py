@@ -50,7 +50,8 @@ def test_what_fits_no_family_comes_back_whole(case: str, make_model: Make, tmp_p
     for (name, mine), (other, theirs) in zip(model.named_parameters(), back.named_parameters(), strict=True):
         assert name == other
         assert torch.equal(mine, theirs)
-    assert torch.equal(states(model), states(back))
+    # Every number is the same; a library may sum the products of two equal matrices in another order.
+    assert torch.allclose(states(model), states(back), atol=1e-5)
 
 
 def test_saving_twice_gives_the_same_bytes(make_model: Make, tmp_path: Path) -> None:
