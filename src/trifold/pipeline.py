@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -12,13 +11,21 @@ import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError, DataError, UsageError
-from trifold.generate import GenerationConfig, Hypothesis, generate_tokens, resolve
+from trifold.generate import (
+    GenerationConfig,
+    Hypothesis,
+    generate_tokens,
+    resolve,
+    stream_text,
+    until_stop,
+)
 from trifold.hub import load_model, save_model
 from trifold.hub import resolve as find_folder
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.transformer import shifted
+from trifold.tasks.ragged import Ragged
 from trifold.tasks.writing import write
-from trifold.text import Tokenizer
+from trifold.text import Tokenizer, read_tokenizer
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -110,7 +117,7 @@ class Pipeline:
         draft, config = self._asked(arguments)
         self._refuse_silent()
         inputs, _ = self._inputs(tokens, attend, None, None)
-        found = generate_tokens(self.model, inputs, config, **self._spelling(draft))
+        found = generate_tokens(self.model, inputs, config, codec=self.target_tokenizer, draft=draft)
         return [outputs[0].tokens for outputs in found]
 
     def _inputs(
@@ -178,8 +185,8 @@ class Pipeline:
         """
         draft, config = self._asked(arguments)
         self._refuse_silent()
-        more = self._spelling(draft)
-        return write(self.model, self.read(texts), config, first=first, on_done=on_done, **more)
+        rows, codec = Ragged.of(self.read(texts)), self.target_tokenizer
+        return write(self.model, rows, config, first=first, on_done=on_done, codec=codec, draft=draft)
 
     def stream(self, text: str, **arguments: Any) -> Iterator[str]:
         """What `generate` gives for one text, in pieces of whole characters as soon as they are known.
@@ -189,8 +196,7 @@ class Pipeline:
         draft, config = self._asked(arguments)
         self._refuse_silent()
         inputs = Inputs(torch.tensor(self.read([text]), device=self.device))
-        stream_text = import_module("trifold.generate").stream_text
-        for _, said in stream_text(self.model, inputs, config, self.writer, **draft):
+        for _, said in stream_text(self.model, inputs, config, self.writer, draft=draft):
             yield said
 
     def read(self, texts: Sequence[str]) -> list[list[int]]:
@@ -199,32 +205,21 @@ class Pipeline:
         Raises DataError for a text without a token of its own.
         """
         reader, both = self.reader, self.config.shape == "encoder-decoder"
-        if hasattr(reader, "rows"):
-            encoded = reader.rows(texts)
-            rows, empty = (
-                [row.ids for row in encoded],
-                [not any(n is not None for n in row.texts) for row in encoded],
-            )
-        else:
-            rows = reader.encode(texts)
-            empty = [not ids for ids in rows]
+        encoded = reader.rows(texts)
+        empty = [all(text is None for text in row.texts) for row in encoded]
         if any(empty):
             what = "translate" if both else "continue"
             raise DataError(
                 f"text {empty.index(True) + 1} of {len(texts)} has no tokens: there is nothing to {what}"
             )
         end = self.config.eos_id
-        return [[*ids, end] if both and ids[-1] != end else list(ids) for ids in rows]
+        return [[*row.ids, end] if both and row.ids[-1] != end else list(row.ids) for row in encoded]
 
     def decode(self, outputs: Sequence[Sequence[int]], **arguments: Any) -> list[str]:
         """The text of each output, up to the first of the stop strings that these arguments of `generate` name."""
         _, config = self._asked(arguments)
         texts = self.writer.decode(outputs)
-        stops = getattr(config, "stop_strings", None)
-        if not stops:
-            return texts
-        until_stop = import_module("trifold.generate").until_stop
-        return [until_stop(text, stops) for text in texts]
+        return [until_stop(text, config.stop_strings or ()) for text in texts]
 
     # --- disk ------------------------------------------------------------------------------------------
 
@@ -243,16 +238,11 @@ class Pipeline:
 
     # --- what is asked for -----------------------------------------------------------------------------
 
-    def _asked(self, arguments: dict[str, Any]) -> tuple[dict[str, Transformer], GenerationConfig]:
+    def _asked(self, arguments: dict[str, Any]) -> tuple[Transformer | None, GenerationConfig]:
         """The draft model, where one is given, and the settings."""
         settings = {key: value for key, value in arguments.items() if key != "draft"}
         draft = arguments.get("draft")
-        return {} if draft is None else {"draft": draft.model}, resolve(self.generation, settings)
-
-    def _spelling(self, draft: dict[str, Transformer]) -> dict[str, Any]:
-        """What a search needs besides its settings: a tokenizer for words that are given as text."""
-        spells = hasattr(import_module("trifold.generate"), "Codec")
-        return {"codec": self.target_tokenizer, **draft} if spells else {**draft}
+        return None if draft is None else draft.model, resolve(self.generation, settings)
 
     def _refuse_silent(self) -> None:
         config = self.config
@@ -298,11 +288,12 @@ def _tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
     """Of what is read, and of what is written where that is another."""
     if not any(True for pattern in TOKENIZERS for _ in folder.glob(pattern)):
         return None, None
-    read: Any = getattr(import_module("trifold.text"), "read_tokenizer", Tokenizer.load)
-    target = folder / "target_tokenizer.json"
+    reader, target = read_tokenizer(folder), folder / "target_tokenizer.json"
     if target.is_file():
-        return read(folder), Tokenizer.load(target)
-    return read(folder), read(folder, target=True) if (folder / "target.spm").is_file() else None
+        return reader, Tokenizer.load(target)
+    if (folder / "target.spm").is_file():
+        return reader, read_tokenizer(folder, target=True)
+    return reader, None
 
 
 def generate(model: str | Path | Pipeline, text: str, **arguments: Any) -> str:

@@ -9,7 +9,7 @@ scores             BLEU and kin, on text
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,15 +22,15 @@ from torch import Tensor
 
 from trifold.data import Pairs
 from trifold.errors import DataError
-from trifold.generate import GenerationConfig, Hypothesis, generate_tokens, stream_text
+from trifold.generate import GenerationConfig, Hypothesis
 from trifold.nn import Inputs, Transformer
 from trifold.nn.losses import linear_cross_entropy
-from trifold.nn.masks import padding
 from trifold.nn.packing import Packing
 from trifold.scores import SCORES, Score
 from trifold.settings import Settings, nearest
 from trifold.tasks.ragged import Ragged
 from trifold.tasks.terms import Term
+from trifold.tasks.writing import write
 from trifold.text import Tokenizer
 
 
@@ -155,34 +155,16 @@ class Translate:
             raise DataError(
                 f"text {empty[0] + 1} of {len(texts)} has no tokens: there is nothing to translate"
             )
-        answers: list[list[Hypothesis]] = [[] for _ in texts]
-        device = next(model.parameters()).device
-        for rows in _alike(sources.lengths, max(1, batch_tokens // max(1, config.num_beams))):
-            width = int(sources.lengths[rows].max())
-            attend = padding(torch.from_numpy(sources.lengths[rows]), width)
-            tokens = sources.padded(rows, width, self.source.required("pad")).to(device)
-            inputs = Inputs(tokens, None if attend is None else attend.to(device))
-            numbers = (rows + first).tolist()
-            found = generate_tokens(model, inputs, config, numbers=numbers, codec=self.target, draft=draft)
-            for row, hypotheses in zip(rows, found, strict=True):
-                answers[row] = hypotheses
-            if on_done is not None:
-                on_done(len(rows))
-        return answers
-
-    def stream(
-        self, model: Transformer, text: str, config: GenerationConfig, *, draft: Transformer | None = None
-    ) -> Iterator[str]:
-        """The output for one text, in whole characters as soon as they are known; stop strings are left out.
-
-        Raises DataError for a text without a token.
-        """
-        (ids,) = self.source.encode([text])
-        if not ids:
-            raise DataError("the text has no tokens: there is nothing to translate")
-        tokens = torch.tensor([[*ids, self.source.eos_id]], device=next(model.parameters()).device)
-        for _, said in stream_text(model, Inputs(tokens), config, self.target, draft=draft):
-            yield said
+        return write(
+            model,
+            sources,
+            config,
+            batch_tokens=batch_tokens,
+            first=first,
+            on_done=on_done,
+            codec=self.target,
+            draft=draft,
+        )
 
     def translate(self, model: Transformer, texts: Sequence[str], config: GenerationConfig) -> list[str]:
         """The best hypothesis of each text, as text."""
@@ -214,14 +196,3 @@ def _ended(tokenizer: Tokenizer, texts: Sequence[str], draw: int | None = None) 
     encoded = tokenizer.encode(texts) if draw is None else tokenizer.sample(texts, draw)
     end = tokenizer.required("eos")
     return Ragged.of([[*ids, end] for ids in encoded])
-
-
-def _alike(lengths: NDArray[np.int64], tokens: int) -> list[NDArray[np.int64]]:
-    """Rows of like length in batches of at most `tokens` padded tokens, the longest first."""
-    order = np.argsort(-lengths, kind="stable")
-    batches, start = [], 0
-    while start < len(order):
-        rows = max(1, tokens // int(lengths[order[start]]))
-        batches.append(order[start : start + rows])
-        start += rows
-    return batches

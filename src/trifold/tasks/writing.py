@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
 from trifold.nn import Inputs, Transformer
 from trifold.nn.masks import padding
 from trifold.tasks.ragged import Ragged
-from trifold.tasks.translate import _alike
 
 
 def write(
     model: Transformer,
-    rows: Sequence[Sequence[int]],
+    rows: Ragged,
     config: GenerationConfig,
     *,
     batch_tokens: int = 4096,
@@ -29,13 +30,12 @@ def write(
     `first` is the place of rows[0] in the whole input, so that sampling in portions draws what one call would;
     `on_done` hears how many rows were finished.
     """
-    ragged = Ragged.of(rows)
-    answers: list[list[Hypothesis]] = [[] for _ in rows]
+    answers: list[list[Hypothesis]] = [[] for _ in range(len(rows))]
     device = next(model.parameters()).device
-    for chosen in _alike(ragged.lengths, max(1, batch_tokens // max(1, config.num_beams))):
-        width = int(ragged.lengths[chosen].max())
-        attend = padding(torch.from_numpy(ragged.lengths[chosen]), width)
-        tokens = ragged.padded(chosen, width, model.config.pad_id).to(device)
+    for chosen in _alike(rows.lengths, max(1, batch_tokens // max(1, config.num_beams))):
+        width = int(rows.lengths[chosen].max())
+        attend = padding(torch.from_numpy(rows.lengths[chosen]), width)
+        tokens = rows.padded(chosen, width, model.config.pad_id).to(device)
         inputs = Inputs(tokens, None if attend is None else attend.to(device))
         found = generate_tokens(model, inputs, config, numbers=(chosen + first).tolist(), **more)
         for row, hypotheses in zip(chosen, found, strict=True):
@@ -43,3 +43,14 @@ def write(
         if on_done is not None:
             on_done(len(chosen))
     return answers
+
+
+def _alike(lengths: NDArray[np.int64], tokens: int) -> list[NDArray[np.int64]]:
+    """Rows of like length in batches of at most `tokens` padded tokens, the longest first."""
+    order = np.argsort(-lengths, kind="stable")
+    batches, start = [], 0
+    while start < len(order):
+        rows = max(1, tokens // int(lengths[order[start]]))
+        batches.append(order[start : start + rows])
+        start += rows
+    return batches
