@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from trifold.text import Tokenizer, TokenizerSettings, train_tokenizer
+from trifold.text.dropout import MergeDropout
 
 CORPUS = [
     "Zwei junge weiße Männer sind im Freien, in der Nähe vieler Büsche.",
@@ -48,6 +49,20 @@ def test_it_is_a_function_of_text_seed_and_index() -> None:
     same_text = {tuple(rows[i]) for i in range(0, len(CORPUS), 3)}
     assert len(same_text) > 20
     assert trained("bpe", 0.1).sample(CORPUS, seed=5) == rows
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
+@pytest.mark.parametrize("p", [1e-300, 0.1, 0.5, 0.97])
+def test_the_compiled_loop_gives_what_the_plain_one_gives(kind: str, p: float) -> None:
+    pytest.importorskip("numba")
+    library = trained(kind, 0.1).library
+    texts = [*CORPUS[:6], "", " ", "日本 Büsche ☃☃", CORPUS[0], "x" * 90]
+    compiled, plain = MergeDropout(library, 1, p), MergeDropout(library, 1, p)
+    for seed in range(8):
+        some = texts[seed % 3 :]  # words are met in another order
+        indices = range(seed, seed + len(some))
+        assert compiled.encode(some, seed, indices) == plain._plainly(some, seed, indices)
+    assert compiled.encode([], 0, []) == []
 
 
 def test_seeds_and_indices_do_not_share_their_luck() -> None:
