@@ -41,11 +41,21 @@ class Answer(NamedTuple):
     err: str
 
 
-def ask(*arguments: str, stdin: bytes = b"") -> Answer:
+class Pipe(io.TextIOWrapper):
+    """Standard input with bytes in it; a terminal if we say so."""
+
+    terminal = False
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+def ask(*arguments: str, stdin: bytes = b"", terminal: bool = False) -> Answer:
     """Type a command line."""
-    # Real byte streams below, as a process has them.
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-    before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin)), encoding="utf-8")
+    # Real byte streams below, as a process has them: the verbs reconfigure the one and read bytes from the other.
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True) for _ in range(2))
+    before, sys.stdin = sys.stdin, Pipe(io.BufferedReader(io.BytesIO(stdin)), encoding="utf-8")
+    sys.stdin.terminal = terminal
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = main(arguments)
