@@ -227,5 +227,7 @@ def test_dropout_needs_merges() -> None:
         SettingsError, match=r"tokenizer: dropout leaves out merges, and kind 'unigram' has none"
     ):
         TokenizerSettings.parse({"kind": "unigram", "dropout": 0.1}, at="tokenizer")
+    with pytest.raises(SettingsError, match="dropout_epochs says how long merges drop out, and none does"):
+        TokenizerSettings.parse({"dropout_epochs": 3}, at="tokenizer")
     with pytest.raises(SettingsError, match=r"tokenizer\.dropout: .* no plain merges"):
         Tokenizer(TRAINED["word", True].library, dropout=0.1).sample(CORPUS, seed=0)

@@ -113,3 +113,13 @@ def test_what_was_read_is_said(tmp_path, listening, tiny, files):
     assert any(
         "an epoch: 6 pairs" in line and "padding" in line and "vocabulary" in line for line in listening.lines
     )
+
+
+def test_merges_drop_out_anew_each_epoch_until_they_are_left_alone(tmp_path, listening, tiny):
+    asked = {"tokenizer__kind": "bpe", "tokenizer__dropout": 0.3, "tokenizer__dropout_epochs": 2}
+    found = prepared(tmp_path, listening, tiny, **asked)
+    usual, zero, one, two = found.train, *(found.examples(epoch) for epoch in range(3))
+    assert two is usual
+    assert zero.lengths.sum() > 1.1 * usual.lengths.sum()
+    assert (zero.lengths != one.lengths).any()
+    assert (zero.lengths == found.examples(0).lengths).all()

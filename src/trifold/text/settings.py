@@ -29,9 +29,16 @@ class TokenizerSettings(Settings):
     )
     file: str | None = None  # a tokenizer.json, or a folder that holds one: taken instead of training
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # bpe, byte-bpe: share of merges left out in training
+    dropout_epochs: int | None = Field(
+        default=None, ge=1
+    )  # … in the first epochs only, so many; later ones read text as it will be read
 
     @model_validator(mode="after")
     def _only_merges_drop_out(self) -> Self:
         if self.dropout and self.file is None and self.kind not in ("bpe", "byte-bpe"):
             raise ValueError(f"dropout leaves out merges, and kind {self.kind!r} has none; set it to 0")
+        if self.dropout_epochs and not self.dropout:
+            raise ValueError(
+                "dropout_epochs says how long merges drop out, and none does; set dropout, to 0.1 say"
+            )
         return self

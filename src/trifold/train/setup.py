@@ -33,7 +33,8 @@ class Prepared:
 
     def examples(self, epoch: int) -> Examples:
         """The training rows as tokens; drawn anew each epoch where merges drop out, else always the same."""
-        if not self.recipe.tokenizer.dropout:
+        settings = self.recipe.tokenizer
+        if not settings.dropout or epoch >= (settings.dropout_epochs or epoch + 1):
             return self.train
         draw = int(np.random.SeedSequence([self.recipe.train.seed, epoch]).generate_state(1)[0])
         return self.task.examples(self.train_pairs, draw=draw)
