@@ -42,7 +42,7 @@ def summarise(
         runs.setdefault((line["name"], line["precision"]), []).append(line)
 
     speeds = {key: [line["target_tokens_per_s"] for line in of_key] for key, of_key in runs.items()}
-    peers = [median(values) for (name, _), values in speeds.items() if name != OURS]
+    peers = [median(values) for (name, _), values in speeds.items() if not name.startswith(OURS)]
     best_peer = max(peers, default=float("nan"))
     peaks = {precision: peak_flops(machine, precision) for precision in ("bf16", "fp32")}
 

@@ -34,6 +34,7 @@ class Runner:
 RUNNERS = (
     Runner("trifold-bf16", "trifold_runner.py", "bf16"),
     Runner("trifold-fp32", "trifold_runner.py", "fp32"),
+    Runner("trifold-recipe", "recipe_runner.py", "bf16"),  # on Multi30k only
     Runner("eole-fp32", "eole_runner.py", "fp32"),
     Runner("eole-bf16", "eole_runner.py", "bf16"),
     Runner("marian-fp32", "marian_runner.py", "fp32"),
@@ -75,6 +76,8 @@ def main() -> int:
     if meta["text"] == "synthetic":
         say("Multi30k is not under $TRIFOLD_DATA: measuring on synthetic text with the same sizes.")
     chosen = [runner for runner in RUNNERS if not args.only or runner.name in args.only.split(",")]
+    if meta["text"] == "synthetic":
+        chosen = [runner for runner in chosen if runner.file != "recipe_runner.py"]
 
     machine: list[dict[str, Any]] = []
     lines: list[dict[str, Any]] = []

@@ -160,7 +160,9 @@ class _Run:
         )
 
     def _learn(self, asked: Asked) -> StoppedBy:
-        with closing(ahead(self._batches_from(self.progress.epoch, self.progress.batch))) as batches:
+        with closing(
+            ahead(deal(self.prepared, self.workers, self.progress.epoch, self.progress.batch))
+        ) as batches:
             return self._learn_from(batches, asked)
 
     def _learn_from(self, batches: Iterator[Dealt], asked: Asked) -> StoppedBy:
@@ -199,17 +201,6 @@ class _Run:
         self.meter.count(update.tokens)
         progress.seconds = self.meter.seconds()
         return update
-
-    def _batches_from(self, epoch: int, number: int) -> Iterator[Dealt]:
-        """Every batch from a position on, without end."""
-        prepared = self.prepared
-        while True:
-            examples = prepared.examples(epoch)
-            lengths, plan = examples.lengths, prepared.plan(examples, epoch)
-            for there in range(number, len(plan)):
-                parts = shares(lengths, plan[there], self.workers)
-                yield epoch, there, [prepared.task.batch(examples, part, prepared.width) for part in parts]
-            epoch, number = epoch + 1, 0
 
     def close(self) -> None:
         """Nothing goes on behind."""
@@ -281,6 +272,17 @@ class _Run:
             "seconds": progress.seconds,
         }
         self.log(progress.step, values)
+
+
+def deal(prepared: Prepared, workers: int, epoch: int = 0, number: int = 0) -> Iterator[Dealt]:
+    """Every batch from a position on, without end, each cut into a share for every worker."""
+    while True:
+        examples = prepared.examples(epoch)
+        lengths, plan = examples.lengths, prepared.plan(examples, epoch)
+        for there in range(number, len(plan)):
+            parts = shares(lengths, plan[there], workers)
+            yield epoch, there, [prepared.task.batch(examples, part, prepared.width) for part in parts]
+        epoch, number = epoch + 1, 0
 
 
 T = TypeVar("T")
