@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 from tests.hub.forging import (
+    INDEX,
+    SHARD,
     WATCH,
+    WEIGHTS,
     Make,
     changed,
     entry,
@@ -40,11 +43,6 @@ from trifold.text.chat import render
 
 MILLION = 10**6
 SECONDS = 3  # of processor time for any file; the suite's own machine is slow
-WEIGHTS, INDEX, SHARD = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model-00001-of-00003.safetensors",
-)
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 # To be read at all, a file needs these out of its way.
 INSTEAD_OF = {
@@ -58,7 +56,7 @@ ALSO = {"merges.txt": {"vocab.json": b'{"a": 0, "b": 1, "ab": 2}'}, "vocab.json"
 CALLED = {"chat_template.jinja": "chat template", "additional_chat_templates": "additional_chat_templates"}
 
 PIECES = piece(b"<unk>", kind=2) + piece(b"a")
-ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"  # noqa: E501
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
 
 # --- the table: "file: what is wrong" -> how it is made, and what the error says -----------------------
 

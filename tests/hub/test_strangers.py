@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -17,11 +18,7 @@ from tests.hub.forging import WATCH, field, use
 import trifold
 from trifold.errors import CheckpointError, TrifoldError
 
-WEIGHTS, INDEX, SHARD = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model-00001-of-00003.safetensors",
-)
+PIECES = piece(b"<unk>", kind=2) + piece(b"a")
 
 
 class Bomb:
@@ -37,17 +34,38 @@ def test_what_else_lies_in_a_folder_is_left_alone(
     shutil.copytree(sound["one"], watched)
     code = b"open('exploded', 'w')"
     for name in (
-        "modeling_evil.py", "evil.py", "configuration_evil.py", "tokenization_evil.py", "__init__.py", "conftest.py",
-        "sitecustomize.py", "trifold.py", "torch.py", "json.py", "handler.py", "setup.py", "custom_generate/generate.py",
-    ):  # fmt: skip
+        "modeling_evil.py",
+        "evil.py",
+        "configuration_evil.py",
+        "tokenization_evil.py",
+        "__init__.py",
+        "conftest.py",
+        "sitecustomize.py",
+        "trifold.py",
+        "torch.py",
+        "json.py",
+        "handler.py",
+        "setup.py",
+        "custom_generate/generate.py",
+    ):
         (watched / name).parent.mkdir(exist_ok=True)
         (watched / name).write_bytes(code)
     for name in (
-        "pytorch_model.bin", "training_args.bin", "optimizer.pt", "rng_state.pth", "scheduler.pt", "vocab.pkl",
-        "extra_data.pickle", "model.ckpt", "tf_model.h5", "flax_model.msgpack", ".metadata", "model.pkl",
-    ):  # fmt: skip
+        "pytorch_model.bin",
+        "training_args.bin",
+        "optimizer.pt",
+        "rng_state.pth",
+        "scheduler.pt",
+        "vocab.pkl",
+        "extra_data.pickle",
+        "model.ckpt",
+        "tf_model.h5",
+        "flax_model.msgpack",
+        ".metadata",
+        "model.pkl",
+    ):
         (watched / name).write_bytes(pickle.dumps(Bomb()))
-    os.symlink("/etc", watched / "outside")
+    (watched / "outside").symlink_to("/etc")
     os.mkfifo(watched / "pipe.json")
     monkeypatch.chdir(watched)
     if what == "pickles alone":
@@ -67,20 +85,18 @@ def test_rules_of_a_sentencepiece_model_that_lead_in_circles(
 ) -> None:
     """Every node of the tree leads to others, or to itself: reading text ends all the same."""
     shutil.copytree(sound["one"], watched)
-    for name in TOKENIZER:
+    for name in ("tokenizer.json", "special_tokens_map.json"):
         (watched / name).unlink(missing_ok=True)
     trie = struct.pack("<I", unit) * 512
     charsmap = struct.pack("<I", len(trie)) + trie + b"a" * 64
     (watched / "spiece.model").write_bytes(PIECES + field(3, field(2, charsmap)))
     (watched / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}', encoding="utf-8")
     WATCH.folder, before = watched, time.process_time()
-    try:
+    with contextlib.suppress(TrifoldError):  # it may as well be refused
         pipe = trifold.load(watched)
         assert pipe.tokenizer is not None
         pipe.tokenizer.encode(["the quick fox é ﬁ" * 100])
-    except TrifoldError as error:
-        assert "spiece.model" in str(error) or str(watched) in str(error)
-    assert time.process_time() - before < SECONDS
+    assert time.process_time() - before < 3
 
 
 def test_a_folder_of_the_hubs_cache_is_made_of_links(sound: dict[str, Path], tmp_path: Path) -> None:
@@ -112,8 +128,8 @@ def test_a_folder_may_itself_be_a_link_and_hold_links_of_its_own(
     assert isinstance(use(tmp_path / "latest"), str)
 
 
-def test_numbers_of_a_shard_in_two_places(sound: dict[str, Path], watched: Path) -> None:
-    """One error for the index lists them all: in two shards, in none, unknown, missing."""
+def test_one_error_lists_all_that_an_index_says_wrongly(sound: dict[str, Path], watched: Path) -> None:
+    """A tensor in two shards, one that is not where it should be, a shard that is not there."""
     shutil.copytree(sound["shards"], watched)
     shutil.copy(watched / SHARD, watched / "model-00002-of-00003.safetensors")
     index = json.loads((watched / INDEX).read_text(encoding="utf-8"))
@@ -129,6 +145,5 @@ def test_numbers_of_a_shard_in_two_places(sound: dict[str, Path], watched: Path)
     assert all(f"{name!r} is in" in said for name in twice)
 
 
-@torch.no_grad()
 def test_the_sound_folders_are_sound(sound: dict[str, Path]) -> None:
-    assert [use(folder) for folder in sound.values()][0] == use(sound["shards"])
+    assert use(sound["one"]) == use(sound["shards"])
