@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.hub.forging import WATCH, field, use
+from tests.hub.forging import INDEX, SHARD, WATCH, WEIGHTS, field, piece, use
 
 import trifold
 from trifold.errors import CheckpointError, TrifoldError
