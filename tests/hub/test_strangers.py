@@ -17,8 +17,9 @@ from tests.hub.forging import INDEX, SHARD, WATCH, WEIGHTS, field, piece, use
 
 import trifold
 from trifold.errors import CheckpointError, TrifoldError
+from trifold.text.sentencepiece import Segmenter, read_model
 
-PIECES = piece(b"<unk>", kind=2) + piece(b"a")
+PIECES = piece(b"<unk>", kind=2) + b"".join(piece(name, kind=3) for name in (b"<pad>", b"</s>")) + piece(b"a")
 
 
 class Bomb:
@@ -89,10 +90,12 @@ def test_rules_of_a_sentencepiece_model_that_lead_in_circles(
         (watched / name).unlink(missing_ok=True)
     trie = struct.pack("<I", unit) * 512
     charsmap = struct.pack("<I", len(trie)) + trie + b"a" * 64
-    (watched / "spiece.model").write_bytes(PIECES + field(3, field(2, charsmap)))
+    file = watched / "spiece.model"
+    file.write_bytes(PIECES + field(3, field(2, charsmap)))
     (watched / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}', encoding="utf-8")
     WATCH.folder, before = watched, time.process_time()
-    with contextlib.suppress(TrifoldError):  # it may as well be refused
+    assert len(Segmenter(read_model(file))("the quick fox é ﬁ" * 20)) > 1
+    with contextlib.suppress(TrifoldError):  # the library may as well refuse it
         pipe = trifold.load(watched)
         assert pipe.tokenizer is not None
         pipe.tokenizer.encode(["the quick fox é ﬁ" * 100])
