@@ -60,7 +60,7 @@ def _listed(listed: object) -> Iterator[AddedToken]:
     place = "tokenizer_config.json: added_tokens_decoder"
     if not isinstance(listed, dict) or not all(isinstance(e, dict) and content(e) for e in listed.values()):
         raise CheckpointError(f"{place} is not a list of tokens by id")
-    if any(not key.isdecimal() or int(key) >= MOST_TOKENS for key in listed):
+    if any(not key.isdecimal() or len(key) > 9 or int(key) >= MOST_TOKENS for key in listed):
         raise CheckpointError(f"{place} has an id that is not below {MOST_TOKENS:,}")
     return (_token(listed[key]) for key in sorted(listed, key=int))
 
