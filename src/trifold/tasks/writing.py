@@ -32,7 +32,7 @@ def write(
     """
     answers: list[list[Hypothesis]] = [[] for _ in range(len(rows))]
     device = next(model.parameters()).device
-    for chosen in _alike(rows.lengths, max(1, batch_tokens // max(1, config.num_beams))):
+    for chosen in alike(rows.lengths, max(1, batch_tokens // max(1, config.num_beams))):
         width = int(rows.lengths[chosen].max())
         attend = padding(torch.from_numpy(rows.lengths[chosen]), width)
         tokens = rows.padded(chosen, width, model.config.pad_id).to(device)
@@ -45,7 +45,7 @@ def write(
     return answers
 
 
-def _alike(lengths: NDArray[np.int64], tokens: int) -> list[NDArray[np.int64]]:
+def alike(lengths: NDArray[np.int64], tokens: int) -> list[NDArray[np.int64]]:
     """Rows of like length in batches of at most `tokens` padded tokens, the longest first."""
     order = np.argsort(-lengths, kind="stable")
     batches, start = [], 0
