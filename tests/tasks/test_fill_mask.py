@@ -15,7 +15,12 @@ def test_it_is_the_reference(family, tmp_path):
     pair = both(tmp_path, family, "ForMaskedLM")
     theirs = pair.pipeline("fill-mask", top_k=7)
     mask = pair.tokenizer.mask_token
-    texts = [f"{text} {mask}, {text}" for text in TEXTS] + [f"{mask} {TEXTS[0]}", f"{TEXTS[0]} {mask}"]
+    texts = [
+        *(f"{text} {mask}, fox" for text in TEXTS),
+        f"{mask} {TEXTS[0]}",
+        f"{TEXTS[0]} {mask}",
+        f"fox{mask}.",
+    ]
     for mine, expected in zip(pair.ours.fill_mask(texts, top_k=7), theirs(texts), strict=True):
         assert len(mine) == 1
         assert [one.token for one in mine[0]] == [one["token"] for one in expected]

@@ -18,7 +18,7 @@ from trifold.pipeline import Pipeline, load
 from trifold.tasks.predict import TASKS
 from trifold.text import Tokenizer, TokenizerSettings, read_tokenizer, train_tokenizer
 
-LINE = some.lists(some.sampled_from(folders.WORDS[:40]), min_size=1, max_size=7).map(" ".join)
+LINE = some.lists(some.sampled_from(folders.WORDS[:40]), min_size=1, max_size=4).map(" ".join)
 LINES = some.lists(LINE, min_size=1, max_size=5)
 
 
@@ -81,13 +81,14 @@ def test_a_text_that_is_too_long_is_named_or_cut_and_told(pipes):
         pipe.classify("fox", on_overflow="window")
 
 
-def test_segments_are_told_unless_the_tokenizer_says_otherwise(pipes):
-    words = pipes["classify"].tokenizer
-    pipe = Pipeline(pipes["classify"].model, Tokenizer(words.library, names=words.names, complete=False))
+def test_segments_are_told_where_the_tokenizers_settings_say_so(pipes, tmp_path):
+    pipe = pipes["classify"]
     told = pipe.classify("the fox", "a wolf")
-    assert _near(told, pipes["classify"].classify("the fox", "a wolf"))
-    pipe.tokenizer.settings["model_input_names"] = ["input_ids", "attention_mask"]
-    assert not _near(pipe.classify("the fox", "a wolf"), told)
+    pipe.save(tmp_path)
+    assert load(tmp_path).classify("the fox", "a wolf") == told
+    words = Tokenizer(pipe.tokenizer.library, names=pipe.tokenizer.names, complete=False)
+    assert pipe.tokenizer.tells_segments and not words.tells_segments
+    assert not _near(Pipeline(pipe.model, words).classify("the fox", "a wolf"), told)
 
 
 def test_a_tokenizer_of_another_model_is_found_out(pipes):

@@ -133,9 +133,8 @@ def run(
     name = choose(pipeline.config, task)
     splits = tsv or (TASKS[name].pairs == "must" and not pairs)
     sources = _lines(iter_lines("-")) if reads_lines else _arguments(texts)
-    inputs = (_input(place, line, splits, blank=reads_lines) for place, line in sources)
-    if pairs:
-        inputs = _paired(inputs, pairs)
+    inputs: Iterable[Input] = (_input(place, line, splits, blank=reads_lines) for place, line in sources)
+    inputs = _paired(inputs, pairs) if pairs else inputs
     # Who types waits for an answer to each line.
     typed = reads_lines and sys.stdin.isatty()
     portion = 1 if typed else batch_size or (PICTURES if pipeline.config.patches else PORTION)

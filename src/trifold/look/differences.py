@@ -167,8 +167,8 @@ def _compared(config: ModelConfig, name: str) -> Compared:
     phrases = [phrase for key in part.keys for phrase in _of_key(config, key)]
     if name == "output":
         phrases += _heads(config)
-    what, verdict = (", ".join(phrases), "differs") if phrases else (part.paper, "is")
-    return Compared(name, part.size(config), verdict, what, part.paper)
+    what = ", ".join(phrases) or part.paper
+    return Compared(name, part.size(config), "differs" if phrases else "is", what, part.paper)
 
 
 class _Part(NamedTuple):

@@ -154,9 +154,8 @@ class Reading:
                 f"the tokenizer gives the id {int(tokens.max())}, and the model has {config.vocab_size:,} tokens: "
                 "they do not belong together"
             )
-        segments = (
-            torch.tensor([_filled(row.types, width, 0) for row in rows]) if self._tells_segments else None
-        )
+        tells = config.n_token_types > 1 and self.reader.tells_segments
+        segments = torch.tensor([_filled(row.types, width, 0) for row in rows]) if tells else None
         return Inputs(tokens, padding(lengths, width), segments=segments)
 
     @property
@@ -166,12 +165,6 @@ class Reading:
         if self.config.shape != "encoder-decoder" or self.reader.rows([""])[0].ids[-1:] == [end]:
             return None
         return end
-
-    @property
-    def _tells_segments(self) -> bool:
-        """Whether the model hears which text a token is of; a tokenizer's settings may leave that out."""
-        named = self.reader.settings.get("model_input_names") or ["token_type_ids"]
-        return self.config.n_token_types > 1 and "token_type_ids" in named
 
     def _pixels(self, pictures: Sequence[tuple[int, Any]], count: int) -> Inputs:
         config, settings = self.config, self.pictures

@@ -138,6 +138,11 @@ class Tokenizer:
         return [around(self.library, first, part, 0) for part in parts(second, room, stride)]
 
     @property
+    def tells_segments(self) -> bool:
+        """Whether a model hears which text of a pair a token is of, as the folder's settings or its class have it."""
+        return "token_type_ids" in (self.settings.get("model_input_names") or ())
+
+    @property
     def knows_places(self) -> bool:
         """Whether offsets are places in the text; not so where something else cuts it into words first."""
         return self._words is None
