@@ -1,4 +1,7 @@
-"""A loaded model with its tokenizers: what `trifold.load` returns. Text in, text out; and the numbers themselves."""
+"""A loaded model with its tokenizers: what `trifold.load` returns. Text in, text out; and the numbers themselves.
+
+What it says of a text that it only reads (classes, tags, answers, …) stands in tasks/predict.py.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from trifold.data.pictures import PictureSettings
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.generate import (
     GenerationConfig,
@@ -21,8 +25,10 @@ from trifold.generate import (
 )
 from trifold.hub import load_model, save_model
 from trifold.hub import resolve as find_folder
+from trifold.hub.pictures import read_pictures, write_pictures
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.transformer import shifted
+from trifold.tasks.predict import Predicts
 from trifold.tasks.ragged import Ragged
 from trifold.tasks.writing import write
 from trifold.text import Tokenizer, read_tokenizer
@@ -33,10 +39,11 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
 
 
-class Pipeline:
+class Pipeline(Predicts):
     """`model` and `tokenizer` (None where there is none); `target_tokenizer` writes, where that is another.
 
-    `generation` holds the settings that came with the model; arguments go before them.
+    `pictures` says how pictures become numbers (None where the folder does not). `generation` holds the settings
+    that came with the model; arguments go before them.
     """
 
     def __init__(
@@ -45,9 +52,11 @@ class Pipeline:
         tokenizer: Tokenizer | None = None,
         target_tokenizer: Tokenizer | None = None,
         generation: dict[str, object] | None = None,
+        pictures: PictureSettings | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.pictures = pictures
         self.target_tokenizer = target_tokenizer or tokenizer
         self.generation = GenerationConfig.parse(generation or {}, at="generation_config.json")
 
@@ -224,7 +233,7 @@ class Pipeline:
     # --- disk ------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path, *, max_shard_size: int | str = "5GB") -> None:
-        """Write a Hugging Face folder: config, weights, and tokenizers and generation settings where there are.
+        """Write a Hugging Face folder: config, weights, and what there is of tokenizers and other settings.
 
         Weights of more than `max_shard_size` (bytes, or a text such as 500MB) are dealt out to several files.
         """
@@ -232,6 +241,8 @@ class Pipeline:
         generation = self.generation.model_dump(exclude_defaults=True)
         dtype = next(self.model.parameters()).dtype
         save_model(path, self.model, generation=generation, dtype=dtype, max_shard_size=max_shard_size)
+        if self.pictures is not None:
+            write_pictures(path, self.pictures)
         if self.tokenizer is None:
             return
         # Sources end with </s>; a tokenizer that came with its own way of ending them keeps it.
@@ -285,7 +296,7 @@ def load(name: str | Path, *, device: str | None = None, dtype: Dtype = "float32
         raise CheckpointError(f"{name}: the run has no model yet (it is written at the first validation)")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model, generation = load_model(folder, dtype=getattr(torch, dtype), device=place)
-    return Pipeline(model, *_tokenizers(folder), generation)
+    return Pipeline(model, *_tokenizers(folder), generation, read_pictures(folder))
 
 
 def _tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:

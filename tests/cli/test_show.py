@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.cli.readers import HEADS, folder_of, pictures_folder
 
+from trifold.hub.presets import PRESETS as PUBLISHED
 from trifold.nn import PRESETS
 from trifold.recipe import recipe_names
 
@@ -37,3 +39,37 @@ def test_training_memory_grows_with_the_batch_and_only_there(trifold):
     )
     assert large["activations"] == 2 * small["activations"]
     assert all(large[part] == small[part] for part in ("weights", "gradients", "optimizer"))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_model_is_shown_beside_the_one_of_2017(trifold, name):
+    done = trifold("show", name)
+    assert done.code == 0
+    told = json.loads(trifold("show", name, "--json").out)
+    lines = done.out.splitlines()
+    for part in told["compared_with_2017"]:
+        (line,) = (
+            line for line in lines if line.startswith(f"{part['part']}  ") and line.endswith(part["what"])
+        )
+        assert part["size"] in line and f"  {part['verdict']}  " in f"{line}  "
+    assert {part["verdict"] for part in told["compared_with_2017"]} <= {"is", "differs"}
+
+
+def test_the_model_of_2017_is_itself(trifold):
+    told = json.loads(trifold("show", "transformer-base", "--json").out)
+    assert {part["verdict"] for part in told["compared_with_2017"]} == {"is"}
+
+
+def test_folders_of_other_families_are_shown(trifold, tmp_path):
+    for task in HEADS:
+        told = json.loads(trifold("show", str(folder_of(task, tmp_path / task)), "--json").out)
+        output = told["compared_with_2017"][-1]
+        assert output["verdict"] == "differs"
+        assert (task in ("fill-mask", "both")) == ("a layer more before the logits" in output["what"])
+
+
+def test_a_picture_has_as_many_tokens_as_it_has(trifold, tmp_path):
+    folder = pictures_folder(tmp_path)
+    told = json.loads(trifold("show", str(folder), "--json", "--length", "3").out)
+    assert told["length"] == 7
+    assert "in sequences of 7 tokens" in trifold("show", str(folder)).out

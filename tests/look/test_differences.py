@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from trifold.look.differences import BEHIND, OF_VALUES, differences
+from trifold.hub.presets import PRESETS as PUBLISHED
+from trifold.look.differences import BEHIND, OF_VALUES, PARTS, compare, differences
 from trifold.nn.config import PRESETS, ModelConfig
 
 
@@ -27,8 +28,8 @@ SIZES = """
 vocab_size target_vocab_size max_positions d_model n_layers n_decoder_layers n_heads n_decoder_heads d_head d_ff
 d_decoder_ff dropout embedding_dropout attention_dropout activation_dropout classifier_dropout pad_id bos_id eos_id
 decoder_start_id norm_epsilon position_offset rotary_theta relative_buckets relative_distance alibi_scale alibi_rounded
-image_size n_channels window_pattern heads pooler_activation pooler_width n_labels classifier_input
-classifier_transform classifier_bias logits_scale encoder_final_norm decoder_final_norm
+image_size n_channels window_pattern heads pooler_activation pooler_width n_labels label_names problem_type
+classifier_input classifier_transform classifier_bias logits_scale encoder_final_norm decoder_final_norm
 """.split()
 ONE: dict[str, Any] = {
     "n_kv_heads": {"n_kv_heads": 2},
@@ -72,3 +73,41 @@ def test_every_part_that_can_differ_is_said(key: str) -> None:
 def test_one_model_after_another() -> None:
     bert = ModelConfig(shape="encoder", positions="learned", n_token_types=2, activation="gelu")
     assert differences(bert) == ("the encoder alone", "learned positions", "segments", "GELU")
+
+
+# --- part by part --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_part_of_the_paper_is_the_papers(preset: str) -> None:
+    for part in compare(PRESETS[preset]):
+        assert (part.verdict, part.what) == ("is", part.paper)
+        assert part.size
+
+
+def test_every_key_belongs_to_one_part() -> None:
+    keys = [key for part in PARTS.values() for key in part.keys]
+    assert sorted(keys) == sorted(OF_VALUES)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_differs_is_said_of_its_part_and_of_no_other(name: str) -> None:
+    config = PUBLISHED[name].config
+    parts = {part.part: part for part in compare(config)}
+    assert list(parts) == list(PARTS)
+    for part in parts.values():
+        assert (part.verdict == "is") == (part.what == part.paper)
+    for phrase in differences(config):
+        assert sum(phrase in part.what for part in parts.values() if part.verdict == "differs") >= 1
+
+
+def test_the_parts_of_one_model() -> None:
+    told = {part.part: (part.size, part.verdict, part.what) for part in compare(PUBLISHED["t5-small"].config)}
+    assert told["shape"] == ("encoder × 6, decoder × 6", "is", "an encoder and a decoder")
+    assert told["positions"][1:] == ("differs", "offsets for classes of distances")
+    assert told["blocks"] == ("width 512", "differs", "RMS norms, norms before the sub-layers")
+    assert told["attention"] == ("8 heads of 64", "differs", "scores unscaled")
+    assert told["feed-forward"] == ("512 → 2,048 → 512", "differs", "no biases in the feed-forward")
+    assert told["output"] == ("512 → 32,128", "is", "the embeddings again, no bias")
+    told = {part.part: (part.verdict, part.what) for part in compare(PUBLISHED["vit-b"].config)}
+    assert told["output"] == ("differs", "a head: sequence")

@@ -99,6 +99,28 @@ def test_pairs_types_offsets_and_cuts(name: str, tmp_path: Path) -> None:
         assert all(len(row.ids) <= (limit or 10**9) for row in rows)
 
 
+@pytest.mark.parametrize("name", ["bert uncased", "roberta", "albert"])
+def test_a_long_second_text_is_read_in_parts_that_overlap(name: str, tmp_path: Path) -> None:
+    folder = OLD[name](tmp_path / "model")
+    ours, theirs = read_tokenizer(folder), reference(folder)
+    question, long = "the quick brown fox", " ".join(lines()[:8])
+    for limit, stride in ((24, 5), (40, 0), (10_000, 5)):
+        rows = ours.windows(question, long, max_length=limit, stride=stride)
+        expected = theirs(
+            question, long, truncation="only_second", max_length=limit, stride=stride,
+            return_overflowing_tokens=True, return_offsets_mapping=True, return_token_type_ids=True,
+        )  # fmt: skip
+        assert [row.ids for row in rows] == expected["input_ids"]
+        assert [row.types for row in rows] == expected["token_type_ids"]
+        assert [row.offsets for row in rows] == expected["offset_mapping"]
+        assert [row.texts for row in rows] == [expected.sequence_ids(i) for i in range(len(rows))]
+        assert [row.words for row in rows] == [expected.word_ids(i) for i in range(len(rows))]
+        assert (len(rows) > 1) == (limit < 10_000)
+    with pytest.raises(UsageError, match="its parts overlap by 9: shorten the first text"):
+        ours.windows(question, long, max_length=16, stride=9)
+    assert ours.knows_places
+
+
 def test_only_the_text_that_may_be_cut_is_cut(tmp_path: Path) -> None:
     ours, theirs = read_tokenizer(bert(tmp_path)), reference(tmp_path)
     for cut in ("only_first", "only_second"):

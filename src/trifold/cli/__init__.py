@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import trifold
-from trifold.cli import convert, demo, eval, generate, look, recipes, show, train
+from trifold.cli import convert, demo, eval, generate, look, predict, recipes, show, train
 from trifold.cli.streams import complain, note, speak_utf8
 from trifold.errors import TrifoldError
 
@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[ModuleType, str]] = {
     "train": (train, "learn what a recipe says"),
     "eval": (eval, "score a model on text that has references"),
     "generate": (generate, "translate a text, or every line of a file"),
+    "predict": (predict, "classify, tag, answer, fill in masks, embed"),
     "show": (show, "drawing, parameters, arithmetic and memory of a model"),
     "look": (look, "see what a model attends to"),
     "convert": (convert, "write a model in another form, precision or size of file"),

@@ -1,4 +1,4 @@
-"""`trifold show`: how a model is built and what it costs."""
+"""`trifold show`: how a model is built, in what it differs from the Transformer of 2017, and what it costs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def run(
     precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of the arithmetic.")] = "float32",
     json: Json = False,
 ) -> None:
-    """Draw the architecture; count its parameters, arithmetic and memory. Allocates nothing."""
+    """Draw the architecture and compare it with the Transformer of 2017, part by part; count its parameters, arithmetic
+    and memory. Allocates nothing.
+    """
     subject = find(what)
     tokens = batch_tokens or subject.batch_tokens
     if json:
@@ -103,9 +105,11 @@ def _config_of(what: str) -> ModelConfig:
 
 def facts(subject: Subject, tokens: int, length: int, precision: str) -> dict[str, Any]:
     """Everything that the report says, as numbers: parameters, FLOPs, bytes."""
-    from trifold.look import costs, parameters
+    from trifold.look import costs, differences, parameters
 
     config = subject.config
+    if config.patches:  # a picture has as many tokens as it has
+        length = config.max_positions
     flops = costs.forward_flops(config, length, length)
     training = costs.training_memory(config, tokens, length, precision)
     inference = costs.inference_memory(config, precision)
@@ -114,6 +118,7 @@ def facts(subject: Subject, tokens: int, length: int, precision: str) -> dict[st
         "remark": subject.remark,
         "shape": config.shape,
         "config": config.model_dump(),
+        "compared_with_2017": [part._asdict() for part in differences.compare(config)],
         "parameters": parameters.count(config),
         "parts": [part._asdict() for part in parameters.parameter_table(config)],
         "length": length,
@@ -141,12 +146,23 @@ def report(subject: Subject, tokens: int, length: int, precision: str) -> str:
         [
             heading + (f" ({subject.remark})" if subject.remark else ""),
             drawing(subject.config),
+            _compared(told),
             _parameters(told),
-            f"floating-point operations for a token, in sequences of {length} tokens\n\n" + _flops(told),
+            f"floating-point operations for a token, in sequences of {told['length']} tokens\n\n"
+            + _flops(told),
             f"memory to train in {precision}, {tokens:,} tokens a batch\n\n" + _training(told),
             f"memory to use in {precision}\n\n" + _inference(told),
         ]
     )
+
+
+def _compared(told: dict[str, Any]) -> str:
+    from trifold.look.canvas import table
+
+    rows = [
+        (part["part"], part["size"], part["verdict"], part["what"]) for part in told["compared_with_2017"]
+    ]
+    return table([("part", "size", "as in 2017", "what it is"), *rows])
 
 
 def _parameters(told: dict[str, Any]) -> str:

@@ -14,13 +14,12 @@ from trifold.hub.family import (
     ids_to_ours,
     ids_to_theirs,
     key_of,
-    labels_of,
-    labels_written,
     says,
     to_ours,
     to_theirs,
     unless,
 )
+from trifold.hub.labels import LABEL_KEYS, labels_to_ours, labels_to_theirs
 from trifold.hub.rules import SAME, AnyRule, Copy, Ignored, Renamed, Rule, Transform, chain
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
@@ -71,7 +70,7 @@ OF_HEAD: dict[str, dict[str, Any]] = {
     "span": {"classifier_dropout": 0.0},
 }
 SAID = frozenset({"vocab_size", "pad_id", "bos_id", "eos_id", "tie_lm_head", "heads"})
-SAID_OF_HEAD = {"sequence": {"n_labels"}, "token": {"n_labels", "classifier_dropout"}}
+SAID_OF_HEAD = {"sequence": LABEL_KEYS, "token": LABEL_KEYS | {"classifier_dropout"}}
 
 
 def common_to_ours(
@@ -86,8 +85,8 @@ def common_to_ours(
     }
     for head in heads:
         ours |= OF_HEAD.get(head, {})
-        if "n_labels" in SAID_OF_HEAD.get(head, ()):
-            ours["n_labels"] = labels_of(values)
+        if head in SAID_OF_HEAD:
+            ours |= labels_to_ours(values)
         if head == "token":
             ours["classifier_dropout"] = 0.1 if file.classifier_dropout is None else file.classifier_dropout
     return ours
@@ -101,7 +100,7 @@ def common_to_theirs(config: ModelConfig) -> dict[str, object]:
         **ids_to_theirs(config),
     }
     if any(head in SAID_OF_HEAD for head in config.chosen_heads):
-        theirs |= labels_written(config.n_labels)
+        theirs |= labels_to_theirs(config)
     if "token" in config.chosen_heads:
         theirs["classifier_dropout"] = (
             config.dropout if config.classifier_dropout is None else config.classifier_dropout

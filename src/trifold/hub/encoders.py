@@ -16,12 +16,11 @@ from trifold.hub.family import (
     ids_to_ours,
     ids_to_theirs,
     key_of,
-    labels_of,
-    labels_written,
     says,
     to_ours,
     to_theirs,
 )
+from trifold.hub.labels import LABEL_KEYS, labels_to_ours, labels_to_theirs
 from trifold.hub.rules import AnyRule, Copy, Dead, Ignored, Renamed, Rule
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
@@ -30,7 +29,7 @@ from trifold.settings import Settings
 # --- config.json ---------------------------------------------------------------------------------------
 
 # Beyond any model in use; a product of absurd sizes would not fit a number.
-LARGEST_VOCABULARY, MOST_CLASSES = 2**31, 2**20
+LARGEST_VOCABULARY = 2**31
 
 
 class EncoderFile(Settings):
@@ -130,17 +129,13 @@ def word_ids(
 
 
 def head_to_ours(values: Mapping[str, Any], heads: tuple[Head, ...]) -> dict[str, Any]:
-    """The heads, and how many classes they tell apart."""
-    if not CLASSIFIERS.intersection(heads):
-        return {"heads": heads}
-    if (labels := labels_of(values)) > MOST_CLASSES:
-        raise SettingsError(f"num_labels: {labels} classes are too many; at most {MOST_CLASSES:,} are read")
-    return {"heads": heads, "n_labels": labels}
+    """The heads, and the classes that they tell apart."""
+    return {"heads": heads} | (labels_to_ours(values) if CLASSIFIERS.intersection(heads) else {})
 
 
 def head_to_theirs(config: ModelConfig) -> dict[str, object]:
     """The way back; the class itself is written as `architectures`."""
-    return labels_written(config.n_labels) if CLASSIFIERS.intersection(config.chosen_heads) else {}
+    return labels_to_theirs(config) if CLASSIFIERS.intersection(config.chosen_heads) else {}
 
 
 def text_to_theirs(config: ModelConfig) -> dict[str, object]:
@@ -159,7 +154,7 @@ def encoder_says(
 ) -> bool:
     """`says`, of a model with the heads of one of these classes; `said` are the keys that the family's file has."""
     heads = config.chosen_heads
-    labels = {"n_labels"} if CLASSIFIERS.intersection(heads) else set()
+    labels = LABEL_KEYS if CLASSIFIERS.intersection(heads) else frozenset[str]()
     everything = fixed | brought(of_head, heads, config.activation)
     return heads in classes.values() and says(config, said | labels | {"heads"}, **everything)
 

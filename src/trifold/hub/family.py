@@ -146,23 +146,6 @@ def architecture_of(table: Architectures) -> Callable[[ModelConfig], str]:
     return lambda config: next(name for name, heads in table.items() if heads == config.chosen_heads)
 
 
-def labels_of(values: Mapping[str, Any]) -> int:
-    """How many classes a file's sequence or token head tells apart."""
-    named, number = values.get("id2label"), values.get("num_labels")
-    if isinstance(named, Mapping) and named:
-        return len(named)
-    return number if isinstance(number, int) else 2
-
-
-def labels_written(count: int) -> dict[str, object]:
-    """The keys that say so."""
-    names = [f"LABEL_{n}" for n in range(count)]
-    return {
-        "id2label": {str(n): name for n, name in enumerate(names)},
-        "label2id": {name: n for n, name in enumerate(names)},
-    }
-
-
 # --- special tokens ------------------------------------------------------------------------------------
 
 Id: TypeAlias = Annotated[int, Field(ge=0)]

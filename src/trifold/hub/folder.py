@@ -196,7 +196,7 @@ def _with_heads(
         raise CheckpointError(f"{place}: a {family.model_type} with the heads {heads} is not known") from None
     other: dict[str, object] = {"architectures": [named]}
     if n_labels is not None:
-        other |= {"num_labels": n_labels, "id2label": None}
+        other |= {"num_labels": n_labels, "id2label": None, "label_names": None}
     if "heads" in values:  # our own form says them in our words
         other |= {"heads": list(heads), "n_labels": n_labels or config.n_labels}
     return _config_of(family, {**values, **other}, place)

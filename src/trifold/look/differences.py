@@ -6,7 +6,7 @@ Sizes, dropout and ids are not differences: the paper has models of several size
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from trifold.nn.config import ModelConfig
 
@@ -135,6 +135,101 @@ def differences(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _differences(config: ModelConfig) -> Iterator[str]:
-    for key, phrases in OF_VALUES.items():
-        found = [phrases.get(getattr(config, key)), *(look(config) for look in BEHIND.get(key, ()))]
-        yield from (phrase for phrase in found if phrase is not None)
+    for key in OF_VALUES:
+        yield from _of_key(config, key)
+
+
+def _of_key(config: ModelConfig, key: str) -> Iterator[str]:
+    found = [OF_VALUES[key].get(getattr(config, key)), *(look(config) for look in BEHIND.get(key, ()))]
+    yield from (phrase for phrase in found if phrase is not None)
+
+
+# --- part by part ----------------------------------------------------------------------------------------
+
+
+class Compared(NamedTuple):
+    """A part of a model: its sizes, whether it is the part of 2017, what it is or in what it differs, what it was."""
+
+    part: str
+    size: str
+    verdict: Literal["is", "differs"]
+    what: str
+    paper: str
+
+
+def compare(config: ModelConfig) -> tuple[Compared, ...]:
+    """Every part of a model beside the same part of the Transformer of 2017."""
+    return tuple(_compared(config, part) for part in PARTS)
+
+
+def _compared(config: ModelConfig, name: str) -> Compared:
+    part = PARTS[name]
+    phrases = [phrase for key in part.keys for phrase in _of_key(config, key)]
+    if name == "output":
+        phrases += _heads(config)
+    what = ", ".join(phrases) or part.paper
+    return Compared(name, part.size(config), "differs" if phrases else "is", what, part.paper)
+
+
+class _Part(NamedTuple):
+    """What the paper has there, the keys of the config that say otherwise, and what the sizes are."""
+
+    paper: str
+    keys: tuple[str, ...]
+    size: Callable[[ModelConfig], str]
+
+
+def _stacks(config: ModelConfig) -> str:
+    layers = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
+    return ", ".join(f"{side} × {number}" for side, number in layers.items() if number)
+
+
+def _table(config: ModelConfig) -> str:
+    if config.patch_size is not None:
+        return f"{config.n_channels} × {config.patch_size[0]} × {config.patch_size[1]} → {config.d_model:,}"
+    tables = [config.vocab_size, *([config.target_vocab_size] if config.target_vocab_size else [])]
+    return ", ".join(f"{size:,} × {config.embedding_width:,}" for size in tables)
+
+
+def _both(config: ModelConfig, say: Callable[[ModelConfig], str]) -> str:
+    """What is said of each stack, once where it is the same."""
+    stacks = [config] if config.encoder_layers else []
+    stacks += [config.decoder_side] if config.decoder_layers else []
+    return ", ".join(dict.fromkeys(say(stack) for stack in stacks))
+
+
+def _output(config: ModelConfig) -> str:
+    return f"{config.d_model:,} → {config.output_vocab_size:,}" if "lm" in config.chosen_heads else ""
+
+
+def _heads(config: ModelConfig) -> list[str]:
+    """Of other heads than the one that writes."""
+    others = [head for head in config.chosen_heads if head != "lm"]
+    if not config.chosen_heads:
+        return ["no head"]
+    return [f"{'heads' if len(others) > 1 else 'a head'}: {', '.join(others)}"] if others else []
+
+
+PARTS: dict[str, _Part] = {
+    "shape": _Part("an encoder and a decoder", ("shape",), _stacks),
+    "embeddings": _Part("times √d_model", ("scale_embeddings", "embedding_norm"), _table),
+    "positions": _Part(
+        "sines and cosines, added", ("positions", "rotary_pairs"), lambda config: f"{config.max_positions:,}"
+    ),
+    "blocks": _Part(
+        "one sub-layer after the other, a layer norm behind each",
+        ("norm", "norm_placement", "norm_bias", "residual"),
+        lambda config: f"width {config.d_model:,}",
+    ),
+    "attention": _Part(
+        "scores by √d_head, no biases",
+        ("attention_bias", "attention_scale_by_layer"),
+        lambda config: _both(config, lambda side: f"{side.n_heads} heads of {side.head_width}"),
+    ),
+    "feed-forward": _Part(
+        "two matrices with biases, ReLU between them",
+        ("activation", "gated", "feed_forward_bias"),
+        lambda config: _both(config, lambda side: f"{side.d_model:,} → {side.d_ff:,} → {side.d_model:,}"),
+    ),
+    "output": _Part("the embeddings again, no bias", ("lm_head_bias",), _output),
+}

@@ -17,6 +17,7 @@ Shape = Literal["encoder-decoder", "encoder", "decoder"]
 Positions = Literal["sinusoidal", "sinusoidal-halves", "learned", "rotary", "relative", "alibi", "none"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
 Head = Literal["lm", "pooler", "next-sentence", "sequence", "token", "span"]
+ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 
 
 class RotaryScaling(Settings):
@@ -141,6 +142,13 @@ class ModelConfig(Settings):
     pooler_activation: Activation = Field("tanh", description="after the dense layer on the first state")
     pooler_width: int | None = Field(None, gt=0, description="d_model unless given")
     n_labels: int = Field(2, gt=0, description="classes of sequences or tokens")
+    label_names: tuple[str, ...] | None = Field(
+        None, strict=False, description="names of the classes; LABEL_0, LABEL_1, … unless given"
+    )
+    problem_type: ProblemType | None = Field(
+        None,
+        description="what the logits of classes mean: a number, one class (unless given), or any number of classes",
+    )
     classifier_input: Literal["pooler", "first", "last", "eos"] = Field(
         "first", description="which state stands for the sequence: of a token, or the pooler's"
     )
@@ -212,6 +220,11 @@ class ModelConfig(Settings):
     def chosen_heads(self) -> tuple[Head, ...]:
         """What `heads` says, or what goes without saying: a decoder writes."""
         return self.heads if self.heads is not None else ("lm",) if self.decoder_layers else ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        return self.label_names or tuple(f"LABEL_{number}" for number in range(self.n_labels))
 
     @property
     def patches(self) -> int:

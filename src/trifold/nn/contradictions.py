@@ -119,6 +119,8 @@ def _heads(config: ModelConfig) -> Iterator[str]:
         yield "the head next-sentence reads the pooler's state: add pooler to heads"
     if "sequence" in heads and config.classifier_input == "pooler" and "pooler" not in heads:
         yield "classifier_input: pooler needs pooler in heads"
+    if config.label_names is not None and len(config.label_names) != config.n_labels:
+        yield f"label_names gives {len(config.label_names)} names to n_labels {config.n_labels} classes"
     if config.lm_head_transform is not None and "lm" not in heads:
         yield "lm_head_transform needs lm in heads"
     plain = "lm" in heads and config.tie_lm_head and config.lm_head_transform is None

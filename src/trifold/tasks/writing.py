@@ -37,7 +37,7 @@ def write(
     copies = max(config.num_beams, config.num_return_sequences if config.samples else 1)
     # A prompt and what follows it stay in memory together.
     room = 0 if model.config.encoder_layers else config.max_new_tokens or NEW
-    for chosen in _alike(rows.lengths + room, max(1, batch_tokens // copies)):
+    for chosen in alike(rows.lengths + room, max(1, batch_tokens // copies)):
         width = int(rows.lengths[chosen].max())
         attend = padding(torch.from_numpy(rows.lengths[chosen]), width)
         tokens = rows.padded(chosen, width, model.config.pad_id).to(device)
@@ -50,7 +50,7 @@ def write(
     return answers
 
 
-def _alike(lengths: NDArray[np.int64], tokens: int) -> list[NDArray[np.int64]]:
+def alike(lengths: NDArray[np.int64], tokens: int) -> list[NDArray[np.int64]]:
     """Rows of like length in batches of at most `tokens` padded tokens, the longest first."""
     order = np.argsort(-lengths, kind="stable")
     batches, start = [], 0

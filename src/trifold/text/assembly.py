@@ -268,6 +268,9 @@ CLASSES: dict[str, Class] = {
     "AlbertTokenizer": Class(_albert, _cls_sep, _ALBERT, "Unigram"),
 }
 
+# Classes whose models hear which text of a pair a token is of, unless the settings (`model_input_names`) say otherwise.
+TELLING = frozenset({"BertTokenizer"})
+
 # The class of a model whose folder names none.
 OF_MODELS = {
     "bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ class Encoded:
     offsets: list[tuple[int, int]]  # characters [from, to) of the text that the token stands for
     texts: list[int | None]  # which text a token is of, 0 or 1; None for special tokens
     dropped: int = 0
+    words: list[int | None] = field(default_factory=list)  # which word of its text; None as in `texts`
 
 
 def around(library: Any, first: Any, second: Any | None, dropped: int) -> Encoded:
@@ -29,7 +30,22 @@ def around(library: Any, first: Any, second: Any | None, dropped: int) -> Encode
     whole = library.post_process(first, second)
     places = count()
     texts = [None if special else int(next(places) >= length) for special in whole.special_tokens_mask]
-    return Encoded(whole.ids, whole.type_ids, whole.offsets, texts, dropped)
+    return Encoded(whole.ids, whole.type_ids, whole.offsets, texts, dropped, whole.word_ids)
+
+
+def parts(encoding: Any, room: int, overlap: int) -> list[Any]:
+    """An encoding of the library, cut into parts of at most `room` tokens, each of which repeats the last `overlap` of
+    the one before it. Raises UsageError where there is no room for more than those.
+    """
+    if len(encoding) <= room:
+        return [encoding]
+    if room <= overlap:
+        raise UsageError(
+            f"{max(0, room)} tokens of the second text fit beside the first, and its parts overlap by {overlap}: "
+            "shorten the first text, lower stride, or raise max_length"
+        )
+    encoding.truncate(room, stride=overlap)
+    return [encoding, *encoding.overflowing]
 
 
 def fit(first: Any, second: Any | None, room: int, cut: Cut) -> int:

@@ -14,7 +14,16 @@ from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import read_json
-from trifold.text.assembly import CLASSES, OF_MODELS, Class, Names, Vocabulary, any_sentencepiece, as_asked
+from trifold.text.assembly import (
+    CLASSES,
+    OF_MODELS,
+    TELLING,
+    Class,
+    Names,
+    Vocabulary,
+    any_sentencepiece,
+    as_asked,
+)
 from trifold.text.chat import read_templates
 from trifold.text.checks import read_library
 from trifold.text.layouts import (
@@ -110,6 +119,8 @@ def _usual(path: Path, settings: Mapping[str, Any], name: str | None) -> Tokeniz
         if row is not None and row.plain:
             library.post_processor = as_asked(library, {}, names)
     templates = read_templates(path, settings)
+    if name in TELLING:
+        settings = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"], **settings}
     return Tokenizer(library, names=names, complete=False, settings=settings, templates=templates)
 
 

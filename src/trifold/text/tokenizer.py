@@ -19,7 +19,7 @@ from trifold.jsonfiles import read_json
 from trifold.text.chat import render, values_of
 from trifold.text.checks import read_library
 from trifold.text.dropout import MergeDropout
-from trifold.text.encoded import Cut, Encoded, around, fit
+from trifold.text.encoded import Cut, Encoded, around, fit, parts
 from trifold.text.streaming import TextStream
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
@@ -126,6 +126,26 @@ class Tokenizer:
                 dropped = 0 if room is None else fit(first, second, room, cut)
                 found.append(around(self.library, first, second, dropped))
         return found
+
+    def windows(self, text: str, other: str, *, max_length: int, stride: int) -> list[Encoded]:
+        """Pairs of `text` and a part of `other` each, with special tokens, at most `max_length` tokens together.
+
+        Parts overlap by `stride` tokens; offsets are places in the whole of `other`. Raises UsageError where `text`
+        leaves no room for them.
+        """
+        first, second = (self._encodings([one], False)[0] for one in (text, other))
+        room = max_length - self.library.num_special_tokens_to_add(True) - len(first)
+        return [around(self.library, first, part, 0) for part in parts(second, room, stride)]
+
+    @property
+    def tells_segments(self) -> bool:
+        """Whether a model hears which text of a pair a token is of, as the folder's settings or its class have it."""
+        return "token_type_ids" in (self.settings.get("model_input_names") or ())
+
+    @property
+    def knows_places(self) -> bool:
+        """Whether offsets are places in the text; not so where something else cuts it into words first."""
+        return self._words is None
 
     def decode(self, ids: Sequence[Sequence[int]], *, keep_special: bool = False) -> list[str]:
         """The text of every sequence; special tokens are left out unless `keep_special`."""

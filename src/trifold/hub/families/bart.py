@@ -22,12 +22,11 @@ from trifold.hub.family import (
     first_end,
     heads_of,
     key_of,
-    labels_of,
-    labels_written,
     parse_config,
     says,
     unless,
 )
+from trifold.hub.labels import LABEL_KEYS, labels_to_ours, labels_to_theirs
 from trifold.hub.rules import LEADING_AXIS, AnyRule, Copy, Ignored, Renamed, Rule, Zeros
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
@@ -109,7 +108,7 @@ SAID = frozenset(
     decoder_start_id
     """.split()
 )
-SAID_OF_HEAD = {"lm": {"lm_head_bias"}, "sequence": {"n_labels", "classifier_dropout"}}
+SAID_OF_HEAD = {"lm": {"lm_head_bias"}, "sequence": {*LABEL_KEYS, "classifier_dropout"}}
 
 
 def _fixed(heads: tuple[Head, ...]) -> dict[str, Any]:
@@ -156,7 +155,7 @@ def _write(config: ModelConfig) -> dict[str, object]:
         "is_encoder_decoder": True,
         "tie_word_embeddings": True,
         "lm_head_bias": config.lm_head_bias,
-        **(labels_written(config.n_labels) if "sequence" in config.chosen_heads else {}),
+        **(labels_to_theirs(config) if "sequence" in config.chosen_heads else {}),
     }
 
 
@@ -190,7 +189,7 @@ def _read(values: Mapping[str, Any]) -> ModelConfig:
         "decoder_start_id": unless(file.decoder_start_token_id, file.bos_token_id),
     }
     if "sequence" in heads:
-        ours["n_labels"] = labels_of({"num_labels": LABELS, **values})
+        ours |= labels_to_ours(values, usual=LABELS)
         ours["classifier_dropout"] = unless(file.classifier_dropout, file.dropout)
     return ModelConfig.parse(ours)
 

@@ -22,12 +22,11 @@ from trifold.hub.family import (
     first_end,
     heads_of,
     key_of,
-    labels_of,
-    labels_written,
     parse_config,
     says,
     unless,
 )
+from trifold.hub.labels import LABEL_KEYS, labels_to_ours, labels_to_theirs
 from trifold.hub.rules import AnyRule, Copy, Ignored, Renamed, Rule
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
@@ -146,7 +145,7 @@ def _fixed(heads: tuple[Head, ...]) -> dict[str, Any]:
 def _fits(config: ModelConfig, scales: tuple[float, ...]) -> bool:
     heads = config.chosen_heads
     writes = "lm" in heads
-    labelled = {"n_labels", "classifier_dropout"} if LABELLED & {*heads} else set()
+    labelled = {*LABEL_KEYS, "classifier_dropout"} if LABELLED & {*heads} else set()
     return (
         (config.shape, heads) in KINDS.values()
         and says(config, SAID | labelled, **_fixed(heads))
@@ -187,7 +186,7 @@ def _write(config: ModelConfig) -> dict[str, object]:
         "decoder_start_token_id": config.start_id,
         "is_encoder_decoder": config.shape == "encoder-decoder",
         "max_positions": config.max_positions,
-        **(labels_written(config.n_labels) if labelled else {}),
+        **(labels_to_theirs(config) if labelled else {}),
     }
 
 
@@ -224,7 +223,8 @@ def _read(values: Mapping[str, Any], kind: type[T5File], prefix: str) -> ModelCo
         "decoder_start_id": unless(start, bos),
     }
     if LABELLED & {*heads}:
-        ours |= {"n_labels": labels_of(values), "classifier_dropout": unless(file.classifier_dropout, drop)}
+        ours |= labels_to_ours(values)
+        ours["classifier_dropout"] = unless(file.classifier_dropout, drop)
     return ModelConfig.parse(ours)
 
 

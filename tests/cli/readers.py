@@ -1,0 +1,96 @@
+"""Folders of small models that read, with a tokenizer of BERT's kind; nothing of the reference library is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.text import folders
+
+from trifold.hub import save_model
+from trifold.nn import ModelConfig, Transformer
+from trifold.text import read_tokenizer
+
+BERT: dict[str, Any] = {
+    "shape": "encoder",
+    "max_positions": 48,
+    "d_model": 16,
+    "n_layers": 2,
+    "n_heads": 4,
+    "d_ff": 24,
+    "positions": "learned",
+    "scale_embeddings": False,
+    "embedding_norm": True,
+    "attention_bias": True,
+    "activation": "gelu",
+    "n_token_types": 2,
+}
+HEADS: dict[str, dict[str, Any]] = {
+    "fill-mask": {"heads": ["lm"], "lm_head_transform": "gelu", "lm_head_bias": True},
+    "classify": {
+        "heads": ["pooler", "sequence"],
+        "classifier_input": "pooler",
+        "n_labels": 3,
+        "label_names": ["bad", "so so", "good"],
+    },
+    "tag": {"heads": ["token"], "n_labels": 5, "label_names": ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]},
+    "answer": {"heads": ["span"]},
+    "next-sentence": {"heads": ["pooler", "next-sentence"]},
+    "embed": {"heads": ["pooler"]},
+    "both": {
+        "heads": ["lm", "pooler", "next-sentence"],
+        "lm_head_transform": "gelu",
+        "lm_head_bias": True,
+    },
+}
+
+
+def model_of(task: str, vocab_size: int = 400, **values: Any) -> Transformer:
+    """A model with the heads for a task, every parameter random and large enough to matter."""
+    torch.manual_seed(7)
+    config = ModelConfig.parse(BERT | {"vocab_size": vocab_size} | HEADS[task] | values)
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.4)
+    return model
+
+
+def folder_of(task: str, folder: Path, **values: Any) -> Path:
+    """The folder of such a model and its tokenizer."""
+    folders.bert(folder)
+    save_model(folder, model_of(task, read_tokenizer(folder).vocab_size, **values))
+    return folder
+
+
+VIT: dict[str, Any] = {
+    "shape": "encoder",
+    "d_model": 16,
+    "n_layers": 2,
+    "n_heads": 4,
+    "d_ff": 24,
+    "positions": "learned",
+    "scale_embeddings": False,
+    "norm_placement": "pre",
+    "attention_bias": True,
+    "activation": "gelu",
+    "image_size": [8, 12],
+    "patch_size": [4, 4],
+    "max_positions": 7,
+    "heads": ["sequence"],
+    "n_labels": 3,
+    "label_names": ["cat", "dog", "owl"],
+}
+
+
+def pictures_folder(folder: Path, **settings: Any) -> Path:
+    """The folder of a small model of pictures."""
+    torch.manual_seed(8)
+    model = Transformer(ModelConfig.parse(VIT)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.4)
+    save_model(folder, model)
+    folders.write(folder, preprocessor_config__json={"size": {"height": 8, "width": 12}, **settings})
+    return folder

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.readers import HEADS, folder_of, pictures_folder
+from tests.text.folders import WORDS
+
+import trifold as library
+from trifold.tasks.predict import TASKS
+
+LINES = [" ".join(WORDS[start : start + 3]) for start in (0, 2, 4)]
+CONTEXT = " ".join(WORDS[:30])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder for each task, and one for pictures."""
+    root = tmp_path_factory.mktemp("readers")
+    found = {task: folder_of(task, root / task) for task in HEADS}
+    return found | {"pictures": pictures_folder(root / "pictures")}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    image = pytest.importorskip("PIL.Image")
+    folder = tmp_path_factory.mktemp("photos")
+    paths = [str(folder / name) for name in ("a.png", "b.jpg", "c.png")]
+    for number, path in enumerate(paths):
+        picture = image.new("RGB", (20 + number, 15), (40 * number, 200, 90))
+        picture.paste((255, 0, 10), (2, 3, 9, 8 + number))
+        picture.save(path)
+    return paths
+
+
+def inputs_of(task: str) -> list[str]:
+    """What stands on standard input for a task."""
+    if task == "fill-mask":
+        return [f"{line} [MASK] {line}" for line in LINES]
+    return [f"{line}\t{CONTEXT}" for line in LINES] if TASKS[task].pairs == "must" else LINES
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_line_of_input_gives_one_line_of_output_in_its_place(trifold, models, task):
+    lines = inputs_of(task)
+    stdin = "\n".join([lines[0], "", *lines[1:], "   "]).encode() + b"\n"
+    done = trifold("predict", str(models[task]), "-", "--batch-size", "2", stdin=stdin)
+    assert done.code == 0, done.err
+    written = done.out.removesuffix("\n").split("\n")
+    assert (len(written), written[1], written[4]) == (5, "", "")
+    assert "2 of 5 lines are blank" in done.err
+    for line, output in zip([lines[0], *lines[1:]], [written[0], *written[2:4]], strict=True):
+        assert trifold("predict", str(models[task]), line).out == f"{output}\n"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_json_says_what_python_says(trifold, models, task):
+    pipe = library.load(models[task])
+    lines = inputs_of(task)
+    done = trifold("predict", str(models[task]), *lines, "--json", "--task", task)
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    texts = [line.split("\t") for line in lines]
+    assert [[row["source"], *([row["pair"]] if "pair" in row else [])] for row in rows] == texts
+    assert {row["task"] for row in rows} == {task}
+    pairs = [text[1] for text in texts] if len(texts[0]) > 1 else None
+    for row, said in zip(rows, pipe.predict([text[0] for text in texts], pairs, task=task), strict=True):
+        from trifold.cli.predict import plain
+
+        assert row["outputs"] == json.loads(json.dumps(plain(said)))
+
+
+def test_a_second_text_is_one_for_all_or_one_for_each(trifold, models):
+    folder = str(models["answer"])
+    tabbed = trifold("predict", folder, *(f"{line}\t{CONTEXT}" for line in LINES)).out
+    assert trifold("predict", folder, *LINES, "--context", CONTEXT).out == tabbed
+    repeated = [word for _ in LINES for word in ("--pair", CONTEXT)]
+    assert trifold("predict", folder, *LINES, *repeated).out == tabbed
+    stdin = "".join(f"{line}\n" for line in LINES).encode()
+    assert trifold("predict", folder, "-", "--pair", CONTEXT, stdin=stdin).out == tabbed
+
+
+def test_pairs_are_classified_where_they_are_asked_for(trifold, models):
+    folder, line = str(models["classify"]), f"{LINES[0]}\t{LINES[1]}"
+    paired = trifold("predict", folder, line, "--tsv").out
+    assert paired == trifold("predict", folder, LINES[0], "--pair", LINES[1]).out
+    assert paired != trifold("predict", folder, line).out
+
+
+def test_the_likeliest_come_first_and_as_many_as_are_wanted(trifold, models):
+    for task, number in (("classify", 2), ("fill-mask", 4), ("answer", 3)):
+        line = inputs_of(task)[0]
+        done = trifold("predict", str(models[task]), line, "--top-k", str(number), "--json")
+        outputs = json.loads(done.out)["outputs"]
+        outputs = outputs[0] if task == "fill-mask" else outputs
+        scores = [one["score"] for one in outputs]
+        assert len(scores) == number and scores == sorted(scores, reverse=True)
+
+
+def test_labels_have_the_names_of_the_folder(trifold, models):
+    outputs = json.loads(trifold("predict", str(models["classify"]), LINES[0], "--json").out)["outputs"]
+    assert {one["label"] for one in outputs} == {"bad", "so so", "good"}
+    assert sum(one["score"] for one in outputs) == pytest.approx(1)
+
+
+def test_pictures_are_read_from_their_files(trifold, models, photos):
+    done = trifold("predict", str(models["pictures"]), *photos, "--json")
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    assert [row["source"] for row in rows] == photos
+    assert {one["label"] for one in rows[0]["outputs"]} == {"cat", "dog", "owl"}
+    stdin = "".join(f"{path}\n" for path in photos).encode()
+    assert trifold("predict", str(models["pictures"]), "-", "--json", stdin=stdin).out == done.out
+    vectors = trifold("predict", str(models["pictures"]), photos[0], "--task", "embed", "--json").out
+    assert len(json.loads(vectors)["outputs"]) == 16
+
+
+def test_a_text_that_is_too_long_is_cut_only_where_that_is_asked_for_and_said(trifold, models):
+    long = " ".join(WORDS * 3)
+    folder = str(models["classify"])
+    refused = trifold("predict", folder, "-", stdin=f"{LINES[0]}\n{long}\n".encode())
+    assert (refused.code, refused.out) == (1, "")
+    assert "error: line 2: " in refused.err and "reads at most 48" in refused.err
+    cut = trifold("predict", folder, LINES[0], long, "--on-overflow", "truncate")
+    assert cut.code == 0
+    assert "1 texts were cut to fit" in cut.err
+
+
+def test_results_go_to_a_file_where_one_is_named(trifold, models, tmp_path):
+    direct = trifold("predict", str(models["tag"]), LINES[0]).out
+    done = trifold("predict", str(models["tag"]), LINES[0], "--out", str(tmp_path / "out.txt"))
+    assert (done.out, (tmp_path / "out.txt").read_bytes()) == ("", direct.encode())
+
+
+# model, arguments, standard input (None: a terminal), exit code, what is said
+BAD = {
+    "an unknown task": ("classify", ("x", "--task", "clasify"), b"", 2, "known; did you mean 'classify'?"),
+    "a task without its head": ("classify", ("x", "--task", "tag"), b"", 2, "it needs a token head, and this"),
+    "filling masks without a head": ("tag", ("x", "--task", "fill-mask"), b"", 2, "a language-model head that"),
+    "several tasks": ("both", ("x",), b"", 2, "name one of fill-mask, next-sentence, embed"),
+    "no mask": ("fill-mask", (LINES[0],), b"", 1, "text 1 of 1 has no mask: write [MASK]"),
+    "no mask in a line": ("fill-mask", ("-",), f"a [MASK]\n{LINES[0]}\n".encode(), 1, "line 2 has no mask"),
+    "an empty text": ("classify", ("",), b"", 1, "text 1 of 1 has no tokens"),
+    "an empty text of several": ("tag", (LINES[0], " "), b"", 1, "text 2 of 2 has no tokens"),
+    "no text at all": ("classify", (), None, 2, "no TEXT"),
+    "empty standard input": ("classify", ("-",), b"", 1, "empty"),
+    "invalid UTF-8": ("classify", ("-",), b"one\ntw\xffo\n", 1, "standard input:2:3"),
+    "an argument that is not UTF-8": ("classify", ("caf\udce9",), b"", 2, "TEXT: character 4"),
+    "no context": ("answer", ("Who?",), b"", 1, "text 1 of 1: 0 tabs; give two texts with one tab"),
+    "two tabs": ("answer", ("-",), b"a\tb\nWho?\ta\tb\n", 1, "line 2: 2 tabs"),
+    "an empty context": ("answer", ("Who?\t ",), b"", 1, "has no tokens on one side"),
+    "an empty half of a pair": ("next-sentence", ("one\t",), b"", 1, "has no tokens on one side"),
+    "a question without end": ("answer", (CONTEXT * 3, "--pair", CONTEXT), b"", 2, "shorten the first text"),
+    "a second text for who reads one": ("tag", ("a", "--pair", "b"), b"", 2, "tag reads one text at a time"),
+    "two pairs for three texts": ("classify", ("a", "b", "c", "--pair", "d", "--pair", "e"), b"", 2, "2 second texts"),
+    "pairs twice": ("classify", ("a\tb", "--tsv", "--pair", "c"), b"", 2, "leave one of them out"),
+    "an option of another task": ("classify", ("a", "--merge", "max"), b"", 2, "merge: no option of classify"),
+    "no pooler": ("tag", ("a", "--task", "embed", "--pooling", "pooler"), b"", 2, "this model has no pooler"),
+    "none at all": ("classify", ("a", "--top-k", "0"), b"", 2, "--top-k"),
+    "a device that is not here": ("classify", ("x", "--device", "abacus"), b"", 2, "abacus"),
+    "a file that cannot be written": ("classify", ("x", "--out", "/no/such/folder/x"), b"", 2, "/no/such/folder/x"),
+    "a picture that is not there": ("pictures", ("none.png",), b"", 1, "text 1 of 1: none.png: no such file"),
+    "a pair of pictures": ("pictures", ("a.png", "--pair", "b.png"), b"", 2, "reads pictures, one at a time"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(trifold, models, case):
+    task, arguments, stdin, code, said = BAD[case]
+    done = trifold("predict", str(models[task]), *arguments, stdin=stdin or b"", terminal=stdin is None)
+    assert done.code == code, done.err
+    assert done.err.startswith("error: ")
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_translator_writes_and_embeds(trifold, run):
+    done = trifold("predict", str(run), "one")
+    assert (done.code, done.out) == (2, "")
+    assert "this model writes: use `generate`" in done.err
+    done = trifold("predict", str(run), "one", "--task", "embed", "--normalise", "--json")
+    assert sum(number**2 for number in json.loads(done.out)["outputs"]) == pytest.approx(1, abs=1e-5)
+
+
+DAMAGED = {
+    "names that are no object": (
+        {"id2label": ["a", "b"]},
+        "id2label: an object of numbers and names is required",
+    ),
+    "a name left out": ({"id2label": {"0": "a", "2": "c"}}, "id2label: its keys are not the numbers 0 to 1"),
+    "a key that is no number": (
+        {"id2label": {"a": "0", "b": "1"}},
+        "id2label: its keys are not the numbers 0 to 1",
+    ),
+    "a name that is none": ({"id2label": {"0": "a", "1": None}}, "id2label.1: None is no name of a class"),
+    "names and weights that disagree": ({"id2label": {"0": "a", "1": "b"}}, "wrong shape: classifier"),
+    "a problem that is not known": ({"problem_type": "ranking"}, "problem_type: 'ranking' is not known"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_labels(trifold, tmp_path, case):
+    values, said = DAMAGED[case]
+    folder_of("classify", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), encoding="utf-8")
+    done = trifold("predict", str(tmp_path), "x")
+    assert (done.code, done.out) == (1, "")
+    assert said in done.err and "Traceback" not in done.err

@@ -1,0 +1,97 @@
+"""The names of classes go through every family that has classes, in and out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from trifold.errors import SettingsError
+from trifold.hub import load_model, save_model
+from trifold.hub.families import FAMILIES
+from trifold.hub.labels import labels_to_ours, labels_to_theirs
+from trifold.nn import ModelConfig, Transformer
+
+NAMES = {"0": "good", "1": "bad", "2": "été"}
+
+
+@pytest.mark.parametrize("model_type", [name for name in FAMILIES if name != "trifold"])
+@pytest.mark.parametrize("heads", [("sequence",), ("pooler", "sequence"), ("token",)])
+def test_every_family_reads_and_writes_them(model_type: str, heads: tuple[str, ...]) -> None:
+    family = FAMILIES[model_type]
+    try:
+        named = family.architecture(family.read({}).model_copy(update={"heads": heads}))
+    except StopIteration:
+        return  # the family has no such class
+    problem = "multi_label_classification"
+    config = family.read({"architectures": [named], "id2label": NAMES, "problem_type": problem})
+    if config.chosen_heads != heads:
+        return
+    assert (config.n_labels, config.labels, config.problem_type) == (3, ("good", "bad", "été"), problem)
+    assert family.fits(config)
+    theirs = family.write(config)
+    assert (theirs["id2label"], theirs["problem_type"]) == (NAMES, problem)
+    assert theirs["label2id"] == {"good": 0, "bad": 1, "été": 2}
+    assert family.read({"architectures": [named], **theirs}).labels == config.labels
+
+
+@given(
+    some.lists(some.text(max_size=8), min_size=1, max_size=12),
+    some.sampled_from([None, "regression", "single_label_classification", "multi_label_classification"]),
+)
+def test_what_is_written_is_read_again(names: list[str], problem: str | None) -> None:
+    config = ModelConfig.parse({"n_labels": len(names), "label_names": names, "problem_type": problem})
+    theirs = json.loads(json.dumps(labels_to_theirs(config)))
+    again = ModelConfig.parse(labels_to_ours(theirs))
+    assert (again.labels, again.n_labels, again.problem_type) == (tuple(names), len(names), problem)
+
+
+def test_names_that_say_nothing_are_none() -> None:
+    assert labels_to_ours({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}) == labels_to_ours({"num_labels": 2})
+    assert labels_to_ours({}, usual=3) == {"n_labels": 3, "label_names": None, "problem_type": None}
+    assert labels_to_ours({"id2label": {"1": 7, "0": "x"}})["label_names"] == ("x", "7")
+    assert ModelConfig(n_labels=2).labels == ("LABEL_0", "LABEL_1")
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "a list": ({"id2label": ["a"]}, r"id2label: an object of numbers and names is required, got \['a'\]"),
+    "a gap": ({"id2label": {"0": "a", "2": "b"}}, "id2label: its keys are not the numbers 0 to 1"),
+    "twice": ({"id2label": {"0": "a", "00": "b"}}, "id2label: its keys"),
+    "no number": ({"id2label": {"zero": "a"}}, "id2label: its keys"),
+    "below zero": ({"id2label": {"-1": "a"}}, "id2label: its keys"),
+    "a name that is none": ({"id2label": {"0": {"a": 1}}}, r"id2label\.0: .* is no name"),
+    "too many": ({"num_labels": 2**40}, "classes are too many"),
+    "a problem": ({"problem_type": ["regression"]}, "problem_type: .* is not known; known: regression"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_no_list_of_names_is_refused(case: str) -> None:
+    values, said = BAD[case]
+    with pytest.raises(SettingsError, match=said):
+        labels_to_ours(values)
+
+
+def test_names_and_number_must_agree() -> None:
+    with pytest.raises(SettingsError, match="label_names gives 2 names to n_labels 3"):
+        ModelConfig.parse({"n_labels": 3, "label_names": ["a", "b"]})
+
+
+def test_our_own_form_keeps_them_too(tmp_path) -> None:
+    values = {"shape": "encoder", "d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 16, "vocab_size": 20}
+    model = Transformer(
+        ModelConfig.parse(
+            values | {"norm": "rms", "heads": ["token"], "n_labels": 2, "label_names": ["x", "y"]}
+        )
+    )
+    save_model(tmp_path, model)
+    assert json.loads((tmp_path / "config.json").read_text("utf-8"))["model_type"] == "trifold"
+    again, _ = load_model(tmp_path)
+    assert again.config == model.config
+    other, _ = load_model(tmp_path, heads=["sequence"], n_labels=4)
+    assert other.config.labels == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
+    kept, _ = load_model(tmp_path, heads=["sequence"])
+    assert kept.config.labels == ("x", "y")

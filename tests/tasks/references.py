@@ -1,0 +1,72 @@
+"""Small models of the reference library with random parameters and a tokenizer, in folders, loaded here and there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tests.hub.loud import loud
+from tests.text import folders
+
+import trifold
+from trifold.pipeline import Pipeline
+
+SMALL = {
+    "max_position_embeddings": 66,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+DISTILLED = {"max_position_embeddings": 66, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+
+# model_type -> the stem of its classes, what writes its tokenizer's files, and its sizes.
+FAMILIES: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any]]] = {
+    "bert": ("Bert", folders.OLD["bert uncased"], SMALL),
+    "roberta": ("Roberta", folders.OLD["roberta"], SMALL),
+    "distilbert": ("DistilBert", folders.OLD["distilbert"], DISTILLED),
+    # One layer: where random layers share their weights, all tokens soon look alike.
+    "albert": ("Albert", folders.OLD["albert"], SMALL | {"embedding_size": 16, "num_hidden_layers": 1}),
+}
+TEXTS = [
+    "the quick brown fox played with naïve wolves",
+    "don't we've 12,5 % hello world playing École",
+    "fox",
+    "Señor coöperate: def f(x): return 2017 «the école» unheardof 日本語",
+]
+
+
+class Both(NamedTuple):
+    """The same folder, loaded by us and by them."""
+
+    ours: Pipeline
+    theirs: Any  # a model
+    tokenizer: Any
+    folder: Path
+
+    def pipeline(self, task: str, **options: Any) -> Any:
+        """The reference's own pipeline."""
+        transformers = pytest.importorskip("transformers")
+        return transformers.pipeline(task, model=self.theirs, tokenizer=self.tokenizer, **options)
+
+
+def both(folder: Path, family: str, suffix: str, **options: Any) -> Both:
+    """A model of the class with that ending; its words are those of the tokenizer."""
+    import torch
+
+    transformers = pytest.importorskip("transformers")
+    stem, write, sizes = FAMILIES[family]
+    write(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "bos", "eos")}
+    config = getattr(transformers, f"{stem}Config")(**sizes, **ids, vocab_size=len(tokenizer), **options)
+    torch.manual_seed(11)
+    model = loud(getattr(transformers, stem + suffix)(config)).eval()
+    model.save_pretrained(folder)
+    return Both(trifold.load(folder), model, tokenizer, folder)
+
+
+def close(mine: float, theirs: float) -> bool:
+    return mine == pytest.approx(float(theirs), abs=1e-5)
