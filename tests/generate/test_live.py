@@ -161,8 +161,8 @@ def test_beams_do_swap_in_these_tests(kit):
     model, parents = kit.tiny(), []
     cache_of = model.new_cache
 
-    def spied():
-        cache = cache_of()
+    def spied(*args, **named):
+        cache = cache_of(*args, **named)
         reorder, select = cache.reorder, cache.select
         cache.reorder = lambda rows: (parents.append(rows.tolist()), reorder(rows))
         cache.select = lambda rows, sentences: (parents.append(rows.tolist()), select(rows, sentences))

@@ -26,6 +26,9 @@ class Codec(Protocol):
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each sequence, without special tokens."""
 
+    def __hash__(self) -> int:
+        """As of any object: what its tokens say is found out once."""
+
 
 class Hypothesis(NamedTuple):
     """One output: its tokens (no start, no end), its score, and whether it ended by itself or at the limit.
