@@ -64,6 +64,6 @@ def embed(
         else:
             hidden = model(inputs) if model.encoder is None else model.encode(inputs).hidden
             vectors = POOLINGS[pooling](hidden, inputs.attend)
-        return F.normalize(vectors.float(), dim=-1) if normalise else vectors
+        return F.normalize(vectors.float(), dim=-1) if normalise else vectors.float()
 
     return reading.each(texts, pairs, say)

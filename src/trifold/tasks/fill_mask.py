@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from trifold.errors import DataError, UsageError
@@ -47,14 +48,19 @@ def fill_mask(reading: Reading, texts: Sequence[str], *, top_k: int = 5) -> list
     assert head is not None, "asked of a model without the head"
 
     def say(inputs: Inputs) -> list[Tensor]:
-        hidden = reading.hidden(inputs)
+        """(masks, 2, top_k) of each row: scores and tokens. All scores of many texts would not fit into memory."""
         places = inputs.tokens == mask
-        return [head(states[here]).softmax(-1) for states, here in zip(hidden, places, strict=True)]
+        scores = [
+            head(states[here]).softmax(-1)
+            for states, here in zip(reading.hidden(inputs), places, strict=True)
+        ]
+        best = [each.topk(min(top_k, each.shape[-1])) for each in scores]
+        return [torch.stack([values.double(), tokens.double()], 1) for values, tokens in best]
 
     found = reading.through(rows, say)
     return [
-        _fillings(tokenizer, row, mask, *of.topk(min(top_k, of.shape[-1])))
-        for row, of in zip(rows, found, strict=True)
+        _fillings(tokenizer, row, mask, best[:, 0], best[:, 1].long())
+        for row, best in zip(rows, found, strict=True)
     ]
 
 

@@ -103,7 +103,7 @@ class Reading:
 
     @torch.no_grad()
     def through(self, rows: Sequence[Encoded], say: Say) -> list[Tensor]:
-        """What `say` says of each row, in float32; of padded places, which stand at the end, too."""
+        """What `say` says of each row, on the CPU; of padded places, which stand at the end, too."""
         said: list[Tensor] = [torch.empty(0)] * len(rows)
         lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
         for chosen in alike(lengths, self.batch_tokens):
@@ -126,7 +126,7 @@ class Reading:
         finally:
             self.model.train(was_training)
         for number, one in zip(chosen, found, strict=True):
-            said[number] = one.float().cpu()
+            said[number] = one.cpu()
         if self.on_done is not None:
             self.on_done(len(chosen))
 
