@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
-from trifold.errors import CheckpointError
+from trifold.errors import CheckpointError, DataError
+from trifold.jsonfiles import read_json
 from trifold.text.assembly import Names
 from trifold.text.checks import MOST_TOKENS
 
@@ -26,6 +28,21 @@ def names_of(settings: Mapping[str, Any], usual: Names) -> Names:
     """Role -> token: the settings' own (null takes a role away), else what is usual for the class."""
     named = {role: content(settings[role]) for role in ROLES if role in settings}
     return {role: name for role, name in (usual | named).items() if name is not None}
+
+
+def named_in(folder: Path, roles: Iterable[str]) -> dict[str, str]:
+    """Role -> token, of these roles, as the Hugging Face files in `folder` give them, if there are any.
+
+    Raises DataError for a file that is no sound JSON.
+    """
+    names: dict[str, str] = {}
+    for file in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
+        try:
+            entries = read_json(file, largest=10**31) if file.is_file() else {}
+        except CheckpointError as error:
+            raise DataError(f"{error}; mend or remove it") from None
+        names |= {role: name for role in roles if (name := content(entries.get(role))) is not None}
+    return names
 
 
 def in_file(document: Mapping[str, Any], settings: Mapping[str, Any]) -> list[AddedToken]:

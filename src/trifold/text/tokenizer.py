@@ -15,12 +15,12 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, proc
 from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError, DataError, UsageError
-from trifold.jsonfiles import read_json
 from trifold.text.chat import render, values_of
 from trifold.text.checks import read_library
 from trifold.text.dropout import MergeDropout
 from trifold.text.encoded import Cut, Encoded, around, fit, parts
 from trifold.text.regexes import panicked
+from trifold.text.special import named_in
 from trifold.text.streaming import TextStream
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
@@ -254,7 +254,7 @@ class Tokenizer:
                 reason = f"{what} ({reason})"
             remedy = "give a tokenizer.json, or a folder that holds one"
             raise DataError(f"{file}: {reason}; {remedy}") from None
-        return cls(library, dropout=dropout, names=_special_names(file.parent))
+        return cls(library, dropout=dropout, names=named_in(file.parent, _ROLES))
 
     def _id(self, role: str) -> int | None:
         name = self.names.get(role)
@@ -375,22 +375,6 @@ def _closed_up(text: str) -> str:
     for spaced in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
         text = text.replace(spaced, spaced.strip())
     return text
-
-
-def _special_names(folder: Path) -> dict[str, str]:
-    """Names of the special tokens as the Hugging Face files in `folder` give them, if there are any."""
-    names: dict[str, str] = {}
-    for file in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
-        try:
-            entries = read_json(file, largest=10**31) if file.is_file() else {}
-        except CheckpointError as error:
-            raise DataError(f"{error}; mend or remove it") from None
-        for role in _ROLES:
-            entry = entries.get(role)
-            name = entry.get("content") if isinstance(entry, dict) else entry
-            if isinstance(name, str):
-                names[role] = name
-    return names
 
 
 def _byte_table() -> dict[str, int]:
