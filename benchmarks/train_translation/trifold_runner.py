@@ -26,6 +26,10 @@ class Ids:
 
     pad_id, bos_id, eos_id = PAD, BOS, EOS
 
+    def required(self, role: str) -> int:
+        """The id of a special token: "pad", "bos" or "eos"."""
+        return {"pad": PAD, "bos": BOS, "eos": EOS}[role]
+
 
 def main() -> None:
     args = arguments(__doc__)
