@@ -69,4 +69,4 @@ def both(folder: Path, family: str, suffix: str, **options: Any) -> Both:
 
 
 def close(mine: float, theirs: float) -> bool:
-    return mine == pytest.approx(float(theirs), abs=1e-5)
+    return mine == pytest.approx(float(theirs), rel=1e-5, abs=1e-5)
