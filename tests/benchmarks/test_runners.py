@@ -37,4 +37,4 @@ def test_trifold_s_runner(tmp_path: Path, precision: str) -> None:
     tokens = sum(len(row) + 1 for row in sides["target"])
     assert (line["name"], line["precision"], line["steps"]) == ("trifold", precision, 1)
     assert line["target_tokens"] == tokens  # all pairs are one batch
-    assert 0 < line["target_tokens_per_s"] and 0 < line["loss_first"] < 6
+    assert line["target_tokens_per_s"] > 0 and 0 < line["loss_first"] < 6
