@@ -238,6 +238,17 @@ def test_saved_and_loaded_it_is_the_same_and_so_are_the_bytes(
         assert once == twice, name
 
 
+def test_the_same_question_has_the_same_bits_whatever_lies_beside_it_in_memory() -> None:
+    tokens, attend = batch()
+    kept = []  # so that the next numbers lie elsewhere
+    for first in range(30):
+        pipe = made("decoder")
+        answer = pipe.logits(tokens, attend)
+        for second in range(15):
+            kept.append(torch.empty(1 + (first * 37 + second * 101) % 3000))
+            assert torch.equal(pipe.logits(tokens, attend), answer)
+
+
 def test_a_folder_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
     pipe = made("decoder")
     pipe.save(tmp_path)

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[Any]
 F = np.float32
 
-# Sums may be taken in any order; that a number is NaN or infinite must not be assumed away.
+# Sums may be taken in any order; that a number is NaN or infinite must not be assumed away. A loop that sums writes
+# nothing else: where arrays happen to lie close together, a compiled loop that writes goes one number at a time for
+# fear of overlap, which would change the order of the sum, and its last bits, from one call to the next.
 MATHS = {"reassoc", "contract", "nsz", "arcp"}
 loop = njit(nogil=True, fastmath=MATHS, error_model="numpy", cache=True)
 part = njit(inline="always", fastmath=MATHS, error_model="numpy")
@@ -157,6 +159,7 @@ def layer_norm(
         total = square = F(0)
         for j in range(width):
             held[j] = wide(row[j])
+        for j in range(width):
             total += held[j]
         m = total * share
         for j in range(width):
@@ -186,8 +189,9 @@ def layer_norm_backward(
             d_weight[j] += v * n
             d_bias[j] += v
             normed[j], gradient[j] = n, v * w[j]
-            a += v * w[j]
-            c += v * w[j] * n
+        for j in range(width):
+            a += gradient[j]
+            c += gradient[j] * normed[j]
         a, c = a * share, c * share
         for j in range(width):
             there[j] = narrow(there[j], i * (gradient[j] - a - normed[j] * c))
@@ -244,6 +248,7 @@ def softmax_rows(scores: Array, q_starts: Array, k_starts: Array, causal: bool) 
                     m = m if m > x else x
                 for s in range(seen):
                     held[s] = exponential(wide(row[s]) - m)
+                for s in range(seen):
                     total += held[s]
                 inverse = F(1) / total
                 for s in range(seen):
