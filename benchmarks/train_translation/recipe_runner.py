@@ -5,7 +5,13 @@ from __future__ import annotations
 from measure import Clock, arguments, print_line
 
 from trifold.recipe import load_recipe
-from trifold.train.device import choose_precision, choose_workers, find_device, keep_freed_memory
+from trifold.train.device import (
+    choose_precision,
+    choose_workers,
+    find_device,
+    keep_freed_memory,
+    undisturbed,
+)
 from trifold.train.learner import Learner
 from trifold.train.loop import ahead, deal
 from trifold.train.setup import prepare
@@ -31,18 +37,19 @@ def main() -> None:
         workers=workers,
     )
     clock = Clock("trifold, as the recipe", args)
-    for step, (_, _, shares) in enumerate(ahead(deal(prepared, workers)), start=1):
-        update = learner.update(shares, step)
-        packings = [share.source.packing for share in shares]
-        source_tokens = sum(packing.real for packing in packings if packing is not None)
-        if not clock.step(
-            loss=update.loss,
-            source_tokens=source_tokens,
-            target_tokens=update.tokens,
-            positions=source_tokens + update.tokens,
-        ):
-            print_line(clock.line())
-            return
+    with undisturbed(workers):
+        for step, (_, _, shares) in enumerate(ahead(deal(prepared, workers)), start=1):
+            update = learner.update(shares, step)
+            packings = [share.source.packing for share in shares]
+            source_tokens = sum(packing.real for packing in packings if packing is not None)
+            if not clock.step(
+                loss=update.loss,
+                source_tokens=source_tokens,
+                target_tokens=update.tokens,
+                positions=source_tokens + update.tokens,
+            ):
+                print_line(clock.line())
+                return
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import TrainSettings
 from trifold.tasks.ragged import Ragged
 from trifold.tasks.translate import Batch, Examples, Translate, TranslateSettings
-from trifold.train.device import choose_workers, keep_freed_memory
+from trifold.train.device import choose_workers, keep_freed_memory, undisturbed
 from trifold.train.learner import Learner
 from trifold.train.loop import ahead
 
@@ -62,16 +62,17 @@ def main() -> None:
                 yield rows, [task.batch(examples, share) for share in shares(lengths, rows, workers)]
 
     clock = Clock("trifold", args)
-    for step, (rows, batch) in enumerate(ahead(batches()), start=1):
-        update = learner.update(batch, step)
-        if not clock.step(
-            loss=update.loss,
-            source_tokens=int(lengths[rows, 0].sum()),
-            target_tokens=update.tokens,
-            positions=int(len(rows) * np.sum(lengths[rows].max(axis=0))),
-        ):
-            print_line(clock.line())
-            return
+    with undisturbed(workers):
+        for step, (rows, batch) in enumerate(ahead(batches()), start=1):
+            update = learner.update(batch, step)
+            if not clock.step(
+                loss=update.loss,
+                source_tokens=int(lengths[rows, 0].sum()),
+                target_tokens=update.tokens,
+                positions=int(len(rows) * np.sum(lengths[rows].max(axis=0))),
+            ):
+                print_line(clock.line())
+                return
 
 
 if __name__ == "__main__":

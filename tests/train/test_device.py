@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import gc
 import sys
 
 import pytest
 import torch
 
 from trifold.errors import UsageError
-from trifold.train.device import choose_precision, choose_workers, find_device
+from trifold.train.device import choose_precision, choose_workers, find_device, undisturbed
 
 DEVICE = sys.modules["trifold.train.device"]  # `trifold.train` is the function, for those who import it
 
@@ -64,3 +65,12 @@ def test_workers_are_for_the_cpu():
         UsageError, match=r"train.workers=2: batches are shared between threads of a CPU only"
     ):
         choose_workers(2, torch.device("cuda"), 4096)
+
+
+def test_python_is_as_it_was_after_an_undisturbed_block() -> None:
+    before = sys.getswitchinterval()
+    with undisturbed(2):
+        assert sys.getswitchinterval() <= 0.0005 and gc.get_freeze_count() > 0
+    assert sys.getswitchinterval() == before and gc.get_freeze_count() == 0
+    with undisturbed(1):
+        assert sys.getswitchinterval() == before

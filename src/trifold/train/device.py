@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -77,3 +80,22 @@ def keep_freed_memory() -> None:
     mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
     mallopt(mmap_threshold, 1 << 30)
     mallopt(trim_threshold, (1 << 31) - 1)
+
+
+@contextmanager
+def undisturbed(workers: int) -> Iterator[None]:
+    """Keep Python itself out of the way of the workers, which share its one lock, until the block ends.
+
+    The cyclic collector stops them all for tenths of a second to look through what was there before and will stay;
+    and a worker that only has an operator to start waits up to a switch interval for one that reckons in Python.
+    """
+    before = sys.getswitchinterval()
+    gc.collect()
+    gc.freeze()
+    if workers > 1:
+        sys.setswitchinterval(min(before, 0.0005))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+        gc.unfreeze()

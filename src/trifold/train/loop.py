@@ -21,7 +21,13 @@ from trifold.errors import CheckpointError
 from trifold.recipe import Recipe, load_recipe
 from trifold.tasks.translate import Batch
 from trifold.train import checkpoint
-from trifold.train.device import choose_precision, choose_workers, find_device, keep_freed_memory
+from trifold.train.device import (
+    choose_precision,
+    choose_workers,
+    find_device,
+    keep_freed_memory,
+    undisturbed,
+)
 from trifold.train.learner import Learner, Nonsense, Update
 from trifold.train.resume import check_same_run
 from trifold.train.run_folder import MetricsLog, RunFolder
@@ -96,7 +102,10 @@ def train(
             view.say(
                 f"device {device}{threads}, {str(dtype).removeprefix('torch.')} arithmetic, float32 master weights"
             )
-            with closing(_Run(prepared, folder, device, dtype, workers, view)) as run:
+            with (
+                undisturbed(workers),
+                closing(_Run(prepared, folder, device, dtype, workers, view)) as run,
+            ):
                 return run.until_done(asked)
         finally:
             view.end()
