@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tests.command_line import SMOKE, Case, ask, check, rows, spread, words_of
 
+pytestmark = pytest.mark.slow
+
 OWN = f"{SMOKE} data.train={{here}}/a.en,{{here}}/a.de data.valid={{here}}/good.en,{{here}}/good.de"
 GENERATE = "generate {model}"
 

@@ -28,6 +28,8 @@ import yaml
 from trifold.cli import VERBS, main
 from trifold.recipe import load_recipe, recipe_names
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md"])
 

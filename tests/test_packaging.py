@@ -15,6 +15,8 @@ import pytest
 
 import trifold
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "src" / "trifold").rglob("*.py"))
 SLOW = {

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def family(run):
     return json.loads((run / "model" / "config.json").read_text("utf-8"))["model_type"]

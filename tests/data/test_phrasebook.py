@@ -15,6 +15,8 @@ from trifold.data import phrasebook
 from trifold.data.phrasebook import english, french, grammar
 from trifold.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 BOOK = phrasebook.pairs()
 FRENCH_OF = {phrase.english: phrase.french for phrase in BOOK}
 TRAIN, VALID, TEST = phrasebook.split(40_000, 1_000)

@@ -12,6 +12,8 @@ from trifold.generate import GenerationConfig, generate_tokens
 from trifold.generate.live import Live
 from trifold.nn import Inputs, ModelConfig, Transformer
 
+pytestmark = pytest.mark.slow
+
 ROWS = [[5, 6, 7, 8, 2], [9, 2], [4, 4, 4, 2], [16, 3, 11, 12, 13, 14, 2]]
 WAYS = {
     "greedy": GenerationConfig(max_new_tokens=14, min_new_tokens=4),

@@ -20,6 +20,8 @@ from trifold.hub.folder import load_model
 from trifold.hub.pickles import unpickled
 from trifold.nn import ModelConfig, Transformer
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"vocab_size": 31, "max_positions": 48, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
 
 

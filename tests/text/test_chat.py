@@ -13,6 +13,8 @@ from trifold.errors import CheckpointError, DataError
 from trifold.text import read_tokenizer
 from trifold.text.chat import render
 
+pytestmark = pytest.mark.slow
+
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

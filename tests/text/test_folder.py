@@ -15,6 +15,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from trifold.errors import CheckpointError, UsageError
 from trifold.text import Tokenizer, read_tokenizer, report
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("sentencepiece")
 transformers.logging.set_verbosity_error()

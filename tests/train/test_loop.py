@@ -23,6 +23,8 @@ from trifold.train.learner import Learner
 from trifold.train.setup import prepare
 from trifold.train.view import Silent
 
+pytestmark = pytest.mark.slow
+
 AVERAGED = {"train__average": 3, "train__keep_last": 3, "train__steps": 24, "train__save_every": 4}
 
 

@@ -12,6 +12,8 @@ from trifold.recipe import load_recipe
 from trifold.train import checkpoint, train
 from trifold.train.run_folder import MetricsLog, RunFolder, environment
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_run_leaves_what_the_design_says(run):
     folder = run().folder

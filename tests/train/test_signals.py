@@ -13,6 +13,8 @@ import pytest
 
 from trifold.cli import main
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-c", "import sys; from trifold.cli import main; sys.exit(main())"]
 
 
