@@ -17,7 +17,7 @@ from trifold.cli.generate import one_line
 from trifold.pipeline import Pipeline, load
 from trifold.text import read_tokenizer
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 
 TEXT = "the quick brown fox"
 LIMIT = 8

@@ -21,7 +21,7 @@ from trifold.hub import load_model
 from trifold.nn import Inputs
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 
 LIMIT = 10
 ENDS = [2, 9, 17, 25, 33, 41]

@@ -19,7 +19,7 @@ from trifold.hub.convert import convert
 from trifold.nn import Inputs, Transformer
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 
 Make = Callable[..., Transformer]
 

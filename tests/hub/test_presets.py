@@ -12,7 +12,7 @@ from trifold.look.parameters import count
 from trifold.nn import ModelConfig, Transformer
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 
 
 def reference(name: str) -> Any:
