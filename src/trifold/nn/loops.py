@@ -31,7 +31,7 @@ part = njit(inline="always", fastmath=MATHS, error_model="numpy")
 
 
 def wide(x: Any) -> Any:
-    """An fp32 from a bf16 (uint16) or an fp32."""
+    """An fp32 from a bf16 (uint16), an int8 or an fp32."""
 
 
 def narrow(like: Any, x: Any) -> Any:
@@ -42,6 +42,8 @@ def narrow(like: Any, x: Any) -> Any:
 def _wide(x: Any) -> Callable[..., Any]:
     if x == types.uint16:
         return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
+    if x == types.int8:
+        return lambda x: np.float32(x)
     return lambda x: x
 
 
