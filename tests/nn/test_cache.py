@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.nn.cache import GrowingKeys, SlidingKeys, StaticKeys
+from trifold.nn.cache import Cache, GrowingKeys, SlidingKeys, StaticKeys
 
 
 def new(tokens: int, rows: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -17,8 +17,9 @@ def test_static_keys_never_move_and_say_when_they_are_full() -> None:
     for chunk in (new(2), new(1), new(2)):
         for got, expected in zip(keys.update(*chunk), plain.update(*chunk), strict=True):
             assert torch.equal(got, expected)
-        lies_at = keys._keys.data_ptr()
-    assert keys._keys.data_ptr() == lies_at
+        lies_at = keys.held[0].data_ptr()
+        assert keys.held[0].shape[2] == 5
+    assert keys.held[0].data_ptr() == lies_at
     with pytest.raises(ValueError, match="6 tokens do not fit a static cache of 5: make it larger"):
         keys.update(*new(1))
 
@@ -37,13 +38,65 @@ def test_sliding_keys_are_the_last_of_all_keys(
         chunk = new(tokens)
         every, held = plain.update(*chunk), sliding.update(*chunk)
         assert sliding.length == plain.length
+        most = (window - 1 + rollback) * 9 // 8
         for whole, part in zip(every, held, strict=True):
             assert torch.equal(part, whole[:, :, whole.shape[2] - part.shape[2] :])
             assert part.shape[2] >= min(whole.shape[2], window - 1 + tokens)
-            assert part.shape[2] <= window - 1 + rollback + tokens
+            assert part.shape[2] <= most + tokens
+        assert sliding.held[0].shape[2] <= most + 1 or sliding.gone == 0
         length = max(0, plain.length - min(back, rollback, tokens))
         plain.truncate(length)
         sliding.truncate(length)
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.lists(st.booleans(), min_size=24, max_size=24), min_size=1, max_size=4),
+    st.lists(st.integers(1, 6), min_size=1, max_size=8),
+)
+def test_padding_takes_room_but_is_not_counted(
+    window: int, attend: list[list[bool]], steps: list[int]
+) -> None:
+    """Wherever it stands, the last `window - 1` real keys before any token are there when it comes."""
+    cache, plain = Cache([SlidingKeys(window)]), GrowingKeys()
+    real, start = torch.tensor(attend), 0
+    for tokens in steps:
+        end = min(start + tokens, 24)
+        if end == start:
+            break
+        chunk = new(end - start, rows=len(attend))
+        cache.mind_padding(real[:, :end])
+        whole, part = plain.update(*chunk)[0], cache.layers[0].own.update(*chunk)[0]
+        first = whole.shape[2] - part.shape[2]
+        assert torch.equal(part, whole[:, :, first:])
+        for row in attend:
+            seen = [column for column in range(start) if row[column]]
+            assert window == 1 or not seen or first <= seen[1 - window :][0]
+        start = end
+
+
+def test_beams_take_turns_in_two_rooms() -> None:
+    keys, plain = StaticKeys(9), GrowingKeys()
+    places = set()
+    for step in range(8):
+        rows = torch.tensor([1, 1, 0]) if step % 2 else torch.tensor([2, 0, 1])
+        chunk = new(1, rows=3)
+        for got, expected in zip(keys.update(*chunk), plain.update(*chunk), strict=True):
+            assert torch.equal(got, expected)
+        keys.reorder(rows)
+        plain.select(rows)
+        places.add(keys.held[0].data_ptr())
+    assert len(places) == 2
+
+
+def test_a_cache_whose_rows_stay_as_they_are_is_left_alone() -> None:
+    cache = Cache([StaticKeys(4)])
+    cache.layers[0].own.update(*new(2))
+    before = cache.layers[0].own.held[0].data_ptr()
+    cache.reorder(torch.tensor([0, 1]))
+    assert cache.layers[0].own.held[0].data_ptr() == before
+    cache.reorder(torch.tensor([1, 1]))
+    assert cache.layers[0].own.held[0].data_ptr() != before
 
 
 def test_sliding_keys_refuse_to_give_back_what_is_gone() -> None:

@@ -17,40 +17,67 @@ from torch import Tensor
 
 
 class GrowingKeys:
-    """Keys and values (B, H, S, D) of one self-attention; `update` appends in place, doubling its room."""
+    """Keys and values of one self-attention; `update` appends in place, doubling its room.
+
+    held: keys and values (B, H, room, D), of which the first `length - gone` tokens are written; None before the first.
+    length: tokens read. gone: how many of the first of them were let go.
+    """
 
     def __init__(self) -> None:
-        self.length = 0
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+        self.length = self.gone = 0
+        self.held: tuple[Tensor, Tensor] | None = None
+        self._spare: tuple[Tensor, Tensor] | None = None
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append (B, H, T, D) twice; gives all keys and values so far."""
-        end = self.length + keys.shape[2]
-        self._keys, self._values = self._room(self._keys, keys, end), self._room(self._values, values, end)
-        self._keys[:, :, self.length : end] = keys
-        self._values[:, :, self.length : end] = values
-        self.length = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
+        """Append (B, H, T, D) twice; gives all keys and values so far, as views."""
+        start = self.length - self.gone
+        end = start + keys.shape[2]
+        if self.held is None or self.held[0].shape[2] < end:
+            self.held = self._larger((keys, values), keys.shape[0], self._room(end))
+        for held, new in zip(self.held, (keys, values), strict=True):
+            held[:, :, start:end] = new
+        self.length += keys.shape[2]
+        return self.held[0][:, :, :end], self.held[1][:, :, :end]
 
-    def _room(self, held: Tensor | None, new: Tensor, end: int) -> Tensor:
-        if held is not None and held.shape[2] >= end:
-            return held
-        rows, heads, _, width = new.shape
-        larger = new.new_empty(rows, heads, max(16, 2 * end), width)
-        if held is not None:
-            larger[:, :, : self.length] = held[:, :, : self.length]
-        return larger
+    def _room(self, end: int) -> int:
+        """How many tokens to make room for when there are to be `end`."""
+        return max(16, 2 * end)
+
+    def _larger(self, like: tuple[Tensor, Tensor], rows: int, room: int) -> tuple[Tensor, Tensor]:
+        """New room, with what is held at its beginning where the rows are the same."""
+        heads, width = like[0].shape[1], like[0].shape[3]
+        keys, values = (y.new_zeros(rows, heads, room, width) for y in like)
+        if self.held is not None and self.held[0].shape[0] == rows:
+            filled = self.length - self.gone
+            keys[:, :, :filled], values[:, :, :filled] = (y[:, :, :filled] for y in self.held)
+        return keys, values
 
     def select(self, rows: Tensor) -> None:
-        """Keep (or repeat, or reorder) rows of the batch."""
-        if self._keys is not None and self._values is not None:
-            self._keys, self._values = self._keys[rows], self._values[rows]
+        """Keep or repeat rows of the batch; where they become fewer, in the room that there is."""
+        if self.held is None:
+            return
+        filled, count, target = self.length - self.gone, len(rows), self.held
+        if count > self.held[0].shape[0]:
+            target = self._larger(self.held, count, self.held[0].shape[2])
+        for held, there in zip(self.held, target, strict=True):
+            there[:count, :, :filled] = held[:, :, :filled].index_select(0, rows)
+        self.held, self._spare = (target[0][:count], target[1][:count]), None
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i goes on from row rows[i], as many as there are. Two rooms take turns: beams do this at every step."""
+        if self.held is None:
+            return
+        if self._spare is None or self._spare[0].shape != self.held[0].shape:
+            self._spare = torch.zeros_like(self.held[0]), torch.zeros_like(self.held[1])
+        filled = self.length - self.gone
+        for held, there in zip(self.held, self._spare, strict=True):
+            torch.index_select(held[:, :, :filled], 0, rows, out=there[:, :, :filled])
+        self.held, self._spare = self._spare, self.held
 
     def expand(self, times: int) -> None:
         """Every row becomes `times` rows, one after the other."""
-        if self._keys is not None:
-            rows = torch.arange(self._keys.shape[0], device=self._keys.device)
+        if self.held is not None:
+            rows = torch.arange(self.held[0].shape[0], device=self.held[0].device)
             self.select(rows.repeat_interleave(times))
 
     def truncate(self, length: int) -> None:
@@ -65,53 +92,56 @@ class StaticKeys(GrowingKeys):
         super().__init__()
         self.room = room
 
-    def _room(self, held: Tensor | None, new: Tensor, end: int) -> Tensor:
+    def _room(self, end: int) -> int:
         """Raises ValueError where the room is too small."""
         if end > self.room:
             raise ValueError(f"{end} tokens do not fit a static cache of {self.room}: make it larger")
-        rows, heads, _, width = new.shape
-        return new.new_zeros(rows, heads, self.room, width) if held is None else held
+        return self.room
 
 
 class SlidingKeys(GrowingKeys):
-    """Keys and values that a window can still reach, after `rollback` tokens were taken back.
+    """Keys and values that a window can still reach, after `rollback` tokens were taken back, and an eighth more.
 
-    holes: how many of the keys read may be padding, which fills room without being counted by a window.
+    reach: how many of the tokens before it a new one may look at, those among them counted that are padding.
     """
 
     def __init__(self, window: int, rollback: int = 0) -> None:
         super().__init__()
-        self.window, self.rollback, self.holes = window, rollback, 0
+        self.window, self.rollback, self.reach = window, rollback, window - 1
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append (B, H, T, D) twice; gives those still held and the new ones."""
-        if self._keys is not None and self._values is not None:
-            keys, values = torch.cat([self._keys, keys], 2), torch.cat([self._values, values], 2)
-            self.length += keys.shape[2] - self._keys.shape[2]
-        else:
-            self.length += keys.shape[2]
-        kept = self._reach() + self.rollback
-        # A copy, so that what is let go is free at once.
-        self._keys, self._values = (
-            y if y.shape[2] <= kept else y[:, :, y.shape[2] - kept :].clone() for y in (keys, values)
-        )
-        return keys, values
+        """Append (B, H, T, D) twice; gives those still held and the new ones, as views."""
+        seen = super().update(keys, values)
+        self._let_go()
+        return seen
 
-    def _reach(self) -> int:
-        """How many of the tokens before it a new one may look at."""
-        return self.window - 1 + self.holes
+    @property
+    def _most(self) -> int:
+        """So many tokens may be held: with some to spare, a step seldom has to move all of them."""
+        kept = self.reach + self.rollback
+        return kept + kept // 8
+
+    def _room(self, end: int) -> int:
+        return max(end, self._most + 1)
+
+    def _let_go(self) -> None:
+        """Into new room, so that what is let go is free at once."""
+        filled, kept = self.length - self.gone, self.reach + self.rollback
+        if self.held is None or filled <= self._most:
+            return
+        tails = self.held[0][:, :, filled - kept : filled], self.held[1][:, :, filled - kept : filled]
+        self.held, self.gone = None, self.length - kept
+        self.held = self._larger(tails, tails[0].shape[0], self._most + 1)
+        for held, tail in zip(self.held, tails, strict=True):
+            held[:, :, :kept] = tail
 
     def truncate(self, length: int) -> None:
         """Forget the tokens after the first `length`. Raises ValueError where those before them are gone already."""
-        if self._keys is None or self._values is None or length >= self.length:
-            return
-        left = self._keys.shape[2] - (self.length - length)
-        if left < min(length, self._reach()):
+        if length - self.gone < min(length, self.reach):
             raise ValueError(
                 f"{self.length - length} tokens cannot be taken back: this cache was made for {self.rollback}"
             )
-        self._keys, self._values = self._keys[:, :, :left], self._values[:, :, :left]
-        self.length = length
+        super().truncate(length)
 
 
 class FixedKeys:
@@ -162,17 +192,23 @@ class Cache:
         return self.layers[0].own.length
 
     def mind_padding(self, attend: Tensor | None) -> None:
-        """Told of (B, S) all keys so far before new ones come: sliding keys keep room for padding among them."""
+        """Told of (B, S) all keys, those to come among them: a window counts the real ones, and padding takes room."""
         sliding = [layer.own for layer in self.layers if isinstance(layer.own, SlidingKeys)]
-        if sliding and attend is not None:
-            holes = int((~attend).sum(1).max())
+        if not sliding or attend is None:
+            return
+        count = attend.long().cumsum(1)
+        for window in {own.window for own in sliding}:
+            near = (count > count[:, -1:] - window) & (count > 0)  # the last real ones, and padding between
+            reach = int(near.sum(1).max())
             for own in sliding:
-                own.holes = max(own.holes, holes)
+                own.reach = reach if own.window == window else own.reach
 
     def reorder(self, parents: Tensor) -> None:
         """Row i goes on from what was row parents[i]; a parent belongs to the same sentence."""
+        if torch.equal(parents, torch.arange(len(parents), device=parents.device)):
+            return
         for layer in self.layers:
-            layer.own.select(parents)
+            layer.own.reorder(parents)
 
     def select(self, rows: Tensor, sentences: Tensor) -> None:
         """Keep these rows and these sentences (finished ones leave the batch)."""
