@@ -43,7 +43,7 @@ def _wide(x: Any) -> Callable[..., Any]:
     if x == types.uint16:
         return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
     if x == types.int8:
-        return lambda x: np.float32(x)
+        return lambda x: F(x)  # noqa: PLW0108 (numba wants a function of its own)
     return lambda x: x
 
 

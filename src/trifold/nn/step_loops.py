@@ -46,7 +46,9 @@ WHOLE = (
     *("allowed", "allowed_stride", "offsets", "offsets_row", "offsets_head"),
     *("cos", "sin", "turn_stride", "turned", "interleaved"),
 )
-LINE = np.dtype([(name, np.int64) for name in WHOLE] + [(name, np.float64) for name in ("epsilon", "scale", "cap")])
+LINE = np.dtype(
+    [(name, np.int64) for name in WHOLE] + [(name, np.float64) for name in ("epsilon", "scale", "cap")]
+)
 
 CHUNK = 32_768  # bytes of a matrix that make a task
 ARRIVED, FAILED = 0, 8  # places in `shared`, far enough apart not to disturb each other
@@ -269,6 +271,12 @@ def _turn(x: Array, line: Any, row: int, out: Array) -> None:
 
 
 @piece
+def _keep(new: Array, held: Array) -> None:
+    for d in range(new.shape[0]):
+        held[d] = narrow(held[d], new[d])
+
+
+@piece
 def _attention(line: Any, task: int, keys: Array, values: Array) -> None:
     """One row, one head of keys and values, and all queries that share it."""
     row, kv_head = task // line.kv_heads, task % line.kv_heads
@@ -279,10 +287,8 @@ def _attention(line: Any, task: int, keys: Array, values: Array) -> None:
         new = (row * line.kv_heads + kv_head) * width
         _turn(_floats(line.new_keys, new + width)[new:], line, row, turned)
         there = start + line.slot * line.key_stride
-        given = _floats(line.new_values, new + width)[new:]
-        for d in range(width):
-            keys[there + d] = narrow(keys[there + d], turned[d])
-            values[there + d] = narrow(values[there + d], given[d])
+        _keep(turned, keys[there : there + width])
+        _keep(_floats(line.new_values, new + width)[new:], values[there : there + width])
     first, length = line.first, line.length
     scores = np.empty(length, F)
     allowed = row // line.sharing * line.allowed_stride
