@@ -22,7 +22,11 @@ def read_json(path: Path, limit: int = LARGEST_JSON, *, largest: int = LARGEST_I
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The content of a file of at most `limit` bytes. Raises CheckpointError where it is missing or larger."""
+    """The content of a file of at most `limit` bytes.
+
+    Raises CheckpointError where it is missing or larger, and as `check_inside` does.
+    """
+    check_inside(path)
     try:
         if not path.is_file() and path.exists():
             raise CheckpointError(f"{path}: is no regular file")
@@ -36,6 +40,23 @@ def read_bytes(path: Path, limit: int) -> bytes:
         raise CheckpointError(f"{path}: no such file; is this the folder of a model?") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def check_inside(path: Path) -> None:
+    """Raises CheckpointError for a link that leads out of its folder: a stranger's could show any file of this machine.
+
+    The files of the hub's cache are links to `blobs` beside their `snapshots`, and may be.
+    """
+    if not path.is_symlink():
+        return
+    folder = path.parent.resolve()
+    caches = [up.parent / "blobs" for up in (folder, *folder.parents) if up.name == "snapshots"]
+    try:
+        end = path.resolve(strict=True)
+    except (OSError, RuntimeError):  # a circle is a RuntimeError to some versions of Python
+        raise CheckpointError(f"{path}: a link that leads nowhere; copy the file itself") from None
+    if not any(end.is_relative_to(place) for place in (folder, *caches)):
+        raise CheckpointError(f"{path}: a link that leads out of its folder; copy the file itself")
 
 
 def parse_json(content: bytes, place: str, *, largest: int = LARGEST_INTEGER) -> dict[str, Any]:

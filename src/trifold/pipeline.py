@@ -223,11 +223,15 @@ class Pipeline:
 
     # --- disk ------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | Path) -> None:
-        """Write a Hugging Face folder: config, weights, and tokenizers and generation settings where there are."""
+    def save(self, folder: str | Path, *, max_shard_size: int | str = "5GB") -> None:
+        """Write a Hugging Face folder: config, weights, and tokenizers and generation settings where there are.
+
+        Weights of more than `max_shard_size` (bytes, or a text such as 500MB) are dealt out to several files.
+        """
         path = Path(folder)
         generation = self.generation.model_dump(exclude_defaults=True)
-        save_model(path, self.model, generation=generation, dtype=next(self.model.parameters()).dtype)
+        dtype = next(self.model.parameters()).dtype
+        save_model(path, self.model, generation=generation, dtype=dtype, max_shard_size=max_shard_size)
         if self.tokenizer is None:
             return
         # Sources end with </s>; a tokenizer that came with its own way of ending them keeps it.

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import trifold
-from trifold.cli import demo, eval, generate, look, recipes, show, train
+from trifold.cli import convert, demo, eval, generate, look, recipes, show, train
 from trifold.cli.streams import complain, note, speak_utf8
 from trifold.errors import TrifoldError
 
@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[ModuleType, str]] = {
     "generate": (generate, "translate a text, or every line of a file"),
     "show": (show, "drawing, parameters, arithmetic and memory of a model"),
     "look": (look, "see what a model attends to"),
+    "convert": (convert, "write a model in another form, precision or size of file"),
 }
 
 _ABOUT = """One Transformer, three shapes: train, run, score and look inside.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
+from pydantic import Field
 from torch import Tensor
 
 from trifold.errors import SettingsError
@@ -163,6 +164,14 @@ def labels_written(count: int) -> dict[str, object]:
 
 
 # --- special tokens ------------------------------------------------------------------------------------
+
+Id: TypeAlias = Annotated[int, Field(ge=0)]
+Ends: TypeAlias = Id | Annotated[list[Id], Field(min_length=1)]  # of a family that cannot be without
+
+
+def first_end(ends: int | list[int]) -> int:
+    """The end that the config knows; all of several go to the generation settings."""
+    return ends[0] if isinstance(ends, list) else ends
 
 
 def ids_to_ours(

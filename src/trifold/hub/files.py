@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from trifold.errors import CheckpointError
-from trifold.jsonfiles import parse_json, read_json
+from trifold.jsonfiles import check_inside, parse_json, read_bytes, read_json
 
-__all__ = [
-    "parse_json",
-    "read_json",
-    "replacing",
-    "write_json",
-]  # the readers are below, in rank: text needs them too
+# The readers are below, in rank: text needs them too.
+__all__ = ["check_inside", "new_folder", "parse_json", "read_bytes", "read_json", "replacing", "write_json"]
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:
@@ -45,6 +42,52 @@ def replacing(path: Path) -> Iterator[Path]:
         ) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path` to write into, which takes its place, synced to disk, when the block ends well.
+
+    Raises CheckpointError where something is there already, but for an empty folder, and where the disk refuses; then
+    nothing of what was written is left.
+    """
+    whole = path.resolve()  # "." has no name that another could be made of
+    aside = whole.with_name(f".{whole.name}.{os.getpid()}.tmp")
+    try:
+        _refuse_taken(path)
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        yield aside
+        for file in aside.rglob("*"):
+            _sync(file)
+        _sync(aside)
+        _refuse_taken(path)
+        if path.is_dir():
+            path.rmdir()  # not everywhere may a folder take the place of an empty one
+        aside.replace(whole)
+        _sync(whole.parent)
+    except CheckpointError as error:  # of one of its files, by the name that it has for now
+        raise CheckpointError(str(error).replace(str(aside), str(path))) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CheckpointError(
+            f"{path}: cannot be written ({reason}); free the disk or choose another folder"
+        ) from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _refuse_taken(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        if not any(path.iterdir()):
+            return
+        what = "a folder that is not empty"
+    elif path.exists() or path.is_symlink():
+        what = "something that is no folder"
+    else:
+        return
+    raise CheckpointError(f"{path}: there is {what} already; name one that is not there yet")
 
 
 def _sync(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ from trifold.hub import rules
 from trifold.hub.families import FAMILIES
 from trifold.hub.family import Family
 from trifold.hub.files import read_json, write_json
-from trifold.hub.generation import GENERATION_KEYS, read_generation, write_generation
-from trifold.hub.weights import INDEX, SINGLE, Weights, dtype_name, read_weights, write_weights
+from trifold.hub.generation import END, GENERATION_KEYS, read_generation, write_generation
+from trifold.hub.lazy import Each
+from trifold.hub.sharding import LARGEST_SHARD
+from trifold.hub.weights import dtype_name, has_weights, read_weights, write_weights
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
-DOWNLOADED = ["*.json", "model*.safetensors", "*.model", "*.spm", "*.txt"]
+DOWNLOADED = ["*.json", "model*.safetensors", "*.model", "*.spm", "*.txt", "*.jinja", "bpe.codes"]
+PICKLED = ["pytorch_model*.bin"]  # downloaded for those who trust them
 LARGEST_TABLE = 2**28  # entries of the position table, the one large thing that no weights file vouches for
 MOST_LAYERS = 10_000  # that may share their blocks
 
@@ -36,9 +39,10 @@ def save_model(
     *,
     generation: Mapping[str, object] | None = None,
     dtype: torch.dtype = torch.float32,
+    max_shard_size: int | str = LARGEST_SHARD,
 ) -> None:
     """Write the model in the form that it came from, or of the first family that it fits; `generation` holds
-    settings by our names.
+    settings by our names. Weights of more than `max_shard_size` (bytes, 500MB, 5GB) are dealt out to shards.
 
     Every file is replaced in one step. Raises CheckpointError where the folder cannot be written.
     """
@@ -48,23 +52,42 @@ def save_model(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be made ({error.strerror}); choose another folder") from None
-    ours = {name: parameter.detach().to("cpu", dtype) for name, parameter in model.named_parameters()}
-    write_weights(
-        folder, {name: t.contiguous() for name, t in rules.save(family.rules(config), ours).items()}
+    parameters, table = dict(model.named_parameters()), family.rules(config)
+    tensors = rules.saving(table, Each(parameters, lambda name, p: p.detach().to("cpu", dtype)))
+    shapes = rules.saving(
+        table, Each(parameters, lambda name, p: torch.empty_like(p, dtype=dtype, device="meta"))
     )
+    write_weights(folder, tensors, shapes=shapes, max_shard_size=max_shard_size)
+    write_settings(folder, family, config, generation or {}, dtype)
+
+
+def write_settings(
+    folder: Path,
+    family: Family,
+    config: ModelConfig,
+    generation: Mapping[str, object],
+    dtype: torch.dtype,
+    more: Mapping[str, object] | None = None,
+) -> None:
+    """config.json, which is written last, with `more` keys, and generation_config.json."""
     if config.decoder_layers:
-        write_json(folder / GENERATION, write_generation(config, generation or {}))
+        write_json(folder / GENERATION, write_generation(config, generation))
     about = {
         "model_type": family.model_type,
         "architectures": [family.architecture(config)],
         "dtype": dtype_name(dtype),
     }
-    write_json(folder / CONFIG, family.write(config) | about)
+    write_json(folder / CONFIG, family.write(config) | dict(more or {}) | about)
 
 
 def _family_for(model: Transformer) -> Family:
-    first = [family for name, family in FAMILIES.items() if name == model.family]
-    return next(family for family in (*first, *FAMILIES.values()) if family.fits(model.config))
+    return next(family for family in families_for(model.config, model.family))
+
+
+def families_for(config: ModelConfig, first: object = None) -> list[Family]:
+    """The families that can say everything that the config says, the one called `first` before the others."""
+    fitting = [family for family in FAMILIES.values() if family.fits(config)]
+    return sorted(fitting, key=lambda family: family.model_type != first)
 
 
 # --- in ------------------------------------------------------------------------------------------------
@@ -84,16 +107,11 @@ def load_model(
     Raises CheckpointError where something is missing, damaged, of a family that is not known, or does not fit.
     """
     values = read_json(folder / CONFIG)
-    family, config = _family_and_config(values, folder / CONFIG)
+    family, config = family_and_config(values, folder / CONFIG)
     weights = read_weights(folder)
-    config = config if family.settle is None else family.settle(config, weights)
-    _check_sizes(config, weights, folder / CONFIG)
-
-    table = family.rules(config)
-    with torch.device("meta"):
-        held = dict(Transformer(config).named_parameters())
-    tensors = rules.load(table, weights, held, str(folder))
-    generation = _generation_of(folder, config, values)
+    config, held = settled(family, config, weights, folder / CONFIG)
+    tensors = rules.load(family.rules(config), weights, held, str(folder))
+    generation = generation_of(folder, config, values)
     if heads is None:
         model = _filled(Transformer(config, initialise=False), tensors, dtype, device)
     else:
@@ -105,14 +123,32 @@ def load_model(
 
 def read_config(folder: Path) -> ModelConfig:
     """What kind of model lies in a folder; of its weights no more is read than that needs. Raises CheckpointError."""
-    family, config = _family_and_config(read_json(folder / CONFIG), folder / CONFIG)
-    there = (folder / SINGLE).is_file() or (folder / INDEX).is_file()
-    return family.settle(config, read_weights(folder)) if family.settle is not None and there else config
+    family, config = family_and_config(read_json(folder / CONFIG), folder / CONFIG)
+    if family.settle is None or not has_weights(folder):
+        return config
+    return family.settle(config, read_weights(folder))
 
 
-def _family_and_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelConfig]:
+def family_and_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelConfig]:
+    """What the content of a config.json says. Raises CheckpointError for a family or a key that is not known."""
     family = _family_of(values, place)
     return family, _config_of(family, values, place)
+
+
+def settled(
+    family: Family, config: ModelConfig, weights: Mapping[str, Tensor], place: Path
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """The config as the tensors have it, and the parameters of such a model on the meta device.
+
+    Raises CheckpointError where sizes are absurd.
+    """
+    config = config if family.settle is None else family.settle(config, weights)
+    _check_sizes(config, weights, place)
+    try:
+        with torch.device("meta"):
+            return config, dict(Transformer(config).named_parameters())
+    except (RuntimeError, TypeError, OverflowError) as error:  # a product of sizes that fits no number
+        raise CheckpointError(f"{place}: no model has such sizes ({str(error).splitlines()[0]})") from None
 
 
 def _family_of(values: Mapping[str, Any], place: Path) -> Family:
@@ -130,7 +166,7 @@ def _config_of(family: Family, values: Mapping[str, Any], place: Path) -> ModelC
         raise CheckpointError("\n".join(f"{place}: {line}" for line in str(error).splitlines())) from None
 
 
-def _check_sizes(config: ModelConfig, weights: Weights, place: Path) -> None:
+def _check_sizes(config: ModelConfig, weights: Sized, place: Path) -> None:
     """A few absurd numbers in a small file must not cost hours or all memory before the weights contradict them."""
     layers = config.encoder_layers + config.decoder_layers
     own = layers if config.block_of_layer is None else len(set(config.block_of_layer))
@@ -186,7 +222,11 @@ def _filled(
     return model
 
 
-def _generation_of(folder: Path, config: ModelConfig, values: Mapping[str, Any]) -> dict[str, object]:
+def generation_of(folder: Path, config: ModelConfig, values: Mapping[str, Any]) -> dict[str, object]:
+    """The generation settings of a folder, by our names; `values` are the content of its config.json.
+
+    Raises CheckpointError for one that we cannot follow.
+    """
     if not config.decoder_layers:
         return {}
     if (folder / GENERATION).is_file():
@@ -194,14 +234,17 @@ def _generation_of(folder: Path, config: ModelConfig, values: Mapping[str, Any])
         return read_generation(config, read_json(place), str(place))
     # Old folders keep these settings in config.json.
     old = {key: value for key, value in values.items() if key in GENERATION_KEYS}
+    if isinstance(values.get(END), list):  # config knows one end; of several, all end what is written
+        old[END] = values[END]
     return read_generation(config, old, str(folder / CONFIG))
 
 
 # --- where ---------------------------------------------------------------------------------------------
 
 
-def resolve(name: str) -> Path:
-    """The model folder that a name means: a folder here (of a model, or of a run that holds one), or a hub id.
+def resolve(name: str, *, pickled: bool = False) -> Path:
+    """The model folder that a name means: a folder here (of a model, or of a run that holds one), or a hub id, of
+    which pickled weights are downloaded only if asked for.
 
     Raises CheckpointError where it is neither, or cannot be had now.
     """
@@ -213,16 +256,16 @@ def resolve(name: str) -> Path:
         raise CheckpointError(f"{name}: a file, not the folder of a model")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII):
         raise CheckpointError(f"{name!r}: no such folder")
-    return _downloaded(name)
+    return _downloaded(name, DOWNLOADED + (PICKLED if pickled else []))
 
 
-def _downloaded(name: str) -> Path:
+def _downloaded(name: str, files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     missing = f"{name}: no such folder here, and"
     try:
-        return Path(snapshot_download(name, allow_patterns=DOWNLOADED, ignore_patterns=["*/*"]))
+        return Path(snapshot_download(name, allow_patterns=files, ignore_patterns=["*/*"]))
     except RepositoryNotFoundError:
         raise CheckpointError(
             f"{missing} no such model on the hub that you may read; check the name"

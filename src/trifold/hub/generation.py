@@ -6,7 +6,7 @@ explicit wherever that matters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trifold.errors import CheckpointError
@@ -67,6 +67,9 @@ HARMLESS: dict[str, tuple[object, ...] | None] = {
 }
 
 IDS = {"pad_token_id": "pad_id", "bos_token_id": "bos_id", "decoder_start_token_id": "start_id"}
+TOKENS = frozenset(
+    "eos_token_id forced_bos_token_id forced_eos_token_id bad_words_ids force_words_ids".split()
+)
 END = "eos_token_id"  # theirs may be several, or differ from config.json's; it is what counts when generating
 # Here the padding is forbidden unless this says otherwise; there it is not, unless this says so, as Marian's files do.
 FORBIDDEN = "bad_words_ids"
@@ -95,7 +98,8 @@ def write_generation(config: ModelConfig, ours: Mapping[str, object]) -> dict[st
         given[FORBIDDEN] = [[config.pad_id]]
     elif given.get(FORBIDDEN) == []:
         del given[FORBIDDEN]
-    ids = {theirs: getattr(config, ours) for theirs, ours in IDS.items()} | {END: config.eos_id}
+    end = config.eos_id if config.eos_id < config.output_vocab_size else None  # none has such an id
+    ids = {theirs: getattr(config, ours) for theirs, ours in IDS.items()} | {END: end}
     if config.shape != "encoder-decoder":
         del ids["decoder_start_token_id"]
     return ids | given
@@ -151,5 +155,22 @@ def _check(config: ModelConfig, key: str, value: object, place: str) -> None:
     elif key in LENGTHS:
         if not isinstance(value, int) or isinstance(value, bool):
             raise CheckpointError(f"{place}: {key}: {value!r} is not a number of tokens")
+    elif key in TOKENS:
+        strange = [id for id in _numbers(value) if not 0 <= id < config.output_vocab_size]
+        if strange and value not in (config.eos_id, [config.eos_id]):
+            raise CheckpointError(
+                f"{place}: {key}: {strange[0]} is no token of a vocabulary of {config.output_vocab_size}"
+            )
     elif key not in SHARED:
         raise CheckpointError(f"{place}: {key}: this key is not known; remove it")
+
+
+def _numbers(value: object) -> Iterator[int]:
+    """Those in lists of any depth; what else stands there is judged by the settings' types."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, list):
+            left += one
+        elif isinstance(one, int):
+            yield one

@@ -14,12 +14,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError
+from trifold.hub.lazy import Aliased, Made
 
 # --- transforms ----------------------------------------------------------------------------------------
 
@@ -101,6 +102,12 @@ def chain(*links: Transform) -> Transform:
 # --- rules ---------------------------------------------------------------------------------------------
 
 Names = str | tuple[str, ...]
+NUMBERS = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+)  # shorter ones need scales beside them
 
 
 @dataclass(frozen=True)
@@ -219,45 +226,72 @@ def _steps(rules: Iterable[AnyRule], names: Collection[str]) -> list[_Step]:
     return steps
 
 
-def _zeros(rules: Iterable[AnyRule], ours: Mapping[str, Tensor]) -> dict[str, tuple[Zeros, Tensor]]:
-    """Their tensors that we do not have, each with the parameter that it stands beside."""
+def _zeros(rules: Iterable[AnyRule], ours: Iterable[str]) -> dict[str, tuple[Zeros, str]]:
+    """Their tensors that we do not have, each with the name of the parameter that it stands beside."""
     return {
-        _filled(rule.theirs, holes): (rule, tensor)
+        _filled(rule.theirs, holes): (rule, name)
         for rule in rules
         if isinstance(rule, Zeros)
-        for name, tensor in ours.items()
+        for name in ours
         if (holes := _holes(rule.beside, name)) is not None
     }
 
 
+def saving(rules: Sequence[AnyRule], ours: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Our parameters under their names and in their form, each made when it is asked for."""
+
+    def zeros(rule: Zeros, beside: str) -> Tensors:
+        return [ours[beside].new_zeros(rule.shape(ours[beside]))]
+
+    def copy(like: str) -> Tensors:
+        return [living[like].clone()]
+
+    steps = {step.theirs: partial(_run, step.transform.save, ours, step.ours) for step in _steps(rules, ours)}
+    invented = {(name,): partial(zeros, *entry) for name, entry in _zeros(rules, ours).items()}
+    living = Made(steps | invented)
+    dead = {(rule.theirs,): partial(copy, rule.like) for rule in rules if isinstance(rule, Dead)}
+    return Made(steps | invented | dead)
+
+
+def loading(
+    rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Collection[str]
+) -> Mapping[str, Tensor]:
+    """Our parameters from theirs, which `checked` gave, each made when it is asked for."""
+    return Made(
+        {step.ours: partial(_run, step.transform.load, theirs, step.theirs) for step in _steps(rules, ours)}
+    )
+
+
+def _run(
+    transform: Callable[[Tensors], Tensors], tensors: Mapping[str, Tensor], names: Iterable[str]
+) -> Tensors:
+    return transform([tensors[name] for name in names])
+
+
 def save(rules: Sequence[AnyRule], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our parameters under their names and in their form."""
-    theirs: dict[str, Tensor] = {}
-    for step in _steps(rules, ours):
-        theirs.update(zip(step.theirs, step.transform.save([ours[name] for name in step.ours]), strict=True))
-    for name, (rule, beside) in _zeros(rules, ours).items():
-        theirs[name] = beside.new_zeros(rule.shape(beside))
-    for dead in (rule for rule in rules if isinstance(rule, Dead)):
-        theirs[dead.theirs] = theirs[dead.like].clone()
-    return theirs
+    """`saving`, all at once."""
+    return dict(saving(rules, ours))
 
 
 def load(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], place: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Our parameters from theirs, made one by one; `ours` gives the names and shapes wanted, on any device.
+    """Our parameters from theirs, made one by one; arguments and errors are those of `checked`."""
+    return iter(loading(rules, checked(rules, theirs, ours, place), ours).items())
 
-    Raises CheckpointError once, before the first, with every tensor that is missing, not known, misshapen, not
-    of numbers with a fraction, not zero where it must be, or not the copy that it is said to be.
+
+def checked(
+    rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], place: str
+) -> Mapping[str, Tensor]:
+    """Their tensors under the names of today; `ours` gives the names and shapes wanted, on any device.
+
+    Raises CheckpointError with every tensor that is missing, not known, misshapen, not of numbers with a fraction,
+    not zero where it must be, or not the copy that it is said to be.
     """
     shapes = {name: torch.empty_like(t, device="meta") for name, t in ours.items()}
     theirs = _renamed(rules, theirs, save(rules, shapes))
     _check(rules, theirs, shapes, place)
-    return (
-        pair
-        for step in _steps(rules, ours)
-        for pair in zip(step.ours, step.transform.load([theirs[name] for name in step.theirs]), strict=True)
-    )
+    return theirs
 
 
 def _check(
@@ -278,7 +312,7 @@ def _check(
         shape = wanted[original].shape
         if tensor.shape != shape:
             problems.append(f"wrong shape: {name} is {tuple(tensor.shape)} and should be {tuple(shape)}")
-        elif not tensor.is_floating_point():
+        elif tensor.dtype not in NUMBERS:
             problems.append(f"wrong type: {name} is {tensor.dtype} and should be floating point")
         elif name in zeros and bool(tensor.any()):
             problems.append(f"not zero: {name}, which this model does not have; {zeros[name][0].remedy}")
@@ -302,22 +336,6 @@ def _copies(rules: Sequence[AnyRule], theirs: Iterable[str]) -> dict[str, str]:
 # --- old names -----------------------------------------------------------------------------------------
 
 
-class _Aliased(Mapping[str, Tensor]):
-    """Tensors under other names, still read one by one."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
-        self._tensors, self._names = tensors, names
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[self._names[name]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 def _renamed(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], wanted: Collection[str]
 ) -> Mapping[str, Tensor]:
@@ -336,7 +354,7 @@ def _renamed(
     for old in sorted(theirs, key=lambda name: 2 if _copies(rules, [name]) else not means_something(name)):
         later = (name for name in _later_names(old, renames) if name not in names and means_something(name))
         names[old if means_something(old) else next(later, old)] = old
-    return _Aliased(theirs, names)
+    return Aliased(theirs, names)
 
 
 def _later_names(name: str, renames: Sequence[Renamed]) -> Iterator[str]:

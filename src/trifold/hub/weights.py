@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trifold.errors import CheckpointError
-from trifold.hub.files import parse_json, read_json, replacing
+from trifold.hub.files import check_inside, parse_json, read_json, replacing, write_json
+from trifold.hub.sharding import LARGEST_SHARD, cut, file_names, size_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-LARGEST_HEADER = 100 * 10**6  # bytes, as the format has it
+SHARDS = "model-*-of-*.safetensors"
+PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 PICKLED = ("pytorch_model*.bin*", "*.pt", "*.pth", "*.ckpt")
 SHARD_NAME = re.compile(r"[\w-][\w.-]*\.safetensors", re.ASCII)
+
+LARGEST_HEADER = (
+    10 * 2**20
+)  # bytes; the format allows ten times as many, and the largest in use has below 1 MB
+# What tensors may be of; those that are not of numbers with a fraction are old buffers.
+TYPES = frozenset("F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL".split())
+MOST_LINES = 1000  # of an error that lists what is wrong
 
 
 class Weights(Mapping[str, Tensor]):
@@ -40,6 +50,14 @@ class Weights(Mapping[str, Tensor]):
         return len(self._files)
 
 
+# --- in ------------------------------------------------------------------------------------------------
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether there are any that are no pickle."""
+    return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+
+
 def read_weights(folder: Path) -> Weights:
     """The tensors of a model folder.
 
@@ -47,46 +65,79 @@ def read_weights(folder: Path) -> Weights:
     names files outside the folder or disagrees with its shards.
     """
     if (folder / SINGLE).is_file():
-        return Weights(dict.fromkeys(_names_in(folder / SINGLE), folder / SINGLE))
+        return of_file(folder / SINGLE)
     if (folder / INDEX).is_file():
-        return Weights(_sharded(folder))
+        listed = read_index(folder / INDEX, SHARD_NAME)
+        check_shards(folder / INDEX, listed, names_in)
+        return Weights({name: folder / shard for name, shard in listed.items()})
     pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if pickled:
+        ours = (folder / PICKLE).is_file() or (folder / PICKLE_INDEX).is_file()
+        remedy = (
+            f"turn them into {SINGLE}: trifold convert {shlex.quote(str(folder))} NEW --trust-pickle"
+            if ours
+            else f"load and save_pretrained them with transformers, which writes {SINGLE}"
+        )
         raise CheckpointError(
             f"{folder / pickled[0]}: pickled weights are refused, because opening them can run any code; "
-            f"where you trust them, load and save_pretrained them with transformers, which writes {SINGLE}"
+            f"where you trust them, {remedy}"
         )
     raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}; is this the folder of a model?")
 
 
-def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write one safetensors file in one step. Raises CheckpointError where the disk does not take it."""
-    with replacing(folder / SINGLE) as temporary:
-        try:
-            # The reference library refuses files that do not say who wrote them.
-            save_file(dict(tensors), temporary, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(str(error)) from None
+def of_file(path: Path) -> Weights:
+    """The tensors of one file; errors are those of `read_weights`."""
+    return Weights(dict.fromkeys(names_in(path), path))
 
 
-def _sharded(folder: Path) -> dict[str, Path]:
-    place = folder / INDEX
+def read_index(place: Path, shard_name: re.Pattern[str]) -> dict[str, str]:
+    """Tensor -> shard, as an index has it.
+
+    Raises CheckpointError once for every shard that is not the plain name of a file in this folder.
+    """
     listed = read_json(place).get("weight_map")
     if not isinstance(listed, dict):
         raise CheckpointError(f"{place}: weight_map: an object from tensor names to file names is required")
-    for name, shard in listed.items():
-        if not isinstance(shard, str) or not SHARD_NAME.fullmatch(shard):
-            raise CheckpointError(
-                f"{place}: weight_map: {name!r} is said to be in {shard!r}, which is not the plain name of a "
-                "safetensors file in this folder"
-            )
-    held = {(name, shard) for shard in set(listed.values()) for name in _names_in(folder / shard)}
-    if disagreed := held ^ set(listed.items()):
-        names = ", ".join(sorted({repr(name) for name, _ in disagreed}))
-        raise CheckpointError(
-            f"{place}: the index and its shards disagree about {names}; copy the folder again"
-        )
-    return {name: folder / shard for name, shard in listed.items()}
+    wrong = [
+        f"{name!r} is said to be in {shard!r}"
+        for name, shard in listed.items()
+        if not isinstance(shard, str) or not shard_name.fullmatch(shard)
+    ]
+    if wrong:
+        kind = shard_name.pattern.rpartition(".")[2]
+        raise _listing(f"{place}: weight_map: not the plain name of a {kind} file in this folder", wrong)
+    return listed
+
+
+def check_shards(place: Path, listed: Mapping[str, str], names_of: Callable[[Path], Iterable[str]]) -> None:
+    """Raises CheckpointError once for all shards that are missing or damaged, and for every tensor that is not in the
+    shard that the index says, that is in two of them, or that the index does not know.
+    """
+    held: dict[str, list[str]] = {}
+    problems: list[str] = []
+    for shard in sorted(set(listed.values())):
+        try:
+            for name in names_of(place.parent / shard):
+                held.setdefault(name, []).append(shard)
+        except CheckpointError as error:
+            problems.append(str(error))
+    broken = bool(problems)
+    for name in sorted({*listed, *held}):
+        said, there = listed.get(name), held.get(name, [])
+        if len(there) > 1:
+            problems.append(f"{name!r} is in {' and in '.join(there)}")
+        elif said is None:
+            problems.append(f"{name!r} is in {there[0]}, and the index does not know it")
+        elif there != [said] and not (broken and not there):
+            problems.append(f"{name!r} is said to be in {said} and is {f'in {there[0]}' if there else 'not'}")
+    if problems:
+        raise _listing(f"{place}: the index and its shards disagree; copy the folder again", problems)
+
+
+def _listing(what: str, problems: list[str]) -> CheckpointError:
+    more = len(problems) - MOST_LINES
+    lines = [*problems[:MOST_LINES], *([f"and {more:,} more"] if more > 0 else [])]
+    return CheckpointError("\n  ".join([what, *lines]))
 
 
 def _opened(path: Path) -> safe_open:
@@ -96,14 +147,22 @@ def _opened(path: Path) -> safe_open:
         raise CheckpointError(f"{path}: damaged or truncated ({error}); copy the file again") from None
 
 
-def _names_in(path: Path) -> list[str]:
-    """Names in the header. The format's own reader lets a name stand twice and takes the last; ours refuses."""
+def names_in(path: Path) -> list[str]:
+    """Names in the header of a file. The format's own reader lets a name stand twice and takes the last; ours refuses.
+
+    Raises CheckpointError where there is no such header, or tensors are of types that are not read.
+    """
+    check_inside(path)
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            if size > min(LARGEST_HEADER, path.stat().st_size - 8):
+            if size > path.stat().st_size - 8:
                 raise CheckpointError(
                     f"{path}: damaged or truncated (its header does not fit); copy the file again"
+                )
+            if size > LARGEST_HEADER:
+                raise CheckpointError(
+                    f"{path}: a header of {size:,} bytes is too large; at most {LARGEST_HEADER:,} are read"
                 )
             header = parse_json(file.read(size), str(path))
     except FileNotFoundError:
@@ -112,7 +171,56 @@ def _names_in(path: Path) -> list[str]:
         ) from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    return [name for name in header if name != "__metadata__"]
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    wrong = [
+        f"{name!r} is of {entry.get('dtype')!r}"
+        for name, entry in tensors.items()
+        if isinstance(entry, dict) and str(entry.get("dtype")) not in TYPES
+    ]
+    if wrong:
+        raise _listing(f"{path}: tensors of types that are not read; write it as F32 or BF16", wrong)
+    return list(tensors)
+
+
+# --- out -----------------------------------------------------------------------------------------------
+
+
+def write_weights(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    shapes: Mapping[str, Tensor] | None = None,
+    max_shard_size: int | str = LARGEST_SHARD,
+) -> None:
+    """Write one safetensors file in one step, or shards of at most so many bytes and then their index; weights that
+    lay there in another form go last.
+
+    shapes: the same tensors on the meta device, where these are only made when they are asked for: then no more of
+    them are in memory than go into one file.
+    Raises CheckpointError where the disk does not take it, UsageError where max_shard_size is no size.
+    """
+    shapes = tensors if shapes is None else shapes
+    shards = cut(shapes, size_of(max_shard_size))
+    files = file_names(len(shards))
+    for file, names in zip(files, shards, strict=True):
+        _write(folder / file, {name: tensors[name].contiguous() for name in names})
+    if len(files) > 1:
+        total = sum(tensor.numel() * tensor.itemsize for tensor in shapes.values())
+        places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+    other = folder / (SINGLE if len(files) > 1 else INDEX)
+    for old in [other, *folder.glob(SHARDS)]:
+        if old.name not in files:
+            old.unlink(missing_ok=True)
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    with replacing(path) as temporary:
+        try:
+            # The reference library refuses files that do not say who wrote them.
+            save_file(dict(tensors), temporary, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trifold.errors import CheckpointError, DataError
-from trifold.jsonfiles import read_bytes
+from trifold.jsonfiles import check_inside, read_bytes
 
 LARGEST_TEMPLATE = 1 << 20  # bytes; the longest in use has about 30,000
 PATIENCE = 5.0  # seconds for one rendering; usual ones take a thousandth
@@ -36,6 +36,7 @@ def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     elif isinstance(given, list):
         entries = [entry for entry in given if isinstance(entry, dict)]
         found |= {str(entry.get("name")): str(entry.get("template", "")) for entry in entries}
+    check_inside(folder / "additional_chat_templates")
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))[:32]
     files = {"default": folder / "chat_template.jinja", **{path.stem: path for path in more}}
     texts = {name: _read(path) for name, path in files.items() if path.is_file()}

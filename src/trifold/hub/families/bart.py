@@ -15,9 +15,11 @@ from trifold.errors import SettingsError
 from trifold.hub.family import (
     ACTIVATIONS,
     Architectures,
+    Ends,
     Family,
     activation,
     architecture_of,
+    first_end,
     heads_of,
     key_of,
     labels_of,
@@ -63,7 +65,7 @@ class BartFile(Settings):
     classifier_dropout: float = Field(0.0, ge=0, lt=1)
     pad_token_id: int = Field(1, ge=0)
     bos_token_id: int = Field(0, ge=0)
-    eos_token_id: int = Field(2, ge=0)
+    eos_token_id: Ends = 2
     decoder_start_token_id: int = Field(2, ge=0)
 
     # What only other models have.
@@ -184,7 +186,7 @@ def _read(values: Mapping[str, Any]) -> ModelConfig:
         "activation_dropout": file.activation_dropout,
         "pad_id": file.pad_token_id,
         "bos_id": file.bos_token_id,
-        "eos_id": file.eos_token_id,
+        "eos_id": first_end(file.eos_token_id),
         "decoder_start_id": unless(file.decoder_start_token_id, file.bos_token_id),
     }
     if "sequence" in heads:

@@ -13,7 +13,17 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trifold.hub.family import ACTIVATIONS, Family, activation, key_of, parse_config, says, unless
+from trifold.hub.family import (
+    ACTIVATIONS,
+    Ends,
+    Family,
+    activation,
+    first_end,
+    key_of,
+    parse_config,
+    says,
+    unless,
+)
 from trifold.hub.rules import LEADING_AXIS, SAME, AnyRule, Copy, Ignored, Rule, Transform, Zeros, permuted
 from trifold.nn import ModelConfig
 from trifold.settings import Settings
@@ -45,7 +55,7 @@ class MarianFile(Settings):
     attention_dropout: float = Field(0.0, ge=0, lt=1)
     init_std: float = 0.02
     pad_token_id: int = Field(58100, ge=0)
-    eos_token_id: int = Field(0, ge=0)
+    eos_token_id: Ends = 0
     bos_token_id: int | None = Field(None, ge=0)
     decoder_start_token_id: int = Field(58100, ge=0)
 
@@ -154,7 +164,7 @@ def _read(values: Mapping[str, Any]) -> ModelConfig:
             "dropout": file.dropout,
             "attention_dropout": file.attention_dropout,
             "pad_id": file.pad_token_id,
-            "eos_id": file.eos_token_id,
+            "eos_id": first_end(file.eos_token_id),
             "bos_id": bos,
             "decoder_start_id": None if start == bos else start,
         }

@@ -1,4 +1,7 @@
-"""Our own form, for what fits no known family: the fields of ModelConfig, and our names of the weights."""
+"""Our own form, for what fits no known family: the fields of ModelConfig, and our names of the weights.
+
+A folder that was converted to it says under `family` where it came from, so that it can go back.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from trifold.nn import ModelConfig
 
 
 def _read(values: Mapping[str, Any]) -> ModelConfig:
-    known = ModelConfig.model_fields
+    known, passed = ModelConfig.model_fields, HARMLESS | {"family"}
     return ModelConfig.parse(
-        {key: value for key, value in values.items() if key in known or key not in HARMLESS}
+        {key: value for key, value in values.items() if key in known or key not in passed}
     )
 
 

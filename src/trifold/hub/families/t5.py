@@ -16,8 +16,10 @@ from torch import Tensor
 
 from trifold.hub.family import (
     ACTIVATIONS,
+    Ends,
     Family,
     activation,
+    first_end,
     heads_of,
     key_of,
     labels_of,
@@ -70,7 +72,7 @@ class T5File(Settings):
     tie_word_embeddings: bool = True
     scale_decoder_outputs: bool | None = None
     pad_token_id: int = Field(0, ge=0)
-    eos_token_id: int = Field(1, ge=0)
+    eos_token_id: Ends = 1
     bos_token_id: int | None = Field(None, ge=0)
     decoder_start_token_id: int | None = Field(None, ge=0)
     is_encoder_decoder: bool = True  # the class says it
@@ -217,7 +219,7 @@ def _read(values: Mapping[str, Any], kind: type[T5File], prefix: str) -> ModelCo
         "attention_dropout": drop,
         "activation_dropout": drop,
         "pad_id": file.pad_token_id,
-        "eos_id": file.eos_token_id,
+        "eos_id": first_end(file.eos_token_id),
         "bos_id": bos,
         "decoder_start_id": unless(start, bos),
     }

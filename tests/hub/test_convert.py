@@ -1,0 +1,326 @@
+"""A folder in another form holds the same numbers: there and back to the byte, and for the reference too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.hub.parity import randomised
+
+from trifold.errors import CheckpointError, UsageError
+from trifold.hub import convert as room
+from trifold.hub import load_model, save_model
+from trifold.hub.convert import convert
+from trifold.nn import Inputs, Transformer
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("default")
+
+Make = Callable[..., Transformer]
+
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "marian": (
+        "MarianMTModel",
+        "MarianConfig",
+        IDS | {"vocab_size": 31, "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 24}
+        | {"decoder_ffn_dim": 24, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+        | {"decoder_start_token_id": 0, "max_position_embeddings": 32, "forced_eos_token_id": None},
+    ),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", IDS | {"vocab_size": 31, "n_embd": 16, "n_layer": 2, "n_head": 4}),
+    "bert": (
+        "BertForSequenceClassification",
+        "BertConfig",
+        {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+        | {"intermediate_size": 24, "id2label": {0: "bad", 1: "fair", 2: "good"}, "pad_token_id": 0},
+    ),
+    "t5": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {"vocab_size": 31, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4}
+        | {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0},
+    ),
+    "mistral": (
+        "MistralForCausalLM",
+        "MistralConfig",
+        IDS | {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+        | {"num_key_value_heads": 2, "intermediate_size": 24, "sliding_window": None, "head_dim": 4},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Path]]:
+    """A tiny model of a family made by the reference library, and the folder that it wrote."""
+    made: dict[str, tuple[Any, Path]] = {}
+
+    def get(name: str) -> tuple[Any, Path]:
+        if name not in made:
+            kind, config, values = MODELS[name]
+            model = randomised(getattr(transformers, kind)(getattr(transformers, config)(**values)))
+            folder = tmp_path_factory.mktemp(name)
+            model.save_pretrained(folder)
+            made[name] = model, folder
+        return made[name]
+
+    return get
+
+
+def answer(model: Any) -> torch.Tensor:
+    tokens = torch.arange(3, 15).view(2, 6)
+    more = {"decoder_input_ids": tokens + 2} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        return model.eval()(input_ids=tokens, **more).logits
+
+
+def settings(folder: Path, name: str = "config.json") -> dict[str, Any]:
+    return json.loads((folder / name).read_text(encoding="utf-8"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+# --- the same numbers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_there_and_back_every_byte_is_the_same_and_the_reference_reads_it(
+    name: str, theirs: Any, tmp_path: Path
+) -> None:
+    model, folder = theirs(name)
+    done = convert(folder, tmp_path / "a")
+    assert (done.was, done.family, done.dtype) == (name, name, "float32")
+    native = convert(tmp_path / "a", tmp_path / "b", to="native")
+    assert (native.was, native.family) == (name, "trifold")
+    assert settings(tmp_path / "b")["model_type"] == "trifold"
+    # Mistral without a window is all that LLaMA is: the folder remembers which of the two it was.
+    back = convert(tmp_path / "b", tmp_path / "c", to="hugging-face")
+    assert contents(tmp_path / "a") == contents(tmp_path / "c")
+    assert back[1:] == done[1:] and set(back.files) == set(contents(tmp_path / "c"))
+
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "a"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    again, report = type(model).from_pretrained(tmp_path / "c", output_loading_info=True)
+    assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert torch.equal(answer(again), answer(model))
+    for one, other in zip(
+        load_model(folder)[0].parameters(), load_model(tmp_path / "b")[0].parameters(), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_a_model_of_ours_stays_marian_with_all_that_lies_beside_it(make_model: Make, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    save_model(old, make_model(), generation={"num_beams": 4, "eos_token_id": [2, 5]})
+    (old / "tokenizer.json").write_bytes(b"{ }")
+    (old / "target_tokenizer.json").write_bytes(b"{  }")
+    convert(old, tmp_path / "native", to="native")
+    done = convert(tmp_path / "native", tmp_path / "back")
+    assert (done.was, done.family) == ("trifold", "marian")
+    assert contents(old) == contents(tmp_path / "back")
+    assert settings(tmp_path / "native", "generation_config.json")["eos_token_id"] == [2, 5]
+
+
+def test_what_fits_no_family_stays_in_our_form(make_model: Make, tmp_path: Path) -> None:
+    save_model(tmp_path / "old", make_model(norm_placement="sandwich"))
+    assert convert(tmp_path / "old", tmp_path / "new").family == "trifold"
+    assert contents(tmp_path / "old") == contents(tmp_path / "new")
+    with pytest.raises(CheckpointError, match="old: no family of Hugging Face has all of its parts"):
+        convert(tmp_path / "old", tmp_path / "other", to="hugging-face")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
+
+
+def test_names_of_classes_go_along(theirs: Any, tmp_path: Path) -> None:
+    _, folder = theirs("bert")
+    convert(folder, tmp_path / "a", to="native")
+    convert(tmp_path / "a", tmp_path / "b")
+    for place in ("a", "b"):
+        assert settings(tmp_path / place)["id2label"] == {"0": "bad", "1": "fair", "2": "good"}
+
+
+# --- precision -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_another_precision_is_that_of_each_tensor(dtype: torch.dtype, theirs: Any, tmp_path: Path) -> None:
+    _, folder = theirs("gpt2")
+    done = convert(folder, tmp_path / "a", dtype=dtype)
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "a"))
+    assert all(torch.equal(before[key].to(dtype), after[key]) for key in before)
+    assert all(after[key].dtype is dtype for key in before)
+    name = str(dtype).removeprefix("torch.")
+    assert done.dtype == settings(tmp_path / "a")["dtype"] == name
+    assert done.bytes == sum(tensor.numel() * tensor.itemsize for tensor in after.values())
+
+
+def test_left_as_they_are_tensors_keep_a_precision_each(theirs: Any, tmp_path: Path) -> None:
+    _, folder = theirs("t5")
+    old = tmp_path / "old"
+    convert(folder, old)
+    tensors = load_file(old / "model.safetensors")
+    mixed = {key: tensor if "norm" in key else tensor.bfloat16() for key, tensor in tensors.items()}
+    save_file(mixed, old / "model.safetensors", metadata={"format": "pt"})
+    done = convert(old, tmp_path / "new", to="native", max_shard_size=1000)
+    assert done.dtype == "bfloat16" and done.bytes == sum(t.numel() * t.itemsize for t in mixed.values())
+    convert(tmp_path / "new", tmp_path / "back", to="hugging-face")
+    assert (old / "model.safetensors").read_bytes() == (tmp_path / "back" / "model.safetensors").read_bytes()
+
+
+def test_numbers_that_a_precision_does_not_reach_are_an_error(make_model: Make, tmp_path: Path) -> None:
+    model = make_model()
+    with torch.no_grad():
+        next(model.parameters())[0, 0] = 1e5
+    save_model(tmp_path / "old", model)
+    with pytest.raises(
+        CheckpointError, match=r"model\.shared\.weight: 100000 is beyond float16: choose bfloat16"
+    ):
+        convert(tmp_path / "old", tmp_path / "new", dtype=torch.float16)
+    assert not (tmp_path / "new").exists()
+
+
+# --- shards --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_the_reference_reads_our_shards_and_we_read_its(name: str, theirs: Any, tmp_path: Path) -> None:
+    model, folder = theirs(name)
+    done = convert(folder, tmp_path / "ours", max_shard_size="4KB")
+    index = settings(tmp_path / "ours", "model.safetensors.index.json")
+    assert index["metadata"]["total_size"] == done.bytes
+    shards = sorted(set(index["weight_map"].values()))
+    assert shards == [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
+    assert len(shards) > 2 and not (tmp_path / "ours" / "model.safetensors").exists()
+    for shard in shards:
+        tensors = load_file(tmp_path / "ours" / shard)
+        assert {key for key, file in index["weight_map"].items() if file == shard} == tensors.keys()
+        assert len(tensors) == 1 or sum(t.numel() * t.itemsize for t in tensors.values()) <= 4000
+    again, report = type(model).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert torch.equal(answer(again), answer(model))
+
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="4KB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").is_file()
+    for place in ("ours", "theirs"):
+        convert(tmp_path / place, tmp_path / f"{place}-one")
+    convert(folder, tmp_path / "one")
+    for place in ("ours-one", "theirs-one"):
+        expected = (tmp_path / "one" / "model.safetensors").read_bytes()
+        assert (tmp_path / place / "model.safetensors").read_bytes() == expected
+
+
+def test_a_model_saved_in_shards_and_then_in_one_file_leaves_nothing_of_the_shards(
+    make_model: Make, tmp_path: Path
+) -> None:
+    model = make_model()
+    save_model(tmp_path, model)
+    one = contents(tmp_path)
+    save_model(tmp_path, model, max_shard_size=3000)
+    assert "model.safetensors" not in contents(tmp_path)
+    for mine, other in zip(model.parameters(), load_model(tmp_path)[0].parameters(), strict=True):
+        assert torch.equal(mine, other)
+    many = sorted(contents(tmp_path))
+    save_model(tmp_path, model, max_shard_size="5KB")
+    assert len(contents(tmp_path)) < len(many)
+    save_model(tmp_path, model)
+    assert contents(tmp_path) == one
+
+
+# --- the folder ----------------------------------------------------------------------------------------
+
+
+def test_what_is_there_already_is_never_written_to(make_model: Make, tmp_path: Path) -> None:
+    save_model(tmp_path / "old", make_model())
+    (tmp_path / "empty").mkdir()
+    convert(tmp_path / "old", tmp_path / "empty")
+    before = contents(tmp_path)
+    (tmp_path / "file").write_bytes(b"mine")
+    for taken, words in (
+        ("empty", "a folder that is not empty"),
+        ("file", "no folder"),
+        ("old", "not empty"),
+    ):
+        with pytest.raises(CheckpointError, match=f"{taken}: there is .*{words}.* already"):
+            convert(tmp_path / "old", tmp_path / taken)
+    assert contents(tmp_path) == before | {"file": b"mine"}
+
+
+def test_a_disk_that_is_full_leaves_nothing(make_model: Make, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    save_model(tmp_path / "old", make_model())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"new/model\.safetensors: cannot be written \(.*free the disk"
+        ):
+            convert(tmp_path / "old", tmp_path / "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize("place", ["file/new", "file"])
+def test_a_place_that_cannot_be(place: str, make_model: Make, tmp_path: Path) -> None:
+    save_model(tmp_path / "old", make_model())
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"cannot be written|no folder already"):
+        convert(tmp_path / "old", tmp_path / place)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "old"]
+
+
+@pytest.mark.parametrize("step", ["write_weights", "write_settings", "_carry"])
+def test_stopped_half_way_nothing_stands_at_the_target(
+    step: str, make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path / "old", make_model())
+    whole = getattr(room, step)
+
+    def stopped(*arguments: Any, **more: Any) -> None:
+        whole(*arguments, **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(room, step, stopped)
+    with pytest.raises(KeyboardInterrupt):
+        convert(tmp_path / "old", tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_code_is_not_passed_on_and_other_settings_keep_their_bytes(make_model: Make, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    save_model(old, make_model())
+    plain = b'{"model_max_length":  1000000000000000019884624838656}'
+    (old / "preprocessor_config.json").write_bytes(plain)
+    (old / "tokenizer_config.json").write_bytes(b'{"\\u0061uto_map": {"AutoTokenizer": "evil.Evil"}, "b": 1}')
+    (old / "evil.py").write_bytes(b"raise SystemExit")
+    (old / "additional_chat_templates").mkdir()
+    (old / "additional_chat_templates" / "tools.jinja").write_bytes(b"{{ 1 }}")
+    done = convert(old, tmp_path / "new")
+    assert settings(tmp_path / "new", "tokenizer_config.json") == {"b": 1}
+    assert contents(tmp_path / "new")["preprocessor_config.json"] == plain
+    assert "additional_chat_templates/tools.jinja" in done.files and "evil.py" not in done.files
+
+
+@pytest.mark.parametrize("size", ["0", "-5", "many", "5 parsecs", "1e9", "", 0, "9" * 400])
+def test_what_is_no_size(size: int | str, make_model: Make, tmp_path: Path) -> None:
+    save_model(tmp_path / "old", make_model())
+    with pytest.raises(UsageError, match="is no size of a shard: write a number of bytes, 500MB or 5GB"):
+        convert(tmp_path / "old", tmp_path / "new", max_shard_size=size)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_converted_model_computes_what_it_did(make_model: Make, tmp_path: Path) -> None:
+    model = make_model(shape="decoder", norm_placement="pre", positions="rotary", n_kv_heads=2)
+    save_model(tmp_path / "old", model)
+    convert(tmp_path / "old", tmp_path / "new", max_shard_size=2500)
+    tokens = Inputs(torch.arange(12).view(2, 6))
+    with torch.no_grad():
+        assert torch.equal(load_model(tmp_path / "old")[0](tokens), load_model(tmp_path / "new")[0](tokens))
