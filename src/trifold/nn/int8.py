@@ -27,9 +27,9 @@ class Int8(nn.Module):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, matrix: Tensor, dtype: torch.dtype | None = None) -> Int8:
-        """The nearest such matrix: the largest weight of each row becomes ±127."""
-        values = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
+    def of(cls, matrix: Tensor, dtype: torch.dtype | None = None, into: Tensor | None = None) -> Int8:
+        """The nearest such matrix: the largest weight of each row becomes ±127; its values lie in `into`, if given."""
+        values = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device) if into is None else into
         scales = torch.empty(matrix.shape[0], device=matrix.device)
         for start in range(0, len(matrix), rows := max(1, PORTION // matrix.shape[1])):
             here = slice(start, start + rows)
