@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trifold.nn import Cache, Inputs, Memory, Transformer, capture, crew, step
+from trifold.nn import Cache, Inputs, Mask, Memory, Transformer, capture, crew, query, step
+from trifold.nn.attention import attend
 from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.int8 import Int8
@@ -322,3 +323,30 @@ def test_few_rows_of_a_large_matrix_and_no_gradients() -> None:
         assert not crew.thin(torch.randn(1, 32), torch.randn(32, 64).T)
         assert not crew.thin(torch.randn(0, 32), weight)
     assert not crew.thin(torch.randn(1, 32), weight)
+
+
+# --- attention of one query ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize(("rows", "sentences", "groups"), [(6, 6, 1), (6, 2, 1), (6, 6, 2)])
+def test_one_query_a_row_is_attended_to_as_any_other(
+    dtype: torch.dtype, window: int | None, rows: int, sentences: int, groups: int
+) -> None:
+    q, keys = torch.randn(rows, 4, 1, 8).to(dtype), 9
+    k, v = (torch.randn(sentences, 12, 4 // groups, 8).to(dtype).transpose(1, 2)[:, :, :keys] for _ in "kv")
+    real = None if window else torch.rand(sentences, keys) < 0.7
+    mask = Mask(real, causal=sentences == rows, offset=keys - 1, window=window)
+    bias = torch.randn(1, 4, 1, keys)
+    with torch.no_grad():
+        assert query.asks_once(q, k, mask, 2**18)
+        ours = query.attend_once(q, k, v, mask, bias, 3.0, 0.5)
+    wide = [y.double().repeat_interleave(n, d) for y, n, d in ((k, groups, 1), (v, groups, 1))]
+    wide = [y.repeat_interleave(rows // sentences, 0) for y in wide]
+    seen = real if real is None else real.repeat_interleave(rows // sentences, 0)
+    twin = Mask(seen, causal=mask.causal, offset=keys - 1, window=window)
+    theirs = attend(q.double() * 0.5, *wide, twin, bias=bias.double(), soft_cap=3.0, kernel="plain")
+    assert ours.shape == (rows, 1, 32) and ours.dtype is dtype
+    limit = 1e-5 if dtype is torch.float32 else 2e-2
+    assert torch.allclose(ours.double(), theirs.transpose(1, 2).flatten(2), atol=limit)

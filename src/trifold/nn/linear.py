@@ -13,9 +13,12 @@ from trifold.nn.int8 import Int8, Matrix
 
 
 def product(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-    """x (…, K) times weight (N, K) transposed, plus bias (N,) -> (…, N), by the means that suits."""
+    """x (…, K) times weight (N, K) transposed, plus bias (N,) -> (…, N), by the means that suits.
+
+    Of the type of x, or in float32 where it comes so: one that is rounded cannot be made whole again.
+    """
     if thin(x, weight):
-        return thin_product(x, weight, bias).to(x.dtype)
+        return thin_product(x, weight, bias)
     if isinstance(weight, Int8):
         y = weight.times(x)
         return y if bias is None else y + bias
@@ -34,7 +37,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, in) -> (…, out)."""
-        return product(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias).to(x.dtype)
 
     def extra_repr(self) -> str:
         outputs, inputs = self.weight.shape
