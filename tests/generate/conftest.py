@@ -17,7 +17,7 @@ PAD, START, END = 0, 1, 2
 class Tape:
     """A cache that remembers the tokens themselves, so that every step is computed from the beginning."""
 
-    def __init__(self):
+    def __init__(self, kind="growing", **more):
         self.inputs = None
 
     @property
@@ -72,7 +72,7 @@ class Scripted:
             vocab_size=vocabulary, d_model=4, n_heads=2, n_layers=1, max_positions=max_positions
         )
 
-    def new_cache(self):
+    def new_cache(self, kind="growing", **more):
         return Tape()
 
     def encode(self, inputs):
@@ -100,7 +100,7 @@ class Uncached:
     def __init__(self, model: Transformer):
         self.model, self.config, self.lm_head, self.encode = model, model.config, model.lm_head, model.encode
 
-    def new_cache(self):
+    def new_cache(self, kind="growing", **more):
         return Tape()
 
     def decode(self, inputs, memory=None, cache=None):

@@ -91,15 +91,16 @@ def theirs_alike(way):
     ],
     ids=lambda way: ",".join(f"{key}={value}" for key, value in way.items()) or "greedy",
 )
-def test_searches_agree(kit, marian, way):
+@pytest.mark.parametrize("sums", [False, True], ids=["", "renormalised"])
+def test_searches_agree(kit, marian, way, sums):
     longest = {} if "max_length" in way else {"max_new_tokens": LIMIT}
-    config = GenerationConfig(**longest, **way)
+    config = GenerationConfig(**{"early_stopping": True} | longest | way, renormalize_logits=sums)
     inputs = kit.batch(ROWS)
     inputs.tokens = inputs.tokens.masked_fill(~inputs.attend, PAD)
     ours = generate_tokens(Borrowed(marian, kit.Tape), inputs, config)
     theirs = marian.generate(
         input_ids=inputs.tokens, attention_mask=inputs.attend.long(), do_sample=False,
-        renormalize_logits=True, return_dict_in_generate=True, output_scores=True,
+        renormalize_logits=sums, return_dict_in_generate=True, output_scores=True,
         **{"early_stopping": True, "bad_words_ids": [[PAD]], **longest, **theirs_alike(way)},
     )  # fmt: skip
     ends = config.eos_token_id or [END]

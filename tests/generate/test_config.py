@@ -71,7 +71,7 @@ def test_what_makes_no_sense_is_refused_by_name(asked, named):
 
 def test_argument_before_stored_before_default():
     config = resolve({"num_beams": 5, "length_penalty": 0.6}, {"num_beams": 3})
-    assert (config.num_beams, config.length_penalty, config.early_stopping) == (3, 0.6, True)
+    assert (config.num_beams, config.length_penalty, config.early_stopping) == (3, 0.6, False)
     assert resolve(config, {}) == config
 
 

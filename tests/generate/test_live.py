@@ -51,6 +51,14 @@ def assert_same(found, expected):
         assert [o.score for o in outputs] == pytest.approx([o.score for o in others], abs=1e-4)
 
 
+# Kinds of caches -> what a model must have for them to do something.
+CACHES = {
+    "growing": {},
+    "static": {},
+    "sliding": {"sliding_window": 3, "window_pattern": ("local", "global"), "n_layers": 3},
+}
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("way", WAYS)
 def test_with_a_cache_is_without(kit, shape, way):
@@ -58,6 +66,30 @@ def test_with_a_cache_is_without(kit, shape, way):
     assert_same(
         generate_tokens(model, inputs, WAYS[way]), generate_tokens(kit.Uncached(model), inputs, WAYS[way])
     )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("cache", CACHES)
+def test_every_search_with_every_cache_is_without(kit, shape, cache):
+    """Windows too: a static and a growing cache keep what they hide, a sliding one lets it go."""
+    model, inputs = kit.lively(shape, **CACHES["sliding"]), kit.batch(ROWS, left=shape == "decoder")
+    for config in {**WAYS, **MORE}.values():
+        cached = generate_tokens(model, inputs, config.model_copy(update={"cache": cache}))
+        assert_same(cached, generate_tokens(kit.Uncached(model), inputs, config))
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("draft", [False, True])
+def test_what_was_speculated_is_taken_back_from_every_cache(kit, cache, draft):
+    model, inputs = kit.lively("decoder", **CACHES["sliding"]), kit.batch(ROWS)
+    config = GenerationConfig(max_new_tokens=20, min_new_tokens=20, num_assistant_tokens=4, cache=cache)
+    plain = generate_tokens(kit.Uncached(model), inputs, config)
+    if draft:
+        other = kit.lively("decoder", seed=6, **CACHES["sliding"])
+        assert_same(generate_tokens(model, inputs, config, draft=other), plain)
+    else:
+        looks = config.model_copy(update={"prompt_lookup_num_tokens": 4})
+        assert_same(generate_tokens(model, inputs, looks), plain)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -71,16 +103,21 @@ def test_with_a_cache_is_without_in_every_search(kit, shape, way):
 @pytest.mark.parametrize("chunk", [1, 2, 3, 6, 7, 50])
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("way", ["beams", "samples", "contrastive"])
-def test_a_prompt_may_be_read_in_portions(kit, chunk, left, way):
-    model, inputs, config = kit.lively("decoder"), kit.batch(ROWS, left=left), {**WAYS, **MORE}[way]
-    in_portions = config.model_copy(update={"prefill_chunk_size": chunk})
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_prompt_may_be_read_in_portions(kit, chunk, left, way, cache):
+    model, config = kit.lively("decoder", **CACHES[cache]), {**WAYS, **MORE}[way]
+    in_portions = config.model_copy(update={"prefill_chunk_size": chunk, "cache": cache})
+    inputs = kit.batch(ROWS, left=left)
     assert_same(generate_tokens(model, inputs, in_portions), generate_tokens(model, inputs, config))
 
 
-def test_at_every_step_the_logits_are_those_of_the_whole_text(kit):
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_at_every_step_the_logits_are_those_of_the_whole_text(kit, cache, left, chunk):
     """Not only the choices: what a cached, chunked, padded search sees is what one pass over each row gives."""
-    model, inputs = kit.lively("decoder"), kit.batch(ROWS, left=True)
-    live = Live(model, inputs, GenerationConfig(prefill_chunk_size=2))
+    model, inputs = kit.lively("decoder", **CACHES[cache]), kit.batch(ROWS, left=left)
+    live = Live(model, inputs, GenerationConfig(prefill_chunk_size=chunk, cache=cache))
     texts = [list(row) for row in ROWS]
     with torch.no_grad():
         for _ in range(10):
@@ -95,13 +132,13 @@ def test_at_every_step_the_logits_are_those_of_the_whole_text(kit):
 def test_a_thousand_rows_do_not_see_their_neighbours(kit):
     """Every row twice, each time in another batch, in another place, with other padding (and on the other side)."""
     ways = list({**WAYS, **MORE}.values())
-    draw, cases = random.Random(7), 0
+    draw, cases, caches = random.Random(7), 0, list(CACHES)
+    short = {"max_new_tokens": 6, "min_new_tokens": None, "max_length": None, "min_length": None}
     for case in range(2 * len(ways) * 5):
         shape, config = SHAPES[case % 2], ways[case // 2 % len(ways)]
-        config = config.model_copy(
-            update={"max_new_tokens": 6, "min_new_tokens": None, "max_length": None, "min_length": None}
-        )
-        model = kit.lively(shape)
+        together_in, apart_in = caches[case % 3], caches[case // 3 % 3]
+        config = config.model_copy(update={**short, "cache": together_in})
+        model = kit.lively(shape, **CACHES["sliding" if case % 5 < 3 else "static"])
         rows = [[draw.randrange(3, 23) for _ in range(draw.randint(1, 7))] for _ in range(8)]
         order = draw.sample(range(8), 8)
         cut = draw.randint(1, 7)
@@ -110,7 +147,10 @@ def test_a_thousand_rows_do_not_see_their_neighbours(kit):
         parts = [order[:cut], order[cut:]]
         for part in parts:
             inputs = kit.batch([rows[place] for place in part], left=left)
-            apart = generate_tokens(model, inputs, config, numbers=part)
+            other = config.model_copy(
+                update={"cache": apart_in, "prefill_chunk_size": draw.choice([None, 2, 3])}
+            )
+            apart = generate_tokens(model, inputs, other, numbers=part)
             assert_same(apart, [together[place] for place in part])
         cases += len(rows)
     assert cases >= 1000
@@ -231,3 +271,47 @@ def test_max_length_counts_the_prompt_of_each_row(kit):
     assert {len(output.tokens) for (output,) in found} == {8}
     with pytest.raises(DataError, match=r"row 3 is a prompt of 7 tokens, and max_length 6 counts them too"):
         generate_tokens(kit.lively("decoder"), kit.batch(ROWS), GenerationConfig(max_length=6))
+
+
+@pytest.mark.parametrize(
+    ("window", "asked", "kind"),
+    [
+        (None, {"max_new_tokens": 20}, "StaticKeys"),
+        (None, {"max_new_tokens": 90}, "StaticKeys"),
+        (None, {"max_new_tokens": 500}, "GrowingKeys"),
+        (4, {"max_new_tokens": 20}, "SlidingKeys"),
+        (200, {"max_new_tokens": 20}, "StaticKeys"),
+        (4, {"max_new_tokens": 20, "cache": "growing"}, "GrowingKeys"),
+        (4, {"max_new_tokens": 20, "cache": "static"}, "StaticKeys"),
+        (None, {"max_new_tokens": 500, "cache": "static"}, "StaticKeys"),
+    ],
+)
+def test_the_cache_suits_the_model_and_the_text(kit, window, asked, kind):
+    model = kit.lively("decoder", sliding_window=window, max_positions=1000)
+    live = Live(model, kit.batch(ROWS), GenerationConfig(**asked))
+    keys = live.cache.layers[0].own
+    assert type(keys).__name__ == kind
+    if kind == "StaticKeys":
+        assert keys.held[0].shape[2] == 7 + asked["max_new_tokens"]
+
+
+def test_a_window_bounds_the_memory_of_a_long_text(kit):
+    """Of the layers with a window; and what is written is what a growing cache gives."""
+    model = kit.lively(
+        "decoder",
+        sliding_window=5,
+        window_pattern=("local", "global"),
+        max_positions=1000,
+        positions="rotary",
+    )
+    config = GenerationConfig(max_new_tokens=300, min_new_tokens=300, cache="sliding", prefill_chunk_size=16)
+    caches = []
+    new_cache = model.new_cache
+    model.new_cache = lambda *args, **named: caches.append(new_cache(*args, **named)) or caches[-1]
+    inputs = Inputs(torch.randint(3, 23, (2, 200)))
+    sliding = generate_tokens(model, inputs, config)
+    local, whole = (layer.own for layer in caches[0].layers)
+    assert whole.held[0].shape[2] >= local.length == 499
+    assert local.held[0].shape[2] <= 2 * (5 + config.num_assistant_tokens)
+    del model.new_cache
+    assert_same(sliding, generate_tokens(model, inputs, config.model_copy(update={"cache": "growing"})))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 
@@ -78,6 +79,100 @@ def test_samples_depend_on_seed_and_number_and_on_nothing_beside(kit):
         assert [o.score for o in alone] == sorted((o.score for o in alone), reverse=True)
     other = config.model_copy(update={"seed": 12})
     assert generate_tokens(model, kit.batch(sources), other) != together
+
+
+def kept(probabilities: list[float], asked: dict) -> list[float]:
+    """One filter after the other, as their definitions read."""
+    p = [x ** (1 / asked.get("temperature", 1.0)) for x in probabilities]
+    p = [x / sum(p) for x in p]
+    if "top_k" in asked:
+        least = sorted(p)[-asked["top_k"]]
+        p = [x if x >= least else 0.0 for x in p]
+        p = [float(x > 0) for x in p] if asked.get("top_k_form") == "uniform" else p
+        p = [x / sum(p) for x in p]
+    if "top_p" in asked:
+        order = sorted(range(len(p)), key=lambda token: -p[token])
+        before = itertools.accumulate((p[token] for token in order), initial=0.0)
+        inside = {token for token, mass in zip(order, before, strict=False) if mass < asked["top_p"]}
+        p = [x * (token in inside) for token, x in enumerate(p)]
+        p = [x / sum(p) for x in p]
+    if "min_p" in asked:
+        p = [x * (x >= asked["min_p"] * max(p)) for x in p]
+        p = [x / sum(p) for x in p]
+    if "typical_p" in asked:
+        entropy = -sum(x * math.log(x) for x in p if x)
+        order = sorted((t for t, x in enumerate(p) if x), key=lambda t: abs(-math.log(p[t]) - entropy))
+        before = itertools.accumulate((p[token] for token in order), initial=0.0)
+        inside = {token for token, mass in zip(order, before, strict=False) if mass < asked["typical_p"]}
+        p = [x * (token in inside) for token, x in enumerate(p)]
+        p = [x / sum(p) for x in p]
+    return p
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"do_sample": True},
+        {"temperature": 0.6},
+        {"temperature": 1.7, "top_p": 0.7},
+        {"top_k": 2},
+        {"top_k": 3, "top_k_form": "uniform"},
+        {"top_p": 0.6},
+        {"min_p": 0.41},
+        {"typical_p": 0.5},
+        {"temperature": 1.3, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.8},
+    ],
+    ids=",".join,
+)
+def test_whole_texts_come_as_often_as_the_table_says(kit, asked):
+    """Of every text of at most three tokens, over 3,000 draws of a hand-written table."""
+    draws, table = 3000, {
+        (): [0, 0, 0.1, 0.42, 0.3, 0.18],
+        (3,): [0, 0, 0.35, 0.05, 0.4, 0.2],
+        (4,): [0, 0, 0.2, 0.21, 0.09, 0.5],
+    }  # fmt: skip
+
+    def says(source, prefix):
+        return table.get(prefix, [0, 0, 0.5, 0.3, 0.15, 0.05])
+
+    chances: dict[tuple, float] = {}
+
+    def spread(prefix, chance):
+        for token, p in enumerate(kept(says((), prefix), asked)):
+            text = prefix if token == 2 else (*prefix, token)
+            if p and (token == 2 or len(text) == 3):
+                chances[text, token == 2] = chances.get((text, token == 2), 0.0) + chance * p
+            elif p:
+                spread(text, chance * p)
+
+    spread((), 1.0)
+    config = GenerationConfig(seed=5, max_new_tokens=3, num_return_sequences=draws, **asked)
+    (outputs,) = generate_tokens(kit.Scripted(says, 6), kit.batch([[3]]), config)
+    found = collections.Counter((tuple(o.tokens), o.finish_reason == "stop") for o in outputs)
+    assert set(found) <= set(chances)
+    assert sum(chances.values()) == pytest.approx(1)
+    for text, chance in chances.items():
+        assert abs(found[text] / draws - chance) < 4.5 * math.sqrt(chance * (1 - chance) / draws) + 1e-9
+
+
+@given(
+    st.lists(st.floats(-4, 4), min_size=3, max_size=12, unique=True),
+    st.floats(0.4, 2.5),
+    st.integers(2, 9),
+    st.floats(0.1, 0.95),
+    st.floats(0.0, 0.6),
+)
+def test_filters_one_after_the_other_are_the_reference_s(logits, temperature, k, top_p, min_p):
+    transformers = pytest.importorskip("transformers")
+    theirs = ours = torch.tensor([logits])
+    for warper in (
+        transformers.TemperatureLogitsWarper(temperature), transformers.TopKLogitsWarper(k),
+        transformers.TopPLogitsWarper(top_p), transformers.MinPLogitsWarper(min_p),
+    ):  # fmt: skip
+        theirs = warper(None, theirs)
+    for name, value in {"temperature": temperature, "top_k": k, "top_p": top_p, "min_p": min_p}.items():
+        ours = FILTERS[name](ours, value)
+    assert torch.equal(ours, theirs)
 
 
 def test_without_a_seed_it_follows_the_global_one(kit):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -35,6 +37,28 @@ def test_it_is_the_sum_of_the_chain_rule(kit, monkeypatch):
         assert torch.allclose(scores.tokens[row, : len(target)], expected, atol=1e-5)
         assert not scores.tokens[row, len(target) :].any()
         assert scores.total[row].item() == pytest.approx(expected.sum().item(), abs=1e-4)
+
+
+def test_it_reads_a_hand_written_table(kit):
+    says = kit.random_says(3, 8)
+    sources, targets = [[3, 4], [5]], [[6, 7, 2], [4]]
+    scores = score_tokens(kit.Scripted(says, 8), kit.batch(sources), kit.batch(targets))
+    for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        logs = [math.log(says(tuple(source), tuple(target[:n]))[token]) for n, token in enumerate(target)]
+        assert scores.tokens[row, : len(logs)].tolist() == pytest.approx(logs, abs=1e-5)
+        assert scores.total[row].item() == pytest.approx(sum(logs), abs=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_beams_score_what_the_model_thinks_whatever_is_forbidden(kit, shape):
+    """Also with bans: an output of a beam search is worth what it is worth without them."""
+    model, inputs = kit.lively(shape), kit.batch(ROWS)
+    bans = {"no_repeat_ngram_size": 2, "bad_words_ids": [[0], [7], [5, 5]], "min_new_tokens": 3}
+    config = GenerationConfig(num_beams=3, length_penalty=0.0, max_new_tokens=9, **bans)
+    outputs = [best for (best,) in generate_tokens(model, inputs, config)]
+    targets = [[*o.tokens, 2] if o.finish_reason == "stop" else o.tokens for o in outputs]
+    scores = score_tokens(model, inputs, kit.batch(targets))
+    assert scores.total.tolist() == pytest.approx([o.score for o in outputs], abs=1e-4)
 
 
 def test_rows_that_do_not_fit_are_named(kit):

@@ -153,6 +153,52 @@ def test_beam_search_is_the_obvious_one_whatever_stands_beside(kit, seed, way, r
         assert len({(*o.tokens, o.finish_reason) for o in outputs}) == len(outputs)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    way=ways,
+    rows=sources,
+    asked=st.fixed_dictionaries(
+        {},
+        optional={
+            "repetition_penalty": st.sampled_from([0.7, 1.5]),
+            "presence_penalty": st.sampled_from([-0.5, 0.8]),
+            "frequency_penalty": st.sampled_from([0.3]),
+            "no_repeat_ngram_size": st.integers(2, 3),
+            "bad_words_ids": st.sampled_from([[[PAD], [4]], [[PAD], [3, 3], [4, 3]]]),
+            "min_new_tokens": st.integers(0, 3),
+        },
+    ),
+)
+def test_beams_weigh_what_the_model_thinks_and_then_what_is_asked(kit, seed, way, rows, asked):
+    """Nothing becomes likelier by what is forbidden: the table is changed by hand, and not made to sum to 1."""
+    says, vocabulary = kit.random_says(seed, 7), 7
+
+    def changed(source, prefix):
+        probabilities = list(says(source, prefix))
+        for token, p in enumerate(probabilities):
+            before, written = (1, *prefix), prefix.count(token)
+            text, size = (*before, token), asked.get("no_repeat_ngram_size", 99)
+            grams = [before[n : n + size] for n in range(len(before) - size + 1)]
+            banned = [tuple(phrase) for phrase in asked.get("bad_words_ids", ())]
+            never = (
+                text[-size:] in grams
+                or any(text[-len(phrase) :] == phrase for phrase in banned)
+                or (token == END and len(prefix) < asked.get("min_new_tokens", 0))
+            )
+            p = p ** asked.get("repetition_penalty", 1.0) if token in before else p
+            p *= math.exp(-asked.get("presence_penalty", 0.0) * (written > 0))
+            p *= math.exp(-asked.get("frequency_penalty", 0.0) * written)
+            probabilities[token] = 0.0 if never else p
+        return probabilities if any(probabilities) else [float(token == END) for token in range(vocabulary)]
+
+    way = way | {"max_new_tokens": max(way["max_new_tokens"], asked.get("min_new_tokens", 0))}
+    config = GenerationConfig(**way, **asked, num_return_sequences=way["num_beams"])
+    found = generate_tokens(kit.Scripted(says, vocabulary), kit.batch(rows), config)
+    for outputs, row in zip(found, rows, strict=True):
+        assert_same(outputs, obvious_beam_search(changed, tuple(row), config, way["max_new_tokens"]))
+
+
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), alpha=st.sampled_from([0.0, 0.6, 1.0, 1.7]), limit=st.integers(1, 4))
 def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all(kit, seed, alpha, limit):

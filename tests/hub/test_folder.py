@@ -58,7 +58,7 @@ def test_saving_twice_gives_the_same_bytes(make_model: Make, tmp_path: Path) -> 
     settings = {"num_beams": 5, "length_penalty": 0.6, "length_penalty_form": "gnmt"}
     save_model(tmp_path / "a", make_model(), generation=settings)
     model, generation = load_model(tmp_path / "a")
-    assert generation == settings | {"early_stopping": True}
+    assert generation == settings
     save_model(tmp_path / "b", model, generation=generation)
     for file in ("config.json", "model.safetensors", "generation_config.json"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()

@@ -101,7 +101,6 @@ def test_what_others_leave_out_means_what_it_means_to_them() -> None:
     assert read_generation(CONFIG, marian, "x") == {
         "num_beams": 4,
         "max_length": 512,
-        "early_stopping": False,
         "forced_eos_token_id": 2,
     }
     for theirs, ours in (

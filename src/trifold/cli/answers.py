@@ -52,12 +52,11 @@ def answers(
     stream, progress = iter(texts), Progress()
     read = blank = 0
     while batch := list(islice(stream, portion or PORTION)):
-        lengths = [len(ids) for ids in pipeline.reader.encode(batch)]
+        full = [place for place, ids in enumerate(pipeline.reader.encode(batch)) if ids]
+        texts = [batch[place] for place in full]
+        lengths = zip(full, map(len, pipeline.read(texts)), strict=True)
         _refuse_long(lengths, pipeline.config.max_positions, read)
-        full = [place for place, length in enumerate(lengths) if length]
-        found = dict(
-            zip(full, outputs(pipeline, [batch[place] for place in full], asked, progress, read), strict=True)
-        )
+        found = dict(zip(full, outputs(pipeline, texts, asked, progress, read), strict=True))
         yield from ((text, found.get(place, [])) for place, text in enumerate(batch))
         read, blank = read + len(batch), blank + len(batch) - len(full)
     if blank:
@@ -98,10 +97,10 @@ def outputs(
     return [[Answer(next(decoded), one.score, one.finish_reason) for one in each] for each in found]
 
 
-def _refuse_long(lengths: list[int], limit: int, before: int) -> None:
-    """Naming the line; the model itself would name a row of some batch."""
-    for number, length in enumerate(lengths, start=before + 1):
-        if length + 1 > limit:  # the end token
+def _refuse_long(lengths: Iterable[tuple[int, int]], limit: int, before: int) -> None:
+    """Naming the line, of (place, tokens); the model itself would name a row of some batch."""
+    for place, length in lengths:
+        if length > limit:
             raise DataError(
-                f"line {number}: {length + 1:,} tokens, and the model reads at most {limit:,}; split the line"
+                f"line {before + place + 1}: {length:,} tokens, and the model reads at most {limit:,}; split the line"
             )

@@ -70,7 +70,7 @@ FrequencyPenalty: TypeAlias = Annotated[float | None, _option("X", "Likewise, fo
 NoRepeat: TypeAlias = Annotated[int | None, _option("N", "No N tokens in a row are written twice.")]
 BadWords: TypeAlias = Annotated[
     list[str] | None,
-    _option("WORDS", "Never written, as the tokenizer spells them; may be repeated.", "--bad-words"),
+    _option("TEXT", "Never written, in whatever tokens; may be repeated.", "--bad-words"),
 ]
 MaxNewTokens: TypeAlias = Annotated[
     int | None, _option("N", "Longest output.", show_default="tokens of the source + 50")

@@ -21,7 +21,8 @@ Words = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)
 
 SAMPLING = ("temperature", "top_k", "top_k_form", "top_p", "min_p", "typical_p")
 BEAMS = (
-    *("num_beams", "length_penalty", "length_penalty_form", "early_stopping", "num_beam_groups"),
+    *("num_beams", "length_penalty", "length_penalty_form", "early_stopping", "renormalize_logits"),
+    "num_beam_groups",
     *("diversity_penalty", "force_words", "force_words_ids"),
 )
 CONTRASTIVE = ("penalty_alpha", "top_k")
@@ -50,9 +51,12 @@ class GenerationConfig(Settings):
         "power", description="score / n^α, or score / ((5 + n) / 6)^α (Wu et al. 2016, equation 14)"
     )
     early_stopping: bool | Literal["never"] = Field(
-        True,
+        False,
         description="true: stop at num_beams finished outputs; false: when going on looks useless; "
         "never: when going on is proved useless",
+    )
+    renormalize_logits: bool = Field(
+        False, description="what is forbidden makes the other continuations of a beam likelier"
     )
     num_beam_groups: int = Field(
         1, gt=0, description="groups of beams that keep away from each other's tokens"
@@ -102,7 +106,7 @@ class GenerationConfig(Settings):
         None, description="phrases that are never written, as ids; None: padding only"
     )
     bad_words: Words | None = Field(
-        None, description="… as text: as the tokenizer spells them, at the start and after a space"
+        None, description="… as text, in whatever tokens: no output holds it, not even within a word"
     )
     forced_bos_token_id: Id | None = Field(None, description="the first token")
     forced_eos_token_id: Id | Phrase | None = Field(None, description="the last one, where room runs out")
@@ -110,6 +114,11 @@ class GenerationConfig(Settings):
     num_return_sequences: int = Field(1, gt=0, description="outputs for each input, best first")
     prefill_chunk_size: int | None = Field(
         None, gt=0, description="tokens of a prompt read at once; None: all"
+    )
+    cache: Literal["growing", "static", "sliding"] | None = Field(
+        None,
+        description="room for keys and values: as it is needed, all of it at once, or only for what windows reach; "
+        "None: what suits",
     )
 
     @property
@@ -135,9 +144,9 @@ class GenerationConfig(Settings):
 
 
 def end_ids(config: GenerationConfig, model: ModelConfig) -> list[int]:
-    """The ids that end an output."""
+    """The ids that end an output; none for a model whose end is an id that no token has."""
     ids = model.eos_id if config.eos_token_id is None else config.eos_token_id
-    return [ids] if isinstance(ids, int) else list(ids)
+    return [end for end in ([ids] if isinstance(ids, int) else ids) if end < model.output_vocab_size]
 
 
 # How an argument asks for a way of generating -> what it then does not inherit.

@@ -58,7 +58,7 @@ class Ends:
         """True where a token is an end token."""
         if len(self.ids) == 1:
             return tokens == self.ids[0]
-        return torch.isin(tokens, torch.tensor(self.ids, device=tokens.device))
+        return torch.isin(tokens, torch.tensor(self.ids, dtype=tokens.dtype, device=tokens.device))
 
     def by_string(
         self, texts: Texts, tokens: Tensor, rows: Tensor | None = None, real: Tensor | None = None
@@ -74,9 +74,12 @@ class Ends:
         looked = (torch.ones_like(found) if real is None else real).nonzero(as_tuple=True)
         written = texts(rows[looked]).tolist()
         whole = [[*text, token] for text, token in zip(written, tokens[looked].tolist(), strict=True)]
-        hits = [any(s in tail for s in self.strings) for tail in self._tails(whole)]
-        found[looked] = torch.tensor(hits, dtype=torch.bool, device=tokens.device)
+        found[looked] = torch.tensor(self.completed(whole), dtype=torch.bool, device=tokens.device)
         return found
+
+    def completed(self, sequences: list[list[int]]) -> list[bool]:
+        """Whether the last token of each completes a stop string."""
+        return [any(string in tail for string in self.strings) for tail in self._tails(sequences)]
 
     def hypotheses(
         self, texts: Tensor, last: Tensor, scores: Tensor, stopped: Tensor | None, full: Tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from trifold.errors import DataError, UsageError
 from trifold.generate.config import GenerationConfig
 from trifold.generate.processors import ABSENT, Written
 from trifold.nn import Cache, Inputs, Memory, ModelConfig
+
+Kind = Literal["growing", "static", "sliding"]
+SMALL = 128  # tokens for which room is always made at once
 
 
 class Model(Protocol):
@@ -36,8 +39,8 @@ class Model(Protocol):
     def decode(self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None) -> Tensor:
         """The next tokens (R, T) -> hidden states (R, T, E); the cache advances."""
 
-    def new_cache(self) -> Cache:
-        """An empty cache."""
+    def new_cache(self, kind: Kind = "growing", *, room: int | None = None, rollback: int = 0) -> Cache:
+        """An empty cache: for at most `room` tokens, of which the last `rollback` may be taken back."""
 
 
 class Live:
@@ -62,7 +65,6 @@ class Live:
         inputs = _trimmed(inputs)
         self.sentences = torch.arange(len(lengths), device=lengths.device)
         self.generated = 0
-        self.cache = model.new_cache()
         self.memory = model.encode(inputs) if about.encoder_layers else None
 
         prompt, prompt_lengths = inputs, lengths
@@ -70,6 +72,11 @@ class Live:
             prompt = Inputs(inputs.tokens.new_full((len(lengths), 1), about.start_id))
             prompt_lengths = torch.ones_like(lengths)
         self.limits = _limits(config, about, lengths, prompt_lengths)
+        width = prompt.tokens.shape[1]
+        room = width + int(self.limits.max())
+        kind = config.cache or _suitable(about, width, room)
+        rollback = max(config.num_assistant_tokens, config.prompt_lookup_num_tokens or 0)
+        self.cache = model.new_cache(kind, room=room, rollback=rollback)
 
         # Padding stays where it is, between a short prompt and what follows it: no key there is ever attended to.
         self.attend = prompt.attend
@@ -166,6 +173,15 @@ class Live:
         self.tokens = self.tokens[rows]
         self.attend = None if self.attend is None else self.attend[rows]
         self.position = None if self.position is None else self.position[rows]
+
+
+def _suitable(model: ModelConfig, width: int, room: int) -> Kind:
+    """Sliding where a window is shorter than the text may become; static where that is no more room than a growing one
+    takes for the prompt alone; growing where a text may be short although it could be long.
+    """
+    if any((model.window(layer) or room) < room for layer in range(model.decoder_layers)):
+        return "sliding"
+    return "static" if room <= max(SMALL, 2 * width) else "growing"
 
 
 def _limits(config: GenerationConfig, model: ModelConfig, lengths: Tensor, prompt_lengths: Tensor) -> Tensor:

@@ -12,7 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trifold.errors import UsageError
+from trifold.generate.banned import Banned
 from trifold.generate.config import GenerationConfig, end_ids
+from trifold.generate.ends import Codec
 from trifold.nn import ModelConfig
 
 ABSENT = -1
@@ -35,7 +38,15 @@ Processor = Callable[[Tensor, Written], Tensor]
 """(logits (R, V), what is written) -> logits (R, V). It may write into the logits it is given."""
 
 
-def repetition_penalty(penalty: float, model: ModelConfig, ends: Sequence[int]) -> Processor:
+class About(NamedTuple):
+    """What makers of processors know: the model, the ids that end an output, and the tokenizer of the outputs."""
+
+    model: ModelConfig
+    ends: list[int]
+    codec: Codec | None
+
+
+def repetition_penalty(penalty: float, about: About) -> Processor:
     """Logits of tokens already written: divided if positive, multiplied if not (after Keskar et al. 2019)."""
 
     def process(logits: Tensor, written: Written) -> Tensor:
@@ -45,7 +56,7 @@ def repetition_penalty(penalty: float, model: ModelConfig, ends: Sequence[int]) 
     return process
 
 
-def presence_penalty(penalty: float, model: ModelConfig, ends: Sequence[int]) -> Processor:
+def presence_penalty(penalty: float, about: About) -> Processor:
     """So much off the logit of each token that was generated already, however often; the prompt does not count."""
 
     def process(logits: Tensor, written: Written) -> Tensor:
@@ -54,7 +65,7 @@ def presence_penalty(penalty: float, model: ModelConfig, ends: Sequence[int]) ->
     return process
 
 
-def frequency_penalty(penalty: float, model: ModelConfig, ends: Sequence[int]) -> Processor:
+def frequency_penalty(penalty: float, about: About) -> Processor:
     """So much off the logit of a token for each time it was generated; the prompt does not count."""
 
     def process(logits: Tensor, written: Written) -> Tensor:
@@ -65,7 +76,7 @@ def frequency_penalty(penalty: float, model: ModelConfig, ends: Sequence[int]) -
     return process
 
 
-def no_repeat_ngrams(size: int, model: ModelConfig, ends: Sequence[int]) -> Processor:
+def no_repeat_ngrams(size: int, about: About) -> Processor:
     """No n tokens in a row are written twice (Paulus et al. 2018)."""
 
     def process(logits: Tensor, written: Written) -> Tensor:
@@ -80,13 +91,13 @@ def no_repeat_ngrams(size: int, model: ModelConfig, ends: Sequence[int]) -> Proc
     return process
 
 
-def bad_words(phrases: Sequence[Sequence[int]], model: ModelConfig, ends: Sequence[int]) -> Processor:
+def bad_phrases(phrases: Sequence[Sequence[int]], about: About) -> Processor:
     """None of these phrases is written: the last token of each is forbidden where the others stand before it.
 
     As in the ecosystem, an end token alone is passed over: min_new_tokens is there for that.
     """
     by_length = groupby(
-        sorted((list(p) for p in phrases if p[0] not in ends or len(p) > 1), key=len), key=len
+        sorted((list(p) for p in phrases if p[0] not in about.ends or len(p) > 1), key=len), key=len
     )
     tables = {length: torch.tensor(list(group)) for length, group in by_length}
 
@@ -103,29 +114,43 @@ def bad_words(phrases: Sequence[Sequence[int]], model: ModelConfig, ends: Sequen
     return process
 
 
-def min_new_tokens(least: int, model: ModelConfig, ends: Sequence[int]) -> Processor:
+def bad_words(strings: Sequence[str], about: About) -> Processor:
+    """No output holds one of these texts, in whatever tokens it could be spelled; the prompt does not count."""
+    assert about.codec is not None, "words are looked for in text"
+    banned = Banned(strings, about.codec, about.model.output_vocab_size)
+
+    def process(logits: Tensor, written: Written) -> Tensor:
+        rows, tokens = banned.next(_generated(written).tolist())
+        if rows:
+            logits[rows, tokens] = NEVER
+        return logits
+
+    return process
+
+
+def min_new_tokens(least: int, about: About) -> Processor:
     """No end before so many tokens."""
 
     def process(logits: Tensor, written: Written) -> Tensor:
         if written.generated < least:
-            logits[:, ends] = NEVER
+            logits[:, about.ends] = NEVER
         return logits
 
     return process
 
 
-def min_length(least: int, model: ModelConfig, ends: Sequence[int]) -> Processor:
+def min_length(least: int, about: About) -> Processor:
     """No end before so many tokens, those of the prompt (or the start token) among them."""
 
     def process(logits: Tensor, written: Written) -> Tensor:
         short = (written.tokens != ABSENT).sum(1, keepdim=True) < least
-        logits[:, ends] = logits[:, ends].masked_fill(short, NEVER)
+        logits[:, about.ends] = logits[:, about.ends].masked_fill(short, NEVER)
         return logits
 
     return process
 
 
-def forced_bos(token: int, model: ModelConfig, ends: Sequence[int]) -> Processor:
+def forced_bos(token: int, about: About) -> Processor:
     """The first token is this one."""
 
     def process(logits: Tensor, written: Written) -> Tensor:
@@ -134,7 +159,7 @@ def forced_bos(token: int, model: ModelConfig, ends: Sequence[int]) -> Processor
     return process
 
 
-def forced_eos(tokens: int | Sequence[int], model: ModelConfig, ends: Sequence[int]) -> Processor:
+def forced_eos(tokens: int | Sequence[int], about: About) -> Processor:
     """The last token that there is room for is one of these."""
     allowed = [tokens] if isinstance(tokens, int) else list(tokens)
 
@@ -168,25 +193,26 @@ PROCESSORS: dict[str, Callable[..., Processor]] = {
     "presence_penalty": presence_penalty,
     "frequency_penalty": frequency_penalty,
     "no_repeat_ngram_size": no_repeat_ngrams,
-    "bad_words_ids": bad_words,
+    "bad_words_ids": bad_phrases,
+    "bad_words": bad_words,
     "min_new_tokens": min_new_tokens,
     "min_length": min_length,
     "forced_bos_token_id": forced_bos,
     "forced_eos_token_id": forced_eos,
 }
 # Those that may forbid all that there is.
-SILENCING = frozenset({"no_repeat_ngram_size", "bad_words_ids", "min_new_tokens", "min_length"})
+SILENCING = frozenset({"no_repeat_ngram_size", "bad_words_ids", "bad_words", "min_new_tokens", "min_length"})
 
 
-def processor(config: GenerationConfig, model: ModelConfig) -> Processor:
+def processor(config: GenerationConfig, model: ModelConfig, codec: Codec | None = None) -> Processor:
     """All that `config` asks for, one after the other.
 
     Padding is not said unless `bad_words_ids` is given and leaves it out. Where everything is forbidden, the
-    sentence may end.
+    sentence may end; UsageError is raised where the model knows no end. codec: the tokenizer of the outputs.
     """
     ends = end_ids(config, model)
     asked = {key: value for key in PROCESSORS if (value := getattr(config, key)) not in (None, [])}
-    made = [PROCESSORS[key](value, model, ends) for key, value in asked.items()]
+    made = [PROCESSORS[key](value, About(model, ends, codec)) for key, value in asked.items()]
     may_silence = not SILENCING.isdisjoint(asked)
     silent_padding = config.bad_words_ids is None and model.pad_id not in ends
 
@@ -197,7 +223,10 @@ def processor(config: GenerationConfig, model: ModelConfig) -> Processor:
             logits = each(logits, written)
         if may_silence:
             silenced = logits.amax(-1) == NEVER
-            logits[:, ends[0]] = logits[:, ends[0]].masked_fill(silenced, 0.0)
+            if not ends and bool(silenced.any()):
+                said = ", ".join(key for key in asked if key in SILENCING)
+                raise UsageError(f"{said} forbid every token, and the model has none that ends: forbid less")
+            logits[:, ends[:1]] = logits[:, ends[:1]].masked_fill(silenced[:, None], 0.0)
         return logits
 
     return process

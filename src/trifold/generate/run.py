@@ -10,7 +10,7 @@ from trifold.errors import UsageError
 from trifold.generate.config import GenerationConfig, end_ids
 from trifold.generate.ends import Codec, Ends, Hypothesis
 from trifold.generate.live import Live, Model, at_rest
-from trifold.generate.processors import processor
+from trifold.generate.processors import Processor, processor
 from trifold.generate.samplers import Sampler, drawn, likeliest
 from trifold.generate.search import (
     DraftModel,
@@ -56,12 +56,12 @@ def generate_tokens(
     numbers = _checked_numbers(numbers, rows)
     if not rows:
         return []
-    config = spelled_out(config, codec, model.config.pad_id)
+    config = spelled_out(config, codec, model.config)
     with at_rest(model):
         if config.num_beams > 1:
             _refuse_draft(config, draft)
             search = beam_search if config.force_words_ids is None else constrained_beam_search
-            process, ends = processor(config, model.config), _ends(model, config, codec)
+            process, ends = processor(config, model.config, codec), _ends(model, config, codec)
             found = search(Live(model, inputs, config), config, process, ends, on_step)
             return [outputs[: config.num_return_sequences] for outputs in found]
         each = config.num_return_sequences
@@ -89,7 +89,7 @@ def stream_tokens(
                 f"{name} {getattr(config, name)}: only one output a row can be streamed; set it to 1"
             )
     numbers = _checked_numbers(numbers, inputs.tokens.shape[0])
-    config = spelled_out(config, codec, model.config.pad_id)
+    config = spelled_out(config, codec, model.config)
     ends = set(end_ids(config, model.config))
     if not len(numbers):
         return
@@ -129,12 +129,12 @@ def _single(
     draft: Model | None,
 ) -> Steps:
     """The searches that write one output a row: `num_return_sequences` copies of each row stand together."""
-    process, ends = processor(config, model.config), _ends(model, config, codec)
+    process, ends = processor(config, model.config, codec), _ends(model, config, codec)
     if config.penalty_alpha is not None:
         _refuse_draft(config, draft)
         return (yield from contrastive_search(Live(model, inputs, config), config, process, ends, on_step))
     if draft is not None or config.prompt_lookup_num_tokens is not None:
-        return (yield from _speculated(model, inputs, config, numbers, on_step, ends, draft))
+        return (yield from _speculated(model, inputs, config, numbers, on_step, process, ends, draft))
     live = Live(model, inputs, config)
     choose: Sampler = likeliest
     if config.samples:
@@ -151,6 +151,7 @@ def _speculated(
     config: GenerationConfig,
     numbers: Sequence[int],
     on_step: Watch | None,
+    process: Processor,
     ends: Ends,
     draft: Model | None,
 ) -> Steps:
@@ -162,7 +163,6 @@ def _speculated(
                 "a draft model and prompt_lookup_num_tokens would both propose tokens: leave one of them out"
             )
     outputs: list[Hypothesis] = []
-    process = processor(config, model.config)
     for row, number in enumerate(numbers):
         alone = _alone(inputs, row)
         for sample in range(config.num_return_sequences):
@@ -172,7 +172,8 @@ def _speculated(
                 choose = drawn(config, [(number, sample)], int(live.limits.max()), live.logits.device)
             proposer: Draft
             if draft is not None:
-                proposer = DraftModel(draft, alone, config, process, choose, ends, live.sentences)
+                limit = int(live.limits[0])
+                proposer = DraftModel(draft, alone, config, process, choose, ends, live.sentences, limit)
                 count = config.num_assistant_tokens
             else:
                 shared = live.memory is not None and model.config.target_vocab_size is None

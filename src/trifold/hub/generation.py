@@ -15,7 +15,7 @@ from trifold.nn import ModelConfig
 # Ours -> theirs is the identity for these.
 SHARED = (
     *("max_new_tokens", "min_new_tokens", "max_length", "min_length", "stop_strings", "eos_token_id"),
-    *("num_beams", "num_return_sequences", "length_penalty", "early_stopping"),
+    *("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "renormalize_logits"),
     *("num_beam_groups", "diversity_penalty", "force_words_ids"),
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("penalty_alpha", "prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens"),
@@ -23,7 +23,7 @@ SHARED = (
     *("forced_bos_token_id", "forced_eos_token_id", "prefill_chunk_size"),
     # Ours alone: the reference keeps and ignores them.
     *("length_penalty_form", "seed", "top_k_form", "presence_penalty", "frequency_penalty"),
-    *("bad_words", "force_words"),
+    *("bad_words", "force_words", "cache"),
 )
 LENGTHS = {"max_length": "max_new_tokens", "min_length": "min_new_tokens"}
 SAMPLING = ("temperature", "top_k", "top_k_form", "top_p", "min_p", "typical_p")
@@ -38,6 +38,8 @@ OFF: dict[str, object] = {
     "min_length": 0,
     "top_k_form": "proportional",
     "num_assistant_tokens": 5,
+    "early_stopping": False,
+    "renormalize_logits": False,
 }
 TOP_K = 50  # what the reference takes when it samples and nobody says
 
@@ -51,7 +53,6 @@ HARMLESS: dict[str, tuple[object, ...] | None] = {
     "output_hidden_states": None,
     "output_scores": None,
     "output_logits": None,
-    "renormalize_logits": None,  # they are log-probabilities here
     "remove_invalid_values": None,
     "cache_implementation": None,
     "low_memory": None,
@@ -83,8 +84,6 @@ def write_generation(config: ModelConfig, ours: Mapping[str, object]) -> dict[st
     unknown = set(ours) - set(SHARED)
     assert not unknown, f"not generation settings: {unknown}"
     given = {key: value for key, value in ours.items() if value is not None and value != OFF.get(key)}
-    if given.get("num_beams", 1) != 1:
-        given.setdefault("early_stopping", True)
     if "penalty_alpha" in given:
         given.setdefault("do_sample", False)
     elif any(key in given for key in SAMPLING):
@@ -128,8 +127,6 @@ def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) 
         ours["stop_strings"] = [ours["stop_strings"]]
     if "prompt_lookup_num_tokens" not in ours:
         ours.pop("max_matching_ngram_size", None)
-    if ours.get("num_beams", 1) != 1:
-        ours.setdefault("early_stopping", False)
     contrastive = "penalty_alpha" in ours and not ours.get("do_sample")
     if not ours.get("do_sample"):  # there they say nothing
         useless = set(SAMPLING) - ({"top_k"} if contrastive else set())

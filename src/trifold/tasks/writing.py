@@ -14,6 +14,8 @@ from trifold.nn import Inputs, Transformer
 from trifold.nn.masks import padding
 from trifold.tasks.ragged import Ragged
 
+NEW = 50  # tokens that a decoder writes where nobody says
+
 
 def write(
     model: Transformer,
@@ -32,7 +34,10 @@ def write(
     """
     answers: list[list[Hypothesis]] = [[] for _ in range(len(rows))]
     device = next(model.parameters()).device
-    for chosen in _alike(rows.lengths, max(1, batch_tokens // max(1, config.num_beams))):
+    copies = max(config.num_beams, config.num_return_sequences if config.samples else 1)
+    # A prompt and what follows it stay in memory together.
+    room = 0 if model.config.encoder_layers else config.max_new_tokens or NEW
+    for chosen in _alike(rows.lengths + room, max(1, batch_tokens // copies)):
         width = int(rows.lengths[chosen].max())
         attend = padding(torch.from_numpy(rows.lengths[chosen]), width)
         tokens = rows.padded(chosen, width, model.config.pad_id).to(device)

@@ -166,5 +166,6 @@ def test_words_may_be_text(kit):
         assert "e" not in text and "fg" not in text
     with pytest.raises(UsageError, match="bad_words is text: give the tokenizer too"):
         generate_tokens(model, kit.batch([[3]]), config)
+    config = GenerationConfig(force_words=[" "], num_beams=2)
     with pytest.raises(UsageError, match="' ' has no tokens"):
-        generate_tokens(model, kit.batch([[3]]), GenerationConfig(bad_words=[" "]), codec=codec)
+        generate_tokens(model, kit.batch([[3]]), config, codec=codec)

@@ -15,7 +15,15 @@ from trifold.generate.config import GenerationConfig
 from trifold.generate.ends import Ends, Hypothesis
 from trifold.generate.live import Live
 from trifold.generate.processors import Processor
-from trifold.generate.search.finished import NEVER, Finished, Watch, best_first, divisor, refuse_nan
+from trifold.generate.search.finished import (
+    NEVER,
+    Finished,
+    Watch,
+    best_first,
+    divisor,
+    refuse_nan,
+    weighed,
+)
 from trifold.generate.search.top import best_continuations
 
 
@@ -52,7 +60,7 @@ def beam_search(
     scores = live.logits.new_full((count, groups, beams), NEVER)
     scores[:, :, 0] = 0
     while True:
-        log_probs = process(live.logits, live.written).log_softmax(-1)
+        log_probs = weighed(live, process, config)
         taken: Tensor | None = None
         steps = []
         for group in range(groups):

@@ -18,7 +18,7 @@ from trifold.generate.ends import Ends, Hypothesis
 from trifold.generate.live import Live
 from trifold.generate.phrases import State, Wishes
 from trifold.generate.processors import Processor
-from trifold.generate.search.finished import NEVER, Finished, Watch, divisor, refuse_nan
+from trifold.generate.search.finished import NEVER, Finished, Watch, divisor, refuse_nan, weighed
 
 
 class _Beginning(NamedTuple):
@@ -49,7 +49,7 @@ def constrained_beam_search(
     while True:
         length = live.generated + 1
         unbiased = live.logits.log_softmax(-1)
-        log_probs = process(live.logits, live.written).log_softmax(-1)
+        log_probs = weighed(live, process, config)
         pool = _continuations(log_probs, unbiased, scores, states, wishes, ends)
         onward = []
         for place, (number, limit) in enumerate(
@@ -94,7 +94,7 @@ def _continuations(
     open_rows = [row for row, state in enumerate(states) if wishes.missing(state)]
     if open_rows:
         rows = torch.tensor(open_rows, device=scores.device)[:, None]
-        log_probs[rows, torch.tensor([ends.ids], device=scores.device)] = NEVER
+        log_probs[rows, torch.tensor([ends.ids], dtype=torch.long, device=scores.device)] = NEVER
     wanted = [(row, token) for row in open_rows for token in sorted(wishes.advances(states[row]))]
     values: dict[tuple[int, int], float] = {}
     before = scores.flatten()

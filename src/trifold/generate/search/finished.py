@@ -9,6 +9,8 @@ from torch import Tensor
 from trifold.errors import TrifoldError
 from trifold.generate.config import GenerationConfig
 from trifold.generate.ends import Hypothesis
+from trifold.generate.live import Live
+from trifold.generate.processors import Processor
 
 NEVER = float("-inf")
 
@@ -20,6 +22,16 @@ LENGTH_PENALTIES: dict[str, Callable[[float, float], float]] = {
     "power": lambda n, alpha: float(n**alpha),
     "gnmt": lambda n, alpha: float(((5 + n) / 6) ** alpha),  # Wu et al. 2016, equation 14
 }
+
+
+def weighed(live: Live, process: Processor, config: GenerationConfig) -> Tensor:
+    """(R, V) the log-probabilities of the next tokens, and then what processors make of them.
+
+    What they forbid does not make the rest likelier, so that the score of an output is what the model thinks of it;
+    unless `renormalize_logits` asks for probabilities that sum to 1 again.
+    """
+    log_probs = process(live.logits.log_softmax(-1), live.written)
+    return log_probs.log_softmax(-1) if config.renormalize_logits else log_probs
 
 
 def divisor(config: GenerationConfig, length: int) -> float:

@@ -87,9 +87,11 @@ class DraftModel:
         choose: Sampler,
         ends: Ends,
         sentence: Tensor,
+        limit: int,
     ) -> None:
-        """sentence: (1,) by which number the sampler knows the row."""
-        self._live = Live(model, inputs, config.model_copy(update={"max_length": None}))
+        """sentence: (1,) by which number the sampler knows the row. limit: the most tokens that it may get."""
+        longest = {"max_length": None, "max_new_tokens": limit}
+        self._live = Live(model, inputs, config.model_copy(update=longest))
         self._process, self._choose, self._ends, self._sentence = process, choose, ends, sentence
         self._room = model.config.max_positions - self._live.tokens.shape[1]
         self._prompt, self._read = self._live.tokens, list[int]()

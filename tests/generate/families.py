@@ -1,0 +1,79 @@
+"""One tiny model of the reference library for every family that writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.hub.parity import randomised
+
+transformers = pytest.importorskip("transformers")
+
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+OPENAI = {"vocab_size": 61, "n_positions": 48, "n_embd": 32, "n_layer": 2, "n_head": 4, **IDS}
+LATER = {
+    "vocab_size": 61, "max_position_embeddings": 48, "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, **IDS,
+}  # fmt: skip
+NEO = {"vocab_size": 61, "max_position_embeddings": 48, "hidden_size": 32, "num_heads": 4, **IDS}
+GATED = {**LATER, "intermediate_size": 48}
+FALCON = {**LATER, "num_kv_heads": 2}
+OLD_FALCON = {**LATER, "multi_query": False, "parallel_attn": False, "alibi": True, "bias": True}
+T5 = {
+    "vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "decoder_start_token_id": 0,
+}  # fmt: skip
+BOTH = {
+    "vocab_size": 61, "d_model": 32, "max_position_embeddings": 48, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+}  # fmt: skip
+
+# Class of the model, class of its config, the config. Windows are shorter than the texts.
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "openai-gpt": ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", OPENAI),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", OPENAI),
+    "gpt_bigcode": ("GPTBigCodeForCausalLM", "GPTBigCodeConfig", OPENAI),
+    "gpt_bigcode, all heads": ("GPTBigCodeForCausalLM", "GPTBigCodeConfig", {**OPENAI, "multi_query": False}),
+    "gptj": ("GPTJForCausalLM", "GPTJConfig", {**OPENAI, "rotary_dim": 4}),
+    "codegen": ("CodeGenForCausalLM", "CodeGenConfig", {**OPENAI, "rotary_dim": 4}),
+    "gpt_neo": (
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        {**NEO, "num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 3},
+    ),
+    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {**GATED, "rotary_pct": 0.5}),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", {**GATED, "num_key_value_heads": 2}),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {**GATED, "num_key_value_heads": 2, "sliding_window": 4}),
+    "starcoder2": (
+        "Starcoder2ForCausalLM",
+        "Starcoder2Config",
+        {**GATED, "num_key_value_heads": 2, "sliding_window": 5},
+    ),
+    "falcon 7b": ("FalconForCausalLM", "FalconConfig", LATER),
+    "falcon 40b": ("FalconForCausalLM", "FalconConfig", {**FALCON, "new_decoder_architecture": True}),
+    "falcon, ALiBi": ("FalconForCausalLM", "FalconConfig", OLD_FALCON),
+    "t5": ("T5ForConditionalGeneration", "T5Config", T5),
+    "t5 1.1": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+    "mt5": ("MT5ForConditionalGeneration", "MT5Config", T5),
+    "bart": ("BartForConditionalGeneration", "BartConfig", BOTH),
+    "marian": (
+        "MarianMTModel",
+        "MarianConfig",
+        {**BOTH, "pad_token_id": 60, "eos_token_id": 0, "decoder_start_token_id": 60, "forced_eos_token_id": 0},
+    ),
+}  # fmt: skip
+DECODERS = [
+    name for name, (_, _, config) in FAMILIES.items() if "n_layer" in config or "hidden_size" in config
+]
+
+
+def made(family: str, **changes: Any) -> Any:
+    """The reference's model, its config with these changes; every parameter random."""
+    name, kind, config = FAMILIES[family]
+    torch.manual_seed(0)
+    return randomised(getattr(transformers, name)(getattr(transformers, kind)(**config | changes)), seed=3)

@@ -1,0 +1,139 @@
+"""Words that must not be written: against decoding every text with every token behind it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.generate.test_streaming import CODECS
+
+from trifold.errors import UsageError
+from trifold.generate import GenerationConfig, generate_tokens
+from trifold.generate.banned import Banned
+
+PIECES = ("ab", "cabc", "bb", "", "jaaj")  # tokens 13 … 17
+VOCABULARY = 18
+strings = st.lists(st.text("abcj", min_size=1, max_size=4), min_size=1, max_size=3)
+WAYS = {
+    "greedy": {},
+    "samples": {"temperature": 2.0, "seed": 1},
+    "beams": {"num_beams": 3, "num_return_sequences": 3},
+    "diverse": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+    "contrastive": {"penalty_alpha": 0.4, "top_k": 4},
+    "look-up": {"prompt_lookup_num_tokens": 3},
+}
+
+
+def holds(text: str, banned: list[str]) -> bool:
+    return any(string in text for string in banned)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(list(CODECS)),
+    st.lists(st.text("abnd é日🦜 ", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.text("abnd é日🦜 ", max_size=12),
+    st.integers(0, 6),
+)
+def test_the_tokens_that_complete_a_word_are_found_and_no_others(name, banned, text, back):
+    """Whatever the tokens: whole words, parts of them, single bytes of a character, with a space or without."""
+    codec = CODECS[name]
+    (ids,) = codec.encode([text])
+    ids = ids[: max(0, len(ids) - back)]  # the text may end within a character
+    while holds(codec.decode([ids])[0], banned):
+        ids = ids[:-1]
+    every = range(codec.vocab_size)
+    wholes = codec.decode([[*ids, token] for token in every])
+    expected = [token for token, whole in zip(every, wholes, strict=True) if holds(whole, banned)]
+    rows, tokens = Banned(banned, codec, codec.vocab_size).next([ids, ids])
+    assert rows == [0] * len(expected) + [1] * len(expected)
+    assert tokens == expected * 2
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    way=st.sampled_from(list(WAYS)),
+    banned=strings,
+    rows=st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=3), min_size=1, max_size=3),
+)
+def test_no_output_holds_a_banned_word(kit, seed, way, banned, rows):
+    codec = kit.Letters(*PIECES)
+    config = GenerationConfig(bad_words=banned, max_new_tokens=10, min_new_tokens=8, **WAYS[way])
+    model = kit.Scripted(kit.random_says(seed, VOCABULARY), VOCABULARY)
+    for outputs in generate_tokens(model, kit.batch(rows), config, codec=codec):
+        for text in codec.decode([output.tokens for output in outputs]):
+            assert not holds(text, banned)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10**6), way=st.sampled_from(["greedy", "beams", "samples"]), banned=strings)
+def test_a_ban_is_a_table_without_those_words(kit, seed, way, banned):
+    """Token by token and score by score, and nothing else is forbidden."""
+    codec, says = kit.Letters(*PIECES), kit.random_says(seed, VOCABULARY)
+
+    def without(source, prefix):
+        texts = codec.decode([[*prefix, token] for token in range(VOCABULARY)])
+        return [
+            0.0 if holds(text, banned) else p for p, text in zip(says(source, prefix), texts, strict=True)
+        ]
+
+    config = GenerationConfig(max_new_tokens=8, renormalize_logits=True, **WAYS[way])
+    inputs = kit.batch([[3], [4, 5]])
+    expected = generate_tokens(kit.Scripted(without, VOCABULARY), inputs, config)
+    banning = config.model_copy(update={"bad_words": banned})
+    found = generate_tokens(kit.Scripted(says, VOCABULARY), inputs, banning, codec=codec)
+    for outputs, others in zip(found, expected, strict=True):
+        assert [o.tokens for o in outputs] == [o.tokens for o in others]
+        assert [o.score for o in outputs] == pytest.approx([o.score for o in others], abs=1e-4)
+
+
+def test_a_ban_within_words_and_across_them_and_of_spaces_alone():
+    codec = CODECS["byte level"]
+    banned = Banned(["nd", " ", "d a"], codec, codec.vocab_size)
+
+    def after(text: str) -> set[str]:
+        _, tokens = banned.next(codec.encode([text]))
+        return set(codec.decode([[token] for token in tokens]))
+
+    assert "d" in after("an") and "d" not in after("ad")
+    assert {" a", " an", " and", " "} <= after("x")
+    assert "a" not in after("x")
+
+
+def test_where_every_word_is_banned_the_text_ends_or_the_user_hears_of_it(kit):
+    codec, model = kit.Letters(), kit.Scripted(lambda source, prefix: [0, 0, 0.1, 0.5, 0.4], 5)
+    config = GenerationConfig(bad_words=["a", "b"], bad_words_ids=None, min_new_tokens=3)
+    ((output,),) = generate_tokens(model, kit.batch([[3]]), config, codec=codec)
+    assert (output.tokens, output.finish_reason) == ([], "stop")
+    endless = kit.Scripted(model.says, 5)
+    endless.config = model.config.model_copy(update={"eos_id": 5})
+    config = GenerationConfig(bad_words_ids=[[0], [1], [2], [3], [4]])
+    with pytest.raises(
+        UsageError, match="bad_words_ids forbid every token, and the model has none that ends"
+    ):
+        generate_tokens(endless, kit.batch([[3]]), config)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"bad_words_ids": [[3, 99]]}, "bad_words_ids: 99 is not an id, the vocabulary has 18 tokens"),
+        ({"force_words_ids": [[[3], [18]]], "num_beams": 2}, "force_words_ids: 18 is not an id"),
+        ({"forced_bos_token_id": 40}, "forced_bos_token_id: 40 is not an id"),
+        ({"forced_eos_token_id": [2, 40]}, "forced_eos_token_id: 40 is not an id"),
+        ({"bad_words": ["a"]}, "bad_words is text: give the tokenizer too"),
+    ],
+)
+def test_what_is_no_token_is_refused_by_name(kit, asked, said):
+    model = kit.Scripted(kit.random_says(1, VOCABULARY), VOCABULARY)
+    with pytest.raises(UsageError, match=said):
+        generate_tokens(model, kit.batch([[3]]), GenerationConfig(**asked))
+
+
+def test_an_end_that_no_token_has_ends_nothing(kit):
+    model = kit.Scripted(kit.random_says(1, VOCABULARY), VOCABULARY)
+    for beams in (1, 3):
+        config = GenerationConfig(eos_token_id=[18, 40], max_new_tokens=5, min_new_tokens=2, num_beams=beams)
+        ((output,),) = generate_tokens(model, kit.batch([[3]]), config)
+        assert (len(output.tokens), output.finish_reason) == (5, "length")
