@@ -1,13 +1,22 @@
-"""Models of natural size whose every parameter is random, so that no rule can hide behind a zero or a one."""
+"""Models of natural size whose every parameter is random, so that no rule can hide behind a zero or a one.
+
+And folders of a sound one, for those who spoil them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from tests.hub.forging import SHARD, WATCH
 
+import trifold
 from trifold.nn import ModelConfig, Transformer
+from trifold.pipeline import Pipeline
+from trifold.text import TokenizerSettings, train_tokenizer
+from trifold.text.chat import render
 
 
 def _randomised(model: torch.nn.Module) -> None:
@@ -39,3 +48,36 @@ def make_model() -> Callable[..., Transformer]:
         return model
 
     return make
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small GPT-2 with its tokenizer, in one file and in shards; both are loaded once, so that all is imported."""
+    tokenizer = train_tokenizer(["the quick fox"], TokenizerSettings(kind="char", min_frequency=1))
+    parts = {"shape": "decoder", "positions": "learned", "norm_placement": "pre", "scale_embeddings": False}
+    sizes = {
+        "vocab_size": tokenizer.vocab_size,
+        "max_positions": 16,
+        "d_model": 16,
+        "n_layers": 2,
+        "n_heads": 4,
+    }
+    more = {"attention_bias": True, "activation": "gelu-tanh", "d_ff": 24}
+    pipe = Pipeline(Transformer(ModelConfig.parse(parts | sizes | more)), tokenizer)
+    folders = {"one": tmp_path_factory.mktemp("one"), "shards": tmp_path_factory.mktemp("shards")}
+    pipe.save(folders["one"])
+    pipe.save(folders["shards"], max_shard_size="7KB")
+    assert (folders["shards"] / SHARD).is_file()
+    for folder in folders.values():
+        assert trifold.load(folder).model.family == "gpt2"
+    render("{{ 1 }}", {})
+    return folders
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Path]:
+    """A place for a folder; what happens after it is copied there is looked at in the end."""
+    yield tmp_path / "model"
+    WATCH.folder = None
+    seen, WATCH.seen = WATCH.seen, []
+    assert not seen

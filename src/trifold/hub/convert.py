@@ -159,7 +159,7 @@ def _told(values: Mapping[str, Any], source: Family, target: Family) -> dict[str
     told: dict[str, object] = {key: values[key] for key in TOLD if isinstance(values.get(key), (dict, str))}
     if target.model_type == NATIVE:
         came_from = values.get("family") if source is target else source.model_type
-        told |= {"family": came_from} if came_from in FAMILIES else {}
+        told |= {"family": came_from} if isinstance(came_from, str) else {}
     return told
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +82,13 @@ def write_settings(
 
 
 def _family_for(model: Transformer) -> Family:
-    return next(family for family in families_for(model.config, model.family))
+    return next(families_for(model.config, model.family))
 
 
-def families_for(config: ModelConfig, first: object = None) -> list[Family]:
+def families_for(config: ModelConfig, first: object = None) -> Iterator[Family]:
     """The families that can say everything that the config says, the one called `first` before the others."""
-    fitting = [family for family in FAMILIES.values() if family.fits(config)]
-    return sorted(fitting, key=lambda family: family.model_type != first)
+    asked = [family for name, family in FAMILIES.items() if name == first]
+    return (family for family in (*asked, *FAMILIES.values()) if family.fits(config))
 
 
 # --- in ------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def generation_of(folder: Path, config: ModelConfig, values: Mapping[str, Any]) 
 
 def resolve(name: str, *, pickled: bool = False) -> Path:
     """The model folder that a name means: a folder here (of a model, or of a run that holds one), or a hub id, of
-    which pickled weights are downloaded only if asked for.
+    which pickled weights are downloaded only if asked for and if there are no others.
 
     Raises CheckpointError where it is neither, or cannot be had now.
     """
@@ -240,7 +240,8 @@ def resolve(name: str, *, pickled: bool = False) -> Path:
         raise CheckpointError(f"{name}: a file, not the folder of a model")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII):
         raise CheckpointError(f"{name!r}: no such folder")
-    return _downloaded(name, DOWNLOADED + (PICKLED if pickled else []))
+    found = _downloaded(name, DOWNLOADED)
+    return _downloaded(name, DOWNLOADED + PICKLED) if pickled and not has_weights(found) else found
 
 
 def _downloaded(name: str, files: list[str]) -> Path:

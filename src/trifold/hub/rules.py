@@ -311,7 +311,8 @@ def _check(
         tensor, original = theirs[name], tied.get(name, name)
         shape = wanted[original].shape
         if tensor.shape != shape:
-            problems.append(f"wrong shape: {name} is {tuple(tensor.shape)} and should be {tuple(shape)}")
+            has = tuple(tensor.shape) if tensor.dim() < 9 else f"of {tensor.dim():,} axes"
+            problems.append(f"wrong shape: {name} is {has} and should be {tuple(shape)}")
         elif tensor.dtype not in NUMBERS:
             problems.append(f"wrong type: {name} is {tensor.dtype} and should be floating point")
         elif name in zeros and bool(tensor.any()):

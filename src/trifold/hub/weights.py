@@ -80,7 +80,10 @@ def read_weights(folder: Path) -> Weights:
             f"{folder / pickled[0]}: pickled weights are refused, because opening them can run any code; "
             f"where you trust them, {remedy}"
         )
-    raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}; is this the folder of a model?")
+    remedy = "is this the folder of a model?"
+    if folder.parent.name == "snapshots":  # of the hub's cache, for which no pickles are downloaded
+        remedy = "where it has pickled weights, and you trust them: trifold convert ID NEW --trust-pickle"
+    raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}; {remedy}")
 
 
 def of_file(path: Path) -> Weights:

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def test_a_run_in_another_precision_and_in_shards(trifold, run, tmp_path):
+    new = tmp_path / "new"
+    done = trifold("convert", str(run), str(new), "--dtype", "bfloat16", "--shard-size", "200KB")
+    assert (done.code, done.err) == (0, "")
+    first, *files = done.out.splitlines()
+    assert first.startswith(f"{new}: marian, ") and first.endswith("of bfloat16")
+    assert [line.strip() for line in files] == sorted(path.name for path in new.iterdir())
+    assert {"tokenizer.json", "generation_config.json", "model.safetensors.index.json"} <= {
+        path.name for path in new.iterdir()
+    }
+    assert trifold("generate", str(new), "one two").code == 0
+
+
+def test_there_and_back_it_says_the_same(trifold, run, tmp_path):
+    native = json.loads(trifold("convert", str(run), str(tmp_path / "a"), "--to", "native", "--json").out)
+    assert (native["was"], native["family"], native["dtype"]) == ("marian", "trifold", "float32")
+    assert native["old"] == str(run) and native["new"] == str(tmp_path / "a")
+    back = json.loads(trifold("convert", str(tmp_path / "a"), str(tmp_path / "b"), "--json").out)
+    assert (back["was"], back["family"]) == ("trifold", "marian")
+    said = [
+        trifold("generate", str(folder), "one two three").out
+        for folder in (run, tmp_path / "a", tmp_path / "b")
+    ]
+    assert said[0] == said[1] == said[2] != ""
+    for name in back["files"]:
+        assert (tmp_path / "b" / name).read_bytes() == (run / "model" / name).read_bytes()
+
+
+WRONG = {
+    "a folder that is taken": (["{run}", "{run}"], 1, "not empty already; name one that is not there yet"),
+    "no model": (["{tmp}/none", "{tmp}/new"], 1, "no such folder"),
+    "no size": (["{run}", "{tmp}/new", "--shard-size", "big"], 2, "'big' is no size of a shard"),
+    "no form": (["{run}", "{tmp}/new", "--to", "onnx"], 2, "hugging-face"),
+    "no precision": (["{run}", "{tmp}/new", "--dtype", "int3"], 2, "bfloat16"),
+    "pickles that nobody trusts": (
+        ["{tmp}/old", "{tmp}/new"],
+        1,
+        "trifold convert {tmp}/old NEW --trust-pickle",
+    ),
+    "nothing to trust": (["{tmp}/bare", "{tmp}/new", "--trust-pickle"], 1, "no pytorch_model.bin"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_is_said_and_nothing_is_left(name, trifold, run, tmp_path):
+    for folder in ("old", "bare"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_bytes((run / "model" / "config.json").read_bytes())
+    (tmp_path / "old" / "pytorch_model.bin").write_bytes(b"\x80")
+    words, code, said = WRONG[name]
+    done = trifold("convert", *(word.format(run=run, tmp=tmp_path) for word in words))
+    assert (done.code, done.out) == (code, "")
+    assert said.format(tmp=tmp_path) in done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bare", "old"]

@@ -1,0 +1,220 @@
+"""Pickled weights: the same bytes as safetensors where they are honest, and no code run where they are not."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from trifold.errors import CheckpointError
+from trifold.hub import pickle_process, pickles, save_model
+from trifold.hub.convert import convert
+from trifold.hub.folder import load_model
+from trifold.hub.pickles import unpickled
+from trifold.nn import ModelConfig, Transformer
+
+SMALL = {"vocab_size": 31, "max_positions": 48, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+
+
+class Bomb:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, touched: Path) -> None:
+        self.touched = touched
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, (f"touch {self.touched}",)
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """Those of a saved model, with the copies that a pickle of the reference repeats, as one tensor."""
+    tensors = load_file(folder / "model.safetensors")
+    return tensors | {
+        f"model.{stack}.embed_tokens.weight": tensors["model.shared.weight"]
+        for stack in ("encoder", "decoder")
+    }
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """The same model as safetensors, and without weights."""
+    safe, old = tmp_path / "safe", tmp_path / "old"
+    torch.manual_seed(3)
+    save_model(safe, Transformer(ModelConfig.parse(SMALL)))
+    old.mkdir()
+    for name in ("config.json", "generation_config.json"):
+        (old / name).write_bytes((safe / name).read_bytes())
+    return safe, old
+
+
+# --- in the process of its own -------------------------------------------------------------------------
+
+
+def test_a_pickle_is_refused_with_the_command_that_would_do(folders: tuple[Path, Path]) -> None:
+    _, old = folders
+    torch.save({}, old / "pytorch_model.bin")
+    for reads in (load_model, lambda folder: convert(folder, folder.parent / "new")):
+        with pytest.raises(CheckpointError, match=rf"refused.*: trifold convert {old} NEW --trust-pickle"):
+            reads(old)
+
+
+def test_trusted_in_shards_of_both_ages_with_tied_tensors(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    safe, old = folders
+    tensors = tensors_of(safe)
+    tied = [name for name in tensors if tensors[name] is tensors["model.shared.weight"]]
+    first = {name: tensors[name] for name in tied}
+    second = collections.OrderedDict(
+        (name, torch.nn.Parameter(t)) for name, t in tensors.items() if name not in tied
+    )
+    torch.save(first, old / "pytorch_model-00001-of-00002.bin")
+    torch.save(second, old / "pytorch_model-00002-of-00002.bin", _use_new_zipfile_serialization=False)
+    places = {name: f"pytorch_model-0000{1 if name in tied else 2}-of-00002.bin" for name in tensors}
+    index = old / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")
+    convert(old, tmp_path / "new", trust_pickle=True)
+    assert (tmp_path / "new" / "model.safetensors").read_bytes() == (safe / "model.safetensors").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old", "safe"]
+
+
+def test_code_in_a_pickle_is_not_run_and_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    safe, old = folders
+    tensors = tensors_of(safe) | {"extra": Bomb(tmp_path / "exploded")}
+    torch.save(tensors, old / "pytorch_model.bin")
+    with pytest.raises(
+        CheckpointError,
+        match=r"pytorch_model\.bin: refused, and nothing in it was run: it asks for \w+\.system",
+    ):
+        convert(old, tmp_path / "new", trust_pickle=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "safe"]
+    # The bomb is a real one.
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "exploded")))
+    assert (tmp_path / "exploded").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux bounds memory so")
+def test_memory_that_the_size_does_not_explain_is_not_had(tmp_path: Path) -> None:
+    import zipfile
+
+    torch.save({"a": torch.zeros(2**20)}, tmp_path / "pytorch_model.bin")
+    with zipfile.ZipFile(tmp_path / "pytorch_model.bin") as plain:
+        parts = {name: plain.read(name) for name in plain.namelist()}
+    size = 2**33  # the pickle says so many numbers
+    forged = {
+        name: content.replace(b"J\x00\x00\x10\x00", b"\x8a\x05" + size.to_bytes(5, "little"))
+        for name, content in parts.items()
+    }
+    assert forged != parts
+    with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
+        for name, content in forged.items():
+            archive.writestr(name, content)
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: "):
+        unpickled(tmp_path, tmp_path)
+
+
+def test_reading_takes_no_longer_than_it_may(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(2)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(
+        CheckpointError, match=r"pytorch_model\.bin: was stopped: reading it took more than 0\.01 s"
+    ):
+        unpickled(tmp_path, tmp_path, patience=0.01)
+
+
+def test_nothing_of_ours_is_known_to_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def run(command: list[str], **options: Any) -> Any:
+        seen.update(options, command=command)
+        raise pickles.subprocess.TimeoutExpired(command, 1)
+
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    monkeypatch.setattr(pickles.subprocess, "run", run)
+    with pytest.raises(CheckpointError, match="was stopped"):
+        unpickled(tmp_path, tmp_path)
+    assert not {"HF_TOKEN", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"} & set(seen["env"]) and "-P" in seen["command"]
+
+
+# --- what is in a file, without the process ------------------------------------------------------------
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What is answered of a pickle that holds this."""
+    monkeypatch.setattr(pickle_process, "bound_memory", lambda file: None)
+
+    def answer(content: object, **options: Any) -> dict[str, Any]:
+        file = tmp_path / "pytorch_model.bin"
+        if isinstance(content, bytes):
+            file.write_bytes(content)
+        else:
+            torch.save(content, file, **options)
+        return pickle_process.answer(file, tmp_path / "out.safetensors")
+
+    return answer
+
+
+def whole() -> bytes:
+    import io
+
+    buffer = io.BytesIO()
+    torch.save({"a": torch.ones(9)}, buffer)
+    return buffer.getvalue()
+
+
+REFUSED: dict[str, tuple[object, str]] = {
+    "not by name": ([torch.ones(2)], "holds a list, not tensors by name"),
+    "a tensor alone": (torch.ones(2), "holds a Tensor, not tensors by name"),
+    "a number for a name": ({7: torch.ones(2)}, "holds the name '7', which is no text"),
+    "a number": ({"epoch": 3}, "holds 'epoch', a int and no tensor"),
+    "one inside another": ({"state_dict": {"a": torch.ones(2)}}, "holds 'state_dict', a dict and no tensor"),
+    "numbers that are not there": ({"a": torch.ones(1).expand(10**9)}, "claims to be (1000000000,) and has fewer"),
+    "sparse": ({"a": torch.eye(3).to_sparse()}, "no plain tensor"),
+    "on no device": ({"a": torch.ones(2, device="meta")}, "no plain tensor"),
+    "escapes for the terminal": ({"\x1b[2Jred": 1}, "holds '\\x1b[2Jred', a int"),
+    "empty": (b"", "damaged, truncated or no weights"),
+    "text": (b"hello, I am no weights", "no weights|refused"),
+    "truncated": (whole()[:-40], "damaged, truncated or no weights"),
+    "deep": (b"\x80\x02" + b"(" * 10**6, "no weights|refused"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_anything_but_tensors_by_name_is_refused(name: str, said: Any) -> None:
+    content, words = REFUSED[name]
+    answer = said(content)
+    assert set(answer) == {"error"}
+    assert any(word in answer["error"] for word in words.split("|")), answer
+    assert answer["error"].isprintable()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_parts_of_one_storage(zipped: bool, said: Any, tmp_path: Path) -> None:
+    base = torch.arange(12.0).view(3, 4)
+    held = {"a": base, "same": base, "turned": base.t(), "row": base[1], "rows": base[1:], "none": base[:0]}
+    answer = said(held, _use_new_zipfile_serialization=zipped)
+    assert answer == {"tied": {"same": "a"}}
+    back = load_file(tmp_path / "out.safetensors")
+    assert all(torch.equal(back[name], held[name]) for name in held if name != "same")
+
+
+@pytest.mark.parametrize(
+    "lie", [b'{"ready": true}\n{"tied": {"a": "b"}}', b'{"ready": 1}\n{"tied": 7}', b'{"ready": 1}']
+)
+def test_an_answer_is_not_believed(lie: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        pickle_process.hand_over({"c": torch.ones(2)}, tmp_path / "00000.safetensors")
+        return pickles.subprocess.CompletedProcess([], 0, lie, b"")
+
+    monkeypatch.setattr(pickles.subprocess, "run", run)
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: was .*do not trust this file"):
+        unpickled(tmp_path, tmp_path)

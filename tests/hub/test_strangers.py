@@ -1,0 +1,152 @@
+"""What else a stranger's folder may hold: files that others would run, circles, and links of all kinds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.hub.forging import INDEX, SHARD, WATCH, WEIGHTS, field, piece, use
+
+import trifold
+from trifold.errors import CheckpointError, TrifoldError
+from trifold.text.sentencepiece import Segmenter, read_model
+
+PIECES = piece(b"<unk>", kind=2) + b"".join(piece(name, kind=3) for name in (b"<pad>", b"</s>")) + piece(b"a")
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, ("touch exploded",)
+
+
+@pytest.mark.parametrize("what", ["safetensors", "pickles alone"])
+def test_what_else_lies_in_a_folder_is_left_alone(
+    what: str, sound: dict[str, Path], watched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code, pickles of every name that others open (optimisers, random numbers, vocabularies), and links to all."""
+    shutil.copytree(sound["one"], watched)
+    code = b"open('exploded', 'w')"
+    for name in (
+        "modeling_evil.py",
+        "evil.py",
+        "configuration_evil.py",
+        "tokenization_evil.py",
+        "__init__.py",
+        "conftest.py",
+        "sitecustomize.py",
+        "trifold.py",
+        "torch.py",
+        "json.py",
+        "handler.py",
+        "setup.py",
+        "custom_generate/generate.py",
+    ):
+        (watched / name).parent.mkdir(exist_ok=True)
+        (watched / name).write_bytes(code)
+    for name in (
+        "pytorch_model.bin",
+        "training_args.bin",
+        "optimizer.pt",
+        "rng_state.pth",
+        "scheduler.pt",
+        "vocab.pkl",
+        "extra_data.pickle",
+        "model.ckpt",
+        "tf_model.h5",
+        "flax_model.msgpack",
+        ".metadata",
+        "model.pkl",
+    ):
+        (watched / name).write_bytes(pickle.dumps(Bomb()))
+    (watched / "outside").symlink_to("/etc")
+    os.mkfifo(watched / "pipe.json")
+    monkeypatch.chdir(watched)
+    if what == "pickles alone":
+        (watched / WEIGHTS).unlink()
+    WATCH.folder = watched
+    if what == "pickles alone":
+        with pytest.raises(CheckpointError, match="pickled weights are refused"):
+            use(watched)
+    else:
+        assert isinstance(use(watched), str)
+    assert not (watched / "exploded").exists()
+
+
+@pytest.mark.parametrize("unit", [0, 0x800, 0x00000200, 0xFFFFFFFF])
+def test_rules_of_a_sentencepiece_model_that_lead_in_circles(
+    unit: int, sound: dict[str, Path], watched: Path
+) -> None:
+    """Every node of the tree leads to others, or to itself: reading text ends all the same."""
+    shutil.copytree(sound["one"], watched)
+    for name in ("tokenizer.json", "special_tokens_map.json"):
+        (watched / name).unlink(missing_ok=True)
+    trie = struct.pack("<I", unit) * 512
+    charsmap = struct.pack("<I", len(trie)) + trie + b"a" * 64
+    file = watched / "spiece.model"
+    file.write_bytes(PIECES + field(3, field(2, charsmap)))
+    (watched / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}', encoding="utf-8")
+    WATCH.folder, before = watched, time.process_time()
+    assert len(Segmenter(read_model(file))("the quick fox é ﬁ" * 20)) > 1
+    with contextlib.suppress(TrifoldError):  # the library may as well refuse it
+        pipe = trifold.load(watched)
+        assert pipe.tokenizer is not None
+        pipe.tokenizer.encode(["the quick fox é ﬁ" * 100])
+    assert time.process_time() - before < 3
+
+
+def test_a_folder_of_the_hubs_cache_is_made_of_links(sound: dict[str, Path], tmp_path: Path) -> None:
+    """`snapshots/REVISION/config.json` leads to `blobs/…`, and is no attempt at anything."""
+    blobs, revision = (
+        tmp_path / "models--a--b" / "blobs",
+        tmp_path / "models--a--b" / "snapshots" / "0123abcd",
+    )
+    blobs.mkdir(parents=True)
+    revision.mkdir(parents=True)
+    for number, path in enumerate(sorted(sound["one"].iterdir())):
+        shutil.copy(path, blobs / str(number))
+        (revision / path.name).symlink_to(Path("..") / ".." / "blobs" / str(number))
+    assert isinstance(use(revision), str)
+    (tmp_path / "secret").write_text("{}", encoding="utf-8")
+    (revision / "config.json").unlink()
+    (revision / "config.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError, match="leads out of its folder"):
+        use(revision)
+
+
+def test_a_folder_may_itself_be_a_link_and_hold_links_of_its_own(
+    sound: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(sound["one"], tmp_path / "model")
+    (tmp_path / "model" / WEIGHTS).rename(tmp_path / "model" / "of-today.safetensors")
+    (tmp_path / "model" / WEIGHTS).symlink_to("of-today.safetensors")
+    (tmp_path / "latest").symlink_to(tmp_path / "model")
+    assert isinstance(use(tmp_path / "latest"), str)
+
+
+def test_one_error_lists_all_that_an_index_says_wrongly(sound: dict[str, Path], watched: Path) -> None:
+    """A tensor in two shards, one that is not where it should be, a shard that is not there."""
+    shutil.copytree(sound["shards"], watched)
+    shutil.copy(watched / SHARD, watched / "model-00002-of-00003.safetensors")
+    index = json.loads((watched / INDEX).read_text(encoding="utf-8"))
+    index["weight_map"]["evil"] = "model-00007-of-00007.safetensors"
+    (watched / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(CheckpointError) as caught:
+        trifold.load(watched)
+    said = str(caught.value)
+    assert f"{INDEX}: the index and its shards disagree" in said
+    assert "model-00007-of-00007.safetensors: no such file" in said
+    assert f"is in {SHARD} and in model-00002-of-00003.safetensors" in said
+    twice = [name for name, shard in index["weight_map"].items() if shard == SHARD]
+    assert all(f"{name!r} is in" in said for name in twice)
+
+
+def test_the_sound_folders_are_sound(sound: dict[str, Path]) -> None:
+    assert use(sound["one"]) == use(sound["shards"])
