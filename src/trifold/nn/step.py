@@ -20,7 +20,7 @@ from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, LayerCache
 from trifold.nn.capture import Place
 from trifold.nn.crew import CREW, FEW, KINDS, matrix_fields, step_loops, suits
-from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, LayerNorm, Residual, RMSNorm
+from trifold.nn.layers import Dropout, FeedForward, LayerNorm, Residual, RMSNorm
 from trifold.nn.linear import Linear
 from trifold.nn.masks import Mask
 from trifold.nn.rotary import Turns
@@ -83,13 +83,6 @@ class Program:
 
     def __init__(self, stack: nn.Module, like: Tensor) -> None:
         self.loops: Any = step_loops()
-        self.codes = {
-            None: self.loops.NONE,
-            **{
-                function: getattr(self.loops, name.upper().replace("-", "_"))
-                for name, function in ACTIVATIONS.items()
-            },
-        }
         self.places = [module for module in stack.modules() if isinstance(module, Place)]
         self.kept: list[Tensor | nn.Module] = []
         self.written: list[dict[str, float]] = []
@@ -120,6 +113,10 @@ class Program:
         self.written.append({"waits": 1, **fields})
         return len(self.written) - 1
 
+    def _code(self, name: str) -> int:
+        """The number that stands for a way of writing or an activation."""
+        return int(getattr(self.loops, name.upper().replace("-", "_")))
+
     def _vector(self, vector: Tensor | None) -> int:
         """The address of a bias or a norm's weight in fp32; 0 where there is none."""
         if vector is None:
@@ -138,17 +135,23 @@ class Program:
             weight=self._vector(norm.weight),
             bias=self._vector(getattr(norm, "bias", None)),
             epsilon=norm.epsilon,
-            mode=getattr(self.loops, mode),
+            mode=self._code(mode),
         )
         return out
 
     def _product(
-        self, layer: Linear, x: Tensor, out: Tensor, mode: str = "SET", activation: Any = None, waits: int = 1
+        self,
+        layer: Linear,
+        x: Tensor,
+        out: Tensor,
+        mode: str = "SET",
+        activation: str = "none",
+        waits: int = 1,
     ) -> Tensor:
         self.kept.append(layer)
         fields = matrix_fields(layer.weight) | {"x": x.data_ptr(), "out": out.data_ptr(), "waits": waits}
-        fields |= {"bias": self._vector(layer.bias), "activation": self.codes[activation]}
-        self._write(**fields, mode=getattr(self.loops, mode))
+        fields |= {"bias": self._vector(layer.bias), "activation": self._code(activation)}
+        self._write(**fields, mode=self._code(mode))
         return out
 
     def _block(self, block: nn.Module) -> None:
@@ -181,9 +184,9 @@ class Program:
     def _feed_forward(self, layer: FeedForward, x: Tensor, out: Tensor, mode: str) -> None:
         inner = self._room(layer.in_proj.weight.shape[0])
         if layer.gate_proj is None:
-            self._product(layer.in_proj, x, inner, activation=layer.activation)
+            self._product(layer.in_proj, x, inner, activation=layer.named)
         else:
-            self._product(layer.gate_proj, x, inner, activation=layer.activation)
+            self._product(layer.gate_proj, x, inner, activation=layer.named)
             self._product(layer.in_proj, x, inner, "TIMES")
         self._product(layer.out_proj, inner, out, mode)
 
