@@ -7,7 +7,6 @@ import os
 import threading
 from functools import cache
 from queue import SimpleQueue
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,7 +24,7 @@ WORTH = 2**20  # weights from which on it is worth to begin with them
 
 
 @cache
-def step_loops() -> ModuleType | None:
+def step_loops() -> Any:
     """The module of compiled loops, or None where numba is not installed."""
     try:
         return importlib.import_module("trifold.nn.step_loops")
@@ -37,32 +36,24 @@ class Crew:
     """Helpers wait in Python, not in a loop: between two programs the processors are everybody's."""
 
     def __init__(self) -> None:
-        self._helpers: list[SimpleQueue[tuple[Any, ...]]] = []
-        self._busy = threading.Lock()
+        self._helpers: list[SimpleQueue[tuple[Array, ...]]] = []
+        if hasattr(os, "register_at_fork"):  # a child process has none of its parent's threads
+            os.register_at_fork(after_in_child=self._helpers.clear)
 
     def run(self, program: Array) -> None:
-        """Work off the lines on as many threads as torch has; on one, where somebody else is using the helpers."""
+        """Work off the lines on as many threads as torch has; helpers that are busy elsewhere come when they can."""
         loops = step_loops()
-        assert loops is not None
         threads = min(torch.get_num_threads(), MOST)
-        drawn, shared = np.zeros(len(program), np.int64), np.zeros(16, np.int64)
-        if threads == 1 or not self._busy.acquire(blocking=False):
-            loops.follow(program, drawn, shared, 1)
-            return
-        try:
-            while len(self._helpers) < threads - 1:
-                self._engage(loops.follow)
-            for helper in self._helpers[: threads - 1]:
-                helper.put((program, drawn, shared, threads))
-            loops.follow(program, drawn, shared, threads)
-        except BaseException:  # an interrupt before this thread began: nobody must wait for it
-            shared[loops.FAILED] = 1
-            raise
-        finally:
-            self._busy.release()
+        # Copied: a helper that comes too late still looks into it.
+        job = program.copy(), np.zeros(len(program), np.int64), np.zeros(len(program), np.int64)
+        while len(self._helpers) < threads - 1:
+            self._engage(loops.follow)
+        for helper in self._helpers[: threads - 1]:
+            helper.put(job)
+        loops.follow(*job)
 
     def _engage(self, follow: Any) -> None:
-        jobs: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
+        jobs: SimpleQueue[tuple[Array, ...]] = SimpleQueue()
 
         def work() -> None:
             while True:
@@ -73,8 +64,6 @@ class Crew:
 
 
 CREW = Crew()
-if hasattr(os, "register_at_fork"):  # a child process has none of its parent's threads
-    os.register_at_fork(after_in_child=CREW.__init__)
 
 
 # --- lines ---------------------------------------------------------------------------------------------
@@ -83,7 +72,6 @@ if hasattr(os, "register_at_fork"):  # a child process has none of its parent's 
 def matrix_fields(weight: Matrix) -> dict[str, int]:
     """How a line names a matrix (N, K), which has to stay alive; it is contiguous."""
     loops = step_loops()
-    assert loops is not None
     if isinstance(weight, Int8):
         kind, values, scales = loops.BYTE, weight.values, weight.scales.data_ptr()
     else:
@@ -122,7 +110,6 @@ def thin(x: Tensor, weight: Matrix) -> bool:
 def thin_product(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
     """x (…, K) · weightᵀ + bias -> (…, N) in float32; its twin is F.linear."""
     loops = step_loops()
-    assert loops is not None
     wide = x.detach().float().contiguous()
     out = torch.empty(*x.shape[:-1], weight.shape[0])
     added = None if bias is None else bias.detach().float().contiguous()

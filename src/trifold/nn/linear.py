@@ -57,8 +57,8 @@ def fused(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
 
 def stacked(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     """The outputs of several layers on one input, side by side in one tensor (…, sum of outs)."""
-    if any(isinstance(layer.weight, Int8) for layer in layers):
+    weights = [layer.weight for layer in layers if not isinstance(layer.weight, Int8)]
+    if len(weights) < len(layers):
         return torch.cat([layer(x) for layer in layers], -1)
-    weight = torch.cat(tuple(layer.weight for layer in layers))
     biases = tuple(layer.bias for layer in layers if layer.bias is not None)
-    return F.linear(x, weight, torch.cat(biases) if biases else None)
+    return F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)

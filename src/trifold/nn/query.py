@@ -39,7 +39,6 @@ def attend_once(
     Rows that stand together share a row of k and v, heads likewise; scores are times stretch / √D.
     """
     loops = step_loops()
-    assert loops is not None
     rows, heads, _, width = q.shape
     keys, gone = k.shape[2], max(0, mask.offset + 1 - k.shape[2]) if mask.causal else 0
     if k.stride() != v.stride() or k.stride(3) != 1:

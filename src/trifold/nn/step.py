@@ -30,7 +30,7 @@ KNOWN = (Attention, FeedForward, Linear, LayerNorm, RMSNorm, nn.Identity, Dropou
 
 
 def step(
-    stack: nn.Module,
+    stack: Any,
     x: Tensor,
     mask: Mask,
     memory_mask: Mask | None,
@@ -58,7 +58,7 @@ def step(
 _programs: WeakKeyDictionary[Cache, Program | None] = WeakKeyDictionary()
 
 
-def covered(stack: nn.Module, cache: Cache) -> bool:
+def covered(stack: Any, cache: Cache) -> bool:
     """Whether the loops know all that is in this stack, and it is large enough."""
     matrices = [module.weight for module in stack.modules() if isinstance(module, Linear)]
     if sum(weight.shape[0] * weight.shape[1] for weight in matrices) < LEAST:
@@ -72,7 +72,7 @@ def covered(stack: nn.Module, cache: Cache) -> bool:
     return known and kept and not hooked and all(suits(weight) for weight in matrices)
 
 
-def _parts(block: nn.Module) -> list[nn.Module]:
+def _parts(block: Any) -> list[Any]:
     """The residuals or branches of a block, in their order."""
     names = ("self_attention", "cross_attention", "feed_forward")
     return [getattr(block, name) for name in names if getattr(block, name, None) is not None]
@@ -81,7 +81,7 @@ def _parts(block: nn.Module) -> list[nn.Module]:
 class Program:
     """The lines of one stack, the memory they work in, and what they read, kept alive."""
 
-    def __init__(self, stack: nn.Module, like: Tensor) -> None:
+    def __init__(self, stack: Any, like: Tensor) -> None:
         self.loops: Any = step_loops()
         self.places = [module for module in stack.modules() if isinstance(module, Place)]
         self.kept: list[Tensor | nn.Module] = []
@@ -93,7 +93,8 @@ class Program:
         for number in stack.order:
             self._block(stack.blocks[number])
         self._norm(stack.final_norm, self.x, self.x)
-        self.lines = np.zeros(len(self.written), self.loops.LINE)
+        lines: Any = np.zeros(len(self.written), self.loops.LINE)
+        self.lines = lines
         for line, fields in zip(self.lines, self.written, strict=True):
             for name, value in fields.items():
                 line[name] = value
@@ -124,7 +125,7 @@ class Program:
         self.kept.append(wide := vector.detach().float().contiguous())
         return wide.data_ptr()
 
-    def _norm(self, norm: nn.Module, x: Tensor, out: Tensor, mode: str = "SET") -> Tensor:
+    def _norm(self, norm: Any, x: Tensor, out: Tensor, mode: str = "SET") -> Tensor:
         """Written where there is a norm; gives what holds the result."""
         if isinstance(norm, nn.Identity):
             return x
@@ -154,7 +155,7 @@ class Program:
         self._write(**fields, mode=self._code(mode))
         return out
 
-    def _block(self, block: nn.Module) -> None:
+    def _block(self, block: Any) -> None:
         parts = _parts(block)
         if isinstance(parts[0], Residual):
             for number, part in enumerate(parts):
@@ -174,7 +175,7 @@ class Program:
         other = first if second is self.x else second
         self._sublayer(feed_forward.sublayer, other, self.x, "ADD", crosses=False)
 
-    def _sublayer(self, layer: nn.Module, x: Tensor, out: Tensor, mode: str, *, crosses: bool) -> None:
+    def _sublayer(self, layer: Any, x: Tensor, out: Tensor, mode: str, *, crosses: bool) -> None:
         if isinstance(layer, FeedForward):
             self._feed_forward(layer, x, out, mode)
         else:

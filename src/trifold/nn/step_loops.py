@@ -3,7 +3,7 @@
 A step for a few rows reads every weight once and does little else, so that nothing may stand between two products: no
 operator, no allocation, no waking of threads. The layers are therefore written down beforehand as an array of LINEs
 (step.py does that), and `follow` goes through it. Each line is cut into tasks which the threads take from a counter,
-whoever is free the next one; a line that reads what another one writes waits until all threads have arrived.
+whoever is free the next one; a line that reads what others write waits until their tasks are done.
 
 Activations are fp32. Matrices are fp32, bf16 or int8 (times one scale a row), keys and values fp32 or bf16. Arrays are
 given by their addresses; who gives them keeps them alive. The parts of numbers come from loops.py: after a change there
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -50,15 +49,14 @@ LINE = np.dtype(
     [(name, np.int64) for name in WHOLE] + [(name, np.float64) for name in ("epsilon", "scale", "cap")]
 )
 
-CHUNK = 32_768  # bytes of a matrix that make a task
-ARRIVED, FAILED = 0, 8  # places in `shared`, far enough apart not to disturb each other
+CHUNK = 65_536  # bytes of a matrix that make a task
 PATIENCE = 4_000  # looks at a counter before the processor is offered to somebody else
 
 
 # --- what the language lacks ---------------------------------------------------------------------------
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _pointer(typing: Any, address: Any) -> Any:
     """An address as a pointer."""
 
@@ -68,7 +66,7 @@ def _pointer(typing: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _drawn(typing: Any, array: Any, index: Any) -> Any:
     """array[index] as it was; it becomes one more, in one act that threads cannot disturb."""
 
@@ -83,7 +81,7 @@ def _drawn(typing: Any, array: Any, index: Any) -> Any:
     return types.int64(array, index), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _seen(typing: Any, array: Any, index: Any) -> Any:
     """array[index], looked up anew."""
 
@@ -228,13 +226,14 @@ def _product(line: Any, task: int) -> None:
     first = task * share
     last = min(outputs, first + share)
     x = _floats(line.x, rows * inputs).reshape(rows, inputs)
-    held = np.empty((rows, last - first), F)
+    held, count, skipped = np.empty((rows, last - first), F), (last - first) * inputs, first * inputs
+    # A slice would not be known to lie in one piece; what begins at another address is.
     if line.kind == FLOAT:
-        _dots(_floats(line.weight, outputs * inputs).reshape(outputs, inputs)[first:last], x, held)
+        _dots(_floats(line.weight + 4 * skipped, count).reshape(last - first, inputs), x, held)
     elif line.kind == BRAIN:
-        _dots(_brains(line.weight, outputs * inputs).reshape(outputs, inputs)[first:last], x, held)
+        _dots(_brains(line.weight + 2 * skipped, count).reshape(last - first, inputs), x, held)
     else:
-        _dots(_bytes(line.weight, outputs * inputs).reshape(outputs, inputs)[first:last], x, held)
+        _dots(_bytes(line.weight + skipped, count).reshape(last - first, inputs), x, held)
         scales = _floats(line.scales, outputs)[first:last]
         for r in range(rows):
             for j in range(last - first):
@@ -334,32 +333,31 @@ def _attention(line: Any, task: int, keys: Array, values: Array) -> None:
 
 
 @piece
-def _meet(shared: Array, threads: int) -> bool:
-    """Go on when all threads are here; False where one of them will never come."""
-    if threads == 1:
-        return True
-    wanted = (_drawn(shared, ARRIVED) // threads + 1) * threads
+def _await(done: Array, number: int, tasks: int) -> None:
+    """Go on when all tasks of a line are done."""
     looks = 0
-    while _seen(shared, ARRIVED) < wanted:
+    while _seen(done, number) < tasks:
         looks += 1
         if looks > PATIENCE:
-            if _seen(shared, FAILED) != 0:
-                return False
             _give_way()
-    return True
 
 
 @loop
-def follow(program: Array, drawn: Array, shared: Array, threads: int) -> None:
-    """Work off the lines together with `threads` - 1 others who were given the same arrays.
+def follow(program: Array, drawn: Array, done: Array) -> None:
+    """Work off the lines, together with whoever was given the same arrays; returns when all is done.
 
-    program: (n,) of LINE. drawn: (n,) int64 zeros, the tasks of each line that were taken. shared: (9,) int64 zeros.
+    program: (n,) of LINE, which nobody changes any more. drawn, done: (n,) int64 zeros, the tasks of each line that
+    were taken and those that are finished. Only tasks that were taken are waited for, never a thread: one that comes
+    late, or has to leave its processor to others, finds less to do.
     """
     far = np.int64(1) << np.int64(60)  # how long a cache is is told by its strides
+    complete = 0
     for number in range(program.shape[0]):
         line = program[number]
-        if line.waits and not _meet(shared, threads):
-            return
+        if line.waits:
+            while complete < number:
+                _await(done, complete, program[complete].tasks)
+                complete += 1
         task = _drawn(drawn, number)
         while task < line.tasks:
             if line.op == PRODUCT:
@@ -370,8 +368,8 @@ def follow(program: Array, drawn: Array, shared: Array, threads: int) -> None:
                 _attention(line, task, _floats(line.keys, far), _floats(line.values, far))
             else:
                 _attention(line, task, _brains(line.keys, far), _brains(line.values, far))
+            _drawn(done, number)
             task = _drawn(drawn, number)
-    _meet(shared, threads)
-
-
-Follow: TypeAlias = Callable[[Array, Array, Array, int], None]
+    while complete < program.shape[0]:
+        _await(done, complete, program[complete].tasks)
+        complete += 1
