@@ -101,6 +101,8 @@ class TokenEmbedding(nn.Module):
         """(B, T) ids -> (B, T, E)."""
         if isinstance(self.weight, Int8):
             return self.weight.rows(tokens)
+        if not torch.is_grad_enabled():
+            return F.embedding(tokens, self.weight)
         return _Lookup.apply(self.weight, tokens)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
