@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trifold.nn import Cache, Inputs, Mask, Memory, Transformer, capture, crew, query, step
+from trifold.nn import Cache, Inputs, Mask, Memory, Transformer, bytes_product, capture, crew, query, step
 from trifold.nn.attention import attend
 from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
@@ -350,3 +350,43 @@ def test_one_query_a_row_is_attended_to_as_any_other(
     assert ours.shape == (rows, 1, 32) and ours.dtype is dtype
     limit = 1e-5 if dtype is torch.float32 else 2e-2
     assert torch.allclose(ours.double(), theirs.transpose(1, 2).flatten(2), atol=limit)
+
+
+# --- bytes times bytes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_products_too")
+@pytest.mark.parametrize("biased", [True, False])
+def test_bytes_times_bytes_is_the_product_of_what_was_rounded(
+    biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bytes_product, "WORTH", 0)
+    x, bias = torch.randn(33, 1, 64).bfloat16(), torch.randn(96).bfloat16() if biased else None
+    x[5] = 0
+    weight = Int8.of(torch.randn(96, 64).bfloat16())
+    with torch.no_grad():
+        assert bytes_product.many(x, weight)
+        ours = bytes_product.bytes_product(x, weight, bias)
+    rounded = Int8.of(x[:, 0].float())
+    exact = (rounded.values.double() * rounded.scales.double()[:, None]) @ (
+        weight.values.double() * weight.scales.double()[:, None]
+    ).T
+    exact = exact if bias is None else exact + bias.double()
+    assert ours.shape == (33, 1, 96) and ours.dtype is torch.bfloat16
+    # A tie may be rounded to either side: one step of x times the largest weight.
+    assert torch.allclose(ours[:, 0].double(), exact, rtol=2**-8, atol=0.1)
+    with torch.no_grad():
+        assert torch.equal(
+            ours[7:29], bytes_product.bytes_product(x[7:29], weight, bias)
+        )  # rows are on their own
+
+
+def test_only_steps_of_many_rows_in_bf16_are_rounded_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bytes_product, "WORTH", 0)
+    weight, x = Int8.of(torch.randn(96, 64)), torch.randn(33, 1, 64).bfloat16()
+    assert not bytes_product.many(x, weight)  # gradients
+    with torch.no_grad():
+        assert bytes_product.many(x, weight)
+        assert not bytes_product.many(x.float(), weight)
+        assert not bytes_product.many(x[:3], weight)
+        assert not bytes_product.many(x.view(3, 11, 64), weight)

@@ -84,6 +84,15 @@ def matrix_fields(weight: Matrix) -> dict[str, int]:
     }
 
 
+def run_line(**fields: Tensor | float | None) -> None:
+    """Work off one line; of a tensor it takes the address."""
+    program = np.zeros(1, step_loops().LINE)
+    for name, value in fields.items():
+        if value is not None:
+            program[name] = value.data_ptr() if isinstance(value, Tensor) else value
+    CREW.run(program)
+
+
 # Types of numbers that the loops read -> their name there.
 KINDS = {torch.float32: lambda loops: loops.FLOAT, torch.bfloat16: lambda loops: loops.BRAIN}
 
@@ -109,14 +118,9 @@ def thin(x: Tensor, weight: Matrix) -> bool:
 
 def thin_product(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
     """x (…, K) · weightᵀ + bias -> (…, N) in float32; its twin is F.linear."""
-    loops = step_loops()
     wide = x.detach().float().contiguous()
     out = torch.empty(*x.shape[:-1], weight.shape[0])
     added = None if bias is None else bias.detach().float().contiguous()
-    program = np.zeros(1, loops.LINE)
     fields = matrix_fields(weight) | {"rows": x.numel() // x.shape[-1]}
-    fields |= {"x": wide.data_ptr(), "out": out.data_ptr(), "bias": 0 if added is None else added.data_ptr()}
-    for name, value in fields.items():
-        program[name] = value
-    CREW.run(program)
+    run_line(**fields, x=wide, out=out, bias=added)
     return out

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trifold.nn.bytes_product import bytes_product, many
 from trifold.nn.crew import thin, thin_product
 from trifold.nn.int8 import Int8, Matrix
 
@@ -20,6 +21,8 @@ def product(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
     if thin(x, weight):
         return thin_product(x, weight, bias)
     if isinstance(weight, Int8):
+        if many(x, weight):
+            return bytes_product(x, weight, bias)
         y = weight.times(x)
         return y if bias is None else y + bias
     return F.linear(x, weight, bias)

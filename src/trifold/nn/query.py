@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from trifold.nn.crew import CREW, KINDS, step_loops
+from trifold.nn.crew import KINDS, run_line, step_loops
 from trifold.nn.masks import Mask
 
 WORTH = 2**18  # numbers in W^Q from which on it is worth to begin with compiled loops
@@ -47,21 +46,18 @@ def attend_once(
     out = torch.empty(rows, 1, heads * width)
     marks = None if mask.keys is None else mask.keys.contiguous()
     offsets = None if bias is None else bias[..., gone:].float().contiguous()
-    fields = {
+    fields: dict[str, Tensor | float | None] = {
         **{"op": loops.ATTENTION, "kind": KINDS[k.dtype](loops), "rows": rows, "tasks": rows * k.shape[1]},
         **{"heads": heads, "kv_heads": k.shape[1], "width": width, "sharing": rows // k.shape[0]},
-        **{"x": asked.data_ptr(), "keys": k.data_ptr(), "values": v.data_ptr(), "out": out.data_ptr()},
+        **{"x": asked, "keys": k, "values": v, "out": out},
         **{"length": keys, "first": max(0, keys - mask.window) if mask.window else 0},
-        **{"scale": stretch / math.sqrt(width), "cap": soft_cap or 0.0},
+        **{"scale": stretch / math.sqrt(width), "cap": soft_cap},
         **dict(zip(("row_stride", "head_stride", "key_stride"), k.stride(), strict=False)),
     }
     if marks is not None:
-        fields |= {"allowed": marks.data_ptr() + gone, "allowed_stride": marks.shape[1]}
+        fields |= {"allowed": marks, "allowed_stride": marks.shape[1]}
     if offsets is not None:
-        fields |= {"offsets": offsets.data_ptr(), "offsets_head": keys}
+        fields |= {"offsets": offsets, "offsets_head": keys}
         fields["offsets_row"] = offsets.stride(0) if offsets.shape[0] > 1 else 0
-    program = np.zeros(1, loops.LINE)
-    for name, value in fields.items():
-        program[name] = value
-    CREW.run(program)
+    run_line(**fields)
     return out.to(q.dtype)

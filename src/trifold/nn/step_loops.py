@@ -27,7 +27,7 @@ from trifold.nn.loops import MATHS, F, exponential, loop, narrow, part, wide
 Array: TypeAlias = NDArray[Any]
 piece = njit(nogil=True, fastmath=MATHS, error_model="numpy")
 
-NORM, PRODUCT, ATTENTION = 0, 1, 2
+NORM, PRODUCT, ATTENTION, TO_BYTES, FROM_BYTES = range(5)
 FLOAT, BRAIN, BYTE = 0, 1, 2  # kinds of stored numbers: fp32, bf16, int8
 SET, ADD, TIMES = 0, 1, 2  # what becomes of the output that is already there
 LAYER, RMS = 0, 1
@@ -104,19 +104,24 @@ else:
         return 0
 
 
-@part
+@piece
 def _floats(address: Any, count: Any) -> Any:
     return carray(_pointer(address), (count,), dtype=np.float32)
 
 
-@part
+@piece
 def _brains(address: Any, count: Any) -> Any:
     return carray(_pointer(address), (count,), dtype=np.uint16)
 
 
-@part
+@piece
 def _bytes(address: Any, count: Any) -> Any:
     return carray(_pointer(address), (count,), dtype=np.int8)
+
+
+@piece
+def _sums(address: Any, count: Any) -> Any:
+    return carray(_pointer(address), (count,), dtype=np.int32)
 
 
 # --- norm ----------------------------------------------------------------------------------------------
@@ -250,6 +255,59 @@ def outputs_of_a_task(inputs: int, kind: int) -> int:
     return max(16, CHUNK // (inputs * wide_of) // 16 * 16)
 
 
+# --- bytes times bytes ---------------------------------------------------------------------------------
+
+
+@piece
+def _largest(x: Array) -> float:
+    """The largest of a row of bf16, without its sign."""
+    highest = F(0)
+    for j in range(x.shape[0]):
+        size = abs(wide(x[j]))
+        highest = highest if highest > size else size
+    return highest
+
+
+@piece
+def _rounded(x: Array, factor: float, out: Array) -> None:
+    for j in range(x.shape[0]):
+        out[j] = np.int8(np.floor(wide(x[j]) * factor + F(0.5)))
+
+
+@piece
+def _to_bytes(line: Any, row: int) -> None:
+    """A row of bf16 x (R, K) as bytes in ±127, to the nearest, into out; its scale into scales (R,)."""
+    width = line.inputs
+    x = _brains(line.x + 2 * row * width, width)
+    highest = _largest(x)
+    _floats(line.scales, line.rows)[row] = highest / F(127)
+    factor = F(127) / highest if highest > F(0) else F(0)
+    _rounded(x, factor, _bytes(line.out + row * width, width))
+
+
+@piece
+def _from_bytes(line: Any, row: int) -> None:
+    """A row of sums x (R, N) int32 · scale of the row (in weight) · scales (N,) + bias, as bf16 into out."""
+    width = line.outputs
+    x = _sums(line.x + 4 * row * width, width)
+    out, scales = _brains(line.out + 2 * row * width, width), _floats(line.scales, width)
+    scale, held = _floats(line.weight, line.rows)[row], np.empty(width, F)
+    for j in range(width):
+        held[j] = F(x[j]) * scale * scales[j]
+    if line.bias != 0:
+        bias = _floats(line.bias, width)
+        for j in range(width):
+            held[j] += bias[j]
+    _keep(held, out)
+
+
+@piece
+def _keep(new: Array, held: Array) -> None:
+    """Numbers of fp32 where they are held, rounded to what is held there."""
+    for d in range(new.shape[0]):
+        held[d] = narrow(held[d], new[d])
+
+
 # --- attention of one query ----------------------------------------------------------------------------
 
 
@@ -267,12 +325,6 @@ def _turn(x: Array, line: Any, row: int, out: Array) -> None:
         one, two = (2 * i, 2 * i + 1) if line.interleaved else (i, i + half)
         out[one] = x[one] * cos[i] - x[two] * sin[i]
         out[two] = x[two] * cos[i] + x[one] * sin[i]
-
-
-@piece
-def _keep(new: Array, held: Array) -> None:
-    for d in range(new.shape[0]):
-        held[d] = narrow(held[d], new[d])
 
 
 @piece
@@ -364,6 +416,10 @@ def follow(program: Array, drawn: Array, done: Array) -> None:
                 _product(line, task)
             elif line.op == NORM:
                 _norm(line, task)
+            elif line.op == TO_BYTES:
+                _to_bytes(line, task)
+            elif line.op == FROM_BYTES:
+                _from_bytes(line, task)
             elif line.kind == FLOAT:
                 _attention(line, task, _floats(line.keys, far), _floats(line.values, far))
             else:
