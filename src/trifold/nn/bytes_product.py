@@ -16,11 +16,10 @@ MANY = 16  # rows from which on it pays
 
 
 def many(x: Tensor, weight: Int8) -> bool:
-    """Whether this is a step of many rows, in bf16 on a CPU, with a weight that is not small."""
+    """Whether x (R, 1, K) or (R, K) is a step of many rows, in bf16 on a CPU, and the weight not small."""
     return (
         x.dtype is torch.bfloat16
-        and x.dim() > 1
-        and x.shape[-2] == 1
+        and (x.dim() == 2 or x.shape[-2] == 1)
         and x.numel() >= MANY * x.shape[-1]
         and 4 * weight.shape[0] * weight.shape[1] >= WORTH
         and not torch.is_grad_enabled()
