@@ -184,7 +184,7 @@ def outputs_of_a_task(inputs: int, kind: int) -> int:
 
 
 @piece
-def _largest(x: Array) -> float:
+def _largest(x: Array) -> Any:
     """The largest of a row of bf16, without its sign."""
     highest = F(0)
     for j in range(x.shape[0]):
