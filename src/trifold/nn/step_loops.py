@@ -6,26 +6,22 @@ operator, no allocation, no waking of threads. The layers are therefore written 
 whoever is free the next one; a line that reads what others write waits until their tasks are done.
 
 Activations are fp32. Matrices are fp32, bf16 or int8 (times one scale a row), keys and values fp32 or bf16. Arrays are
-given by their addresses; who gives them keeps them alive. The parts of numbers come from loops.py: after a change there
-the compiled cache of this file has to go too (`make clean`).
+given by their addresses; who gives them keeps them alive. Parts of these loops come from loops.py and addresses.py:
+after a change there the compiled cache of this file has to go too (`make clean`).
 """
 
 from __future__ import annotations
 
 import math
-import os
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import carray, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from trifold.nn.loops import MATHS, F, exponential, loop, narrow, part, wide
+from trifold.nn.addresses import brains, drawn_from, floats, give_way, octets, piece, seen, sums
+from trifold.nn.loops import F, exponential, loop, narrow, part, wide
 
 Array: TypeAlias = NDArray[Any]
-piece = njit(nogil=True, fastmath=MATHS, error_model="numpy")
 
 NORM, PRODUCT, ATTENTION, TO_BYTES, FROM_BYTES = range(5)
 FLOAT, BRAIN, BYTE = 0, 1, 2  # kinds of stored numbers: fp32, bf16, int8
@@ -53,77 +49,6 @@ CHUNK = 65_536  # bytes of a matrix that make a task
 PATIENCE = 4_000  # looks at a counter before the processor is offered to somebody else
 
 
-# --- what the language lacks ---------------------------------------------------------------------------
-
-
-@intrinsic
-def _pointer(typing: Any, address: Any) -> Any:
-    """An address as a pointer."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.inttoptr(values[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), generate
-
-
-@intrinsic
-def _drawn(typing: Any, array: Any, index: Any) -> Any:
-    """array[index] as it was; it becomes one more, in one act that threads cannot disturb."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind, where = signature.args
-        held = context.make_array(kind)(context, builder, values[0])
-        place = context.cast(builder, values[1], where, types.intp)
-        pointer = cgutils.get_item_pointer(context, builder, kind, held, [place])
-        one = context.get_constant(types.int64, 1)
-        return builder.atomic_rmw("add", pointer, one, "seq_cst")
-
-    return types.int64(array, index), generate
-
-
-@intrinsic
-def _seen(typing: Any, array: Any, index: Any) -> Any:
-    """array[index], looked up anew."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind, where = signature.args
-        held = context.make_array(kind)(context, builder, values[0])
-        place = context.cast(builder, values[1], where, types.intp)
-        pointer = cgutils.get_item_pointer(context, builder, kind, held, [place])
-        return builder.load_atomic(pointer, "seq_cst", 8)
-
-    return types.int64(array, index), generate
-
-
-if os.name == "posix":
-    _give_way = types.ExternalFunction("sched_yield", types.intc())
-else:
-
-    @piece
-    def _give_way() -> int:
-        return 0
-
-
-@piece
-def _floats(address: Any, count: Any) -> Any:
-    return carray(_pointer(address), (count,), dtype=np.float32)
-
-
-@piece
-def _brains(address: Any, count: Any) -> Any:
-    return carray(_pointer(address), (count,), dtype=np.uint16)
-
-
-@piece
-def _bytes(address: Any, count: Any) -> Any:
-    return carray(_pointer(address), (count,), dtype=np.int8)
-
-
-@piece
-def _sums(address: Any, count: Any) -> Any:
-    return carray(_pointer(address), (count,), dtype=np.int32)
-
-
 # --- norm ----------------------------------------------------------------------------------------------
 
 
@@ -131,9 +56,9 @@ def _sums(address: Any, count: Any) -> Any:
 def _norm(line: Any, row: int) -> None:
     """out (set, or added to) = (x - mean) / √(variance + ε) · weight + bias; an RMS norm takes the mean for 0."""
     width = line.inputs
-    x = _floats(line.x, line.rows * width)[row * width : (row + 1) * width]
-    out = _floats(line.out, line.rows * width)[row * width : (row + 1) * width]
-    weight = _floats(line.weight, width)
+    x = floats(line.x, line.rows * width)[row * width : (row + 1) * width]
+    out = floats(line.out, line.rows * width)[row * width : (row + 1) * width]
+    weight = floats(line.weight, width)
     share, mean, square = F(1) / F(width), F(0), F(0)
     if line.norm == LAYER:
         for j in range(width):
@@ -185,7 +110,7 @@ def _finish(held: Array, line: Any, first: int, out: Array) -> None:
     """held (n,), which belongs to the outputs from `first` on, with bias and activation into out (n,)."""
     count = held.shape[0]
     if line.bias != 0:
-        bias = _floats(line.bias, first + count)[first:]
+        bias = floats(line.bias, first + count)[first:]
         for j in range(count):
             held[j] += bias[j]
     _activate(held, line.activation)
@@ -230,20 +155,20 @@ def _product(line: Any, task: int) -> None:
     share = outputs_of_a_task(inputs, line.kind)
     first = task * share
     last = min(outputs, first + share)
-    x = _floats(line.x, rows * inputs).reshape(rows, inputs)
+    x = floats(line.x, rows * inputs).reshape(rows, inputs)
     held, count, skipped = np.empty((rows, last - first), F), (last - first) * inputs, first * inputs
     # A slice would not be known to lie in one piece; what begins at another address is.
     if line.kind == FLOAT:
-        _dots(_floats(line.weight + 4 * skipped, count).reshape(last - first, inputs), x, held)
+        _dots(floats(line.weight + 4 * skipped, count).reshape(last - first, inputs), x, held)
     elif line.kind == BRAIN:
-        _dots(_brains(line.weight + 2 * skipped, count).reshape(last - first, inputs), x, held)
+        _dots(brains(line.weight + 2 * skipped, count).reshape(last - first, inputs), x, held)
     else:
-        _dots(_bytes(line.weight + skipped, count).reshape(last - first, inputs), x, held)
-        scales = _floats(line.scales, outputs)[first:last]
+        _dots(octets(line.weight + skipped, count).reshape(last - first, inputs), x, held)
+        scales = floats(line.scales, outputs)[first:last]
         for r in range(rows):
             for j in range(last - first):
                 held[r, j] *= scales[j]
-    out = _floats(line.out, rows * outputs).reshape(rows, outputs)
+    out = floats(line.out, rows * outputs).reshape(rows, outputs)
     for r in range(rows):
         _finish(held[r], line, first, out[r, first:last])
 
@@ -259,7 +184,7 @@ def outputs_of_a_task(inputs: int, kind: int) -> int:
 
 
 @piece
-def _largest(x: Array) -> float:
+def _largest(x: Array) -> Any:
     """The largest of a row of bf16, without its sign."""
     highest = F(0)
     for j in range(x.shape[0]):
@@ -278,24 +203,24 @@ def _rounded(x: Array, factor: float, out: Array) -> None:
 def _to_bytes(line: Any, row: int) -> None:
     """A row of bf16 x (R, K) as bytes in ±127, to the nearest, into out; its scale into scales (R,)."""
     width = line.inputs
-    x = _brains(line.x + 2 * row * width, width)
+    x = brains(line.x + 2 * row * width, width)
     highest = _largest(x)
-    _floats(line.scales, line.rows)[row] = highest / F(127)
+    floats(line.scales, line.rows)[row] = highest / F(127)
     factor = F(127) / highest if highest > F(0) else F(0)
-    _rounded(x, factor, _bytes(line.out + row * width, width))
+    _rounded(x, factor, octets(line.out + row * width, width))
 
 
 @piece
 def _from_bytes(line: Any, row: int) -> None:
     """A row of sums x (R, N) int32 · scale of the row (in weight) · scales (N,) + bias, as bf16 into out."""
     width = line.outputs
-    x = _sums(line.x + 4 * row * width, width)
-    out, scales = _brains(line.out + 2 * row * width, width), _floats(line.scales, width)
-    scale, held = _floats(line.weight, line.rows)[row], np.empty(width, F)
+    x = sums(line.x + 4 * row * width, width)
+    out, scales = brains(line.out + 2 * row * width, width), floats(line.scales, width)
+    scale, held = floats(line.weight, line.rows)[row], np.empty(width, F)
     for j in range(width):
         held[j] = F(x[j]) * scale * scales[j]
     if line.bias != 0:
-        bias = _floats(line.bias, width)
+        bias = floats(line.bias, width)
         for j in range(width):
             held[j] += bias[j]
     _keep(held, out)
@@ -320,7 +245,7 @@ def _turn(x: Array, line: Any, row: int, out: Array) -> None:
         return
     half = line.turned // 2
     start = row * line.turn_stride
-    cos, sin = _floats(line.cos, start + half)[start:], _floats(line.sin, start + half)[start:]
+    cos, sin = floats(line.cos, start + half)[start:], floats(line.sin, start + half)[start:]
     for i in range(half):
         one, two = (2 * i, 2 * i + 1) if line.interleaved else (i, i + half)
         out[one] = x[one] * cos[i] - x[two] * sin[i]
@@ -336,20 +261,20 @@ def _attention(line: Any, task: int, keys: Array, values: Array) -> None:
     turned = np.empty(width, F)
     if line.new_keys != 0:
         new = (row * line.kv_heads + kv_head) * width
-        _turn(_floats(line.new_keys, new + width)[new:], line, row, turned)
+        _turn(floats(line.new_keys, new + width)[new:], line, row, turned)
         there = start + line.slot * line.key_stride
         _keep(turned, keys[there : there + width])
-        _keep(_floats(line.new_values, new + width)[new:], values[there : there + width])
+        _keep(floats(line.new_values, new + width)[new:], values[there : there + width])
     first, length = line.first, line.length
     scores = np.empty(length, F)
     allowed = row // line.sharing * line.allowed_stride
-    marks = _bytes(line.allowed, allowed + length)[allowed:]
+    marks = octets(line.allowed, allowed + length)[allowed:]
     for g in range(group):
         head = kv_head * group + g
         begin = (row * line.heads + head) * width
-        _turn(_floats(line.x, begin + width)[begin:], line, row, turned)
+        _turn(floats(line.x, begin + width)[begin:], line, row, turned)
         offset = row * line.offsets_row + head * line.offsets_head
-        offsets = _floats(line.offsets, offset + length)[offset:]
+        offsets = floats(line.offsets, offset + length)[offset:]
         highest = F(-np.inf)
         for s in range(first, length):
             here = start + s * line.key_stride
@@ -365,7 +290,7 @@ def _attention(line: Any, task: int, keys: Array, values: Array) -> None:
                 total = F(-np.inf)
             scores[s] = total
             highest = max(highest, total)
-        out = _floats(line.out, begin + width)[begin:]
+        out = floats(line.out, begin + width)[begin:]
         out[:] = 0
         if highest == F(-np.inf):  # it may attend to nothing
             continue
@@ -388,10 +313,10 @@ def _attention(line: Any, task: int, keys: Array, values: Array) -> None:
 def _await(done: Array, number: int, tasks: int) -> None:
     """Go on when all tasks of a line are done."""
     looks = 0
-    while _seen(done, number) < tasks:
+    while seen(done, number) < tasks:
         looks += 1
         if looks > PATIENCE:
-            _give_way()
+            give_way()
 
 
 @loop
@@ -410,7 +335,7 @@ def follow(program: Array, drawn: Array, done: Array) -> None:
             while complete < number:
                 _await(done, complete, program[complete].tasks)
                 complete += 1
-        task = _drawn(drawn, number)
+        task = drawn_from(drawn, number)
         while task < line.tasks:
             if line.op == PRODUCT:
                 _product(line, task)
@@ -421,11 +346,11 @@ def follow(program: Array, drawn: Array, done: Array) -> None:
             elif line.op == FROM_BYTES:
                 _from_bytes(line, task)
             elif line.kind == FLOAT:
-                _attention(line, task, _floats(line.keys, far), _floats(line.values, far))
+                _attention(line, task, floats(line.keys, far), floats(line.values, far))
             else:
-                _attention(line, task, _brains(line.keys, far), _brains(line.values, far))
-            _drawn(done, number)
-            task = _drawn(drawn, number)
+                _attention(line, task, brains(line.keys, far), brains(line.values, far))
+            drawn_from(done, number)
+            task = drawn_from(drawn, number)
     while complete < program.shape[0]:
         _await(done, complete, program[complete].tasks)
         complete += 1
