@@ -92,7 +92,7 @@ def decoded(
         with torch.no_grad():
             if config.encoder_layers:
                 source = torch.randint(3, config.vocab_size, (rows, 7), generator=generator)
-                real = torch.arange(7) < torch.tensor([7, 4, 6, 5])[:rows, None]
+                real = torch.arange(7) < torch.tensor([7, 4, 6, 5] * 2)[:rows, None]
                 memory = model.encode(Inputs(source, real if rows > 1 else None))
             cache = model.new_cache(kind, room=20, rollback=2)
             model.decode(Inputs(tokens[::beams, :5], attend), memory, cache)
@@ -119,7 +119,7 @@ def covered(cache: Cache) -> bool:
 
 
 @every
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [1, 3, 8])
 def test_it_is_the_ordinary_step(make_model: Make, values: dict[str, object], rows: int) -> None:
     model = make_model(**values)
     for kind in ("growing", "static", "sliding"):
@@ -271,7 +271,7 @@ def small_products_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_products_too")
-@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("rows", [1, 2, 4, 7, 8])
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_thin_product_is_the_librarys(rows: int, kind: str, threads: int) -> None:
@@ -318,7 +318,7 @@ def test_few_rows_of_a_large_matrix_and_no_gradients() -> None:
     weight = torch.randn(64, 32)
     with torch.no_grad():
         assert crew.thin(torch.randn(1, 4, 32), weight)
-        assert not crew.thin(torch.randn(5, 32), weight)
+        assert not crew.thin(torch.randn(crew.FEW + 1, 32), weight)
         assert not crew.thin(torch.randn(1, 32), weight.half())
         assert not crew.thin(torch.randn(1, 32), torch.randn(32, 64).T)
         assert not crew.thin(torch.randn(0, 32), weight)
@@ -383,12 +383,12 @@ def test_bytes_times_bytes_is_the_product_of_what_was_rounded(
         )  # rows are on their own
 
 
-def test_only_steps_of_many_rows_in_bf16_are_rounded_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_many_rows_in_bf16_are_rounded_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bytes_product, "WORTH", 0)
     weight, x = Int8.of(torch.randn(96, 64)), torch.randn(33, 1, 64).bfloat16()
     assert not bytes_product.many(x, weight)  # gradients
     with torch.no_grad():
         assert bytes_product.many(x, weight)
         assert not bytes_product.many(x.float(), weight)
-        assert not bytes_product.many(x[:3], weight)
-        assert not bytes_product.many(x.view(3, 11, 64), weight)
+        assert not bytes_product.many(x[: crew.FEW], weight)
+        assert bytes_product.many(x.view(3, 11, 64), weight)

@@ -1,4 +1,4 @@
-"""Products of bytes with bytes, for decoding steps of many rows, where arithmetic is what takes the time.
+"""Products of bytes with bytes, for more rows than the loops of a decoding step like, where arithmetic takes the time.
 
 A processor multiplies bytes twice as fast as bf16. Weights are bytes already; each row of activations becomes bytes
 times one scale, which costs about as much precision as the weights did. A model that computes in float32 is left alone.
@@ -9,18 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trifold.nn.crew import WORTH, run_line, step_loops
+from trifold.nn.crew import FEW, WORTH, run_line, step_loops
 from trifold.nn.int8 import Int8
-
-MANY = 16  # rows from which on it pays
 
 
 def many(x: Tensor, weight: Int8) -> bool:
-    """Whether x (R, 1, K) or (R, K) is a step of many rows, in bf16 on a CPU, and the weight not small."""
+    """Whether x (…, K) has more than a few rows, in bf16 on a CPU, and the weight is not small."""
     return (
         x.dtype is torch.bfloat16
-        and (x.dim() == 2 or x.shape[-2] == 1)
-        and x.numel() >= MANY * x.shape[-1]
+        and x.numel() > FEW * x.shape[-1]
         and 4 * weight.shape[0] * weight.shape[1] >= WORTH
         and not torch.is_grad_enabled()
         and weight.values.device.type == "cpu"

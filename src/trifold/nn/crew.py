@@ -1,12 +1,16 @@
-"""Who works off the lines of step_loops.py: this thread, and helpers that wait for work."""
+"""Who works off the lines of step_loops.py: the threads that work for the library's own operators.
+
+Threads of our own would have to share the processors with those, which keep one busy for milliseconds after every
+operator, looking for more to do. Of OpenMP, which torch is linked with, they are to be had in two microseconds.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
-import threading
+from collections.abc import Callable
 from functools import cache
-from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,10 +21,12 @@ from torch import Tensor
 from trifold.nn.int8 import Int8, Matrix
 
 Array: TypeAlias = NDArray[Any]
+Begin: TypeAlias = Callable[[int, int, int, int], None]
 
 MOST = 16  # threads: memory gives no more
-FEW = 4  # rows up to which a product by the loops is quicker than by a library
+FEW = 8  # rows up to which a product by the loops is quicker than by a library
 WORTH = 2**20  # weights from which on it is worth to begin with them
+HOME = os.getpid()
 
 
 @cache
@@ -32,38 +38,32 @@ def step_loops() -> Any:
         return None
 
 
-class Crew:
-    """Helpers wait in Python, not in a loop: between two programs the processors are everybody's."""
-
-    def __init__(self) -> None:
-        self._helpers: list[SimpleQueue[tuple[Array, ...]]] = []
-        if hasattr(os, "register_at_fork"):  # a child process has none of its parent's threads
-            os.register_at_fork(after_in_child=self._helpers.clear)
-
-    def run(self, program: Array) -> None:
-        """Work off the lines on as many threads as torch has; helpers that are busy elsewhere come when they can."""
-        loops = step_loops()
-        threads = min(torch.get_num_threads(), MOST)
-        # Copied: a helper that comes too late still looks into it.
-        job = program.copy(), np.zeros(len(program), np.int64), np.zeros(len(program), np.int64)
-        while len(self._helpers) < threads - 1:
-            self._engage(loops.follow)
-        for helper in self._helpers[: threads - 1]:
-            helper.put(job)
-        loops.follow(*job)
-
-    def _engage(self, follow: Any) -> None:
-        jobs: SimpleQueue[tuple[Array, ...]] = SimpleQueue()
-
-        def work() -> None:
-            while True:
-                follow(*jobs.get())
-
-        threading.Thread(target=work, name="trifold-helper", daemon=True).start()
-        self._helpers.append(jobs)
+@cache
+def team() -> Begin | None:
+    """What runs a function (its address, that of its argument, threads, 0) on all of the library's threads and this
+    one, and waits for them; None where torch has no OpenMP.
+    """
+    try:
+        begin = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    begin.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    begin.restype = None
+    return begin
 
 
-CREW = Crew()
+def work_off(program: Array) -> None:
+    """Work off the lines on as many threads as torch has; on this one alone in a child process, which has none of its
+    parent's threads, and where there is no team.
+    """
+    work = step_loops().work()
+    counts = np.zeros((2, len(program)), np.int64)
+    job = np.array([program.ctypes.data, len(program), counts.ctypes.data])
+    threads, begin = min(torch.get_num_threads(), MOST), team()
+    if begin is None or threads == 1 or os.getpid() != HOME:
+        work.ctypes(job.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+    else:
+        begin(work.address, job.ctypes.data, threads, 0)
 
 
 # --- lines ---------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def run_line(**fields: Tensor | float | None) -> None:
     for name, value in fields.items():
         if value is not None:
             program[name] = value.data_ptr() if isinstance(value, Tensor) else value
-    CREW.run(program)
+    work_off(program)
 
 
 # Types of numbers that the loops read -> their name there.

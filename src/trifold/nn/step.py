@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, LayerCache
 from trifold.nn.capture import Place
-from trifold.nn.crew import CREW, FEW, KINDS, matrix_fields, step_loops, suits
+from trifold.nn.crew import FEW, KINDS, matrix_fields, step_loops, suits, work_off
+from trifold.nn.int8 import Int8
 from trifold.nn.layers import Dropout, FeedForward, LayerNorm, Residual, RMSNorm
 from trifold.nn.linear import Linear
 from trifold.nn.masks import Mask
@@ -41,7 +42,7 @@ def step(
     """x (R, 1, E) -> (R, 1, E) as the stack would have it, the cache one token longer; None where it is not covered."""
     if x.shape[1] != 1 or x.shape[0] > FEW or torch.is_grad_enabled() or stack.training:
         return None
-    if x.device.type != "cpu" or x.dtype not in KINDS or cache.length == 0 or step_loops() is None:
+    if x.device.type != "cpu" or x.dtype not in KINDS or cache.length == 0:
         return None
     if mask.packing is not None or (rotary is not None and rotary.late):
         return None
@@ -69,7 +70,8 @@ def covered(stack: Any, cache: Cache) -> bool:
     )
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in stack.modules())
     kept = all(layer.own.held is not None and layer.own.held[0].dtype in KINDS for layer in cache.layers)
-    return known and kept and not hooked and all(suits(weight) for weight in matrices)
+    fits = known and kept and not hooked and all(suits(weight) for weight in matrices)
+    return fits and step_loops() is not None
 
 
 def _parts(block: Any) -> list[Any]:
@@ -84,7 +86,7 @@ class Program:
     def __init__(self, stack: Any, like: Tensor) -> None:
         self.loops: Any = step_loops()
         self.places = [module for module in stack.modules() if isinstance(module, Place)]
-        self.kept: list[Tensor | nn.Module] = []
+        self.kept: list[Tensor] = []
         self.written: list[dict[str, float]] = []
         self.own: list[int] = []  # the lines of self-attention, one a layer
         self.crossing: list[int] = []  # … and of cross-attention
@@ -149,8 +151,9 @@ class Program:
         activation: str = "none",
         waits: int = 1,
     ) -> Tensor:
-        self.kept.append(layer)
-        fields = matrix_fields(layer.weight) | {"x": x.data_ptr(), "out": out.data_ptr(), "waits": waits}
+        weight = layer.weight
+        self.kept += [weight.values, weight.scales] if isinstance(weight, Int8) else [weight.detach()]
+        fields = matrix_fields(weight) | {"x": x.data_ptr(), "out": out.data_ptr(), "waits": waits}
         fields |= {"bias": self._vector(layer.bias), "activation": self._code(activation)}
         self._write(**fields, mode=self._code(mode))
         return out
@@ -230,7 +233,7 @@ class Program:
             self._own_keys(self.own[place], layer, window, bias)
             if self.crossing:
                 self._memory_keys(self.crossing[place], layer, rows)
-        CREW.run(self.lines)
+        work_off(self.lines)
         for layer in cache.layers:
             layer.own.wrote()
         del alive  # what the lines read by its address

@@ -2,7 +2,7 @@
 
 A step for a few rows reads every weight once and does little else, so that nothing may stand between two products: no
 operator, no allocation, no waking of threads. The layers are therefore written down beforehand as an array of LINEs
-(step.py does that), and `follow` goes through it. Each line is cut into tasks which the threads take from a counter,
+(step.py does that), and `_follow` goes through it. Each line is cut into tasks which the threads take from a counter,
 whoever is free the next one; a line that reads what others write waits until their tasks are done.
 
 Activations are fp32. Matrices are fp32, bf16 or int8 (times one scale a row), keys and values fp32 or bf16. Arrays are
@@ -13,13 +13,15 @@ after a change there the compiled cache of this file has to go too (`make clean`
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
+from numba import carray, cfunc, types
 from numpy.typing import NDArray
 
-from trifold.nn.addresses import brains, drawn_from, floats, give_way, octets, piece, seen, sums
-from trifold.nn.loops import F, exponential, loop, narrow, part, wide
+from trifold.nn.addresses import brains, drawn_from, floats, give_way, octets, piece, pointer, seen, sums
+from trifold.nn.loops import F, exponential, narrow, part, wide
 
 Array: TypeAlias = NDArray[Any]
 
@@ -127,24 +129,46 @@ def _finish(held: Array, line: Any, first: int, out: Array) -> None:
 
 @piece
 def _dots(matrix: Array, x: Array, held: Array) -> None:
-    """matrix (n, K) times the rows of x (R, K) -> held (R, n); four rows go through the matrix together."""
-    rows = x.shape[0]
-    for n in range(matrix.shape[0]):
-        weight = matrix[n]
-        for r in range(0, rows // 4 * 4, 4):
+    """matrix (n, K) times the rows of x (R, K) -> held (R, n). In blocks, so that what was loaded serves several times:
+    two rows of the matrix with four of x, or four with one.
+    """
+    count, rows = matrix.shape[0], x.shape[0]
+    together = rows // 4 * 4
+    for n in range(0, count - 1, 2):
+        v, w = matrix[n], matrix[n + 1]
+        for r in range(0, together, 4):
             x0, x1, x2, x3 = x[r], x[r + 1], x[r + 2], x[r + 3]
-            a = b = c = d = F(0)
-            for j in range(weight.shape[0]):
-                w = wide(weight[j])
-                a += w * x0[j]
-                b += w * x1[j]
-                c += w * x2[j]
-                d += w * x3[j]
-            held[r, n], held[r + 1, n], held[r + 2, n], held[r + 3, n] = a, b, c, d
-        for r in range(rows // 4 * 4, rows):
-            xr, total = x[r], F(0)
-            for j in range(weight.shape[0]):
-                total += wide(weight[j]) * xr[j]
+            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = F(0)
+            for j in range(v.shape[0]):
+                p, q = wide(v[j]), wide(w[j])
+                a0 += p * x0[j]
+                a1 += p * x1[j]
+                a2 += p * x2[j]
+                a3 += p * x3[j]
+                b0 += q * x0[j]
+                b1 += q * x1[j]
+                b2 += q * x2[j]
+                b3 += q * x3[j]
+            held[r, n], held[r + 1, n], held[r + 2, n], held[r + 3, n] = a0, a1, a2, a3
+            m = n + 1
+            held[r, m], held[r + 1, m], held[r + 2, m], held[r + 3, m] = b0, b1, b2, b3
+    for r in range(together, rows):
+        y = x[r]
+        for n in range(0, count - 3, 4):
+            w0, w1, w2, w3 = matrix[n], matrix[n + 1], matrix[n + 2], matrix[n + 3]
+            a0 = a1 = a2 = a3 = F(0)
+            for j in range(y.shape[0]):
+                a0 += wide(w0[j]) * y[j]
+                a1 += wide(w1[j]) * y[j]
+                a2 += wide(w2[j]) * y[j]
+                a3 += wide(w3[j]) * y[j]
+            held[r, n], held[r, n + 1], held[r, n + 2], held[r, n + 3] = a0, a1, a2, a3
+    for r in range(rows):  # what is left over
+        y = x[r]
+        for n in range(count // 2 * 2 if r < together else count // 4 * 4, count):
+            w, total = matrix[n], F(0)
+            for j in range(y.shape[0]):
+                total += wide(w[j]) * y[j]
             held[r, n] = total
 
 
@@ -294,11 +318,11 @@ def _attention(line: Any, task: int, keys: Array, values: Array) -> None:
         out[:] = 0
         if highest == F(-np.inf):  # it may attend to nothing
             continue
+        for s in range(first, length):
+            scores[s] = exponential(scores[s] - highest) if scores[s] > F(-np.inf) else F(0)
         total = F(0)
         for s in range(first, length):
-            weight = exponential(scores[s] - highest) if scores[s] > F(-np.inf) else F(0)
-            scores[s] = weight
-            total += weight
+            total += scores[s]
         for s in range(first, length):
             here = start + s * line.key_stride
             value, weight = values[here : here + width], scores[s] / total
@@ -319,8 +343,8 @@ def _await(done: Array, number: int, tasks: int) -> None:
             give_way()
 
 
-@loop
-def follow(program: Array, drawn: Array, done: Array) -> None:
+@piece
+def _follow(program: Array, drawn: Array, done: Array) -> None:
     """Work off the lines, together with whoever was given the same arrays; returns when all is done.
 
     program: (n,) of LINE, which nobody changes any more. drawn, done: (n,) int64 zeros, the tasks of each line that
@@ -354,3 +378,17 @@ def follow(program: Array, drawn: Array, done: Array) -> None:
     while complete < program.shape[0]:
         _await(done, complete, program[complete].tasks)
         complete += 1
+
+
+def _work(job: Any) -> None:
+    """What each thread does. job: (3,) the address of the lines, how many there are, the address of the counts."""
+    about = carray(job, 3)
+    program = carray(pointer(about[0]), (about[1],), dtype=LINE)
+    counts = carray(pointer(about[2]), (2, about[1]), dtype=np.int64)
+    _follow(program, counts[0], counts[1])
+
+
+@cache
+def work() -> Any:
+    """`_work`, compiled, as other languages call a function: by its address."""
+    return cfunc(types.void(types.CPointer(types.int64)), cache=True)(_work)
