@@ -1,4 +1,6 @@
-"""What compiled loops need and the language has not: arrays at an address, counters that threads share, giving way."""
+"""What compiled loops need and the language has not: arrays at an address, what comes nearer, counters that threads
+share, giving way.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import os
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -23,6 +26,20 @@ def pointer(typing: Any, address: Any) -> Any:
         return builder.inttoptr(values[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def fetch(typing: Any, address: Any) -> Any:
+    """The line of memory at an address, which may be any, comes nearer (into the second cache) while work goes on."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
+        instruction = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(instruction, [builder.inttoptr(values[0], cgutils.voidptr_t), word(0), word(2), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
 
 
 @intrinsic

@@ -20,13 +20,25 @@ import numpy as np
 from numba import carray, cfunc, types
 from numpy.typing import NDArray
 
-from trifold.nn.addresses import brains, drawn_from, floats, give_way, octets, piece, pointer, seen, sums
+from trifold.nn.addresses import (
+    brains,
+    drawn_from,
+    fetch,
+    floats,
+    give_way,
+    octets,
+    piece,
+    pointer,
+    seen,
+    sums,
+)
 from trifold.nn.loops import F, exponential, narrow, part, wide
 
 Array: TypeAlias = NDArray[Any]
 
 NORM, PRODUCT, ATTENTION, TO_BYTES, FROM_BYTES = range(5)
 FLOAT, BRAIN, BYTE = 0, 1, 2  # kinds of stored numbers: fp32, bf16, int8
+SIZES = (4, 2, 1)  # their bytes
 SET, ADD, TIMES = 0, 1, 2  # what becomes of the output that is already there
 LAYER, RMS = 0, 1
 NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH = range(7)
@@ -48,6 +60,7 @@ LINE = np.dtype(
 )
 
 CHUNK = 65_536  # bytes of a matrix that make a task
+AHEAD = 12_288  # bytes that memory is asked for before they are needed
 PATIENCE = 4_000  # looks at a counter before the processor is offered to somebody else
 
 
@@ -128,14 +141,23 @@ def _finish(held: Array, line: Any, first: int, out: Array) -> None:
 
 
 @piece
-def _dots(matrix: Array, x: Array, held: Array) -> None:
-    """matrix (n, K) times the rows of x (R, K) -> held (R, n). In blocks, so that what was loaded serves several times:
-    two rows of the matrix with four of x, or four with one.
+def _approach(start: int, end: int) -> None:
+    """What lies at these addresses is going to be read. Left to itself, memory comes at a third of its speed."""
+    for address in range(start, end, 64):
+        fetch(address)
+
+
+@piece
+def _dots(matrix: Array, address: int, x: Array, held: Array) -> None:
+    """matrix (n, K), which lies at that address, times the rows of x (R, K) -> held (R, n).
+
+    Two rows of the matrix go with four of x, so that what was loaded serves several times; what is left, one by one.
     """
-    count, rows = matrix.shape[0], x.shape[0]
+    count, rows, width = matrix.shape[0], x.shape[0], matrix.shape[1] * matrix.itemsize
     together = rows // 4 * 4
-    for n in range(0, count - 1, 2):
-        v, w = matrix[n], matrix[n + 1]
+    for n in range(0, count - 1 if together else 0, 2):
+        v, w, ahead = matrix[n], matrix[n + 1], address + n * width + AHEAD
+        _approach(ahead, ahead + 2 * width)
         for r in range(0, together, 4):
             x0, x1, x2, x3 = x[r], x[r + 1], x[r + 2], x[r + 3]
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = F(0)
@@ -152,24 +174,21 @@ def _dots(matrix: Array, x: Array, held: Array) -> None:
             held[r, n], held[r + 1, n], held[r + 2, n], held[r + 3, n] = a0, a1, a2, a3
             m = n + 1
             held[r, m], held[r + 1, m], held[r + 2, m], held[r + 3, m] = b0, b1, b2, b3
-    for r in range(together, rows):
+    for r in range(rows):
         y = x[r]
-        for n in range(0, count - 3, 4):
-            w0, w1, w2, w3 = matrix[n], matrix[n + 1], matrix[n + 2], matrix[n + 3]
-            a0 = a1 = a2 = a3 = F(0)
-            for j in range(y.shape[0]):
-                a0 += wide(w0[j]) * y[j]
-                a1 += wide(w1[j]) * y[j]
-                a2 += wide(w2[j]) * y[j]
-                a3 += wide(w3[j]) * y[j]
-            held[r, n], held[r, n + 1], held[r, n + 2], held[r, n + 3] = a0, a1, a2, a3
-    for r in range(rows):  # what is left over
-        y = x[r]
-        for n in range(count // 2 * 2 if r < together else count // 4 * 4, count):
-            w, total = matrix[n], F(0)
+        for n in range(count // 2 * 2 if r < together else 0, count):
+            w, total, ahead = matrix[n], F(0), address + n * width + AHEAD
+            _approach(ahead, ahead + width)
             for j in range(y.shape[0]):
                 total += wide(w[j]) * y[j]
             held[r, n] = total
+
+
+@piece
+def _beginning(line: Any, task: int) -> Any:
+    """The address of a task's part of the matrix."""
+    share = outputs_of_a_task(line.inputs, line.kind)
+    return line.weight + task * share * line.inputs * SIZES[line.kind]
 
 
 @piece
@@ -180,14 +199,16 @@ def _product(line: Any, task: int) -> None:
     first = task * share
     last = min(outputs, first + share)
     x = floats(line.x, rows * inputs).reshape(rows, inputs)
-    held, count, skipped = np.empty((rows, last - first), F), (last - first) * inputs, first * inputs
+    held, count = np.empty((rows, last - first), F), (last - first) * inputs
     # A slice would not be known to lie in one piece; what begins at another address is.
+    start = _beginning(line, task)
+    _approach(start, start + AHEAD)
     if line.kind == FLOAT:
-        _dots(floats(line.weight + 4 * skipped, count).reshape(last - first, inputs), x, held)
+        _dots(floats(start, count).reshape(last - first, inputs), start, x, held)
     elif line.kind == BRAIN:
-        _dots(brains(line.weight + 2 * skipped, count).reshape(last - first, inputs), x, held)
+        _dots(brains(start, count).reshape(last - first, inputs), start, x, held)
     else:
-        _dots(octets(line.weight + skipped, count).reshape(last - first, inputs), x, held)
+        _dots(octets(start, count).reshape(last - first, inputs), start, x, held)
         scales = floats(line.scales, outputs)[first:last]
         for r in range(rows):
             for j in range(last - first):
@@ -200,8 +221,7 @@ def _product(line: Any, task: int) -> None:
 @piece
 def outputs_of_a_task(inputs: int, kind: int) -> int:
     """About CHUNK bytes of weights; in sixteens, so that no two threads write to one line of memory."""
-    wide_of = 4 if kind == FLOAT else 2 if kind == BRAIN else 1
-    return max(16, CHUNK // (inputs * wide_of) // 16 * 16)
+    return max(16, CHUNK // (inputs * SIZES[kind]) // 16 * 16)
 
 
 # --- bytes times bytes ---------------------------------------------------------------------------------
@@ -355,11 +375,14 @@ def _follow(program: Array, drawn: Array, done: Array) -> None:
     complete = 0
     for number in range(program.shape[0]):
         line = program[number]
+        task = drawn_from(drawn, number)
+        if line.op == PRODUCT and task < line.tasks:  # while others finish what it waits for
+            start = _beginning(line, task)
+            _approach(start, start + AHEAD)
         if line.waits:
             while complete < number:
                 _await(done, complete, program[complete].tasks)
                 complete += 1
-        task = drawn_from(drawn, number)
         while task < line.tasks:
             if line.op == PRODUCT:
                 _product(line, task)
