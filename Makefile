@@ -36,9 +36,10 @@ check: $(VENV)/ready-dev ## run style, types, import ranks and the quick tests (
 	@$(BIN)/lint-imports >$(VENV)/ranks.txt || { cat $(VENV)/ranks.txt; exit 1; }
 	@$(TESTS) -m "not slow"
 
-bench: $(VENV)/ready-plots ## measure training side by side with other toolkits (each in its own environment)
+bench: $(VENV)/ready-plots ## measure training and generating side by side with other toolkits (each in its own environment)
 	@echo "bench: trifold and its peers, one after the other"
 	@$(BIN)/python benchmarks/run.py train
+	@$(BIN)/python benchmarks/run.py generate
 
 clean: ## remove the environments and the caches (what was trained, in runs/, is kept)
 	@echo "clean: environments and caches"

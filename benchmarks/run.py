@@ -1,4 +1,4 @@
-"""`python benchmarks/run.py train [options]`: run one benchmark in the environment of the peers.
+"""`python benchmarks/run.py train|generate [options]`: run one benchmark in the environment of the peers.
 
 The environment `.bench-venv` is made on the first run, and again when `peers.txt` has changed.
 """
@@ -16,7 +16,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE.parent / ".bench-venv"
 PEERS = HERE / "peers.txt"
-BENCHMARKS = {"train": HERE / "train_translation" / "run.py"}
+BENCHMARKS = {
+    "train": HERE / "train_translation" / "run.py",
+    "generate": HERE / "generate" / "run.py",
+}
 
 
 def main() -> int:

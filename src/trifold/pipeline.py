@@ -25,8 +25,10 @@ from trifold.generate import (
 )
 from trifold.hub import load_model, save_model
 from trifold.hub import resolve as find_folder
+from trifold.hub.filling import Stored
 from trifold.hub.pictures import read_pictures, write_pictures
 from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.int8 import Int8
 from trifold.nn.transformer import shifted
 from trifold.tasks.predict import Predicts
 from trifold.tasks.ragged import Ragged
@@ -237,6 +239,8 @@ class Pipeline(Predicts):
 
         Weights of more than `max_shard_size` (bytes, or a text such as 500MB) are dealt out to several files.
         """
+        if any(isinstance(module, Int8) for module in self.model.modules()):
+            raise UsageError("weights of int8 are for running only: load the model without them to save it")
         path = Path(folder)
         generation = self.generation.model_dump(exclude_defaults=True)
         dtype = next(self.model.parameters()).dtype
@@ -286,16 +290,22 @@ def _ids(name: str, tokens: Tensor, vocabulary: int) -> Tensor:
     return tokens.long()
 
 
-def load(name: str | Path, *, device: str | None = None, dtype: Dtype = "float32") -> Pipeline:
+def load(
+    name: str | Path, *, device: str | None = None, dtype: Dtype = "float32", weights: Stored | None = None
+) -> Pipeline:
     """A run folder, a model folder, or a hub id -> Pipeline on `device` (the best one found unless given).
 
+    dtype: what is computed in, and the weights kept in, unless `weights` says "int8": then the matrices take one byte
+    a weight, which is quicker to generate with, a little off (docs say how much), and can neither learn nor be saved.
     Raises CheckpointError where there is no model, or it is damaged or of an unknown family.
     """
     folder = find_folder(str(name))
     if (folder / "recipe.yaml").is_file():
         raise CheckpointError(f"{name}: the run has no model yet (it is written at the first validation)")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model, generation = load_model(folder, dtype=getattr(torch, dtype), device=place)
+    if weights not in (None, "int8"):
+        raise UsageError(f"weights {weights!r} is not known: leave it out, or give 'int8'")
+    model, generation = load_model(folder, dtype=getattr(torch, dtype), device=place, stored=weights)
     return Pipeline(model, *_tokenizers(folder), generation, read_pictures(folder))
 
 

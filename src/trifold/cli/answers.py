@@ -28,13 +28,17 @@ class Answer(NamedTuple):
 
 
 def opened(
-    model: str, device: str | None, dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    model: str,
+    device: str | None,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    weights: Literal["int8"] | None = None,
 ) -> Pipeline:
     """The model, on the device that is named or the best one here. Raises UsageError where that is not here."""
     from trifold.pipeline import load
     from trifold.train.device import find_device
 
-    return load(model, device=None if device in (None, "auto") else str(find_device(device)), dtype=dtype)
+    place = None if device in (None, "auto") else str(find_device(device))
+    return load(model, device=place, dtype=dtype, weights=weights)
 
 
 def answers(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from trifold.cli import search_options as search
-from trifold.cli.options import BatchSize, Beams, Device, Dtype, Json, Model, Out
+from trifold.cli.options import BatchSize, Beams, Device, Dtype, Json, Model, Out, Weights
 from trifold.cli.streams import clean, writing
 from trifold.errors import UsageError
 
@@ -63,6 +63,7 @@ def run(
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
+    weights: Weights = None,
     json: Json = False,
     out: Out = None,
 ) -> None:
@@ -109,9 +110,9 @@ def run(
 
     if text is not None:
         clean(text, "TEXT")
-    pipeline = opened(model, device, dtype)
+    pipeline = opened(model, device, dtype, weights)
     if draft is not None:
-        asked["draft"] = opened(draft, device, dtype)
+        asked["draft"] = opened(draft, device, dtype, weights)
     with writing(out) as results:
         if reads_lines:
             # Who types waits for an answer to each line.

@@ -15,6 +15,12 @@ Device: TypeAlias = Annotated[
 Dtype: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "float16"], typer.Option(help="The precision to compute in.")
 ]
+Weights: TypeAlias = Annotated[
+    Literal["int8"] | None,
+    typer.Option(
+        help="Keep the matrices in one byte a weight: quicker, and a little off.", show_default="as --dtype"
+    ),
+]
 Beams: TypeAlias = Annotated[int | None, typer.Option(metavar="N", help="Beam search with N beams.")]
 BatchSize: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="Texts at once; by memory unless given.", min=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from trifold.hub import rules
 from trifold.hub.families import FAMILIES
 from trifold.hub.family import Family
 from trifold.hub.files import read_json, write_json
+from trifold.hub.filling import Stored, filled
 from trifold.hub.generation import END, GENERATION_KEYS, read_generation, write_generation
 from trifold.hub.lazy import Each
 from trifold.hub.sharding import LARGEST_SHARD
@@ -100,8 +101,11 @@ def load_model(
     device: str | torch.device = "cpu",
     heads: Sequence[Head] | None = None,
     n_labels: int | None = None,
+    stored: Stored | None = None,
 ) -> tuple[Transformer, dict[str, object]]:
     """The model in a folder, in evaluation mode, and its generation settings by our names.
+
+    `stored` "int8" keeps the matrices in one byte a weight, for running only; what is computed is of `dtype`.
 
     `heads` (and `n_labels` classes) in the place of the folder's own: what it has of them is read, the rest is new.
     Raises CheckpointError where something is missing, damaged, of a family that is not known, or does not fit.
@@ -113,10 +117,10 @@ def load_model(
     tensors = rules.load(family.rules(config), weights, held, str(folder))
     generation = generation_of(folder, config, values)
     if heads is None:
-        model = _filled(Transformer(config, initialise=False), tensors, dtype, device)
+        model = filled(Transformer(config, initialise=False), tensors, dtype, device, stored=stored)
     else:
         other = _with_heads(family, config, values, tuple(heads), n_labels, folder / CONFIG)
-        model = _filled(Transformer(other), tensors, dtype, device, new=("heads.", "lm_head."))
+        model = filled(Transformer(other), tensors, dtype, device, new=("heads.", "lm_head."), stored=stored)
     model.family = family.model_type
     return model.eval(), generation
 
@@ -200,26 +204,6 @@ def _with_heads(
     if "heads" in values:  # our own form says them in our words
         other |= {"heads": list(heads), "n_labels": n_labels or config.n_labels}
     return _config_of(family, {**values, **other}, place)
-
-
-@torch.no_grad()
-def _filled(
-    model: Transformer,
-    tensors: Iterable[tuple[str, Tensor]],
-    dtype: torch.dtype,
-    device: str | torch.device,
-    new: tuple[str, ...] = (),
-) -> Transformer:
-    """The model with these tensors; those whose names begin as `new` says may be missing, or of another size."""
-    model.to(device=device, dtype=dtype)
-    parameters = dict(model.named_parameters())
-    for name, tensor in tensors:
-        fits = name in parameters and parameters[name].shape == tensor.shape
-        if fits or not name.startswith(new):
-            parameters.pop(name).copy_(tensor)
-    left = [name for name in parameters if not name.startswith(new)]
-    assert not left, f"left unread: {', '.join(left)}"
-    return model
 
 
 def generation_of(folder: Path, config: ModelConfig, values: Mapping[str, Any]) -> dict[str, object]:

@@ -63,8 +63,17 @@ def stacked(count: int, axis: int = 0) -> Transform:
     """`count` of ours, equally long, are one of theirs, one after the other along `axis`."""
     return Transform(
         lambda theirs: list(theirs[0].chunk(count, axis)),
-        lambda ours: [torch.cat(ours, axis)],
+        lambda ours: [_joined(ours, axis)],
     )
+
+
+def _joined(tensors: Tensors, axis: int) -> Tensor:
+    """torch.cat; where only shapes are asked for, without the library's compiler, whose import takes a second."""
+    if not tensors[0].is_meta:
+        return torch.cat(list(tensors), axis)
+    shape = list(tensors[0].shape)
+    shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
+    return torch.empty(shape, dtype=tensors[0].dtype, device="meta")
 
 
 def dealt(groups: int, shares: Sequence[int]) -> Transform:
@@ -78,7 +87,7 @@ def dealt(groups: int, shares: Sequence[int]) -> Transform:
         return [part.flatten(0, 1) for part in whole.split([share * unit for share in shares], 1)]
 
     def save(ours: Tensors) -> Tensors:
-        return [torch.cat([part.unflatten(0, (groups, -1)) for part in ours], 1).flatten(0, 1)]
+        return [_joined([part.unflatten(0, (groups, -1)) for part in ours], 1).flatten(0, 1)]
 
     return Transform(load, save)
 
@@ -290,7 +299,7 @@ def checked(
     Raises CheckpointError with every tensor that is missing, not known, misshapen, not of numbers with a fraction,
     not zero where it must be, or not the copy that it is said to be.
     """
-    shapes = {name: torch.empty_like(t, device="meta") for name, t in ours.items()}
+    shapes = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in ours.items()}
     theirs = _renamed(rules, theirs, save(rules, shapes))
     _check(rules, theirs, shapes, place)
     return theirs

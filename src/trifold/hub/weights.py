@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trifold.errors import CheckpointError
 from trifold.hub.files import check_inside, parse_json, read_json, replacing, write_json
+from trifold.hub.mapped import DTYPES, Mapped
 from trifold.hub.sharding import LARGEST_SHARD, cut, file_names, size_of
 
 SINGLE = "model.safetensors"
@@ -27,8 +28,6 @@ SHARD_NAME = re.compile(r"[\w-][\w.-]*\.safetensors", re.ASCII)
 LARGEST_HEADER = (
     10 * 2**20
 )  # bytes; the format allows ten times as many, and the largest in use has below 1 MB
-# What tensors may be of; those that are not of numbers with a fraction are old buffers.
-TYPES = frozenset("F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL".split())
 MOST_LINES = 1000  # of an error that lists what is wrong
 
 
@@ -37,11 +36,10 @@ class Weights(Mapping[str, Tensor]):
 
     def __init__(self, files: Mapping[str, Path]) -> None:
         self._files = files
-        self._open: dict[Path, Any] = {path: _opened(path) for path in sorted(set(files.values()))}
+        self._open = {path: _opened(path) for path in sorted(set(files.values()))}
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self._open[self._files[name]].get_tensor(name)
-        return tensor
+        return self._open[self._files[name]].tensor(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -143,9 +141,10 @@ def _listing(what: str, problems: list[str]) -> CheckpointError:
     return CheckpointError("\n  ".join([what, *lines]))
 
 
-def _opened(path: Path) -> safe_open:
+def _opened(path: Path) -> Mapped:
     try:
-        return safe_open(path, framework="pt", device="cpu")
+        safe_open(path, framework="pt", device="cpu")  # the format's own reader checks sizes and places
+        return Mapped(path, *_header(path))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: damaged or truncated ({error}); copy the file again") from None
 
@@ -156,6 +155,19 @@ def names_in(path: Path) -> list[str]:
     Raises CheckpointError where there is no such header, or tensors are of types that are not read.
     """
     check_inside(path)
+    header, _ = _header(path)
+    wrong = [
+        f"{name!r} is of {entry.get('dtype')!r}"
+        for name, entry in header.items()
+        if isinstance(entry, dict) and str(entry.get("dtype")) not in DTYPES
+    ]
+    if wrong:
+        raise _listing(f"{path}: tensors of types that are not read; write it as F32 or BF16", wrong)
+    return list(header)
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """What a file says of its tensors, by name, and where the first of them begins."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -174,15 +186,7 @@ def names_in(path: Path) -> list[str]:
         ) from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    wrong = [
-        f"{name!r} is of {entry.get('dtype')!r}"
-        for name, entry in tensors.items()
-        if isinstance(entry, dict) and str(entry.get("dtype")) not in TYPES
-    ]
-    if wrong:
-        raise _listing(f"{path}: tensors of types that are not read; write it as F32 or BF16", wrong)
-    return list(tensors)
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}, 8 + size
 
 
 # --- out -----------------------------------------------------------------------------------------------

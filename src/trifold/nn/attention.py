@@ -21,6 +21,7 @@ from trifold.nn.layers import Dropout
 from trifold.nn.linear import Linear, fused, stacked
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
+from trifold.nn.query import asks_once, attend_once
 from trifold.nn.rotary import Turns
 
 Kernel: TypeAlias = Literal["plain", "short", "fused"]
@@ -165,6 +166,9 @@ class Attention(nn.Module):
         else:
             q = self._heads(self.q_proj(x), mask.packing)
             k, v = self._memory_keys(memory, mask.key_packing, cache)
+        by_the_book = self.pattern.watched or self.drop.active
+        if not by_the_book and asks_once(q, k, mask, q.shape[-1] * q.shape[1] * x.shape[-1]):
+            return self.o_proj(attend_once(q, k, v, mask, bias, self.soft_cap, self.stretch))
         if self.stretch != 1.0:
             q = q * self.stretch
         if self.groups > 1:

@@ -39,6 +39,18 @@ class GrowingKeys:
         self.length += keys.shape[2]
         return self.held[0][:, :, :end], self.held[1][:, :, :end]
 
+    def place(self) -> int:
+        """Where in `held`, which is there, the next token goes; for who writes it himself and then says `wrote`."""
+        assert self.held is not None, "the first tokens come by update"
+        start = self.length - self.gone
+        if self.held[0].shape[2] <= start:
+            self.held = self._larger(self.held, self.held[0].shape[0], self._room(start + 1))
+        return start
+
+    def wrote(self) -> None:
+        """One more token stands in its place."""
+        self.length += 1
+
     def _room(self, end: int) -> int:
         """How many tokens to make room for when there are to be `end`."""
         return max(16, 2 * end)
@@ -114,6 +126,11 @@ class SlidingKeys(GrowingKeys):
         seen = super().update(keys, values)
         self._let_go()
         return seen
+
+    def wrote(self) -> None:
+        """One more token stands in its place, and the farthest one may go."""
+        super().wrote()
+        self._let_go()
 
     @property
     def _most(self) -> int:

@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from trifold.nn.config import ModelConfig
 from trifold.nn.embeddings import Inputs
+from trifold.nn.int8 import Matrix
 from trifold.nn.layers import ACTIVATIONS, Dropout, new_norm
-from trifold.nn.linear import Linear
+from trifold.nn.linear import Linear, product
 
 
 class LanguageModelHead(nn.Module):
@@ -30,7 +30,9 @@ class LanguageModelHead(nn.Module):
     f is the identity; or a scale; or norm(activation(h D + d)), as masked language models have it.
     """
 
-    def __init__(self, config: ModelConfig, weight: nn.Parameter) -> None:
+    weight: Matrix
+
+    def __init__(self, config: ModelConfig, weight: Matrix) -> None:
         super().__init__()
         width = weight.shape[1]
         self.weight = weight
@@ -49,7 +51,7 @@ class LanguageModelHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden (…, E) -> logits (…, V) in float32."""
-        logits = F.linear(self.features(hidden), self.weight, self.bias).float()
+        logits = product(self.features(hidden), self.weight, self.bias).float()
         return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
 
 

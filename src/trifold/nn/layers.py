@@ -126,7 +126,7 @@ class FeedForward(nn.Module):
             Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias) if config.gated else None
         )
         self.out_proj = Linear(config.d_ff, config.d_model, bias=config.feed_forward_bias)
-        self.activation = ACTIVATIONS[config.activation]
+        self.named, self.activation = config.activation, ACTIVATIONS[config.activation]
         self.drop = Dropout(config.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:

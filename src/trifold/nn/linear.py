@@ -8,9 +8,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trifold.nn.bytes_product import bytes_product, many
+from trifold.nn.crew import thin, thin_product
+from trifold.nn.int8 import Int8, Matrix
+
+
+def product(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+    """x (…, K) times weight (N, K) transposed, plus bias (N,) -> (…, N), by the means that suits.
+
+    Of the type of x, or in float32 where it comes so: one that is rounded cannot be made whole again.
+    """
+    if thin(x, weight):
+        return thin_product(x, weight, bias)
+    if isinstance(weight, Int8):
+        if many(x, weight):
+            return bytes_product(x, weight, bias)
+        y = weight.times(x)
+        return y if bias is None else y + bias
+    return F.linear(x, weight, bias)
+
 
 class Linear(nn.Module):
-    """weight (out, in), bias (out,) or None."""
+    """weight (out, in), a parameter or of one byte a number; bias (out,) or None."""
+
+    weight: Matrix
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -19,7 +40,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, in) -> (…, out)."""
-        return F.linear(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias).to(x.dtype)
 
     def extra_repr(self) -> str:
         outputs, inputs = self.weight.shape
@@ -32,13 +53,15 @@ def fused(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
     Stacking copies the weights, which costs out·in against the product's tokens·out·in: worth it for many
     tokens, not for a few (one decoding step), where the layers are called one by one.
     """
-    if x.numel() // x.shape[-1] < 64:
+    if x.numel() // x.shape[-1] < 64 or any(isinstance(layer.weight, Int8) for layer in layers):
         return tuple(layer(x) for layer in layers)
     return stacked(x, layers).split([layer.weight.shape[0] for layer in layers], dim=-1)
 
 
 def stacked(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     """The outputs of several layers on one input, side by side in one tensor (…, sum of outs)."""
-    weight = torch.cat(tuple(layer.weight for layer in layers))
+    weights = [layer.weight for layer in layers if not isinstance(layer.weight, Int8)]
+    if len(weights) < len(layers):
+        return torch.cat([layer(x) for layer in layers], -1)
     biases = tuple(layer.bias for layer in layers if layer.bias is not None)
-    return F.linear(x, weight, torch.cat(biases) if biases else None)
+    return F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)

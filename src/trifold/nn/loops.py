@@ -33,7 +33,7 @@ part = njit(inline="always", fastmath=MATHS, error_model="numpy")
 
 
 def wide(x: Any) -> Any:
-    """An fp32 from a bf16 (uint16) or an fp32."""
+    """An fp32 from a bf16 (uint16), an int8 or an fp32."""
 
 
 def narrow(like: Any, x: Any) -> Any:
@@ -44,6 +44,8 @@ def narrow(like: Any, x: Any) -> Any:
 def _wide(x: Any) -> Callable[..., Any]:
     if x == types.uint16:
         return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
+    if x == types.int8:
+        return lambda x: F(x)  # noqa: PLW0108 (numba wants a function of its own)
     return lambda x: x
 
 

@@ -24,6 +24,7 @@ from trifold.nn.layers import Dropout, FeedForward, Residual, new_norm
 from trifold.nn.masks import Mask
 from trifold.nn.offsets import OFFSETS
 from trifold.nn.rotary import Rotary, Turns
+from trifold.nn.step import step
 
 
 class Block(nn.Module):
@@ -176,6 +177,11 @@ class Stack(nn.Module):
             if positions is None:
                 positions = mask.places(queries, x.device)[:, mask.offset : mask.offset + queries]
             rotary = self.rotary.turns(positions, mask, x)
+        if (
+            cache is not None
+            and (stepped := step(self, x, mask, memory_mask, cache, bias, rotary)) is not None
+        ):
+            return stepped
         masks = {window: mask if window is None else replace(mask, window=window) for window in self.windows}
         caches = [None] * len(self.order) if cache is None else cache.layers
         for number, window, state, layer_cache in zip(

@@ -1,0 +1,40 @@
+"""Products of bytes with bytes, for more rows than the loops of a decoding step like, where arithmetic takes the time.
+
+A processor multiplies bytes twice as fast as bf16. Weights are bytes already; each row of activations becomes bytes
+times one scale, which costs about as much precision as the weights did. A model that computes in float32 is left alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trifold.nn.crew import FEW, WORTH, run_line, step_loops
+from trifold.nn.int8 import Int8
+
+
+def many(x: Tensor, weight: Int8) -> bool:
+    """Whether x (…, K) has more than a few rows, in bf16 on a CPU, and the weight is not small."""
+    return (
+        x.dtype is torch.bfloat16
+        and x.numel() > FEW * x.shape[-1]
+        and 4 * weight.shape[0] * weight.shape[1] >= WORTH
+        and not torch.is_grad_enabled()
+        and weight.values.device.type == "cpu"
+        and step_loops() is not None
+    )
+
+
+def bytes_product(x: Tensor, weight: Int8, bias: Tensor | None) -> Tensor:
+    """x (…, K) · weightᵀ + bias -> (…, N), x rounded to bytes row by row; its twin is Int8.times."""
+    loops, x = step_loops(), x.contiguous()
+    outputs, inputs = weight.shape
+    rows = x.numel() // inputs
+    small, scales = torch.empty(rows, inputs, dtype=torch.int8), torch.empty(rows)
+    run_line(op=loops.TO_BYTES, rows=rows, tasks=rows, inputs=inputs, x=x, out=small, scales=scales)
+    sums = torch._int_mm(small, weight.values.t())
+    out = x.new_empty(*x.shape[:-1], outputs)
+    added = None if bias is None else bias.float()
+    fields = {"x": sums, "weight": scales, "scales": weight.scales, "bias": added, "out": out}
+    run_line(op=loops.FROM_BYTES, rows=rows, tasks=rows, outputs=outputs, **fields)
+    return out

@@ -1,0 +1,75 @@
+"""Weights come into a model as they lie in the file, in the precision that is asked for, or in one byte each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import trifold
+from trifold.errors import UsageError
+from trifold.hub import load_model, save_model
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.int8 import Int8
+
+TINY = {"vocab_size": 31, "max_positions": 20, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+
+
+@pytest.fixture(params=["decoder", "encoder-decoder"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    model = Transformer(ModelConfig.parse(TINY | {"shape": request.param}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.4)
+    save_model(tmp_path / "model", model)
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_parameter_lies_at_a_line_of_memory_and_is_what_the_file_says(
+    folder: Path, dtype: torch.dtype
+) -> None:
+    whole, _ = load_model(folder)
+    model, _ = load_model(folder, dtype=dtype)
+    for (name, ours), (other, exact) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
+        assert name == other and ours.dtype is dtype
+        assert torch.equal(ours, exact.to(dtype))
+        assert ours.data_ptr() % 64 == 0 and ours.is_contiguous()
+
+
+def test_int8_is_the_file_rounded(folder: Path) -> None:
+    whole, _ = load_model(folder)
+    small, _ = load_model(folder, stored="int8")
+    held = {name: module for name, module in small.named_modules() if isinstance(module, Int8)}
+    assert len(held) > 10 and not any(
+        p.dim() == 2 and "positions" not in n for n, p in small.named_parameters()
+    )
+    for name, matrix in held.items():
+        wanted = Int8.of(whole.get_parameter(name))
+        assert torch.equal(matrix.values, wanted.values) and torch.equal(matrix.scales, wanted.scales)
+    table = (small.decoder_embeddings or small.encoder_embeddings).tokens
+    assert small.lm_head is not None and small.lm_head.weight is table.weight  # what is one stays one
+
+
+def test_a_pipeline_of_int8_writes_and_is_not_saved(folder: Path, tmp_path: Path) -> None:
+    pipe = trifold.load(folder, weights="int8")
+    tokens = torch.randint(3, 31, (2, 6))
+    assert [len(row) for row in pipe.generate_tokens(tokens, max_new_tokens=4, min_new_tokens=4)] == [4, 4]
+    exact = trifold.load(folder).logits(tokens).detach()
+    assert float((pipe.logits(tokens).detach() - exact).std() / exact.std()) < 0.05
+    with pytest.raises(UsageError, match="int8"):
+        pipe.save(tmp_path / "again")
+    with pytest.raises(UsageError, match="int4"):
+        trifold.load(folder, weights="int4")  # type: ignore[arg-type]
+
+
+def test_the_first_model_does_not_change_with_the_second(folder: Path) -> None:
+    first, _ = load_model(folder)
+    second, _ = load_model(folder)
+    with torch.no_grad():
+        for parameter in second.parameters():
+            parameter.zero_()
+    assert all(bool(parameter.any()) for parameter in first.parameters())
+    if first.encoder is None:
+        assert bool(first(Inputs(torch.tensor([[3, 4]]))).any())
