@@ -74,6 +74,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bare": ("LlamaModel", {"attention_bias": True}),
     "sequence": ("LlamaForSequenceClassification", {"num_labels": 3}),
     "token": ("LlamaForTokenClassification", {"mlp_bias": True}),
+    "span": ("LlamaForQuestionAnswering", {}),
 }
 
 
