@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import io
 import json
+import sys
 
 import pytest
+
+from trifold.cli.streams import bar
 
 pytestmark = pytest.mark.slow
 
@@ -65,3 +69,19 @@ def test_what_cannot_be_is_said_and_nothing_is_left(name, trifold, run, tmp_path
     assert (done.code, done.out) == (code, "")
     assert said.format(tmp=tmp_path) in done.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bare", "old"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_is_shown_to_who_looks(monkeypatch):
+    with bar("converting") as advance:
+        assert advance is None
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", seen := Terminal())
+    with bar("converting") as advance:
+        for _ in range(4):
+            advance(8_000_000, 2_000_000)
+    assert "converting" in seen.getvalue() and "8.0/8.0 MB" in seen.getvalue()

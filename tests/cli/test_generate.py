@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import inspect
 import json
 
 import pytest
+
+from trifold.cli.generate import run as command
+from trifold.generate import GenerationConfig
 
 LINES = ["twenty seven", "", "one hundred and five", "   ", "three\u2028four", "nine"]
 
@@ -108,6 +112,7 @@ def test_speculation_gives_the_same(trifold, run):
         ("--typical-p", "0.5", "--seed", "1"),
         ("--presence-penalty", "1.0", "--frequency-penalty", "0.5", "--repetition-penalty", "1.2"),
         ("--min-new-tokens", "5", "--no-repeat-ngram-size", "2", "--min-p", "0.1"),
+        ("--num-beams", "2", "--renormalize-logits", "--no-repeat-ngram-size", "1"),
     ],
 )
 def test_every_way_can_be_asked_for(trifold, run, options):
@@ -115,7 +120,35 @@ def test_every_way_can_be_asked_for(trifold, run, options):
     assert (done.code, done.err) == (0, "")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--cache", "growing"),
+        ("--cache", "static"),
+        ("--prefill-chunk-size", "1"),
+        ("--no-renormalize-logits", "--num-beams", "1"),
+    ],
+)
+def test_how_room_is_made_changes_nothing(trifold, run, options):
+    assert (
+        trifold("generate", str(run), "twenty one", *options).out
+        == trifold("generate", str(run), "twenty one").out
+    )
+
+
+# Of these a text has no ids, or another option says the same.
+BY_IDS = {"bad_words_ids", "force_words_ids", "eos_token_id", "forced_bos_token_id", "forced_eos_token_id"}
+SAID_OTHERWISE = {"max_length", "min_length", "max_matching_ngram_size"}
+
+
+def test_every_setting_has_an_option():
+    options = inspect.signature(command).parameters.keys()
+    assert set(GenerationConfig.model_fields) - BY_IDS - SAID_OTHERWISE <= options
+
+
 BAD = {
+    "no such cache": (("x", "--cache", "round"), b"", 2, "--cache"),
+    "no chunk": (("x", "--prefill-chunk-size", "0"), b"", 2, "prefill_chunk_size"),
     "a stream of lines": (("-", "--stream"), b"one\n", 2, "--stream"),
     "a stream of beams": (("x", "--stream", "--num-beams", "3"), b"", 2, "only one output"),
     "a text without a token": (("",), b"", 1, "no tokens"),

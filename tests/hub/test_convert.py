@@ -331,3 +331,16 @@ def test_a_converted_model_computes_what_it_did(make_model: Make, tmp_path: Path
     tokens = Inputs(torch.arange(12).view(2, 6))
     with torch.no_grad():
         assert torch.equal(load_model(tmp_path / "old")[0](tokens), load_model(tmp_path / "new")[0](tokens))
+
+
+def test_of_every_byte_is_heard(make_model: Make, tmp_path: Path) -> None:
+    save_model(tmp_path / "old", make_model())
+    heard: list[tuple[int, int]] = []
+    options = {"dtype": torch.bfloat16, "max_shard_size": "5KB"}
+    done = convert(tmp_path / "old", tmp_path / "new", **options, on_written=lambda *said: heard.append(said))
+    assert len(heard) == done.tensors and sum(size for _, size in heard) == done.bytes
+    assert {total for total, _ in heard} == {done.bytes}
+    for file in (tmp_path / "new").glob("model-*.safetensors"):
+        tensors = load_file(file)
+        assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+        assert len(tensors) == 1 or sum(tensor.nbytes for tensor in tensors.values()) <= 5000

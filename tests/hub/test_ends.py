@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import trifold
-from trifold.errors import CheckpointError
+from trifold.errors import CheckpointError, UsageError
 from trifold.hub import load_model, save_model
 from trifold.nn import Transformer
 
@@ -85,8 +85,26 @@ def test_a_model_without_an_end_is_written_as_one(make_model: Make, tmp_path: Pa
         assert json.loads((tmp_path / name).read_text(encoding="utf-8"))["eos_token_id"] is None
     model, generation = load_model(tmp_path)
     assert model.config.eos_id == 31 and "eos_token_id" not in generation
-    for asked in ({}, {"num_beams": 3}):
+    for asked in ({}, {"num_beams": 3}, {"min_new_tokens": 5}, {"num_beams": 3, "min_new_tokens": 8}):
         assert all(len(row) == 8 for row in written(tmp_path, **asked))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_without_an_end_nothing_else_that_is_forbidden_ends_a_text(
+    beams: int, make_model: Make, tmp_path: Path
+) -> None:
+    """Nothing repeats, so at some point only few tokens are left; the length is reached nevertheless."""
+    save_model(tmp_path, make_model(**GPT2, eos_id=31))
+    pipe, far = trifold.load(tmp_path), 20
+    for size in (1, 2):
+        ways = {"num_beams": beams, "no_repeat_ngram_size": size, "min_new_tokens": 3, "max_new_tokens": far}
+        for prompt, row in zip(PROMPTS.tolist(), pipe.generate_tokens(PROMPTS, **ways), strict=True):
+            whole = prompt + row
+            grams = [tuple(whole[n : n + size]) for n in range(len(whole) - size + 1)]
+            assert len(row) == far
+            assert len(set(grams)) == len(grams)
+    with pytest.raises(UsageError, match="no_repeat_ngram_size forbid every token"):
+        pipe.generate_tokens(PROMPTS, num_beams=beams, no_repeat_ngram_size=1, max_new_tokens=31)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("GPTJForCausalLM", {"tie_word_embeddings": True, "rotary_dim": 2, "layer_norm_epsilon": 1e-3}),
     "bare": ("GPTJModel", {"n_head": 2}),
     "sequence": ("GPTJForSequenceClassification", {"num_labels": 3}),
+    "span": ("GPTJForQuestionAnswering", {"rotary_dim": 6}),
 }
 
 

@@ -46,6 +46,19 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
     },
+    "longrope": {
+        "original_max_position_embeddings": 20,
+        "short_factor": [1.0, 1.5, 2.0, 4.0],
+        "long_factor": [2.0, 3.0, 5.0, 9.0],
+    },
+    "longrope, all keys": {
+        "rope_type": "longrope",
+        "factor": 8.0,
+        "attention_factor": 1.4,
+        "original_max_position_embeddings": 4,
+        "short_factor": [1.0, 1.5, 2.0, 4.0],
+        "long_factor": [2.0, 3.0, 5.0, 9.0],
+    },
 }
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,6 +74,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bare": ("LlamaModel", {"attention_bias": True}),
     "sequence": ("LlamaForSequenceClassification", {"num_labels": 3}),
     "token": ("LlamaForTokenClassification", {"mlp_bias": True}),
+    "span": ("LlamaForQuestionAnswering", {}),
 }
 
 
@@ -77,9 +91,16 @@ def test_stretched_positions(case: str) -> None:
     check(randomised(model))
 
 
-def test_dynamic_positions_beyond_the_first_training() -> None:
+LATE: dict[str, dict[str, Any]] = {
+    "dynamic": {"factor": 2.0},
+    "longrope": SCALINGS["longrope"] | {"original_max_position_embeddings": 6, "factor": 2.0},
+}
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_positions_beyond_the_first_training(kind: str) -> None:
     """Rows of one length: the reference stretches by the longest row of a batch, we by each row's own length."""
-    rope = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
+    rope = {"rope_type": kind, "rope_theta": 500.0} | LATE[kind]
     small = SMALL | {"max_position_embeddings": 6, "rope_parameters": rope}
     tokens = torch.randint(3, 61, (2, 11), generator=torch.Generator().manual_seed(0))
     check(randomised(transformers.LlamaForCausalLM(transformers.LlamaConfig(**small))), tokens=tokens)

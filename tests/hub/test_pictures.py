@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
-from trifold.data.pictures import PictureSettings
-from trifold.errors import CheckpointError
+from trifold.data.pictures import PictureSettings, read_picture
+from trifold.errors import CheckpointError, DataError
 from trifold.hub.pictures import FILE, read_pictures, write_pictures
 
 OLD = {
@@ -56,6 +59,9 @@ def test_a_folder_may_say_nothing(tmp_path):
         PictureSettings(size=None, resample="nearest"),
         PictureSettings(size=(8, 12), scale=None, mean=None, deviation=None),
         PictureSettings(mean=(0.5,), deviation=(0.25,)),
+        PictureSettings(size=None, shortest_edge=9, crop=(8, 6)),
+        PictureSettings(size=None, shortest_edge=9, longest_edge=14),
+        PictureSettings(size=None, crop=(4, 4)),
     ],
 )
 def test_what_is_written_is_read_again(settings, tmp_path):
@@ -66,8 +72,16 @@ def test_what_is_written_is_read_again(settings, tmp_path):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"do_center_crop": True}, "do_center_crop: "),
-        ({"size": {"shortest_edge": 224}}, "size: .* is not read; give height and width"),
+        ({"do_center_crop": True}, "crop_size: do_center_crop needs one"),
+        (
+            {"do_center_crop": True, "crop_size": {"shortest_edge": 4}},
+            "crop_size: .* is not read; give height",
+        ),
+        ({"do_center_crop": True, "crop_size": [0, 4]}, "crop_size: .* of 1 to 10,000 pixels"),
+        ({"size": {"longest_edge": 224}}, "size: .* is not read; give height and width"),
+        ({"size": {"shortest_edge": 20_000}}, "size: .* of 1 to 10,000 pixels"),
+        ({"size": {"shortest_edge": 224, "longest_edge": 100}}, "longest_edge goes with a shortest_edge"),
+        ({"do_pad": True}, "do_pad: "),
         ({"size": 0}, "size: .* of 1 to 10,000 pixels"),
         ({"size": [2**40, 2**40]}, "size: "),
         ({"size": {"height": "8", "width": 8}}, "size"),
@@ -82,3 +96,59 @@ def test_a_step_that_is_not_ours_is_refused(values, said, tmp_path):
     with pytest.raises(CheckpointError, match=said) as caught:
         read(tmp_path, NEW | values)
     assert FILE in str(caught.value)
+
+
+# --- the numbers ---------------------------------------------------------------------------------------------
+
+
+@some.composite
+def processors(draw: some.DrawFn) -> dict[str, Any]:
+    """Keys of a file, as their makers put them together."""
+    side = some.integers(1, 30)
+    edges = draw(some.tuples(side, side).map(sorted))
+    size = draw(
+        some.sampled_from(
+            [
+                *(edges[0], edges, {"height": edges[1], "width": edges[0]}, {"shortest_edge": edges[0]}),
+                {"shortest_edge": edges[0], "longest_edge": edges[1] + 1},
+            ]
+        )
+    )
+    crops = draw(some.booleans())
+    return {
+        "do_resize": draw(some.booleans()),
+        "size": size,
+        "default_to_square": draw(some.booleans()),
+        "resample": draw(some.sampled_from([0, 2, 3])),
+        "do_center_crop": crops,
+        "crop_size": draw(some.one_of(side, some.fixed_dictionaries({"height": side, "width": side}))),
+        "do_normalize": draw(some.booleans()),
+    }
+
+
+@given(processors(), some.integers(1, 40), some.integers(1, 40))
+def test_every_step_is_that_of_the_reference(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], height: int, width: int
+) -> None:
+    pytest.importorskip("transformers")
+    image = pytest.importorskip("PIL.Image")
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    noise = np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    folder = tmp_path_factory.mktemp("processor")
+    settings = read(folder, values)
+    assert settings is not None
+    try:
+        theirs = ViTImageProcessorPil(**values)(image.fromarray(noise), return_tensors="np")["pixel_values"][
+            0
+        ]
+    except ValueError:  # a side of no pixels
+        with pytest.raises(DataError, match="too narrow to be resized"):
+            read_picture(image.fromarray(noise), settings, 3)
+        return
+    mine = read_picture(image.fromarray(noise), settings, 3)
+    np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
+    if settings.fixed_size is not None:
+        assert mine.shape[1:] == settings.fixed_size
+    write_pictures(folder, settings)
+    assert read_pictures(folder) == settings

@@ -72,6 +72,25 @@ def test_flops_of_a_masked_language_model():
     assert counter.get_total_flops() == 3 * 9 * forward_flops(config, 9, 9).source
 
 
+def test_flops_of_pictures():
+    """Four tokens: three patches, which a matrix makes, and the class token, which is a parameter."""
+    sizes = {key: SMALL[key] for key in ("d_model", "n_layers", "n_heads", "d_ff")}
+    config = ModelConfig(
+        **sizes,
+        shape="encoder",
+        positions="learned",
+        image_size=(4, 18),
+        patch_size=(4, 6),
+        n_channels=3,
+        max_positions=4,
+    )
+    with torch.device("meta"):
+        model, pixels = Transformer(config).eval(), Inputs(pixels=torch.zeros(5, 3, 4, 18))
+        with FlopCounterMode(display=False) as counter:
+            model(pixels)
+    assert counter.get_total_flops() == 5 * 4 * forward_flops(config, 4, 4).source
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_activations_are_those_that_autograd_keeps(config, dropout):
     rows, length = 40, 24

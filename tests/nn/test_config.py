@@ -38,6 +38,50 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         },
         "a rotary width of 2 has but one",
     ),
+    (
+        {
+            "positions": "rotary",
+            "rotary_scaling": {
+                "kind": "longrope",
+                "factor": 2.0,
+                "original_positions": 9,
+                "short_factors": (1.0,),
+            },
+        },
+        "short_factors has 1 numbers for 32 waves",
+    ),
+    (
+        {
+            "positions": "rotary",
+            "rotary_scaling": {
+                "kind": "yarn",
+                "factor": 2.0,
+                "original_positions": 9,
+                "long_factors": (1.0,) * 32,
+            },
+        },
+        "long_factors belongs to the kind longrope, which needs it; this is yarn",
+    ),
+    (
+        {
+            "positions": "rotary",
+            "rotary_scaling": {
+                **{"kind": "longrope", "factor": 2.0, "original_positions": 1},
+                **{"short_factors": (1.0,) * 32, "long_factors": (2.0,) * 32},
+            },
+        },
+        "original_positions 1 says nothing of the magnitude",
+    ),
+    (
+        {
+            "positions": "rotary",
+            "rotary_scaling": {
+                **{"kind": "llama3", "factor": 2.0, "original_positions": 9},
+                **{"low_frequency": 4.0, "high_frequency": 4.0},
+            },
+        },
+        "high_frequency 4.0 leaves no room above low_frequency 4.0",
+    ),
     ({"positions": "relative", "relative_distance": 16}, "relative_distance 16 leaves no room for 32"),
     ({"block_of_layer": [0, 0]}, "block_of_layer names a block for 2 layers"),
     ({"block_of_layer": [0, 0, 0, 2, 2, 2]}, "leaves a block out"),

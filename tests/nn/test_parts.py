@@ -73,9 +73,20 @@ def models(
             }
             if draw(st.booleans()):
                 kind = draw(
-                    some(["linear", "yarn", "llama3", *["dynamic"] * (values["rotary_width"] is None)])
+                    some(
+                        [
+                            *("linear", "yarn", "llama3", "longrope"),
+                            *["dynamic"] * (values["rotary_width"] is None),
+                        ]
+                    )
                 )
                 values["rotary_scaling"] = {"kind": kind, "factor": 2.0, "original_positions": 30}
+                if kind == "longrope":
+                    waves = (values["rotary_width"] or values["d_head"] or 16 // values["n_heads"]) // 2
+                    values["rotary_scaling"] |= {
+                        "short_factors": (1.5,) * waves,
+                        "long_factors": (3.0,) * waves,
+                    }
         case "relative":
             values |= {"relative_buckets": 8, "relative_distance": 12}
         case "alibi":

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.nn import Mask, ModelConfig, RotaryScaling
+from trifold.nn import Inputs, Mask, ModelConfig, RotaryScaling, Transformer
 from trifold.nn.rotary import Rotary, Turn, dynamic_waves, magnitude, waves
 
 
@@ -143,6 +143,33 @@ def test_dynamic_scaling_is_the_reference_librarys(length: int) -> None:
         torch.testing.assert_close(turn.cos[:, 0], cos[..., :8], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [3, 32, 33, 100])
+@pytest.mark.parametrize("more", [{}, {"factor": 4.0}, {"attention_factor": 1.2}])
+def test_longrope_is_the_reference_librarys(length: int, more: dict[str, float]) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    short, long = ([base + 0.5 * n for n in range(8)] for base in (1.0, 3.0))
+    factors = {"short_factor": short, "long_factor": long, "original_max_position_embeddings": 32, **more}
+    config = LlamaConfig(
+        hidden_size=32,
+        num_attention_heads=2,
+        max_position_embeddings=96,
+        rope_parameters={"rope_theta": 10_000.0, "rope_type": "longrope", **factors},
+    )
+    x, positions = torch.randn(1, 2, length, 16), torch.arange(length)[None]
+    cos, sin = LlamaRotaryEmbedding(config)(x, positions)
+    scaling = {
+        **{"kind": "longrope", "factor": more.get("factor", 3.0), "original_positions": 32},
+        **{"short_factors": short, "long_factors": long, "magnitude": more.get("attention_factor")},
+    }
+    turns = rotary(rotary_scaling=scaling).turns(positions, Mask(causal=True), x)
+    assert turns.late
+    for turn in (turns.queries, turns.keys):
+        torch.testing.assert_close(turn.cos[:, 0], cos[..., :8], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(turn.sin[:, 0], sin[..., :8], rtol=1e-4, atol=1e-5)
+
+
 def test_dynamic_scaling_goes_by_the_length_of_the_row() -> None:
     scaling = RotaryScaling(kind="dynamic", factor=2.0, original_positions=8)
     both = dynamic_waves(16, 10_000.0, scaling, torch.tensor([[5], [30]]))
@@ -155,3 +182,29 @@ def test_a_turn_of_more_positions_takes_the_last_ones() -> None:
     angles = rotary().turns(torch.arange(8)[None], Mask(causal=True), x).queries
     assert isinstance(angles, Turn)
     torch.testing.assert_close(angles(x), turned(part, x, torch.tensor([[5, 6, 7]])))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+@pytest.mark.parametrize("cache", ["growing", "static"])
+def test_a_text_that_outgrows_the_first_training_turns_all_that_it_has_read(kind: str, cache: str) -> None:
+    """Of one layer: those above read what the ones below said before the text was that long."""
+    scaling = {"kind": kind, "factor": 3.0, "original_positions": 5}
+    if kind == "longrope":
+        scaling |= {"short_factors": (1.0, 2.0, 3.0, 4.0), "long_factors": (2.0, 4.0, 6.0, 9.0)}
+    sizes = {"vocab_size": 20, "max_positions": 32, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
+    parts = {"shape": "decoder", "positions": "rotary", "norm_placement": "pre", "rotary_scaling": scaling}
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig.parse(sizes | parts)).eval()
+    tokens = torch.randint(0, 20, (2, 12))
+    held = model.new_cache(cache, room=12)
+    with torch.no_grad():
+        for start, end in ((0, 3), (3, 4), (4, 5), (5, 6), (6, 9), (9, 12)):
+            step = model.decode(Inputs(tokens[:, start:end]), cache=held)
+            torch.testing.assert_close(
+                step, model.decode(Inputs(tokens[:, :end]))[:, start:], rtol=1e-4, atol=1e-5
+            )
+        padded = Inputs(
+            torch.cat([tokens[:1, :8], tokens[1:, :8]]), torch.arange(8) < torch.tensor([[8], [4]])
+        )
+        alone = model.decode(Inputs(tokens[1:, :4]))
+        torch.testing.assert_close(model.decode(padded)[1:, :4], alone, rtol=1e-4, atol=1e-5)

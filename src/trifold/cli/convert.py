@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from trifold.cli.options import Json
-from trifold.cli.streams import clean, print_json
+from trifold.cli.streams import bar, clean, print_json
 
 if TYPE_CHECKING:
     from trifold.hub.convert import Converted
@@ -61,14 +61,17 @@ def run(
     from trifold.hub import resolve
     from trifold.hub.convert import convert
 
-    done = convert(
-        resolve(old, pickled=trust_pickle),
-        new.expanduser(),
-        to=to,
-        dtype=None if dtype is None else getattr(torch, dtype),
-        max_shard_size=shard_size,
-        trust_pickle=trust_pickle,
-    )
+    folder = resolve(old, pickled=trust_pickle)
+    with bar("converting") as advance:
+        done = convert(
+            folder,
+            new.expanduser(),
+            to=to,
+            dtype=None if dtype is None else getattr(torch, dtype),
+            max_shard_size=shard_size,
+            trust_pickle=trust_pickle,
+            on_written=advance,
+        )
     if json:
         print_json({"old": old, "new": str(new), **done._asdict()})
     else:

@@ -35,6 +35,7 @@ def run(
     length_penalty: search.LengthPenalty = None,
     length_penalty_form: search.LengthPenaltyForm = None,
     early_stopping: search.EarlyStopping = None,
+    renormalize_logits: search.Renormalize = None,
     num_beam_groups: search.Groups = None,
     diversity_penalty: search.Diversity = None,
     force_words: search.ForceWords = None,
@@ -59,6 +60,8 @@ def run(
     min_new_tokens: search.MinNewTokens = None,
     stop_strings: search.StopStrings = None,
     num_return_sequences: search.Outputs = None,
+    prefill_chunk_size: search.ChunkSize = None,
+    cache: search.Cache = None,
     stream: search.Stream = False,
     batch_size: BatchSize = None,
     device: Device = None,
@@ -73,6 +76,7 @@ def run(
         length_penalty=length_penalty,
         length_penalty_form=length_penalty_form,
         early_stopping=search.EARLY_STOPPING.get(early_stopping or "", early_stopping),
+        renormalize_logits=renormalize_logits,
         num_beam_groups=num_beam_groups,
         diversity_penalty=diversity_penalty,
         force_words=force_words,
@@ -96,6 +100,8 @@ def run(
         min_new_tokens=min_new_tokens,
         stop_strings=stop_strings,
         num_return_sequences=num_return_sequences,
+        prefill_chunk_size=prefill_chunk_size,
+        cache=cache,
     )
     reads_lines = text == "-" or (text is None and not sys.stdin.isatty())
     if text is None and not reads_lines:

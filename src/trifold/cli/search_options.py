@@ -22,6 +22,15 @@ EarlyStopping: TypeAlias = Annotated[
     _option(None, "Of beams: at N finished outputs, when going on looks useless, or is proved useless."),
 ]
 EARLY_STOPPING: dict[str, bool] = {"true": True, "false": False}
+Renormalize: TypeAlias = Annotated[
+    bool | None,
+    _option(
+        None,
+        "Of beams: what is forbidden makes the other tokens likelier.",
+        "--renormalize-logits/--no-renormalize-logits",
+        show_default=False,
+    ),
+]
 Groups: TypeAlias = Annotated[
     int | None, _option("N", "Groups of beams that keep away from each other's tokens.")
 ]
@@ -78,6 +87,17 @@ MaxNewTokens: TypeAlias = Annotated[
 MinNewTokens: TypeAlias = Annotated[int | None, _option("N", "Shortest output.")]
 StopStrings: TypeAlias = Annotated[
     list[str] | None, _option("TEXT", "The output ends before this; may be repeated.", "--stop-strings")
+]
+ChunkSize: TypeAlias = Annotated[
+    int | None, _option("N", "Tokens of a prompt read at once, where a long one takes too much memory.")
+]
+Cache: TypeAlias = Annotated[
+    Literal["growing", "static", "sliding"] | None,
+    _option(
+        None,
+        "Room for keys and values: as needed, all at once, or only for what windows reach.",
+        show_default="what suits",
+    ),
 ]
 Outputs: TypeAlias = Annotated[int | None, _option("N", "Outputs for each text, best first, one a line.")]
 Stream: TypeAlias = Annotated[bool, _option(None, "Write the output while it is being found.", "--stream")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,6 +29,23 @@ def complain(message: str) -> None:
     """`error: …`, for each line of the message."""
     for line in message.splitlines() or ["unknown"]:
         note(f"error: {line}")
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar of bytes on standard error while something is done, which hears of (all, those just done) and goes when it
+    ends; None where nobody looks at a terminal.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda total, done: progress.update(task, total=total, advance=done)
 
 
 def print_json(value: Any) -> None:

@@ -19,6 +19,9 @@ Id = Annotated[int, Field(ge=0)]
 Phrase = Annotated[list[Id], Field(min_length=1)]
 Words = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 
+LONGEST = (
+    50  # tokens of an output where nobody says; an encoder-decoder gets as many as its source has on top
+)
 SAMPLING = ("temperature", "top_k", "top_k_form", "top_p", "min_p", "typical_p")
 BEAMS = (
     *("num_beams", "length_penalty", "length_penalty_form", "early_stopping", "renormalize_logits"),

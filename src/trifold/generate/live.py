@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trifold.errors import DataError, UsageError
-from trifold.generate.config import GenerationConfig
+from trifold.generate.config import LONGEST, GenerationConfig
 from trifold.generate.processors import ABSENT, Written
 from trifold.nn import Cache, Inputs, Memory, ModelConfig
 
@@ -201,7 +201,7 @@ def _limits(config: GenerationConfig, model: ModelConfig, lengths: Tensor, promp
         return room.minimum(most)
     if config.max_new_tokens is not None:
         return room.clamp(max=config.max_new_tokens)
-    return room.minimum(lengths + 50) if model.encoder_layers else room.clamp(max=50)
+    return room.minimum(lengths + LONGEST) if model.encoder_layers else room.clamp(max=LONGEST)
 
 
 def _checked_lengths(inputs: Inputs, config: ModelConfig) -> Tensor:

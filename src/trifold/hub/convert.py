@@ -1,7 +1,7 @@
 """A model folder in another form: of Hugging Face or our own, of another precision, in shards or one file.
 
 No model is built. Every tensor goes through two tables, that of the family it comes from and that of the one it goes
-to, when the file that holds it is written; what is in memory at a time is one file's worth.
+to, when it is its turn to be written; what is in memory at a time is one of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -74,12 +74,14 @@ def convert(
     dtype: torch.dtype | None = None,
     max_shard_size: int | str = LARGEST_SHARD,
     trust_pickle: bool = False,
+    on_written: Callable[[int, int], None] | None = None,
 ) -> Converted:
     """Write the model in the folder `old` to `new`, which must not exist or be empty.
 
     to: unless given, a family stays what it is, and our own form becomes that of the first family that has all of
     its parts. dtype: of every tensor; as it is unless given. Weights of more than max_shard_size are dealt out to
-    shards. trust_pickle: open pickled weights, in a process of their own.
+    shards. trust_pickle: open pickled weights, in a process of their own. `on_written` hears the bytes of
+    all tensors, and of the one just written.
 
     Raises CheckpointError where `old` cannot be read, does not fit the form or the precision, and where `new` is taken
     or cannot be written; then nothing is left of it. Raises UsageError for a size that is none.
@@ -99,14 +101,17 @@ def convert(
 
         # What the same steps make of tensors without content are the shapes, and so the sizes of the files.
         shapes = dict(translated(Each(theirs, lambda name, t: torch.empty_like(t, device="meta"))))
-        write_weights(folder, translated(theirs), shapes=shapes, max_shard_size=max_shard_size)
+        total = sum(tensor.numel() * tensor.itemsize for tensor in shapes.values())
+        heard = None if on_written is None else partial(on_written, total)
+        write_weights(
+            folder, translated(theirs), shapes=shapes, max_shard_size=max_shard_size, on_written=heard
+        )
 
         _carry(old, folder)
         kept = dtype or _commonest(shapes)
         generation = generation_of(old, config, values)
         write_settings(folder, target, config, generation, kept, _told(values, source, target))
         files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    total = sum(tensor.numel() * tensor.itemsize for tensor in shapes.values())
     return Converted(source.model_type, target.model_type, len(shapes), total, dtype_name(kept), files)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field
 from torch import Tensor
@@ -30,6 +30,8 @@ class Family:
     read: theirs as ours; raises SettingsError for a key that is not known or not supported.
     rules: which of our parameters are which of their tensors.
     settle: where config.json leaves something open, the config as the tensors have it.
+    general: 1 where an older family says some of the same things and is asked first whether it fits what we made
+        ourselves; 2 where it fits everything.
     """
 
     model_type: str
@@ -39,6 +41,7 @@ class Family:
     read: Callable[[Mapping[str, Any]], ModelConfig]
     rules: Callable[[ModelConfig], Sequence[AnyRule]]
     settle: Callable[[ModelConfig, Mapping[str, Tensor]], ModelConfig] | None = None
+    general: Literal[0, 1, 2] = 0
 
 
 # --- keys ----------------------------------------------------------------------------------------------

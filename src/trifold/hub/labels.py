@@ -16,14 +16,17 @@ MOST_CLASSES = 2**20  # beyond any model in use
 def labels_to_ours(values: Mapping[str, Any], usual: int = 2) -> dict[str, Any]:
     """How many classes a file's sequence or token head tells apart, their names, and the kind of the problem.
 
-    `id2label` goes before `num_labels`; `label2id` says nothing more. Raises SettingsError for names that do not
-    number the classes from 0, for a kind that is not known, and for absurdly many classes.
+    `label2id` says nothing more than `id2label`. Raises SettingsError for names that do not number the classes from 0
+    or are not as many as `num_labels`, for a kind that is not known, and for absurdly many classes.
     """
     names, number, problem = (
         _names(values.get("id2label")),
         values.get("num_labels"),
         values.get("problem_type"),
     )
+    if names and isinstance(number, int) and number != len(names):
+        # Of versions of the reference some follow the one, and some the other.
+        raise SettingsError(f"num_labels: {number} contradicts id2label, which names {len(names)} classes")
     count = len(names) if names else number if isinstance(number, int) else usual
     if count > MOST_CLASSES:
         raise SettingsError(f"num_labels: {count} classes are too many; at most {MOST_CLASSES:,} are read")

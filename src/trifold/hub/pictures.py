@@ -25,17 +25,21 @@ FILTERS: dict[int, Filter] = {
 # Keys that name the class or its library, or say what we do in any case.
 HARMLESS = frozenset(
     """
-    _processor_class crop_size data_format default_to_square device disable_grouping feature_extractor_type
-    image_processor_type input_data_format pad_size processor_class return_tensors size_divisor
+    _processor_class data_format device disable_grouping feature_extractor_type image_processor_type
+    input_data_format pad_size processor_class return_tensors size_divisor
     """.split()
 )
+
+
+Size = int | list[int] | dict[str, int | None]
 
 
 class PreprocessorFile(Settings):
     """Their keys, types and defaults (those of ViT); a field that allows one value is a step which we do not have."""
 
     do_resize: bool = True
-    size: int | list[int] | dict[str, int] = 224
+    size: Size = 224
+    default_to_square: bool = True  # a size that is one number is both sides, or else the shorter one
     resample: int = 2
     do_rescale: bool = True
     rescale_factor: float = 1 / 255
@@ -43,7 +47,8 @@ class PreprocessorFile(Settings):
     image_mean: float | list[float] = 0.5
     image_std: float | list[float] = 0.5
     do_convert_rgb: bool | None = None
-    do_center_crop: Literal[False] = False
+    do_center_crop: bool = False
+    crop_size: Size | None = None
     do_pad: Literal[False] = False
 
 
@@ -67,13 +72,18 @@ def write_pictures(folder: Path, settings: PictureSettings) -> None:
     """The way back of `read_pictures`."""
     theirs: dict[str, Any] = {
         "image_processor_type": "ViTImageProcessor",
-        "do_resize": settings.size is not None,
+        "do_resize": settings.size is not None or settings.shortest_edge is not None,
         "resample": next(number for number, name in FILTERS.items() if name == settings.resample),
         "do_rescale": settings.scale is not None,
         "do_normalize": settings.mean is not None or settings.deviation is not None,
     }
     if settings.size is not None:
-        theirs["size"] = dict(zip(("height", "width"), settings.size, strict=True))
+        theirs["size"] = _sides(settings.size)
+    elif settings.shortest_edge is not None:
+        edges = {"shortest_edge": settings.shortest_edge, "longest_edge": settings.longest_edge}
+        theirs["size"] = {edge: pixels for edge, pixels in edges.items() if pixels is not None}
+    if settings.crop is not None:
+        theirs |= {"do_center_crop": True, "crop_size": _sides(settings.crop)}
     if settings.scale is not None:
         theirs["rescale_factor"] = settings.scale
     if theirs["do_normalize"]:
@@ -89,7 +99,8 @@ def _to_ours(file: PreprocessorFile) -> PictureSettings:
         raise SettingsError(f"image_std: {file.image_std} is no deviation: give numbers above 0")
     return PictureSettings.parse(
         {
-            "size": _size(file.size) if file.do_resize else None,
+            **(_resizing(file) if file.do_resize else {"size": None}),
+            "crop": _crop(file),
             "resample": FILTERS[file.resample],
             "scale": file.rescale_factor if file.do_rescale else None,
             "mean": _colours(file.image_mean) if file.do_normalize else None,
@@ -98,16 +109,51 @@ def _to_ours(file: PreprocessorFile) -> PictureSettings:
     )
 
 
-def _size(size: int | list[int] | dict[str, int]) -> tuple[int, int]:
+def _resizing(file: PreprocessorFile) -> dict[str, Any]:
+    """`size`, or the edge that keeps a picture's proportion."""
+    said = file.size
+    if isinstance(said, int) and not file.default_to_square:
+        said = {"shortest_edge": said}
+    said = {key: side for key, side in said.items() if side is not None} if isinstance(said, dict) else said
+    if (
+        isinstance(said, dict)
+        and "shortest_edge" in said
+        and said.keys() <= {"shortest_edge", "longest_edge"}
+    ):
+        _pixels("size", *said.values())
+        return {"size": None, **said}
+    return {"size": _size("size", said)}
+
+
+def _crop(file: PreprocessorFile) -> tuple[int, int] | None:
+    if not file.do_center_crop:
+        return None
+    if file.crop_size is None:
+        raise SettingsError("crop_size: do_center_crop needs one; give height and width in pixels")
+    return _size("crop_size", file.crop_size)
+
+
+def _size(key: str, size: Any) -> tuple[int, int]:
     """Height and width: a side, [height, width] or an object of both."""
     if isinstance(size, dict):
-        if size.keys() != {"height", "width"}:
-            raise SettingsError(f"size: {size} is not read; give height and width in pixels")
-        size = [size["height"], size["width"]]
+        said = {edge: side for edge, side in size.items() if side is not None}
+        if said.keys() != {"height", "width"}:
+            raise SettingsError(f"{key}: {size} is not read; give height and width in pixels")
+        size = [said["height"], said["width"]]
     sides = [size, size] if isinstance(size, int) else size
-    if len(sides) != 2 or not 1 <= min(sides) <= max(sides) <= LARGEST_SIDE:
-        raise SettingsError(f"size: {sides} is no height and width of 1 to {LARGEST_SIDE:,} pixels")
+    if len(sides) != 2:
+        raise SettingsError(f"{key}: {sides} is no height and width")
+    _pixels(key, *sides)
     return sides[0], sides[1]
+
+
+def _pixels(key: str, *sides: int) -> None:
+    if not 1 <= min(sides) <= max(sides) <= LARGEST_SIDE:
+        raise SettingsError(f"{key}: {list(sides)} are no sides of 1 to {LARGEST_SIDE:,} pixels")
+
+
+def _sides(size: tuple[int, int]) -> dict[str, int]:
+    return dict(zip(("height", "width"), size, strict=True))
 
 
 def _colours(values: float | list[float]) -> tuple[float, ...]:

@@ -13,13 +13,14 @@ from trifold.nn import ModelConfig
 from trifold.settings import Settings
 
 THETA = 10_000.0
+RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
 
 class RopeKeys(Settings):
     """The keys below `rope_parameters` or `rope_scaling`."""
 
-    rope_type: Literal["default", "linear", "dynamic", "yarn", "llama3"] | None = None
-    type: Literal["default", "linear", "dynamic", "yarn", "llama3"] | None = None
+    rope_type: RopeType | None = None
+    type: RopeType | None = None
     rope_theta: float | None = Field(None, gt=0)
     partial_rotary_factor: float | None = Field(None, gt=0, le=1)
     factor: float | None = Field(None, ge=1)
@@ -32,6 +33,8 @@ class RopeKeys(Settings):
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factor: list[float] | None = None
+    long_factor: list[float] | None = None
 
 
 class RopeFile(DecoderFile):
@@ -41,6 +44,13 @@ class RopeFile(DecoderFile):
     rope_scaling: RopeKeys | None = None
     rope_theta: float | None = Field(None, gt=0)
     partial_rotary_factor: float | None = Field(None, gt=0, le=1)
+    original_max_position_embeddings: int | None = Field(None, gt=0)  # goes before that of the keys below
+
+    @property
+    def rope_keys(self) -> RopeKeys:
+        """Those of `rope_scaling` where there are any, however few: they go before all of `rope_parameters`."""
+        said = (keys for keys in (self.rope_scaling, self.rope_parameters) if keys and keys.model_fields_set)
+        return next(said, RopeKeys())
 
 
 def rope_to_ours(
@@ -51,33 +61,39 @@ def rope_to_ours(
     part: float | None = None,
     theta: float | None = None,
 ) -> dict[str, Any]:
-    """Our keys of rotary positions; `part` of a head turns and `theta` is its base where the file says neither.
+    """Our keys of rotary positions.
 
-    part: left out, all of the head must turn.
+    part, theta: how much of a head turns, and its base, under a family's own names; it does not look at the usual ones
+    then. Without a part, all of the head must turn.
     """
-    keys = file.rope_scaling or file.rope_parameters or RopeKeys()
-    said = keys.partial_rotary_factor or file.partial_rotary_factor
-    if part is None and said not in (None, 1.0):
+    keys = file.rope_keys
+    if part is None and (said := keys.partial_rotary_factor or file.partial_rotary_factor) not in (None, 1.0):
         raise SettingsError(
             f"rope_parameters.partial_rotary_factor: {said} is not supported; here all of a head turns"
         )
-    width = int(head_width * (said or part or 1.0))
+    share = keys.partial_rotary_factor or part or 1.0
+    base = keys.rope_theta or theta or file.rope_theta or THETA
+    for key, used in (("partial_rotary_factor", share), ("rope_theta", base)):
+        if getattr(file, key) not in (None, used) and theta is not None:
+            raise SettingsError(f"{key}: {getattr(file, key)} contradicts {used}, which other keys say")
+    width = int(head_width * share)
     return {
         "positions": "rotary",
-        "rotary_theta": float(keys.rope_theta or file.rope_theta or theta or THETA),
+        "rotary_theta": float(base),
         "rotary_width": None if width == head_width else width,
-        "rotary_scaling": _scaling(keys, max_positions),
+        "rotary_scaling": _scaling(keys, max_positions, file.original_max_position_embeddings),
     }
 
 
-def _scaling(keys: RopeKeys, max_positions: int) -> dict[str, Any] | None:
+def _scaling(keys: RopeKeys, max_positions: int, before: int | None) -> dict[str, Any] | None:
     kind = keys.rope_type or keys.type or "default"
     if kind == "default":
         return None
-    original = keys.original_max_position_embeddings or max_positions
+    original = before or keys.original_max_position_embeddings or max_positions
     factor = keys.factor
-    if kind == "yarn" and factor is None:
+    if kind in ("yarn", "longrope") and factor is None:
         factor = max_positions / original
+        factor = max(1.0, factor) if kind == "longrope" else factor  # there it says no more than a magnitude
     if factor is None:
         raise SettingsError(f"rope_parameters.factor: rope_type {kind} needs one")
     ours: dict[str, Any] = {"kind": kind, "factor": float(factor), "original_positions": original}
@@ -85,6 +101,11 @@ def _scaling(keys: RopeKeys, max_positions: int) -> dict[str, Any] | None:
         case "yarn":
             bounds = {"beta_fast": keys.beta_fast or 32.0, "beta_slow": keys.beta_slow or 1.0}
             return ours | bounds | {"round_bounds": keys.truncate, "magnitude": _magnitude(keys, factor)}
+        case "longrope":
+            if keys.short_factor is None or keys.long_factor is None:
+                raise SettingsError("rope_parameters: rope_type longrope needs short_factor and long_factor")
+            factors = {"short_factors": keys.short_factor, "long_factors": keys.long_factor}
+            return ours | factors | {"magnitude": keys.attention_factor}
         case "llama3":
             if keys.low_freq_factor is None or keys.high_freq_factor is None:
                 raise SettingsError(
@@ -114,7 +135,7 @@ def rope_to_theirs(config: ModelConfig, *, part: bool = False) -> dict[str, obje
     scaling = config.rotary_scaling
     if scaling is not None:
         keys |= {"rope_type": scaling.kind, "factor": scaling.factor}
-        if scaling.kind in ("yarn", "llama3"):
+        if scaling.kind in ("yarn", "llama3", "longrope"):
             keys["original_max_position_embeddings"] = scaling.original_positions
         if scaling.kind == "llama3":
             keys |= {"low_freq_factor": scaling.low_frequency, "high_freq_factor": scaling.high_frequency}
@@ -124,8 +145,13 @@ def rope_to_theirs(config: ModelConfig, *, part: bool = False) -> dict[str, obje
                 "beta_slow": scaling.beta_slow,
                 "truncate": scaling.round_bounds,
             }
-            if scaling.magnitude is not None:
-                keys["attention_factor"] = scaling.magnitude
+        if scaling.kind == "longrope":
+            keys |= {
+                "short_factor": list(scaling.short_factors or ()),
+                "long_factor": list(scaling.long_factors or ()),
+            }
+        if scaling.magnitude is not None:
+            keys["attention_factor"] = scaling.magnitude
     return {"rope_parameters": keys}
 
 

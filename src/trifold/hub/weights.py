@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from trifold.errors import CheckpointError
 from trifold.hub.files import check_inside, parse_json, read_json, replacing, write_json
 from trifold.hub.mapped import DTYPES, Mapped
 from trifold.hub.sharding import LARGEST_SHARD, cut, file_names, size_of
+from trifold.hub.streamed import write_streamed
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -198,19 +198,21 @@ def write_weights(
     *,
     shapes: Mapping[str, Tensor] | None = None,
     max_shard_size: int | str = LARGEST_SHARD,
+    on_written: Callable[[int], None] | None = None,
 ) -> None:
     """Write one safetensors file in one step, or shards of at most so many bytes and then their index; weights that
     lay there in another form go last.
 
-    shapes: the same tensors on the meta device, where these are only made when they are asked for: then no more of
-    them are in memory than go into one file.
+    shapes: the same tensors on the meta device, where these are only made when they are asked for: one is in memory
+    at a time. `on_written` hears of bytes.
     Raises CheckpointError where the disk does not take it, UsageError where max_shard_size is no size.
     """
     shapes = tensors if shapes is None else shapes
     shards = cut(shapes, size_of(max_shard_size))
     files = file_names(len(shards))
     for file, names in zip(files, shards, strict=True):
-        _write(folder / file, {name: tensors[name].contiguous() for name in names})
+        with replacing(folder / file) as temporary:
+            write_streamed(temporary, tensors, shapes, names, on_written)
     if len(files) > 1:
         total = sum(tensor.numel() * tensor.itemsize for tensor in shapes.values())
         places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
@@ -219,15 +221,6 @@ def write_weights(
     for old in [other, *folder.glob(SHARDS)]:
         if old.name not in files:
             old.unlink(missing_ok=True)
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    with replacing(path) as temporary:
-        try:
-            # The reference library refuses files that do not say who wrote them.
-            save_file(dict(tensors), temporary, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(str(error)) from None
 
 
 def dtype_name(dtype: torch.dtype) -> str:

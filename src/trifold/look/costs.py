@@ -91,7 +91,13 @@ def _layer_elements(config: ModelConfig, keys: int) -> int:
 
 
 def _embedding_elements(config: ModelConfig) -> int:
-    """Elements of the matrix that widens a narrow embedding."""
+    """Elements of the matrix that widens a narrow embedding; or of the one that patches of pictures go through, to
+    which the class token beside them does not.
+    """
+    if config.patch_size is not None:
+        tall, wide = config.patch_size
+        pixels = config.n_channels * tall * wide
+        return pixels * config.d_model * config.patches // (config.patches + 1)
     return config.embedding_width * config.d_model if config.factorised else 0
 
 

@@ -6,7 +6,7 @@ asks for a family's name. The defaults are the base model of "Attention Is All Y
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -18,12 +18,15 @@ Positions = Literal["sinusoidal", "sinusoidal-halves", "learned", "rotary", "rel
 Activation = Literal["relu", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
 Head = Literal["lm", "pooler", "next-sentence", "sequence", "token", "span"]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
+Factors = tuple[Annotated[float, Field(gt=0)], ...]
 
 
 class RotaryScaling(Settings):
     """How rotary positions were stretched to a longer text than `original_positions`, the one first trained on."""
 
-    kind: Literal["linear", "dynamic", "yarn", "llama3"] = Field(description="which waves, and by how much")
+    kind: Literal["linear", "dynamic", "yarn", "llama3", "longrope"] = Field(
+        description="which waves, and by how much"
+    )
     factor: float = Field(ge=1, description="how many times longer")
     original_positions: int = Field(gt=0, description="positions of the first training")
     low_frequency: float = Field(1.0, gt=0, description="llama3: turns below which a wave is stretched whole")
@@ -31,8 +34,14 @@ class RotaryScaling(Settings):
     beta_fast: float = Field(32.0, gt=0, description="yarn: turns above which a wave is left as it was")
     beta_slow: float = Field(1.0, gt=0, description="yarn: turns below which it is stretched whole")
     round_bounds: bool = Field(True, description="yarn: the bounds between are whole numbers")
+    short_factors: Factors | None = Field(
+        None, strict=False, description="longrope: what each wave is divided by in texts of the first length"
+    )
+    long_factors: Factors | None = Field(None, strict=False, description="longrope: … and in longer ones")
     magnitude: float | None = Field(
-        None, gt=0, description="yarn: waves times this; 0.1 ln(factor) + 1 unless given"
+        None,
+        gt=0,
+        description="yarn, longrope: waves times this; what their papers say of the factor unless given",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trifold.nn.config import ModelConfig
+    from trifold.nn.config import ModelConfig, RotaryScaling
 
 
 def contradiction(config: ModelConfig) -> str | None:
@@ -77,6 +77,8 @@ def _positions(config: ModelConfig) -> Iterator[str]:
             yield f"rotary positions turn pairs: {turned} of the {config.head_width} of a head cannot"
         if turned == 2 and config.rotary_scaling is not None and config.rotary_scaling.kind == "dynamic":
             yield "rotary_scaling: dynamic stretches slow waves, and a rotary width of 2 has but one: widen it"
+        if config.rotary_scaling is not None:
+            yield from _stretched(config.rotary_scaling, turned // 2)
     if config.positions == "relative":
         # Both ways share the classes in an encoder; half of a way's classes are for exact distances.
         fewest = config.relative_buckets // (4 if config.encoder_layers else 2)
@@ -86,6 +88,20 @@ def _positions(config: ModelConfig) -> Iterator[str]:
                 f"relative_distance {config.relative_distance} leaves no room for {config.relative_buckets} "
                 "relative_buckets: take four or more, and a distance of more than half as many"
             )
+
+
+def _stretched(scaling: RotaryScaling, waves: int) -> Iterator[str]:
+    low, high = scaling.low_frequency, scaling.high_frequency
+    if scaling.kind == "llama3" and high <= low:
+        yield f"rotary_scaling: high_frequency {high} leaves no room above low_frequency {low}: raise it"
+    for key in ("short_factors", "long_factors"):
+        factors = getattr(scaling, key)
+        if (factors is not None) != (scaling.kind == "longrope"):
+            yield f"rotary_scaling: {key} belongs to the kind longrope, which needs it; this is {scaling.kind}"
+        elif factors is not None and len(factors) != waves:
+            yield f"rotary_scaling: {key} has {len(factors)} numbers for {waves} waves: give one for each"
+    if scaling.kind == "longrope" and scaling.original_positions == 1 and scaling.magnitude is None:
+        yield "rotary_scaling: original_positions 1 says nothing of the magnitude of longrope: give it"
 
 
 def _pictures(config: ModelConfig) -> Iterator[str]:

@@ -68,11 +68,11 @@ class Rotary:
 
     def turns(self, positions: Tensor, mask: Mask, like: Tensor) -> Turns:
         """For queries at `positions` (B or 1, T), and the keys that the mask speaks of."""
-        if self.scaling is None or self.scaling.kind != "dynamic":
+        if self.scaling is None or self.scaling.kind not in BY_LENGTH:
             turn = self._turn(positions, self._own_waves(positions.device), like)
             return Turns(turn, turn, late=False)
         places = mask.places(positions.shape[1], positions.device)
-        waves = dynamic_waves(self.width, self.theta, self.scaling, places[:, -1:] + 1)
+        waves = BY_LENGTH[self.scaling.kind](self.width, self.theta, self.scaling, places[:, -1:] + 1)
         ours = places[:, mask.offset : mask.offset + positions.shape[1]]
         return Turns(self._turn(ours, waves, like), self._turn(places, waves, like), late=True)
 
@@ -103,6 +103,25 @@ def dynamic_waves(width: int, theta: float, scaling: RotaryScaling, lengths: Ten
     base = theta * stretch ** (width / (width - 2))
     exponents = torch.arange(0, width, 2, device=lengths.device).float() / width
     return 1.0 / base**exponents
+
+
+def long_waves(width: int, theta: float, scaling: RotaryScaling, lengths: Tensor) -> Tensor:
+    """(B, 1) lengths -> (B, width / 2): factors that were searched for, one set for texts of the first training's
+    length and one for longer texts ("LongRoPE", Ding et al. 2024).
+    """
+    short, long = (
+        torch.tensor(factors, dtype=torch.float32, device=lengths.device)
+        for factors in (scaling.short_factors, scaling.long_factors)
+    )
+    plain = theta ** (torch.arange(0, width, 2, device=lengths.device).float() / width)
+    return 1.0 / (torch.where(lengths > scaling.original_positions, long, short) * plain)
+
+
+# Waves that depend on how long the text has become.
+BY_LENGTH: dict[str, Callable[[int, float, RotaryScaling, Tensor], Tensor]] = {
+    "dynamic": dynamic_waves,
+    "longrope": long_waves,
+}
 
 
 def _waves(width: int, theta: float) -> Tensor:
@@ -142,14 +161,19 @@ def _llama3(plain: Tensor, theta: float, scaling: RotaryScaling) -> Tensor:
 
 SCALINGS: dict[str, Callable[[Tensor, float, RotaryScaling], Tensor]] = {
     "linear": _linear,
-    "dynamic": lambda plain, theta, scaling: plain,  # up to the original positions; see dynamic_waves
     "yarn": _yarn,
     "llama3": _llama3,
 }
 
 
 def magnitude(scaling: RotaryScaling | None) -> float:
-    """What cos and sin are multiplied by: YaRN sharpens attention so (Peng et al. 2023, equation 22)."""
-    if scaling is None or scaling.kind != "yarn":
+    """What cos and sin are multiplied by, to sharpen attention: Peng et al. 2023, equation 22 for YaRN, and Ding et al.
+    2024, section 3.2 for LongRoPE.
+    """
+    if scaling is None or scaling.kind not in ("yarn", "longrope"):
         return 1.0
-    return 0.1 * math.log(scaling.factor) + 1 if scaling.magnitude is None else scaling.magnitude
+    if scaling.magnitude is not None:
+        return scaling.magnitude
+    if scaling.kind == "yarn":
+        return 0.1 * math.log(scaling.factor) + 1
+    return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.original_positions))

@@ -173,9 +173,10 @@ class Reading:
                 "the model's folder has no preprocessor_config.json, which says how pictures become numbers: "
                 "copy the one that came with the model, or use logits, which takes pixels"
             )
-        if settings.size is not None and settings.size != config.image_size:
+        if settings.fixed_size not in (None, config.image_size):
+            key = "size" if settings.crop is None else "crop_size"
             raise CheckpointError(
-                f"preprocessor_config.json: size: pictures become {settings.size} pixels high and wide, "
+                f"preprocessor_config.json: {key}: pictures become {settings.fixed_size} pixels high and wide, "
                 f"and the model reads {config.image_size}"
             )
         read = []

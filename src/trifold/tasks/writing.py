@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
-from trifold.nn import Inputs, Transformer
+from trifold.generate.config import LONGEST
+from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding
 from trifold.tasks.ragged import Ragged
 
@@ -32,7 +33,7 @@ def write(
     """
     answers: list[list[Hypothesis]] = [[] for _ in range(len(rows))]
     device = next(model.parameters()).device
-    for chosen in alike(rows.lengths, max(1, batch_tokens // max(1, config.num_beams))):
+    for chosen in alike(rows.lengths, batch_tokens, lambda longest: room(config, model.config, longest)):
         width = int(rows.lengths[chosen].max())
         attend = padding(torch.from_numpy(rows.lengths[chosen]), width)
         tokens = rows.padded(chosen, width, model.config.pad_id).to(device)
@@ -45,12 +46,30 @@ def write(
     return answers
 
 
-def alike(lengths: NDArray[np.int64], tokens: int) -> list[NDArray[np.int64]]:
-    """Rows of like length in batches of at most `tokens` padded tokens, the longest first."""
+def room(config: GenerationConfig, model: ModelConfig, longest: int) -> int:
+    """Tokens that a row of `longest` takes up while it is searched, in all the rows that a search makes of it.
+
+    A decoder keeps its prompt and all that it may write. What an encoder-decoder reads is kept once, and what it
+    writes is as a rule about as long: its source stands for both.
+    """
+    rows = max(config.num_beams, config.num_return_sequences, (config.penalty_alpha and config.top_k) or 1)
+    if model.encoder_layers:
+        return longest * rows
+    most = config.max_length or longest + (config.max_new_tokens or LONGEST)
+    return max(longest, min(most, model.max_positions)) * rows
+
+
+def alike(
+    lengths: NDArray[np.int64], tokens: int, room: Callable[[int], int] = int
+) -> list[NDArray[np.int64]]:
+    """Rows of like length in batches of at most `tokens` padded tokens, the longest first.
+
+    room: what a row of so many tokens counts for.
+    """
     order = np.argsort(-lengths, kind="stable")
     batches, start = [], 0
     while start < len(order):
-        rows = max(1, tokens // int(lengths[order[start]]))
+        rows = max(1, tokens // room(int(lengths[order[start]])))
         batches.append(order[start : start + rows])
         start += rows
     return batches

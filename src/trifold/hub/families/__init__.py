@@ -1,56 +1,27 @@
-"""Every family by its `model_type`, in the order in which they are asked whether a config fits."""
+"""Every family by its `model_type`, in the order in which they are asked whether a config fits.
 
-from trifold.hub.families import (
-    albert,
-    bart,
-    bert,
-    codegen,
-    distilbert,
-    falcon,
-    gpt2,
-    gpt_bigcode,
-    gpt_neo,
-    gpt_neox,
-    gptj,
-    llama,
-    marian,
-    mistral,
-    native,
-    openai_gpt,
-    roberta,
-    starcoder2,
-    t5,
-    vit,
-)
+Each file beside this one that holds a `Family` is found by itself: to add a family is to add a file.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
 from trifold.hub.family import Family
 
-FAMILIES: dict[str, Family] = {
-    family.model_type: family
-    for family in (
-        marian.FAMILY,
-        bart.FAMILY,
-        t5.FAMILY,
-        t5.MT5,
-        gpt2.FAMILY,
-        gpt_bigcode.FAMILY,
-        openai_gpt.FAMILY,
-        gpt_neo.FAMILY,
-        gptj.FAMILY,
-        codegen.FAMILY,
-        llama.FAMILY,
-        mistral.FAMILY,
-        gpt_neox.FAMILY,
-        starcoder2.FAMILY,
-        falcon.FAMILY,
-        bert.FAMILY,
-        roberta.FAMILY,
-        roberta.CAMEMBERT,
-        roberta.XLM_ROBERTA,
-        distilbert.FAMILY,
-        albert.FAMILY,
-        vit.FAMILY,
-        native.FAMILY,  # the last: it can say everything
-    )
-}
 
-__all__ = ["FAMILIES"]
+def found() -> dict[str, Family]:
+    """The families in the files of this folder, `general` ones behind the others."""
+    families: dict[str, Family] = {}
+    for file in sorted(module.name for module in iter_modules(__path__)):
+        for family in vars(import_module(f"{__name__}.{file}")).values():
+            if isinstance(family, Family):
+                taken = families.setdefault(family.model_type, family)
+                assert taken is family, f"{file}: there is a family {family.model_type} already"
+    return dict(sorted(families.items(), key=lambda named: named[1].general))
+
+
+FAMILIES = found()
+
+__all__ = ["FAMILIES", "found"]

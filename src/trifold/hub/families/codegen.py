@@ -32,4 +32,4 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
     return [*gptj.all_but_qkv(config), *qkv(theirs, dealt(MACHINES, (1, 1, 1)), order="qvk")]
 
 
-FAMILY = Family("codegen", architecture_of(CLASSES), _fits, gptj.write, _read, _rules)
+FAMILY = Family("codegen", architecture_of(CLASSES), _fits, gptj.write, _read, _rules, general=1)

@@ -197,4 +197,4 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
     ]
 
 
-FAMILY = Family("falcon", architecture_of(CLASSES), _fits, _write, _read, _rules)
+FAMILY = Family("falcon", architecture_of(CLASSES), _fits, _write, _read, _rules, general=1)

@@ -57,7 +57,6 @@ SAID = frozenset(
     {*KEYS.values(), "d_ff", "d_head", "n_kv_heads", "activation", "embedding_dropout"}
     | {"sliding_window", "window_pattern"}
 )
-HARMLESS = GPT_HARMLESS | {"attention_layers"}  # what attention_types says, once more
 WINDOW = 256
 
 
@@ -69,6 +68,7 @@ class GPTNeoFile(DecoderFile):
     hidden_size: int = Field(2048, gt=0)
     num_layers: int = Field(24, gt=0)
     attention_types: list[Any] | None = None
+    attention_layers: list[str] | None = None  # what attention_types says, once more
     num_heads: int = Field(16, gt=0)
     intermediate_size: int | None = Field(None, gt=0)
     window_size: int = Field(WINDOW, gt=0)
@@ -103,11 +103,15 @@ def _write(config: ModelConfig) -> dict[str, object]:
 
 
 def _read(values: Mapping[str, Any]) -> ModelConfig:
-    file = parse_config(GPTNeoFile, values, HARMLESS)
+    file = parse_config(GPTNeoFile, values, GPT_HARMLESS)
     layers = _layers([[["global", "local"], 12]] if file.attention_types is None else file.attention_types)
     if len(layers) != file.num_layers:
         raise SettingsError(
             f"attention_types: names {len(layers)} layers, and num_layers is {file.num_layers}"
+        )
+    if file.attention_layers not in (None, layers):
+        raise SettingsError(
+            f"attention_layers: {file.attention_layers} contradicts attention_types, which gives {layers}"
         )
     return ModelConfig.parse(
         {

@@ -29,7 +29,7 @@ from trifold.hub.family import Architectures, Family, architecture_of, heads_of,
 from trifold.hub.rules import AnyRule, Rule
 from trifold.nn import ModelConfig
 
-CLASSES = classes("GPTJ", "ForSequenceClassification")
+CLASSES = classes("GPTJ", "ForSequenceClassification", "ForQuestionAnswering")
 FIXED = {
     "positions": "rotary",
     "rotary_pairs": "interleaved",

@@ -39,7 +39,7 @@ from trifold.hub.rope import ROPE_SAID, RopeFile, rope_fits, rope_to_ours, rope_
 from trifold.hub.rules import AnyRule, Rule
 from trifold.nn import ModelConfig
 
-CLASSES = classes("Llama", *CLASSIFIERS)
+CLASSES = classes("Llama", *CLASSIFIERS, "ForQuestionAnswering")
 FIXED = {"norm": "rms", "gated": True, "dropout": 0.0}
 KEYS = {
     "hidden_size": "d_model",
@@ -109,12 +109,12 @@ def read(file: LlamaFile, values: Mapping[str, Any], table: Architectures) -> di
     }
 
 
-def rules(config: ModelConfig) -> list[AnyRule]:
-    """The names of their tensors."""
-    base = below(config, "model")
+def rules(config: ModelConfig, prefix: str = "model") -> list[AnyRule]:
+    """The names of their tensors; those below the heads begin with the prefix."""
+    base = below(config, prefix)
     layer = f"{base}layers.{{i}}"
     return [
-        *around(config, "model", embedding="embed_tokens.weight", token_head="score"),
+        *around(config, prefix, embedding="embed_tokens.weight", token_head="score"),
         Rule(f"{B}.self_attention.enter.weight", f"{layer}.input_layernorm.weight"),
         *linear(f"{ATTENTION}.{{p:q|k|v|o}}_proj", f"{layer}.self_attn.{{p}}_proj"),
         Rule(f"{B}.feed_forward.enter.weight", f"{layer}.post_attention_layernorm.weight"),
@@ -142,5 +142,5 @@ FAMILY = Family(
     fits=_fits,
     write=lambda config: write(config) | to_theirs(BIASES, config),
     read=_read,
-    rules=rules,
+    rules=lambda config: rules(config, "transformer" if "span" in config.chosen_heads else "model"),
 )

@@ -31,4 +31,5 @@ FAMILY = Family(
     write=lambda config: config.model_dump(),
     read=_read,
     rules=_rules,
+    general=2,
 )

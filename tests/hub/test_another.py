@@ -1,0 +1,93 @@
+"""Another family is another file: found where the others lie, and equal to the reference without a line elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.hub.parity import check, randomised
+
+from trifold import load
+from trifold.errors import CheckpointError
+from trifold.hub import families, load_model, save_model
+from trifold.hub.convert import convert
+from trifold.nn import Transformer
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("default")
+
+FOLDER = Path(__file__).with_name("another")
+SMALL = {
+    "vocab_size": 61,
+    "max_position_embeddings": 32,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+
+
+@pytest.fixture
+def with_another(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if the file lay beside those of the other families."""
+    before = dict(families.FAMILIES)
+    assert "qwen2" not in before
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(FOLDER)])
+    now = families.found()
+    assert now.keys() - before.keys() == {"qwen2"}
+    assert all(now[name] is family for name, family in before.items())
+    families.FAMILIES.clear()
+    families.FAMILIES.update(now)
+    yield
+    families.FAMILIES.clear()
+    families.FAMILIES.update(before)
+    del sys.modules[f"{families.__name__}.qwen2"], families.qwen2  # type: ignore[attr-defined]
+
+
+def tiny(name: str = "Qwen2ForCausalLM", **values: object) -> torch.nn.Module:
+    return randomised(getattr(transformers, name)(transformers.Qwen2Config(**SMALL, **values)))
+
+
+@pytest.mark.usefixtures("with_another")
+@pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "Qwen2Model", "Qwen2ForSequenceClassification"])
+def test_it_is_the_reference_and_goes_back(name: str) -> None:
+    check(tiny(name))
+
+
+@pytest.mark.usefixtures("with_another")
+def test_all_that_families_can_do_it_can(tmp_path: Path) -> None:
+    model = tiny(tie_word_embeddings=True, eos_token_id=2)
+    model.save_pretrained(tmp_path / "theirs")
+    pipe = load(tmp_path / "theirs")
+    prompt = torch.tensor([[5, 6, 7]])
+    theirs = model.generate(prompt, max_new_tokens=6, do_sample=False, attention_mask=torch.ones_like(prompt))
+    said = pipe.generate_tokens(prompt, max_new_tokens=6, do_sample=False)[0]
+    assert said == [token for token in theirs[0, 3:].tolist() if token != 2]
+
+    convert(tmp_path / "theirs", tmp_path / "native", to="native")
+    convert(tmp_path / "native", tmp_path / "back")
+    values = json.loads((tmp_path / "back" / "config.json").read_text(encoding="utf-8"))
+    assert (values["model_type"], values["architectures"]) == ("qwen2", ["Qwen2ForCausalLM"])
+
+    fresh = Transformer(pipe.config)  # made here, of parts that no other family has together
+    save_model(tmp_path / "fresh", fresh)
+    assert load_model(tmp_path / "fresh")[0].family == "qwen2"
+
+
+@pytest.mark.usefixtures("with_another")
+def test_what_it_does_not_do_is_refused(tmp_path: Path) -> None:
+    tiny(use_sliding_window=True, sliding_window=4, max_window_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="use_sliding_window"):
+        load_model(tmp_path)
+
+
+def test_without_the_file_it_is_not_known(tmp_path: Path) -> None:
+    tiny().save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="model_type: 'qwen2' is not known"):
+        load_model(tmp_path)
