@@ -7,9 +7,11 @@ everything else to standard error. Verbs import what they need when they run, so
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, ModuleType
 from typing import Annotated
 
 import typer
@@ -46,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line, that of the process unless given; returns the exit code."""
     speak_utf8()
     try:
-        code = _app()(args=arguments, prog_name="trifold", standalone_mode=False)
+        with _heeding_sigterm():
+            code = _app()(args=arguments, prog_name="trifold", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except TrifoldError as error:
@@ -56,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = error.format_message().replace("Value error, ", "").rstrip(".?")
         complain(f"{said}; see `{_command_of(error)} --help`")
         return error.exit_code
+    except Terminated:
+        return 143
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -64,6 +69,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return 1
+
+
+class Terminated(SystemExit):
+    """SIGTERM, where nobody does anything more orderly about it: what is open is closed on the way out."""
+
+
+@contextmanager
+def _heeding_sigterm() -> Iterator[None]:
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise Terminated(143)
+
+    try:
+        before = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # not the main thread: signals are somebody else's
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _app() -> typer.Typer:

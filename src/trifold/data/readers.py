@@ -176,6 +176,11 @@ def _open(source: Source, settings: DataSettings, split: str) -> tuple[str, Iter
     return PurePath(files[0]).name, _rows(READERS[kind](lines, files[0], settings))
 
 
+def files_of(source: str | list[str]) -> list[str]:
+    """The files that a source names, as it names them; none where it is of another kind. Raises SettingsError."""
+    return [] if isinstance(source, str) and source.startswith(tuple(_OPENERS)) else _files(source)
+
+
 def _rows(numbered: Numbered) -> Iterator[Row]:
     return (Row(source, target, number) for number, source, target in numbered)
 

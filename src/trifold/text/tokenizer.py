@@ -14,6 +14,7 @@ from typing import Any, Self
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
+from trifold import disk
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.text.chat import render, values_of
 from trifold.text.checks import read_library
@@ -349,7 +350,7 @@ class Tokenizer:
     @staticmethod
     def _write(file: Path, content: dict[str, Any]) -> None:
         text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
-        file.write_text(text, encoding="utf-8", newline="\n")
+        disk.replace_text(file, text)
 
     @cached_property
     def _merge_dropout(self) -> MergeDropout:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trifold import disk
 from trifold.batches import plan_epoch
 from trifold.batches.plan import Plan
 from trifold.generate import GenerationConfig
@@ -115,8 +116,8 @@ class Validator:
             for source, reference, output in zip(pairs.sources, pairs.targets, outputs, strict=True)
         ]
         path = self.folder.samples / f"step-{step:08d}.tsv"
-        checkpoint.write_text(path, "\n".join(["source\treference\tours", *lines]) + "\n")
-        checkpoint.write_text(path.with_suffix(".scores.txt"), "\n".join(scores) + "\n")
+        disk.replace_text(path, "\n".join(["source\treference\tours", *lines]) + "\n")
+        disk.replace_text(path.with_suffix(".scores.txt"), "\n".join(scores) + "\n")
 
 
 def _polled(batches: Plan, stop: Callable[[], bool]) -> Iterator[NDArray[np.int64]]:
