@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import hashlib
 
-from trifold.data.lines import STANDARD_INPUT, expand
-from trifold.data.readers import files_of
+from pathlib import Path
+
+from trifold.data.files import find
 from trifold.data.settings import DataSettings
+
+NO_FILES = ("hub:", "embedded:")
 
 
 def digests(settings: DataSettings) -> dict[str, str]:
-    """SHA-256 (hexadecimal) of the training and validation files, by their names as the settings have them.
+    """SHA-256 (hexadecimal) of the training and validation files, by their paths.
 
     What is no file (a dataset of the hub, embedded text, standard input) has none; nor has a file that is missing,
     which those who read it will say. Raises OSError, DataError.
     """
     found = {}
     for source in (settings.train, settings.valid):
-        for name in [] if source is None else files_of(source):
-            path = expand(name)
-            if name != STANDARD_INPUT and path.is_file():
-                with path.open("rb") as file:
+        if source is None or (isinstance(source, str) and source.startswith(NO_FILES)):
+            continue
+        for name in find(source).files:
+            if Path(name).is_file():
+                with Path(name).open("rb") as file:
                     found[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found

@@ -67,8 +67,8 @@ PHASES: dict[str, tuple[object, str, int]] = {
     "preparing": (loop, "prepare", 1),
     "building": (loop, "Learner", 1),
     "training": (Learner, "update", 5),
-    "validation": (validate.Validator, "_loss", 1),
-    "generation": (validate.Validator, "_translate", 1),
+    "validation": (measuring, "value_of", 1),
+    "generation": (Translate, "predict", 1),
     "saving": (checkpoint, "save", 2),
 }
 

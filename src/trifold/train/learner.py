@@ -20,7 +20,7 @@ from torch import Tensor
 from trifold.nn import Transformer
 from trifold.nn.kernels import drawing_from
 from trifold.recipe import TrainSettings
-from trifold.tasks.translate import Batch, Translate
+from trifold.tasks.task import Batch, Task
 from trifold.train.adam import Adam
 from trifold.train.refusals import judge
 from trifold.train.schedule import peak_rate, rate
@@ -42,7 +42,7 @@ class Learner:
     def __init__(
         self,
         model: Transformer,
-        task: Translate,
+        task: Task,
         settings: TrainSettings,
         *,
         seed: int,
