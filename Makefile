@@ -10,7 +10,7 @@ WORKERS ?= 2
 TESTS  := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check bench faults clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -39,6 +39,11 @@ check: $(VENV)/ready-dev ## run style, types, import ranks and the quick tests (
 bench: $(VENV)/ready-plots ## measure training side by side with other toolkits (each in its own environment)
 	@echo "bench: trifold and its peers, one after the other"
 	@$(BIN)/python benchmarks/run.py train
+
+faults: $(VENV)/ready-dev ## kill, break and fill up tiny runs until every figure of reliability is reached (hours)
+	@echo "faults: every promise, in full; then every bug that one of them must find"
+	@$(BIN)/trifold doctor --faults --size full
+	@$(BIN)/trifold doctor --faults --plant all
 
 clean: ## remove the environments and the caches (what was trained, in runs/, is kept)
 	@echo "clean: environments and caches"

@@ -29,9 +29,14 @@ def write(path: Path, pieces: Iterable[Bytes]) -> str:
 
 def replace_text(path: Path, text: str) -> None:
     """The file is the old one or the new one, never half of it. Raises OSError, and then it is the old one."""
+    replace_bytes(path, text.encode("utf-8"))
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """As `replace_text`."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write(aside, [text.encode("utf-8")])
+        write(aside, [content])
         rename(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 import trifold
-from trifold.cli import convert, demo, eval, generate, look, predict, recipes, show, train
+from trifold.cli import convert, demo, doctor, eval, generate, look, predict, recipes, show, train
 from trifold.cli.streams import complain, note, speak_utf8
 from trifold.errors import TrifoldError
 
@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[ModuleType, str]] = {
     "show": (show, "drawing, parameters, arithmetic and memory of a model"),
     "look": (look, "see what a model attends to"),
     "convert": (convert, "write a model in another form, precision or size of file"),
+    "doctor": (doctor, "what this machine has, and whether training survives on it"),
 }
 
 _ABOUT = """One Transformer, three shapes: train, run, score and look inside.

@@ -204,12 +204,16 @@ def recording() -> Iterator[list[Operation]]:
         door["put"](file, piece)
 
     def flush(file: BinaryIO) -> None:
-        operations.append(Operation("flush", Path(file.name)))
+        before = len(synced)
         door["flush"](file)
+        if len(synced) > before:
+            operations.append(Operation("flush", Path(file.name)))
 
     def flush_folder(path: Path) -> None:
-        operations.append(Operation("flush_folder", path))
+        before = len(synced)
         door["flush_folder"](path)
+        if len(synced) > before:
+            operations.append(Operation("flush_folder", path))
 
     def rename(old: Path, new: Path) -> None:
         operations.append(Operation("rename", old, new))
@@ -219,8 +223,17 @@ def recording() -> Iterator[list[Operation]]:
         operations.append(Operation("remove", path))
         door["remove"](path)
 
-    with mock.patch.multiple(
-        disk, put=put, flush=flush, flush_folder=flush_folder, rename=rename, remove=remove
+    def fsync(descriptor: int) -> None:
+        synced.append(descriptor)
+        real_fsync(descriptor)
+
+    synced: list[int] = []
+    real_fsync = os.fsync
+    with (
+        mock.patch.object(os, "fsync", fsync),
+        mock.patch.multiple(
+            disk, put=put, flush=flush, flush_folder=flush_folder, rename=rename, remove=remove
+        ),
     ):
         yield operations
 

@@ -37,12 +37,23 @@ Command = Callable[[Sequence[str]], int]
 
 
 def try_promise(
-    name: str, promise: Promise, trials: int, folder: Path, command: Command, seed: int = 1
+    name: str,
+    promise: Promise,
+    trials: int,
+    folder: Path,
+    command: Command,
+    *,
+    seed: int = 1,
+    until_broken: bool = False,
 ) -> Verdict:
-    """Run the trials in `folder`, which is emptied behind each of them; `command` is the command line `trifold`."""
+    """Run the trials in `folder`, which is emptied behind each of them; `command` is the command line `trifold`.
+
+    until_broken: the first failure is enough.
+    """
     failures: list[str] = []
     references: dict[str, Reference] = {}
     start = time.perf_counter()
+    folder.mkdir(parents=True, exist_ok=True)
     for number in range(trials):
         place = folder / f"trial {number}"
         place.mkdir(parents=True)
@@ -54,6 +65,8 @@ def try_promise(
         except Exception as error:
             failures.append(f"trial {number}: {type(error).__name__}: {error}")
         shutil.rmtree(place, ignore_errors=True)
-    for reference in references.values():
-        shutil.rmtree(reference.folder, ignore_errors=True)
+        if failures and until_broken:
+            trials = number + 1
+            break
+    shutil.rmtree(folder, ignore_errors=True)
     return Verdict(name, promise.about, trials, failures, time.perf_counter() - start)

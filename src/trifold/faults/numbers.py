@@ -209,8 +209,15 @@ def losses_in_bf16(box: Box) -> None:
 def too_large_is_refused(box: Box) -> None:
     """A run that cannot fit is refused before it starts, and three settings to change are named."""
     limit = box.rng.randrange(1, 40) * 2**20
-    with mock.patch.object(memory, "_system", lambda: iter([(limit, "available in this trial")])):
-        code = box.train({"model.d_model": 512, "model.n_layers": 4, "model.d_ff": 2048, "model.n_heads": 8})
+    large = {
+        "model.d_model": 256,
+        "model.n_layers": 2,
+        "model.d_ff": 1024,
+        "train.steps": 2,
+        "train.warmup": 1,
+    }
+    with mock.patch.object(memory, "_system", return_value=[(limit, "available in this trial")]):
+        code = box.train(large)
     told = box.said()
     box.expect(code == SettingsError.exit_code, f"with {limit:,} bytes left it ended with {code}")
     named = [key for key in ("batch.tokens", "model.n_layers", "train.workers") if key in told]

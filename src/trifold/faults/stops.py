@@ -13,7 +13,9 @@ from unittest import mock
 
 from trifold import disk
 from trifold.faults.runs import CONFIGS, TINY, Box, forked, lines_of, state_of
-from trifold.train import checkpoint, loop, validate
+from trifold.tasks import translate
+from trifold.tasks.translate import Translate
+from trifold.train import checkpoint, loop
 from trifold.train.checkpoint import newest_sound, step_of
 from trifold.train.learner import Learner
 
@@ -67,7 +69,7 @@ PHASES: dict[str, tuple[object, str, int]] = {
     "preparing": (loop, "prepare", 1),
     "building": (loop, "Learner", 1),
     "training": (Learner, "update", 5),
-    "validation": (measuring, "value_of", 1),
+    "validation": (translate, "mean_loss", 1),
     "generation": (Translate, "predict", 1),
     "saving": (checkpoint, "save", 2),
 }

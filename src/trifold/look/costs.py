@@ -15,8 +15,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trifold.look.parameters import attention_matrices, count, feed_forward_matrices
+from trifold.nn import memory
 from trifold.nn.config import ModelConfig
-from trifold.nn.memory import BYTES, sides
+from trifold.nn.memory import BYTES, TrainingMemory, sides
 
 
 class Flops(NamedTuple):
@@ -86,6 +87,24 @@ def _head_elements(config: ModelConfig) -> int:
     if config.lm_head_transform:
         return config.embedding_width * (config.d_model + config.output_vocab_size)
     return config.d_model * config.output_vocab_size
+
+
+def training_memory(
+    config: ModelConfig,
+    tokens: int,
+    length: int,
+    precision: str = "float32",
+    *,
+    workers: int = 1,
+    on_cpu: bool = True,
+) -> TrainingMemory:
+    """Bytes to learn from batches of `tokens` source and as many target tokens in rows of `length`, on a CPU by so many
+    workers; as `trifold train` checks before it begins.
+    """
+    parameters = count(config)
+    return memory.training_memory(
+        config, parameters, tokens, length, precision, workers=workers, on_cpu=on_cpu
+    )
 
 
 def inference_memory(config: ModelConfig, precision: str = "float32") -> InferenceMemory:

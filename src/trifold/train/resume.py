@@ -55,7 +55,9 @@ def check_same_data(folder: RunFolder, digests: Mapping[str, str], *, changed: b
     changed_files = [name for name, digest in digests.items() if digest not in before.values()]
     gone = [name for name, digest in before.items() if digest not in digests.values()]
     lines = [f"{name}: its content is not that with which the run was begun" for name in changed_files]
-    lines += [f"{name}: the run was begun with it, and now it is not there" for name in gone if name not in digests]
+    lines += [
+        f"{name}: the run was begun with it, and now it is not there" for name in gone if name not in digests
+    ]
     lines = lines if before else []  # nothing is known of a new run
     if lines and not changed:
         remedy = (
