@@ -100,6 +100,7 @@ def signals_save(box: Box) -> None:
 
 def _command(words: list[str], box: Box) -> Callable[[], int]:
     def work() -> int:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # those in the background do not hear it
         with (
             box.log.open("a", encoding="utf-8", newline="\n") as said,
             contextlib.redirect_stderr(said),

@@ -107,17 +107,16 @@ def training_memory(
     activations  what the backward pass needs again, by `saved_elements`, in the precision of the arithmetic
     runtime      of the process, on a CPU
 
-    When the gradients are summed, activations have gone: of the two, the lesser takes the other's place.
+    Activations have gone when the gradients are summed, but what they leave is too much in pieces to hold the sum.
     """
     width = BYTES[precision]
     summed = 4 * parameters * (2 if workers * accumulate > 1 else 1)
-    held = 4 * parameters if accumulate > 1 else 0
     activations = width * saved_elements(config, tokens, length, compiled=on_cpu and loops() is not None)
     return TrainingMemory(
         weights=(4 if precision == "float32" else 4 + width) * parameters,
         gradients=width * workers * parameters + summed,
         optimizer=optimizer * parameters,
         validation=4 * parameters,
-        activations=max(0, activations + held - summed),
+        activations=activations,
         runtime=RUNTIME if on_cpu else 0,
     )

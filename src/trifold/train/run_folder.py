@@ -196,9 +196,9 @@ class MetricsLog:
         self._file = self._folder.metrics.open("ab")
         self._board = _tensorboard(self._folder.path / "tensorboard", step)
 
-    def event(self, step: int, what: str, **facts: Any) -> None:
+    def event(self, step: int, name: str, **facts: Any) -> None:
         """A line for something that happened: `{"step": 7, "event": "skipped", …}`."""
-        self._line({"step": step, "event": what, **facts})
+        self._line({"step": step, "event": name, **facts})
 
     def _line(self, values: Mapping[str, Any]) -> None:
         disk.put(self._file, (json.dumps(values) + "\n").encode())
