@@ -309,9 +309,9 @@ class _Run:
         """Measure the (averaged) weights; says whether that ends the training."""
         progress = self.progress
         self.saver.wait()  # earlier checkpoints may be averaged
-        current, _ = self.learner.state()
+        weights = self.learner.measured()
         try:
-            result, progress.best = self.validator(progress.step, current, progress.best, lambda: bool(asked))
+            result, progress.best = self.validator(progress.step, weights, progress.best, lambda: bool(asked))
         except Interrupted:
             return "signal"
         progress.validated, progress.scores = progress.step, result.scores

@@ -8,14 +8,15 @@ from typing import Any
 
 from trifold import disk
 from trifold.errors import DataError, SettingsError, UsageError
-from trifold.recipe import Recipe, TrainSettings, load_recipe
+from trifold.recipe import ENDING, Recipe, TrainSettings, load_recipe
 from trifold.train import checkpoint
 from trifold.train.run_folder import RunFolder, read_object
 
 # These change how long and how loudly a run goes on, not what it learns from a step.
 FREE: tuple[str, ...] = (
     *("name", "description", "generate"),
-    *("train.device", "train.log_every", "train.minutes", "train.patience", "train.samples", "train.steps"),
+    *("train.device", "train.log_every", "train.minutes", "train.patience"),
+    *("train.recompute", "train.samples", "train.steps"),
     *("train.keep_every", "train.keep_best", "train.save_behind", "train.check_memory"),
     # What to do about trouble that has come up since the run was begun.
     *("train.on_nonsense", "train.on_spike", "train.spike_factor", "train.spike_window", "train.skip_limit"),
@@ -98,11 +99,12 @@ def changed_environment(folder: RunFolder, here: Mapping[str, Any]) -> list[str]
 def _moved_rates(before: TrainSettings, now: TrainSettings) -> Iterator[str]:
     if before.steps == now.steps:
         return
-    told = f"train.steps was {before.steps:,} and is {now.steps:,}"
-    if now.schedule in ("linear", "cosine"):
-        yield f"{told}: the {now.schedule} schedule is stretched to the new end, so the learning rate jumps here"
-    else:
-        yield f"{told}: the {now.schedule} schedule does not know its end, so the learning rate goes on as it was"
+    moved = "is stretched to the new end, so the learning rate jumps here"
+    if now.schedule == "warmup-stable-decay":
+        moved = "decays before the new end; where the decay had begun, the learning rate jumps here"
+    elif now.schedule not in ENDING:
+        moved = "does not know its end, so the learning rate goes on as it was"
+    yield f"train.steps was {before.steps:,} and is {now.steps:,}: the {now.schedule} schedule {moved}"
 
 
 def _covers(free: str, key: str) -> bool:
