@@ -120,7 +120,7 @@ def test_training_holds_weights_gradients_two_averages_and_a_model_to_validate(c
     memory, parameters = training_memory(config, 100, 10), count(config)
     assert memory[:4] == (4 * parameters, 8 * parameters, 8 * parameters, 4 * parameters)
     assert memory.total == sum(memory)
-    assert training_memory(config, 100, 10, workers=2).gradients == 16 * parameters
+    assert training_memory(config, 100, 10, workers=2).gradients == 12 * parameters
     assert training_memory(config, 100, 10, on_cpu=False).runtime == 0
     assert training_memory(config, 100, 10, "bfloat16").weights == 6 * parameters
 

@@ -94,27 +94,23 @@ def training_memory(
     precision: str = "float32",
     *,
     workers: int = 1,
-    accumulate: int = 1,
     optimizer: int = 8,
     on_cpu: bool = True,
 ) -> TrainingMemory:
     """Bytes to learn from batches of `tokens` source and as many target tokens in rows of `length`.
 
     weights      4 bytes a parameter, and 2 more for the bfloat16 copy that computes
-    gradients    2 or 4 bytes a parameter for each worker, 4 for their sum, and 4 more where there are several to add
+    gradients    2 or 4 bytes a parameter for each worker, and 4 for their sum
     optimizer    8: Adam's two averages; or as many as are said
     validation   4: a second model, which holds the (averaged) weights
     activations  what the backward pass needs again, by `saved_elements`, in the precision of the arithmetic
     runtime      of the process, on a CPU
-
-    Activations have gone when the gradients are summed, but what they leave is too much in pieces to hold the sum.
     """
     width = BYTES[precision]
-    summed = 4 * parameters * (2 if workers * accumulate > 1 else 1)
     activations = width * saved_elements(config, tokens, length, compiled=on_cpu and loops() is not None)
     return TrainingMemory(
         weights=(4 if precision == "float32" else 4 + width) * parameters,
-        gradients=width * workers * parameters + summed,
+        gradients=(width * workers + 4) * parameters,
         optimizer=optimizer * parameters,
         validation=4 * parameters,
         activations=activations,

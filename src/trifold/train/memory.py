@@ -37,7 +37,6 @@ def needed(
         length,
         str(dtype).removeprefix("torch."),
         workers=workers,
-        accumulate=recipe.train.accumulate,
         on_cpu=on_cpu,
     )
     return Need(memory, parameters)
