@@ -10,7 +10,7 @@ WORKERS ?= 2
 TESTS  := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check bench faults clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -40,6 +40,11 @@ bench: $(VENV)/ready-plots ## measure training and generating side by side with 
 	@echo "bench: trifold and its peers, one after the other"
 	@$(BIN)/python benchmarks/run.py train
 	@$(BIN)/python benchmarks/run.py generate
+
+faults: $(VENV)/ready-dev ## kill, break and fill up tiny runs until every figure of reliability is reached (hours)
+	@echo "faults: every promise, in full; then every bug that one of them must find"
+	@$(BIN)/trifold doctor --faults --size full
+	@$(BIN)/trifold doctor --faults --plant all
 
 clean: ## remove the environments and the caches (what was trained, in runs/, is kept)
 	@echo "clean: environments and caches"

@@ -121,9 +121,37 @@ class TrainSettings(Settings):
     validate_every: int = Field(500, gt=0)
     save_every: int = Field(500, gt=0)
     keep_last: int = Field(5, gt=0, description="full checkpoints that stay")
+    keep_every: int | None = Field(
+        None, gt=0, description="checkpoints of steps that are multiples of this stay for ever"
+    )
+    keep_best: bool = Field(
+        False,
+        description="the full checkpoint of the best validation stays too; model/ has its weights anyway",
+    )
+    save_behind: bool = Field(
+        False, description="save while training goes on, from a copy in memory; as durable, and as exact"
+    )
     average: int = Field(1, gt=0, description="validate and keep the mean of this many last checkpoints")
     patience: int | None = Field(None, gt=0, description="validations without a better score before stopping")
     samples: int = Field(5, ge=0, description="sentences shown at a validation")
+
+    on_nonsense: Literal["stop", "skip"] = Field(
+        "stop",
+        description="at a loss or gradient that is no number: end the run, or leave the update out; it is never made",
+    )
+    on_spike: Literal["accept", "skip", "rewind"] = Field(
+        "accept",
+        description="an update whose loss leaps is made, left out, or the run goes back to its last regular checkpoint "
+        "and on behind the batch",
+    )
+    spike_factor: float = Field(
+        2.0, gt=1, description="a loss above this many times the median of the last ones is a spike"
+    )
+    spike_window: int = Field(50, ge=5, description="how many last losses that are")
+    skip_limit: int = Field(10, ge=0, description="updates that may be left out in a run before it stops")
+    check_memory: bool = Field(
+        True, description="refuse a run that is predicted not to fit into the memory that there is"
+    )
 
     @property
     def decay_steps(self) -> int:

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import shutil
 
 import pytest
 import torch
 
+from trifold import disk
 from trifold.errors import CheckpointError
 from trifold.train import checkpoint
 from trifold.train.checkpoint import Checkpoint
@@ -130,11 +130,12 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, use: int)
 
 
 WRITES = [
-    *((pathlib.Path, "mkdir", use) for use in (1,)),
-    *((checkpoint, "save_file", use) for use in (1, 2)),
-    *((pathlib.Path, "open", use) for use in (1, 3, 5)),
-    *((os, "fsync", use) for use in (1, 2, 3, 4, 5)),
-    *((os, "replace", use) for use in (1, 2, 3)),
+    (disk, "make_folder", 1),
+    *((disk, "put", use) for use in (1, 2, 3, 4, 5, 6)),
+    *((disk, "flush", use) for use in (1, 2, 3, 4)),
+    *((os, "fsync", use) for use in (1, 4, 5)),
+    (disk, "flush_folder", 1),
+    (disk, "rename", 1),
 ]
 
 
@@ -168,7 +169,7 @@ def test_a_save_that_is_killed_is_not_seen_and_swept_later(tmp_path, monkeypatch
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", killed)
+        patch.setattr(disk, "rename", killed)
         with pytest.raises(Killed):
             checkpoint.save(tmp_path, state(7))
     assert checkpoint.saved(tmp_path) == []
@@ -211,13 +212,157 @@ def test_the_mean_of_weights_is_the_mean(tmp_path):
         assert torch.equal(mean[name], exact.float())
 
 
+# --- the newest sound one ---------------------------------------------------------------------------------
+
+
+def damage(path, name="weights.safetensors"):
+    content = bytearray((path / name).read_bytes())
+    content[-1] ^= 1
+    (path / name).write_bytes(content)
+
+
+def test_the_newest_sound_checkpoint_is_found_and_what_is_wrong_with_newer_ones(tmp_path):
+    paths = [checkpoint.save(tmp_path, state(step)) for step in (1, 2, 3, 4)]
+    assert checkpoint.newest_sound(tmp_path).path == paths[-1]
+    damage(paths[3])
+    (paths[2] / "manifest.json").unlink()
+    path, held, refused = checkpoint.newest_sound(tmp_path)
+    assert (path, held.progress) == (paths[1], {"step": 2})
+    assert [paths[3].name in refused[0], paths[2].name in refused[1]] == [True, True]
+    assert "weights.safetensors" in refused[0] and "manifest.json" in refused[1]
+
+
+def test_where_there_is_none_nothing_is_found_and_where_none_is_sound_nothing_is_begun_anew(tmp_path):
+    assert checkpoint.newest_sound(tmp_path) is None
+    for step in (1, 2):
+        damage(checkpoint.save(tmp_path, state(step)), "progress.json")
+    with pytest.raises(
+        CheckpointError, match=r"step-00000002(.|\n)*step-00000001(.|\n)*no sound checkpoint is left.*--out"
+    ):
+        checkpoint.newest_sound(tmp_path)
+
+
+def test_damage_to_the_manifest_is_not_taken_for_damage_to_what_it_lists(tmp_path):
+    path = checkpoint.save(tmp_path, state())
+    text = (path / "manifest.json").read_text("utf-8")
+    digest = json.loads(text)["sha256"]["weights.safetensors"]
+    for changed in (text.replace(digest, digest[::-1]), text.replace("  ", " \t", 1), text + " "):
+        assert changed != text
+        (path / "manifest.json").write_text(changed, encoding="utf-8")
+        with pytest.raises(CheckpointError, match=r"manifest\.json: damaged"):
+            checkpoint.load(path)
+
+
+# --- who stays --------------------------------------------------------------------------------------------
+
+
+def steps(folder):
+    return [checkpoint.step_of(path) for path in checkpoint.saved(folder)]
+
+
+def test_some_stay_for_ever_and_the_best_stays(tmp_path):
+    for step in (10, 20, 30, 40, 50, 60, 70):
+        checkpoint.save(tmp_path, state(step))
+        checkpoint.prune(tmp_path, 1, 10, upto=step, forever=30, best=20)
+    assert steps(tmp_path) == [20, 30, 60, 70]
+
+
+def test_what_lies_beyond_the_present_step_neither_goes_nor_counts(tmp_path):
+    for step in (3, 6, 90):
+        checkpoint.save(tmp_path, state(step))
+    checkpoint.prune(tmp_path, 1, upto=6)
+    assert steps(tmp_path) == [6, 90]
+
+
+def test_what_others_have_put_there_is_never_removed(tmp_path):
+    paths = [checkpoint.save(tmp_path, state(step)) for step in (1, 2, 3)]
+    (paths[0] / "remark.txt").write_text("mine", encoding="utf-8")
+    (tmp_path / "step-00000000").mkdir()
+    (tmp_path / "step-00000000" / "model.pt").write_bytes(b"theirs")
+    checkpoint.prune(tmp_path, 1)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "step-00000000",
+        "step-00000001",
+        "step-00000003",
+    ]
+
+
+def test_what_others_have_put_in_the_place_of_a_checkpoint_steps_aside(tmp_path):
+    (tmp_path / "step-00000007").mkdir()
+    (tmp_path / "step-00000007" / "model.pt").write_bytes(b"theirs")
+    checkpoint.save(tmp_path, state(7))
+    assert checkpoint.load(tmp_path / "step-00000007").progress == {"step": 7}
+    assert (tmp_path / "step-00000007.foreign" / "model.pt").read_bytes() == b"theirs"
+
+
+def test_a_save_that_is_killed_while_it_replaces_is_undone(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    real = disk.rename
+
+    def dying(old, new):
+        if old.name.endswith(".partial"):
+            raise Killed
+        real(old, new)
+
+    checkpoint.save(tmp_path, state(7, fill=1.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "rename", dying)
+        with pytest.raises(Killed):
+            checkpoint.save(tmp_path, state(7, fill=2.0))
+    assert steps(tmp_path) == []
+    checkpoint.sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000007"]
+    assert checkpoint.load(tmp_path / "step-00000007").weights["b"][0] == 1.0
+
+
+# --- what is in the files ---------------------------------------------------------------------------------
+
+
+def test_tensors_of_any_type_shape_and_lie_come_back_and_others_can_read_them(tmp_path):
+    from safetensors.torch import load_file
+
+    moments = {
+        "strided": torch.arange(12.0).view(3, 4).t(),
+        "scalar": torch.tensor(2.5),
+        "none": torch.empty(0, 3),
+        "bytes": torch.arange(5, dtype=torch.uint8),
+        "half": torch.randn(3).bfloat16(),
+        "whole": torch.tensor([2**40]),
+    }
+    path = checkpoint.save(tmp_path, Checkpoint({}, moments, {"step": 1}))
+    found = load_file(path / "optimizer.safetensors")
+    assert found.keys() == moments.keys()
+    for name, value in moments.items():
+        assert found[name].dtype is value.dtype and torch.equal(found[name], value), name
+
+
+def test_a_snapshot_stays_as_it_was():
+    now = state(3)
+    before = now.snapshot()
+    kept = {name: value.clone() for name, value in now.weights.items()}
+    for value in now.weights.values():
+        value.zero_()
+    now.progress["step"] = 4
+    assert before.progress == {"step": 3}
+    assert all(torch.equal(before.weights[name], kept[name]) for name in kept)
+
+
 def test_text_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "note.json"
-    checkpoint.write_text(path, "old\n")
+    disk.replace_text(path, "old\n")
     with monkeypatch.context() as patch:
         _refuse(patch, os, "fsync", 1)
         with pytest.raises(OSError, match="No space"):
-            checkpoint.write_text(path, "new\n")
+            disk.replace_text(path, "new\n")
     assert path.read_bytes() == b"old\n"
-    checkpoint.write_text(path, "né\n")
+    assert [each.name for each in tmp_path.iterdir()] == ["note.json"]
+    disk.replace_text(path, "né\n")
     assert path.read_bytes() == "né\n".encode()
+
+
+def test_what_a_killed_process_left_is_known_by_its_name(tmp_path):
+    for name in (".recipe.yaml.123.tmp", ".mine.tmp", "a.1.tmp", ".recipe.yaml"):
+        (tmp_path / name).touch()
+    assert [path.name for path in disk.leftovers(tmp_path)] == [".recipe.yaml.123.tmp"]

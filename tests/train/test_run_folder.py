@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import trifold
+from trifold import disk
 from trifold.errors import CheckpointError, DataError, SettingsError, TrifoldError, UsageError
 from trifold.recipe import load_recipe
 from trifold.train import checkpoint, train
@@ -33,6 +34,8 @@ def test_the_recipe_in_the_folder_is_the_whole_recipe(run, tiny):
 
 def test_the_environment_says_what_the_run_depended_on(run):
     found = json.loads((run().folder / "environment.json").read_text("utf-8"))
+    (sitting,) = found.pop("sittings")
+    assert (sitting["from_step"], sitting["refused"]) == (0, [])
     assert found == environment(torch.device("cpu"), torch.float32, workers=1)
     assert found["trifold"] == trifold.__version__ and found["torch"] == torch.__version__
     assert (found["device"], found["precision"], found["threads"]) == (
@@ -141,17 +144,18 @@ def test_a_full_disk_is_said_with_the_place_and_the_remedy_and_the_run_goes_on_l
     run, state_of, tmp_path, monkeypatch
 ):
     run("whole")
-    save = checkpoint.save_file
+    write = disk.write
     writes = []
 
-    def full(tensors, path):
-        writes.append(path)
-        if len(writes) == 5:
-            raise OSError(28, "No space left on device")
-        save(tensors, path)
+    def full(path, pieces):
+        if path.name == "weights.safetensors":
+            writes.append(path)
+            if len(writes) == 3:
+                raise OSError(28, "No space left on device")
+        return write(path, pieces)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", full)
+        patch.setattr(disk, "write", full)
         with pytest.raises(
             CheckpointError, match=r"step-00000009: could not be written .*No space.*--resume auto"
         ):

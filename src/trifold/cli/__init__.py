@@ -7,15 +7,17 @@ everything else to standard error. Verbs import what they need when they run, so
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, ModuleType
 from typing import Annotated
 
 import typer
 
 import trifold
-from trifold.cli import convert, demo, eval, generate, look, predict, recipes, show, train
+from trifold.cli import convert, demo, doctor, eval, generate, look, predict, recipes, show, train
 from trifold.cli.streams import complain, note, speak_utf8
 from trifold.errors import TrifoldError
 
@@ -30,6 +32,7 @@ VERBS: dict[str, tuple[ModuleType, str]] = {
     "show": (show, "drawing, parameters, arithmetic and memory of a model"),
     "look": (look, "see what a model attends to"),
     "convert": (convert, "write a model in another form, precision or size of file"),
+    "doctor": (doctor, "what this machine has, and whether training survives on it"),
 }
 
 _ABOUT = """One Transformer, three shapes: train, run, score and look inside.
@@ -46,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line, that of the process unless given; returns the exit code."""
     speak_utf8()
     try:
-        code = _app()(args=arguments, prog_name="trifold", standalone_mode=False)
+        with _heeding_sigterm():
+            code = _app()(args=arguments, prog_name="trifold", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except TrifoldError as error:
@@ -56,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = error.format_message().replace("Value error, ", "").rstrip(".?")
         complain(f"{said}; see `{_command_of(error)} --help`")
         return error.exit_code
+    except Terminated:
+        return 143
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -64,6 +70,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return 1
+
+
+class Terminated(SystemExit):
+    """SIGTERM, where nobody does anything more orderly about it: what is open is closed on the way out."""
+
+
+@contextmanager
+def _heeding_sigterm() -> Iterator[None]:
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise Terminated(143)
+
+    try:
+        before = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # not the main thread: signals are somebody else's
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _app() -> typer.Typer:

@@ -106,12 +106,17 @@ def _config_of(what: str) -> ModelConfig:
 def facts(subject: Subject, tokens: int, length: int, precision: str) -> dict[str, Any]:
     """Everything that the report says, as numbers: parameters, FLOPs, bytes."""
     from trifold.look import costs, differences, parameters
+    from trifold.train.device import choose_workers, find_device
 
     config = subject.config
     if config.patches:  # a picture has as many tokens as it has
         length = config.max_positions
     flops = costs.forward_flops(config, length, length)
-    training = costs.training_memory(config, tokens, length, precision)
+    device = find_device()
+    workers = choose_workers(None, device, tokens)
+    training = costs.training_memory(
+        config, tokens, length, precision, workers=workers, on_cpu=device.type == "cpu"
+    )
     inference = costs.inference_memory(config, precision)
     return {
         "name": subject.name,
@@ -131,6 +136,7 @@ def facts(subject: Subject, tokens: int, length: int, precision: str) -> dict[st
             "total": training.total,
             "batch_tokens": tokens,
             "precision": precision,
+            "workers": workers,
         },
         "inference_bytes": {**inference._asdict(), "precision": precision},
     }
@@ -197,8 +203,9 @@ def _flops(told: dict[str, Any]) -> str:
 
 def _training(told: dict[str, Any]) -> str:
     from trifold.look.canvas import table
+    from trifold.nn.memory import TrainingMemory
 
-    names = ("weights", "gradients", "optimizer", "activations", "total")
+    names = (*TrainingMemory._fields, "total")
     return table([("", "memory"), *((name, _size(told["training_bytes"][name])) for name in names)], " r")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from trifold.cli.options import Json
-from trifold.cli.streams import print_json
+from trifold.cli.streams import note, print_json
 
 EXAMPLES = (
     "trifold train multi30k-en-de",
@@ -33,14 +33,22 @@ def run(
     resume: Annotated[
         Literal["auto"] | None, typer.Option(help="Continue the run in that folder, where there is one.")
     ] = None,
+    data_changed: Annotated[
+        bool, typer.Option("--data-changed", help="Continue although the data files have changed.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train a model by a recipe; Ctrl-C saves and says how to continue."""
-    from trifold.recipe import load_recipe
-    from trifold.train import train
-    from trifold.train.view import choose_view
+    try:
+        from trifold.recipe import load_recipe
+        from trifold.train import train
+        from trifold.train.view import choose_view
 
-    outcome = train(load_recipe(recipe, changes or ()), out=out, resume=resume, view=choose_view())
+        chosen = load_recipe(recipe, changes or ())
+        outcome = train(chosen, out=out, resume=resume, data_changed=data_changed, view=choose_view())
+    except (KeyboardInterrupt, SystemExit):
+        note("stopped at once; go on with the same command and --resume auto")
+        raise
     if json:
         print_json(
             {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from trifold import disk
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import check_inside, parse_json, read_bytes, read_json
 
@@ -32,9 +32,9 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        _sync(temporary)
-        temporary.replace(path)
-        _sync(path.parent)
+        disk.flush_path(temporary)
+        disk.rename(temporary, path)
+        disk.flush_folder(path.parent)
     except OSError as error:
         reason = error.strerror or str(error)
         raise CheckpointError(
@@ -56,17 +56,17 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         _refuse_taken(path)
         whole.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
+        disk.remove(aside)
         aside.mkdir()
         yield aside
         for file in aside.rglob("*"):
-            _sync(file)
-        _sync(aside)
+            disk.flush_folder(file) if file.is_dir() else disk.flush_path(file)
+        disk.flush_folder(aside)
         _refuse_taken(path)
         if path.is_dir():
             path.rmdir()  # not everywhere may a folder take the place of an empty one
-        aside.replace(whole)
-        _sync(whole.parent)
+        disk.rename(aside, whole)
+        disk.flush_folder(whole.parent)
     except CheckpointError as error:  # of one of its files, by the name that it has for now
         raise CheckpointError(str(error).replace(str(aside), str(path))) from None
     except OSError as error:
@@ -75,7 +75,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             f"{path}: cannot be written ({reason}); free the disk or choose another folder"
         ) from None
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        disk.remove(aside)
 
 
 def _refuse_taken(path: Path) -> None:
@@ -88,13 +88,3 @@ def _refuse_taken(path: Path) -> None:
     else:
         return
     raise CheckpointError(f"{path}: there is {what} already; name one that is not there yet")
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":
-        return  # there, folders cannot be opened
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from trifold.look.parameters import attention_matrices, count, feed_forward_matrices, sides
+from trifold.look.parameters import attention_matrices, count, feed_forward_matrices
+from trifold.nn import memory
 from trifold.nn.config import ModelConfig
-from trifold.nn.kernels import loops
-
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+from trifold.nn.memory import BYTES, TrainingMemory, sides
 
 
 class Flops(NamedTuple):
@@ -31,20 +30,6 @@ class Flops(NamedTuple):
     def training(self) -> tuple[int, int]:
         """Forward and backward: three times the forward."""
         return 3 * self.source, 3 * self.target
-
-
-class TrainingMemory(NamedTuple):
-    """Bytes while a batch is learnt from."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        """All of it, in bytes."""
-        return sum(self)
 
 
 class InferenceMemory(NamedTuple):
@@ -111,74 +96,21 @@ def _head_elements(config: ModelConfig) -> int:
 
 
 def training_memory(
-    config: ModelConfig, tokens: int, length: int, precision: str = "float32"
+    config: ModelConfig,
+    tokens: int,
+    length: int,
+    precision: str = "float32",
+    *,
+    workers: int = 1,
+    on_cpu: bool = True,
 ) -> TrainingMemory:
-    """Bytes to learn from batches of `tokens` source and as many target tokens in rows of `length`.
-
-    weights      4 bytes a parameter, and 2 more for the bfloat16 copy that computes
-    gradients    4 bytes a parameter
-    optimizer    8: Adam's two averages
-    activations  what the backward pass needs again, by `saved_elements`, in the precision of the arithmetic
+    """Bytes to learn from batches of `tokens` source and as many target tokens in rows of `length`, on a CPU by so many
+    workers; as `trifold train` checks before it begins.
     """
-    parameters, width = count(config), BYTES[precision]
-    copy = 0 if precision == "float32" else width * parameters
-    return TrainingMemory(
-        weights=4 * parameters + copy,
-        gradients=4 * parameters,
-        optimizer=8 * parameters,
-        activations=width * saved_elements(config, tokens, length),
+    parameters = count(config)
+    return memory.training_memory(
+        config, parameters, tokens, length, precision, workers=workers, on_cpu=on_cpu
     )
-
-
-def saved_elements(config: ModelConfig, tokens: int, length: int) -> int:
-    """Elements that the forward pass leaves for the backward pass, `tokens` on each side in rows of `length`.
-
-    For each token, with E the width, A = H·D and F the feed-forward width, a sub-layer leaves its input, what its norms
-    read (an RMS norm: also what it scaled) and the dropout's mask (E each; once for both where they work in parallel);
-    an attention also q, k, v and its output twice, by heads and merged (A each), and H·S weights unless a fused kernel
-    computes them anew; the feed-forward its F activations. An estimate: small tensors, copies of weights and the
-    allocator's own share are left out.
-    """
-    layers = 0
-    for side, sized in sides(config).items():
-        crosses = side == "decoder" and config.shape == "encoder-decoder"
-        layers += sized.n_layers * _saved_by_block(sized, length, attentions=2 if crosses else 1)
-    mask = _masks(config)
-    stacks = len(sides(config))
-    # The stacks' outputs, and what their last norms read.
-    ends = stacks + (_READ[config.norm] * stacks if config.norm_placement != "post" else 0)
-    return tokens * (layers + config.d_model * (ends + stacks * mask))
-
-
-_READ = {"layer": 1, "rms": 2}  # tensors of width E that a norm leaves
-
-
-def _masks(config: ModelConfig) -> int:
-    """Masks that a dropout leaves: the compiled loops draw theirs again."""
-    return 1 if config.dropout and loops() is None else 0
-
-
-def _saved_by_block(config: ModelConfig, length: int, attentions: int) -> int:
-    """For one token: what its residuals leave, and what stands in its sub-layers."""
-    merged, mask = config.n_heads * config.head_width, _masks(config)
-    read = _READ[config.norm]
-    each = 1 + read * {"post": 1, "pre": 1, "sandwich": 2}[config.norm_placement] + mask
-    residuals = {
-        "sequential": (attentions + 1) * each,
-        "parallel": 1 + read + mask,
-        "parallel-two-norms": 2 + read + mask,
-    }[config.residual]
-    attention = 5 * merged + config.n_heads * _weights_per_key(config, length) * length
-    inner = 1 if config.activation == "relu" else 2  # relu's gradient needs its output only
-    feed_forward = config.d_ff * (inner + 2 if config.gated else inner)
-    return config.d_model * residuals + attentions * attention + feed_forward
-
-
-def _weights_per_key(config: ModelConfig, length: int) -> int:
-    """How many tensors of attention weights stay: the softmax, and with dropout on it a mask and the product."""
-    if config.attention_dropout:
-        return 3
-    return 1 if length <= 128 else 0
 
 
 def inference_memory(config: ModelConfig, precision: str = "float32") -> InferenceMemory:

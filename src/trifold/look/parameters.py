@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
+from trifold.nn.memory import sides
 
 
 class Part(NamedTuple):
@@ -38,15 +39,6 @@ def attention_matrices(config: ModelConfig) -> int:
 def feed_forward_matrices(config: ModelConfig) -> int:
     """Elements of the matrices of one feed-forward: two of E·F, or three where it is gated."""
     return (3 if config.gated else 2) * config.d_model * config.d_ff
-
-
-def sides(config: ModelConfig) -> dict[str, ModelConfig]:
-    """The stacks that there are, each with the sizes that it has."""
-    both = {
-        "encoder": (config.encoder_layers, config),
-        "decoder": (config.decoder_layers, config.decoder_side),
-    }
-    return {side: sized for side, (layers, sized) in both.items() if layers}
 
 
 def _parts(config: ModelConfig) -> Iterator[Part]:

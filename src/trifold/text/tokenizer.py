@@ -14,6 +14,7 @@ from typing import Any, Self
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
+from trifold import disk
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.text.chat import render, values_of
 from trifold.text.checks import read_library
@@ -227,9 +228,8 @@ class Tokenizer:
         """
         if self.files:
             for file, content in self.files.items():
-                (folder / file).write_bytes(content)
+                disk.replace_bytes(folder / file, content)
             return
-        self._write(folder / name, json.loads(self._serialised(append_eos, prepend_bos)))
         if name == "tokenizer.json":
             limits = {"split_special_tokens": True, "model_max_length": int(1e30)}
             config = {"clean_up_tokenization_spaces": False, **(self.settings or limits)}
@@ -243,6 +243,8 @@ class Tokenizer:
                 config.pop("added_tokens_decoder", None)
             self._write(folder / "tokenizer_config.json", config | self.names | _WHOLE)
             self._write(folder / "special_tokens_map.json", dict(sorted(self.names.items())))
+        # Last: where it is, all that belongs to it is.
+        self._write(folder / name, json.loads(self._serialised(append_eos, prepend_bos)))
 
     @classmethod
     def load(cls, path: str | Path, *, dropout: float = 0.0) -> Self:
@@ -359,7 +361,7 @@ class Tokenizer:
     @staticmethod
     def _write(file: Path, content: dict[str, Any]) -> None:
         text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
-        file.write_text(text, encoding="utf-8", newline="\n")
+        disk.replace_text(file, text)
 
     @cached_property
     def _merge_dropout(self) -> MergeDropout:

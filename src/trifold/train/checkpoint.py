@@ -1,29 +1,32 @@
 """Full training states that can be trusted.
 
 A checkpoint is written aside, flushed to the disk, listed in a manifest with a SHA-256 a file (written last), and
-only then renamed to its place: `step-00002000` either holds everything or does not exist. No pickle anywhere.
+only then renamed to its place: `step-00002000` either holds everything, durably, or does not exist. So the latest is
+the one with the highest number. What is damaged afterwards is refused by name, and the newest sound one is taken
+instead. No pickle anywhere.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from trifold import disk
 from trifold.errors import CheckpointError
 
 MANIFEST = "manifest.json"
-FORMAT = "trifold-checkpoint-1"
-FILES = {"weights.safetensors", "optimizer.safetensors", "progress.json"}
+FORMAT = "trifold-checkpoint-2"
+WEIGHTS, MOMENTS, PROGRESS = "weights.safetensors", "optimizer.safetensors", "progress.json"
+FILES = {WEIGHTS, MOMENTS, PROGRESS}
+NAME = "step-" + "[0-9]" * 8
 
 
 class Checkpoint(NamedTuple):
@@ -33,6 +36,17 @@ class Checkpoint(NamedTuple):
     moments: dict[str, Tensor]
     progress: dict[str, Any]
 
+    def snapshot(self) -> Checkpoint:
+        """A copy that stays as it is while training goes on."""
+        weights, moments = (
+            {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+            for tensors in (self.weights, self.moments)
+        )
+        return Checkpoint(weights, moments, json.loads(json.dumps(self.progress)))
+
+
+# --- out -----------------------------------------------------------------------------------------------
+
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write `folder/step-N` for N = progress["step"]; nothing half-written is ever seen under that name.
@@ -40,27 +54,117 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     Raises CheckpointError where the disk refuses; what stood there before stays.
     """
     final = folder / f"step-{checkpoint.progress['step']:08d}"
-    aside = folder / f".{final.name}.partial"
+    aside, old = _aside(final), _old(final)
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        save_file(_contiguous(checkpoint.weights), aside / "weights.safetensors")
-        save_file(_contiguous(checkpoint.moments), aside / "optimizer.safetensors")
-        write_text(aside / "progress.json", json.dumps(checkpoint.progress, indent=2) + "\n")
-        digests = {file.name: _flushed_digest(file) for file in sorted(aside.iterdir())}
-        write_text(aside / MANIFEST, json.dumps({"format": FORMAT, "sha256": digests}, indent=2) + "\n")
-        old = folder / f".{final.name}.old"
+        disk.remove(aside)
+        disk.make_folder(aside)
+        digests = {
+            WEIGHTS: disk.write(aside / WEIGHTS, _pieces(checkpoint.weights)),
+            MOMENTS: disk.write(aside / MOMENTS, _pieces(checkpoint.moments)),
+            PROGRESS: disk.write(aside / PROGRESS, [_json(checkpoint.progress).encode()]),
+        }
+        disk.write(aside / MANIFEST, [_manifest_text(digests).encode()])
+        disk.flush_folder(aside)
         if final.exists():  # saved again: the old one goes only when the new one stands
-            os.replace(final, old)
-        os.replace(aside, final)
-        _flush_folder(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(aside, ignore_errors=True)
+            if not _is_ours(final):
+                old = final.with_name(f"{final.name}.foreign")  # somebody else's: it stays, under this name
+            disk.rename(final, old)
+        disk.rename(aside, final)
+        disk.flush_folder(folder)
+        if old == _old(final):
+            disk.remove(old)
+    except OSError as error:
+        disk.remove(aside)
+        _put_back(folder)
         raise CheckpointError(
             f"{final}: could not be written ({error}); free some disk space or choose another --out, then --resume auto"
         ) from error
     return final
+
+
+def prune(
+    folder: Path, keep: int, every: int = 1, *, upto: int | None = None, forever: int | None = None,
+    best: int | None = None,
+) -> None:  # fmt: skip
+    """Remove all but the newest `keep` regular checkpoints, the newest of all, those whose step is a multiple of
+    `forever`, and that of step `best`; and what was left aside.
+
+    Only what is a checkpoint of ours, with nothing else in it, and not beyond step `upto`, is ever removed.
+    """
+    ours = [path for path in saved(folder) if _is_ours(path) and (upto is None or step_of(path) <= upto)]
+    staying = {*[path for path in ours if step_of(path) % every == 0][-keep:], *ours[-1:]}
+    for path in ours:
+        step = step_of(path)
+        if path not in staying and step != best and not (forever and step % forever == 0):
+            disk.remove(path)
+    sweep(folder)
+
+
+def sweep(folder: Path) -> None:
+    """Bring back what was being replaced when a save was killed, and remove what was left aside."""
+    _put_back(folder)
+    for path in (*folder.glob(f".{NAME}.partial"), *folder.glob(f".{NAME}.old")):
+        disk.remove(path)
+
+
+def _put_back(folder: Path) -> None:
+    for old in folder.glob(f".{NAME}.old"):
+        final = folder / old.name.removeprefix(".").removesuffix(".old")
+        if not final.exists():
+            disk.rename(old, final)
+
+
+def _aside(final: Path) -> Path:
+    return final.with_name(f".{final.name}.partial")
+
+
+def _old(final: Path) -> Path:
+    return final.with_name(f".{final.name}.old")
+
+
+def _is_ours(path: Path) -> bool:
+    """A manifest of ours, though perhaps of damaged files, and nothing that we did not write."""
+    try:
+        _manifest(path)
+    except CheckpointError:
+        return False
+    return {file.name for file in path.iterdir()} <= {*FILES, MANIFEST}
+
+
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[disk.Bytes]:
+    """A safetensors file, tensor by tensor: the library's own writer wants a copy of everything at once.
+
+    8 bytes: the length of the header; the header, JSON; the tensors, one after the other.
+    """
+    header, place = {}, 0
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        end = place + tensor.numel() * tensor.element_size()
+        shape = list(tensor.shape)
+        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": shape, "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in sorted(tensors):
+        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+        if len(flat):
+            yield memoryview(flat.view(torch.uint8).numpy())
+
+
+# --- in ------------------------------------------------------------------------------------------------
 
 
 def load(path: Path, *, optimizer: bool = True) -> Checkpoint:
@@ -70,20 +174,43 @@ def load(path: Path, *, optimizer: bool = True) -> Checkpoint:
         file = path / name
         if not file.is_file():
             raise CheckpointError(f"{file}: missing, though the manifest lists it")
-        if (optimizer or name != "optimizer.safetensors") and _digest(file) != expected:
+        if (optimizer or name != MOMENTS) and digest_of(file) != expected:
             raise CheckpointError(f"{file}: damaged (its SHA-256 is not the one in {MANIFEST})")
     try:
-        weights = load_file(path / "weights.safetensors")
-        moments = load_file(path / "optimizer.safetensors") if optimizer else {}
-        progress = json.loads((path / "progress.json").read_text("utf-8"))
+        weights = load_file(path / WEIGHTS)
+        moments = load_file(path / MOMENTS) if optimizer else {}
+        progress = json.loads((path / PROGRESS).read_text("utf-8"))
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path}: not a checkpoint of trifold ({error})") from error
     return Checkpoint(weights, moments, progress)
 
 
+class Found(NamedTuple):
+    """The newest sound checkpoint, and what was wrong with newer ones, a line each."""
+
+    path: Path
+    state: Checkpoint
+    refused: list[str]
+
+
+def newest_sound(folder: Path) -> Found | None:
+    """None where there is no checkpoint at all. Raises CheckpointError where there are, and none is sound."""
+    refused: list[str] = []
+    for path in reversed(saved(folder)):
+        try:
+            return Found(path, load(path), refused)
+        except CheckpointError as error:
+            refused.append(str(error))
+    if refused:
+        raise CheckpointError(
+            "\n".join([*refused, f"{folder}: no sound checkpoint is left; begin another run with --out"])
+        )
+    return None
+
+
 def saved(folder: Path) -> list[Path]:
-    """Finished checkpoints, the oldest first."""
-    return sorted(path for path in folder.glob("step-" + "[0-9]" * 8) if (path / MANIFEST).is_file())
+    """Finished checkpoints, the oldest first; whether they are sound, `load` finds out."""
+    return sorted(path for path in folder.glob(NAME) if path.is_dir() and any(path.iterdir()))
 
 
 def regular(folder: Path, every: int) -> list[Path]:
@@ -96,15 +223,6 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def prune(folder: Path, keep: int, every: int = 1) -> None:
-    """Remove all but the newest `keep` regular checkpoints and the newest of all, and what was left aside."""
-    staying = {*regular(folder, every)[-keep:], *saved(folder)[-1:]}
-    for path in set(saved(folder)) - staying:
-        shutil.rmtree(path, ignore_errors=True)
-    for path in (*folder.glob(".step-*.partial"), *folder.glob(".step-*.old")):
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def mean_weights(paths: list[Path]) -> dict[str, Tensor]:
     """The mean of the weights of several checkpoints, summed in float64 (Vaswani et al. 2017, section 6.1)."""
     total: dict[str, Tensor] = {}
@@ -114,48 +232,35 @@ def mean_weights(paths: list[Path]) -> dict[str, Tensor]:
     return {name: (value / len(paths)).float() for name, value in total.items()}
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write, flush to the disk, rename: the file is the old one or the new one, never half of it."""
-    aside = path.with_name(f".{path.name}.partial")
-    with aside.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+# --- the manifest --------------------------------------------------------------------------------------
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _manifest_text(digests: Mapping[str, str]) -> str:
+    """With a digest of its own, so that damage to it is not taken for damage to what it lists."""
+    told = {"format": FORMAT, "sha256": dict(digests)}
+    return _json({**told, "manifest": hashlib.sha256(_json(told).encode()).hexdigest()})
 
 
 def _manifest(path: Path) -> Mapping[str, str]:
+    file = path / MANIFEST
     try:
-        manifest = json.loads((path / MANIFEST).read_text("utf-8"))
-        if manifest["format"] != FORMAT or set(manifest["sha256"]) != FILES:
-            raise KeyError("format")
+        text = file.read_bytes().decode("utf-8")
+        digests: dict[str, str] = json.loads(text)["sha256"]
+        foreign = json.loads(text)["format"] != FORMAT or set(digests) != FILES
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path}: not a checkpoint of trifold ({MANIFEST} is missing or foreign)"
-        ) from error
-    digests: Mapping[str, str] = manifest["sha256"]
+        raise CheckpointError(f"{file}: not a checkpoint of trifold (missing, damaged or foreign)") from error
+    if foreign:
+        raise CheckpointError(f"{file}: not a checkpoint of trifold (damaged, or of another format)")
+    if text != _manifest_text(digests):
+        raise CheckpointError(f"{file}: damaged (its SHA-256 is not the one it says)")
     return digests
 
 
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", torch.float32).clone() for name, tensor in tensors.items()}
-
-
-def _digest(file: Path) -> str:
+def digest_of(file: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _flushed_digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _flush_folder(folder: Path) -> None:
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trifold.errors import TrifoldError
 from trifold.nn import Transformer
 from trifold.nn.kernels import drawing_from
 from trifold.nn.stack import recompute_blocks
@@ -25,6 +24,7 @@ from trifold.recipe import TrainSettings
 from trifold.tasks.task import Batch, Task
 from trifold.train.ema import MovingAverage
 from trifold.train.optimizers import OPTIMIZERS, check_state
+from trifold.train.refusals import judge
 from trifold.train.schedule import peak_rate, rate
 from trifold.train.weights import FlatWeights
 
@@ -36,10 +36,6 @@ class Update(NamedTuple):
     norm: float
     rate: float
     tokens: int
-
-
-class Nonsense(TrifoldError):
-    """The loss or the gradient is not finite; the weights were not touched."""
 
 
 class Learner:
@@ -69,10 +65,11 @@ class Learner:
         self.average = None if settings.ema is None else MovingAverage(self.weights.master, settings.ema)
         self.peak = settings.learning_rate or peak_rate(model.config.d_model, settings.warmup)
 
-    def update(self, batches: Sequence[Batch], step: int) -> Update:
+    def update(self, batches: Sequence[Batch], step: int, highest: float = math.inf) -> Update:
         """Update number `step` from the sum of the batches' losses over the count of their tokens.
 
-        Worker w learns batches w, w + workers, … Raises Nonsense where loss or gradient is not finite.
+        Worker w learns batches w, w + workers, … Raises Refused, and leaves everything as it was, where loss or
+        gradient is not finite or the loss is above `highest`.
         """
         counts = [self.task.counts(batch) for batch in batches]
         totals = {name: sum(count[name] for count in counts) for name in counts[0]}
@@ -86,10 +83,7 @@ class Learner:
             self.weights.collect()
         gradient = self.weights.take_gradient()
         norm = float(torch.linalg.vector_norm(gradient))
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise Nonsense(
-                f"step {step}: loss {loss} with gradient norm {norm}; the weights were not touched"
-            )
+        judge(step, loss, norm, highest)
         now = self.rate(step)
         self.optimizer.step(self._clipped(gradient, norm), now)
         self.weights.publish()

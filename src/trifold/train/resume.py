@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trifold.errors import SettingsError, UsageError
+from trifold import disk
+from trifold.errors import DataError, SettingsError, UsageError
 from trifold.recipe import ENDING, Recipe, TrainSettings, load_recipe
 from trifold.train import checkpoint
-from trifold.train.run_folder import RunFolder
+from trifold.train.run_folder import RunFolder, read_object
 
 # These change how long and how loudly a run goes on, not what it learns from a step.
 FREE: tuple[str, ...] = (
     *("name", "description", "generate"),
     *("train.device", "train.log_every", "train.minutes", "train.patience"),
     *("train.recompute", "train.samples", "train.steps"),
+    *("train.keep_every", "train.keep_best", "train.save_behind", "train.check_memory"),
+    # What to do about trouble that has come up since the run was begun.
+    *("train.on_nonsense", "train.on_spike", "train.spike_factor", "train.spike_window", "train.skip_limit"),
 )
 # These too, unless earlier checkpoints are averaged.
 FREE_ALONE: tuple[str, ...] = ("train.save_every", "train.keep_last")
@@ -41,12 +46,64 @@ def check_same_run(recipe: Recipe, folder: RunFolder) -> list[str]:
     return list(_moved_rates(before.train, recipe.train))
 
 
+def check_same_data(folder: RunFolder, digests: Mapping[str, str], *, changed: bool) -> list[str]:
+    """Compare the data files with those that the run was begun with, and write down what they are now.
+
+    digests: SHA-256 by file. Gives a line for every file that differs, where that is allowed by `changed`; else raises
+    DataError naming them.
+    """
+    before = read_object(folder.data)
+    changed_files = [name for name, digest in digests.items() if digest not in before.values()]
+    gone = [name for name, digest in before.items() if digest not in digests.values()]
+    lines = [f"{name}: its content is not that with which the run was begun" for name in changed_files]
+    lines += [
+        f"{name}: the run was begun with it, and now it is not there" for name in gone if name not in digests
+    ]
+    lines = lines if before else []  # nothing is known of a new run
+    if lines and not changed:
+        remedy = (
+            "put the old files back, or go on with these: --data-changed; or begin another run with --out"
+        )
+        raise DataError("\n".join([*lines[:-1], f"{lines[-1]}; {remedy}"]))
+    if dict(digests) != before:
+        disk.replace_text(folder.data, json.dumps(dict(digests), indent=2) + "\n")
+    return lines
+
+
+# Of environment.json: what the last bits of a result depend on.
+DECIDING = (
+    "trifold",
+    "git",
+    "torch",
+    "numba",
+    "python",
+    "device",
+    "device_name",
+    "precision",
+    "threads",
+    "workers",
+)
+
+
+def changed_environment(folder: RunFolder, here: Mapping[str, Any]) -> list[str]:
+    """A line where versions, device, threads or precision are others than when the run was last seen."""
+    before = read_object(folder.environment)
+    changed = [
+        f"{name} was {before[name]} and is {here[name]}"
+        for name in DECIDING
+        if name in before and before[name] != here[name]
+    ]
+    return [f"{', '.join(changed)}: from here on the last bits may differ"] if changed else []
+
+
 def _moved_rates(before: TrainSettings, now: TrainSettings) -> Iterator[str]:
-    if before.steps == now.steps or now.schedule not in ENDING:
+    if before.steps == now.steps:
         return
     moved = "is stretched to the new end, so the learning rate jumps here"
     if now.schedule == "warmup-stable-decay":
         moved = "decays before the new end; where the decay had begun, the learning rate jumps here"
+    elif now.schedule not in ENDING:
+        moved = "does not know its end, so the learning rate goes on as it was"
     yield f"train.steps was {before.steps:,} and is {now.steps:,}: the {now.schedule} schedule {moved}"
 
 

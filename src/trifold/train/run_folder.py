@@ -1,28 +1,33 @@
 """Where a run keeps everything.
 
 recipe.yaml, environment.json, model/ (a Hugging Face folder with the best weights), checkpoints/, metrics.jsonl,
-tensorboard/, samples/. An existing run is continued or refused, never overwritten.
+tensorboard/, samples/, data.json (digests of the data files), refused/ (batches that were not learnt from). An existing
+run is continued or refused, never overwritten.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import math
 import platform
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import trifold
+from trifold import disk
 from trifold.errors import UsageError
 from trifold.recipe import Recipe
 from trifold.train import checkpoint
+from trifold.train.signals import Stopped
 
 
 class RunFolder:
@@ -37,6 +42,8 @@ class RunFolder:
         self.model = path / "model"
         self.samples = path / "samples"
         self.metrics = path / "metrics.jsonl"
+        self.data = path / "data.json"
+        self.refused = path / "refused"
 
     def open(self, *, resume: bool) -> None:
         """Make the folder. Raises UsageError where a run lies there already and `resume` is not asked for."""
@@ -50,10 +57,18 @@ class RunFolder:
             probe = self.path / ".writable"
             probe.touch()
             probe.unlink()
+            self._sweep()
         except OSError as error:
             raise UsageError(
                 f"{self.path}: cannot be written ({error.strerror}); choose another --out"
             ) from error
+
+    def _sweep(self) -> None:
+        """Remove what a process that was killed has left half-written."""
+        checkpoint.sweep(self.checkpoints)
+        for folder in (self.path, self.model, self.samples, self.tokenizer, self.refused):
+            for path in disk.leftovers(folder):
+                disk.remove(path)
 
     @contextmanager
     def begun(self) -> Iterator[None]:
@@ -61,11 +76,13 @@ class RunFolder:
         fresh = not self.recipe.exists()
         try:
             yield
+        except Stopped:  # is gone on with
+            raise
         except BaseException:
             if fresh:
                 for folder in (self.tokenizer, self.checkpoints, self.samples):
                     shutil.rmtree(folder, ignore_errors=True)
-                for file in (self.recipe, self.environment):
+                for file in (self.recipe, self.environment, self.data):
                     file.unlink(missing_ok=True)
                 with suppress(OSError):  # somebody else's files stay, and so does the folder then
                     self.path.rmdir()
@@ -76,18 +93,51 @@ class RunFolder:
         """The command that goes on with this run."""
         return shlex.join(["trifold", "train", str(self.recipe), "--out", str(self.path), "--resume", "auto"])
 
-    def describe(self, recipe: Recipe, device: torch.device, dtype: torch.dtype, workers: int) -> None:
-        """Write recipe.yaml and environment.json."""
-        told = environment(device, dtype, workers)
-        checkpoint.write_text(self.recipe, recipe.resolved())
-        checkpoint.write_text(self.environment, json.dumps(told, indent=2) + "\n")
+    def describe(self, recipe: Recipe, here: Mapping[str, Any]) -> None:
+        """Write recipe.yaml, and environment.json with the sittings so far."""
+        disk.replace_text(self.recipe, recipe.resolved())
+        told = {**here, "sittings": read_object(self.environment).get("sittings", [])}
+        disk.replace_text(self.environment, json.dumps(told, indent=2) + "\n")
 
-    def cut_metrics(self, step: int) -> None:
-        """Forget lines past `step`: a resumed run writes them again."""
+    def note_sitting(self, step: int, refused: Sequence[str]) -> None:
+        """Add to environment.json when a sitting began, from which step, and which checkpoints it could not use."""
+        told = read_object(self.environment)
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        told["sittings"] = [
+            *told.get("sittings", []),
+            {"began": now, "from_step": step, "refused": list(refused)},
+        ]
+        disk.replace_text(self.environment, json.dumps(told, indent=2) + "\n")
+
+    def cut_metrics(self, step: int, most: int | None = None) -> int:
+        """Forget lines past `step`, past the first `most`, and damaged ones: a resumed run writes them again.
+
+        How many are left.
+        """
+        kept = []
         if self.metrics.is_file():
-            lines = self.metrics.read_text("utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-            checkpoint.write_text(self.metrics, "".join(kept))
+            lines = self.metrics.read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines[:most] if _step_of(line) <= step]
+            if kept != lines:
+                disk.replace_text(self.metrics, b"".join(kept).decode("utf-8"))
+        return len(kept)
+
+
+def _step_of(line: bytes) -> float:
+    """Of a line of metrics.jsonl; without end where it is half a line, or damaged."""
+    try:
+        return int(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of ours; empty where there is none."""
+    try:
+        told = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def environment(device: torch.device, dtype: torch.dtype, workers: int) -> dict[str, Any]:
@@ -95,6 +145,7 @@ def environment(device: torch.device, dtype: torch.dtype, workers: int) -> dict[
     return {
         "trifold": trifold.__version__,
         "torch": torch.__version__,
+        "numba": _version("numba"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(device),
@@ -104,6 +155,13 @@ def environment(device: torch.device, dtype: torch.dtype, workers: int) -> dict[
         "workers": workers,
         "git": _git_revision(),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _git_revision() -> str | None:
@@ -125,27 +183,50 @@ def _git_revision() -> str | None:
 class MetricsLog:
     """metrics.jsonl, and TensorBoard beside it where it is installed."""
 
-    def __init__(self, folder: RunFolder, step: int) -> None:
-        folder.cut_metrics(step)
-        self._file = folder.metrics.open("a", encoding="utf-8", newline="\n")
-        self._board = _tensorboard(folder.path / "tensorboard", step)
+    def __init__(self, folder: RunFolder, step: int, most: int | None = None) -> None:
+        self._folder = folder
+        self._begin(step, most)
 
     @property
     def has_board(self) -> bool:
         return self._board is not None
 
+    def _begin(self, step: int, most: int | None) -> None:
+        self.lines = self._folder.cut_metrics(step, most)
+        self._file = self._folder.metrics.open("ab")
+        self._board = _tensorboard(self._folder.path / "tensorboard", step)
+
+    def event(self, step: int, name: str, **facts: Any) -> None:
+        """A line for something that happened: `{"step": 7, "event": "skipped", …}`."""
+        self._line({"step": step, "event": name, **facts})
+
+    def _line(self, values: Mapping[str, Any]) -> None:
+        disk.put(self._file, (json.dumps(values) + "\n").encode())
+        self._file.flush()
+        self.lines += 1
+
     def __call__(self, step: int, values: dict[str, float]) -> None:
         """Append one line, seen by others at once."""
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
+        self._line({"step": step, **values})
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
 
+    def keep(self) -> None:
+        """Return when all lines are on the disk: a checkpoint counts on them."""
+        disk.flush(self._file)
+
+    def back_to(self, step: int, most: int) -> None:
+        """Forget what was written after the line `most`: the run has gone back to `step`."""
+        self.close()
+        self._begin(step, most)
+
     def close(self) -> None:
         """Flush to the disk."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        try:
+            self.keep()
+        finally:
+            self._file.close()
         if self._board is not None:
             self._board.close()
 

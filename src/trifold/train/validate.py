@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trifold import disk
 from trifold.hub import save_model
 from trifold.nn import Transformer
 from trifold.tasks.task import Evaluation, Looking
@@ -84,8 +85,8 @@ class Validator:
         known = any(sample.reference is not None for sample in found.samples)
         head = ["source\treference\tours" if known else "prompt\tours"]
         path = self.folder.samples / f"step-{step:08d}.tsv"
-        checkpoint.write_text(path, "\n".join([*head, *lines]) + "\n")
-        checkpoint.write_text(path.with_suffix(".scores.txt"), "\n".join(found.signatures) + "\n")
+        disk.replace_text(path, "\n".join([*head, *lines]) + "\n")
+        disk.replace_text(path.with_suffix(".scores.txt"), "\n".join(found.signatures) + "\n")
 
 
 def _poll(stop: Callable[[], bool]) -> Callable[[], None]:

@@ -13,6 +13,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+PIECE = 2**20  # elements that are converted and added at once
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -28,7 +30,8 @@ class FlatWeights:
         self.low_precision = dtype is not torch.float32
         self._compute = self.master.to(dtype) if self.low_precision else self.master
         self._gradients: list[Tensor] = []
-        self._total: Tensor | None = None
+        # Kept, because a vector of this size that comes and goes finds no place between what else comes and goes.
+        self._total, self._collected = torch.zeros_like(self.master), False
         self._adopt(model)
         for name, buffer in model.named_buffers():
             owner, _, last = name.rpartition(".")
@@ -48,22 +51,27 @@ class FlatWeights:
 
     def replica(self, model: Model) -> Model:
         """Another model with the same weights, not a copy of them, whose gradients are its own until `collect`."""
-        other = deepcopy(model)
+        shared = {id(parameter): nn.Parameter(parameter.data) for parameter in model.parameters()}
+        other = deepcopy(model, shared)
         self._adopt(other)
         return other
 
     def collect(self) -> None:
         """Take the gradients of one micro-batch, and of every replica's, into the fp32 sum, and clear them."""
         for gradient in self._gradients:
-            fresh = gradient.float() if self.low_precision else gradient.clone()
-            self._total = fresh if self._total is None else self._total.add_(fresh)
+            if self._collected:
+                for total, fresh in zip(self._total.split(PIECE), gradient.split(PIECE), strict=True):
+                    total.add_(fresh)
+            else:
+                self._total.copy_(gradient)
+            self._collected = True
             gradient.zero_()
 
     def take_gradient(self) -> Tensor:
-        """The summed gradient (P,) fp32 of all micro-batches since the last call."""
-        assert self._total is not None, "no micro-batch has been collected"
-        total, self._total = self._total, None
-        return total
+        """The summed gradient (P,) fp32 of all micro-batches since the last call; good until the next `collect`."""
+        assert self._collected, "no micro-batch has been collected"
+        self._collected = False
+        return self._total
 
     def publish(self) -> None:
         """Give the model the master weights, rounded once."""

@@ -1,0 +1,28 @@
+"""Which bytes a run learns from: a SHA-256 for every file that its settings name."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from trifold.data.files import find
+from trifold.data.settings import DataSettings
+
+NO_FILES = ("hub:", "embedded:")
+
+
+def digests(settings: DataSettings) -> dict[str, str]:
+    """SHA-256 (hexadecimal) of the training and validation files, by their paths.
+
+    What is no file (a dataset of the hub, embedded text, standard input) has none; nor has a file that is missing,
+    which those who read it will say. Raises OSError, DataError.
+    """
+    found = {}
+    for source in (settings.train, settings.valid):
+        if source is None or (isinstance(source, str) and source.startswith(NO_FILES)):
+            continue
+        for name in find(source).files:
+            if Path(name).is_file():
+                with Path(name).open("rb") as file:
+                    found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found

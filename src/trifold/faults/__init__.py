@@ -1,0 +1,63 @@
+"""Faults, made on purpose: promises about training that can be tried on any machine, and tried to be broken.
+
+A promise is a law of a tiny but real run (`promises.py`); a trial breaks something at random and looks whether the law
+holds. A plant (`plants.py`) is a bug that one of them forbids: put in, it must be found, else the harness is worthless.
+`trifold doctor --faults` runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from trifold.faults.harness import Command, Verdict, try_promise
+from trifold.faults.plants import PLANTS
+from trifold.faults.promises import PROMISES
+from trifold.faults.runs import TINY
+from trifold.train import train
+
+__all__ = ["PLANTS", "PROMISES", "Size", "Verdict", "plant_all", "planted", "try_all"]
+
+Size = Literal["sample", "short", "full"]
+
+
+def try_all(
+    names: Sequence[str], size: Size, folder: Path, command: Command, *, trials: int | None = None
+) -> Iterator[Verdict]:
+    """Try promises in `folder`, one after the other; `command` is the command line `trifold` as a function."""
+    _warm(folder)
+    for name in names:
+        promise = PROMISES[name]
+        yield try_promise(name, promise, trials or getattr(promise, size), folder / name, command)
+
+
+def plant_all(names: Sequence[str], folder: Path, command: Command) -> Iterator[Verdict]:
+    """Put in one bug after the other, and try the promise that it breaks until it is found; a verdict without failures
+    is of a bug that was not.
+    """
+    _warm(folder)
+    for name in names:
+        plant = PLANTS[name]
+        promise = PROMISES[plant.breaks]
+        with planted(name):
+            verdict = try_promise(
+                plant.breaks, promise, promise.short, folder / name, command, until_broken=True
+            )
+        yield verdict._replace(name=name, about=f"{plant.about} (breaks {plant.breaks})")
+
+
+@contextmanager
+def planted(plant: str | None) -> Iterator[None]:
+    """A bug is in the code while inside, if one is named."""
+    if plant is None:
+        yield
+        return
+    with PLANTS[plant].put_in():
+        yield
+
+
+def _warm(folder: Path) -> None:
+    """Load and compile what a run needs, so that no copy of this process has to."""
+    train("smoke", out=folder / "warm", **TINY)

@@ -1,0 +1,247 @@
+"""Bugs to plant, each forbidden by a promise: the harness must find every one of them, else it is worthless."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from trifold import disk
+from trifold.nn import attention, losses
+from trifold.nn.masks import Mask
+from trifold.train import checkpoint, learner, loop, run_folder, saver, schedule, signals
+from trifold.train.checkpoint import Checkpoint, Found
+from trifold.train.learner import Learner
+
+
+class Plant(NamedTuple):
+    """What is wrong, the promise that it breaks, and how it is put in."""
+
+    about: str
+    breaks: str
+    put_in: Callable[[], AbstractContextManager[Any]]
+
+
+def _instead(owner: Any, name: str, other: Any) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: mock.patch.object(owner, name, other)
+
+
+def _nothing(*arguments: Any, **named: Any) -> None:
+    """Done instead of something."""
+
+
+def _unflushed(file: Any) -> None:
+    file.flush()
+
+
+def _in_place(folder: Path, state: Checkpoint) -> Path:
+    """Written straight to the final name, as most do."""
+    final = folder / f"step-{state.progress['step']:08d}"
+    disk.make_folder(final)
+    digests = {
+        checkpoint.WEIGHTS: disk.write(final / checkpoint.WEIGHTS, checkpoint._pieces(state.weights)),
+        checkpoint.MOMENTS: disk.write(final / checkpoint.MOMENTS, checkpoint._pieces(state.moments)),
+        checkpoint.PROGRESS: disk.write(
+            final / checkpoint.PROGRESS, [checkpoint._json(state.progress).encode()]
+        ),
+    }
+    disk.write(final / checkpoint.MANIFEST, [checkpoint._manifest_text(digests).encode()])
+    return final
+
+
+def _believed(file: Path) -> str:
+    """What the manifest says, whatever is in the file."""
+    said: str = json.loads((file.parent / checkpoint.MANIFEST).read_bytes())["sha256"][file.name]
+    return said
+
+
+def _newest_or_nothing(folder: Path) -> Found | None:
+    paths = checkpoint.saved(folder)
+    return Found(paths[-1], checkpoint.load(paths[-1]), []) if paths else None
+
+
+def _silently(folder: Path) -> Found | None:
+    """The newest sound one, and no word about the others."""
+    found = _REAL_NEWEST(folder)
+    return None if found is None else found._replace(refused=[])
+
+
+_REAL_NEWEST = checkpoint.newest_sound
+_REAL_DEAL = loop.deal
+
+
+def _from_the_start(prepared: Any, workers: int, epoch: int = 0, number: int = 0) -> Iterator[Any]:
+    """Resumed without seeking."""
+    return _REAL_DEAL(prepared, workers, epoch, 0)
+
+
+def _weights_only(self: Learner, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
+    """Resumed without the optimiser's state."""
+    self.weights.master.copy_(self.weights.flat(weights))
+    self.weights.publish()
+
+
+@contextmanager
+def _generator_not_saved() -> Iterator[None]:
+    """Dropout drawn from a generator that goes on, instead of from the step."""
+    count = itertools.count()
+    with mock.patch.object(learner, "_dropout_seed", side_effect=count):
+        yield
+
+
+def _mean_of_means(
+    self: Learner, batch: Any, step: int, micro: int, totals: dict[str, int], *more: Any
+) -> float:
+    """Every micro-batch is divided by its own count, and their number."""
+    own = {name: value * 3 for name, value in self.task.counts(batch).items()}
+    return _REAL_LEARN(self, batch, step, micro, own, *more)
+
+
+_REAL_LEARN = Learner._learn
+
+
+def _least_number(q: Tensor, k: Tensor, v: Tensor, mask: Mask, **named: Any) -> Tensor:
+    """Masked by the least number there is instead of by what attends to nothing."""
+    allowed = mask.dense(q.shape[2], k.shape[2], q.device)
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
+    return scores.softmax(-1) @ v
+
+
+def _ignored_count(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float = 0.0
+) -> losses.LossSums:
+    """Places that ask nothing are smoothed all the same."""
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    wanted = targets.clamp_min(0)
+    picked = torch.nn.functional.cross_entropy(logits, wanted, reduction="none") * (targets >= 0)
+    uniform = -logits.log_softmax(-1).mean(-1).sum()
+    return losses.LossSums((1 - smoothing) * picked.sum() + smoothing * uniform, picked.sum().detach())
+
+
+def _rounded_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float = 0.0
+) -> losses.LossSums:
+    """The softmax of bf16 logits, in bf16."""
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+    return losses.LossSums(loss, loss.detach())
+
+
+def _by_number(folder: Path, keep: int, *arguments: Any, **named: Any) -> None:
+    """The highest numbers stay, whosever they are."""
+    for path in sorted(folder.glob("step-*"))[:-keep]:
+        disk.remove(path)
+
+
+def _step_of_the_day(shape: str, step: int, *, peak: float, warmup: int, steps: int) -> float:
+    """The schedule counts the steps of this sitting."""
+    _SITTING.append(step)
+    return _REAL_RATE(shape, step - _SITTING[0] + 1, peak=peak, warmup=warmup, steps=steps)
+
+
+_SITTING: list[int] = []
+_REAL_RATE = schedule.rate
+
+
+def _all_lines(self: run_folder.RunFolder, step: int, most: int | None = None) -> int:
+    """Lines past the checkpoint stay."""
+    return len(self.metrics.read_bytes().splitlines()) if self.metrics.is_file() else 0
+
+
+def _unheard(self: Any) -> None:
+    """A save from behind that failed is not asked after."""
+    self._coming = None
+
+
+def _no_check(*arguments: Any, **named: Any) -> list[str]:
+    return []
+
+
+PLANTS: Mapping[str, Plant] = {
+    "no-flush": Plant(
+        "files are not flushed before they are renamed", "power", _instead(disk, "flush", _unflushed)
+    ),
+    "no-folder-flush": Plant("folders are not flushed", "power", _instead(disk, "flush_folder", _nothing)),
+    "no-rename": Plant(
+        "checkpoints are written to their final name", "power", _instead(checkpoint, "save", _in_place)
+    ),
+    "no-manifest": Plant("digests are not compared", "damage", _instead(checkpoint, "digest_of", _believed)),
+    "no-fall-back": Plant(
+        "the newest checkpoint or none", "fall-back", _instead(checkpoint, "newest_sound", _newest_or_nothing)
+    ),
+    "no-warning": Plant(
+        "nothing is said of damage", "fall-back", _instead(checkpoint, "newest_sound", _silently)
+    ),
+    "no-seeking": Plant(
+        "a resumed run begins its epoch again", "chains", _instead(loop, "deal", _from_the_start)
+    ),
+    "no-moments": Plant(
+        "a resumed run forgets Adam's averages", "chains", _instead(Learner, "restore", _weights_only)
+    ),
+    "no-generator": Plant("a resumed run draws other dropout", "chains", _generator_not_saved),
+    "no-schedule": Plant(
+        "a resumed run begins its schedule again", "chains", _instead(learner, "rate", _step_of_the_day)
+    ),
+    "no-cut": Plant(
+        "metrics past the checkpoint stay", "kills", _instead(run_folder.RunFolder, "cut_metrics", _all_lines)
+    ),
+    "deaf": Plant(
+        "signals are not noted", "signals", _instead(signals.Asked, "__bool__", lambda self: False)
+    ),
+    "deaf-to-saving": Plant(
+        "SIGUSR1 is not noted", "save-signal", _instead(signals.Asked, "to_save", lambda self: False)
+    ),
+    "nonsense-learnt": Plant(
+        "whatever the loss, the step is made", "nonsense", _instead(learner, "judge", _nothing)
+    ),
+    "disk-unsaid": Plant(
+        "what the system refuses is a traceback",
+        "full-disk",
+        _instead(loop, "_disk_trouble", lambda folder: nullcontext()),
+    ),
+    "behind-unheard": Plant(
+        "a failed save from behind is never told", "behind", _instead(saver.Saver, "wait", _unheard)
+    ),
+    "other-seed": Plant(
+        "the seed is taken from the clock",
+        "same-seed",
+        _instead(learner, "_dropout_seed", lambda *_: time.time_ns() % 2**62),
+    ),
+    "schedule-unsaid": Plant(
+        "nothing is said of the schedule", "more-steps", _instead(loop, "check_same_run", _no_check)
+    ),
+    "spikes-accepted": Plant(
+        "spikes are learnt from", "spikes", _instead(loop, "highest_loss", lambda *_: float("inf"))
+    ),
+    "data-unchecked": Plant(
+        "data files are not compared", "changed-data", _instead(loop, "check_same_data", _no_check)
+    ),
+    "prune-by-number": Plant(
+        "whatever is called a checkpoint is deleted", "foreign", _instead(checkpoint, "prune", _by_number)
+    ),
+    "mean-of-means": Plant(
+        "micro-batches are averaged, not summed", "accumulation", _instead(Learner, "_learn", _mean_of_means)
+    ),
+    "least-number": Plant(
+        "masked by the least number", "blind-rows", _instead(attention, "attend", _least_number)
+    ),
+    "ignored-count": Plant(
+        "ignored places are smoothed", "losses", _instead(losses, "linear_cross_entropy", _ignored_count)
+    ),
+    "rounded-loss": Plant(
+        "the loss is computed in bf16", "bf16-loss", _instead(losses, "linear_cross_entropy", _rounded_loss)
+    ),
+    "memory-unchecked": Plant(
+        "a run begins whether it fits or not", "too-large", _instead(loop, "check_fits", _nothing)
+    ),
+}

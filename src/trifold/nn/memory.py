@@ -1,0 +1,118 @@
+"""How much memory learning takes: what stays all the time, and what the forward pass leaves for the backward pass."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from trifold.nn.config import ModelConfig
+from trifold.nn.kernels import loops
+
+
+def sides(config: ModelConfig) -> dict[str, ModelConfig]:
+    """The stacks that there are, each with the sizes that it has."""
+    both = {
+        "encoder": (config.encoder_layers, config),
+        "decoder": (config.decoder_layers, config.decoder_side),
+    }
+    return {side: sized for side, (layers, sized) in both.items() if layers}
+
+
+def saved_elements(config: ModelConfig, tokens: int, length: int, *, compiled: bool | None = None) -> int:
+    """Elements that the forward pass leaves for the backward pass, `tokens` on each side in rows of `length`.
+
+    For each token, with E the width, A = H·D and F the feed-forward width, a sub-layer leaves its input, what its norms
+    read (an RMS norm: also what it scaled) and the dropout's mask (E each; once for both where they work in parallel);
+    an attention also q, k, v and its output twice, by heads and merged (A each), and H·S weights unless a fused kernel
+    computes them anew; the feed-forward its F activations. An estimate: small tensors, copies of weights and the
+    allocator's own share are left out. compiled: by the loops of loops.py; where they are installed, unless said.
+    """
+    compiled = loops() is not None if compiled is None else compiled
+    mask = 1 if config.dropout and not compiled else 0  # the compiled loops draw theirs again
+    layers = 0
+    for side, sized in sides(config).items():
+        crosses = side == "decoder" and config.shape == "encoder-decoder"
+        layers += sized.n_layers * _saved_by_block(sized, length, mask, attentions=2 if crosses else 1)
+    stacks = len(sides(config))
+    # The stacks' outputs, and what their last norms read.
+    ends = stacks + (_READ[config.norm] * stacks if config.norm_placement != "post" else 0)
+    return tokens * (layers + config.d_model * (ends + stacks * mask))
+
+
+_READ = {"layer": 1, "rms": 2}  # tensors of width E that a norm leaves
+
+
+def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int) -> int:
+    """For one token: what its residuals leave, and what stands in its sub-layers."""
+    merged = config.n_heads * config.head_width
+    read = _READ[config.norm]
+    each = 1 + read * {"post": 1, "pre": 1, "sandwich": 2}[config.norm_placement] + mask
+    residuals = {
+        "sequential": (attentions + 1) * each,
+        "parallel": 1 + read + mask,
+        "parallel-two-norms": 2 + read + mask,
+    }[config.residual]
+    attention = 5 * merged + config.n_heads * _weights_per_key(config, length) * length
+    inner = 1 if config.activation == "relu" else 2  # relu's gradient needs its output only
+    feed_forward = config.d_ff * (inner + 2 if config.gated else inner)
+    return config.d_model * residuals + attentions * attention + feed_forward
+
+
+def _weights_per_key(config: ModelConfig, length: int) -> int:
+    """How many tensors of attention weights stay: the softmax, and with dropout on it a mask and the product."""
+    if config.attention_dropout:
+        return 3
+    return 1 if length <= 128 else 0
+
+
+# --- all of it -----------------------------------------------------------------------------------------
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+RUNTIME = 450 * 2**20  # the interpreter, PyTorch, the compiled loops; measured
+
+
+class TrainingMemory(NamedTuple):
+    """Bytes while a batch is learnt from, each at its most."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    validation: int
+    activations: int
+    runtime: int
+
+    @property
+    def total(self) -> int:
+        """All of it, in bytes."""
+        return sum(self)
+
+
+def training_memory(
+    config: ModelConfig,
+    parameters: int,
+    tokens: int,
+    length: int,
+    precision: str = "float32",
+    *,
+    workers: int = 1,
+    optimizer: int = 8,
+    on_cpu: bool = True,
+) -> TrainingMemory:
+    """Bytes to learn from batches of `tokens` source and as many target tokens in rows of `length`.
+
+    weights      4 bytes a parameter, and 2 more for the bfloat16 copy that computes
+    gradients    2 or 4 bytes a parameter for each worker, and 4 for their sum
+    optimizer    8: Adam's two averages; or as many as are said
+    validation   4: a second model, which holds the (averaged) weights
+    activations  what the backward pass needs again, by `saved_elements`, in the precision of the arithmetic
+    runtime      of the process, on a CPU
+    """
+    width = BYTES[precision]
+    activations = width * saved_elements(config, tokens, length, compiled=on_cpu and loops() is not None)
+    return TrainingMemory(
+        weights=(4 if precision == "float32" else 4 + width) * parameters,
+        gradients=(width * workers + 4) * parameters,
+        optimizer=optimizer * parameters,
+        validation=4 * parameters,
+        activations=activations,
+        runtime=RUNTIME if on_cpu else 0,
+    )

@@ -1,0 +1,46 @@
+"""A sample of the harness: every promise is kept, and every bug that is planted is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from trifold.faults import PLANTS, PROMISES
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="processes are copied")]
+PROGRAM = [sys.executable, "-c", "import sys; from trifold.cli import main; sys.exit(main())"]
+
+
+def doctor(*words: str) -> dict[str, dict[str, object]]:
+    """What `trifold doctor --faults` finds, in a process of its own, because it copies itself."""
+    done = subprocess.run(
+        [*PROGRAM, "doctor", "--faults", "--json", *words],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout, done.stderr
+    return {verdict["name"]: verdict for verdict in json.loads(done.stdout)}
+
+
+def test_every_promise_is_kept():
+    sample = doctor("--size", "sample")
+    assert {name: verdict["trials"] for name, verdict in sample.items()} == {
+        name: promise.sample for name, promise in PROMISES.items()
+    }
+    assert {name: verdict["failures"] for name, verdict in sample.items() if verdict["failures"]} == {}
+
+
+def test_every_planted_bug_is_found():
+    found = doctor("--plant", "all")
+    assert found.keys() == PLANTS.keys()
+    assert [name for name, verdict in found.items() if not verdict["failures"]] == []
+
+
+def test_every_promise_has_a_bug_that_breaks_it():
+    assert {plant.breaks for plant in PLANTS.values()} == set(PROMISES)

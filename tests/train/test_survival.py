@@ -1,0 +1,289 @@
+"""Bad days, one at a time and at a place that is known; at random places and in real processes: tests/faults."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from trifold import disk
+from trifold.errors import CheckpointError, DataError
+from trifold.train import checkpoint, loop
+from trifold.train.learner import Learner
+from trifold.train.refusals import Refused
+from trifold.train.signals import Asked, Stopped
+
+
+def lines(outcome_or_folder):
+    folder = getattr(outcome_or_folder, "folder", outcome_or_folder)
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
+def events(folder):
+    return [(line["step"], line["event"]) for line in lines(folder) if "event" in line]
+
+
+# --- signals ----------------------------------------------------------------------------------------------
+
+
+def test_a_signal_while_preparing_ends_at_once_and_the_line_goes_on(run, tmp_path, monkeypatch, listening):
+    real, done = loop.prepare, threading.Event()
+
+    def slow(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        done.wait(20)  # as native code, which does not listen
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "prepare", slow)
+        start = time.monotonic()
+        outcome = run(view=listening)
+        assert time.monotonic() - start < 10
+    done.set()
+    assert (outcome.exit_code, outcome.stopped_by, outcome.steps) == (143, "signal", 0)
+    assert "go on with: trifold train " in listening.lines[-1]
+    assert (tmp_path / "run" / "recipe.yaml").is_file()
+    assert run(resume="auto").stopped_by == "steps"
+
+
+def test_what_goes_wrong_in_another_thread_is_raised_in_this_one():
+    def work():
+        raise DataError("no")
+
+    with pytest.raises(DataError, match="no"):
+        Asked().unless_asked(work)
+    assert Asked().unless_asked(lambda: 7) == 7
+    asked = Asked()
+    asked.hear(signal.SIGTERM)
+    with pytest.raises(Stopped):
+        asked.unless_asked(lambda: time.sleep(1))
+
+
+def test_sigusr1_saves_and_the_run_goes_on(run, interrupting, tmp_path):
+    outcome = run(view=interrupting(5, signal.SIGUSR1), train__save_every=6)
+    assert (outcome.stopped_by, outcome.steps) == ("steps", 12)
+    assert events(outcome) == [(5, "saved")]
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_an_interruption_is_a_line_of_the_metrics_until_the_run_goes_on(run, interrupting, tmp_path):
+    run(view=interrupting(5))
+    assert lines(tmp_path / "run")[-1] == {"step": 5, "event": "interrupted", "signal": "SIGTERM"}
+    run(resume="auto")
+    assert events(tmp_path / "run") == []
+
+
+# --- damage -----------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_one_warning_and_noted(run, state_of, tmp_path, listening):
+    run("whole")
+    run()
+    newest = checkpoint.saved(tmp_path / "run" / "checkpoints")[-1] / "weights.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    run(resume="auto", view=listening)
+    (warning,) = (line for line in listening.lines if line.startswith("warning:"))
+    assert "step-00000012/weights.safetensors: damaged" in warning
+    assert state_of(tmp_path / "run") == state_of(tmp_path / "whole")
+    told = json.loads((tmp_path / "run" / "environment.json").read_text("utf-8"))["sittings"]
+    assert [sitting["from_step"] for sitting in told] == [0, 9]
+    assert "weights.safetensors" in told[1]["refused"][0]
+
+
+def test_without_a_sound_checkpoint_nothing_is_begun_anew(run, tmp_path):
+    run(train__save_every=12)
+    for path in checkpoint.saved(tmp_path / "run" / "checkpoints"):
+        (path / "progress.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"progress\.json: damaged(.|\n)*no sound checkpoint is left"):
+        run(resume="auto")
+
+
+def test_damaged_lines_of_the_metrics_are_cut_and_written_again(run, state_of, tmp_path, interrupting):
+    run("whole")
+    run(view=interrupting(7))
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+        file.write(b'\0\0\0\n{"step": 8, "trai')
+    run(resume="auto")
+    assert state_of(tmp_path / "run") == state_of(tmp_path / "whole")
+
+
+# --- saving from behind -----------------------------------------------------------------------------------
+
+
+def test_a_save_from_behind_that_fails_is_raised_by_the_next_step(run, state_of, tmp_path, monkeypatch):
+    run("whole", train__save_behind=True)
+    real, failed = disk.rename, threading.Event()
+
+    def full(old, new):
+        if new.name == "step-00000006":
+            failed.set()
+            raise OSError(28, "No space left on device")
+        real(old, new)
+
+    update, after = Learner.update, []
+
+    def watched(self, *arguments):
+        if failed.is_set():
+            time.sleep(0.2)  # the save has ended by the time this step has
+            after.append(arguments[1])
+        return update(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "rename", full)
+        patch.setattr(Learner, "update", watched)
+        with pytest.raises(CheckpointError, match=r"step-00000006: could not be written .*No space"):
+            run(train__save_behind=True)
+    assert len(after) <= 1
+    run(resume="auto", train__save_behind=True)
+    assert state_of(tmp_path / "run") == state_of(tmp_path / "whole")
+
+
+# --- numbers ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def losing(monkeypatch):
+    """Let the loss of these steps be another, each once in a process that goes on."""
+
+    def losing(values):
+        real = Learner._learn
+
+        def learn(self, batch, step, *more):
+            loss = real(self, batch, step, *more)
+            return values.pop(step) if step in values else loss
+
+        monkeypatch.setattr(Learner, "_learn", learn)
+
+    return losing
+
+
+def test_nonsense_is_left_out_where_that_is_asked_for_and_the_batch_is_kept(run, losing, tmp_path):
+    losing({3: math.nan, 8: math.inf})
+    outcome = run(train__on_nonsense="skip")
+    assert (outcome.steps, outcome.stopped_by) == (12, "steps")
+    assert events(outcome) == [(3, "skipped"), (8, "skipped")]
+    (event, _) = (line for line in lines(outcome) if "event" in line)
+    assert event["what"] == "nonsense" and event["loss"] == "nan"
+    kept = load_file(outcome.folder / event["batch"])
+    assert kept["0.wanted"].dtype is torch.int64 and "0.source.tokens" in kept
+    about = json.loads((outcome.folder / "refused" / "step-00000003.json").read_text("utf-8"))
+    assert about["batches"] == [[0, 2]]
+    for path in checkpoint.saved(outcome.folder / "checkpoints"):
+        assert all(bool(value.isfinite().all()) for value in checkpoint.load(path).weights.values())
+    assert checkpoint.load(path).progress["refused"] == 2
+
+
+def test_only_so_many_updates_are_left_out(run, losing, tmp_path):
+    losing(dict.fromkeys(range(1, 13), math.nan))
+    with pytest.raises(
+        Refused, match=r"step 3: .* 2 updates were left out before, and train\.skip_limit allows no more"
+    ):
+        run(train__on_nonsense="skip", train__skip_limit=2)
+    assert events(tmp_path / "run") == [(1, "skipped"), (2, "skipped"), (3, "stopped")]
+
+
+def test_a_run_that_stopped_at_nonsense_can_go_on_without_it(run, losing, tmp_path):
+    losing({5: math.nan})
+    with pytest.raises(Refused, match=r"train\.on_nonsense=skip"):
+        run()
+    losing({5: math.nan})
+    assert run(resume="auto", train__on_nonsense="skip").steps == 12
+    assert events(tmp_path / "run") == [(5, "skipped")]
+
+
+SPIKES = {"train__spike_window": 5, "train__spike_factor": 3.0, "train__steps": 14}
+
+
+def test_a_spike_is_left_out(run, losing):
+    losing({9: 1e9})
+    outcome = run(train__on_spike="skip", **SPIKES)
+    assert events(outcome) == [(9, "skipped")]
+
+
+def test_from_a_spike_the_run_goes_back_and_on_behind_the_batch(run, losing, tmp_path):
+    losing({11: 1e9})
+    outcome = run(train__on_spike="rewind", train__validate_every=100, **SPIKES)
+    assert events(outcome) == [(9, "rewound")]
+    assert [line["step"] for line in lines(outcome) if "train/loss" in line] == list(range(1, 15))
+    (event,) = (line for line in lines(outcome) if "event" in line)
+    assert (event["spike_at"], event["what"]) == (11, "spike")
+    back = checkpoint.load(outcome.folder / "checkpoints" / "step-00000009").progress
+    assert (back["epoch"], back["batch"], back["refused"]) == (1, 1, 1)  # ten batches an epoch
+
+
+def test_without_a_checkpoint_to_go_back_to_a_spike_is_left_out(run, losing):
+    losing({9: 1e9})
+    outcome = run(train__on_spike="rewind", train__save_every=100, **SPIKES)
+    assert events(outcome) == [(9, "skipped")]
+
+
+def test_spikes_are_learnt_from_unless_that_is_asked_for(run, losing):
+    losing({9: 1e9})
+    assert events(run(**SPIKES)) == []
+
+
+# --- what changes between sittings ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path):
+    file = tmp_path / "pairs.tsv"
+    rows = [f"{word} {number}\t{number}" for word in ("one", "two", "three") for number in range(20)]
+    file.write_text("source\ttarget\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    return file
+
+
+def test_data_that_changed_is_refused_by_name_unless_told(run, data, tmp_path, listening):
+    named = {"data__train": str(data), "data__valid": str(data), "data__test": None, "train__steps": 6}
+    run(**named)
+    run(resume="auto", **named)
+    data.write_text(data.read_text("utf-8").replace("one 7\t7", "one 7\t8"), encoding="utf-8")
+    with pytest.raises(DataError, match=r"pairs\.tsv: its content is not that .*--data-changed"):
+        run(resume="auto", **named)
+    more = named | {"train__steps": 9}
+    changes = {key.replace("__", "."): value for key, value in more.items()}
+    from tests.train.conftest import TINY
+
+    outcome = loop.train(
+        "smoke", out=tmp_path / "run", resume="auto", data_changed=True, view=listening, **TINY | changes
+    )
+    assert outcome.steps == 9
+    assert events(tmp_path / "run") == [(6, "data changed")]
+    assert run(resume="auto", **named | {"train__steps": 9}).steps == 9  # now it is known
+
+
+def test_the_same_data_elsewhere_is_the_same_data(run, data, tmp_path):
+    from trifold.train.resume import check_same_data
+    from trifold.train.run_folder import RunFolder
+
+    folder = RunFolder(tmp_path)
+    assert check_same_data(folder, {"a": "1", "b": "2"}, changed=False) == []
+    assert check_same_data(folder, {"x/a": "1", "x/b": "2"}, changed=False) == []
+    with pytest.raises(DataError, match="x/b: the run was begun with it, and now it is not there"):
+        check_same_data(folder, {"x/a": "1"}, changed=False)
+
+
+def test_other_threads_and_versions_are_said(run, tmp_path, listening):
+    run(train__steps=3)
+    file = tmp_path / "run" / "environment.json"
+    told = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps(told | {"torch": "1.0", "threads": 64}), encoding="utf-8")
+    run(resume="auto", view=listening, train__steps=6)
+    (line,) = (line for line in listening.lines if "last bits may differ" in line)
+    assert f"torch was 1.0 and is {torch.__version__}" in line
+    assert f"threads was 64 and is {torch.get_num_threads()}" in line
+
+
+@pytest.mark.parametrize("schedule", ["constant", "inverse-sqrt"])
+def test_a_schedule_that_knows_no_end_goes_on_and_it_is_said(run, listening, schedule):
+    run(train__steps=3, train__schedule=schedule)
+    run(resume="auto", view=listening, train__steps=6, train__schedule=schedule)
+    assert any("does not know its end" in line for line in listening.lines)
