@@ -115,6 +115,12 @@ def _compare_states(
     ours: Transformer, out: Any, read: tuple[Inputs, Inputs | None], tolerance: float
 ) -> None:
     first, second = read
+    if first.pixels is not None:  # the reference leaves the last state of pictures without its norm
+        mine = ours.hidden_states(first)["encoder"]
+        last = getattr(out, "last_hidden_state", None)
+        for place, one in enumerate([*out.hidden_states[:-1], *([] if last is None else [last])]):
+            _close(mine[place], one, tolerance, f"state {place} of pictures")
+        return
     if ours.encoder is not None and ours.decoder is not None:
         theirs = {"encoder": out.encoder_hidden_states, "decoder": out.decoder_hidden_states}
     else:
