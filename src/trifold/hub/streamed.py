@@ -52,7 +52,6 @@ def write_streamed(
     with path.open("wb") as file:
         file.write(len(said).to_bytes(8, "little") + said)
         start = file.tell()
-        file.truncate(start + end)
         for name in names:
             file.seek(start + places[name])
             written = file.write(_bytes(tensors[name], shapes[name]).data)
