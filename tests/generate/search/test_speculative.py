@@ -117,9 +117,10 @@ def test_what_cannot_speculate_is_refused(kit):
 def test_the_last_position_is_never_read_beyond():
     """The last token of all is said, but there is no position to read it at."""
     sizes = {"vocab_size": 6, "max_positions": 24, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
-    parts = {"shape": "decoder", "positions": "learned", "norm_placement": "pre", "eos_id": 6}
+    parts = {"shape": "decoder", "positions": "learned", "lm_head_bias": True, "eos_id": 6}
     torch.manual_seed(0)
     model = Transformer(ModelConfig.parse(sizes | parts)).eval()
+    model.lm_head.bias[3] = 99.0  # says one word only, so that there is always something to propose
     prompt = Inputs(torch.tensor([[1, 2, 1, 2, 1, 2]]))
     ways = {"max_new_tokens": 99, "bad_words_ids": []}
     plain = generate_tokens(model, prompt, GenerationConfig(**ways))[0][0]
