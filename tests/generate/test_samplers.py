@@ -240,3 +240,8 @@ def test_all_k_alike():
     found = torch.bincount(tokens, minlength=5) / rows
     expected = torch.tensor([1 / 3, 0, 1 / 3, 0, 1 / 3])
     assert (found - expected).abs().max() < 4 * math.sqrt(0.25 / rows)
+
+
+def test_what_reaches_p_exactly_is_enough():
+    logits = torch.tensor([[0.5, 0.25, 0.25]]).log()
+    assert (samplers.top_p(logits, 0.5) > float("-inf")).tolist() == [[True, False, False]]

@@ -54,7 +54,8 @@ def check(
 
     tokens: (B, T) ids, padded behind; random ones unless given. `decoder`: an encoder-decoder is given its second input
     too (else it makes one from the first). `file` stands in config.json, from which the reference is loaded too; such
-    a model may be quiet. `inputs` go to the reference: token_type_ids, pixel_values are ours too.
+    a model may be quiet, and its gradients are not looked at. `inputs` go to the reference: token_type_ids,
+    pixel_values are ours too.
     """
     with tempfile.TemporaryDirectory() as folder:
         theirs, back = Path(folder) / "theirs", Path(folder) / "back"
@@ -69,10 +70,11 @@ def check(
         out = model(**given, output_hidden_states=True)
         _compare_states(ours, out, read, tolerance)
         pairs = _compare_answers(ours, out, read, tolerance, loud=file is None)
-        _compare_gradients(ours, model, pairs)
+        if file is None:
+            _compare_gradients(ours, model, pairs)
 
         save_model(back, ours)
-        _compare_files(theirs, back)
+        _compare_files(ours, theirs, back)
         again, report = type(model).from_pretrained(back, output_loading_info=True)
         wrong = {
             key: report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[key]
@@ -113,6 +115,12 @@ def _compare_states(
     ours: Transformer, out: Any, read: tuple[Inputs, Inputs | None], tolerance: float
 ) -> None:
     first, second = read
+    if first.pixels is not None:  # the reference leaves the last state of pictures without its norm
+        mine = ours.hidden_states(first)["encoder"]
+        last = getattr(out, "last_hidden_state", None)
+        for place, one in enumerate([*out.hidden_states[:-1], *([] if last is None else [last])]):
+            _close(mine[place], one, tolerance, f"state {place} of pictures")
+        return
     if ours.encoder is not None and ours.decoder is not None:
         theirs = {"encoder": out.encoder_hidden_states, "decoder": out.decoder_hidden_states}
     else:
@@ -194,11 +202,14 @@ def _compare_gradients(ours: Transformer, model: Any, pairs: list[tuple[Tensor, 
         assert apart <= 1e-3 * size + 1e-6 * largest, f"gradient of {name}: {apart:.2e} off, of {size:.2e}"
 
 
-def _compare_files(theirs: Path, back: Path) -> None:
+def _compare_files(ours: Transformer, theirs: Path, back: Path) -> None:
+    """To the bit, but for what nothing reads."""
+    table = FAMILIES[str(ours.family)].rules(ours.config)
+    dead = {rule.theirs for rule in table if isinstance(rule, rules.Dead)}
     before, after = (load_file(folder / "model.safetensors") for folder in (theirs, back))
     assert set(before) == set(after), sorted(set(before) ^ set(after))
     for name, tensor in before.items():
-        assert torch.equal(tensor, after[name]), name
+        assert name in dead or torch.equal(tensor, after[name]), name
 
 
 def _real(x: Tensor, attend: Tensor | None) -> Tensor:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.hub.parity import check, randomised
+
+from trifold.hub import read_config
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -56,3 +60,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_it_is_the_reference(case: str) -> None:
     name, options = CASES[case]
     check(randomised(getattr(transformers, name)(transformers.FalconConfig(**SMALL | options))))
+
+
+def test_the_new_layout_has_as_many_heads_of_keys_as_of_queries_where_nothing_is_said(tmp_path: Path) -> None:
+    values = {
+        "model_type": "falcon",
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "new_decoder_architecture": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    theirs = transformers.FalconConfig.from_pretrained(tmp_path)
+    assert read_config(tmp_path).kv_heads == theirs.num_kv_heads == 4

@@ -90,7 +90,7 @@ def test_a_model_in_training_is_saved_without_being_touched(make_model: Make, tm
 
 
 REFUSED: list[tuple[dict[str, object], str]] = [
-    ({"model_type": "rnn"}, r"config\.json: model_type: 'rnn' is not known; known: marian, "),
+    ({"model_type": "rnn"}, r"config\.json: model_type: 'rnn' is not known; known: albert, "),
     ({"model_type": None}, r"model_type: None is not known"),
     ({"model_type": ["marian"]}, r"model_type: \['marian'\] is not known"),
     ({"d_modell": 16}, r"config\.json: d_modell: unknown key; did you mean 'd_model'"),

@@ -130,3 +130,11 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (tmp_path / "model.safetensors").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_tensor_in_two_shards_is_an_error(tmp_path: Path) -> None:
+    """Which of the two is meant, nobody knows, whatever the index says."""
+    write_shards(tmp_path, {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"})
+    save_file(TENSORS, tmp_path / "model-00002-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match=r"'a' is in model-00001.* and in model-00002"):
+        read_weights(tmp_path)

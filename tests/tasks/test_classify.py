@@ -43,6 +43,27 @@ def test_it_is_the_reference_for_texts_and_pairs(family, tmp_path):
         same(mine, theirs(one, top_k=None))
 
 
+@pytest.mark.parametrize("family", ["albert", "bert"])
+@pytest.mark.parametrize("told", [True, False])
+def test_segments_are_told_where_the_settings_say_so_and_as_the_class_has_it_else(family, told, tmp_path):
+    """The reference tells BERT of segments and ALBERT not, unless `model_input_names` says otherwise."""
+    pair = both(tmp_path, family, "ForSequenceClassification", id2label=NAMES)
+    settings = tmp_path / "tokenizer_config.json"
+    values = json.loads(settings.read_text("utf-8")) if settings.is_file() else {}
+    names = ["input_ids", *(["token_type_ids"] if told else []), "attention_mask"]
+    settings.write_text(json.dumps(values | {"model_input_names": names}), encoding="utf-8")
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert ("token_type_ids" in tokenizer("a", "b")) == told
+    theirs = transformers.pipeline("text-classification", model=pair.theirs, tokenizer=tokenizer)
+    given = {"text": TEXTS[0], "text_pair": TEXTS[1]}
+    ours = trifold.load(tmp_path)
+    found = ours.classify(TEXTS[0], TEXTS[1], top_k=None)
+    same(found, theirs(given, top_k=None))
+    plain = pair.ours.classify(TEXTS[0], TEXTS[1], top_k=None)
+    assert (found == plain) == (told == (family == "bert"))
+
+
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_scores_mean_what_the_problem_says_and_names_are_kept(problem, tmp_path):
     options = PROBLEMS[problem]

@@ -144,7 +144,10 @@ def _weights(old: Path, new: Path, trust_pickle: bool) -> Iterator[Mapping[str, 
 
 def _cast(dtype: torch.dtype, name: str, tensor: Tensor) -> Tensor:
     cast = tensor.to(dtype)
-    if not tensor.is_meta and cast.isinf().any() and tensor.isfinite().all():
+    if cast.is_meta or not cast.numel():
+        return cast
+    # (isinf would make copies of its own.)
+    if any(bool(edge.isinf()) for edge in cast.aminmax()) and tensor.isfinite().all():
         raise CheckpointError(
             f"{name}: {float(tensor.abs().max()):g} is beyond {dtype_name(dtype)}: choose bfloat16 or float32"
         )

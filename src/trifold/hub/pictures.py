@@ -114,14 +114,11 @@ def _resizing(file: PreprocessorFile) -> dict[str, Any]:
     said = file.size
     if isinstance(said, int) and not file.default_to_square:
         said = {"shortest_edge": said}
-    said = {key: side for key, side in said.items() if side is not None} if isinstance(said, dict) else said
-    if (
-        isinstance(said, dict)
-        and "shortest_edge" in said
-        and said.keys() <= {"shortest_edge", "longest_edge"}
-    ):
-        _pixels("size", *said.values())
-        return {"size": None, **said}
+    if isinstance(said, dict) and said.get("shortest_edge") is not None:
+        edges = {edge: side for edge, side in said.items() if side is not None}
+        if edges.keys() <= {"shortest_edge", "longest_edge"}:
+            _pixels("size", *edges.values())
+            return {"size": None, **edges}
     return {"size": _size("size", said)}
 
 

@@ -10,7 +10,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 # Names in the header, in the order of the library: later ones stand first in a file.
@@ -50,14 +52,14 @@ def write_streamed(
     with path.open("wb") as file:
         file.write(len(said).to_bytes(8, "little") + said)
         start = file.tell()
-        file.truncate(start + end)
         for name in names:
             file.seek(start + places[name])
-            written = file.write(_bytes(tensors[name], shapes[name]))
+            written = file.write(_bytes(tensors[name], shapes[name]).data)
             if on_written is not None:
                 on_written(written)
 
 
-def _bytes(tensor: Tensor, like: Tensor) -> memoryview:
+def _bytes(tensor: Tensor, like: Tensor) -> NDArray[np.uint8]:
     assert (tensor.shape, tensor.dtype) == (like.shape, like.dtype), "not what the header says"
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    raw: NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return raw

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trifold.errors import UsageError
 from trifold.generate import GenerationConfig, generate_tokens
 from trifold.generate.search import Lookup
-from trifold.nn import Inputs
+from trifold.nn import Inputs, ModelConfig, Transformer
 
 SHAPES = ("encoder-decoder", "decoder")
 rows = st.lists(st.lists(st.integers(3, 16), min_size=1, max_size=9), min_size=1, max_size=3)
@@ -111,3 +111,22 @@ def test_what_cannot_speculate_is_refused(kit):
     ):
         with pytest.raises(UsageError, match=said):
             generate_tokens(model, inputs, config, draft=draft)
+
+
+@torch.no_grad()
+def test_the_last_position_is_never_read_beyond():
+    """The last token of all is said, but there is no position to read it at."""
+    sizes = {"vocab_size": 6, "max_positions": 24, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
+    parts = {"shape": "decoder", "positions": "learned", "lm_head_bias": True, "eos_id": 6}
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig.parse(sizes | parts)).eval()
+    model.lm_head.bias[3] = 99.0  # says one word only, so that there is always something to propose
+    prompt = Inputs(torch.tensor([[1, 2, 1, 2, 1, 2]]))
+    ways = {"max_new_tokens": 99, "bad_words_ids": []}
+    plain = generate_tokens(model, prompt, GenerationConfig(**ways))[0][0]
+    assert len(plain.tokens) == 24 + 1 - 6
+    for count in (1, 4, 30):
+        looked = generate_tokens(model, prompt, GenerationConfig(**ways, prompt_lookup_num_tokens=count))[0][
+            0
+        ]
+        assert looked.tokens == plain.tokens

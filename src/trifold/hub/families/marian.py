@@ -15,10 +15,12 @@ from pydantic import Field
 
 from trifold.hub.family import (
     ACTIVATIONS,
+    Architectures,
     Ends,
     Family,
     activation,
     first_end,
+    heads_of,
     key_of,
     parse_config,
     says,
@@ -28,6 +30,7 @@ from trifold.hub.rules import LEADING_AXIS, SAME, AnyRule, Copy, Ignored, Rule, 
 from trifold.nn import ModelConfig
 from trifold.settings import Settings
 
+CLASSES: Architectures = {"MarianMTModel": ("lm",)}
 LAYOUTS = {"interleaved": "sinusoidal", "halves": "sinusoidal-halves"}
 NORM_EPSILON = 1e-5  # not a key of theirs
 
@@ -139,6 +142,7 @@ def _write(config: ModelConfig) -> dict[str, object]:
 
 
 def _read(values: Mapping[str, Any]) -> ModelConfig:
+    heads_of(values, CLASSES)
     file = parse_config(MarianFile, values)
     own_target = None if file.share_encoder_decoder_embeddings else file.decoder_vocab_size or file.vocab_size
     start = file.decoder_start_token_id
