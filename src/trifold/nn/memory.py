@@ -102,7 +102,7 @@ def training_memory(
     weights      4 bytes a parameter, and 2 more for the bfloat16 copy that computes
     gradients    2 or 4 bytes a parameter for each worker, and 4 for their sum
     optimizer    8: Adam's two averages; or as many as are said
-    validation   4: a second model, which holds the (averaged) weights
+    validation   4: a second model, which holds the (averaged) weights; and 4 while it is written into a file
     activations  what the backward pass needs again, by `saved_elements`, in the precision of the arithmetic
     runtime      of the process, on a CPU
     """
@@ -112,7 +112,7 @@ def training_memory(
         weights=(4 if precision == "float32" else 4 + width) * parameters,
         gradients=(width * workers + 4) * parameters,
         optimizer=optimizer * parameters,
-        validation=4 * parameters,
+        validation=8 * parameters,
         activations=activations,
         runtime=RUNTIME if on_cpu else 0,
     )
