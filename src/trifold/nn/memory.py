@@ -118,7 +118,8 @@ def training_memory(
         weights=(4 if precision == "float32" else 4 + width) * parameters,
         gradients=(width * workers + 4) * parameters,
         optimizer=optimizer * parameters,
-        validation=validation * parameters,
+        validation=(validation if on_cpu else validation - 4)
+        * parameters,  # the file is made in the host's memory
         activations=activations,
         runtime=RUNTIME if on_cpu else 0,
     )

@@ -247,8 +247,8 @@ class _Run:
         progress = self.progress
         places = [[epoch, number] for epoch, number, _ in dealt]
         kept = write_evidence(self.folder.refused, refused, batches, places)
-        where = str(kept.relative_to(self.folder.path))
-        facts = dict(what=refused.kind, loss=str(refused.loss), gradient_norm=str(refused.norm), batch=where)
+        facts = {"what": refused.kind, "loss": str(refused.loss), "gradient_norm": str(refused.norm)}
+        facts["batch"] = str(kept.relative_to(self.folder.path))
         try:
             what = fate(self.settings, refused, progress.refused)
         except Refused:
