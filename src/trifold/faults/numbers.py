@@ -19,6 +19,7 @@ from torch import Tensor
 from trifold.errors import SettingsError
 from trifold.faults.runs import TINY, Box, forked, lines_of, state_of, training
 from trifold.nn import attention, losses
+from trifold.nn.attention import Kernel
 from trifold.nn.masks import Mask
 from trifold.recipe import Recipe, load_recipe
 from trifold.train import checkpoint, memory, refusals, setup
@@ -29,14 +30,15 @@ from trifold.train.view import Silent
 def nonsense_stays_out(box: Box) -> None:
     """NaN or infinity in the loss or the gradient of any micro-batch: stopped, or left out, and never learnt."""
     step, skips = box.rng.randrange(2, TINY["train.steps"]), box.number % 2 == 1
+    parts, workers = box.rng.choice([1, 3]), box.rng.choice([1, 2])
     changes = {
-        "train.accumulate": box.rng.choice([1, 3]),
-        "train.workers": box.rng.choice([1, 2]),
+        "train.accumulate": parts,
+        "train.workers": workers,
         "train.on_nonsense": "skip" if skips else "stop",
     }
     where = box.rng.choice(["loss", "gradient"])
     value = box.rng.choice([math.nan, math.inf, -math.inf])
-    micro = box.rng.randrange(changes["train.accumulate"] * changes["train.workers"])
+    micro = box.rng.randrange(parts * workers)
     with poisoned(step, micro, where, value, box.rng.random()):
         code = box.train(changes)
     box.expect(code == (0 if skips else 1), f"{value} in the {where} of step {step}: exit code {code}")
@@ -158,7 +160,7 @@ def blind_rows_are_zero(box: Box) -> None:
         torch.randn(rows, heads, length, width, generator=random).to(dtype).requires_grad_() for _ in range(3)
     )
     causal = box.rng.random() < 0.5
-    kernel = box.rng.choice(["plain", "short", "fused"])
+    kernel: Kernel = box.rng.choice(["plain", "short", "fused"])
     mask = Mask(keys=keys, causal=causal)
     out = attention.attend(q, k, v, mask, kernel=kernel)
     out.float().square().sum().backward()

@@ -233,7 +233,8 @@ class _Run:
         try:
             update = self.learner.update(whole, progress.step + 1, highest)
         except Refused as refused:
-            return self._refused(refused, dealt, whole)
+            self._refused(refused, dealt, whole)
+            return None
         progress.step += 1
         progress.epoch, progress.batch = _behind(dealt)
         progress.tokens += update.tokens
