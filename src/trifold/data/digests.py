@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 
 from trifold.data.files import find
@@ -14,8 +15,8 @@ NO_FILES = ("hub:", "embedded:")
 def digests(settings: DataSettings) -> dict[str, str]:
     """SHA-256 (hexadecimal) of the training and validation files, by their paths.
 
-    What is no file (a dataset of the hub, embedded text, standard input) has none; nor has a file that is missing,
-    which those who read it will say. Raises OSError, DataError.
+    What is no file (a dataset of the hub, embedded text, standard input) has none; nor has a file that cannot be read,
+    which those who read it will say. Raises DataError where a folder or a pattern names no file.
     """
     found = {}
     for source in (settings.train, settings.valid):
@@ -23,6 +24,6 @@ def digests(settings: DataSettings) -> dict[str, str]:
             continue
         for name in find(source).files:
             if Path(name).is_file():
-                with Path(name).open("rb") as file:
+                with suppress(OSError), Path(name).open("rb") as file:
                     found[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found

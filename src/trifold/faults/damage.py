@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from unittest import mock
@@ -45,14 +45,15 @@ def _mutated(content: bytes, rng: Any) -> bytes:
     place = rng.randrange(len(content))
     length = rng.randrange(1, 1 + min(64, len(content) - place))
     rest = content[place + length :]
-    return {
+    ways: dict[str, bytes] = {
         "bit": content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :],
         "byte": content[:place] + bytes([rng.randrange(256)]) + content[place + 1 :],
         "cut": content[:place],
         "zeros": content[:place] + bytes(length) + rest,
         "gone": content[:place] + rest,
         "more": content + rng.randbytes(length),
-    }[rng.choice(["bit", "byte", "cut", "zeros", "gone", "more"])]
+    }
+    return ways[rng.choice(sorted(ways))]
 
 
 def _state(step: int, seed: int) -> Checkpoint:
@@ -139,7 +140,9 @@ def failing(nth: int, kind: int, *, lasting: bool) -> Iterator[None]:
         return function
 
     names = ("put", "flush", "flush_path", "flush_folder", "rename", "make_folder")
-    with mock.patch.multiple(disk, **{name: guarded(getattr(disk, name)) for name in names}):
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(disk, name, guarded(getattr(disk, name))))
         yield
 
 

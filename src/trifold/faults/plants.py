@@ -114,7 +114,8 @@ def _least_number(q: Tensor, k: Tensor, v: Tensor, mask: Mask, **named: Any) -> 
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if allowed is not None:
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
-    return scores.softmax(-1) @ v
+    seen: Tensor = scores.softmax(-1) @ v
+    return seen
 
 
 def _ignored_count(

@@ -14,13 +14,13 @@ PROMISES: dict[str, Promise] = {
         6, 40, 1000, "1, 2"),
     "chains": Promise(
         "stopped and resumed five times = never stopped, bit by bit", stops.chains_are_exact,
-        14, 14, 140, "2"),
+        20, 20, 200, "2"),
     "damage": Promise(
         "a changed byte or a cut file is refused by name (100 a trial)", damage.damage_is_refused,
         2, 10, 100, "3"),
     "fall-back": Promise(
         "the newest sound checkpoint is taken instead, with one warning", damage.falls_back_by_itself,
-        3, 14, 140, "4"),
+        3, 20, 200, "4"),
     "signals": Promise(
         "SIGTERM and SIGINT save in every phase, and say the line that goes on", stops.signals_save,
         7, 14, 210, "13"),
@@ -41,7 +41,7 @@ PROMISES: dict[str, Promise] = {
         2, 10, 100, "28"),
     "same-seed": Promise(
         "the same seed gives the same bits", stops.same_seed_same_run,
-        2, 14, 28, "29"),
+        1, 20, 40, "29"),
     "more-steps": Promise(
         "a finished run goes on, and says what becomes of its schedule", stops.finished_runs_go_on,
         1, 2, 10, "2"),

@@ -59,6 +59,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "weight decay, all kept": {"train.weight_decay": 0.1, "train.keep_every": 6, "train.keep_last": 1},
     "small batches": {"batch.tokens": 200, "batch.rows": 7},
+    "left to right": {
+        "task": {"kind": "causal"},
+        "model.shape": "decoder",
+        "model.norm_placement": "pre",
+        "data.train": "TEXT",
+        "data.valid": None,
+        "data.test": None,
+        "data.documents": "blank",
+        "data.cut": "windows",
+        "data.holdout": 0.2,
+        "model.max_positions": 24,
+        "batch.tokens": 200,
+    },
+    "moving average, recomputed": {"train.ema": 0.9, "train.recompute": "blocks"},
+    "adamw, bf16, accumulating": {
+        "train.optimizer": "adamw",
+        "train.weight_decay": 0.1,
+        "train.precision": "bfloat16",
+        "train.accumulate": 2,
+    },
+    "muon": {"train.optimizer": "muon"},
+    "adafactor": {"train.optimizer": "adafactor"},
+    "stable, then decaying": {"train.schedule": "warmup-stable-decay", "train.decay": 0.5},
     "spikes left out": {"train.on_spike": "skip", "train.spike_factor": 1.05, "train.spike_window": 5},
 }
 CRASHED = 70  # a traceback; TrifoldError is 1
@@ -142,12 +165,12 @@ class Box:
         if name not in self.references:
             folder = self.folder.parent / f"reference {name}"
             shutil.rmtree(folder, ignore_errors=True)
+            log = self.folder.parent / "references" / f"{name}.txt"
+            log.parent.mkdir(exist_ok=True)
             start = time.perf_counter()
-            code = forked(training(folder, CONFIGS[name], folder.with_suffix(".txt")))
+            code = forked(training(folder, CONFIGS[name], log), log=log)
             if code:
-                raise Broken(
-                    f"the undisturbed run `{name}` ended with {code}: {folder.with_suffix('.txt').read_text()}"
-                )
+                raise Broken(f"the undisturbed run `{name}` ended with {code}: {log.read_text('utf-8')}")
             self.references[name] = Reference(folder, state_of(folder), time.perf_counter() - start)
         return self.references[name]
 
@@ -157,6 +180,8 @@ def training(folder: Path, changes: Mapping[str, Any], log: Path, **more: Any) -
 
     def work() -> int:
         overrides = {**TINY, **changes}
+        if overrides.get("data.train") == "TEXT":
+            overrides["data.train"] = str(_text(log.parent.parent))
         try:
             return train("smoke", out=folder, resume="auto", view=Written(log), **more, **overrides).exit_code
         except TrifoldError as error:
@@ -164,6 +189,15 @@ def training(folder: Path, changes: Mapping[str, Any], log: Path, **more: Any) -
             return error.exit_code
 
     return work
+
+
+def _text(folder: Path) -> Path:
+    """Forty short documents of words, some longer than the model reads at once: always the same."""
+    drawn, words = random.Random(5), ["sun", "rain", "snow", "hail", "fog"]
+    documents = [" ".join(drawn.choices(words, k=drawn.randint(1, 12))) for _ in range(40)]
+    file = folder / "text.txt"
+    file.write_text("\n\n".join(documents) + "\n", encoding="utf-8", newline="\n")
+    return file
 
 
 def forked(

@@ -17,7 +17,9 @@ def sides(config: ModelConfig) -> dict[str, ModelConfig]:
     return {side: sized for side, (layers, sized) in both.items() if layers}
 
 
-def saved_elements(config: ModelConfig, tokens: int, length: int, *, compiled: bool | None = None) -> int:
+def saved_elements(
+    config: ModelConfig, tokens: int, length: int, *, compiled: bool | None = None, recompute: bool = False
+) -> int:
     """Elements that the forward pass leaves for the backward pass, `tokens` on each side in rows of `length`.
 
     For each token, with E the width, A = H·D and F the feed-forward width, a sub-layer leaves its input, what its norms
@@ -25,13 +27,15 @@ def saved_elements(config: ModelConfig, tokens: int, length: int, *, compiled: b
     an attention also q, k, v and its output twice, by heads and merged (A each), and H·S weights unless a fused kernel
     computes them anew; the feed-forward its F activations. An estimate: small tensors, copies of weights and the
     allocator's own share are left out. compiled: by the loops of loops.py; where they are installed, unless said.
+    recompute: blocks keep their inputs only, and one of them at a time what it needs.
     """
     compiled = loops() is not None if compiled is None else compiled
     mask = 1 if config.dropout and not compiled else 0  # the compiled loops draw theirs again
     layers = 0
     for side, sized in sides(config).items():
         crosses = side == "decoder" and config.shape == "encoder-decoder"
-        layers += sized.n_layers * _saved_by_block(sized, length, mask, attentions=2 if crosses else 1)
+        block = _saved_by_block(sized, length, mask, attentions=2 if crosses else 1)
+        layers += sized.n_layers * config.d_model + block if recompute else sized.n_layers * block
     stacks = len(sides(config))
     # The stacks' outputs, and what their last norms read.
     ends = stacks + (_READ[config.norm] * stacks if config.norm_placement != "post" else 0)
@@ -95,6 +99,8 @@ def training_memory(
     *,
     workers: int = 1,
     optimizer: int = 8,
+    validation: int = 8,
+    recompute: bool = False,
     on_cpu: bool = True,
 ) -> TrainingMemory:
     """Bytes to learn from batches of `tokens` source and as many target tokens in rows of `length`.
@@ -102,17 +108,18 @@ def training_memory(
     weights      4 bytes a parameter, and 2 more for the bfloat16 copy that computes
     gradients    2 or 4 bytes a parameter for each worker, and 4 for their sum
     optimizer    8: Adam's two averages; or as many as are said
-    validation   4: a second model, which holds the (averaged) weights
+    validation   8: a second model, which holds the (averaged) weights, and the file that it is written into; or as said
     activations  what the backward pass needs again, by `saved_elements`, in the precision of the arithmetic
     runtime      of the process, on a CPU
     """
-    width = BYTES[precision]
-    activations = width * saved_elements(config, tokens, length, compiled=on_cpu and loops() is not None)
+    width, compiled = BYTES[precision], on_cpu and loops() is not None
+    activations = width * saved_elements(config, tokens, length, compiled=compiled, recompute=recompute)
     return TrainingMemory(
         weights=(4 if precision == "float32" else 4 + width) * parameters,
         gradients=(width * workers + 4) * parameters,
         optimizer=optimizer * parameters,
-        validation=4 * parameters,
+        validation=(validation if on_cpu else validation - 4)
+        * parameters,  # the file is made in the host's memory
         activations=activations,
         runtime=RUNTIME if on_cpu else 0,
     )

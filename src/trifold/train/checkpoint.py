@@ -161,7 +161,7 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[disk.Bytes]:
     for name in sorted(tensors):
         flat = tensors[name].detach().cpu().contiguous().reshape(-1)
         if len(flat):
-            yield memoryview(flat.view(torch.uint8).numpy())
+            yield flat.view(torch.uint8).numpy().data
 
 
 # --- in ------------------------------------------------------------------------------------------------

@@ -143,7 +143,8 @@ class Learner:
         """Go on from what `state` gave. Raises CheckpointError, touching nothing, where another optimiser gave it."""
         _, live = self.state()
         check_state(self.settings.optimizer, live, moments)
-        self.weights.master.copy_(self.weights.flat(weights))
+        for name, value in self.weights.named(self.weights.master).items():
+            value.copy_(weights[name])
         for name, value in live.items():
             value.copy_(moments[name])
         self.weights.publish()

@@ -6,7 +6,6 @@ A position in training is three integers (step, epoch, batch), and every random 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -31,6 +30,7 @@ from trifold.train.device import (
 )
 from trifold.train.learner import Learner, Update
 from trifold.train.memory import check_fits, needed, there_is
+from trifold.train.pace import Meter
 from trifold.train.refusals import Refused, fate, highest_loss, remember, write_evidence
 from trifold.train.resume import changed_environment, check_same_data, check_same_run
 from trifold.train.run_folder import MetricsLog, RunFolder, environment
@@ -132,11 +132,10 @@ def train(
 
 
 def _check_memory(prepared: Prepared, device: torch.device, dtype: torch.dtype, workers: int) -> None:
-    recipe = prepared.recipe
-    if recipe.train.check_memory:
+    if prepared.recipe.train.check_memory:
         length = max(1, int(prepared.train.lengths.mean()))
-        need = needed(recipe, prepared.config, length, dtype, workers, on_cpu=device.type == "cpu")
-        check_fits(need, recipe, there_is(device))
+        need = needed(prepared.recipe, prepared.config, length, dtype, workers, on_cpu=device.type == "cpu")
+        check_fits(need, prepared.recipe, there_is(device))
 
 
 @contextmanager
@@ -243,7 +242,8 @@ class _Run:
         try:
             update = self.learner.update(whole, progress.step + 1, highest)
         except Refused as refused:
-            return self._refused(refused, dealt, whole)
+            self._refused(refused, dealt, whole)
+            return None
         progress.step += 1
         progress.epoch, progress.batch = _behind(dealt)
         progress.tokens += update.tokens
@@ -274,7 +274,6 @@ class _Run:
         else:
             self._go_back(to, _behind(dealt))
             self.log.event(self.progress.step, "rewound", spike_at=refused.step, **facts)
-            self._save()
 
     def _checkpoint_before(self) -> Path | None:
         """The one to go back to: regular, so that a run which was stopped goes back as far as one that was not."""
@@ -333,10 +332,9 @@ class _Run:
         return self._should_stop(asked)
 
     def _save(self) -> None:
-        weights, moments = self.learner.state()
         self.log.keep()
         self.progress.lines = self.log.lines
-        state = checkpoint.Checkpoint(weights, moments, asdict(self.progress))
+        state = checkpoint.Checkpoint(*self.learner.state(), asdict(self.progress))
         self.saver.save(state, self.progress.best.step)
         self.meter.pause()
 
@@ -410,38 +408,3 @@ def ahead(batches: Iterator[T]) -> Generator[T, None, None]:
             here = coming.result()
             coming = maker.submit(next, batches)
             yield here
-
-
-class Meter:
-    """Wall time of the whole run, and tokens a second of training alone."""
-
-    def __init__(self, steps: int, seconds: float, step: int) -> None:
-        self._steps, self._first_step = steps, step
-        self._before, self._start = seconds, time.perf_counter()
-        self._mark, self._tokens = self._start, 0
-        self._paused = 0.0
-        self._last = self._start
-
-    def seconds(self) -> float:
-        """Since the beginning of the run, over all its sittings."""
-        return self._before + time.perf_counter() - self._start
-
-    def count(self, tokens: int) -> None:
-        """An update with so many tokens is done."""
-        self._tokens += tokens
-        self._last = time.perf_counter()
-
-    def pause(self) -> None:
-        """The time since the last update went elsewhere (validation, saving)."""
-        now = time.perf_counter()
-        self._paused += now - self._last
-        self._last = now
-
-    def read(self, step: int, minutes: float | None) -> tuple[float, float]:
-        """Tokens a second since the last reading, and seconds left at the mean pace so far."""
-        now = time.perf_counter()
-        speed = self._tokens / max(now - self._mark - self._paused, 1e-9)
-        self._mark, self._tokens, self._paused, self._last = now, 0, 0.0, now
-        pace = (now - self._start) / max(step - self._first_step, 1)
-        left = pace * (self._steps - step)
-        return speed, left if minutes is None else min(left, minutes * 60 - self.seconds())

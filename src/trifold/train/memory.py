@@ -17,6 +17,10 @@ from trifold.recipe import Recipe
 Limit = tuple[int, str]  # bytes that may still be taken, and whose limit that is
 
 
+# Bytes a parameter that an optimiser remembers, at the most.
+MOMENTS = {"adam": 8, "adamw": 8, "adafactor": 1, "muon": 8}
+
+
 class Need(NamedTuple):
     """What a run needs, in bytes by part, and how many parameters its model has."""
 
@@ -28,6 +32,7 @@ def needed(
     recipe: Recipe, config: ModelConfig, length: int, dtype: torch.dtype, workers: int, *, on_cpu: bool
 ) -> Need:
     """Of a recipe, with the config as its tokenizers make it and rows of about `length` tokens."""
+    train = recipe.train
     with torch.device("meta"):
         parameters = Transformer(config, initialise=False).count_parameters()
     memory = training_memory(
@@ -37,6 +42,9 @@ def needed(
         length,
         str(dtype).removeprefix("torch."),
         workers=workers,
+        optimizer=MOMENTS[train.optimizer] + (4 if train.ema else 0) + (12 if train.save_behind else 0),
+        validation=8 + (12 if train.average > 1 else 0),  # a mean in float64
+        recompute=train.recompute == "blocks",
         on_cpu=on_cpu,
     )
     return Need(memory, parameters)
