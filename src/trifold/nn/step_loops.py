@@ -12,7 +12,6 @@ after a change there the compiled cache of this file has to go too (`make clean`
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -46,6 +45,10 @@ NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH = range(7)
 # Addresses and sizes; an address of 0 says that there is none. Strides count numbers, not bytes.
 WHOLE = (
     *("op", "waits", "tasks"),
+    *(
+        "units",
+        "portion",
+    ),  # rows, or heads of rows in attention, and how many of them make a task; not of a product
     *("rows", "inputs", "outputs"),  # of a product; a norm's width is `inputs`
     *("x", "weight", "scales", "bias", "out", "kind", "mode"),
     *("norm", "activation"),
@@ -61,7 +64,9 @@ LINE = np.dtype(
 
 CHUNK = 65_536  # bytes of a matrix that make a task
 AHEAD = 12_288  # bytes that memory is asked for before they are needed
-PATIENCE = 4_000  # looks at a counter before the processor is offered to somebody else
+PATIENCE = (
+    100_000  # looks at a counter (a nanosecond or two each) before the processor is offered to somebody else
+)
 
 
 # --- norm ----------------------------------------------------------------------------------------------
@@ -97,6 +102,19 @@ def _sigmoid(x: Any) -> Any:
     return F(1) / (F(1) + small) if x >= F(0) else small / (F(1) + small)
 
 
+@part
+def _below(x: Any) -> Any:
+    """Φ(x), the share of a normal distribution below x, to 3e-6 of itself (Abramowitz & Stegun 1964, 7.1.26)."""
+    u = abs(x) * F(0.7071067811865476)
+    t = F(1) / (F(1) + F(0.3275911) * u)
+    p = F(1.061405429) * t - F(1.453152027)
+    p = p * t + F(1.421413741)
+    p = p * t - F(0.284496736)
+    p = p * t + F(0.254829592)
+    beyond = F(0.5) * p * t * exponential(-u * u)
+    return F(1) - beyond if x >= F(0) else beyond
+
+
 @piece
 def _activate(y: Array, kind: int) -> None:
     """y (n,) in place; GELU's tanh is written as a sigmoid: (1 + tanh u) / 2 = σ(2u)."""
@@ -105,7 +123,7 @@ def _activate(y: Array, kind: int) -> None:
             y[j] = y[j] if y[j] > F(0) else F(0)
     elif kind == GELU:
         for j in range(y.shape[0]):
-            y[j] = F(0.5 * y[j] * (1.0 + math.erf(y[j] * 0.7071067811865476)))
+            y[j] = y[j] * _below(y[j])
     elif kind == GELU_TANH:
         for j in range(y.shape[0]):
             y[j] = y[j] * _sigmoid(F(1.5957691216057308) * (y[j] + F(0.044715) * y[j] * y[j] * y[j]))
@@ -228,46 +246,46 @@ def outputs_of_a_task(inputs: int, kind: int) -> int:
 
 
 @piece
-def _largest(x: Array) -> Any:
-    """The largest of a row of bf16, without its sign."""
-    highest = F(0)
+def _rounded(x: Array, out: Array) -> Any:
+    """x (n,) as bytes in ±127, to the nearest; gives their scale. NaN and infinity make it NaN."""
+    bits = np.uint32(0)
     for j in range(x.shape[0]):
-        size = abs(wide(x[j]))
-        highest = highest if highest > size else size
-    return highest
-
-
-@piece
-def _rounded(x: Array, factor: float, out: Array) -> None:
+        # In whole numbers, which compilers compare quicker.
+        size = np.float32(wide(x[j])).view(np.uint32) & np.uint32(0x7FFFFFFF)
+        bits = max(bits, size)
+    highest = np.uint32(bits).view(np.float32)
+    if not highest < F(np.inf):
+        return F(np.nan)
+    factor = F(127) / highest if highest > F(1e-30) else F(0)
     for j in range(x.shape[0]):
-        out[j] = np.int8(np.floor(wide(x[j]) * factor + F(0.5)))
+        out[j] = np.int8(np.int32(np.floor(wide(x[j]) * factor + F(0.5))))
+    return highest / F(127)
 
 
 @piece
 def _to_bytes(line: Any, row: int) -> None:
-    """A row of bf16 x (R, K) as bytes in ±127, to the nearest, into out; its scale into scales (R,)."""
+    """A row of x (R, K) as bytes into out; its scale into scales (R,)."""
     width = line.inputs
-    x = brains(line.x + 2 * row * width, width)
-    highest = _largest(x)
-    floats(line.scales, line.rows)[row] = highest / F(127)
-    factor = F(127) / highest if highest > F(0) else F(0)
-    _rounded(x, factor, octets(line.out + row * width, width))
+    out, scales = octets(line.out + row * width, width), floats(line.scales, line.rows)
+    if line.kind == FLOAT:
+        scales[row] = _rounded(floats(line.x + 4 * row * width, width), out)
+    else:
+        scales[row] = _rounded(brains(line.x + 2 * row * width, width), out)
 
 
 @piece
 def _from_bytes(line: Any, row: int) -> None:
-    """A row of sums x (R, N) int32 · scale of the row (in weight) · scales (N,) + bias, as bf16 into out."""
+    """A row of sums x (R, N) int32 · scale of the row (in weight) · scales (N,), finished, into out."""
     width = line.outputs
-    x = sums(line.x + 4 * row * width, width)
-    out, scales = brains(line.out + 2 * row * width, width), floats(line.scales, width)
+    x, scales = sums(line.x + 4 * row * width, width), floats(line.scales, width)
     scale, held = floats(line.weight, line.rows)[row], np.empty(width, F)
     for j in range(width):
         held[j] = F(x[j]) * scale * scales[j]
-    if line.bias != 0:
-        bias = floats(line.bias, width)
-        for j in range(width):
-            held[j] += bias[j]
-    _keep(held, out)
+    if line.kind == FLOAT:
+        _finish(held, line, 0, floats(line.out + 4 * row * width, width))
+    else:
+        _finish(held, line, 0, held)
+        _keep(held, brains(line.out + 2 * row * width, width))
 
 
 @piece
@@ -297,9 +315,9 @@ def _turn(x: Array, line: Any, row: int, out: Array) -> None:
 
 
 @piece
-def _attention(line: Any, task: int, keys: Array, values: Array) -> None:
+def _attention(line: Any, unit: int, keys: Array, values: Array) -> None:
     """One row, one head of keys and values, and all queries that share it."""
-    row, kv_head = task // line.kv_heads, task % line.kv_heads
+    row, kv_head = unit // line.kv_heads, unit % line.kv_heads
     width, group = line.width, line.heads // line.kv_heads
     start = row // line.sharing * line.row_stride + kv_head * line.head_stride
     turned = np.empty(width, F)
@@ -364,6 +382,22 @@ def _await(done: Array, number: int, tasks: int) -> None:
 
 
 @piece
+def _unit(line: Any, unit: int) -> None:
+    """One unit of a line that is no product."""
+    far = np.int64(1) << np.int64(60)  # how long a cache is is told by its strides
+    if line.op == NORM:
+        _norm(line, unit)
+    elif line.op == TO_BYTES:
+        _to_bytes(line, unit)
+    elif line.op == FROM_BYTES:
+        _from_bytes(line, unit)
+    elif line.kind == FLOAT:
+        _attention(line, unit, floats(line.keys, far), floats(line.values, far))
+    else:
+        _attention(line, unit, brains(line.keys, far), brains(line.values, far))
+
+
+@piece
 def _follow(program: Array, drawn: Array, done: Array) -> None:
     """Work off the lines, together with whoever was given the same arrays; returns when all is done.
 
@@ -371,7 +405,6 @@ def _follow(program: Array, drawn: Array, done: Array) -> None:
     were taken and those that are finished. Only tasks that were taken are waited for, never a thread: one that comes
     late, or has to leave its processor to others, finds less to do.
     """
-    far = np.int64(1) << np.int64(60)  # how long a cache is is told by its strides
     complete = 0
     for number in range(program.shape[0]):
         line = program[number]
@@ -386,16 +419,9 @@ def _follow(program: Array, drawn: Array, done: Array) -> None:
         while task < line.tasks:
             if line.op == PRODUCT:
                 _product(line, task)
-            elif line.op == NORM:
-                _norm(line, task)
-            elif line.op == TO_BYTES:
-                _to_bytes(line, task)
-            elif line.op == FROM_BYTES:
-                _from_bytes(line, task)
-            elif line.kind == FLOAT:
-                _attention(line, task, floats(line.keys, far), floats(line.values, far))
             else:
-                _attention(line, task, brains(line.keys, far), brains(line.values, far))
+                for unit in range(task * line.portion, min(line.units, (task + 1) * line.portion)):
+                    _unit(line, unit)
             drawn_from(done, number)
             task = drawn_from(drawn, number)
     while complete < program.shape[0]:
