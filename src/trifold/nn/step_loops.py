@@ -315,57 +315,108 @@ def _turn(x: Array, line: Any, row: int, out: Array) -> None:
 
 
 @piece
-def _attention(line: Any, unit: int, keys: Array, values: Array) -> None:
-    """One row, one head of keys and values, and all queries that share it."""
-    row, kv_head = unit // line.kv_heads, unit % line.kv_heads
-    width, group = line.width, line.heads // line.kv_heads
-    start = row // line.sharing * line.row_stride + kv_head * line.head_stride
-    turned = np.empty(width, F)
-    if line.new_keys != 0:
-        new = (row * line.kv_heads + kv_head) * width
-        _turn(floats(line.new_keys, new + width)[new:], line, row, turned)
-        there = start + line.slot * line.key_stride
-        _keep(turned, keys[there : there + width])
-        _keep(floats(line.new_values, new + width)[new:], values[there : there + width])
-    first, length = line.first, line.length
-    scores = np.empty(length, F)
-    allowed = row // line.sharing * line.allowed_stride
-    marks = octets(line.allowed, allowed + length)[allowed:]
-    for g in range(group):
-        head = kv_head * group + g
-        begin = (row * line.heads + head) * width
-        _turn(floats(line.x, begin + width)[begin:], line, row, turned)
+def _asked(query: Array, keys: Array, start: int, stride: int, scores: Array) -> None:
+    """query (D,) · key, of every key, into scores (n,); keys stand `stride` numbers apart. Four at a time."""
+    width, count = query.shape[0], scores.shape[0]
+    for s in range(0, count - 3, 4):
+        p = start + s * stride
+        k0, k1 = keys[p : p + width], keys[p + stride : p + stride + width]
+        p += 2 * stride
+        k2, k3 = keys[p : p + width], keys[p + stride : p + stride + width]
+        a = b = c = d = F(0)
+        for j in range(width):
+            q = query[j]
+            a += q * wide(k0[j])
+            b += q * wide(k1[j])
+            c += q * wide(k2[j])
+            d += q * wide(k3[j])
+        scores[s], scores[s + 1], scores[s + 2], scores[s + 3] = a, b, c, d
+    for s in range(count // 4 * 4, count):
+        p, a = start + s * stride, F(0)
+        key = keys[p : p + width]
+        for j in range(width):
+            a += query[j] * wide(key[j])
+        scores[s] = a
+
+
+@piece
+def _mixed(weights: Array, values: Array, start: int, stride: int, out: Array) -> None:
+    """Σ weight · value into out (D,), four at a time."""
+    width, count = out.shape[0], weights.shape[0]
+    out[:] = 0
+    for s in range(0, count - 3, 4):
+        p, w0, w1, w2, w3 = start + s * stride, weights[s], weights[s + 1], weights[s + 2], weights[s + 3]
+        v0, v1 = values[p : p + width], values[p + stride : p + stride + width]
+        p += 2 * stride
+        v2, v3 = values[p : p + width], values[p + stride : p + stride + width]
+        for j in range(width):
+            out[j] += w0 * wide(v0[j]) + w1 * wide(v1[j]) + w2 * wide(v2[j]) + w3 * wide(v3[j])
+    for s in range(count // 4 * 4, count):
+        p, w0 = start + s * stride, weights[s]
+        value = values[p : p + width]
+        for j in range(width):
+            out[j] += w0 * wide(value[j])
+
+
+@piece
+def _softmax(scores: Array) -> None:
+    """In place; 0 where all are -inf."""
+    highest, total = F(-np.inf), F(0)
+    for s in range(scores.shape[0]):
+        highest = max(highest, scores[s])
+    if highest == F(-np.inf):
+        scores[:] = 0
+        return
+    for s in range(scores.shape[0]):
+        scores[s] = exponential(scores[s] - highest) if scores[s] > F(-np.inf) else F(0)
+    for s in range(scores.shape[0]):
+        total += scores[s]
+    for s in range(scores.shape[0]):
+        scores[s] /= total
+
+
+@piece
+def _attention(line: Any, units: range, keys: Array, values: Array) -> None:
+    """Units are a row and a head of its keys and values each, for all queries that share it."""
+    width, group, length = line.width, line.heads // line.kv_heads, line.length
+    turned, scores = np.empty(width, F), np.empty(length - line.first, F)
+    for unit in units:
+        row, kv_head = unit // line.kv_heads, unit % line.kv_heads
+        start = row // line.sharing * line.row_stride + kv_head * line.head_stride
+        if line.new_keys != 0:
+            new, there = unit * width, start + line.slot * line.key_stride
+            _turn(floats(line.new_keys, new + width)[new:], line, row, turned)
+            _keep(turned, keys[there : there + width])
+            _keep(floats(line.new_values, new + width)[new:], values[there : there + width])
+        start += line.first * line.key_stride
+        for head in range(kv_head * group, (kv_head + 1) * group):
+            begin = (row * line.heads + head) * width
+            _turn(floats(line.x, begin + width)[begin:], line, row, turned)
+            _asked(turned, keys, start, line.key_stride, scores)
+            _weighed(scores, line, row, head)
+            _softmax(scores)
+            _mixed(scores, values, start, line.key_stride, floats(line.out, begin + width)[begin:])
+
+
+@piece
+def _weighed(scores: Array, line: Any, row: int, head: int) -> None:
+    """scores (n,) times their scale, capped, with offsets, and -inf where the mask forbids."""
+    scale, cap = F(line.scale), F(line.cap)
+    for s in range(scores.shape[0]):
+        scores[s] *= scale
+    if line.cap != 0:
+        for s in range(scores.shape[0]):
+            scores[s] = cap * np.tanh(scores[s] / cap)
+    if line.offsets != 0:
         offset = row * line.offsets_row + head * line.offsets_head
-        offsets = floats(line.offsets, offset + length)[offset:]
-        highest = F(-np.inf)
-        for s in range(first, length):
-            here = start + s * line.key_stride
-            key, total = keys[here : here + width], F(0)
-            for d in range(width):
-                total += turned[d] * wide(key[d])
-            total *= F(line.scale)
-            if line.cap != 0:
-                total = F(line.cap) * np.tanh(total / F(line.cap))
-            if line.offsets != 0:
-                total += offsets[s]
-            if line.allowed != 0 and marks[s] == 0:
-                total = F(-np.inf)
-            scores[s] = total
-            highest = max(highest, total)
-        out = floats(line.out, begin + width)[begin:]
-        out[:] = 0
-        if highest == F(-np.inf):  # it may attend to nothing
-            continue
-        for s in range(first, length):
-            scores[s] = exponential(scores[s] - highest) if scores[s] > F(-np.inf) else F(0)
-        total = F(0)
-        for s in range(first, length):
-            total += scores[s]
-        for s in range(first, length):
-            here = start + s * line.key_stride
-            value, weight = values[here : here + width], scores[s] / total
-            for d in range(width):
-                out[d] += weight * wide(value[d])
+        offsets = floats(line.offsets, offset + line.length)[offset + line.first :]
+        for s in range(scores.shape[0]):
+            scores[s] += offsets[s]
+    if line.allowed != 0:
+        allowed = row // line.sharing * line.allowed_stride
+        marks = octets(line.allowed, allowed + line.length)[allowed + line.first :]
+        for s in range(scores.shape[0]):
+            scores[s] = scores[s] if marks[s] != 0 else F(-np.inf)
 
 
 # --- all together --------------------------------------------------------------------------------------
@@ -382,19 +433,22 @@ def _await(done: Array, number: int, tasks: int) -> None:
 
 
 @piece
-def _unit(line: Any, unit: int) -> None:
-    """One unit of a line that is no product."""
+def _units(line: Any, units: range) -> None:
+    """Some units of a line that is no product."""
     far = np.int64(1) << np.int64(60)  # how long a cache is is told by its strides
-    if line.op == NORM:
-        _norm(line, unit)
-    elif line.op == TO_BYTES:
-        _to_bytes(line, unit)
-    elif line.op == FROM_BYTES:
-        _from_bytes(line, unit)
-    elif line.kind == FLOAT:
-        _attention(line, unit, floats(line.keys, far), floats(line.values, far))
-    else:
-        _attention(line, unit, brains(line.keys, far), brains(line.values, far))
+    if line.op == ATTENTION:
+        if line.kind == FLOAT:
+            _attention(line, units, floats(line.keys, far), floats(line.values, far))
+        else:
+            _attention(line, units, brains(line.keys, far), brains(line.values, far))
+        return
+    for row in units:
+        if line.op == NORM:
+            _norm(line, row)
+        elif line.op == TO_BYTES:
+            _to_bytes(line, row)
+        else:
+            _from_bytes(line, row)
 
 
 @piece
@@ -420,8 +474,7 @@ def _follow(program: Array, drawn: Array, done: Array) -> None:
             if line.op == PRODUCT:
                 _product(line, task)
             else:
-                for unit in range(task * line.portion, min(line.units, (task + 1) * line.portion)):
-                    _unit(line, unit)
+                _units(line, range(task * line.portion, min(line.units, (task + 1) * line.portion)))
             drawn_from(done, number)
             task = drawn_from(drawn, number)
     while complete < program.shape[0]:
