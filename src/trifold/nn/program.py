@@ -222,6 +222,9 @@ class Program:
             self.lines["units"] = self.units_of_a_row * rows
             deal(self.lines)
         self.x[:rows] = x[:, 0]
+        lineage = cache.followed()
+        self.lines["lineage"][self.own] = 0 if lineage is None else lineage.data_ptr()
+        self.lines["lineage_stride"][self.own] = 0 if lineage is None else lineage.shape[1]
         alive = [self._offsets(bias, rows), self._angles(rotary), self._marks(mask.keys, self.own)]
         if memory_mask is not None:
             alive.append(self._marks(memory_mask.keys, self.crossing))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn.attention import Attention
-from trifold.nn.cache import Cache
+from trifold.nn.cache import Cache, SlidingKeys
 from trifold.nn.capture import Place
 from trifold.nn.crew import FEW, KINDS, step_loops, suits
 from trifold.nn.int8 import Int8
@@ -53,7 +53,9 @@ def step(
     program = known[2]
     if program is None or any(place.watched for place in program.places):
         return None
-    return program.run(x, mask, memory_mask, cache, bias, rotary)
+    out = program.run(x, mask, memory_mask, cache, bias, rotary)
+    cache.follows = not any(isinstance(layer.own, SlidingKeys) for layer in cache.layers)
+    return out
 
 
 Known = tuple[int, int, Program | None]

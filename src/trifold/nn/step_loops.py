@@ -30,6 +30,7 @@ from trifold.nn.addresses import (
     pointer,
     seen,
     sums,
+    wholes,
 )
 from trifold.nn.loops import F, exponential, narrow, part, wide
 
@@ -55,6 +56,7 @@ WHOLE = (
     # Attention: x holds the queries; new_keys and new_values go to place `slot` first, unless there are none.
     *("new_keys", "new_values", "keys", "values", "slot", "first", "length"),
     *("heads", "kv_heads", "width", "sharing", "row_stride", "head_stride", "key_stride"),
+    *("lineage", "lineage_stride"),  # (R, S) whose row each key of a row stands in; 0: its own
     *("allowed", "allowed_stride", "offsets", "offsets_row", "offsets_head"),
     *("cos", "sin", "turn_stride", "turned", "interleaved"),
 )
@@ -315,14 +317,24 @@ def _turn(x: Array, line: Any, row: int, out: Array) -> None:
 
 
 @piece
-def _asked(query: Array, keys: Array, start: int, stride: int, scores: Array) -> None:
-    """query (D,) · key, of every key, into scores (n,); keys stand `stride` numbers apart. Four at a time."""
+def _places(line: Any, row: int, kv_head: int, places: Array) -> None:
+    """Where the keys (n,) of a row and a head begin."""
+    start = row // line.sharing * line.row_stride + kv_head * line.head_stride + line.first * line.key_stride
+    for s in range(places.shape[0]):
+        places[s] = start + s * line.key_stride
+    if line.lineage != 0:
+        rows = wholes(line.lineage + 8 * (row * line.lineage_stride + line.first), places.shape[0])
+        for s in range(places.shape[0]):
+            places[s] += (rows[s] - row) * line.row_stride
+
+
+@piece
+def _asked(query: Array, keys: Array, places: Array, scores: Array) -> None:
+    """query (D,) · key, of every key, into scores (n,). Four at a time."""
     width, count = query.shape[0], scores.shape[0]
     for s in range(0, count - 3, 4):
-        p = start + s * stride
-        k0, k1 = keys[p : p + width], keys[p + stride : p + stride + width]
-        p += 2 * stride
-        k2, k3 = keys[p : p + width], keys[p + stride : p + stride + width]
+        k0, k1 = keys[places[s] : places[s] + width], keys[places[s + 1] : places[s + 1] + width]
+        k2, k3 = keys[places[s + 2] : places[s + 2] + width], keys[places[s + 3] : places[s + 3] + width]
         a = b = c = d = F(0)
         for j in range(width):
             q = query[j]
@@ -332,28 +344,25 @@ def _asked(query: Array, keys: Array, start: int, stride: int, scores: Array) ->
             d += q * wide(k3[j])
         scores[s], scores[s + 1], scores[s + 2], scores[s + 3] = a, b, c, d
     for s in range(count // 4 * 4, count):
-        p, a = start + s * stride, F(0)
-        key = keys[p : p + width]
+        key, a = keys[places[s] : places[s] + width], F(0)
         for j in range(width):
             a += query[j] * wide(key[j])
         scores[s] = a
 
 
 @piece
-def _mixed(weights: Array, values: Array, start: int, stride: int, out: Array) -> None:
+def _mixed(weights: Array, values: Array, places: Array, out: Array) -> None:
     """Σ weight · value into out (D,), four at a time."""
     width, count = out.shape[0], weights.shape[0]
     out[:] = 0
     for s in range(0, count - 3, 4):
-        p, w0, w1, w2, w3 = start + s * stride, weights[s], weights[s + 1], weights[s + 2], weights[s + 3]
-        v0, v1 = values[p : p + width], values[p + stride : p + stride + width]
-        p += 2 * stride
-        v2, v3 = values[p : p + width], values[p + stride : p + stride + width]
+        w0, w1, w2, w3 = weights[s], weights[s + 1], weights[s + 2], weights[s + 3]
+        v0, v1 = values[places[s] : places[s] + width], values[places[s + 1] : places[s + 1] + width]
+        v2, v3 = values[places[s + 2] : places[s + 2] + width], values[places[s + 3] : places[s + 3] + width]
         for j in range(width):
             out[j] += w0 * wide(v0[j]) + w1 * wide(v1[j]) + w2 * wide(v2[j]) + w3 * wide(v3[j])
     for s in range(count // 4 * 4, count):
-        p, w0 = start + s * stride, weights[s]
-        value = values[p : p + width]
+        w0, value = weights[s], values[places[s] : places[s] + width]
         for j in range(width):
             out[j] += w0 * wide(value[j])
 
@@ -378,24 +387,24 @@ def _softmax(scores: Array) -> None:
 @piece
 def _attention(line: Any, units: range, keys: Array, values: Array) -> None:
     """Units are a row and a head of its keys and values each, for all queries that share it."""
-    width, group, length = line.width, line.heads // line.kv_heads, line.length
-    turned, scores = np.empty(width, F), np.empty(length - line.first, F)
+    width, group, count = line.width, line.heads // line.kv_heads, line.length - line.first
+    turned, scores, places = np.empty(width, F), np.empty(count, F), np.empty(count, np.int64)
     for unit in units:
         row, kv_head = unit // line.kv_heads, unit % line.kv_heads
-        start = row // line.sharing * line.row_stride + kv_head * line.head_stride
         if line.new_keys != 0:
-            new, there = unit * width, start + line.slot * line.key_stride
+            new = unit * width
+            there = row * line.row_stride + kv_head * line.head_stride + line.slot * line.key_stride
             _turn(floats(line.new_keys, new + width)[new:], line, row, turned)
             _keep(turned, keys[there : there + width])
             _keep(floats(line.new_values, new + width)[new:], values[there : there + width])
-        start += line.first * line.key_stride
+        _places(line, row, kv_head, places)
         for head in range(kv_head * group, (kv_head + 1) * group):
             begin = (row * line.heads + head) * width
             _turn(floats(line.x, begin + width)[begin:], line, row, turned)
-            _asked(turned, keys, start, line.key_stride, scores)
+            _asked(turned, keys, places, scores)
             _weighed(scores, line, row, head)
             _softmax(scores)
-            _mixed(scores, values, start, line.key_stride, floats(line.out, begin + width)[begin:])
+            _mixed(scores, values, places, floats(line.out, begin + width)[begin:])
 
 
 @piece
