@@ -36,7 +36,9 @@ def bytes_product(x: Tensor, weight: Int8, bias: Tensor | None, dtype: torch.dty
     about = {"rows": rows, "units": rows}
     run_line(op=loops.TO_BYTES, kind=loops.BRAIN, **about, inputs=inputs, x=x, out=small, scales=scales)
     sums = torch._int_mm(small, weight.values.t())
-    out = torch.empty(*x.shape[:-1], outputs, dtype=dtype or x.dtype)
+    # Numbers of fp32 take the place of their sums.
+    dtype, shape = dtype or x.dtype, (*x.shape[:-1], outputs)
+    out = sums.view(dtype).view(shape) if dtype is torch.float32 else torch.empty(shape, dtype=dtype)
     added = None if bias is None else bias.float()
     fields = {"x": sums, "weight": scales, "scales": weight.scales, "bias": added, "out": out}
     run_line(op=loops.FROM_BYTES, kind=KINDS[out.dtype](loops), **about, outputs=outputs, **fields)

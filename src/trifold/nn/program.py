@@ -126,12 +126,12 @@ class Program:
         finish |= {"mode": self._code(mode), "out": out.data_ptr(), "waits": waits}
         if self.whole:
             assert isinstance(weight, Int8)
-            self._aside(weight, x, finish)
+            self._aside(weight, x, out, finish)
         else:
             self._write(**matrix_fields(weight), x=x.data_ptr(), **finish)
         return out
 
-    def _aside(self, weight: Int8, x: Tensor, finish: dict[str, float]) -> None:
+    def _aside(self, weight: Int8, x: Tensor, out: Tensor, finish: dict[str, float]) -> None:
         """x as bytes, unless it lies there already; the library's product; the line that makes numbers of its sums.
 
         A product that waits for nothing is made together with the one before it.
@@ -147,7 +147,9 @@ class Program:
         if finish["waits"]:
             self.asides.append((len(self.written), []))
         together = self.asides[-1][1]
-        sums = self._room("sums", len(together), outputs, dtype=torch.int32)
+        # Numbers may take the place of their sums, unless they are added to others.
+        alone = finish["mode"] == loops.SET
+        sums = out.view(torch.int32) if alone else self._room("sums", outputs, dtype=torch.int32)
         together.append((small, weight.values.t(), sums))
         fields = {"op": loops.FROM_BYTES, "kind": loops.FLOAT, "outputs": outputs, "x": sums.data_ptr()}
         self._write(**fields, weight=scales.data_ptr(), scales=weight.scales.data_ptr(), **finish)
