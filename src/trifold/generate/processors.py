@@ -222,8 +222,7 @@ def processor(config: GenerationConfig, model: ModelConfig, codec: Codec | None 
         for each in made:
             logits = each(logits, written)
         if may_silence:
-            # (amax would wake all threads for a row, which then stand in the way of the model's own.)
-            silenced = logits.max(-1).values == NEVER
+            silenced = logits.amax(-1) == NEVER
             if not ends and bool(silenced.any()):
                 said = ", ".join(key for key in asked if key in SILENCING)
                 raise UsageError(f"{said} forbid every token, and the model has none that ends: forbid less")

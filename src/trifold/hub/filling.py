@@ -21,6 +21,7 @@ from trifold.nn.linear import Linear
 
 Stored = Literal["int8"]
 BOUNDARY = 64  # bytes: every tensor begins at a line of memory
+STRIP = 64  # columns of a transposed matrix that are copied together
 
 
 @torch.no_grad()
@@ -60,10 +61,19 @@ def filled(
         elif name in kept:
             parameter.copy_(tensor)
         else:
-            parameter.data = places[name].copy_(tensor)
+            parameter.data = _copied(tensor, places[name])
     left = [name for name in parameters if name not in kept]
     assert not left, f"left unread: {', '.join(left)}"
     return model
+
+
+def _copied(tensor: Tensor, place: Tensor) -> Tensor:
+    """place, with the numbers of the tensor; a matrix that lies transposed comes in strips that fit a cache."""
+    if tensor.dim() < 2 or tensor.stride(0) != 1 or tensor.shape[0] == 1:
+        return place.copy_(tensor)
+    for strip, there in zip(tensor.split(STRIP, 1), place.split(STRIP, 1), strict=True):
+        there.copy_(strip)
+    return place
 
 
 def _matrices(model: Transformer) -> dict[nn.Parameter, list[nn.Module]]:

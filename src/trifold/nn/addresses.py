@@ -103,3 +103,9 @@ def octets(address: Any, count: Any) -> Any:
 def sums(address: Any, count: Any) -> Any:
     """At an address: count numbers of int32."""
     return carray(pointer(address), (count,), dtype=np.int32)
+
+
+@piece
+def wholes(address: Any, count: Any) -> Any:
+    """At an address: count numbers of int64."""
+    return carray(pointer(address), (count,), dtype=np.int64)

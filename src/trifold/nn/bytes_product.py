@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trifold.nn.crew import FEW, WORTH, run_line, step_loops
+from trifold.nn.crew import FEW, KINDS, WORTH, run_line, step_loops
 from trifold.nn.int8 import Int8
 
 
@@ -25,16 +25,21 @@ def many(x: Tensor, weight: Int8) -> bool:
     )
 
 
-def bytes_product(x: Tensor, weight: Int8, bias: Tensor | None) -> Tensor:
-    """x (…, K) · weightᵀ + bias -> (…, N), x rounded to bytes row by row; its twin is Int8.times."""
+def bytes_product(x: Tensor, weight: Int8, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    """x (…, K) · weightᵀ + bias -> (…, N), x rounded to bytes row by row; of the type of x, or float32 where that is
+    asked for. Its twin is Int8.times.
+    """
     loops, x = step_loops(), x.contiguous()
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
     small, scales = torch.empty(rows, inputs, dtype=torch.int8), torch.empty(rows)
-    run_line(op=loops.TO_BYTES, rows=rows, tasks=rows, inputs=inputs, x=x, out=small, scales=scales)
+    about = {"rows": rows, "units": rows}
+    run_line(op=loops.TO_BYTES, kind=loops.BRAIN, **about, inputs=inputs, x=x, out=small, scales=scales)
     sums = torch._int_mm(small, weight.values.t())
-    out = x.new_empty(*x.shape[:-1], outputs)
+    # Numbers of fp32 take the place of their sums.
+    dtype, shape = dtype or x.dtype, (*x.shape[:-1], outputs)
+    out = sums.view(dtype).view(shape) if dtype is torch.float32 else torch.empty(shape, dtype=dtype)
     added = None if bias is None else bias.float()
     fields = {"x": sums, "weight": scales, "scales": weight.scales, "bias": added, "out": out}
-    run_line(op=loops.FROM_BYTES, rows=rows, tasks=rows, outputs=outputs, **fields)
+    run_line(op=loops.FROM_BYTES, kind=KINDS[out.dtype](loops), **about, outputs=outputs, **fields)
     return out

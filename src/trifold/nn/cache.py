@@ -86,6 +86,15 @@ class GrowingKeys:
             torch.index_select(held[:, :, :filled], 0, rows, out=there[:, :, :filled])
         self.held, self._spare = self._spare, self.held
 
+    def gather(self, lineage: Tensor) -> None:
+        """Key s of row r comes from row lineage[r, s]."""
+        if self.held is None:
+            return
+        filled, heads = self.length - self.gone, torch.arange(self.held[0].shape[1], device=lineage.device)
+        rows, tokens = lineage[:, None, :filled], torch.arange(filled, device=lineage.device)
+        for held in self.held:
+            held[:, :, :filled] = held[rows, heads[:, None], tokens]
+
     def expand(self, times: int) -> None:
         """Every row becomes `times` rows, one after the other."""
         if self.held is not None:
@@ -196,12 +205,17 @@ class Cache:
     """What a whole decoder keeps. Its rows are beams; `sentences` rows of memory are shared by the beams of each.
 
     Rows of one sentence stand together: row r belongs to sentence r // (rows / sentences).
+
+    lineage: (R, room) in which row key s of each row stands, so that beams need not move what they have read at every
+    step; None where each has its own. Only who says `follows` reads by it; for everybody else keys are moved.
     """
 
     def __init__(self, layers: int | Iterable[GrowingKeys]) -> None:
         """So many growing ones, or those given, one a layer."""
         own = (GrowingKeys() for _ in range(layers)) if isinstance(layers, int) else layers
         self.layers = [LayerCache(keys) for keys in own]
+        self.follows = False  # who reads next follows a lineage
+        self.lineage: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -222,24 +236,48 @@ class Cache:
 
     def reorder(self, parents: Tensor) -> None:
         """Row i goes on from what was row parents[i]; a parent belongs to the same sentence."""
-        if torch.equal(parents, torch.arange(len(parents), device=parents.device)):
+        rows = torch.arange(len(parents), device=parents.device)
+        if torch.equal(parents, rows):
             return
-        for layer in self.layers:
-            layer.own.reorder(parents)
+        if not self.follows:
+            for layer in self.layers:
+                layer.own.reorder(parents)
+            return
+        lineage = self.followed()
+        lineage = rows[:, None].repeat(1, self.length + 1) if lineage is None else lineage
+        lineage[:, : self.length] = lineage[parents, : self.length]
+        self.lineage = lineage
+
+    def followed(self) -> Tensor | None:
+        """The lineage, wide enough for one more key: what is not written yet is going to be each row's own."""
+        if self.lineage is not None and self.lineage.shape[1] <= self.length:
+            rows = torch.arange(len(self.lineage), device=self.lineage.device)
+            self.lineage = torch.cat([self.lineage, rows[:, None].expand(-1, self.length)], 1)
+        return self.lineage
+
+    def settle(self) -> None:
+        """Keys move to the rows that they belong to."""
+        if self.lineage is not None:
+            for layer in self.layers:
+                layer.own.gather(self.lineage)
+        self.lineage, self.follows = None, False
 
     def select(self, rows: Tensor, sentences: Tensor) -> None:
         """Keep these rows and these sentences (finished ones leave the batch)."""
+        self.settle()
         for layer in self.layers:
             layer.own.select(rows)
             layer.memory.select(sentences)
 
     def expand(self, beams: int) -> None:
         """Every row becomes `beams` rows, one after the other; the memory stays one row a sentence."""
+        self.settle()
         for layer in self.layers:
             layer.own.expand(beams)
 
     def truncate(self, length: int) -> None:
         """Forget the tokens after the first `length`."""
+        self.settle()
         for layer in self.layers:
             layer.own.truncate(length)
 

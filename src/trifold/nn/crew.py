@@ -25,6 +25,7 @@ Begin: TypeAlias = Callable[[int, int, int, int], None]
 
 MOST = 16  # threads: memory gives no more
 FEW = 8  # rows up to which a product by the loops is quicker than by a library
+SHARES = 32  # tasks that the units of a line are dealt out to, where there are so many
 WORTH = 2**20  # weights from which on it is worth to begin with them
 HOME = os.getpid()
 
@@ -90,7 +91,15 @@ def run_line(**fields: Tensor | float | None) -> None:
     for name, value in fields.items():
         if value is not None:
             program[name] = value.data_ptr() if isinstance(value, Tensor) else value
+    deal(program)
     work_off(program)
+
+
+def deal(lines: Array) -> None:
+    """Units of lines become tasks, several for each thread."""
+    units = lines["units"]
+    lines["portion"] = np.clip(units // SHARES, 1, None)
+    lines["tasks"] = np.where(units > 0, -(-units // lines["portion"]), lines["tasks"])
 
 
 # Types of numbers that the loops read -> their name there.

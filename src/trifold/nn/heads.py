@@ -51,7 +51,7 @@ class LanguageModelHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden (…, E) -> logits (…, V) in float32."""
-        logits = product(self.features(hidden), self.weight, self.bias).float()
+        logits = product(self.features(hidden), self.weight, self.bias, torch.float32).float()
         return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
 
 

@@ -13,16 +13,19 @@ from trifold.nn.crew import thin, thin_product
 from trifold.nn.int8 import Int8, Matrix
 
 
-def product(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+def product(
+    x: Tensor, weight: Matrix, bias: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
     """x (…, K) times weight (N, K) transposed, plus bias (N,) -> (…, N), by the means that suits.
 
-    Of the type of x, or in float32 where it comes so: one that is rounded cannot be made whole again.
+    Of the type of x; in float32 where it comes so (one that is rounded cannot be made whole again), or where `dtype`
+    asks for it and that costs nothing.
     """
     if thin(x, weight):
         return thin_product(x, weight, bias)
     if isinstance(weight, Int8):
         if many(x, weight):
-            return bytes_product(x, weight, bias)
+            return bytes_product(x, weight, bias, dtype)
         y = weight.times(x)
         return y if bias is None else y + bias
     return F.linear(x, weight, bias)

@@ -47,7 +47,7 @@ def attend_once(
     marks = None if mask.keys is None else mask.keys.contiguous()
     offsets = None if bias is None else bias[..., gone:].float().contiguous()
     fields: dict[str, Tensor | float | None] = {
-        **{"op": loops.ATTENTION, "kind": KINDS[k.dtype](loops), "rows": rows, "tasks": rows * k.shape[1]},
+        **{"op": loops.ATTENTION, "kind": KINDS[k.dtype](loops), "rows": rows, "units": rows * k.shape[1]},
         **{"heads": heads, "kv_heads": k.shape[1], "width": width, "sharing": rows // k.shape[0]},
         **{"x": asked, "keys": k, "values": v, "out": out},
         **{"length": keys, "first": max(0, keys - mask.window) if mask.window else 0},

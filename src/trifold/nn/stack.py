@@ -177,11 +177,11 @@ class Stack(nn.Module):
             if positions is None:
                 positions = mask.places(queries, x.device)[:, mask.offset : mask.offset + queries]
             rotary = self.rotary.turns(positions, mask, x)
-        if (
-            cache is not None
-            and (stepped := step(self, x, mask, memory_mask, cache, bias, rotary)) is not None
-        ):
-            return stepped
+        if cache is not None:
+            stepped = step(self, x, mask, memory_mask, cache, bias, rotary)
+            if stepped is not None:
+                return stepped
+            cache.settle()
         masks = {window: mask if window is None else replace(mask, window=window) for window in self.windows}
         caches = [None] * len(self.order) if cache is None else cache.layers
         for number, window, state, layer_cache in zip(

@@ -1,29 +1,28 @@
-"""One more token for a few rows, the whole stack in one compiled go; its ordinary twin is `Stack.forward`.
+"""One more token for every row, the whole stack in one compiled go; its ordinary twin is `Stack.forward`.
 
-The layers are written down as lines for step_loops.py, once for each cache; a step then fills in what changes: where
-the new keys go, how many there are, the offsets and angles of their position. What is not covered takes the ordinary
-way: more rows than FEW, gradients, windows over padded rows, angles that change with the length, modules or hooks
-that are none of ours, and stacks so small that compiled code would never pay for its compiling.
+The layers are written down as lines for step_loops.py, once for each cache (program.py does that). What is not covered
+takes the ordinary way: more rows than FEW, unless the weights are bytes; gradients, windows over padded rows, angles
+that change with the length, modules or hooks that are none of ours, and stacks so small that compiled code would never
+pay for its compiling.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trifold.nn.attention import Attention
-from trifold.nn.cache import Cache, LayerCache
+from trifold.nn.cache import Cache, SlidingKeys
 from trifold.nn.capture import Place
-from trifold.nn.crew import FEW, KINDS, matrix_fields, step_loops, suits, work_off
+from trifold.nn.crew import FEW, KINDS, step_loops, suits
 from trifold.nn.int8 import Int8
-from trifold.nn.layers import Dropout, FeedForward, LayerNorm, Residual, RMSNorm
+from trifold.nn.layers import Dropout, FeedForward, LayerNorm, RMSNorm
 from trifold.nn.linear import Linear
 from trifold.nn.masks import Mask
+from trifold.nn.program import Program, parts
 from trifold.nn.rotary import Turns
 
 LEAST = 4 * 10**6  # weights of a stack
@@ -40,259 +39,51 @@ def step(
     rotary: Turns | None,
 ) -> Tensor | None:
     """x (R, 1, E) -> (R, 1, E) as the stack would have it, the cache one token longer; None where it is not covered."""
-    if x.shape[1] != 1 or x.shape[0] > FEW or torch.is_grad_enabled() or stack.training:
+    if x.shape[1] != 1 or torch.is_grad_enabled() or stack.training or cache.length == 0:
         return None
-    if x.device.type != "cpu" or x.dtype not in KINDS or cache.length == 0:
+    if x.device.type != "cpu" or x.dtype not in KINDS or not x.numel():
         return None
     if mask.packing is not None or (rotary is not None and rotary.late):
         return None
     if mask.keys is not None and any(window is not None for window in stack.windows):
         return None
-    if cache not in _programs:
-        _programs[cache] = Program(stack, x) if covered(stack, cache) else None
-    program = _programs[cache]
+    rows, known = x.shape[0], _programs.get(cache)
+    if known is None or not known[0] <= rows <= known[1]:
+        _programs[cache] = known = _written(stack, cache, x)
+    program = known[2]
     if program is None or any(place.watched for place in program.places):
         return None
-    return program.run(x, mask, memory_mask, cache, bias, rotary)
+    out = program.run(x, mask, memory_mask, cache, bias, rotary)
+    cache.follows = not any(isinstance(layer.own, SlidingKeys) for layer in cache.layers)
+    return out
 
 
-_programs: WeakKeyDictionary[Cache, Program | None] = WeakKeyDictionary()
+Known = tuple[int, int, Program | None]
+"""For so many rows at least and at most: a program, or none."""
+
+_programs: WeakKeyDictionary[Cache, Known] = WeakKeyDictionary()
 
 
-def covered(stack: Any, cache: Cache) -> bool:
-    """Whether the loops know all that is in this stack, and it is large enough."""
+def _written(stack: Any, cache: Cache, x: Tensor) -> Known:
+    rows = x.shape[0]
+    least, most = (1, FEW) if rows <= FEW else (FEW + 1, rows)
+    return least, most, Program(stack, x, most, whole=rows > FEW) if covered(stack, cache, x) else None
+
+
+def covered(stack: Any, cache: Cache, x: Tensor) -> bool:
+    """Whether the loops know all that is in this stack, like so many rows, and it is large enough."""
     matrices = [module.weight for module in stack.modules() if isinstance(module, Linear)]
     if sum(weight.shape[0] * weight.shape[1] for weight in matrices) < LEAST:
         return False
-    parts = [part for block in stack.blocks for part in _parts(block)]
+    if x.shape[0] > FEW and not (
+        x.dtype is torch.bfloat16 and all(isinstance(weight, Int8) for weight in matrices)
+    ):
+        return False
+    inside = [part for block in stack.blocks for part in parts(block)]
     known = all(
-        type(inner) in KNOWN for part in parts for inner in (*part.children(), *part.sublayer.children())
+        type(inner) in KNOWN for part in inside for inner in (*part.children(), *part.sublayer.children())
     )
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in stack.modules())
     kept = all(layer.own.held is not None and layer.own.held[0].dtype in KINDS for layer in cache.layers)
     fits = known and kept and not hooked and all(suits(weight) for weight in matrices)
     return fits and step_loops() is not None
-
-
-def _parts(block: Any) -> list[Any]:
-    """The residuals or branches of a block, in their order."""
-    names = ("self_attention", "cross_attention", "feed_forward")
-    return [getattr(block, name) for name in names if getattr(block, name, None) is not None]
-
-
-class Program:
-    """The lines of one stack, the memory they work in, and what they read, kept alive."""
-
-    def __init__(self, stack: Any, like: Tensor) -> None:
-        self.loops: Any = step_loops()
-        self.places = [module for module in stack.modules() if isinstance(module, Place)]
-        self.kept: list[Tensor] = []
-        self.written: list[dict[str, float]] = []
-        self.own: list[int] = []  # the lines of self-attention, one a layer
-        self.crossing: list[int] = []  # … and of cross-attention
-        self.windows = stack.windows
-        self.x, self.normed, self.exit = (self._room(like.shape[-1]) for _ in range(3))
-        for number in stack.order:
-            self._block(stack.blocks[number])
-        self._norm(stack.final_norm, self.x, self.x)
-        lines: Any = np.zeros(len(self.written), self.loops.LINE)
-        self.lines = lines
-        for line, fields in zip(self.lines, self.written, strict=True):
-            for name, value in fields.items():
-                line[name] = value
-        ops = self.lines["op"]
-        self.tasks = np.where(ops == self.loops.ATTENTION, self.lines["kv_heads"], self.lines["tasks"])
-        self.by_row = ops != self.loops.PRODUCT
-        self.rows = 0
-        self.seen: list[Tensor | None] = [None] * len(self.written)
-
-    # --- writing the lines -----------------------------------------------------------------------------
-
-    def _room(self, width: int) -> Tensor:
-        self.kept.append(room := torch.zeros(FEW, width))
-        return room
-
-    def _write(self, **fields: float) -> int:
-        self.written.append({"waits": 1, **fields})
-        return len(self.written) - 1
-
-    def _code(self, name: str) -> int:
-        """The number that stands for a way of writing or an activation."""
-        return int(getattr(self.loops, name.upper().replace("-", "_")))
-
-    def _vector(self, vector: Tensor | None) -> int:
-        """The address of a bias or a norm's weight in fp32; 0 where there is none."""
-        if vector is None:
-            return 0
-        self.kept.append(wide := vector.detach().float().contiguous())
-        return wide.data_ptr()
-
-    def _norm(self, norm: Any, x: Tensor, out: Tensor, mode: str = "SET") -> Tensor:
-        """Written where there is a norm; gives what holds the result."""
-        if isinstance(norm, nn.Identity):
-            return x
-        self._write(
-            op=self.loops.NORM,
-            norm=self.loops.RMS if isinstance(norm, RMSNorm) else self.loops.LAYER,
-            **{"inputs": x.shape[1], "tasks": 1, "x": x.data_ptr(), "out": out.data_ptr()},
-            weight=self._vector(norm.weight),
-            bias=self._vector(getattr(norm, "bias", None)),
-            epsilon=norm.epsilon,
-            mode=self._code(mode),
-        )
-        return out
-
-    def _product(
-        self,
-        layer: Linear,
-        x: Tensor,
-        out: Tensor,
-        mode: str = "SET",
-        activation: str = "none",
-        waits: int = 1,
-    ) -> Tensor:
-        weight = layer.weight
-        self.kept += [weight.values, weight.scales] if isinstance(weight, Int8) else [weight.detach()]
-        fields = matrix_fields(weight) | {"x": x.data_ptr(), "out": out.data_ptr(), "waits": waits}
-        fields |= {"bias": self._vector(layer.bias), "activation": self._code(activation)}
-        self._write(**fields, mode=self._code(mode))
-        return out
-
-    def _block(self, block: Any) -> None:
-        parts = _parts(block)
-        if isinstance(parts[0], Residual):
-            for number, part in enumerate(parts):
-                entered = self._norm(part.enter, self.x, self.normed)
-                aside = not isinstance(part.exit, nn.Identity)
-                out, mode = (self.exit, "SET") if aside else (self.x, "ADD")
-                self._sublayer(part.sublayer, entered, out, mode, crosses=0 < number < len(parts) - 1)
-                if aside:
-                    self._norm(part.exit, out, self.x, "ADD")
-                self._norm(part.after, self.x, self.x)
-            return
-        # Parallel: both read x before either adds to it.
-        attention, feed_forward = parts
-        first = self._norm(attention.enter, self.x, self.normed)
-        second = self._norm(feed_forward.enter, self.x, self.exit)
-        self._sublayer(attention.sublayer, first, self.x, "ADD", crosses=False)
-        other = first if second is self.x else second
-        self._sublayer(feed_forward.sublayer, other, self.x, "ADD", crosses=False)
-
-    def _sublayer(self, layer: Any, x: Tensor, out: Tensor, mode: str, *, crosses: bool) -> None:
-        if isinstance(layer, FeedForward):
-            self._feed_forward(layer, x, out, mode)
-        else:
-            assert isinstance(layer, Attention)
-            self._attention(layer, x, out, mode, crosses=crosses)
-
-    def _feed_forward(self, layer: FeedForward, x: Tensor, out: Tensor, mode: str) -> None:
-        inner = self._room(layer.in_proj.weight.shape[0])
-        if layer.gate_proj is None:
-            self._product(layer.in_proj, x, inner, activation=layer.named)
-        else:
-            self._product(layer.gate_proj, x, inner, activation=layer.named)
-            self._product(layer.in_proj, x, inner, "TIMES")
-        self._product(layer.out_proj, inner, out, mode)
-
-    def _attention(self, layer: Attention, x: Tensor, out: Tensor, mode: str, *, crosses: bool) -> None:
-        width = layer.q_proj.weight.shape[0]
-        kv_width = layer.k_proj.weight.shape[0]
-        q, seen = self._room(width), self._room(width)
-        self._product(layer.q_proj, x, q)
-        fields: dict[str, float] = {"x": q.data_ptr(), "out": seen.data_ptr(), "width": layer.head_width}
-        fields |= {"heads": width // layer.head_width, "kv_heads": kv_width // layer.head_width}
-        fields |= {"scale": layer.stretch / math.sqrt(layer.head_width), "cap": layer.soft_cap or 0.0}
-        if not crosses:
-            new = [self._product(y, x, self._room(kv_width), waits=0) for y in (layer.k_proj, layer.v_proj)]
-            fields |= {"new_keys": new[0].data_ptr(), "new_values": new[1].data_ptr()}
-        line = self._write(op=self.loops.ATTENTION, sharing=1, **fields)
-        (self.crossing if crosses else self.own).append(line)
-        self._product(layer.o_proj, seen, out, mode)
-
-    # --- one step --------------------------------------------------------------------------------------
-
-    def run(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory_mask: Mask | None,
-        cache: Cache,
-        bias: Tensor | None,
-        rotary: Turns | None,
-    ) -> Tensor:
-        """See `step`."""
-        rows = x.shape[0]
-        if rows != self.rows:
-            self.rows, self.lines["rows"] = rows, rows
-            self.lines["tasks"] = np.where(self.by_row, self.tasks * rows, self.tasks)
-        self.x[:rows] = x[:, 0]
-        alive = [self._offsets(bias, rows), self._angles(rotary), self._marks(mask.keys, self.own)]
-        if memory_mask is not None:
-            alive.append(self._marks(memory_mask.keys, self.crossing))
-        for place, (layer, window) in enumerate(zip(cache.layers, self.windows, strict=True)):
-            self._own_keys(self.own[place], layer, window, bias)
-            if self.crossing:
-                self._memory_keys(self.crossing[place], layer, rows)
-        work_off(self.lines)
-        for layer in cache.layers:
-            layer.own.wrote()
-        del alive  # what the lines read by its address
-        return self.x[:rows, None].to(x.dtype, copy=True)
-
-    def _own_keys(self, line: int, layer: LayerCache, window: int | None, bias: Tensor | None) -> None:
-        own = layer.own
-        slot = own.place()
-        assert own.held is not None
-        self._keys(line, own.held)
-        fields = self.lines[line]
-        fields["slot"], fields["length"] = slot, slot + 1
-        if window is not None:
-            fields["first"] = max(0, slot + 1 - window)
-        if bias is not None and own.gone:
-            fields["offsets"] += 4 * own.gone  # of the keys that are still there
-
-    def _memory_keys(self, line: int, layer: LayerCache, rows: int) -> None:
-        keys, values = layer.memory.read()
-        self._keys(line, (keys, values))
-        self.lines[line]["length"], self.lines[line]["sharing"] = keys.shape[2], rows // keys.shape[0]
-
-    def _keys(self, line: int, held: tuple[Tensor, Tensor]) -> None:
-        """Where keys and values lie, said again where they have moved."""
-        if self.seen[line] is held[0]:
-            return
-        keys, values = held
-        assert keys.stride() == values.stride() and keys.stride(3) == 1 and keys.dtype in KINDS
-        self.seen[line] = keys
-        fields = self.lines[line]
-        fields["keys"], fields["values"] = keys.data_ptr(), values.data_ptr()
-        fields["row_stride"], fields["head_stride"], fields["key_stride"] = keys.stride()[:3]
-        fields["kind"] = KINDS[keys.dtype](self.loops)
-
-    def _offsets(self, bias: Tensor | None, rows: int) -> Tensor | None:
-        """(B or 1, H, 1, S)."""
-        if bias is None:
-            return None
-        wide = bias.float().contiguous()
-        self.lines["offsets"][self.own] = wide.data_ptr()
-        self.lines["offsets_head"][self.own] = wide.stride(1)
-        self.lines["offsets_row"][self.own] = wide.stride(0) if wide.shape[0] == rows > 1 else 0
-        return wide
-
-    def _angles(self, rotary: Turns | None) -> list[Tensor]:
-        """cos and sin (B or 1, 1, 1, R/2) of the new tokens."""
-        if rotary is None:
-            return []
-        turn = rotary.queries
-        cos, sin = (wave.float().contiguous() for wave in (turn.cos, turn.sin))
-        lines = self.lines
-        lines["cos"][self.own], lines["sin"][self.own] = cos.data_ptr(), sin.data_ptr()
-        lines["turned"][self.own], lines["interleaved"][self.own] = 2 * cos.shape[-1], turn.interleaved
-        lines["turn_stride"][self.own] = cos.shape[-1] if cos.shape[0] > 1 else 0
-        return [cos, sin]
-
-    def _marks(self, keys: Tensor | None, lines: list[int]) -> Tensor | None:
-        """(B, S) which keys are real."""
-        marks = None if keys is None else keys.contiguous()
-        self.lines["allowed"][lines] = 0 if marks is None else marks.data_ptr()
-        self.lines["allowed_stride"][lines] = 0 if marks is None else marks.shape[1]
-        return marks

@@ -12,7 +12,6 @@ after a change there the compiled cache of this file has to go too (`make clean`
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -31,6 +30,7 @@ from trifold.nn.addresses import (
     pointer,
     seen,
     sums,
+    wholes,
 )
 from trifold.nn.loops import F, exponential, narrow, part, wide
 
@@ -46,12 +46,17 @@ NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH = range(7)
 # Addresses and sizes; an address of 0 says that there is none. Strides count numbers, not bytes.
 WHOLE = (
     *("op", "waits", "tasks"),
+    *(
+        "units",
+        "portion",
+    ),  # rows, or heads of rows in attention, and how many of them make a task; not of a product
     *("rows", "inputs", "outputs"),  # of a product; a norm's width is `inputs`
     *("x", "weight", "scales", "bias", "out", "kind", "mode"),
     *("norm", "activation"),
     # Attention: x holds the queries; new_keys and new_values go to place `slot` first, unless there are none.
     *("new_keys", "new_values", "keys", "values", "slot", "first", "length"),
     *("heads", "kv_heads", "width", "sharing", "row_stride", "head_stride", "key_stride"),
+    *("lineage", "lineage_stride"),  # (R, S) whose row each key of a row stands in; 0: its own
     *("allowed", "allowed_stride", "offsets", "offsets_row", "offsets_head"),
     *("cos", "sin", "turn_stride", "turned", "interleaved"),
 )
@@ -61,7 +66,9 @@ LINE = np.dtype(
 
 CHUNK = 65_536  # bytes of a matrix that make a task
 AHEAD = 12_288  # bytes that memory is asked for before they are needed
-PATIENCE = 4_000  # looks at a counter before the processor is offered to somebody else
+PATIENCE = (
+    100_000  # looks at a counter (a nanosecond or two each) before the processor is offered to somebody else
+)
 
 
 # --- norm ----------------------------------------------------------------------------------------------
@@ -97,6 +104,19 @@ def _sigmoid(x: Any) -> Any:
     return F(1) / (F(1) + small) if x >= F(0) else small / (F(1) + small)
 
 
+@part
+def _below(x: Any) -> Any:
+    """Φ(x), the share of a normal distribution below x, to 3e-6 of itself (Abramowitz & Stegun 1964, 7.1.26)."""
+    u = abs(x) * F(0.7071067811865476)
+    t = F(1) / (F(1) + F(0.3275911) * u)
+    p = F(1.061405429) * t - F(1.453152027)
+    p = p * t + F(1.421413741)
+    p = p * t - F(0.284496736)
+    p = p * t + F(0.254829592)
+    beyond = F(0.5) * p * t * exponential(-u * u)
+    return F(1) - beyond if x >= F(0) else beyond
+
+
 @piece
 def _activate(y: Array, kind: int) -> None:
     """y (n,) in place; GELU's tanh is written as a sigmoid: (1 + tanh u) / 2 = σ(2u)."""
@@ -105,7 +125,7 @@ def _activate(y: Array, kind: int) -> None:
             y[j] = y[j] if y[j] > F(0) else F(0)
     elif kind == GELU:
         for j in range(y.shape[0]):
-            y[j] = F(0.5 * y[j] * (1.0 + math.erf(y[j] * 0.7071067811865476)))
+            y[j] = y[j] * _below(y[j])
     elif kind == GELU_TANH:
         for j in range(y.shape[0]):
             y[j] = y[j] * _sigmoid(F(1.5957691216057308) * (y[j] + F(0.044715) * y[j] * y[j] * y[j]))
@@ -228,46 +248,46 @@ def outputs_of_a_task(inputs: int, kind: int) -> int:
 
 
 @piece
-def _largest(x: Array) -> Any:
-    """The largest of a row of bf16, without its sign."""
-    highest = F(0)
+def _rounded(x: Array, out: Array) -> Any:
+    """x (n,) as bytes in ±127, to the nearest; gives their scale. NaN and infinity make it NaN."""
+    bits = np.uint32(0)
     for j in range(x.shape[0]):
-        size = abs(wide(x[j]))
-        highest = highest if highest > size else size
-    return highest
-
-
-@piece
-def _rounded(x: Array, factor: float, out: Array) -> None:
+        # In whole numbers, which compilers compare quicker.
+        size = np.float32(wide(x[j])).view(np.uint32) & np.uint32(0x7FFFFFFF)
+        bits = max(bits, size)
+    highest = np.uint32(bits).view(np.float32)
+    if not highest < F(np.inf):
+        return F(np.nan)
+    factor = F(127) / highest if highest > F(1e-30) else F(0)
     for j in range(x.shape[0]):
-        out[j] = np.int8(np.floor(wide(x[j]) * factor + F(0.5)))
+        out[j] = np.int8(np.int32(np.floor(wide(x[j]) * factor + F(0.5))))
+    return highest / F(127)
 
 
 @piece
 def _to_bytes(line: Any, row: int) -> None:
-    """A row of bf16 x (R, K) as bytes in ±127, to the nearest, into out; its scale into scales (R,)."""
+    """A row of x (R, K) as bytes into out; its scale into scales (R,)."""
     width = line.inputs
-    x = brains(line.x + 2 * row * width, width)
-    highest = _largest(x)
-    floats(line.scales, line.rows)[row] = highest / F(127)
-    factor = F(127) / highest if highest > F(0) else F(0)
-    _rounded(x, factor, octets(line.out + row * width, width))
+    out, scales = octets(line.out + row * width, width), floats(line.scales, line.rows)
+    if line.kind == FLOAT:
+        scales[row] = _rounded(floats(line.x + 4 * row * width, width), out)
+    else:
+        scales[row] = _rounded(brains(line.x + 2 * row * width, width), out)
 
 
 @piece
 def _from_bytes(line: Any, row: int) -> None:
-    """A row of sums x (R, N) int32 · scale of the row (in weight) · scales (N,) + bias, as bf16 into out."""
+    """A row of sums x (R, N) int32 · scale of the row (in weight) · scales (N,), finished, into out."""
     width = line.outputs
-    x = sums(line.x + 4 * row * width, width)
-    out, scales = brains(line.out + 2 * row * width, width), floats(line.scales, width)
+    x, scales = sums(line.x + 4 * row * width, width), floats(line.scales, width)
     scale, held = floats(line.weight, line.rows)[row], np.empty(width, F)
     for j in range(width):
         held[j] = F(x[j]) * scale * scales[j]
-    if line.bias != 0:
-        bias = floats(line.bias, width)
-        for j in range(width):
-            held[j] += bias[j]
-    _keep(held, out)
+    if line.kind == FLOAT:
+        _finish(held, line, 0, floats(line.out + 4 * row * width, width))
+    else:
+        _finish(held, line, 0, held)
+        _keep(held, brains(line.out + 2 * row * width, width))
 
 
 @piece
@@ -297,57 +317,115 @@ def _turn(x: Array, line: Any, row: int, out: Array) -> None:
 
 
 @piece
-def _attention(line: Any, task: int, keys: Array, values: Array) -> None:
-    """One row, one head of keys and values, and all queries that share it."""
-    row, kv_head = task // line.kv_heads, task % line.kv_heads
-    width, group = line.width, line.heads // line.kv_heads
-    start = row // line.sharing * line.row_stride + kv_head * line.head_stride
-    turned = np.empty(width, F)
-    if line.new_keys != 0:
-        new = (row * line.kv_heads + kv_head) * width
-        _turn(floats(line.new_keys, new + width)[new:], line, row, turned)
-        there = start + line.slot * line.key_stride
-        _keep(turned, keys[there : there + width])
-        _keep(floats(line.new_values, new + width)[new:], values[there : there + width])
-    first, length = line.first, line.length
-    scores = np.empty(length, F)
-    allowed = row // line.sharing * line.allowed_stride
-    marks = octets(line.allowed, allowed + length)[allowed:]
-    for g in range(group):
-        head = kv_head * group + g
-        begin = (row * line.heads + head) * width
-        _turn(floats(line.x, begin + width)[begin:], line, row, turned)
+def _places(line: Any, row: int, kv_head: int, places: Array) -> None:
+    """Where the keys (n,) of a row and a head begin."""
+    start = row // line.sharing * line.row_stride + kv_head * line.head_stride + line.first * line.key_stride
+    for s in range(places.shape[0]):
+        places[s] = start + s * line.key_stride
+    if line.lineage != 0:
+        rows = wholes(line.lineage + 8 * (row * line.lineage_stride + line.first), places.shape[0])
+        for s in range(places.shape[0]):
+            places[s] += (rows[s] - row) * line.row_stride
+
+
+@piece
+def _asked(query: Array, keys: Array, places: Array, scores: Array) -> None:
+    """query (D,) · key, of every key, into scores (n,). Four at a time."""
+    width, count = query.shape[0], scores.shape[0]
+    for s in range(0, count - 3, 4):
+        k0, k1 = keys[places[s] : places[s] + width], keys[places[s + 1] : places[s + 1] + width]
+        k2, k3 = keys[places[s + 2] : places[s + 2] + width], keys[places[s + 3] : places[s + 3] + width]
+        a = b = c = d = F(0)
+        for j in range(width):
+            q = query[j]
+            a += q * wide(k0[j])
+            b += q * wide(k1[j])
+            c += q * wide(k2[j])
+            d += q * wide(k3[j])
+        scores[s], scores[s + 1], scores[s + 2], scores[s + 3] = a, b, c, d
+    for s in range(count // 4 * 4, count):
+        key, a = keys[places[s] : places[s] + width], F(0)
+        for j in range(width):
+            a += query[j] * wide(key[j])
+        scores[s] = a
+
+
+@piece
+def _mixed(weights: Array, values: Array, places: Array, out: Array) -> None:
+    """Σ weight · value into out (D,), four at a time."""
+    width, count = out.shape[0], weights.shape[0]
+    out[:] = 0
+    for s in range(0, count - 3, 4):
+        w0, w1, w2, w3 = weights[s], weights[s + 1], weights[s + 2], weights[s + 3]
+        v0, v1 = values[places[s] : places[s] + width], values[places[s + 1] : places[s + 1] + width]
+        v2, v3 = values[places[s + 2] : places[s + 2] + width], values[places[s + 3] : places[s + 3] + width]
+        for j in range(width):
+            out[j] += w0 * wide(v0[j]) + w1 * wide(v1[j]) + w2 * wide(v2[j]) + w3 * wide(v3[j])
+    for s in range(count // 4 * 4, count):
+        w0, value = weights[s], values[places[s] : places[s] + width]
+        for j in range(width):
+            out[j] += w0 * wide(value[j])
+
+
+@piece
+def _softmax(scores: Array) -> None:
+    """In place; 0 where all are -inf."""
+    highest, total = F(-np.inf), F(0)
+    for s in range(scores.shape[0]):
+        highest = max(highest, scores[s])
+    if highest == F(-np.inf):
+        scores[:] = 0
+        return
+    for s in range(scores.shape[0]):
+        scores[s] = exponential(scores[s] - highest) if scores[s] > F(-np.inf) else F(0)
+    for s in range(scores.shape[0]):
+        total += scores[s]
+    for s in range(scores.shape[0]):
+        scores[s] /= total
+
+
+@piece
+def _attention(line: Any, units: range, keys: Array, values: Array) -> None:
+    """Units are a row and a head of its keys and values each, for all queries that share it."""
+    width, group, count = line.width, line.heads // line.kv_heads, line.length - line.first
+    turned, scores, places = np.empty(width, F), np.empty(count, F), np.empty(count, np.int64)
+    for unit in units:
+        row, kv_head = unit // line.kv_heads, unit % line.kv_heads
+        if line.new_keys != 0:
+            new = unit * width
+            there = row * line.row_stride + kv_head * line.head_stride + line.slot * line.key_stride
+            _turn(floats(line.new_keys, new + width)[new:], line, row, turned)
+            _keep(turned, keys[there : there + width])
+            _keep(floats(line.new_values, new + width)[new:], values[there : there + width])
+        _places(line, row, kv_head, places)
+        for head in range(kv_head * group, (kv_head + 1) * group):
+            begin = (row * line.heads + head) * width
+            _turn(floats(line.x, begin + width)[begin:], line, row, turned)
+            _asked(turned, keys, places, scores)
+            _weighed(scores, line, row, head)
+            _softmax(scores)
+            _mixed(scores, values, places, floats(line.out, begin + width)[begin:])
+
+
+@piece
+def _weighed(scores: Array, line: Any, row: int, head: int) -> None:
+    """scores (n,) times their scale, capped, with offsets, and -inf where the mask forbids."""
+    scale, cap = F(line.scale), F(line.cap)
+    for s in range(scores.shape[0]):
+        scores[s] *= scale
+    if line.cap != 0:
+        for s in range(scores.shape[0]):
+            scores[s] = cap * np.tanh(scores[s] / cap)
+    if line.offsets != 0:
         offset = row * line.offsets_row + head * line.offsets_head
-        offsets = floats(line.offsets, offset + length)[offset:]
-        highest = F(-np.inf)
-        for s in range(first, length):
-            here = start + s * line.key_stride
-            key, total = keys[here : here + width], F(0)
-            for d in range(width):
-                total += turned[d] * wide(key[d])
-            total *= F(line.scale)
-            if line.cap != 0:
-                total = F(line.cap) * np.tanh(total / F(line.cap))
-            if line.offsets != 0:
-                total += offsets[s]
-            if line.allowed != 0 and marks[s] == 0:
-                total = F(-np.inf)
-            scores[s] = total
-            highest = max(highest, total)
-        out = floats(line.out, begin + width)[begin:]
-        out[:] = 0
-        if highest == F(-np.inf):  # it may attend to nothing
-            continue
-        for s in range(first, length):
-            scores[s] = exponential(scores[s] - highest) if scores[s] > F(-np.inf) else F(0)
-        total = F(0)
-        for s in range(first, length):
-            total += scores[s]
-        for s in range(first, length):
-            here = start + s * line.key_stride
-            value, weight = values[here : here + width], scores[s] / total
-            for d in range(width):
-                out[d] += weight * wide(value[d])
+        offsets = floats(line.offsets, offset + line.length)[offset + line.first :]
+        for s in range(scores.shape[0]):
+            scores[s] += offsets[s]
+    if line.allowed != 0:
+        allowed = row // line.sharing * line.allowed_stride
+        marks = octets(line.allowed, allowed + line.length)[allowed + line.first :]
+        for s in range(scores.shape[0]):
+            scores[s] = scores[s] if marks[s] != 0 else F(-np.inf)
 
 
 # --- all together --------------------------------------------------------------------------------------
@@ -364,6 +442,25 @@ def _await(done: Array, number: int, tasks: int) -> None:
 
 
 @piece
+def _units(line: Any, units: range) -> None:
+    """Some units of a line that is no product."""
+    far = np.int64(1) << np.int64(60)  # how long a cache is is told by its strides
+    if line.op == ATTENTION:
+        if line.kind == FLOAT:
+            _attention(line, units, floats(line.keys, far), floats(line.values, far))
+        else:
+            _attention(line, units, brains(line.keys, far), brains(line.values, far))
+        return
+    for row in units:
+        if line.op == NORM:
+            _norm(line, row)
+        elif line.op == TO_BYTES:
+            _to_bytes(line, row)
+        else:
+            _from_bytes(line, row)
+
+
+@piece
 def _follow(program: Array, drawn: Array, done: Array) -> None:
     """Work off the lines, together with whoever was given the same arrays; returns when all is done.
 
@@ -371,7 +468,6 @@ def _follow(program: Array, drawn: Array, done: Array) -> None:
     were taken and those that are finished. Only tasks that were taken are waited for, never a thread: one that comes
     late, or has to leave its processor to others, finds less to do.
     """
-    far = np.int64(1) << np.int64(60)  # how long a cache is is told by its strides
     complete = 0
     for number in range(program.shape[0]):
         line = program[number]
@@ -386,16 +482,8 @@ def _follow(program: Array, drawn: Array, done: Array) -> None:
         while task < line.tasks:
             if line.op == PRODUCT:
                 _product(line, task)
-            elif line.op == NORM:
-                _norm(line, task)
-            elif line.op == TO_BYTES:
-                _to_bytes(line, task)
-            elif line.op == FROM_BYTES:
-                _from_bytes(line, task)
-            elif line.kind == FLOAT:
-                _attention(line, task, floats(line.keys, far), floats(line.values, far))
             else:
-                _attention(line, task, brains(line.keys, far), brains(line.values, far))
+                _units(line, range(task * line.portion, min(line.units, (task + 1) * line.portion)))
             drawn_from(done, number)
             task = drawn_from(drawn, number)
     while complete < program.shape[0]:
