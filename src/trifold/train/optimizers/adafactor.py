@@ -72,4 +72,5 @@ class Adafactor:
 
 def _rms(x: Tensor) -> Tensor:
     """The root of the mean square, ()."""
-    return torch.linalg.vector_norm(x) / x.numel() ** 0.5
+    root: Tensor = torch.linalg.vector_norm(x) / x.numel() ** 0.5
+    return root
