@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -152,6 +154,20 @@ def test_only_the_inputs_of_blocks_are_kept(make_model):
     more_straight, more_recomputed = (sizes[6][way] - sizes[2][way] for way in (0, 1))
     assert more_recomputed == 4 * one_input
     assert more_straight > 8 * more_recomputed
+
+
+def test_nothing_that_was_recomputed_waits_for_the_collector(make_model):
+    model, alive = make_model(shape="decoder", dropout=0.1).train(), []
+    for block in model.decoder.blocks:
+        block.register_forward_hook(lambda _block, _inputs, out: alive.append(weakref.ref(out)))
+    recompute_blocks(model)
+    gc.collect()
+    gc.disable()
+    try:
+        learn(model, inputs_of())
+        assert len(alive) >= 2 and all(out() is None for out in alive)
+    finally:
+        gc.enable()
 
 
 def test_what_does_not_learn_runs_straight(make_model):

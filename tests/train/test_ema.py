@@ -34,6 +34,7 @@ def test_the_newest_share_falls_from_one_to_what_the_decay_leaves(decay):
     assert newest_share(decay, 10**9) == pytest.approx(1 - decay, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_average_is_validated_and_kept_and_the_run_learns_as_without_it(run):
     plain = run("plain", train__steps=6)
     averaged = run("averaged", train__steps=6, train__ema=0.9, train__save_every=1, train__keep_last=6)

@@ -16,6 +16,8 @@ from trifold.train.optimizers import OPTIMIZERS, REMEMBERS
 from trifold.train.setup import prepare
 from trifold.train.view import Silent
 
+pytestmark = pytest.mark.slow
+
 RATES = {"adam": 0.001, "adamw": 0.001, "adafactor": 0.01, "muon": 0.002}
 
 

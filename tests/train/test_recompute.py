@@ -6,6 +6,8 @@ import pytest
 
 from trifold.recipe import load_recipe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("precision", "workers"), [("float32", 1), ("bfloat16", 2)])
 def test_a_run_that_recomputes_is_bit_equal_to_one_that_does_not(
