@@ -48,7 +48,7 @@ class Mapped:
             self.release()
         return found
 
-    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """All of it, as an array that still lies on the disk."""
         return np.array(self._all, dtype=dtype, copy=copy)
 
