@@ -19,7 +19,7 @@ import importlib
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -130,6 +130,26 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
 def own_generator() -> torch.Generator | None:
     """The generator of this thread, if it has one."""
     return getattr(_thread, "generator", None)
+
+
+class Redrawing(AbstractContextManager[None]):
+    """Made before a computation; under it the same computation draws the same again, in any thread, however often.
+
+    It knows of this thread's own generator only. Without one it does nothing: the common ones are the library's.
+    """
+
+    def __init__(self) -> None:
+        generator = own_generator()
+        self._state = None if generator is None else generator.get_state()
+        self._before: torch.Generator | None = None
+
+    def __enter__(self) -> None:
+        self._before = own_generator()
+        if self._state is not None:
+            _thread.generator = torch.Generator().set_state(self._state)
+
+    def __exit__(self, *_: object) -> None:
+        _thread.generator = self._before
 
 
 def dropped(y: Tensor, p: float) -> Tensor:
