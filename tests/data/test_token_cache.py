@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trifold.batches import Blocks, ShuffledRows, deal
-from trifold.data import DataSettings, Encoder, TokenCache, open_tokens, read_documents
+from trifold.data import DataSettings, Encoder, TokenCache, open_tokens, read_documents, sample_documents
 from trifold.data.parts import documents_of, groups, survey
 from trifold.errors import DataError, SettingsError
 from trifold.text import TokenizerSettings, make_tokenizer
@@ -416,6 +416,20 @@ def test_every_document_is_on_one_side_and_equals_on_the_same(tmp_path: Path, sh
     assert abs(len(valid) / len(texts) - share) < 0.03
     other = texts_of(opened(path, tmp_path, holdout=share, side="valid", seed=1))
     assert Counter(other) != Counter(valid)
+
+
+def test_a_sample_comes_from_everywhere_and_from_one_side(tmp_path: Path) -> None:
+    path = corpus_of(tmp_path, 4000)
+    settings = settings_of(tmp_path, holdout=0.3)
+    texts = read_documents(str(path), DataSettings()).texts
+    all_of_it = sample_documents(str(path), settings, 10**9, part_bytes=5000)
+    assert all_of_it == texts
+    held = set(texts_of(opened(path, tmp_path, holdout=0.3, side="valid")))
+    some = sample_documents(str(path), settings, 20_000, side="train", part_bytes=5000)
+    assert not set(some) & held
+    assert 20_000 <= sum(map(len, some)) < 30_000
+    places = [texts.index(text) for text in some]
+    assert np.histogram(places, bins=10, range=(0, len(texts)))[0].min() > 10
 
 
 def test_every_id_once_over_a_resume_and_another_number_of_ranks(tmp_path: Path) -> None:

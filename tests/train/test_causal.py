@@ -222,3 +222,37 @@ def test_generate_and_show_work_on_the_run(trained):
     told = ask("generate", str(trained), "sun ", "--seed", "1", "--temperature", "0.8")
     assert (told.code, told.err) == (0, "")
     assert ask("show", str(trained)).code == 0
+
+
+# --- text on the disk ----------------------------------------------------------------------------------------
+
+
+def test_from_a_cache_it_learns_and_resumes_to_the_bit(recipe, interrupting, listening, state_of, tmp_path):
+    changes = {"data.cache": str(tmp_path / "cache"), "data.documents": "blank"}
+    train(recipe, out=tmp_path / "whole", view=listening, **changes)
+    assert sum("made in" in line for line in listening.lines) == 2  # what is learnt, and what is held out
+    assert any("no padding" in line for line in listening.lines)
+    for stop in (3, 17):
+        train(recipe, out=tmp_path / "run", resume="auto", view=interrupting(stop), **changes)
+    train(recipe, out=tmp_path / "run", resume="auto", **changes)
+    ours, theirs = state_of(tmp_path / "run"), state_of(tmp_path / "whole")
+    assert theirs["progress"]["epoch"] >= 2
+    assert [key for key in theirs if ours[key] != theirs[key]] == []
+    assert len([entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]) == 2
+    told = ask("eval", str(tmp_path / "run"), "--json")
+    assert told.code == 0, told.err
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
+    best = min(json.loads(line).get("valid/loss", 99.0) for line in lines)
+    assert json.loads(told.out)["loss"] == pytest.approx(best, rel=1e-4)
+
+
+def test_what_no_cache_serves_is_refused(recipe, listening, tmp_path):
+    cache = {"data.cache": str(tmp_path / "cache")}
+    with pytest.raises(SettingsError, match=r"data\.cut: text in a cache is cut, not dropped"):
+        prepare(load_recipe(recipe, cache | {"data.cut": "drop"}), tmp_path, listening)
+    with pytest.raises(SettingsError, match=r"data\.holdout: 8 documents cannot be counted out of a cache"):
+        prepare(load_recipe(recipe, cache | {"data.holdout": 8}), tmp_path, listening)
+    with pytest.raises(
+        SettingsError, match=r"data\.cache: a task of kind translate reads its text into memory"
+    ):
+        prepare(load_recipe("smoke", cache), tmp_path, listening)

@@ -72,15 +72,15 @@ def lay(
     one more row in each; not where `cut` is "drop": there documents stay whole, and only best fit fills the batches.
     Raises DataError where no token is left.
     """
-    lengths = np.asarray(lengths, dtype=np.int64)
+    whole: Numbers = np.asarray(lengths, dtype=np.int64)
     if not 1 <= width <= tokens:
         raise ValueError(f"pieces of up to {width} tokens in batches of {tokens}")
     bits = random_bits(seed, epoch)
-    dropped = np.flatnonzero(lengths > width) if cut == "drop" else np.empty(0, np.int64)
-    documents, firsts, sizes = _pieces(lengths, width, cut, bits)
+    dropped = np.flatnonzero(whole > width) if cut == "drop" else np.empty(0, np.int64)
+    documents, firsts, sizes = _pieces(whole, width, cut, bits)
     if not len(sizes):
         raise DataError(
-            f"no token is left: of {len(lengths):,} documents {len(dropped):,} are longer than {width}"
+            f"no token is left: of {len(whole):,} documents {len(dropped):,} are longer than {width}"
         )
     order = _order(len(sizes), bits, shuffle)
     filled = _filled(sizes, order, tokens, None if cut == "drop" else tokens // _GAP)
@@ -100,15 +100,15 @@ def pack_epoch(
 
     At most `tokens` tokens a batch, by best fit. Raises DataError for a row that is longer than that.
     """
-    lengths = np.asarray(lengths, dtype=np.int64)
-    rows = np.flatnonzero(lengths)
+    whole: Numbers = np.asarray(lengths, dtype=np.int64)
+    rows = np.flatnonzero(whole)
     if not len(rows):
         return []
-    if lengths.max() > tokens:
-        worst = int(lengths.argmax())
-        raise DataError(f"row {worst}: {lengths[worst]:,} tokens, more than a batch of {tokens:,} holds")
+    if whole.max() > tokens:
+        worst = int(whole.argmax())
+        raise DataError(f"row {worst}: {whole[worst]:,} tokens, more than a batch of {tokens:,} holds")
     bits = random_bits(seed, epoch)
-    filled = _filled(lengths[rows], _order(len(rows), bits, shuffle), tokens, None)
+    filled = _filled(whole[rows], _order(len(rows), bits, shuffle), tokens, None)
     plan = np.split(rows[filled.rows], np.cumsum(filled.batches)[:-1])
     return [plan[place] for place in _order(len(plan), bits, shuffle)]
 

@@ -85,7 +85,7 @@ def _data(
     """Settings whose validation text is what to measure on: the named files, else a split of the run's own."""
     changes: dict[str, Any] = {} if documents is None else {"documents": documents}
     if data:
-        changes |= {"train": data, "valid": data, "holdout": 0}
+        changes |= {"train": data, "valid": data, "holdout": 0, "cache": None}
         if recipe is None:
             return DataSettings.parse({"documents": "file", **changes})
         return recipe.data.model_copy(update=changes)
@@ -102,4 +102,6 @@ def _data(
     where = getattr(recipe.data, split)
     if where is None:
         raise UsageError(f"{model}: its recipe names no {split} data; name it: trifold eval {model} text.txt")
-    return recipe.data.model_copy(update=changes | {"train": where, "valid": where, "holdout": 0})
+    return recipe.data.model_copy(
+        update=changes | {"train": where, "valid": where, "holdout": 0, "cache": None}
+    )

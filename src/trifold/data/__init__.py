@@ -13,7 +13,7 @@ from trifold.data.lines import iter_lines, read_lines
 from trifold.data.readers import Pairs, Report, Row, Splits, hold_out, iter_rows, read_pairs, read_splits
 from trifold.data.settings import DataSettings
 from trifold.data.token_build import Encoder
-from trifold.data.token_cache import TokenCache, open_tokens
+from trifold.data.token_cache import Side, TokenCache, open_tokens, sample_documents
 
 __all__ = [
     "DataSettings",
@@ -24,6 +24,7 @@ __all__ = [
     "Pairs",
     "Report",
     "Row",
+    "Side",
     "Splits",
     "TokenCache",
     "hold_out",
@@ -37,4 +38,5 @@ __all__ = [
     "read_lines",
     "read_pairs",
     "read_splits",
+    "sample_documents",
 ]

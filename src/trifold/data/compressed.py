@@ -7,6 +7,7 @@ import importlib
 import io
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, cast
 
@@ -107,7 +108,7 @@ def _zstd(name: str) -> Callable[[], Any]:
             library = importlib.import_module(module)
         except ModuleNotFoundError:
             continue
-        return lambda library=library, make=make: make(library)
+        return partial(make, library)
     remedy = 'install it with `pip install "trifold[zst]"`, or decompress the file with `zstd -d`'
     raise DataError(f"{name}: reading zstd needs the `zstandard` library; {remedy}") from None
 

@@ -11,8 +11,9 @@ from numpy.typing import DTypeLike, NDArray
 
 # Pages that were read stay with the process until somebody else needs them: harmless, but it looks like a leak, and
 # counts as one where a container limits memory. They are handed back after so many bytes; reading them again is cheap.
-_HELD = 32 << 20
-_AROUND = 1 << 16  # what the system maps around a page that is read
+_HELD = 64 << 20
+_AROUND = 2 << 20  # what the system may map around a single place that is read
+_RUNS = _HELD // _AROUND
 
 
 class Mapped:
@@ -36,23 +37,28 @@ class Mapped:
         return self._all.nbytes
 
     def __getitem__(self, key: Any) -> Any:
-        found = self._all[key]
-        if isinstance(key, slice):
-            found = found.copy()  # whoever keeps a view would read again, page by page, after a release
-        runs = 1
-        if isinstance(key, np.ndarray) and key.ndim == 1 and len(key) > 1:
-            runs += int(np.count_nonzero(np.abs(np.diff(key)) * found.itemsize > _AROUND))
-        self._touched += found.nbytes + runs * _AROUND
-        if self._touched > _HELD:
-            self._touched = 0
-            self.release()
-        return found
+        if not isinstance(key, np.ndarray):
+            found = self._all[key]
+            # Whoever kept a view would read it again, page by page, after a release.
+            return self._counted(found.copy() if isinstance(key, slice) else found, 1)
+        far = np.flatnonzero(np.abs(np.diff(key)) * self.dtype.itemsize > _AROUND // 32) + 1
+        if len(far) < _RUNS:
+            return self._counted(self._all[key], len(far) + 1)
+        parts = np.split(key, far[_RUNS - 1 :: _RUNS])
+        return np.concatenate([self._counted(self._all[part], _RUNS) for part in parts])
 
-    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """All of it, as an array that still lies on the disk."""
         return np.array(self._all, dtype=dtype, copy=copy)
 
     def release(self) -> None:
         """Hand back the memory of what has been read, where the system can."""
+        self._touched = 0
         if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
+
+    def _counted(self, found: Any, runs: int) -> Any:
+        self._touched += found.nbytes + runs * _AROUND
+        if self._touched > _HELD:
+            self.release()
+        return found

@@ -28,11 +28,11 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from trifold.data.documents import DocumentReport
+from trifold.data.documents import DocumentReport, kept
 from trifold.data.files import safe_name
 from trifold.data.lines import expand
 from trifold.data.mapped import Mapped
-from trifold.data.parts import PART_BYTES, Corpus, SourceFile, content, survey
+from trifold.data.parts import PART_BYTES, Corpus, SourceFile, content, documents_of, groups, survey
 from trifold.data.settings import DataSettings
 from trifold.data.token_build import FORMAT, IDS, MANIFEST, STARTS, Encoder, Job, build, read_json, write_json
 from trifold.errors import DataError, SettingsError
@@ -135,6 +135,33 @@ def open_tokens(
     made = _opened(folder, key, corpus)
     assert made is not None
     return made
+
+
+def sample_documents(
+    source: str | list[str],
+    settings: DataSettings,
+    characters: int,
+    *,
+    side: Side = "all",
+    seed: int = 0,
+    part_bytes: int = PART_BYTES,
+) -> list[str]:
+    """Documents of about so many characters in all, from the beginning of every part of a source.
+
+    Of the same side as `open_tokens` takes them from. Raises what that raises for sources.
+    """
+    work = groups(survey(source, settings), settings, part_bytes)
+    chosen = _chooser(side, float(settings.holdout if side != "all" else 0), seed)
+    texts: list[str] = []
+    for parts in work:
+        left = characters // len(work)
+        mine = (one for one in documents_of(parts, settings) if chosen(one.text))
+        for document in kept(mine, settings, DocumentReport("")):
+            texts.append(document.text)
+            left -= len(document.text)
+            if left <= 0:
+                break
+    return texts
 
 
 def _opened(folder: Path, key: str, corpus: Corpus) -> TokenCache | None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from trifold.data import TokenCache
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, Transformer
 from trifold.nn.losses import judge, linear_cross_entropy
@@ -31,6 +32,7 @@ from trifold.nn.packing import Packing
 from trifold.settings import Settings
 from trifold.tasks.measuring import every_batch, value_of
 from trifold.tasks.ragged import Ragged
+from trifold.tasks.streams import Stream
 from trifold.tasks.task import Evaluation, Looking, Sample
 from trifold.tasks.terms import Term
 from trifold.tasks.writing import write
@@ -83,6 +85,10 @@ class Pieces:
         """(N, 1) tokens read, and as many asked for."""
         return self.sizes[:, None]
 
+    def chosen(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the chosen pieces begin among the ids, and how many tokens each reads."""
+        return self.starts[rows], self.sizes[rows]
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -120,20 +126,23 @@ class Causal:
             size -= sum(len(first.encode("utf-8")) for first in firsts)
         return Corpus(Ragged.of([[*before, *ids, *behind] for ids in encoded]), size)
 
-    def examples(self, rows: Corpus, draw: int | None = None) -> Pieces:
+    def examples(self, rows: Corpus | TokenCache, draw: int | None = None) -> Pieces | Stream:
         """Pieces; with `draw`, and where windows are asked for, the cuts fall at other places with each draw."""
+        if isinstance(rows, TokenCache):
+            return Stream.of(rows, self.width, draw)
         return pieces(rows.tokens, self.width, self.cut, draw)
 
     # examples -> batch
 
     def batch(
-        self, examples: Pieces, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
+        self, examples: Pieces | Stream, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
     ) -> Batch:
         """Pack the chosen pieces, cut at `width` tokens where that is given. Nothing in it is random."""
-        sizes = examples.sizes[rows] if width is None else np.minimum(examples.sizes[rows], width)
+        starts, sizes = examples.chosen(rows)
+        sizes = sizes if width is None else np.minimum(sizes, width)
         packing = Packing.of(torch.from_numpy(sizes), spare=False)
         real = packing.real
-        places = np.repeat(examples.starts[rows] - np.cumsum(sizes) + sizes, sizes) + np.arange(real)
+        places = np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(real)
         read = np.full(packing.filled, self.tokenizer.pad_id or 0, dtype=np.int64)
         wanted = np.full(packing.filled, -1, dtype=np.int64)
         read[:real], wanted[:real] = examples.ids[places], examples.ids[places + 1]

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from trifold.tasks.causal import CausalSettings
 from trifold.tasks.causal_rows import causal
+from trifold.tasks.streams import refuse_cache
 from trifold.tasks.task import Asked, Material
 from trifold.tasks.translate import TranslateSettings
 from trifold.tasks.translate_rows import translation
@@ -21,10 +22,15 @@ KINDS: dict[str, Callable[[Any, Asked], Material]] = {
     "causal": causal,
 }
 
+# Those that read text from the disk as they need it, where a recipe says data.cache.
+CACHED = {"causal"}
+
 
 def build(settings: TaskSettings, asked: Asked) -> Material:
     """Read the data, train or load the tokenizers. What is left out is counted and said.
 
     Raises SettingsError or DataError before anything is learnt.
     """
+    if settings.kind not in CACHED:
+        refuse_cache(asked, settings.kind)
     return KINDS[settings.kind](settings, asked)

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from trifold.batches import BatchSettings
+from trifold.batches.plan import Plan
 from trifold.data import DataSettings
 from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
@@ -35,6 +36,22 @@ class Examples(Protocol):
     @property
     def lengths(self) -> NDArray[np.int64]:
         """(N, sides) tokens of each example on each side; there are one or two sides."""
+
+
+@runtime_checkable
+class Planned(Protocol):
+    """Examples that lay themselves into batches, because there are too many of them to be looked at one by one."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(N, sides) tokens of each example, at most."""
+
+    @property
+    def tokens(self) -> int:
+        """In all of them together."""
+
+    def plan(self, settings: BatchSettings, *, seed: int, epoch: int) -> Plan:
+        """The batches of an epoch, a pure function like `plan_epoch`."""
 
 
 class Batch(Protocol):

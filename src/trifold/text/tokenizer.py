@@ -213,6 +213,16 @@ class Tokenizer:
         """SHA-256 of the tokenizer as it is saved."""
         return hashlib.sha256(self.library.to_str(pretty=True).encode("utf-8")).hexdigest()
 
+    @property
+    def reading(self) -> str:
+        """SHA-256 of what decides how a text is cut; what is put around it, or left out at random, does not count."""
+        cut = json.loads(self._copy().to_str())
+        cut["model"].pop("dropout", None)
+        files = [self.files[name] for name in sorted(self.files)]
+        return hashlib.sha256(
+            b"\0".join([json.dumps(cut, sort_keys=True).encode("utf-8"), *files])
+        ).hexdigest()
+
     def save(
         self,
         folder: Path,

@@ -14,7 +14,7 @@ from trifold.batches.plan import Plan
 from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import Recipe
 from trifold.tasks.kinds import build
-from trifold.tasks.task import Asked, Examples, Material, Task
+from trifold.tasks.task import Asked, Examples, Material, Planned, Task
 from trifold.train.view import View
 
 
@@ -52,6 +52,8 @@ class Prepared:
 
     def plan(self, examples: Examples, epoch: int) -> Plan:
         """The batches of an epoch: a function of seed and epoch, so that resuming is seeking."""
+        if isinstance(examples, Planned):
+            return examples.plan(self.batches, seed=self.recipe.train.seed, epoch=epoch)
         return plan_epoch(examples.lengths, self.batches, seed=self.recipe.train.seed, epoch=epoch)
 
     @property
@@ -97,6 +99,12 @@ def _report(prepared: Prepared, view: View) -> None:
     """What an epoch holds, and what was too long for it."""
     lengths, settings, task = prepared.train.lengths, prepared.batches, prepared.task
     plan = prepared.plan(prepared.train, 0)
+    if isinstance(prepared.train, Planned):
+        view.say(
+            f"an epoch: {len(lengths):,} rows, {prepared.train.tokens:,} {task.token_name}, {len(plan):,} batches, "
+            f"no padding; vocabulary {prepared.material.vocabulary}"
+        )
+        return
     if dropped := int(overlong(lengths, settings).sum()):
         fate = {"drop": "left out", "truncate": "cut"}[settings.on_overflow]
         view.say(
