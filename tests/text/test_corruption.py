@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.text.noise_rows import MASK, SPECIAL, long_row, rows
 
-from noise_rows import MASK, SPECIAL, long_row, rows
 from trifold.text.corruption import MASKS, Replacement, mask_spans
 from trifold.text.spans import keyed, runs, words
 

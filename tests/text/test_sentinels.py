@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.text.noise_rows import SENTINELS, long_row, rows
 
-from noise_rows import SENTINELS, long_row, rows
 from trifold.text.sentinels import corrupt_spans, most_spans, noise_mask
 from trifold.text.spans import keyed, runs
 
