@@ -46,7 +46,7 @@ class MaskedSettings(HidingSettings):
 class MaskedWords:
     """The task. width: tokens that the model reads at once. cut: what becomes of longer documents."""
 
-    row_name, token_name = "texts", "hidden tokens"
+    row_name, read_name, token_name = "texts", "tokens", "hidden tokens"
 
     def __init__(
         self,

@@ -98,7 +98,7 @@ class Batch:
 class PairsOfTexts:
     """The task. width: tokens that the model reads at once."""
 
-    row_name, token_name = "pairs", "hidden tokens"
+    row_name, read_name, token_name = "pairs", "tokens", "hidden tokens"
 
     def __init__(
         self, settings: PairsSettings, tokenizer: Tokenizer, config: ModelConfig, width: int

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from trifold.errors import DataError
+from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
 from trifold.tasks.causal_rows import documents_of, with_tokens_of
 from trifold.tasks.denoise import DenoiseSettings, noise
@@ -69,6 +69,10 @@ def _material(
     """ends: texts end with </s> for who reads the tokenizer. anew: examples are cut anew each epoch. whole: a document
     that is too long is cut by `data.cut`.
     """
+    if asked.data.cache is not None:
+        raise SettingsError(
+            "data.cache: words and sentences are marked in memory, where noise is to know of them; leave it out"
+        )
     splits = documents_of(asked)
     assert splits.valid is not None
     texts = splits.train.texts

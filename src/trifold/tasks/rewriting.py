@@ -54,7 +54,7 @@ class RewritingSettings(Settings):
 class Rewriting:
     """The task. width: tokens that the model reads or writes at once. cut: what becomes of longer documents."""
 
-    row_name, token_name = "texts", "target tokens"
+    row_name, read_name, token_name = "texts", "tokens", "target tokens"
 
     def __init__(
         self,

@@ -145,7 +145,7 @@ class Mixture:
 class TextToText:
     """The task."""
 
-    row_name, token_name = "rows", "target tokens"
+    row_name, read_name, token_name = "rows", "target tokens", "target tokens"
 
     def __init__(self, settings: TextToTextSettings, tokenizer: Tokenizer, *, start_id: int) -> None:
         self.settings, self.tokenizer = settings, tokenizer
