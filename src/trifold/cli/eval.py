@@ -74,7 +74,8 @@ def run(
     perplexity, bits per byte and accuracy; of other tasks what their validation measures.
     """
     recipe = recipe_of(model)
-    if recipe.task.kind == "translate" if recipe is not None else not _continues(model):
+    translates = recipe.task.kind == "translate" if recipe is not None else not _continues(model)
+    if translates:
         _refuse("raw text", documents=documents)
         from trifold.cli.eval_pairs import evaluate as evaluate_pairs
 

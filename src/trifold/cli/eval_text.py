@@ -72,7 +72,10 @@ def _measured(
     assert data.valid is not None
     text = read_documents(data.valid, data, split="valid")
     note(str(text.report))
-    task = Causal(CausalSettings(begin=False, end=False), pipeline.reader, pipeline.config.max_positions)
+    # A document begins as the tokenizer's own texts do.
+    reader = pipeline.reader
+    begins = reader.bos_id is not None and reader.rows(["a"])[0].ids[0] == reader.bos_id
+    task = Causal(CausalSettings(begin=begins, end=False), reader, pipeline.config.max_positions)
     return task.measure(pipeline.model, task.read(text.texts), looking)
 
 
