@@ -21,6 +21,7 @@ from trifold.hub.families import (
     starcoder2,
     t5,
     vit,
+    xlnet,
 )
 from trifold.hub.family import Family
 
@@ -48,6 +49,7 @@ FAMILIES: dict[str, Family] = {
         roberta.XLM_ROBERTA,
         distilbert.FAMILY,
         albert.FAMILY,
+        xlnet.FAMILY,
         vit.FAMILY,
         native.FAMILY,  # the last: it can say everything
     )
