@@ -43,7 +43,8 @@ MEANINGS = {
     "data.format": "of one file with both sides; `auto` goes by its ending",
     "tokenizer.kind": "how text is cut; see below the table",
     "tokenizer.lowercase": "everything is lower-cased first",
-    "model.shape": "which stacks there are; the task that ships needs `encoder-decoder`",
+    "model.shape": "which stacks there are; each task needs its own: `translate` an `encoder-decoder`, `causal` a "
+    "`decoder`",
     "model.d_model": "width",
     "model.n_heads": "attention heads; they share the width",
     "model.d_ff": "width inside the feed-forward",
@@ -60,6 +61,7 @@ MEANINGS = {
     "model.pad_id": "taken from the tokenizer in training",
     "model.bos_id": "taken from the tokenizer in training",
     "model.eos_id": "taken from the tokenizer in training",
+    "task.kind": "which task",
     "task.label_smoothing": "share of the probability that is spread over the whole vocabulary",
     "task.lowercase": "scores ignore case",
     "train.steps": "updates of the weights",
@@ -109,15 +111,20 @@ def _with(page: Path, tables: str) -> str:
 
 
 def keys() -> dict[str, list[Key]]:
-    """Group ("" for the top) -> its keys."""
+    """Group ("" for the top) -> its keys; of a group that is of one of several kinds, a group each."""
     groups: dict[str, list[Key]] = {"": []}
     for name, field in Recipe.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Settings):
-            groups[name] = list(_keys(inner, f"{name}."))
-        else:
+        inner = [part for part in _members(field.annotation) if _is_group(part)]
+        if not inner:
             groups[""].append(_key(name, field, {}))
+        for cls in inner:
+            group = name if len(inner) == 1 else f"{name}` of kind `{cls.model_fields['kind'].default}"
+            groups[group] = list(_keys(cls, f"{name}."))
     return groups
+
+
+def _is_group(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Settings)
 
 
 def _keys(cls: type[Settings], prefix: str) -> Iterator[Key]:

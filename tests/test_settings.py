@@ -80,3 +80,47 @@ def test_settings_never_change():
 def test_nearest_shows_one_or_all():
     assert nearest("trian", ["train", "valid"]) == "; did you mean 'train'?"
     assert nearest("xyz", ["train", "valid"], "splits") == "; known splits: train, valid"
+
+
+# --- one of several kinds ------------------------------------------------------------------------------------
+
+
+class Horse(Settings):
+    kind: Literal["horse"] = "horse"
+    hooves: int = Field(4, gt=0)
+
+
+class Motor(Settings):
+    kind: Literal["motor"] = "motor"
+    fuel: Literal["petrol", "wood"] = "wood"
+
+
+class Carriage(Settings):
+    drawn_by: Horse | Motor = Field(Horse(), discriminator="kind")
+    hooves: int = 0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "hrose"}, "drawn_by: kind 'hrose' is not known; did you mean 'horse'?"),
+        ({"kind": "tx"}, "drawn_by: kind 'tx' is not known; known kinds: horse, motor"),
+        ({"kind": "motor", "fule": "wood"}, "drawn_by.fule: unknown key; did you mean 'fuel'?"),
+        ({"kind": "horse", "hooves": 0}, "drawn_by.hooves: input should be greater than 0, got 0"),
+        ({"kind": "motor", "hooves": 4}, "drawn_by.hooves: unknown key; known keys: fuel, kind"),
+        (
+            {"kind": "motor", "fuel": "hay"},
+            "drawn_by.fuel: input should be 'petrol' or 'wood', got 'hay'",
+        ),
+        (5, "drawn_by: a group of keys is required, got 5"),
+    ],
+)
+def test_a_wrong_key_of_one_of_several_kinds_is_named_as_the_user_wrote_it(values, message):
+    with pytest.raises(SettingsError) as caught:
+        Carriage.parse({"drawn_by": values})
+    assert str(caught.value) == message
+
+
+def test_the_kind_chooses():
+    assert Carriage.parse({"drawn_by": {"kind": "motor"}}).drawn_by == Motor()
+    assert Carriage.parse({}).drawn_by == Horse()

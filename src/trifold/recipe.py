@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trifold.batches import BatchSettings
 from trifold.data import DataSettings
@@ -21,6 +21,7 @@ from trifold.errors import SettingsError, UsageError
 from trifold.generate import GenerationConfig
 from trifold.nn.config import PRESETS, ModelConfig
 from trifold.settings import Settings, nearest
+from trifold.tasks.kinds import USUAL, TaskSettings
 from trifold.tasks.translate import TranslateSettings
 from trifold.text import TokenizerSettings
 
@@ -86,13 +87,19 @@ class Recipe(Settings):
 
     name: str
     description: str = ""
-    task: TranslateSettings = TranslateSettings()
+    task: TaskSettings = Field(TranslateSettings(), discriminator="kind")
     data: DataSettings
     tokenizer: TokenizerSettings = TokenizerSettings()
     model: ModelConfig = ModelConfig()
     batch: BatchSettings = BatchSettings()
     train: TrainSettings = TrainSettings()
     generate: GenerationConfig = GenerationConfig()
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _of_the_usual_kind(cls, values: Any) -> Any:
+        """Recipes from before there were kinds say none."""
+        return {"kind": USUAL, **values} if isinstance(values, Mapping) else values
 
     def resolved(self) -> str:
         """As YAML, with every default written out."""

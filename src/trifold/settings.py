@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trifold.errors import SettingsError
+
+Trail: TypeAlias = tuple[int | str, ...]  # of a problem, from the outermost group inwards
 
 
 class Settings(BaseModel):
@@ -38,17 +40,32 @@ def nearest(value: str, known: list[str], kind: str = "names") -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known {kind}: {', '.join(sorted(known))}"
 
 
-def _key(cls: type[Settings], path: tuple[int | str, ...], at: str) -> str:
-    """The dotted key of a problem, without what pydantic appends to say which member of a union it tried."""
-    parts = [at] if at else []
+def _key(cls: type[Settings], path: Trail, at: str) -> str:
+    """The dotted key of a problem, without what pydantic puts in to say which member of a union it tried."""
+    keys, _ = _walk(cls, path)
+    return ".".join([*([at] if at else []), *keys]) or "settings"
+
+
+def _walk(cls: type[Settings], path: Trail) -> tuple[list[str], type[Settings] | None]:
+    """The keys on the way of a problem, and the settings class where it ends; None where it ends in a plain value.
+
+    Where a key holds one of several classes, the next part of the path is the `kind` of the one that was tried.
+    """
+    keys: list[str] = []
     inner: type[Settings] | None = cls
+    kinds: dict[str, type[Settings]] = {}
     for part in path:
+        if str(part) in kinds:
+            inner, kinds = kinds[str(part)], {}
+            continue
         if inner is None:
             break
-        parts.append(str(part))
+        keys.append(str(part))
         field = inner.model_fields.get(str(part))
-        inner = _settings_class(field.annotation) if field else None
-    return ".".join(parts) or "settings"
+        members = _settings_classes(field.annotation) if field else []
+        kinds = {_kind(member): member for member in members} if len(members) > 1 else {}
+        inner = members[0] if members else None
+    return keys, inner
 
 
 def _explain(cls: type[Settings], problem: Any) -> str:
@@ -57,33 +74,35 @@ def _explain(cls: type[Settings], problem: Any) -> str:
             return f"unknown key{_nearest_key(cls, problem['loc'])}"
         case "missing":
             return "a value is required"
-        case "model_type":
+        case "model_type" | "model_attributes_type":
             return f"a group of keys is required, got {problem['input']!r}"
         case "value_error":
             return str(problem["ctx"]["error"])
+        case "union_tag_invalid":
+            tag = problem["ctx"]["tag"]
+            return f"kind {tag!r} is not known{nearest(tag, _kinds_at(cls, problem['loc']), 'kinds')}"
         case _:
             return f"{problem['msg'].lower()}, got {problem['input']!r}"
 
 
-def _nearest_key(cls: type[Settings], path: tuple[int | str, ...]) -> str:
-    return nearest(str(path[-1]), _keys_at(cls, path[:-1]), "keys")
+def _nearest_key(cls: type[Settings], path: Trail) -> str:
+    inner = _walk(cls, path[:-1])[1] or cls
+    return nearest(str(path[-1]), list(inner.model_fields), "keys")
 
 
-def _keys_at(cls: type[Settings], path: tuple[int | str, ...]) -> list[str]:
-    """Valid keys of the settings class found by walking `path` down from `cls` (union members by name)."""
-    for part in path:
-        field = cls.model_fields.get(str(part))
-        inner = _settings_class(field.annotation) if field else None
-        if inner is None:
-            continue
-        cls = inner
-    return list(cls.model_fields)
+def _kinds_at(cls: type[Settings], path: Trail) -> list[str]:
+    """What may stand under `kind` in the group that the path names."""
+    owner = _walk(cls, path[:-1])[1] or cls
+    return [_kind(member) for member in _settings_classes(owner.model_fields[str(path[-1])].annotation)]
 
 
-def _settings_class(annotation: Any) -> type[Settings] | None:
+def _kind(cls: type[Settings]) -> str:
+    """What chooses this class among several; of one that stands alone, its name."""
+    return str(cls.model_fields["kind"].default) if "kind" in cls.model_fields else cls.__name__
+
+
+def _settings_classes(annotation: Any) -> list[type[Settings]]:
+    """The settings classes that a key may hold, in the order of the annotation."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
-        return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        if found := _settings_class(argument):
-            return found
-    return None
+        return [annotation]
+    return [found for part in getattr(annotation, "__args__", ()) for found in _settings_classes(part)]

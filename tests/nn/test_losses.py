@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trifold.nn import losses
-from trifold.nn.losses import linear_cross_entropy, plain_cross_entropy
+from trifold.nn.losses import judge, linear_cross_entropy, plain_cross_entropy
 
 
 def gradients(loss: Tensor, *leaves: Tensor | None) -> list[Tensor]:
@@ -98,3 +98,18 @@ def test_a_model_that_knows_nothing_pays_log_v_a_row() -> None:
     sums = linear_cross_entropy(torch.zeros(7, 4), torch.randn(50, 4), None, torch.randint(50, (7,)), 0.1)
     torch.testing.assert_close(sums.loss, torch.tensor(7 * math.log(50)))
     torch.testing.assert_close(sums.nll, torch.tensor(7 * math.log(50)))
+
+
+@given(rows=st.integers(0, 13), classes=st.integers(2, 17), biased=st.booleans())
+def test_judging_sums_what_whole_logits_say(rows: int, classes: int, biased: bool) -> None:
+    hidden, weight = torch.randn(rows, 5), torch.randn(classes, 5)
+    bias = torch.randn(classes) if biased else None
+    targets = torch.randint(-1, classes, (rows,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "BLOCK", 4)
+        found = judge(hidden, weight, bias, targets)
+    asked = targets >= 0
+    logits = torch.nn.functional.linear(hidden, weight, bias)[asked]
+    plain = plain_cross_entropy(hidden[asked], weight, bias, targets[asked])
+    assert float(found.nll) == pytest.approx(float(plain.nll), rel=1e-5, abs=1e-6)
+    assert int(found.right) == int((logits.argmax(-1) == targets[asked]).sum())

@@ -100,6 +100,24 @@ def test_a_sample_shows_the_reference_only_where_it_differs():
     assert "Va." in other
 
 
+def test_what_goes_on_from_a_prompt_is_shown_in_its_lines_and_has_no_verdict():
+    written = Validated(8, 1.25, {"bits_per_byte": 2.38124}, False, [("To be", None, ",\nor not")])
+    first, *lines = validation_lines(written)
+    assert first == "step 8: validation loss 1.2500 · bits per byte 2.3812"
+    assert [line.strip() for line in lines] == ["·", "To be,", "or not"]
+    long = written._replace(samples=[("a", None, "\n" * 50)])
+    assert len(validation_lines(long)) < 10
+
+
+def test_speed_is_in_what_the_task_counts():
+    now, stream = [0.0], io.StringIO()
+    view = Plain(stream, every=0.0, clock=lambda: now[0])
+    view.step(shot(1))
+    view.step(shot(2)._replace(token_name="target tokens"))
+    assert ["14,900 tokens/s" in line for line in stream.getvalue().splitlines()] == [True, False]
+    assert "14,900 target tokens/s" in stream.getvalue()
+
+
 def test_silent_and_unbegun_views_can_be_told_anything(capfd):
     for view in (Silent(), Live(Console(file=io.StringIO())), Plain(io.StringIO())):
         view.step(shot(1))

@@ -1,20 +1,16 @@
-"""`trifold eval`: score a model on text that has references."""
+"""`trifold eval`: score a model on text that it has not learnt."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trifold.cli.generate import given, one_line
 from trifold.cli.options import BatchSize, Beams, Device, Dtype, Json, Model, Out
-from trifold.cli.streams import note, print_json, writing
 from trifold.errors import UsageError
 
 if TYPE_CHECKING:
-    from trifold.data import Pairs
     from trifold.recipe import Recipe
 
 EXAMPLES = (
@@ -22,8 +18,8 @@ EXAMPLES = (
     "trifold eval runs/multi30k-en-de --num-beams 5 --tokenize none",
     "trifold eval runs/multi30k-en-de test.en test.de --out ours.de",
     "trifold eval runs/demo pairs.tsv --source english --target french --json",
+    "trifold eval gpt2 novel.txt",
 )
-SPLITS = ("test", "valid")
 
 
 def run(
@@ -32,16 +28,29 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[DATA]...",
-            help="Two files of lines, or one .tsv, .csv or .jsonl; the run's own test set unless given.",
+            help="Two files of lines, or one .tsv, .csv or .jsonl; of a model of raw text any number of files; the "
+            "run's own test set unless given.",
         ),
     ] = None,
     split: Annotated[
-        str, typer.Option(metavar="test|valid", help="Which part of the run's own data.")
-    ] = "test",
+        str | None,
+        typer.Option(
+            metavar="test|valid",
+            help="Which part of the run's own data.",
+            show_default="test, where the recipe names one",
+        ),
+    ] = None,
     source: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column of the source: a name or a number.")
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the reference.")] = None,
+    documents: Annotated[
+        Literal["line", "blank", "file"] | None,
+        typer.Option(
+            help="Raw text: what a document is: a line, what stands between blank lines, or a file.",
+            show_default="the recipe's, or file",
+        ),
+    ] = None,
     tokenize: Annotated[
         str | None,
         typer.Option(
@@ -61,37 +70,53 @@ def run(
     json: Json = False,
     out: Out = None,
 ) -> None:
-    """Translate a test set and score it: BLEU, chrF and exact match, each with its signature."""
-    from trifold.cli.answers import answers, opened
-
+    """Score a model: of translations BLEU, chrF and exact match, each with its signature; of a language model loss,
+    perplexity, bits per byte and accuracy; of other tasks what their validation measures.
+    """
     recipe = recipe_of(model)
-    pairs = _pairs(recipe, data or [], split, source, target, model)
-    note(str(pairs.report))
-    pipeline = opened(model, device, dtype)
-    start = time.perf_counter()
-    found = answers(pipeline, pairs.sources, given(num_beams=num_beams), batch_size)
-    outputs = [one_line(each[0].text) if each else "" for _, each in found]
-    seconds = time.perf_counter() - start
-    if out is not None:
-        with writing(out) as file:
-            file.writelines(f"{output}\n" for output in outputs)
-    scores = scored(outputs, pairs.targets, *_scoring(recipe, tokenize, lowercase))
-    if json:
-        print_json(
-            {
-                "model": model,
-                "data": pairs.report.name,
-                "sentences": len(outputs),
-                "seconds": round(seconds, 3),
-                "scores": {
-                    name: {"value": value, "signature": text} for name, (_, value, text) in scores.items()
-                },
-            }
+    translates = recipe.task.kind == "translate" if recipe is not None else not _continues(model)
+    if translates:
+        _refuse("raw text", documents=documents)
+        from trifold.cli.eval_pairs import evaluate as evaluate_pairs
+
+        evaluate_pairs(
+            model,
+            recipe,
+            data or [],
+            split or "test",
+            columns={"source": source, "target": target},
+            tokenize=tokenize,
+            lowercase=lowercase,
+            num_beams=num_beams,
+            batch_size=batch_size,
+            device=device,
+            dtype=dtype,
+            json=json,
+            out=out,
         )
-    else:
-        for score in scores.values():
-            print(score)
-        note(f"{len(outputs):,} sentences in {seconds:.1f} s")
+        return
+    _refuse(
+        "translations",
+        source=source,
+        target=target,
+        tokenize=tokenize,
+        lowercase=lowercase,
+        num_beams=num_beams,
+        out=out,
+    )
+    from trifold.cli.eval_text import evaluate as evaluate_text
+
+    evaluate_text(
+        model,
+        recipe,
+        data or [],
+        split,
+        documents=documents,
+        batch_size=batch_size,
+        device=device,
+        dtype=dtype,
+        json=json,
+    )
 
 
 def recipe_of(model: str) -> Recipe | None:
@@ -105,63 +130,15 @@ def recipe_of(model: str) -> Recipe | None:
     return None
 
 
-def scored(outputs: list[str], references: list[str], tokenize: str, lowercase: bool) -> dict[str, Any]:
-    """Every score by name; `tokenize` is BLEU's alone."""
-    from trifold.scores import SCORES
+def _continues(model: str) -> bool:
+    """Whether a model that belongs to no run goes on with a text, instead of answering one."""
+    from trifold.hub import read_config, resolve
 
-    options = {"bleu": {"tokenize": tokenize}}
-    return {
-        name: score(outputs, references, lowercase=lowercase, **options.get(name, {}))
-        for name, score in SCORES.items()
-    }
+    return read_config(resolve(model)).shape == "decoder"
 
 
-def _scoring(recipe: Recipe | None, tokenize: str | None, lowercase: bool | None) -> tuple[str, bool]:
-    from sacrebleu.metrics.bleu import BLEU
-
-    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
-        raise UsageError(
-            f"--tokenize {tokenize}: not a tokenizer of sacreBLEU; there are {', '.join(sorted(BLEU.TOKENIZERS))}"
-        )
-    if tokenize is None:
-        tokenize = recipe.task.tokenize if recipe else "13a"
-    if lowercase is None:
-        lowercase = recipe.task.lowercase if recipe else False
-    return tokenize, lowercase
-
-
-def _pairs(
-    recipe: Recipe | None, data: list[str], split: str, source: str | None, target: str | None, model: str
-) -> Pairs:
-    """What to score on: the named data, else a split of the run's own."""
-    from trifold.data import DataSettings, read_pairs, read_splits
-
-    columns = {
-        name: _column(value) for name, value in (("source", source), ("target", target)) if value is not None
-    }
-    if len(data) > 2:
-        raise UsageError(f"{len(data)} files of data: give two (source and reference) or one with both sides")
-    if data:
-        # Every line counts: a blank one that is left out would change the score.
-        settings = DataSettings.parse({"blank": "keep", **columns})
-        return read_pairs(data if len(data) == 2 else data[0], settings, split=split)
-    if recipe is None:
-        raise UsageError(
-            f"{model}: has no recipe.yaml beside it, so name the data: trifold eval MODEL test.en test.de"
-        )
-    if split not in SPLITS:
-        raise UsageError(f"--split {split}: there are {' and '.join(SPLITS)}")
-    if split == "valid" and recipe.data.holdout:
-        held_out = read_splits(recipe.data, recipe.train.seed).valid
-        assert held_out is not None
-        return held_out
-    where = getattr(recipe.data, split)
-    if where is None:
-        raise UsageError(
-            f"{model}: its recipe names no {split} data; name it: trifold eval {model} test.en test.de"
-        )
-    return read_pairs(where, recipe.data.model_copy(update=columns), split=split)
-
-
-def _column(value: str) -> str | int:
-    return int(value) if value.isdecimal() else value
+def _refuse(what: str, **options: object) -> None:
+    """Raises UsageError for options that would be overlooked."""
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is for {what}, and this model does another task")

@@ -125,7 +125,11 @@ def run(
                 print(piece, end="", file=results, flush=True)
             print(file=results, flush=True)
         else:
-            _print(text, outputs(pipeline, [text], asked)[0], json, results)
+            found = outputs(pipeline, [text], asked)[0]
+            if json or len(found) != 1:
+                _print(text, found, json, results)
+            else:  # alone, it may have as many lines as it likes
+                print(found[0].text, file=results, flush=True)
 
 
 def given(**options: Any) -> dict[str, Any]:

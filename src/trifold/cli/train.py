@@ -60,9 +60,9 @@ def run(
 
 def summary(folder: Path, scores: dict[str, float]) -> list[str]:
     """The last scores, where everything is, and the command that uses it."""
-    from trifold.train.view import score_name
+    from trifold.train.view import score_text
 
-    last = ", ".join(f"{score_name(name)} {value:.2f}" for name, value in scores.items())
+    last = ", ".join(score_text(name, value) for name, value in scores.items())
     return [
         *([f"validation:          {last}"] if last else []),
         f"the model:           {folder / 'model'}  (a Hugging Face folder)",

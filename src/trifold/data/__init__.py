@@ -1,18 +1,34 @@
-"""Files, hub datasets and embedded text, read into aligned pairs of sentences."""
+"""Files, hub datasets and embedded text, read into aligned pairs of sentences or into documents of raw text."""
 
+from trifold.data.documents import (
+    DocumentReport,
+    Documents,
+    DocumentSplits,
+    hold_out_documents,
+    iter_documents,
+    read_document_splits,
+    read_documents,
+)
 from trifold.data.lines import iter_lines, read_lines
 from trifold.data.readers import Pairs, Report, Row, Splits, hold_out, iter_rows, read_pairs, read_splits
 from trifold.data.settings import DataSettings
 
 __all__ = [
     "DataSettings",
+    "DocumentReport",
+    "DocumentSplits",
+    "Documents",
     "Pairs",
     "Report",
     "Row",
     "Splits",
     "hold_out",
+    "hold_out_documents",
+    "iter_documents",
     "iter_lines",
     "iter_rows",
+    "read_document_splits",
+    "read_documents",
     "read_lines",
     "read_pairs",
     "read_splits",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
-from trifold.errors import DataError
+from trifold.errors import DataError, SettingsError
 
 Rows: TypeAlias = Sequence[Mapping[str, str]]
 Splits: TypeAlias = Mapping[str, Rows]  # "train", "valid" and "test"
 
+_FORM = re.compile(r"embedded:(?P<name>[^:]+)(?::(?P<split>[^:]+))?")
 _ONES = (
     *(
         "zero",
@@ -76,6 +78,14 @@ def rows(name: str, split: str) -> Rows:
     if split not in known:
         raise DataError(f"embedded:{name}:{split}: no such split; there are {', '.join(known)}")
     return known[split]
+
+
+def places(source: str, split: str) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The rows that `embedded:NAME:SPLIT` means, of `split` where it names none. Raises SettingsError."""
+    if not (match := _FORM.fullmatch(source)):
+        raise SettingsError(f"data: {source!r} is not of the form embedded:NAME or embedded:NAME:SPLIT")
+    for row in rows(match["name"], match["split"] or split):
+        yield source, row
 
 
 def _in_words(number: int) -> str:

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trifold.errors import DataError
+from trifold.errors import DataError, SettingsError
+
+_FORM = re.compile(r"hub:(?P<name>[^@:]+)(?:@(?P<config>[^:]+))?:(?P<split>.+)")
+
+
+def places(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rows that `hub:NAME@CONFIG:SPLIT` means, each with what a message calls it. Raises SettingsError."""
+    if not (match := _FORM.fullmatch(source)):
+        raise SettingsError(f"data: {source!r} is not of the form hub:NAME:SPLIT or hub:NAME@CONFIG:SPLIT")
+    for number, row in enumerate(rows(match["name"], match["config"], match["split"]), start=1):
+        yield f"{source}, row {number}", row
 
 
 def rows(name: str, config: str | None, split: str) -> Iterator[Mapping[str, Any]]:

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trifold.data import embedded, hub
+from trifold.data.compressed import ending
 from trifold.data.lines import iter_lines
 from trifold.data.settings import DataSettings, Source
 from trifold.data.tables import READERS, Numbered, text_at
 from trifold.errors import DataError, SettingsError
 
-_SUFFIXES = {".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
-_HUB = re.compile(r"hub:(?P<name>[^@:]+)(?:@(?P<config>[^:]+))?:(?P<split>.+)")
-_EMBEDDED = re.compile(r"embedded:(?P<name>[^:]+)(?::(?P<split>[^:]+))?")
+_SUFFIXES = {
+    ".parquet": "parquet",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+}
 # Signs that other programs take for the end of a line; here they are part of it.
-_INNER_BREAK = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+INNER_BREAK = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
 class Row(NamedTuple):
@@ -55,8 +61,8 @@ class Report:
 
     def __str__(self) -> str:
         notes = [
-            _fate(self.blank, "with a blank side", self.blank_dropped),
-            _fate(self.duplicates, "seen before", self.duplicates_dropped),
+            fate(self.blank, "with a blank side", self.blank_dropped),
+            fate(self.duplicates, "seen before", self.duplicates_dropped),
             f"{self.inner_breaks:,} with unusual separators inside, kept" if self.inner_breaks else "",
         ]
         return ", ".join([f"{self.name}: {self.pairs:,} pairs", *filter(None, notes)]) + (
@@ -64,7 +70,8 @@ class Report:
         )
 
 
-def _fate(count: int, what: str, dropped: int) -> str:
+def fate(count: int, what: str, dropped: int) -> str:
+    """`3 blank (dropped)`, or nothing where there are none."""
     return f"{count:,} {what} ({'dropped' if dropped else 'kept'})" if count else ""
 
 
@@ -110,19 +117,28 @@ def read_splits(settings: DataSettings, seed: int = 0) -> Splits:
     return Splits(train, valid, test)
 
 
-def hold_out(pairs: Pairs, rows: int, seed: int) -> tuple[Pairs, Pairs]:
-    """Split off `rows` pairs, the last of a shuffle by `seed`; both parts keep the order of the file."""
-    if rows >= len(pairs):
-        raise DataError(
-            f"data.holdout: {rows:,} pairs of {len(pairs):,} leave nothing to train on; hold out fewer"
-        )
-    order = list(range(len(pairs)))
-    random.Random(seed).shuffle(order)
+def hold_out(pairs: Pairs, rows: int | float, seed: int) -> tuple[Pairs, Pairs]:
+    """Split off `rows` pairs, or that share of them: the last of a shuffle by `seed`.
+
+    Both parts keep the order of the file. Raises DataError where nothing would be left.
+    """
     name = pairs.report.name
-    rest, held = sorted(order[: len(order) - rows]), sorted(order[len(order) - rows :])
+    rest, held = held_out(len(pairs), rows, seed, "pairs")
     train = pairs.select(rest, name)
     train.report = pairs.report  # what was dropped on reading stays on record
     return train, pairs.select(held, f"held out of {name}")
+
+
+def held_out(total: int, asked: int | float, seed: int, what: str) -> tuple[list[int], list[int]]:
+    """Which of `total` things stay and which are held out, both in order; a float is a share, of one at least."""
+    held = max(1, round(asked * total)) if isinstance(asked, float) else asked
+    if held >= total:
+        raise DataError(
+            f"data.holdout: {held:,} {what} of {total:,} leave nothing to train on; hold out fewer"
+        )
+    order = list(range(total))
+    random.Random(seed).shuffle(order)
+    return sorted(order[: total - held]), sorted(order[total - held :])
 
 
 def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> Pairs:
@@ -148,7 +164,7 @@ def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> 
                 report.duplicates_dropped += 1
                 continue
         seen.add(pair)
-        report.inner_breaks += bool(_INNER_BREAK.search(row.source) or _INNER_BREAK.search(row.target))
+        report.inner_breaks += bool(INNER_BREAK.search(row.source) or INNER_BREAK.search(row.target))
         pairs.sources.append(row.source)
         pairs.targets.append(row.target)
         pairs.lines.append(row.line)
@@ -192,8 +208,11 @@ def _files(source: Source) -> list[str]:
 
 
 def _table_format(file: str, settings: DataSettings) -> str:
-    suffix = PurePath(file.removesuffix(".gz")).suffix.lower()
-    kind = _SUFFIXES.get(suffix, "text") if settings.format == "auto" else settings.format
+    kind = _SUFFIXES.get(ending(file), "text") if settings.format == "auto" else settings.format
+    if kind == "parquet":
+        raise SettingsError(
+            f"data.format: parquet is read as raw text, not as pairs; give {file} as .jsonl, .csv or .tsv"
+        )
     if kind == "text":
         raise SettingsError(
             f"data: {file} is one file of plain lines, but translation needs two sides; give two files "
@@ -220,18 +239,16 @@ def _two_files(files: list[str], settings: DataSettings) -> Numbered:
 
 
 def _open_hub(source: str, settings: DataSettings, split: str) -> Iterator[Row]:
-    if not (match := _HUB.fullmatch(source)):
-        raise SettingsError(f"data: {source!r} is not of the form hub:NAME:SPLIT or hub:NAME@CONFIG:SPLIT")
-    for number, row in enumerate(hub.rows(match["name"], match["config"], match["split"]), start=1):
-        place = f"{source}, row {number}"
-        yield Row(text_at(row, settings.source, place), text_at(row, settings.target, place), number)
+    return _named(hub.places(source), settings)
 
 
 def _open_embedded(source: str, settings: DataSettings, split: str) -> Iterator[Row]:
-    if not (match := _EMBEDDED.fullmatch(source)):
-        raise SettingsError(f"data: {source!r} is not of the form embedded:NAME or embedded:NAME:SPLIT")
-    for number, row in enumerate(embedded.rows(match["name"], match["split"] or split), start=1):
-        yield Row(text_at(row, settings.source, source), text_at(row, settings.target, source), number)
+    return _named(embedded.places(source, split), settings)
+
+
+def _named(places: Iterator[tuple[str, Mapping[str, Any]]], settings: DataSettings) -> Iterator[Row]:
+    for number, (place, row) in enumerate(places, start=1):
+        yield Row(text_at(row, settings.source, place), text_at(row, settings.target, place), number)
 
 
 _OPENERS: dict[str, Callable[[str, DataSettings, str], Iterator[Row]]] = {

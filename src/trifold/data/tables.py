@@ -33,11 +33,23 @@ def read_csv(lines: Iterable[str], name: str, settings: DataSettings) -> Numbere
 
 def read_jsonl(lines: Iterable[str], name: str, settings: DataSettings) -> Numbered:
     """One JSON object a line."""
-    for number, line in enumerate(lines, start=1):
+    for number, row in objects(lines, name):
         place = f"{name}:{number}"
-        if not line.strip():
+        if row is None:
             yield number, "", ""
+        else:
+            yield number, text_at(row, settings.source, place), text_at(row, settings.target, place)
+
+
+def objects(
+    lines: Iterable[str], name: str, first_line: int = 1
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """The number of each line and the JSON object in it, None where it is blank."""
+    for number, line in enumerate(lines, start=first_line):
+        if not line.strip():
+            yield number, None
             continue
+        place = f"{name}:{number}"
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
@@ -48,7 +60,7 @@ def read_jsonl(lines: Iterable[str], name: str, settings: DataSettings) -> Numbe
             raise DataError(f"{place}: not readable JSON (too deep, or a number too long)") from None
         if not isinstance(row, dict):
             raise DataError(f"{place}: a JSON {type(row).__name__}, expected an object with named values")
-        yield number, text_at(row, settings.source, place), text_at(row, settings.target, place)
+        yield number, row
 
 
 READERS: dict[str, Callable[[Iterable[str], str, DataSettings], Numbered]] = {
@@ -58,7 +70,9 @@ READERS: dict[str, Callable[[Iterable[str], str, DataSettings], Numbered]] = {
 }
 
 
-def text_at(row: Mapping[str, Any], key: str | int, place: str) -> str:
+def text_at(
+    row: Mapping[str, Any], key: str | int, place: str, setting: str = "data.source and data.target"
+) -> str:
     """The text under `key`, where `translation.en` may also mean row["translation"]["en"].
 
     Raises DataError when it is missing, no text, or text that cannot be written as UTF-8.
@@ -67,7 +81,7 @@ def text_at(row: Mapping[str, Any], key: str | int, place: str) -> str:
     for part in [key] if key in row else str(key).split("."):
         if not isinstance(value, Mapping) or part not in value:
             known = ", ".join(map(str, value)) if isinstance(value, Mapping) else "none"
-            raise DataError(f"{place}: no value {key!r}; found: {known}; set data.source and data.target")
+            raise DataError(f"{place}: no value {key!r}; found: {known}; set {setting}")
         value = value[part]
     if not isinstance(value, str):
         raise DataError(f"{place}: {key!r} holds {_kind(value)}, expected text")

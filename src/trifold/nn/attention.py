@@ -28,6 +28,7 @@ from trifold.nn.rotary import Turns
 Kernel: TypeAlias = Literal["plain", "short", "fused"]
 
 SHORT = 128 * 128  # queries times keys up to which a CPU is quicker with the products of kernels.py
+LOOPED = 512 * 512  # … and while learning from packed rows, whose weights are then kept for the way back
 
 
 def split_heads(x: Tensor, width: int) -> Tensor:
@@ -205,7 +206,7 @@ class Attention(nn.Module):
         if self.groups > 1 or self.soft_cap is not None or self.stretch != 1.0:
             return False
         queries, keys = mask.packing.shape[1], (mask.key_packing or mask.packing).shape[1]
-        return queries * keys <= SHORT and compiled(x) is not None
+        return queries * keys <= LOOPED and compiled(x) is not None
 
     def _packed(self, x: Tensor, memory: Tensor | None, mask: Mask) -> Tensor:
         """(1, N, E) -> (1, N, H·D)."""

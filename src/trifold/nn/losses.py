@@ -46,6 +46,28 @@ def linear_cross_entropy(
     return LossSums(*_sums(hidden, weight, bias, targets, smoothing))
 
 
+class Judged(NamedTuple):
+    """Sums over rows: the negative log-likelihood in nats, and how often the likeliest class was the wanted one."""
+
+    nll: Tensor
+    right: Tensor
+
+
+@torch.no_grad()
+def judge(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Judged:
+    """What a model says of the targets it is asked for, a chunk of logits at a time; arguments as above."""
+    asked = targets >= 0
+    nll, right = (
+        torch.zeros((), device=hidden.device),
+        torch.zeros((), dtype=torch.int64, device=hidden.device),
+    )
+    for rows, wanted in zip(hidden[asked].split(BLOCK), targets[asked].split(BLOCK), strict=True):
+        logits = F.linear(rows, weight, bias).float()
+        nll = nll + F.cross_entropy(logits, wanted, reduction="sum")
+        right = right + (logits.argmax(-1) == wanted).sum()
+    return Judged(nll, right)
+
+
 def plain_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float = 0.0
 ) -> LossSums:

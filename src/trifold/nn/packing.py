@@ -6,7 +6,7 @@ that the products keep one shape from batch to batch: preparing a new shape cost
 
     flat (1, N, E)  --grid-->  (B, T, E)  attention  --flat-->  (1, N, E)
 
-The last token is always filling. Cells of the grid beyond a row's end read it, and it has no gradient.
+Cells of the grid beyond a row's end read the last token, which is filling then, and has no gradient.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ class Packing:
     real: int
 
     @classmethod
-    def of(cls, lengths: Tensor) -> Packing:
-        """From the lengths (B,) of the rows."""
+    def of(cls, lengths: Tensor, *, spare: bool = True) -> Packing:
+        """From the lengths (B,) of the rows. Without `spare`, rows of one length are not filled up beyond a round
+        number: no cell lies beyond a row's end, so none needs a filling token to read.
+        """
         real, width, rows = int(lengths.sum()), int(lengths.max()), len(lengths)
-        filled = rounded(real + 1)
+        filled = rounded(real + (spare or real < rows * width))
         inside = torch.arange(width) < lengths[:, None]
         cells = torch.full((rows * width,), filled - 1)
         places = torch.zeros(filled, dtype=torch.int64)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -28,8 +29,11 @@ from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import Packing
 from trifold.scores import SCORES, Score
 from trifold.settings import Settings, nearest
+from trifold.tasks.measuring import mean_loss, value_of
 from trifold.tasks.ragged import Ragged
+from trifold.tasks.task import Evaluation, Looking, Sample
 from trifold.tasks.terms import Term
+from trifold.tasks.tokenizers import TARGET_FILE
 from trifold.tasks.writing import write
 from trifold.text import Tokenizer
 
@@ -37,6 +41,7 @@ from trifold.text import Tokenizer
 class TranslateSettings(Settings):
     """What is asked of the model, and by which score its best weights are chosen."""
 
+    kind: Literal["translate"] = "translate"
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     best_by: Literal["bleu", "chrf", "exact_match", "loss"] = Field(
         "bleu", description="a score of the validation set, or loss"
@@ -85,6 +90,8 @@ class Batch:
 class Translate:
     """The task: it knows the tokenizers and the settings, and nothing of the loop."""
 
+    row_name, token_name = "pairs", "target tokens"
+
     def __init__(
         self,
         settings: TranslateSettings,
@@ -100,12 +107,15 @@ class Translate:
 
     def examples(self, pairs: Pairs, draw: int | None = None) -> Examples:
         """Encode; both sides get their </s>. With `draw`, merges drop out as the tokenizers say, keyed by it."""
-        return Examples(_ended(self.source, pairs.sources, draw), _ended(self.target, pairs.targets, draw))
+        key = None if draw is None else draw & 0xFFFF_FFFF
+        return Examples(_ended(self.source, pairs.sources, key), _ended(self.target, pairs.targets, key))
 
     # examples -> batch
 
-    def batch(self, examples: Examples, rows: NDArray[np.int64], width: int | None = None) -> Batch:
-        """Pack the chosen rows, cut at `width` tokens where that is given."""
+    def batch(
+        self, examples: Examples, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
+    ) -> Batch:
+        """Pack the chosen rows, cut at `width` tokens where that is given. Nothing in it is random."""
         source, _ = _packed(examples.sources, rows, width, self.source.required("pad"))
         target, ends = _packed(examples.targets, rows, width, self.target.required("pad"))
         assert target.packing is not None
@@ -181,6 +191,36 @@ class Translate:
             name: score(hypotheses, references, lowercase=settings.lowercase, **options.get(name, {}))
             for name, score in SCORES.items()
         }
+
+    def evaluate(self, model: Transformer, rows: Pairs, examples: Examples, looking: Looking) -> Evaluation:
+        """Loss, and the scores of greedy translations: a validation is about the weights, not the search."""
+        loss = mean_loss(self, model, examples, looking)
+        greedy = GenerationConfig(max_new_tokens=looking.generation.max_new_tokens)
+        answers = self.predict(model, rows.sources, greedy, on_done=lambda _done: looking.poll())
+        outputs = self.target.decode([hypotheses[0].tokens for hypotheses in answers])
+        scores = self.scores(outputs, rows.targets)
+        values = {name: score.value for name, score in scores.items()}
+        return Evaluation(
+            loss,
+            values,
+            value_of(self.settings.best_by, loss, values),
+            [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)],
+            [str(score) for score in scores.values()],
+        )
+
+    # disk
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizers."""
+        save_tokenizers(folder, self.source, self.target)
+
+
+def save_tokenizers(folder: Path, source: Tokenizer, target: Tokenizer) -> None:
+    """tokenizer.json, and target_tokenizer.json where the target has its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if target is not source:
+        target.save(folder, TARGET_FILE)
+    source.save(folder, append_eos=True)
 
 
 def _packed(texts: Ragged, rows: NDArray[np.int64], width: int | None, pad: int) -> tuple[Inputs, Tensor]:

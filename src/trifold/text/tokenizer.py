@@ -212,17 +212,24 @@ class Tokenizer:
         """SHA-256 of the tokenizer as it is saved."""
         return hashlib.sha256(self.library.to_str(pretty=True).encode("utf-8")).hexdigest()
 
-    def save(self, folder: Path, name: str = "tokenizer.json", *, append_eos: bool = False) -> None:
+    def save(
+        self,
+        folder: Path,
+        name: str = "tokenizer.json",
+        *,
+        append_eos: bool = False,
+        prepend_bos: bool = False,
+    ) -> None:
         """Write `name` into `folder`, and beside `tokenizer.json` the two files that `transformers` reads too.
 
-        With `append_eos`, other programs that read it put the end token after every text, as translation
-        models expect it; here nothing is appended either way.
+        With `append_eos`, who reads it puts the end token after every text, as translation models expect it; with
+        `prepend_bos` the start token before it, as a language model may. `encode` does neither.
         """
         if self.files:
             for file, content in self.files.items():
                 (folder / file).write_bytes(content)
             return
-        self._write(folder / name, json.loads(self._serialised(append_eos)))
+        self._write(folder / name, json.loads(self._serialised(append_eos, prepend_bos)))
         if name == "tokenizer.json":
             limits = {"split_special_tokens": True, "model_max_length": int(1e30)}
             config = {"clean_up_tokenization_spaces": False, **(self.settings or limits)}
@@ -336,13 +343,16 @@ class Tokenizer:
         template = (type(None), processors.TemplateProcessing, processors.BertProcessing)
         return self.library if isinstance(self.library.post_processor, template) else self._copy()
 
-    def _serialised(self, append_eos: bool) -> str:
-        if not append_eos:
+    def _serialised(self, append_eos: bool, prepend_bos: bool) -> str:
+        if not (append_eos or prepend_bos):
             return str(self.library.to_str())
         copy = Library.from_str(self.library.to_str())
-        end, end_id = self.names["eos_token"], self.required("eos")
+        roles = ["bos"] * prepend_bos + ["eos"] * append_eos
+        begin, end = (self.names[f"{role}_token"] if role in roles else "" for role in ("bos", "eos"))
         copy.post_processor = processors.TemplateProcessing(
-            single=f"$A {end}", pair=f"$A $B {end}", special_tokens=[(end, end_id)]
+            single=f"{begin} $A {end}".strip(),
+            pair=f"{begin} $A $B {end}".strip(),
+            special_tokens=[(self.names[f"{role}_token"], self.required(role)) for role in roles],
         )
         return str(copy.to_str())
 

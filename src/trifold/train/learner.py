@@ -21,7 +21,7 @@ from trifold.errors import TrifoldError
 from trifold.nn import Transformer
 from trifold.nn.kernels import drawing_from
 from trifold.recipe import TrainSettings
-from trifold.tasks.translate import Batch, Translate
+from trifold.tasks.task import Batch, Task
 from trifold.train.adam import Adam
 from trifold.train.schedule import peak_rate, rate
 from trifold.train.weights import FlatWeights
@@ -46,7 +46,7 @@ class Learner:
     def __init__(
         self,
         model: Transformer,
-        task: Translate,
+        task: Task,
         settings: TrainSettings,
         *,
         seed: int,

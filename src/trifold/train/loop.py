@@ -19,7 +19,7 @@ import torch
 from trifold.batches import shares
 from trifold.errors import CheckpointError
 from trifold.recipe import Recipe, load_recipe
-from trifold.tasks.translate import Batch
+from trifold.tasks.task import Batch
 from trifold.train import checkpoint
 from trifold.train.device import choose_precision, choose_workers, find_device, keep_freed_memory
 from trifold.train.learner import Learner, Nonsense, Update
@@ -261,7 +261,14 @@ class _Run:
         progress = self.progress
         speed, left = self.meter.read(progress.step, self.settings.minutes)
         shot = Snapshot(
-            progress.step, self.settings.steps, progress.epoch, update.loss, update.rate, speed, left
+            step=progress.step,
+            total=self.settings.steps,
+            epoch=progress.epoch,
+            loss=update.loss,
+            learning_rate=update.rate,
+            tokens_per_second=speed,
+            seconds_left=left,
+            token_name=self.prepared.task.token_name,
         )
         self.view.step(shot)
         values = {
@@ -277,11 +284,15 @@ class _Run:
 def deal(prepared: Prepared, workers: int, epoch: int = 0, number: int = 0) -> Iterator[Dealt]:
     """Every batch from a position on, without end, each cut into a share for every worker."""
     while True:
-        examples = prepared.examples(epoch)
+        examples, draw = prepared.examples(epoch), prepared.draw(epoch)
         lengths, plan = examples.lengths, prepared.plan(examples, epoch)
         for there in range(number, len(plan)):
             parts = shares(lengths, plan[there], workers)
-            yield epoch, there, [prepared.task.batch(examples, part, prepared.width) for part in parts]
+            yield (
+                epoch,
+                there,
+                [prepared.task.batch(examples, part, prepared.width, draw=draw) for part in parts],
+            )
         epoch, number = epoch + 1, 0
 
 
@@ -313,7 +324,7 @@ class Meter:
         return self._before + time.perf_counter() - self._start
 
     def count(self, tokens: int) -> None:
-        """An update with so many target tokens is done."""
+        """An update with so many tokens is done."""
         self._tokens += tokens
         self._last = time.perf_counter()
 
@@ -324,7 +335,7 @@ class Meter:
         self._last = now
 
     def read(self, step: int, minutes: float | None) -> tuple[float, float]:
-        """Target tokens a second since the last reading, and seconds left at the mean pace so far."""
+        """Tokens a second since the last reading, and seconds left at the mean pace so far."""
         now = time.perf_counter()
         speed = self._tokens / max(now - self._mark - self._paused, 1e-9)
         self._mark, self._tokens, self._paused, self._last = now, 0, 0.0, now

@@ -1,21 +1,20 @@
-"""From a recipe to everything the loop needs: tokenizers, examples, task, model."""
+"""From a recipe to everything the loop needs: a task, its examples, a model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from trifold.batches import BatchSettings, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
-from trifold.data import Pairs, read_splits
-from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import Recipe
-from trifold.tasks.translate import Examples, Translate
-from trifold.text import Tokenizer, make_tokenizer
+from trifold.tasks.kinds import build
+from trifold.tasks.task import Asked, Examples, Material, Task
 from trifold.train.view import View
 
 
@@ -24,20 +23,32 @@ class Prepared:
     """What is the same in every step of a run."""
 
     recipe: Recipe
-    config: ModelConfig
-    task: Translate
-    train_pairs: Pairs
+    material: Material
     train: Examples
-    valid_pairs: Pairs
     valid: Examples
 
+    @property
+    def task(self) -> Task:
+        return self.material.task
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.material.config
+
+    @property
+    def valid_rows(self) -> Any:
+        return self.material.valid
+
+    def draw(self, epoch: int) -> int:
+        """64 bits from which everything random in the data of an epoch is drawn."""
+        drawn = np.random.SeedSequence([self.recipe.train.seed, epoch]).generate_state(1, np.uint64)
+        return int(drawn[0])
+
     def examples(self, epoch: int) -> Examples:
-        """The training rows as tokens; drawn anew each epoch where merges drop out, else always the same."""
-        settings = self.recipe.tokenizer
-        if not settings.dropout or epoch >= (settings.dropout_epochs or epoch + 1):
+        """The training rows as tokens; read anew in epochs where the task says so, else always the same."""
+        if not self.material.anew(epoch):
             return self.train
-        draw = int(np.random.SeedSequence([self.recipe.train.seed, epoch]).generate_state(1)[0])
-        return self.task.examples(self.train_pairs, draw=draw)
+        return self.task.examples(self.material.train, draw=self.draw(epoch))
 
     def plan(self, examples: Examples, epoch: int) -> Plan:
         """The batches of an epoch: a function of seed and epoch, so that resuming is seeking."""
@@ -66,92 +77,34 @@ def prepare(recipe: Recipe, tokenizer_folder: Path, view: View) -> Prepared:
 
     Raises SettingsError or DataError before anything is learnt.
     """
-    if recipe.data.train is None:
-        raise SettingsError(
-            "data.train: no training data; set data.train=FILE.source,FILE.target or one table"
-        )
-    if recipe.data.valid is None and not recipe.data.holdout:
-        raise SettingsError(
-            "data.valid: no validation data; set data.valid=…, or data.holdout=500 to hold pairs out"
-        )
-    splits = read_splits(recipe.data, recipe.train.seed)
-    assert splits.train is not None and splits.valid is not None
-    for pairs in (splits.train, splits.valid):
-        view.say(str(pairs.report))
-    source, target = _tokenizers(recipe, splits.train, tokenizer_folder, view)
-    config = recipe.model.model_copy(
-        update={
-            "vocab_size": source.vocab_size,
-            "target_vocab_size": None if recipe.tokenizer.joint else target.vocab_size,
-            "pad_id": source.pad_id,
-            "bos_id": source.bos_id,
-            "eos_id": source.eos_id,
-        }
+    asked = Asked(
+        recipe.data,
+        recipe.tokenizer,
+        recipe.model,
+        recipe.batch,
+        recipe.train.seed,
+        tokenizer_folder,
+        view.say,
     )
-    task = Translate(recipe.task, source, target, start_id=config.start_id)
-    valid = _short_enough(splits.valid, task, config.max_positions, view)
-    train = splits.train
-    prepared = Prepared(recipe, config, task, train, task.examples(train), valid, task.examples(valid))
+    material = build(recipe.task, asked)
+    task = material.task
+    prepared = Prepared(recipe, material, task.examples(material.train), task.examples(material.valid))
     _report(prepared, view)
     return prepared
 
 
-def _tokenizers(recipe: Recipe, pairs: Pairs, folder: Path, view: View) -> tuple[Tokenizer, Tokenizer]:
-    """Those of the run where it has them already, so that a resumed run reads as it read before."""
-    settings = recipe.tokenizer
-    own = folder / "tokenizer.json"
-    if own.is_file():
-        source = Tokenizer.load(own, dropout=settings.dropout)
-        other = folder / "target_tokenizer.json"
-        return source, source if settings.joint else Tokenizer.load(other, dropout=settings.dropout)
-    view.say(f"tokenizer: {settings.kind}, {'joint' if settings.joint else 'one a side'} …")
-    if settings.joint:
-        source = target = make_tokenizer([*pairs.sources, *pairs.targets], settings)
-    else:
-        source, target = (make_tokenizer(texts, settings) for texts in (pairs.sources, pairs.targets))
-    save_tokenizers(folder, source, target)
-    return source, target
-
-
-def save_tokenizers(folder: Path, source: Tokenizer, target: Tokenizer) -> None:
-    """tokenizer.json, and target_tokenizer.json where the target has its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if target is not source:
-        target.save(folder, "target_tokenizer.json")
-    source.save(folder, append_eos=True)
-
-
-def _short_enough(pairs: Pairs, task: Translate, positions: int, view: View) -> Pairs:
-    """The validation pairs that the model can read; found out, and said, before hours of training."""
-    fits = task.examples(pairs).lengths.max(axis=1) <= positions
-    if fits.all():
-        return pairs
-    name = pairs.report.name
-    if not fits.any():
-        raise DataError(
-            f"{name}: no validation pair has at most {positions} tokens; raise model.max_positions"
-        )
-    view.say(
-        f"{name}: {int((~fits).sum()):,} of {len(fits):,} pairs are longer than {positions} tokens: left out"
-    )
-    return pairs.select(np.flatnonzero(fits).tolist(), name)
-
-
 def _report(prepared: Prepared, view: View) -> None:
-    lengths = prepared.train.lengths
-    settings = prepared.batches
+    """What an epoch holds, and what was too long for it."""
+    lengths, settings, task = prepared.train.lengths, prepared.batches, prepared.task
     plan = prepared.plan(prepared.train, 0)
     if dropped := int(overlong(lengths, settings).sum()):
         fate = {"drop": "left out", "truncate": "cut"}[settings.on_overflow]
         view.say(
-            f"{dropped:,} of {len(lengths):,} pairs are longer than {settings.max_length} tokens: {fate}"
+            f"{dropped:,} of {len(lengths):,} {task.row_name} are longer than {settings.max_length} tokens: {fate}"
         )
     kept = np.concatenate(plan)
-    tokens = int(lengths[kept, 1].sum())
-    sizes = f"{prepared.task.source.vocab_size:,}"
-    if not prepared.recipe.tokenizer.joint:
-        sizes += f" + {prepared.task.target.vocab_size:,}"
+    tokens = int(lengths[kept, -1].sum())
     view.say(
-        f"an epoch: {len(kept):,} pairs, {tokens:,} target tokens, {len(plan):,} batches, "
-        f"{padding_share(lengths, plan):.1%} padding; vocabulary {sizes}"
+        f"an epoch: {len(kept):,} {task.row_name}, {tokens:,} {task.token_name}, {len(plan):,} batches, "
+        f"{padding_share(lengths, plan):.1%} padding; vocabulary {prepared.material.vocabulary}"
     )

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from trifold.batches import plan_epoch
-from trifold.batches.plan import Plan
-from trifold.generate import GenerationConfig
 from trifold.hub import save_model
 from trifold.nn import Transformer
+from trifold.tasks.task import Evaluation, Looking
 from trifold.train import checkpoint
 from trifold.train.run_folder import RunFolder
-from trifold.train.setup import Prepared, save_tokenizers
+from trifold.train.setup import Prepared
 from trifold.train.view import Validated
 
 
@@ -61,66 +57,47 @@ class Validator:
         weights = self.averaged(step, current)
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
-        loss = self._loss(stop)
-        outputs = self._translate(stop)
-        references = self.prepared.valid_pairs.targets
-        scores = self.prepared.task.scores(outputs, references)
-        values = {name: score.value for name, score in scores.items()}
-        by = self.prepared.recipe.task.best_by
-        value = -loss if by == "loss" else values[by]
-        better = best.score is None or value > best.score
+        prepared, settings = self.prepared, self.prepared.recipe.train
+        looking = Looking(
+            prepared.recipe.batch, prepared.recipe.generate, settings.samples, settings.seed, _poll(stop)
+        )
+        found = prepared.task.evaluate(self.model, prepared.valid_rows, prepared.valid, looking)
+        better = best.score is None or found.value > best.score
         if better:
             self.keep()
-        self._write_samples(step, outputs, [str(score) for score in scores.values()])
-        shown = self.prepared.recipe.train.samples
-        samples = list(zip(self.prepared.valid_pairs.sources, references, outputs, strict=True))[:shown]
-        now = Best(value, step) if better else best._replace(since=best.since + 1)
-        return Validated(step, loss, values, better, samples), now
+        self._write_samples(step, found)
+        now = Best(found.value, step) if better else best._replace(since=best.since + 1)
+        shown = list(found.samples[: settings.samples])
+        return Validated(step, found.loss, found.scores, better, shown), now
 
     def keep(self) -> None:
         """Write the weights, config and tokenizers as a Hugging Face folder."""
-        task = self.prepared.task
         generation = self.prepared.recipe.generate.model_dump()
         save_model(self.folder.model, self.model, generation=generation)
-        save_tokenizers(self.folder.model, task.source, task.target)
+        self.prepared.task.save(self.folder.model)
 
-    def _loss(self, stop: Callable[[], bool]) -> float:
-        """Negative log-likelihood a target token, without smoothing, in nats."""
-        examples, task = self.prepared.valid, self.prepared.task
-        total, count = 0.0, 0
-        # Every pair counts, whatever becomes of long ones in training.
-        whole = self.prepared.recipe.batch.model_copy(update={"max_length": None, "on_overflow": "drop"})
-        for rows in _polled(plan_epoch(examples.lengths, whole, seed=0, epoch=0, shuffle=False), stop):
-            batch = task.batch(examples, rows).to(self.device)
-            term = task.loss(self.model, batch)["tokens"]
-            total, count = total + float(term.nll if term.nll is not None else term.sum), count + term.count
-        return total / max(count, 1)
-
-    def _translate(self, stop: Callable[[], bool]) -> list[str]:
-        """Greedy: a validation is about the weights, not the search."""
-
-        def poll(_done: int) -> None:
-            if stop():
-                raise Interrupted
-
-        task = self.prepared.task
-        greedy = GenerationConfig(max_new_tokens=self.prepared.recipe.generate.max_new_tokens)
-        answers = task.predict(self.model, self.prepared.valid_pairs.sources, greedy, on_done=poll)
-        return task.target.decode([hypotheses[0].tokens for hypotheses in answers])
-
-    def _write_samples(self, step: int, outputs: list[str], scores: list[str]) -> None:
-        pairs = self.prepared.valid_pairs
-        lines = [
-            f"{source}\t{reference}\t{output}"
-            for source, reference, output in zip(pairs.sources, pairs.targets, outputs, strict=True)
-        ]
+    def _write_samples(self, step: int, found: Evaluation) -> None:
+        """What was generated, a row a line, and the scores with their signatures."""
+        if not (found.samples or found.signatures):
+            return
+        lines = ["\t".join(_escaped(part) for part in sample if part is not None) for sample in found.samples]
+        known = any(sample.reference is not None for sample in found.samples)
+        head = ["source\treference\tours" if known else "prompt\tours"]
         path = self.folder.samples / f"step-{step:08d}.tsv"
-        checkpoint.write_text(path, "\n".join(["source\treference\tours", *lines]) + "\n")
-        checkpoint.write_text(path.with_suffix(".scores.txt"), "\n".join(scores) + "\n")
+        checkpoint.write_text(path, "\n".join([*head, *lines]) + "\n")
+        checkpoint.write_text(path.with_suffix(".scores.txt"), "\n".join(found.signatures) + "\n")
 
 
-def _polled(batches: Plan, stop: Callable[[], bool]) -> Iterator[NDArray[np.int64]]:
-    for batch in batches:
+def _poll(stop: Callable[[], bool]) -> Callable[[], None]:
+    """What a task calls now and then: it ends the validation where a signal came."""
+
+    def poll() -> None:
         if stop():
             raise Interrupted
-        yield batch
+
+    return poll
+
+
+def _escaped(text: str) -> str:
+    """In one cell of a table: line ends and tabs as two signs."""
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")

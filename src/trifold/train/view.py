@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TextIO
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from rich.text import Text
 
 NARROWEST = 76  # columns that the live line needs
 SHOWN_SAMPLES = 3  # of a validation; the run folder keeps them all
+SHOWN_LINES = 6  # of a sample
 
 
 class Snapshot(NamedTuple):
@@ -29,16 +30,17 @@ class Snapshot(NamedTuple):
     learning_rate: float
     tokens_per_second: float
     seconds_left: float
+    token_name: str = "tokens"
 
 
 class Validated(NamedTuple):
-    """What a validation found; samples are (source, reference, ours)."""
+    """What a validation found; samples are (source, reference, ours), or (prompt, None, ours)."""
 
     step: int
     loss: float
     scores: dict[str, float]
     best: bool
-    samples: list[tuple[str, str, str]]
+    samples: Sequence[tuple[str, str | None, str]]
 
 
 class View(Protocol):
@@ -167,8 +169,10 @@ def choose_view() -> View:
 
 
 def validation_lines(result: Validated) -> list[str]:
-    """The scores in one line, then a few samples: source, ours, and the reference where ours differs from it."""
-    scores = [f"{score_name(name)} {value:.2f}" for name, value in result.scores.items()]
+    """The scores in one line, then a few samples: source, ours, and the reference where ours differs from it; where
+    there is no reference, the prompt and what was written behind it, in as many lines as it has.
+    """
+    scores = [score_text(name, value) for name, value in result.scores.items()]
     facts = [
         f"step {result.step}: validation loss {result.loss:.4f}",
         *scores,
@@ -176,14 +180,26 @@ def validation_lines(result: Validated) -> list[str]:
     ]
     lines = [" · ".join(facts)]
     for source, reference, ours in result.samples[:SHOWN_SAMPLES]:
+        if reference is None:
+            lines += ["    ·", *(f"    {line}" for line in f"{source}{ours}".splitlines()[:SHOWN_LINES])]
+            continue
         verdict = "✓" if ours == reference else f"(reference: {reference})"
         lines.append(f"    {source}  →  {ours}  {verdict}")
     return lines
 
 
+def score_text(key: str, value: float) -> str:
+    """`BLEU 41.20`, `bits per byte 2.3812`."""
+    return f"{score_name(key)} {value:.{DIGITS.get(key, 2)}f}"
+
+
 def score_name(key: str) -> str:
     """As it is written in a sentence: `exact_match` -> `exact match`, `bleu` -> `BLEU`."""
     return {"bleu": "BLEU", "chrf": "chrF2"}.get(key, key.replace("_", " "))
+
+
+# Scores of a language model differ in the third digit; the others are percentages.
+DIGITS = {"bits_per_byte": 4, "perplexity": 3}
 
 
 def clock_time(seconds: float) -> str:
@@ -202,6 +218,6 @@ def _figures(shot: Snapshot) -> dict[str, Any]:
     return {
         "loss": f"loss {shot.loss:.3f}",
         "rate": f"lr {shot.learning_rate:.2e}",
-        "speed": f"{shot.tokens_per_second:,.0f} target tokens/s",
+        "speed": f"{shot.tokens_per_second:,.0f} {shot.token_name}/s",
         "left": f"{clock_time(shot.seconds_left)} left",
     }

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.nn.packing import Packing
+
+lengths = st.lists(st.integers(1, 70), min_size=1, max_size=9)
+
+
+@given(lengths, st.booleans())
+def test_the_grid_holds_every_row_and_gives_it_back(rows: list[int], spare: bool) -> None:
+    packing = Packing.of(torch.tensor(rows), spare=spare)
+    x = torch.arange(1.0, packing.filled + 1)[None, :, None].requires_grad_()
+    grid = packing.grid(x)
+    token = 1.0
+    for row, length in enumerate(rows):
+        wanted = torch.arange(token, token + length)
+        assert torch.equal(grid[row, :length, 0], wanted)
+        token += length
+    assert torch.equal(packing.flat(grid)[0, : packing.real], x[0, : packing.real])
+    # What is no token learns nothing, also where a cell beyond a row's end read it.
+    packing.flat(grid)[0, : packing.real].sum().backward()
+    assert torch.equal(x.grad[0, : packing.real], torch.ones(packing.real, 1))
+    assert not x.grad[0, packing.real :].any()
+
+
+@given(st.integers(1, 40), st.integers(1, 70))
+def test_rows_of_one_length_need_no_filling_beyond_a_round_number(rows: int, length: int) -> None:
+    packing = Packing.of(torch.full((rows,), length), spare=False)
+    assert packing.attend is None
+    assert packing.filled - packing.real < 64
+    if packing.real % 64 == 0:
+        assert packing.filled == packing.real
+    assert Packing.of(torch.full((rows,), length)).filled > packing.real
