@@ -43,7 +43,7 @@ def configs(draw):
         "n_labels": 3,
     }
     if values["shape"] == "encoder":
-        values["heads"] = ("lm", "pooler", "next-sentence", "sequence", "token", "span")
+        values["heads"] = ("lm", "pooler", "next-sentence", "sequence", "token", "span", "boundary")
         values["lm_head_transform"] = draw(st.sampled_from([None, "gelu"]))
         values["classifier_transform"] = draw(st.sampled_from([None, "tanh"]))
         widths = [4, values["d_model"], None] if values["lm_head_transform"] else [values["d_model"], None]

@@ -164,6 +164,18 @@ def _heads(config: ModelConfig) -> Iterator[Part]:
         yield Part("token head", "C·E + C", config.n_labels * (width + 1))
     if "span" in heads:
         yield Part("span head", "2·E + 2", 2 * width + 2)
+    if "boundary" in heads:
+        yield Part("boundary head", *_boundary(config))
+
+
+def _boundary(config: ModelConfig) -> tuple[str, int]:
+    """p places of width q; from the states at both sides and a place to the width W of the table; its bias."""
+    read = config.embedding_width if config.tie_lm_head or config.lm_head_transform else config.d_model
+    dense = (2 * config.d_model + config.boundary_width + 1) * read + (read + 1) * read
+    norms = 2 * _norm(config) * read
+    places = config.boundary_positions * config.boundary_width
+    formula = f"p·q + (2·E + q)·W + W + W·W + W + 2·{_times(_norm(config), 'W')} + V"
+    return formula, places + dense + norms + config.output_vocab_size
 
 
 def _lm_head(config: ModelConfig) -> tuple[str, int]:

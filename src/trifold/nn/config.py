@@ -18,7 +18,7 @@ Positions = Literal[
     "sinusoidal", "sinusoidal-halves", "learned", "rotary", "relative", "relative-sinusoidal", "alibi", "none"
 ]
 Activation = Literal["relu", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
-Head = Literal["lm", "pooler", "next-sentence", "sequence", "token", "span"]
+Head = Literal["lm", "pooler", "next-sentence", "sequence", "token", "span", "boundary"]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 
 
@@ -169,6 +169,12 @@ class ModelConfig(Settings):
         None, description="a dense layer and this activation before the classes of sequences"
     )
     classifier_bias: bool = Field(True, description="of the layer that gives the classes of sequences")
+    boundary_positions: int = Field(
+        20,
+        gt=0,
+        description="boundary: places of a hidden span, from its first token on, that are told apart",
+    )
+    boundary_width: int = Field(200, gt=0, description="boundary: of the embeddings of these places")
 
     # Dropout
     dropout: float = Field(0.1, ge=0, lt=1, description="on embedding sums and sub-layer outputs")

@@ -129,6 +129,8 @@ def _heads(config: ModelConfig) -> Iterator[str]:
         yield "the head next-sentence reads the pooler's state: add pooler to heads"
     if "sequence" in heads and config.classifier_input == "pooler" and "pooler" not in heads:
         yield "classifier_input: pooler needs pooler in heads"
+    if "boundary" in heads and "lm" not in heads:
+        yield "the head boundary gives what lm's table turns into words: add lm to heads"
     if config.label_names is not None and len(config.label_names) != config.n_labels:
         yield f"label_names gives {len(config.label_names)} names to n_labels {config.n_labels} classes"
     if config.lm_head_transform is not None and "lm" not in heads:

@@ -115,7 +115,9 @@ class TokenTypes(nn.Module):
 
     def forward(self, segments: Tensor | None) -> Tensor:
         """(B, T) -> (B, T, E), or (E,) of the first where nothing is said."""
-        return self.weight[0] if segments is None else self.weight[segments]
+        if segments is None:
+            return self.weight[0]
+        return _Lookup.apply(self.weight, segments)  # type: ignore[no-untyped-call]
 
 
 # Positions without a table go on for ever; whoever generates still minds max_positions.

@@ -6,6 +6,7 @@
     sequence       one state (config.classifier_input) -> classes of the sequence or picture
     token          every state -> classes of the token
     span           every state -> is it the first, is it the last of the answer?
+    boundary       the states at both sides of a hidden span, and a place in it -> vocabulary
 
 Shapes: B batch, T tokens, E model width, V vocabulary, C classes.
 """
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trifold.nn.config import ModelConfig
-from trifold.nn.embeddings import Inputs
+from trifold.nn.embeddings import Inputs, TokenEmbedding
 from trifold.nn.layers import ACTIVATIONS, Dropout, new_norm
 from trifold.nn.linear import Linear
 
@@ -151,6 +152,32 @@ class EveryToken(nn.Module):
         return logits.float()
 
 
+class SpanBoundary(nn.Module):
+    """f([x_left; x_right; p_place]), f twice norm(activation(· W + b)), for the language-model head's table; b (V,).
+
+    Joshi et al. 2020, section 3.2. The tokens at both sides of a hidden span shall know what stands in it.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        tied = config.tie_lm_head or config.lm_head_transform is not None
+        width = config.embedding_width if tied else config.d_model
+        self.positions = TokenEmbedding(config.boundary_positions, config.boundary_width)
+        self.dense = nn.ModuleList(
+            [Linear(2 * config.d_model + config.boundary_width, width), Linear(width, width)]
+        )
+        self.norms = nn.ModuleList([new_norm(config, width), new_norm(config, width)])
+        self.activation = ACTIVATIONS[config.lm_head_transform or config.activation]
+        self.bias = nn.Parameter(torch.zeros(config.output_vocab_size))
+
+    def forward(self, left: Tensor, right: Tensor, places: Tensor) -> Tensor:
+        """left, right (M, E), places (M,) from 0 -> what the table reads, (M, width of the table)."""
+        x = torch.cat([left, right, self.positions(places[None])[0]], dim=-1)
+        for dense, norm in zip(self.dense, self.norms, strict=True):
+            x = norm(self.activation(dense(x)))
+        return x
+
+
 def _dropout(config: ModelConfig) -> float:
     return config.dropout if config.classifier_dropout is None else config.classifier_dropout
 
@@ -162,4 +189,7 @@ HEADS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "sequence": SequenceClasses,
     "token": lambda config: EveryToken(config, config.n_labels),
     "span": lambda config: EveryToken(config, 2),
+    "boundary": SpanBoundary,
 }
+# These say nothing of inputs alone: they have to be told where to look.
+ASKED_OF_PLACES = frozenset({"boundary"})

@@ -20,7 +20,7 @@ from trifold.nn.cache import KEYS, Cache
 from trifold.nn.capture import capture
 from trifold.nn.config import ModelConfig
 from trifold.nn.embeddings import Embeddings, Inputs, PatchEmbeddings, TokenEmbedding
-from trifold.nn.heads import HEADS, LanguageModelHead
+from trifold.nn.heads import ASKED_OF_PLACES, HEADS, LanguageModelHead
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
 from trifold.nn.stack import Stack
@@ -144,7 +144,8 @@ class Transformer(nn.Module):
         if decoder_inputs is None and self.encoder is not None and self.decoder is not None:
             decoder_inputs = replace(shifted(inputs, self.config.start_id), attend=None)
         hidden = self(inputs, decoder_inputs)
-        wanted = list(self.config.chosen_heads if heads is None else heads)
+        everything = [name for name in self.config.chosen_heads if name not in ASKED_OF_PLACES]
+        wanted = everything if heads is None else list(heads)
         pooled = self.heads["pooler"](hidden, inputs, None) if "pooler" in self.heads else None
         said: dict[str, Tensor] = {}
         for name in wanted:

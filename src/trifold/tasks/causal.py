@@ -100,7 +100,7 @@ class Batch:
 class Causal:
     """The task. width: tokens that the model reads at once. cut: what becomes of longer documents."""
 
-    row_name, token_name = "pieces", "tokens"
+    row_name, read_name, token_name = "pieces", "tokens", "tokens"
 
     def __init__(
         self, settings: CausalSettings, tokenizer: Tokenizer, width: int, cut: Cut = "pieces"

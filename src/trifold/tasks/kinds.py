@@ -7,18 +7,38 @@ from typing import Any, TypeAlias
 
 from trifold.tasks.causal import CausalSettings
 from trifold.tasks.causal_rows import causal
+from trifold.tasks.denoise import DenoiseSettings
+from trifold.tasks.masked import MaskedSettings
+from trifold.tasks.pairs import PairsSettings
+from trifold.tasks.pretraining_rows import denoise, masked, pairs, spans
+from trifold.tasks.spans import SpansSettings
 from trifold.tasks.task import Asked, Material
+from trifold.tasks.text_to_text import TextToTextSettings
+from trifold.tasks.text_to_text_rows import text_to_text
 from trifold.tasks.translate import TranslateSettings
 from trifold.tasks.translate_rows import translation
 
 # Told apart by their `kind`; a recipe that says none is one of translation.
-TaskSettings: TypeAlias = TranslateSettings | CausalSettings
+TaskSettings: TypeAlias = (
+    TranslateSettings
+    | CausalSettings
+    | MaskedSettings
+    | PairsSettings
+    | DenoiseSettings
+    | SpansSettings
+    | TextToTextSettings
+)
 USUAL = "translate"
 
 # From a kind's settings and the rest of the recipe to all that is learnt from.
 KINDS: dict[str, Callable[[Any, Asked], Material]] = {
     "translate": translation,
     "causal": causal,
+    "masked": masked,
+    "pairs": pairs,
+    "denoise": denoise,
+    "spans": spans,
+    "text-to-text": text_to_text,
 }
 
 

@@ -88,11 +88,14 @@ class Looking:
 class Task(Protocol):
     """What the loop asks.
 
-    row_name and token_name: what its rows and the tokens it counts are called, for people ("pairs", "target tokens").
+    row_name, read_name and token_name: what its rows, the tokens of their (last) side and the tokens that a batch asks
+    for are called, for people ("pairs", "target tokens", "target tokens").
     """
 
     @property
     def row_name(self) -> str: ...
+    @property
+    def read_name(self) -> str: ...
     @property
     def token_name(self) -> str: ...
 

@@ -90,7 +90,7 @@ class Batch:
 class Translate:
     """The task: it knows the tokenizers and the settings, and nothing of the loop."""
 
-    row_name, token_name = "pairs", "target tokens"
+    row_name, read_name, token_name = "pairs", "target tokens", "target tokens"
 
     def __init__(
         self,

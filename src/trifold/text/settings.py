@@ -18,7 +18,7 @@ class TokenizerSettings(Settings):
     """
 
     kind: Literal["byte-bpe", "bpe", "unigram", "word", "char"] = "bpe"
-    vocab_size: int = Field(default=8000, ge=5)  # at most so many tokens, the four special ones among them
+    vocab_size: int = Field(default=8000, ge=5)  # at most so many tokens, all special ones among them
     joint: bool = True  # one vocabulary for source and target
     min_frequency: int = Field(
         default=2, ge=1
@@ -26,6 +26,14 @@ class TokenizerSettings(Settings):
     lowercase: bool = False
     punctuation: bool = (
         True  # bpe, unigram, word: cut off punctuation; false for text that is tokenised already
+    )
+    special: tuple[Literal["cls", "sep", "mask"], ...] = Field(
+        default=(),
+        strict=False,
+        description="more special tokens: cls and sep stand around every text, mask hides what is to be guessed",
+    )
+    sentinels: int = Field(
+        default=0, ge=0, le=10_000, description="so many tokens <extra_id_0> … that stand for spans taken out"
     )
     file: str | None = None  # a tokenizer.json, or a folder that holds one: taken instead of training
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # bpe, byte-bpe: share of merges left out in training
@@ -41,4 +49,6 @@ class TokenizerSettings(Settings):
             raise ValueError(
                 "dropout_epochs says how long merges drop out, and none does; set dropout, to 0.1 say"
             )
+        if len({"cls", "sep"}.intersection(self.special)) == 1:
+            raise ValueError("special: cls and sep stand around a text together; give both or neither")
         return self

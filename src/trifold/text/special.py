@@ -14,6 +14,8 @@ from trifold.jsonfiles import read_json
 from trifold.text.assembly import Names
 from trifold.text.checks import MOST_TOKENS
 
+TOLD = ("split_special_tokens", "model_max_length", "model_input_names")
+
 # In this order the reference adds what a vocabulary lacks.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -43,6 +45,16 @@ def named_in(folder: Path, roles: Iterable[str]) -> dict[str, str]:
             raise DataError(f"{error}; mend or remove it") from None
         names |= {role: name for role in roles if (name := content(entries.get(role))) is not None}
     return names
+
+
+def settings_in(folder: Path) -> dict[str, Any]:
+    """What a tokenizer that was trained here says of itself in `folder`: limits, and what a model is to hear."""
+    file = folder / "tokenizer_config.json"
+    try:
+        entries = read_json(file, largest=10**31) if file.is_file() else {}
+    except CheckpointError as error:
+        raise DataError(f"{error}; mend or remove it") from None
+    return {key: entries[key] for key in TOLD if key in entries} if TOLD[-1] in entries else {}
 
 
 def in_file(document: Mapping[str, Any], settings: Mapping[str, Any]) -> list[AddedToken]:

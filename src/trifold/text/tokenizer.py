@@ -20,7 +20,7 @@ from trifold.text.checks import read_library
 from trifold.text.dropout import MergeDropout
 from trifold.text.encoded import Cut, Encoded, around, fit, parts
 from trifold.text.regexes import panicked
-from trifold.text.special import named_in
+from trifold.text.special import named_in, settings_in
 from trifold.text.streaming import TextStream
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
@@ -261,7 +261,9 @@ class Tokenizer:
                 reason = f"{what} ({reason})"
             remedy = "give a tokenizer.json, or a folder that holds one"
             raise DataError(f"{file}: {reason}; {remedy}") from None
-        return cls(library, dropout=dropout, names=named_in(file.parent, _ROLES))
+        return cls(
+            library, dropout=dropout, names=named_in(file.parent, _ALL), settings=settings_in(file.parent)
+        )
 
     def _id(self, role: str) -> int | None:
         name = self.names.get(role)

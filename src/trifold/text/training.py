@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Library
 
 from trifold.errors import SettingsError
@@ -49,8 +49,30 @@ def train_tokenizer(
         _check_alphabet(library, texts, settings)
     library.train_from_iterator(_watched(texts, progress), parts.trainer)
     if settings.kind == "unigram":
-        _settle(library, texts)
-    return Tokenizer(library, dropout=settings.dropout)
+        _settle(library, texts, special_tokens(settings))
+    roles = {f"{role}_token": f"<{role}>" for role in settings.special}
+    if "cls_token" not in roles:
+        return Tokenizer(library, dropout=settings.dropout, names=roles)
+    library.post_processor = processors.TemplateProcessing(
+        single="<cls> $A <sep>",
+        pair="<cls> $A <sep> $B:1 <sep>:1",
+        special_tokens=[(name, library.token_to_id(name)) for name in ("<cls>", "<sep>")],
+    )
+    return Tokenizer(library, dropout=settings.dropout, names=roles, settings=_TOLD)
+
+
+# What other programs are to know of a tokenizer that tells two texts apart.
+_TOLD = {
+    "split_special_tokens": True,
+    "model_max_length": int(1e30),
+    "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+}
+
+
+def special_tokens(settings: TokenizerSettings) -> list[str]:
+    """The first tokens of a vocabulary: the four that training needs, then what the settings ask for."""
+    more = [f"<{role}>" for role in settings.special]
+    return [*SPECIAL, *more, *(f"<extra_id_{number}>" for number in range(settings.sentinels))]
 
 
 @dataclass(frozen=True)
@@ -91,7 +113,10 @@ def _unigram(settings: TokenizerSettings) -> Parts:
     return Parts(
         model=models.Unigram(),
         trainer=trainers.UnigramTrainer(
-            vocab_size=settings.vocab_size, special_tokens=SPECIAL, unk_token=UNK, show_progress=False
+            vocab_size=settings.vocab_size,
+            special_tokens=special_tokens(settings),
+            unk_token=UNK,
+            show_progress=False,
         ),
         pre_tokenizer=_words(settings),
         decoder=decoders.Metaspace(SPACE, "always"),
@@ -133,7 +158,7 @@ def _bpe_trainer(settings: TokenizerSettings, alphabet: list[str]) -> Any:
     return trainers.BpeTrainer(
         vocab_size=settings.vocab_size,
         min_frequency=settings.min_frequency,
-        special_tokens=SPECIAL,
+        special_tokens=special_tokens(settings),
         initial_alphabet=alphabet,
         show_progress=False,
     )
@@ -143,7 +168,7 @@ def _level_trainer(settings: TokenizerSettings, min_frequency: int) -> Any:
     return trainers.WordLevelTrainer(
         vocab_size=settings.vocab_size,
         min_frequency=min_frequency,
-        special_tokens=SPECIAL,
+        special_tokens=special_tokens(settings),
         show_progress=False,
     )
 
@@ -171,15 +196,16 @@ def _check_alphabet(library: Library, texts: list[str], settings: TokenizerSetti
             seen = Counter({c: n for c, n in seen.items() if not c.isspace()})
             seen[SPACE] += 1
         characters, what, remedy = len(seen), "characters of the text", ", or set kind to byte-bpe"
-    needed = characters + len(SPECIAL)
+    special = len(special_tokens(settings))
+    needed = characters + special
     if settings.vocab_size < needed:
         raise SettingsError(
             f"tokenizer.vocab_size: {settings.vocab_size:,} is smaller than the {characters:,} {what} "
-            f"and {len(SPECIAL)} special tokens; set it to {needed:,} at the least{remedy}"
+            f"and {special} special tokens; set it to {needed:,} at the least{remedy}"
         )
 
 
-def _settle(library: Library, texts: list[str]) -> None:
+def _settle(library: Library, texts: list[str], special: list[str]) -> None:
     """Compute the scores of a unigram model anew, from its pieces alone.
 
     The library adds up probabilities in the random order of a hash table, so two trainings agree in the
@@ -190,7 +216,7 @@ def _settle(library: Library, texts: list[str]) -> None:
     for text in texts:
         normal = library.normalizer.normalize_str(text)
         words.update(word for word, _ in library.pre_tokenizer.pre_tokenize_str(normal))
-    pieces = sorted(set(library.get_vocab()) - set(SPECIAL))
+    pieces = sorted(set(library.get_vocab()) - set(special))
     longest = max(map(len, pieces), default=0)
     counts = dict.fromkeys(pieces, 0)
     for word, times in words.items():
@@ -199,22 +225,22 @@ def _settle(library: Library, texts: list[str]) -> None:
                 if word[start:end] in counts:
                     counts[word[start:end]] += times
     for _ in range(_ROUNDS):
-        library.model = _unigram_model(counts)
+        library.model = _unigram_model(counts, special)
         counts = dict.fromkeys(pieces, 0)
         for word, times in words.items():
             for token in library.model.tokenize(word):
                 if token.value in counts:
                     counts[token.value] += times
-    library.model = _unigram_model(counts)
+    library.model = _unigram_model(counts, special)
 
 
-def _unigram_model(counts: dict[str, int]) -> Any:
+def _unigram_model(counts: dict[str, int], special: list[str]) -> Any:
     """Scores are log probabilities; a piece that is never used keeps half a count and so stays possible."""
     # Few digits, because the library does not read back every long number exactly as it wrote it.
     total = sum(counts.values()) or 1
     scores = [(piece, round(math.log(max(count, 0.5) / total), 6)) for piece, count in counts.items()]
     scores.sort(key=lambda entry: (-entry[1], entry[0]))
-    return models.Unigram([*((name, 0.0) for name in SPECIAL), *scores], unk_id=SPECIAL.index(UNK))
+    return models.Unigram([*((name, 0.0) for name in special), *scores], unk_id=special.index(UNK))
 
 
 def _watched(texts: list[str], progress: Progress | None) -> Iterator[str]:

@@ -69,7 +69,8 @@ class Learner:
         Worker w learns batches w, w + workers, … Raises Nonsense where loss or gradient is not finite.
         """
         counts = [self.task.counts(batch) for batch in batches]
-        totals = {name: sum(count[name] for count in counts) for name in counts[0]}
+        # Of nothing asked for, as where chance hid no token of a small batch, the sum is 0 and so is the mean.
+        totals = {name: max(1, sum(count[name] for count in counts)) for name in counts[0]}
         workers = len(self._replicas)
         loss = 0.0
         for start in range(0, len(batches), workers):

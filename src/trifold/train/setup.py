@@ -105,6 +105,6 @@ def _report(prepared: Prepared, view: View) -> None:
     kept = np.concatenate(plan)
     tokens = int(lengths[kept, -1].sum())
     view.say(
-        f"an epoch: {len(kept):,} {task.row_name}, {tokens:,} {task.token_name}, {len(plan):,} batches, "
+        f"an epoch: {len(kept):,} {task.row_name}, {tokens:,} {task.read_name}, {len(plan):,} batches, "
         f"{padding_share(lengths, plan):.1%} padding; vocabulary {prepared.material.vocabulary}"
     )

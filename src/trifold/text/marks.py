@@ -1,0 +1,105 @@
+"""Texts as tokens that know where words and sentences start, and what of a vocabulary noise may touch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trifold.errors import UsageError
+from trifold.text.spans import Flags, Ids
+from trifold.text.tokenizer import Tokenizer
+
+# A line's end; or signs that close a sentence, and quotes and brackets after them, where no small letter follows.
+_CLOSED = re.compile(
+    r"[ \t]*\n\s*|(?:[.!?…]+[\"'”’»)\]]*[ \t]+|[。！？]+[”’」』）]*[ \t]*)(?=[^\s\da-zß-öø-ÿ])"
+)
+_SHORTENED = re.compile(
+    r"(?:\b[A-Z]|\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|No|Nr|Inc|Ltd|Co|Corp|Gen|Sen|Rep|Gov))\.$"
+)
+
+
+@dataclass(frozen=True)
+class Marked:
+    """Token ids of many texts, one after the other, and flags at first tokens of words and of sentences.
+
+    ids (sum of lengths,) int32; bounds (N + 1,): where each text begins.
+    """
+
+    ids: NDArray[np.int32]
+    bounds: Ids
+    words: Flags
+    sentences: Flags
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def lengths(self) -> Ids:
+        """(N,) tokens of each text."""
+        return np.diff(self.bounds)
+
+
+def sentence_starts(text: str) -> list[int]:
+    """The characters at which a sentence starts, but for the first.
+
+    By line ends and closing signs alone: "Mr. Smith" and initials stay together, other abbreviations may not.
+    """
+    found = []
+    for match in _CLOSED.finditer(text):
+        closed = text[max(0, match.start() - 8) : match.end()].rstrip()
+        if "\n" in match[0] or not _SHORTENED.search(closed):
+            found.append(match.end())
+    return [start for start in found if 0 < start < len(text)]
+
+
+def mark(tokenizer: Tokenizer, texts: Sequence[str]) -> Marked:
+    """Encode texts, without special tokens, and mark them. Raises UsageError for a tokenizer that cannot say which
+    characters a token stands for.
+    """
+    if not tokenizer.knows_places:
+        raise UsageError(
+            "this tokenizer cuts a text into words before it looks at it, and cannot say where a token stands: "
+            "take another one to learn from noise (tokenizer.kind, or tokenizer.file of another family)"
+        )
+    ids: list[NDArray[np.int32]] = []
+    words: list[Flags] = []
+    sentences: list[Flags] = []
+    for text, row in zip(texts, tokenizer.rows(texts), strict=True):
+        own = [at for at, which in enumerate(row.texts) if which is not None]
+        ids.append(np.array([row.ids[at] for at in own], np.int32))
+        # A token that is of no word (None) is one of its own.
+        numbers = [-1 - at if (word := row.words[at]) is None else word for at in own]
+        words.append(np.diff(np.array(numbers, np.int64), prepend=-(2**40)) != 0)
+        starts = np.zeros(len(own) + 1, np.bool_)
+        starts[0] = True
+        if own and (inner := sentence_starts(text)):
+            ends = np.maximum.accumulate(np.array([row.offsets[at][1] for at in own], np.int64))
+            starts[np.searchsorted(ends, inner, side="right")] = True
+        sentences.append(starts[: len(own)])
+    lengths = np.array([len(each) for each in ids], dtype=np.int64)
+    bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return Marked(_joined(ids, np.int32), bounds, _joined(words, np.bool_), _joined(sentences, np.bool_))
+
+
+def special_flags(tokenizer: Tokenizer) -> Flags:
+    """(V,): whether an id is a special token, which noise leaves alone."""
+    added = tokenizer.library.get_added_tokens_decoder()
+    flags = np.zeros(max([tokenizer.vocab_size, *(number + 1 for number in added)]), np.bool_)
+    flags[[number for number, token in added.items() if token.special]] = True
+    return flags
+
+
+def sentinel_ids(tokenizer: Tokenizer) -> Ids:
+    """The ids of <extra_id_0>, <extra_id_1>, … as far as there are any: T5's sentinels."""
+    found: list[int] = []
+    while (token := tokenizer.library.token_to_id(f"<extra_id_{len(found)}>")) is not None:
+        found.append(token)
+    return np.array(found, dtype=np.int64)
+
+
+def _joined(parts: list[NDArray[np.generic]], kind: type) -> NDArray[np.generic]:
+    return np.concatenate(parts) if parts else np.zeros(0, kind)

@@ -1,0 +1,119 @@
+"""The laws of hiding tokens: rates, what stands in their place, and that nothing is lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.text.noise_rows import MASK, SPECIAL, long_row, rows
+
+from trifold.text.corruption import MASKS, Replacement, mask_spans
+from trifold.text.spans import keyed, runs, words
+
+TO = Replacement(MASK, np.arange(SPECIAL, 500))
+KINDS = list(MASKS)
+seeds = st.integers(0, 2**64 - 1)
+
+
+@given(st.sampled_from(KINDS), rows(), seeds, st.sampled_from([0.15, 0.5, 0.9]))
+def test_the_row_comes_back_and_special_tokens_stay(kind, row, seed, rate):
+    ids, free, starts = row
+    before = ids.copy()
+    found = MASKS[kind](ids, free, starts, keyed(seed, 0), TO, rate)
+    assert (ids == before).all()
+    assert (found.original == ids).all() and len(found.inputs) == len(ids)
+    assert (found.targets == ids[found.places]).all()
+    assert free[found.places].all() and (np.diff(found.places) > 0).all()
+    chosen = np.zeros(len(ids), np.bool_)
+    chosen[found.places] = True
+    assert (found.inputs[~chosen] == ids[~chosen]).all()
+    assert found.spans.tolist() == runs(chosen).tolist()
+
+
+@given(st.sampled_from(KINDS), rows(), seeds)
+def test_the_same_generator_hides_the_same(kind, row, seed):
+    first, second = (MASKS[kind](*row, keyed(seed, 7), TO, 0.3) for _ in range(2))
+    assert all((a == b).all() for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_examples_and_epochs_differ(kind):
+    row = long_row(200)
+    found = {
+        tuple(MASKS[kind](*row, keyed(draw, number), TO, 0.15).places) for draw in (1, 2) for number in (1, 2)
+    }
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [9, 40, 700])
+def test_the_rate_is_kept_whatever_the_length(kind, size):
+    shares = []
+    for number in range(4000 if size < 50 else 300):
+        ids, free, starts = long_row(size, seed=number)
+        shares.append(len(MASKS[kind](ids, free, starts, keyed(0, number), TO, 0.15).places) / free.sum())
+    shares = np.array(shares)
+    assert abs(shares.mean() - 0.15) < 4 * shares.std() / np.sqrt(len(shares)) + 0.001
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eight_of_ten_become_the_mask_one_another_token_one_itself(kind):
+    row = long_row(20_000)
+    found = [MASKS[kind](*row, keyed(0, number), TO, 0.15) for number in range(3)]
+    inputs = np.concatenate([each.inputs[each.places] for each in found])
+    targets = np.concatenate([each.targets for each in found])
+    masked, same = (inputs == MASK).mean(), (inputs == targets).mean()
+    error = 4 * np.sqrt(0.16 / len(inputs) * (3.8 if kind == "spans" else 1) * 1.7)
+    assert masked == pytest.approx(0.8, abs=error)
+    assert same == pytest.approx(0.1 + 0.1 / 490, abs=error)
+    others = inputs[(inputs != MASK) & (inputs != targets)]
+    assert others.min() >= SPECIAL and len(set(others.tolist())) > 300  # any ordinary token
+
+
+@pytest.mark.parametrize("kind", ["words", "spans"])
+@given(row=rows(), seed=seeds)
+def test_words_are_hidden_whole(kind, row, seed):
+    ids, free, starts = row
+    hidden = set(MASKS[kind](ids, free, starts, keyed(seed, 0), TO, 0.3).places.tolist())
+    for start, end in words(free, starts):
+        assert len(hidden.intersection(range(start, end))) in (0, end - start)
+
+
+def test_spans_have_spanberts_lengths_and_one_fate_each():
+    ids, free, starts = long_row(3000)
+    starts = np.ones_like(starts)  # words of one token each: lengths can be counted
+    found = [mask_spans(ids, free, starts, keyed(0, number), TO) for number in range(60)]
+    lengths = np.concatenate([each.spans[:, 1] - each.spans[:, 0] for each in found])
+    assert lengths.max() == 10
+    assert lengths.mean() == pytest.approx(3.8, abs=4 * lengths.std() / np.sqrt(len(lengths)))
+    for each in found:
+        for start, end in each.spans:
+            masked = each.inputs[start:end] == MASK
+            assert masked.all() or not masked.any()
+
+
+@given(row=rows(), seed=seeds)
+def test_both_sides_of_a_span_can_be_seen(row, seed):
+    ids, free, starts = row
+    found = mask_spans(ids, free, starts, keyed(seed, 0), TO, 0.4)
+    for start, end in found.spans:
+        assert start == 0 or start - 1 not in found.places
+        assert end not in found.places
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_and_nothing_free_are_left_alone(kind):
+    for ids, free in (
+        (np.zeros(0, np.int64), np.zeros(0, np.bool_)),
+        (np.array([5, 6]), np.zeros(2, np.bool_)),
+    ):
+        found = MASKS[kind](ids, free, np.zeros(len(ids), np.bool_), keyed(0, 0), TO, 0.5)
+        assert (found.inputs == ids).all() and not len(found.places) and found.spans.shape == (0, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_token_is_hidden_at_the_rate(kind):
+    one = np.array([20]), np.array([True]), np.array([True])
+    hidden = sum(len(MASKS[kind](*one, keyed(0, number), TO, 0.15).places) for number in range(8000))
+    assert hidden / 8000 == pytest.approx(0.15, abs=0.016)
