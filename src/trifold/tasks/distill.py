@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -77,9 +77,8 @@ class DistillSettings(Settings):
     hard: float = Field(2.0, ge=0, description="weight of the task's own loss")
     cosine: float = Field(1.0, ge=0, description="weight of the angle between the last states, of one width")
     relations: RelationWeights = RelationWeights()
-    start: Literal["new", "spread"] | tuple[int, ...] = Field(
+    start: Literal["new", "spread"] | Annotated[tuple[int, ...], Field(strict=False)] = Field(
         "new",
-        strict=False,
         description="layers of the teacher, from 0, that the student's begin as: a list, or spread evenly",
     )
 
@@ -100,7 +99,7 @@ class Distill:
 
     def __init__(self, settings: DistillSettings, task: Task, teacher: Transformer) -> None:
         self.settings, self.task = settings, task
-        self.row_name, self.token_name = task.row_name, task.token_name
+        self.row_name, self.read_name, self.token_name = task.row_name, task.read_name, task.token_name
         self._teacher = teacher.eval().requires_grad_(False)
         self._lock, self._own = threading.Lock(), threading.local()
 

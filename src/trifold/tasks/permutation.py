@@ -75,7 +75,7 @@ class Batch:
 class Permutation:
     """The task. width: tokens that the model reads at once. cut: what becomes of longer documents."""
 
-    row_name, token_name = "texts", "tokens asked for"
+    row_name, read_name, token_name = "texts", "tokens", "tokens asked for"
 
     def __init__(
         self,
