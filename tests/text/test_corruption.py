@@ -50,7 +50,7 @@ def test_examples_and_epochs_differ(kind):
 @pytest.mark.parametrize("size", [9, 40, 700])
 def test_the_rate_is_kept_whatever_the_length(kind, size):
     shares = []
-    for number in range(4000 if size < 50 else 300):
+    for number in range(1500 if size < 50 else 100):
         ids, free, starts = long_row(size, seed=number)
         shares.append(len(MASKS[kind](ids, free, starts, keyed(0, number), TO, 0.15).places) / free.sum())
     shares = np.array(shares)
@@ -115,5 +115,5 @@ def test_nothing_and_nothing_free_are_left_alone(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_token_is_hidden_at_the_rate(kind):
     one = np.array([20]), np.array([True]), np.array([True])
-    hidden = sum(len(MASKS[kind](*one, keyed(0, number), TO, 0.15).places) for number in range(8000))
-    assert hidden / 8000 == pytest.approx(0.15, abs=0.016)
+    hidden = sum(len(MASKS[kind](*one, keyed(0, number), TO, 0.15).places) for number in range(3000))
+    assert hidden / 3000 == pytest.approx(0.15, abs=0.027)

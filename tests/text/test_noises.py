@@ -58,11 +58,11 @@ def test_moving_loses_nothing_and_special_tokens_keep_their_places(row, seed, ki
 def test_sentences_stay_whole_and_every_order_is_equally_likely():
     starts = np.array([1, 0, 0, 1, 1, 0], np.bool_)
     row = Row(np.arange(20, 26), np.ones(6, np.bool_), starts)
-    seen = Counter(tuple(NOISES["permute"](row, keyed(0, n), 1.0, MASK).origin.tolist()) for n in range(6000))
+    seen = Counter(tuple(NOISES["permute"](row, keyed(0, n), 1.0, MASK).origin.tolist()) for n in range(3000))
     sentences = [(0, 1, 2), (3,), (4, 5)]
     orders = {a + b + c for a in sentences for b in sentences for c in sentences if len({a, b, c}) == 3}
     assert set(seen) == orders
-    assert all(abs(count - 1000) < 4.5 * np.sqrt(1000) for count in seen.values())
+    assert all(abs(count - 500) < 4.5 * np.sqrt(500) for count in seen.values())
 
 
 def test_a_share_of_the_sentences_moves():
@@ -85,7 +85,7 @@ def test_a_row_begins_anywhere():
 @pytest.mark.parametrize("kind", ["delete", "mask", "infill"])
 def test_the_rate_is_kept(kind, size):
     lost = []
-    for number in range(6000 if size < 50 else 200):
+    for number in range(2000 if size < 50 else 100):
         ids, free, starts = long_row(size, seed=number)
         found = NOISES[kind](Row(ids, free, starts), keyed(3, number), 0.3, MASK)
         kept = found.origin[(found.origin >= 0) & (found.inputs != MASK)]

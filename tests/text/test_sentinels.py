@@ -48,9 +48,9 @@ def test_512_tokens_lose_77_in_26_spans():
 
 
 def test_all_ways_of_cutting_are_equally_likely():
-    seen = Counter(tuple(noise_mask(8, keyed(0, row), 0.5, 2.0).tolist()) for row in range(9000))
+    seen = Counter(tuple(noise_mask(8, keyed(0, row), 0.5, 2.0).tolist()) for row in range(3600))
     assert len(seen) == 9  # 4 tokens of noise in 2 pieces, 3 ways, and as many for the others
-    assert all(abs(count - 1000) < 4.5 * np.sqrt(1000) for count in seen.values())
+    assert all(abs(count - 400) < 4.5 * np.sqrt(400) for count in seen.values())
 
 
 def test_none_and_one_stay_as_they_are():

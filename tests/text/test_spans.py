@@ -56,7 +56,7 @@ def test_a_number_by_chance_has_the_mean_that_was_wanted():
 @pytest.mark.parametrize("rate", [0.15, 0.5])
 def test_units_are_chosen_at_the_rate_whatever_their_lengths(lengths, rate):
     lengths, rng = np.array(lengths), keyed(1, 2)
-    totals = np.array([lengths[choose(lengths, rate, rng)].sum() for _ in range(6000)])
+    totals = np.array([lengths[choose(lengths, rate, rng)].sum() for _ in range(2000)])
     error = totals.std() / np.sqrt(len(totals))
     assert abs(totals.mean() - rate * lengths.sum()) < 4 * error + 1e-9
 
@@ -86,7 +86,7 @@ def test_the_poisson_law_is_the_books():
 @pytest.mark.parametrize("law", LAWS)
 def test_lengths_follow_their_law_and_cover_the_rate(law):
     rng, items = keyed(5, 5), 400
-    drawn = [draw_spans(items, 0.15, law, rng) for _ in range(1500)]
+    drawn = [draw_spans(items, 0.15, law, rng) for _ in range(500)]
     totals = np.array([lengths.sum() for lengths in drawn])
     assert abs(totals.mean() - 0.15 * items) < 4 * totals.std() / np.sqrt(len(totals))
     lengths = np.concatenate(drawn)
@@ -100,7 +100,7 @@ def test_lengths_follow_their_law_and_cover_the_rate(law):
 @pytest.mark.parametrize("items", [1, 2, 5, 9, 13])
 def test_short_rows_keep_the_rate_and_half_of_their_context(law, items):
     rng = keyed(5, items)
-    drawn = [draw_spans(items, 0.15, law, rng) for _ in range(8000)]
+    drawn = [draw_spans(items, 0.15, law, rng) for _ in range(2500)]
     assert max(int(lengths.max(initial=0)) for lengths in drawn) <= max(1, items // 2)
     totals = np.array([lengths.sum() for lengths in drawn])
     assert abs(totals.mean() - 0.15 * items) < 4 * totals.std() / np.sqrt(len(totals)) + 0.004 * items

@@ -34,7 +34,9 @@ ASKER = SIZES | {
 
 RECIPES = {
     "plain": ({"kind": "masked"}, READS, READER),
-    "words": ({"kind": "masked", "mask": "words", "pseudo_perplexity": 2}, READS, READER),
+    "words": (
+        {"kind": "masked", "mask": "words", "pseudo_perplexity": 2}, READS | {"kind": "bpe", "vocab_size": 36}, READER
+    ),
     "spans": (
         {"kind": "masked", "mask": "spans", "boundary": 1.0}, READS, READER | {"heads": ["lm", "boundary"]},
     ),
@@ -50,28 +52,26 @@ KINDS = list(RECIPES)
 ENCODERS = KINDS[:6]
 
 TRAIN = {
-    "schedule": "constant", "learning_rate": 0.01, "warmup": 4, "precision": "float32", "device": "cpu",
-    "steps": 12, "validate_every": 6, "save_every": 3, "keep_last": 4, "log_every": 1, "samples": 2,
+    "schedule": "constant", "learning_rate": 0.005, "warmup": 4, "precision": "float32", "device": "cpu",
+    "steps": 10, "validate_every": 6, "save_every": 3, "keep_last": 4, "log_every": 1, "samples": 2,
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A recipe a kind, beside a text of sixty documents of some sentences each; the weather of a day follows rules."""
+    """A recipe a kind, beside a text of sixty documents, in each of which the weather never changes."""
     folder, draw = tmp_path_factory.mktemp("pretraining"), random.Random(5)
-    follows = {"sun": "rain", "rain": "snow", "snow": "hail", "hail": "fog", "fog": "sun"}
 
-    def sentence():
-        words = [draw.choice(list(follows))]
-        for _ in range(draw.randint(1, 5)):
-            words.append(follows[words[-1]])
-        return " ".join(["Today", *words]) + " ."
+    def document():
+        weather = draw.choice(["sun", "rain", "snow", "hail", "fog"])
+        lengths = [draw.randint(2, 6) for _ in range(draw.randint(2, 6))]
+        return " ".join(" ".join(["Today", *[weather] * length]) + " ." for length in lengths)
 
-    documents = [" ".join(sentence() for _ in range(draw.randint(2, 6))) for _ in range(60)]
+    documents = [document() for _ in range(60)]
     (folder / "text.txt").write_text("\n".join(documents) + "\n", encoding="utf-8")
     for name, (task, tokenizer, model) in RECIPES.items():
         values = {
-            "task": task, "tokenizer": tokenizer, "model": model, "train": TRAIN, "batch": {"tokens": 200},
+            "task": task, "tokenizer": tokenizer, "model": model, "train": TRAIN, "batch": {"tokens": 400},
             "data": {"train": str(folder / "text.txt"), "holdout": 0.2},
         }  # fmt: skip
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(deepcopy(values)), encoding="utf-8")
@@ -97,7 +97,7 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(
     folder, trained, interrupting, state_of, tmp_path, name
 ):
     recipe = folder / f"{name}.yaml"
-    for stop in (2, 6, 7):  # between checkpoints, while validating, in a later epoch
+    for stop in (2, 6):  # between checkpoints, while validating
         outcome = train(recipe, out=tmp_path, resume="auto", view=interrupting(stop))
         assert (outcome.steps, outcome.stopped_by) == (stop, "signal")
     train(recipe, out=tmp_path, resume="auto")
@@ -107,19 +107,21 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(
     assert [key for key in theirs if ours[key] != theirs[key]] == []
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["plain", "spans", "follows", "denoise", "sentinels"])
 def test_the_loss_falls(folder, tmp_path, name):
-    changes = {"train.steps": 120, "train.validate_every": 40, "train.save_every": 40, "model.dropout": 0.0}
-    outcome = train(folder / f"{name}.yaml", out=tmp_path, **changes)
+    often = dict.fromkeys(("train.validate_every", "train.save_every"), 50)
+    outcome = train(
+        folder / f"{name}.yaml", out=tmp_path, **often, **{"train.steps": 100, "model.dropout": 0.0}
+    )
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()]
     losses = [line["valid/loss"] for line in lines if "valid/loss" in line]
-    assert losses[-1] < losses[0]
-    assert losses[-1] < 1.9  # nats; there are seven words to choose from
+    assert losses[-1] < losses[0] < lines[0]["train/loss"]
+    assert losses[-1] < 1.7  # nats; who only knows how frequent words are is left with 1.9
     if name in ENCODERS:
-        assert outcome.scores["accuracy"] > 30
+        assert outcome.scores["accuracy"] > 30  # … and is right in 17 of 100
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["spans", "order", "denoise"])
 def test_workers_share_a_batch(folder, tmp_path, name):
     one, two = (
         train(

@@ -28,7 +28,7 @@ class Sentinelled(NamedTuple):
     def original(self, sentinels: Ids) -> Ids:
         """The row before."""
         heads = np.flatnonzero(np.isin(self.targets, sentinels))
-        spans = zip(heads, [*heads[1:], len(self.targets)], strict=True)
+        spans = zip(heads, np.append(heads, len(self.targets))[1:], strict=True)
         pieces = {int(self.targets[head]): self.targets[head + 1 : end].tolist() for head, end in spans}
         row = [token for each in self.inputs.tolist() for token in pieces.get(each, [each])]
         return np.array(row, dtype=np.int64)

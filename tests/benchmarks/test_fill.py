@@ -1,0 +1,79 @@
+"""The 5-gram filler that masked models are compared with: its probabilities are some, and it fills what it has read."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "pretrain" / "ngram.py"
+
+
+@pytest.fixture(scope="module")
+def ngram():
+    spec = importlib.util.spec_from_file_location("ngram", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def text():
+    chance = random.Random(1)
+    follows = {word: [chance.randrange(2, 14) for _ in range(3)] for word in range(14)}
+    sentences = []
+    for _ in range(300):
+        word, sentence = chance.randrange(2, 14), []
+        for _ in range(chance.randrange(1, 9)):
+            sentence.append(word)
+            word = chance.choice(follows[word])
+        sentences.append(sentence)
+    return sentences
+
+
+def by_the_book(text, order, discount, vocabulary):
+    """The same model in dictionaries of tuples, slow and plain."""
+    padded = [[0] * (order - 1) + sentence + [1] for sentence in text]
+    counts = {order: Counter(tuple(s[e - order : e]) for s in padded for e in range(order, len(s) + 1))}
+    for size in range(order - 1, 0, -1):
+        counts[size] = Counter(gram[1:] for gram in counts[size + 1])
+
+    def p(word, history):
+        value = 1 / vocabulary
+        for size in range(1, order + 1):
+            context = tuple(history[len(history) - size + 1 :])
+            after = {gram[-1]: count for gram, count in counts[size].items() if gram[:-1] == context}
+            total = sum(after.values())
+            if total:
+                value = (max(after.get(word, 0) - discount, 0) + discount * len(after) * value) / total
+        return value
+
+    return p
+
+
+@pytest.mark.parametrize("order", [2, 3, 5])
+def test_the_probabilities_are_those_of_the_book(ngram, text, order):
+    model = ngram.KneserNey(text[:60], 14, order)
+    plain = by_the_book(text[:60], order, 0.75, 14)
+    words = np.arange(1, 14)
+    for history in ([0] * (order - 1), text[0][: order - 1], [13] * (order - 1)):
+        history = ([0] * order + list(history))[-(order - 1) :]
+        ours = model.probabilities(np.array(history), words)
+        assert ours == pytest.approx([plain(word, history) for word in words], abs=1e-9)
+        whole = ours.sum() + model.probabilities(np.array(history), np.array([0])).sum()
+        assert whole == pytest.approx(1, abs=1e-9)
+
+
+def test_gaps_are_filled_with_what_was_read(ngram):
+    model = ngram.KneserNey([[2, 3, 4, 5, 6, 7]] * 4 + [[8, 9, 4, 10, 11]] * 4, 12)
+    every = np.arange(2, 12)
+    assert model.fill([2, 3, 4], [6, 7], [every]) == [5]
+    assert model.fill([8, 9, 4], [11], [every]) == [10]
+    assert model.fill([2, 3], [6, 7], [every, every]) == [4, 5]
+    assert model.fill([8], [11], [every, every, every]) == [9, 4, 10]
+    assert model.fill([], [4, 5], [every, every]) == [2, 3]
+    assert model.fill([2, 3, 4], [6, 7], [np.array([8, 9])]) in ([8], [9])  # only what is allowed

@@ -1,0 +1,87 @@
+"""Words and sentences in rows of tokens, for tokenizers of every kind."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from trifold.text import TokenizerSettings, train_tokenizer
+from trifold.text.marks import mark, sentence_starts, sentinel_ids, special_flags
+from trifold.text.spans import words
+
+TEXT = 'Mr. Jones saw it. "Was it red?" It was!  Nobody knew… Then J. Smith came.\nanother line'
+TEXTS = [TEXT, "a b c", "", "Ende. Anfang. 3 Uhr. e.g. this"]
+KINDS = ["byte-bpe", "bpe", "unigram", "word", "char"]
+
+
+def tokenizer(kind, **more):
+    return train_tokenizer(TEXTS * 3, TokenizerSettings(kind=kind, vocab_size=400, min_frequency=1, **more))
+
+
+def test_sentences_start_behind_closing_signs_and_line_ends():
+    starts = [0, *sentence_starts(TEXT), len(TEXT)]
+    parts = [TEXT[a:b].strip() for a, b in pairwise(starts)]
+    assert parts == [
+        "Mr. Jones saw it.", '"Was it red?"', "It was!", "Nobody knew…", "Then J. Smith came.", "another line",
+    ]  # fmt: skip
+    assert sentence_starts("") == [] == sentence_starts("One.") == sentence_starts("No. 3 is e.g. here. ")
+    assert sentence_starts("今日は。明日は。") == [4]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_marks_are_where_the_text_has_them(kind):
+    own = tokenizer(kind)
+    marked = mark(own, TEXTS)
+    assert [
+        marked.ids[a:b].tolist() for a, b in zip(marked.bounds, marked.bounds[1:], strict=False)
+    ] == own.encode(TEXTS)
+    whole = slice(0, marked.bounds[1])
+    heads = np.flatnonzero(marked.sentences[whole])
+    said = [
+        text.strip()
+        for text in own.decode([part.tolist() for part in np.split(marked.ids[whole], heads[1:])])
+    ]
+    starts = [0, *sentence_starts(TEXT), len(TEXT)]
+    wanted = [TEXT[a:b].strip() for a, b in pairwise(starts)]
+    if kind in ("byte-bpe", "char"):
+        assert said == wanted
+    else:
+        assert len(said) == len(wanted)
+    assert not marked.sentences[~marked.words].any() or kind == "char"
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "word"])
+def test_words_are_those_of_the_text(kind):
+    own = tokenizer(kind)
+    marked = mark(own, ["Nobody saw another line"])
+    bounds = words(np.ones(len(marked.ids), np.bool_), marked.words)
+    assert [
+        own.decode([marked.ids[a:b].tolist()])[0].strip() for a, b in bounds
+    ] == "Nobody saw another line".split()
+
+
+def test_special_tokens_and_sentinels():
+    own = tokenizer("bpe", special=("cls", "sep", "mask"), sentinels=3)
+    flags = special_flags(own)
+    assert len(flags) == own.vocab_size and flags.sum() == 10 and flags[:10].all()
+    assert own.pieces(sentinel_ids(own)) == ["<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
+    assert own.pieces([own.cls_id, own.sep_id, own.mask_id]) == ["<cls>", "<sep>", "<mask>"]
+    assert not len(sentinel_ids(tokenizer("bpe")))
+    row = own.rows(["a b"], ["c"])[0]
+    assert own.pieces([row.ids[0], row.ids[-1]]) == ["<cls>", "<sep>"]
+    assert row.types[0] == 0 and row.types[-1] == 1 and own.tells_segments
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_come_back_from_the_disk(kind, tmp_path):
+    own = tokenizer(kind, special=("cls", "sep", "mask"), sentinels=2)
+    own.save(tmp_path)
+    back = type(own).load(tmp_path)
+    assert (back.cls_id, back.mask_id, back.tells_segments) == (own.cls_id, own.mask_id, True)
+    back.save(tmp_path / "again" if (tmp_path / "again").mkdir() is None else tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
+    spelt = set(own.encode(["<mask> <cls> </s> <extra_id_0>"])[0]) - {own.unk_id}
+    assert not special_flags(own)[list(spelt)].any()  # text that spells a special token stays text
