@@ -25,6 +25,24 @@ from trifold.tasks.kinds import USUAL, TaskSettings
 from trifold.tasks.translate import TranslateSettings
 from trifold.text import TokenizerSettings
 
+# Schedules whose every rate depends on the number of steps.
+ENDING = ("linear", "cosine", "warmup-stable-decay")
+# What only some values of another key have a use for: key -> (that key, those values).
+BELONGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "final_rate": ("schedule", ENDING),
+    "decay": ("schedule", ("warmup-stable-decay",)),
+    "decay_form": ("schedule", ("warmup-stable-decay",)),
+    "beta1": ("optimizer", ("adam", "adamw", "muon")),
+    "beta2": ("optimizer", ("adam", "adamw", "muon")),
+    "epsilon": ("optimizer", ("adam", "adamw", "muon")),
+    "weight_decay_on": ("optimizer", ("adamw", "adafactor", "muon")),
+    "relative_step": ("optimizer", ("adafactor",)),
+    "update_clip": ("optimizer", ("adafactor",)),
+    "momentum": ("optimizer", ("muon",)),
+    "muon_rate": ("optimizer", ("muon",)),
+    "muon_scale": ("optimizer", ("muon",)),
+}
+
 
 class TrainSettings(Settings):
     """The loop: how long, how fast, how often it looks up. Steps are updates of the weights."""
@@ -38,18 +56,59 @@ class TrainSettings(Settings):
     )
     accumulate: int = Field(1, gt=0, description="batches an update")
 
-    schedule: Literal["inverse-sqrt", "linear", "cosine", "constant"] = "inverse-sqrt"
+    schedule: Literal["inverse-sqrt", "linear", "cosine", "constant", "warmup-stable-decay"] = "inverse-sqrt"
     learning_rate: float | None = Field(
         None, gt=0, description="the peak; d_model^-0.5 · warmup^-0.5 unless given"
     )
     warmup: int = Field(4000, ge=0, description="steps of linear rise")
+    final_rate: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="linear, cosine, warmup-stable-decay: the last rate, as a share of the peak",
+    )
+    decay: float = Field(
+        0.1,
+        gt=0,
+        description="warmup-stable-decay: the fall at the end, in steps; below 1: as a share of all steps",
+    )
+    decay_form: Literal["linear", "1-sqrt"] = Field("linear", description="… and its form")
+
+    optimizer: Literal["adam", "adamw", "adafactor", "muon"] = Field(
+        "adam", description="what makes steps of gradients; see below the tables"
+    )
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.98, ge=0, lt=1)
     epsilon: float = Field(1e-9, gt=0)
     weight_decay: float = Field(0.0, ge=0)
+    weight_decay_on: Literal["everything", "matrices", "hidden"] | None = Field(
+        None,
+        description="which parameters decay: all; those of two dimensions or more (no biases, no norms); of these the "
+        "layers' only (no embeddings, no heads). Matrices unless given; with adam, everything",
+    )
+    relative_step: bool = Field(
+        True, description="adafactor: rates are times the root mean square of each parameter"
+    )
+    update_clip: float = Field(
+        1.0, gt=0, description="adafactor: largest root mean square of an update, before the rate"
+    )
+    momentum: float = Field(0.95, ge=0, lt=1, description="muon: memory of the gradient of hidden matrices")
+    muon_rate: float = Field(1.0, gt=0, description="muon: rate of hidden matrices, times that of the rest")
+    muon_scale: Literal["match-rms", "original", "none"] = Field(
+        "match-rms",
+        description="muon: an n × m update is times 0.2 · sqrt(max(n, m)), which is AdamW's size; or times "
+        "sqrt(max(1, n / m)); or as it is",
+    )
     clip: float | None = Field(None, gt=0, description="largest norm of the gradient")
+    ema: float | None = Field(
+        None, gt=0, lt=1, description="validate and keep a moving average of the weights with this memory"
+    )
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    recompute: Literal["none", "blocks"] = Field(
+        "none",
+        description="blocks: keep only the inputs of blocks for the way back; less memory, more time, same bits",
+    )
     device: str = "auto"
     workers: int | None = Field(
         None,
@@ -66,6 +125,22 @@ class TrainSettings(Settings):
     patience: int | None = Field(None, gt=0, description="validations without a better score before stopping")
     samples: int = Field(5, ge=0, description="sentences shown at a validation")
 
+    @property
+    def decay_steps(self) -> int:
+        """Of warmup-stable-decay."""
+        return max(1, round(self.decay * self.steps)) if self.decay < 1 else int(self.decay)
+
+    @model_validator(mode="after")
+    def _has_no_idle_keys(self) -> Self:
+        for key, (chooser, owners) in BELONGS.items():
+            value, chosen = getattr(self, key), getattr(self, chooser)
+            if value != type(self).model_fields[key].default and chosen not in owners:
+                others = " or ".join(owners)
+                raise ValueError(
+                    f"{key} {value} means nothing with {chooser} {chosen}: leave it out, or choose {others}"
+                )
+        return self
+
     @model_validator(mode="after")
     def _hangs_together(self) -> Self:
         if self.average > self.keep_last:
@@ -77,8 +152,22 @@ class TrainSettings(Settings):
                 f"with average > 1, validate_every ({self.validate_every}) must be a multiple of "
                 f"save_every ({self.save_every}), so that every validation has a fresh checkpoint to average"
             )
-        if self.schedule in ("linear", "cosine") and self.warmup >= self.steps:
+        if self.schedule in ENDING and self.warmup >= self.steps:
             raise ValueError(f"warmup {self.warmup} leaves nothing of {self.steps} steps for the decay")
+        if self.decay > 1 and self.decay % 1:
+            raise ValueError(f"decay {self.decay} is neither a share below 1 nor a whole number of steps")
+        if self.schedule == "warmup-stable-decay" and self.warmup + self.decay_steps > self.steps:
+            raise ValueError(
+                f"warmup {self.warmup} and decay {self.decay_steps} are more than the {self.steps} steps there are"
+            )
+        if self.ema is not None and self.average > 1:
+            raise ValueError(
+                f"ema {self.ema} and average {self.average} are two ways of averaging weights: choose one"
+            )
+        if self.optimizer == "adafactor" and self.learning_rate is None:
+            raise ValueError(
+                "adafactor needs a learning_rate: the default is Adam's; 0.01 is its paper's, with relative_step"
+            )
         return self
 
 

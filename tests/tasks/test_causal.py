@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -159,17 +160,15 @@ def test_pieces_of_a_batch_do_not_see_each_other(tokenizer, model, begin):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_learning_takes_the_packed_way_and_gives_the_same_gradient(tokenizer, model, dtype):
-    from copy import deepcopy
-
     task = task_of(tokenizer)
     examples = task.examples(task.read(TEXTS))
     every = np.arange(len(examples.sizes))
     packed, plain = deepcopy(model).to(dtype), deepcopy(model)
     task.loss(packed, task.batch(examples, every))["tokens"].sum.backward()
     by_hand(plain, examples, every)[0].sum().backward()
-    close = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.1, "atol": 0.3}
     for name, parameter in plain.named_parameters():
-        assert torch.allclose(packed.get_parameter(name).grad.float(), parameter.grad, **close), name
+        error = (packed.get_parameter(name).grad.float() - parameter.grad).norm()
+        assert error <= (1e-5 if dtype is torch.float32 else 0.1) * parameter.grad.norm() + 1e-5, name
 
 
 @given(st.integers(1, 64), st.integers(1, 40))

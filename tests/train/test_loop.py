@@ -412,3 +412,15 @@ def test_more_steps_stretch_a_schedule_that_ends_and_it_is_said(run, listening):
     assert any(
         "train.steps was 4 and is 6: the linear schedule is stretched" in line for line in listening.lines
     )
+
+
+def test_more_steps_before_a_decay_has_begun_are_as_if_planned(
+    run, interrupting, listening, state_of, tmp_path
+):
+    changes = {"train__schedule": "warmup-stable-decay", "train__warmup": 1, "train__decay": 3}
+    run(view=interrupting(5), train__steps=9, **changes)
+    run(resume="auto", view=listening, train__steps=12, **changes)
+    run("long", train__steps=12, **changes)
+    assert any("was 9 and is 12: the warmup-stable-decay schedule decays" in line for line in listening.lines)
+    ours, theirs = state_of(tmp_path / "run"), state_of(tmp_path / "long")
+    assert [key for key in theirs if ours[key] != theirs[key]] == []

@@ -7,7 +7,7 @@ training is (epoch, number of the batch), and resuming is seeking.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from trifold.errors import DataError
 from trifold.settings import Settings
 
 Lengths: TypeAlias = NDArray[np.integer]  # (N, 2): source and target; or (N, 1)
-Plan: TypeAlias = list[NDArray[np.int64]]  # a batch is the indices of its rows
+Plan: TypeAlias = Sequence[NDArray[np.int64]]  # a batch is the indices of its rows
 
 
 class BatchSettings(Settings):
@@ -61,7 +61,7 @@ def plan_epoch(
                 f"no row is left: all {len(lengths):,} are longer than {settings.max_length} tokens"
             )
         return []
-    rng = _random(seed, epoch)
+    rng = random_bits(seed, epoch)
     ties = rng.random_raw(len(lengths)) if shuffle else np.arange(len(lengths))
     order = usable[_by_length(lengths[usable], ties[usable])]
     plan = [order[start:end] for start, end in _cuts(lengths[order], settings)]
@@ -84,7 +84,7 @@ def shares(lengths: Lengths, rows: NDArray[np.int64], parts: int) -> Plan:
     """
     if parts == 1:
         return [rows]
-    heavy_first = rows[np.argsort(-_checked(lengths)[rows].sum(axis=1), kind="stable")]
+    heavy_first = rows[np.argsort(-_checked(lengths[rows]).sum(axis=1), kind="stable")]
     turn = np.arange(len(rows)) % (2 * parts)
     owner = np.where(turn < parts, turn, 2 * parts - 1 - turn)
     return [heavy_first[owner == part] for part in range(min(parts, len(rows)))]
@@ -97,9 +97,31 @@ def deal(plan: Plan, rank: int, world: int) -> Plan:
     """
     if not 0 <= rank < world:
         raise ValueError(f"rank {rank} of {world} ranks")
-    nothing = np.empty(0, dtype=np.int64)
-    steps = range(rank, rank + len(plan) + -len(plan) % world, world)
-    return [plan[step] if step < len(plan) else nothing for step in steps]
+    return _Dealt(plan, rank, world)
+
+
+class _Dealt(Sequence[NDArray[np.int64]]):
+    """A view: a plan may be computed as it is read, and longer than anybody would like to keep it."""
+
+    def __init__(self, plan: Plan, rank: int, world: int) -> None:
+        self._plan, self._rank, self._world = plan, rank, world
+
+    def __len__(self) -> int:
+        return (len(self._plan) + self._world - 1) // self._world
+
+    @overload
+    def __getitem__(self, step: int) -> NDArray[np.int64]: ...
+
+    @overload
+    def __getitem__(self, step: slice) -> Plan: ...
+
+    def __getitem__(self, step: int | slice) -> NDArray[np.int64] | Plan:
+        if isinstance(step, slice):
+            return [self[one] for one in range(*step.indices(len(self)))]
+        if not -len(self) <= step < len(self):
+            raise IndexError(f"step {step} of {len(self)}")
+        number = step % len(self) * self._world + self._rank
+        return self._plan[number] if number < len(self._plan) else np.empty(0, dtype=np.int64)
 
 
 def padding_share(lengths: Lengths, plan: Sequence[NDArray[np.int64]]) -> float:
@@ -132,7 +154,8 @@ def _refuse(lengths: NDArray[np.int64], long: NDArray[np.bool_], settings: Batch
             )
 
 
-def _random(seed: int, epoch: int) -> np.random.PCG64:
+def random_bits(seed: int, epoch: int) -> np.random.PCG64:
+    """What everything random in a plan is drawn from."""
     # Raw bits, because numpy promises these, and not its shuffles, to stay the same from version to version.
     return np.random.PCG64(np.random.SeedSequence([seed, epoch]))
 

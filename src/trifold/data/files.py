@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -87,3 +88,8 @@ def _in_folder(folder: Path, passed_over: Counter[str]) -> list[str]:
             f"name others by a pattern, such as {folder}/**/*.md"
         )
     return sorted(found)
+
+
+def safe_name(name: str) -> str:
+    """What may be the name of a file on every system."""
+    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.")[:60] or "text"

@@ -19,7 +19,7 @@ import importlib
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -132,6 +132,26 @@ def own_generator() -> torch.Generator | None:
     return getattr(_thread, "generator", None)
 
 
+class Redrawing(AbstractContextManager[None]):
+    """Made before a computation; under it the same computation draws the same again, in any thread, however often.
+
+    It knows of this thread's own generator only. Without one it does nothing: the common ones are the library's.
+    """
+
+    def __init__(self) -> None:
+        generator = own_generator()
+        self._state = None if generator is None else generator.get_state()
+        self._before: torch.Generator | None = None
+
+    def __enter__(self) -> None:
+        self._before = own_generator()
+        if self._state is not None:
+            _thread.generator = torch.Generator().set_state(self._state)
+
+    def __exit__(self, *_: object) -> None:
+        _thread.generator = self._before
+
+
 def dropped(y: Tensor, p: float) -> Tensor:
     """Each element 0 with probability p, else times 1 / (1 − p)."""
     out: Tensor = _Dropped.apply(None, y, *_chance(p))  # type: ignore[no-untyped-call]
@@ -171,6 +191,30 @@ class _Dropped(torch.autograd.Function):
         out = torch.empty(gradients[0].shape, dtype=gradients[0].dtype)
         _loops().dropped(_array(gradients[0]).reshape(-1), *ctx.chance, _array(out).reshape(-1))
         return gradients[0] if ctx.adds else None, out, None, None, None
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
+    out: Tensor = _GeluTanh.apply(x)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _GeluTanh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        _loops().gelu_tanh(_array(x).reshape(-1), _array(out).reshape(-1))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        out = torch.empty(x.shape, dtype=x.dtype)
+        _loops().gelu_tanh_backward(
+            _array(gradients[0]).reshape(-1), _array(x).reshape(-1), _array(out).reshape(-1)
+        )
+        return out
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from trifold.batches import plan_epoch
 from trifold.nn import Transformer
-from trifold.tasks.task import Batch, Examples, Looking, Task
+from trifold.tasks.task import Examples, Looking, Task
 
 
-def every_batch(task: Task, model: Transformer, examples: Examples, looking: Looking) -> Iterator[Batch]:
+def every_batch(task: Task, model: Transformer, examples: Examples, looking: Looking) -> Iterator[Any]:
     """All examples in batches, none left out or cut, whatever becomes of long ones in training."""
     device = next(model.parameters()).device
     whole = looking.batches.model_copy(update={"max_length": None, "on_overflow": "drop"})

@@ -1,4 +1,4 @@
-"""One update of the weights: forward, backward, clip, Adam.
+"""One update of the weights: forward, backward, clip, and what the optimiser makes of it.
 
 A batch may be cut into shares that are learnt side by side, each by a thread of its own with a replica of the model:
 on a CPU, whose operators on small tensors gain little from several threads each, that is the better use of the cores.
@@ -20,9 +20,11 @@ from torch import Tensor
 from trifold.errors import TrifoldError
 from trifold.nn import Transformer
 from trifold.nn.kernels import drawing_from
+from trifold.nn.stack import recompute_blocks
 from trifold.recipe import TrainSettings
 from trifold.tasks.task import Batch, Task
-from trifold.train.adam import Adam
+from trifold.train.ema import MovingAverage
+from trifold.train.optimizers import OPTIMIZERS, check_state
 from trifold.train.schedule import peak_rate, rate
 from trifold.train.weights import FlatWeights
 
@@ -41,7 +43,9 @@ class Nonsense(TrifoldError):
 
 
 class Learner:
-    """Learns from batches. Its state is the master weights and the optimiser's moments; all else is a function."""
+    """Learns from batches. Its state is the master weights, the optimiser's moments and, where the recipe wants it, the
+    moving average of the weights; all else is a function.
+    """
 
     def __init__(
         self,
@@ -56,11 +60,13 @@ class Learner:
     ) -> None:
         self.model = model.to(device).train()
         self.task, self.settings, self.seed, self.device = task, settings, seed, device
+        if settings.recompute == "blocks":
+            recompute_blocks(self.model)
         self.weights = FlatWeights(self.model, dtype)
         self._replicas = [self.model, *(self.weights.replica(self.model) for _ in range(workers - 1))]
         self._pool = _crew(workers) if workers > 1 else None
-        betas = (settings.beta1, settings.beta2)
-        self.optimizer = Adam(self.weights.master, betas, settings.epsilon, settings.weight_decay)
+        self.optimizer = OPTIMIZERS[settings.optimizer](self.weights, settings)
+        self.average = None if settings.ema is None else MovingAverage(self.weights.master, settings.ema)
         self.peak = settings.learning_rate or peak_rate(model.config.d_model, settings.warmup)
 
     def update(self, batches: Sequence[Batch], step: int) -> Update:
@@ -88,6 +94,8 @@ class Learner:
         now = self.rate(step)
         self.optimizer.step(self._clipped(gradient, norm), now)
         self.weights.publish()
+        if self.average is not None:
+            self.average.take(step)
         return Update(loss, norm, now, totals["tokens"])
 
     def _learn(self, batch: Batch, step: int, micro: int, totals: dict[str, int]) -> float:
@@ -111,30 +119,40 @@ class Learner:
     def rate(self, step: int) -> float:
         """Learning rate of update number `step`."""
         settings = self.settings
-        return rate(settings.schedule, step, peak=self.peak, warmup=settings.warmup, steps=settings.steps)
+        return rate(
+            settings.schedule,
+            step,
+            peak=self.peak,
+            warmup=settings.warmup,
+            steps=settings.steps,
+            final=settings.final_rate,
+            decay=settings.decay_steps,
+            form=settings.decay_form,
+        )
 
     def _clipped(self, gradient: Tensor, norm: float) -> Tensor:
         limit = self.settings.clip
         return gradient if limit is None or norm <= limit else gradient.mul_(limit / norm)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Master weights and moments, by name."""
-        moments = {
-            f"{kind}.{name}": value
-            for kind in ("exp_avg", "exp_avg_sq")
-            for name, value in self.weights.named(self.optimizer.state[kind]).items()
-        }
-        moments["step"] = self.optimizer.state["step"].reshape(1)
+        """Master weights, and moments and moving average, by name: the live tensors."""
+        moments = self.optimizer.state
+        if self.average is not None:
+            named = self.weights.named(self.average.mean)
+            moments |= {f"ema.{name}": value for name, value in named.items()}
         return self.weights.named(self.weights.master), moments
 
+    def measured(self) -> dict[str, Tensor]:
+        """The weights to validate and keep, by name: their moving average, where there is one."""
+        return self.weights.named(self.weights.master if self.average is None else self.average.mean)
+
     def restore(self, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from what `state` gave. Raises CheckpointError, touching nothing, where another optimiser gave it."""
+        _, live = self.state()
+        check_state(self.settings.optimizer, live, moments)
         self.weights.master.copy_(self.weights.flat(weights))
-        kinds = {
-            kind: self.weights.flat({name: moments[f"{kind}.{name}"] for name in self.weights.names})
-            for kind in ("exp_avg", "exp_avg_sq")
-        }
-        self.optimizer.restore({**kinds, "step": moments["step"][0]})
+        for name, value in live.items():
+            value.copy_(moments[name])
         self.weights.publish()
 
 

@@ -226,9 +226,9 @@ class _Run:
     def _validate(self, asked: Asked) -> StoppedBy | None:
         """Measure the (averaged) weights; says whether that ends the training."""
         progress = self.progress
-        current, _ = self.learner.state()
+        weights = self.learner.measured()
         try:
-            result, progress.best = self.validator(progress.step, current, progress.best, lambda: bool(asked))
+            result, progress.best = self.validator(progress.step, weights, progress.best, lambda: bool(asked))
         except Interrupted:
             return "signal"
         progress.validated, progress.scores = progress.step, result.scores

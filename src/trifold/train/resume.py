@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from trifold.errors import SettingsError, UsageError
-from trifold.recipe import Recipe, TrainSettings, load_recipe
+from trifold.recipe import ENDING, Recipe, TrainSettings, load_recipe
 from trifold.train import checkpoint
 from trifold.train.run_folder import RunFolder
 
 # These change how long and how loudly a run goes on, not what it learns from a step.
 FREE: tuple[str, ...] = (
     *("name", "description", "generate"),
-    *("train.device", "train.log_every", "train.minutes", "train.patience", "train.samples", "train.steps"),
+    *("train.device", "train.log_every", "train.minutes", "train.patience"),
+    *("train.recompute", "train.samples", "train.steps"),
 )
 # These too, unless earlier checkpoints are averaged.
 FREE_ALONE: tuple[str, ...] = ("train.save_every", "train.keep_last")
@@ -41,11 +42,12 @@ def check_same_run(recipe: Recipe, folder: RunFolder) -> list[str]:
 
 
 def _moved_rates(before: TrainSettings, now: TrainSettings) -> Iterator[str]:
-    if before.steps != now.steps and now.schedule in ("linear", "cosine"):
-        yield (
-            f"train.steps was {before.steps:,} and is {now.steps:,}: the {now.schedule} schedule is stretched to the "
-            "new end, so the learning rate jumps here"
-        )
+    if before.steps == now.steps or now.schedule not in ENDING:
+        return
+    moved = "is stretched to the new end, so the learning rate jumps here"
+    if now.schedule == "warmup-stable-decay":
+        moved = "decays before the new end; where the decay had begun, the learning rate jumps here"
+    yield f"train.steps was {before.steps:,} and is {now.steps:,}: the {now.schedule} schedule {moved}"
 
 
 def _covers(free: str, key: str) -> bool:

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.hub import load_model
+from trifold.train import checkpoint
+from trifold.train.ema import MovingAverage, newest_share
+
+
+@given(decay=st.floats(0.01, 0.9999), steps=st.integers(1, 40))
+def test_it_is_the_weighted_mean_of_all_weights_so_far(decay, steps):
+    master = torch.zeros(3)
+    ours = MovingAverage(master, decay)
+    seen = []
+    for step in range(1, steps + 1):
+        master.copy_(torch.randn(3))
+        seen.append(master.double())
+        ours.take(step)
+    shares = torch.tensor([decay ** (steps - i) for i in range(1, steps + 1)], dtype=torch.float64)
+    wanted = (torch.stack(seen) * shares[:, None]).sum(0) / shares.sum()
+    torch.testing.assert_close(ours.mean.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@given(decay=st.floats(0.01, 0.9999))
+def test_the_newest_share_falls_from_one_to_what_the_decay_leaves(decay):
+    shares = [newest_share(decay, step) for step in range(1, 200)]
+    assert shares[0] == pytest.approx(1)
+    assert all(later <= earlier for earlier, later in pairwise(shares))
+    assert newest_share(decay, 10**9) == pytest.approx(1 - decay, rel=1e-9)
+
+
+def test_the_average_is_validated_and_kept_and_the_run_learns_as_without_it(run):
+    plain = run("plain", train__steps=6)
+    averaged = run("averaged", train__steps=6, train__ema=0.9, train__save_every=1, train__keep_last=6)
+    mean, weight = None, 0.0
+    for step in range(1, 7):
+        saved = checkpoint.load(averaged.folder / "checkpoints" / f"step-{step:08d}")
+        named = {name: value.double() for name, value in saved.weights.items()}
+        mean = named if mean is None else {name: 0.9 * mean[name] + named[name] for name in named}
+        weight = 0.9 * weight + 1
+        for name, value in mean.items():
+            torch.testing.assert_close(
+                saved.moments[f"ema.{name}"].double(), value / weight, rtol=1e-4, atol=1e-6
+            )
+    raw = checkpoint.load(plain.folder / "checkpoints" / "step-00000006").weights
+    assert all(torch.equal(saved.weights[name], raw[name]) for name in raw)
+    kept = dict(load_model(averaged.folder / "model")[0].named_parameters())
+    assert all(torch.equal(kept[name], saved.moments[f"ema.{name}"]) for name in raw)
+    assert not all(torch.equal(kept[name], raw[name]) for name in raw)
