@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from trifold.nn import Inputs, Mask, ModelConfig, Transformer
 from trifold.nn.positions import sinusoidal_table
 from trifold.nn.relative import RelativeScores, Waves
+from trifold.nn.stack import recompute_blocks
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {
@@ -115,6 +116,20 @@ def test_a_question_with_nothing_before_it_has_finite_gradients() -> None:
     made.ask(Inputs(tokens, ranks=torch.arange(6)[None]), torch.tensor([[0, 5]])).sum().backward()
     gradients = [p.grad for p in made.parameters() if p.grad is not None]
     assert gradients and all(bool(g.isfinite().all()) for g in gradients)
+
+
+def test_both_streams_may_be_recomputed_on_the_way_back() -> None:
+    inputs, asked = (
+        Inputs(torch.arange(3, 9)[None], ranks=torch.tensor([[0, 2, 0, 1, 0, 3]])),
+        torch.tensor([[1, 3, 5]]),
+    )
+    kept, again = model(), model()
+    recompute_blocks(again)
+    for made in (kept, again):
+        made.ask(inputs, asked).square().sum().backward()
+    for mine, theirs in zip(again.parameters(), kept.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None)
+        assert mine.grad is None or torch.equal(mine.grad, theirs.grad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

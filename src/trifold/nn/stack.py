@@ -106,12 +106,13 @@ BLOCKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def straight(block: nn.Module, *inputs: Any, **named: Any) -> Tensor:
+def straight(block: Callable[..., Any], *inputs: Any, **named: Any) -> Tensor:
     """block(…), and all that its way back needs is kept until then."""
-    return block(*inputs, **named)
+    made: Tensor = block(*inputs, **named)
+    return made
 
 
-def recomputed(block: nn.Module, *inputs: Any, **named: Any) -> Tensor:
+def recomputed(block: Callable[..., Any], *inputs: Any, **named: Any) -> Tensor:
     """block(…), of which only the inputs are kept: the way back runs it again (Chen et al. 2016, section 4).
 
     The same bits as `straight`, dropout too, in about a third more time.
@@ -206,7 +207,7 @@ class Stack(nn.Module):
         asking = {window: replace(mask, window=window, asked=asked) for window in self.windows}
         for layer, (number, window) in enumerate(zip(self.order, self.windows, strict=True), start=1):
             block = self.blocks[number]
-            g = block.ask(g, x, asking[window], bias=asked_relations)
+            g = self.run(block.ask, g, x, asking[window], bias=asked_relations)
             if layer < len(self.order):  # nobody reads what the last would make of it
-                x = block(x, masks[window], bias=relations)
+                x = self.run(block, x, masks[window], bias=relations)
         return self.final_norm(g)
