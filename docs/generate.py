@@ -187,6 +187,8 @@ def _words(annotation: Any) -> str:
         return (
             f"list of: {', '.join(kinds)}" if ... in get_args(annotation) else f"two of: {', '.join(kinds)}"
         )
+    if get_origin(annotation) is dict:
+        return f"names, under each of which are {_words(get_args(annotation)[1])}"
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return "keys: " + "; ".join(f"`{key.name}` {key.kind}" for key in _keys(annotation, ""))
     return KINDS[annotation]
@@ -197,6 +199,8 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def _code(value: Any) -> str:
+    if isinstance(value, Settings):
+        return f"`{json.dumps(value.model_dump())}`"
     if isinstance(value, float) and value and abs(value) < 1e-3:
         return f"`{value:.0e}`".replace("e-0", "e-")
     return f"`{value if isinstance(value, str) and value else json.dumps(value)}`"

@@ -93,6 +93,8 @@ def _data(
         raise UsageError(
             f"{model}: has no recipe.yaml beside it, so name the data: trifold eval {model} text.txt"
         )
+    if recipe.task.kind == "text-to-text":  # each of its parts names its own
+        return recipe.data
     if split is None:
         split = "test" if recipe.data.test is not None else "valid"
     if split not in SPLITS:

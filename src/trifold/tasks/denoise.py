@@ -44,7 +44,7 @@ class DenoiseSettings(RewritingSettings):
     """Writing a text again from what noise has left of it."""
 
     kind: Literal["denoise"] = "denoise"
-    noise: Noise = Noise()
+    noise: Noise = Field(Noise(), description="what is done to a text, and to how much of it")
 
 
 def noise(settings: DenoiseSettings, tokenizer: Tokenizer, width: int) -> Spoil:

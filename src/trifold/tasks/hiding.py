@@ -8,7 +8,7 @@ Shapes: N tokens of the long row, M hidden ones (filled up to a round number), E
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.heads import SpanBoundary
 from trifold.nn.losses import judge, linear_cross_entropy
 from trifold.nn.packing import Packing, rounded
 from trifold.settings import Settings
@@ -106,12 +107,18 @@ class Hidden:
     def to(self, device: torch.device) -> Hidden:
         """The same on another device."""
 
-        def moved(x: Tensor) -> Tensor:
-            return x.to(device, non_blocking=True)
+        def moved(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.to(device, non_blocking=True)
 
-        sides = [None if x is None else moved(x) for x in (self.left, self.right, self.inside)]
-        inputs, places, targets = self.inputs.to(device), moved(self.places), moved(self.targets)
-        return Hidden(inputs, places, targets, self.tokens, *sides, self.sided)
+        return replace(
+            self,
+            inputs=self.inputs.to(device),
+            places=moved(self.places),
+            targets=moved(self.targets),
+            left=moved(self.left),
+            right=moved(self.right),
+            inside=moved(self.inside),
+        )
 
 
 class Hiding:
@@ -171,15 +178,12 @@ class Hiding:
         lengths = spans[:, 1] - spans[:, 0]
         inside = expanded(spans) - np.repeat(spans[:, 0], lengths)
         inside = np.where(inside < self.config.boundary_positions, inside, -1)
-        return Hidden(
-            hidden.inputs,
-            hidden.places,
-            hidden.targets,
-            hidden.tokens,
-            _filled(np.repeat(spans[:, 0] - 1, lengths), room, last),
-            _filled(np.repeat(spans[:, 1], lengths), room, last),
-            _filled(inside, room, -1),
-            int((inside >= 0).sum()),
+        return replace(
+            hidden,
+            left=_filled(np.repeat(spans[:, 0] - 1, lengths), room, last),
+            right=_filled(np.repeat(spans[:, 1], lengths), room, last),
+            inside=_filled(inside, room, -1),
+            sided=int((inside >= 0).sum()),
         )
 
     # loss
@@ -197,6 +201,7 @@ class Hiding:
         terms = {"tokens": Term(sums.loss, batch.tokens, nll=sums.nll)}
         if batch.left is not None and batch.right is not None and batch.inside is not None:
             boundary = model.heads["boundary"]
+            assert isinstance(boundary, SpanBoundary)
             left, right = (states.index_select(0, places) for places in (batch.left, batch.right))
             wanted = torch.where(batch.inside < 0, -1, batch.targets)
             guess = boundary(left, right, batch.inside.clamp_min(0))

@@ -92,8 +92,9 @@ class Rewriting:
         end = self.tokenizer.required("eos")
         sources, targets = [], []
         for row in rows.tolist():
-            ids, words, sentences = (each[: None if width is None else width - 1] for each in examples[row])
-            source, target = self.spoil(ids, words, sentences, keyed(draw, row))
+            ids, words, sentences = examples[row]
+            room = len(ids) if width is None else width - 1
+            source, target = self.spoil(ids[:room], words[:room], sentences[:room], keyed(draw, row))
             sources.append([*source.tolist(), end])
             targets.append([*target.tolist(), end])
         return Examples(Ragged.of(sources), Ragged.of(targets))

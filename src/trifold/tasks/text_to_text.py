@@ -49,9 +49,11 @@ class PartSettings(Settings):
     number: float | None = Field(
         None, gt=0, description="the target is a number, written in multiples of this"
     )
-    score: Literal["exact_match", "bleu", "chrf", "pearson"] = "exact_match"
-    format: Literal["auto", "text", "tsv", "csv", "jsonl"] = "auto"
-    header: bool | None = None
+    score: Literal["exact_match", "bleu", "chrf", "pearson"] = Field(
+        "exact_match", description="of its validation rows"
+    )
+    format: Literal["auto", "text", "tsv", "csv", "jsonl"] = Field("auto", description="as data.format")
+    header: bool | None = Field(None, description="as data.header")
 
     @model_validator(mode="after")
     def _is_scored_by_what_it_has(self) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from trifold.errors import UsageError
 from trifold.text.spans import Flags, Ids
 from trifold.text.tokenizer import Tokenizer
+
+Kind = TypeVar("Kind", np.int32, np.bool_)
 
 # A line's end; or signs that close a sentence, and quotes and brackets after them, where no small letter follows.
 _CLOSED = re.compile(
@@ -101,5 +104,5 @@ def sentinel_ids(tokenizer: Tokenizer) -> Ids:
     return np.array(found, dtype=np.int64)
 
 
-def _joined(parts: list[NDArray[np.generic]], kind: type) -> NDArray[np.generic]:
+def _joined(parts: list[NDArray[Kind]], kind: type[Kind]) -> NDArray[Kind]:
     return np.concatenate(parts) if parts else np.zeros(0, kind)
