@@ -41,7 +41,6 @@ SHORTENED = {
     "trifold train smoke": f"{SMALL} train.warmup=2",
     "trifold train teacher.yaml": TINY,
     "trifold train student.yaml": TINY,
-    "trifold train sequences.yaml": f"{TINY} model.max_positions=160",
 }
 SHORTENED_KEYS = {
     "train.steps": 4,
