@@ -76,7 +76,9 @@ class DistillSettings(Settings):
     soft: float = Field(5.0, ge=0, description="weight of the divergence from the teacher's probabilities")
     hard: float = Field(2.0, ge=0, description="weight of the task's own loss")
     cosine: float = Field(1.0, ge=0, description="weight of the angle between the last states, of one width")
-    relations: RelationWeights = RelationWeights()
+    relations: RelationWeights = Field(
+        RelationWeights(), description="weights of the divergence of one layer's relations from the teacher's"
+    )
     start: Literal["new", "spread"] | Annotated[tuple[int, ...], Field(strict=False)] = Field(
         "new",
         description="layers of the teacher, from 0, that the student's begin as: a list, or spread evenly",
