@@ -98,7 +98,9 @@ class Transformer(nn.Module):
 
         A place with nothing before it gets what it asks with.
         """
-        assert self.encoder is not None and self.encoder_embeddings is not None, "this shape has no encoder"
+        assert self.encoder is not None and isinstance(self.encoder_embeddings, Embeddings), (
+            "no encoder of text"
+        )
         assert inputs.packing is None and inputs.ranks is not None, (
             "questions need an order, in rows of one width"
         )
