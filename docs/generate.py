@@ -190,6 +190,10 @@ def _words(annotation: Any) -> str:
     if get_origin(annotation) is dict:
         return f"names, under each of which are {_words(get_args(annotation)[1])}"
     if isinstance(annotation, type) and issubclass(annotation, Settings):
+        if "kind" in annotation.model_fields and isinstance(
+            kind := annotation.model_fields["kind"].default, str
+        ):
+            return f"the keys of kind `{kind}`"  # they have a table of their own
         return "keys: " + "; ".join(f"`{key.name}` {key.kind}" for key in _keys(annotation, ""))
     return KINDS[annotation]
 

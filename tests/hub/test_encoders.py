@@ -43,6 +43,7 @@ DISTILLED = {
     "n_heads": 4,
     "hidden_dim": 24,
 }
+XLNET = {"vocab_size": 40, "d_model": 16, "n_layer": 2, "n_head": 4, "d_inner": 24}
 # model_type -> (stem of the classes, sizes, a head, prefix of the base model)
 ENCODERS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "bert": ("Bert", TEXT, "ForMaskedLM", "bert"),
@@ -51,6 +52,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "xlm-roberta": ("XLMRoberta", TEXT, "ForMaskedLM", "roberta"),
     "distilbert": ("DistilBert", DISTILLED, "ForMaskedLM", "distilbert"),
     "albert": ("Albert", TEXT | {"embedding_size": 8}, "ForMaskedLM", "albert"),
+    "xlnet": ("XLNet", XLNET, "LMHeadModel", "transformer"),
     "vit": ("ViT", PICTURES, "ForImageClassification", "vit"),
 }
 each_family = pytest.mark.parametrize("family", ENCODERS)
@@ -114,9 +116,10 @@ def test_refused_keys(family: str, key: str, value: object, tmp_path: Path) -> N
 
 @each_family
 def test_refused_values(family: str, tmp_path: Path) -> None:
-    act = "activation" if family == "distilbert" else "hidden_act"
-    drop = "dropout" if family == "distilbert" else "hidden_dropout_prob"
-    heads = "n_heads" if family == "distilbert" else "num_attention_heads"
+    act, drop, heads = {
+        "distilbert": ("activation", "dropout", "n_heads"),
+        "xlnet": ("ff_activation", "dropout", "n_head"),
+    }.get(family, ("hidden_act", "hidden_dropout_prob", "num_attention_heads"))
     saved(family, tmp_path)
     for key, value, message in [
         (act, "mish", f"{act}: 'mish' is not known; known: relu"),
@@ -154,7 +157,7 @@ def test_buffers_of_old_files_and_other_prefixes(family: str, tmp_path: Path) ->
     prefix = ENCODERS[family][3]
     path = saved(family, tmp_path) / "model.safetensors"
     expected, tensors = parameters(tmp_path), load_file(path)
-    if family != "vit":
+    if family not in ("vit", "xlnet"):
         tensors[f"{prefix}.embeddings.position_ids"] = torch.arange(24)[None]
         tensors[f"{prefix}.embeddings.token_type_ids"] = torch.zeros(1, 24, dtype=torch.int64)
     for change in (lambda name: name, lambda name: name.removeprefix(f"{prefix}.")):
@@ -180,11 +183,21 @@ TEXT_LIKE: dict[str, Any] = {
     "lm_head_transform": "gelu",
     "lm_head_bias": True,
 }
+SIZES = ("vocab_size", "max_positions", "d_model", "n_layers", "n_heads", "d_ff")
 OURS: dict[str, dict[str, Any]] = {
     "bert": TEXT_LIKE | {"n_token_types": 2},
     "roberta": TEXT_LIKE | {"n_token_types": 1, "pad_id": 1, "position_offset": 2, "activation": "relu"},
     "distilbert": TEXT_LIKE | {"norm_epsilon": 1e-12},
     "albert": TEXT_LIKE | {"n_token_types": 2, "d_embedding": 8, "block_of_layer": [0, 0]},
+    "xlnet": {key: TEXT_LIKE[key] for key in ("shape", *SIZES, "activation", "heads", "lm_head_bias")}
+    | {
+        "positions": "relative-sinusoidal",
+        "segment_offsets": True,
+        "query_stream": True,
+        "scale_embeddings": False,
+        "attention_dropout": 0.1,
+        "activation_dropout": 0.1,
+    },
     "trifold": TEXT_LIKE | {"norm": "rms"},
 }
 
@@ -201,7 +214,8 @@ def test_what_was_made_here_is_saved_in_the_family_that_it_fits(family: str, tmp
         again, _ = load_model(tmp_path)
         assert torch.equal(mine, again.answer(Inputs(tokens))["lm"])
         if family != "trifold":
-            theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()(tokens).logits
+            kind = transformers.XLNetLMHeadModel if family == "xlnet" else transformers.AutoModelForMaskedLM
+            theirs = kind.from_pretrained(tmp_path).eval()(tokens).logits
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-4)
 
 

@@ -27,9 +27,11 @@ def test_the_table_names_keys_and_values_that_there_are() -> None:
 SIZES = """
 vocab_size target_vocab_size max_positions d_model n_layers n_decoder_layers n_heads n_decoder_heads d_head d_ff
 d_decoder_ff dropout embedding_dropout attention_dropout activation_dropout classifier_dropout pad_id bos_id eos_id
-decoder_start_id norm_epsilon position_offset rotary_theta relative_buckets relative_distance alibi_scale alibi_rounded
+decoder_start_id norm_epsilon position_offset rotary_theta relative_buckets relative_distance relative_clamp alibi_scale
+alibi_rounded
 image_size n_channels window_pattern heads pooler_activation pooler_width n_labels label_names problem_type
 classifier_input classifier_transform classifier_bias logits_scale encoder_final_norm decoder_final_norm
+boundary_positions boundary_width
 """.split()
 ONE: dict[str, Any] = {
     "n_kv_heads": {"n_kv_heads": 2},
@@ -42,6 +44,8 @@ ONE: dict[str, Any] = {
         "positions": "rotary",
         "rotary_scaling": {"kind": "linear", "factor": 2.0, "original_positions": 512},
     },
+    "segment_offsets": {"shape": "encoder", "positions": "relative-sinusoidal", "segment_offsets": True},
+    "query_stream": {"shape": "encoder", "positions": "relative-sinusoidal", "query_stream": True},
     "patch_size": {
         "shape": "encoder",
         "patch_size": [16, 16],

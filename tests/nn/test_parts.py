@@ -21,7 +21,12 @@ def models(
 ) -> Transformer:
     shape = draw(some(shapes))
     positions = draw(
-        some(["sinusoidal", "sinusoidal-halves", "learned", "rotary", "relative", "alibi", "none"])
+        some(
+            [
+                *("sinusoidal", "sinusoidal-halves", "learned", "rotary"),
+                *("relative", "relative-sinusoidal", "alibi", "none"),
+            ]
+        )
     )
     parallel = shape != "encoder-decoder" and draw(st.booleans())
     values: dict[str, Any] = {
@@ -89,6 +94,11 @@ def models(
                     }
         case "relative":
             values |= {"relative_buckets": 8, "relative_distance": 12}
+        case "relative-sinusoidal":
+            values |= {
+                "relative_clamp": draw(some([None, 3])),
+                "segment_offsets": shape == "encoder" and draw(st.booleans()),
+            }
         case "alibi":
             values |= {"alibi_scale": draw(some([1.0, 0.5])), "alibi_rounded": draw(st.booleans())}
     if values.get("n_decoder_layers") is None:
@@ -119,7 +129,8 @@ def texts(model: Transformer, *, left: bool = False) -> Inputs:
     """Three rows of different lengths, padded on one side."""
     columns = torch.arange(9)
     real = columns >= 9 - LENGTHS[:, None] if left else columns < LENGTHS[:, None]
-    segments = torch.randint(0, 2, (3, 9)) if model.config.n_token_types else None
+    tells = model.config.n_token_types or model.config.segment_offsets
+    segments = torch.randint(0, 2, (3, 9)) if tells else None
     return Inputs(torch.randint(3, 23, (3, 9)), real, segments=segments)
 
 

@@ -219,6 +219,7 @@ T5_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 ALBERT_IDS = {
     "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>", "control_symbols": "[CLS],[SEP],[MASK]"
 }  # fmt: skip
+XLNET_IDS = {"control_symbols": "<cls>,<sep>,<pad>,<mask>,<eod>,<eop>"}
 LLAMA = {"byte_fallback": True, "normalization_rule_name": "identity", "vocab_size": 600}
 MASK = {
     "__type": "AddedToken",
@@ -255,6 +256,10 @@ OLD: dict[str, Callable[[Path], Path]] = {
     "albert": lambda f: spm(f, "spiece.model", "albert", sentencepiece(**ALBERT_IDS)),
     "albert cased": lambda f: spm(
         f, "spiece.model", "albert", sentencepiece(**ALBERT_IDS), do_lower_case=False, keep_accents=True
+    ),
+    "xlnet": lambda f: spm(f, "spiece.model", "xlnet", sentencepiece(**XLNET_IDS)),
+    "xlnet lowered": lambda f: spm(
+        f, "spiece.model", "xlnet", sentencepiece(**XLNET_IDS), do_lower_case=True, keep_accents=True
     ),
     "xlm-roberta": lambda f: spm(f, "sentencepiece.bpe.model", "xlm-roberta", sentencepiece()),
     "camembert": lambda f: spm(f, "sentencepiece.bpe.model", "camembert", sentencepiece()),

@@ -27,6 +27,11 @@ READS = {"kind": "word", "vocab_size": 60, "special": ["cls", "sep", "mask"]}
 WRITES = {"kind": "word", "vocab_size": 60, "special": ["mask"], "sentinels": 8}
 PRETRAINED = {"heads": ["lm", "pooler", "next-sentence"]}
 
+ASKER = SIZES | {
+    "shape": "encoder", "positions": "relative-sinusoidal", "query_stream": True, "segment_offsets": True,
+    "scale_embeddings": False, "heads": ["lm"], "lm_head_bias": True,
+}  # fmt: skip
+
 RECIPES = {
     "plain": ({"kind": "masked"}, READS, READER),
     "words": (
@@ -35,13 +40,16 @@ RECIPES = {
     "spans": (
         {"kind": "masked", "mask": "spans", "boundary": 1.0}, READS, READER | {"heads": ["lm", "boundary"]},
     ),
+    "any order": (
+        {"kind": "permutation", "share": 3}, READS, ASKER,
+    ),
     "follows": ({"kind": "pairs"}, READS, READER | PRETRAINED),
     "order": ({"kind": "pairs", "pairs": "order", "mask": "spans"}, READS, READER | PRETRAINED),
     "denoise": ({"kind": "denoise", "written": 4}, WRITES, SIZES),
     "sentinels": ({"kind": "spans", "written": 4, "rate": 0.3}, WRITES, SIZES),
 }  # fmt: skip
 KINDS = list(RECIPES)
-ENCODERS = KINDS[:5]
+ENCODERS = KINDS[:6]
 
 TRAIN = {
     "schedule": "constant", "learning_rate": 0.005, "warmup": 4, "precision": "float32", "device": "cpu",

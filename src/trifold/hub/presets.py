@@ -71,6 +71,12 @@ def _albert(announced: str, *sizes: int) -> Preset:
     return Preset(announced, "albert", "AlbertForMaskedLM", _sizes(_BERT, *sizes))
 
 
+def _xlnet(*sizes: int) -> Preset:
+    """Yang et al. 2019, appendix A.4.1; both with capitals."""
+    keys = "d_model n_layer n_head d_inner"
+    return Preset(None, "xlnet", "XLNetLMHeadModel", _sizes(keys, *sizes))
+
+
 def _vit(announced: str, patch: int, *sizes: int) -> Preset:
     """Dosovitskiy et al. 2021, table 1; with the 1,000 classes of ImageNet."""
     more = {"patch_size": patch, "image_size": 224, "num_labels": 1000}
@@ -87,6 +93,8 @@ _ENCODERS = {
     "albert-large": _albert("18 M", 1024, 24, 16, 4096),
     "albert-xlarge": _albert("60 M", 2048, 24, 16, 8192),
     "albert-xxlarge": _albert("235 M", 4096, 12, 64, 16384),
+    "xlnet-base": _xlnet(768, 12, 12, 3072),
+    "xlnet-large": _xlnet(1024, 24, 16, 4096),
     "vit-b": _vit("86 M", 16, 768, 12, 12, 3072),
     "vit-l": _vit("307 M", 16, 1024, 24, 16, 4096),
     "vit-h": _vit("632 M", 14, 1280, 32, 16, 5120),

@@ -49,6 +49,14 @@ TRANSPOSED = each(Tensor.t, Tensor.t)  # their matrices are (in, out) where ours
 LEADING_AXIS = each(lambda theirs: theirs.squeeze(0), lambda ours: ours.unsqueeze(0))  # theirs is (1, …)
 
 
+def joined_axes(axis: int, parts: int) -> Transform:
+    """Their `axis` and the one behind it, of which the first has `parts` entries, are one axis of ours."""
+    return each(
+        lambda theirs: theirs.flatten(axis, axis + 1),
+        lambda ours: ours.unflatten(axis, (parts, -1)),
+    )
+
+
 def permuted(order: Sequence[int], axis: int = 0) -> Transform:
     """Along `axis`, their entry j is our entry order[j]."""
     there = torch.tensor(order)

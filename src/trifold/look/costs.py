@@ -72,6 +72,10 @@ def _per_key(config: ModelConfig) -> int:
 def _layer_elements(config: ModelConfig, keys: int) -> int:
     """Elements of matrices that a token meets in all layers of a stack, without what it reads of another."""
     own = attention_matrices(config) + feed_forward_matrices(config) + _per_key(config) * keys
+    if (
+        config.positions == "relative-sinusoidal"
+    ):  # scores of the distances, of which there are twice as many as keys
+        own += 2 * config.n_heads * config.head_width * keys
     return config.n_layers * own
 
 

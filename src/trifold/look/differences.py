@@ -18,6 +18,7 @@ OF_VALUES: dict[str, dict[Any, str]] = {
         "sinusoidal-halves": "sines before cosines",
         "rotary": "rotary positions",
         "relative": "offsets for classes of distances",
+        "relative-sinusoidal": "sines and cosines of distances, in the scores",
         "alibi": "offsets that grow with the distance",
         "none": "no positions",
     },
@@ -65,6 +66,14 @@ def _pictures(config: ModelConfig) -> str | None:
 
 def _segments(config: ModelConfig) -> str | None:
     return "segments" if config.n_token_types > 1 else None
+
+
+def _related(config: ModelConfig) -> str | None:
+    return "and whether two tokens are of one segment" if config.segment_offsets else None
+
+
+def _asks(config: ModelConfig) -> str | None:
+    return "a second stream for tokens that are not seen" if config.query_stream else None
 
 
 def _narrow(config: ModelConfig) -> str | None:
@@ -120,7 +129,7 @@ def _transformed(config: ModelConfig) -> str | None:
 # What is said of several keys at once, each behind the key in the table that it belongs to.
 BEHIND: dict[str, tuple[Callable[[ModelConfig], str | None], ...]] = {
     "shape": (_pictures,),
-    "rotary_pairs": (_rotated, _stretched),
+    "rotary_pairs": (_rotated, _stretched, _related, _asks),
     "scale_embeddings": (_segments, _narrow),
     "residual": (_shared_blocks,),
     "attention_bias": (_out_bias, _shared_heads, _scores),

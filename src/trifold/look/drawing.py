@@ -18,6 +18,7 @@ _POSITIONS = {
     "learned": "+ learned positions",
     "rotary": "rotary positions in attention",
     "relative": "relative positions in attention",
+    "relative-sinusoidal": "distances in attention",
     "alibi": "ALiBi in attention",
     "none": "no positions",
 }

@@ -48,6 +48,8 @@ def _parts(config: ModelConfig) -> Iterator[Part]:
         crosses = side == "decoder" and config.shape == "encoder-decoder"
         if config.positions == "relative":
             yield Part(f"{side} relative offsets", "b·H", config.relative_buckets * sized.n_heads)
+        if config.positions == "relative-sinusoidal":
+            yield Part(f"{side} relative scores", *_relative_scores(sized, blocks))
         yield Part(f"{side} self-attention", *_attention(sized, blocks))
         if crosses:
             yield Part("decoder cross-attention", *_attention(sized, blocks))
@@ -87,6 +89,8 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
             yield Part(f"{side} positions", f"{places}·{letter}", rows * width)
         kinds = config.n_token_types
         yield Part(f"{side} token types", f"{kinds}·{letter}", kinds * width)
+        if config.query_stream:
+            yield Part(f"{side} query stream", "E", config.d_model)
         if config.embedding_norm:
             yield Part(f"{side} embedding norm", _times(_norm(config), letter), _norm(config) * width)
         if config.factorised:
@@ -105,6 +109,12 @@ def _attention(config: ModelConfig, blocks: int) -> tuple[str, int]:
         biases += config.d_model
     formula = f"({' + '.join(terms)})" if len(terms) > 1 else formula
     return f"L·{formula}", blocks * (attention_matrices(config) + biases)
+
+
+def _relative_scores(config: ModelConfig, blocks: int) -> tuple[str, int]:
+    """A matrix for the waves of distances, a vector each for content and distance; three for segments."""
+    vectors, inner = 5 if config.segment_offsets else 2, config.n_heads * config.head_width
+    return f"L·(E·H·D + {vectors}·H·D)", blocks * (config.d_model + vectors) * inner
 
 
 def _feed_forward(config: ModelConfig, blocks: int) -> tuple[str, int]:

@@ -20,8 +20,10 @@ from trifold.nn.kernels import compiled, packed_attention, short_attention
 from trifold.nn.layers import Dropout
 from trifold.nn.linear import Linear, fused, stacked
 from trifold.nn.masks import Mask
+from trifold.nn.offsets import Offsets
 from trifold.nn.packing import Packing
 from trifold.nn.query import asks_once, attend_once
+from trifold.nn.relative import Relations, RelativeScores
 from trifold.nn.rotary import Turns
 
 Kernel: TypeAlias = Literal["plain", "short", "fused"]
@@ -118,9 +120,12 @@ def _two_products(
 
 
 class Attention(nn.Module):
-    """Self-attention, or cross-attention where `memory` is given. It remembers nothing: a cache is an argument."""
+    """Self-attention, or cross-attention where `memory` is given. It remembers nothing: a cache is an argument.
 
-    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
+    `crosses`: what it reads is another text, so that no token of it stands at a distance.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool = False) -> None:
         super().__init__()
         width, bias = config.head_width, config.attention_bias
         self.head_width = width
@@ -129,6 +134,8 @@ class Attention(nn.Module):
         self.k_proj = Linear(config.d_model, config.kv_heads * width, bias=bias)
         self.v_proj = Linear(config.d_model, config.kv_heads * width, bias=bias)
         self.o_proj = Linear(config.n_heads * width, config.d_model, bias=config.out_bias)
+        related = config.positions == "relative-sinusoidal" and not crosses
+        self.relative = RelativeScores(config) if related else None
         self.drop = Dropout(config.attention_dropout)
         self.pattern = Place()
         self.soft_cap = config.score_soft_cap
@@ -142,7 +149,7 @@ class Attention(nn.Module):
         memory: Tensor | None = None,
         *,
         mask: Mask,
-        bias: Tensor | None = None,
+        bias: Offsets | None = None,
         rotary: Turns | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
@@ -166,11 +173,10 @@ class Attention(nn.Module):
         else:
             q = self._heads(self.q_proj(x), mask.packing)
             k, v = self._memory_keys(memory, mask.key_packing, cache)
+        q, bias = self.placed(q, bias)
         by_the_book = self.pattern.watched or self.drop.active
         if not by_the_book and asks_once(q, k, mask, q.shape[-1] * q.shape[1] * x.shape[-1]):
-            return self.o_proj(attend_once(q, k, v, mask, bias, self.soft_cap, self.stretch))
-        if self.stretch != 1.0:
-            q = q * self.stretch
+            return self.o_proj(attend_once(q, k, v, mask, bias, self.soft_cap))
         if self.groups > 1:
             k, v = (y.repeat_interleave(self.groups, dim=1) for y in (k, v))
         beams = q.shape[0] // k.shape[0]
@@ -181,6 +187,21 @@ class Attention(nn.Module):
                 attend(q, k, v, mask, bias=bias, soft_cap=self.soft_cap, drop=self.drop, pattern=self.pattern)
             )
         return self.o_proj(seen if mask.packing is None else mask.packing.flat(seen))
+
+    def project(self, x: Tensor, packing: Packing | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, T, E), or packed (1, N, E), -> queries, keys and values (B, H, T, D), shared ones for every head."""
+        q, k, v = (self._heads(y, packing) for y in fused(x, (self.q_proj, self.k_proj, self.v_proj)))
+        if self.groups > 1:
+            k, v = (y.repeat_interleave(self.groups, dim=1) for y in (k, v))
+        return q, k, v
+
+    def placed(self, q: Tensor, bias: Offsets | None) -> tuple[Tensor, Tensor | None]:
+        """Queries as they are multiplied with keys, on the config's scale, and the offsets of those scores."""
+        if isinstance(bias, Relations):
+            assert self.relative is not None, "relations are for relative-sinusoidal positions"
+            bias = self.relative.scores(q, bias) * self.stretch
+            q = self.relative.content_query(q)
+        return q if self.stretch == 1.0 else q * self.stretch, bias
 
     def _loops_fit(self, x: Tensor, mask: Mask) -> bool:
         """Whether packed rows can be attended to without being laid out on the grid first."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -30,6 +30,27 @@ class Place(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x
+
+
+class Entered(NamedTuple):
+    """What a part was called with, and what it gave; gradients flow."""
+
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+    out: Any
+
+
+@contextmanager
+def calls(part: nn.Module) -> Iterator[list[Entered]]:
+    """Record every call of a part while it runs. What it goes through must not be shared with another thread."""
+    seen: list[Entered] = []
+    hook = part.register_forward_hook(
+        lambda _module, args, named, out: seen.append(Entered(args, named, out)), with_kwargs=True
+    )
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 @contextmanager

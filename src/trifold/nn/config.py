@@ -14,7 +14,9 @@ from trifold.nn.contradictions import contradiction
 from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
-Positions = Literal["sinusoidal", "sinusoidal-halves", "learned", "rotary", "relative", "alibi", "none"]
+Positions = Literal[
+    "sinusoidal", "sinusoidal-halves", "learned", "rotary", "relative", "relative-sinusoidal", "alibi", "none"
+]
 Activation = Literal["relu", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
 Head = Literal["lm", "pooler", "next-sentence", "sequence", "token", "span", "boundary"]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
@@ -92,6 +94,17 @@ class ModelConfig(Settings):
     )
     relative_buckets: int = Field(32, gt=1, description="relative: classes of distances with an offset each")
     relative_distance: int = Field(128, gt=1, description="relative: from here on all distances are alike")
+    relative_clamp: int | None = Field(
+        None,
+        gt=0,
+        description="relative-sinusoidal: from here on all distances are alike; nowhere unless given",
+    )
+    segment_offsets: bool = Field(
+        False, description="relative-sinusoidal: it matters whether a key is of the query's segment"
+    )
+    query_stream: bool = Field(
+        False, description="relative-sinusoidal: a learnt vector to ask with for tokens that are not seen"
+    )
     alibi_scale: float = Field(1.0, gt=0, description="alibi: offsets times this")
     alibi_rounded: bool = Field(False, description="alibi: slopes and offsets rounded to bfloat16")
     image_size: tuple[int, int] | None = Field(

@@ -58,6 +58,9 @@ _ONLY = {
     "rotary_scaling": "rotary",
     "relative_buckets": "relative",
     "relative_distance": "relative",
+    "relative_clamp": "relative-sinusoidal",
+    "segment_offsets": "relative-sinusoidal",
+    "query_stream": "relative-sinusoidal",
     "alibi_scale": "alibi",
     "alibi_rounded": "alibi",
 }
@@ -79,6 +82,13 @@ def _positions(config: ModelConfig) -> Iterator[str]:
             yield "rotary_scaling: dynamic stretches slow waves, and a rotary width of 2 has but one: widen it"
         if config.rotary_scaling is not None:
             yield from _stretched(config.rotary_scaling, turned // 2)
+    if config.positions == "relative-sinusoidal" and config.d_model % 2:
+        yield f"relative-sinusoidal positions need an even d_model, not {config.d_model}"
+    for key in ("segment_offsets", "query_stream"):
+        if getattr(config, key) and config.shape != "encoder":
+            yield f"{key} needs shape: encoder, not {config.shape}"
+    if config.query_stream and config.residual != "sequential":
+        yield f"query_stream needs residual: sequential, not {config.residual}"
     if config.positions == "relative":
         # Both ways share the classes in an encoder; half of a way's classes are for exact distances.
         fewest = config.relative_buckets // (4 if config.encoder_layers else 2)

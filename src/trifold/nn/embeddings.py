@@ -33,6 +33,8 @@ class Inputs:
     positions: (B or 1, T); counted over real tokens from 0 unless given.
     packing: where `tokens` is one row (1, N) that holds many; it then brings mask and positions with it.
     segments: (B, T) which kind of segment a token belongs to, from 0; all to the first unless given.
+    ranks: (B, T) where each token comes in an order of factorisation, whose tokens see those up to themselves; unless
+        given each sees what the shape of the model says.
     pixels: (B, colours, height, width), read instead of tokens by a model of patches.
     """
 
@@ -41,6 +43,7 @@ class Inputs:
     positions: Tensor | None = None
     packing: Packing | None = None
     segments: Tensor | None = None
+    ranks: Tensor | None = None
     pixels: Tensor | None = None
 
     def places(self, start: int = 0) -> Tensor:
@@ -67,6 +70,7 @@ class Inputs:
             positions=moved(self.positions),
             packing=None if self.packing is None else self.packing.to(device),
             segments=moved(self.segments),
+            ranks=moved(self.ranks),
             pixels=moved(self.pixels),
         )
 
@@ -124,7 +128,7 @@ class TokenTypes(nn.Module):
 
 
 # Positions without a table go on for ever; whoever generates still minds max_positions.
-_ENDLESS = frozenset({"rotary", "relative", "alibi"})
+_ENDLESS = frozenset({"rotary", "relative", "relative-sinusoidal", "alibi"})
 
 
 class Embeddings(nn.Module):
@@ -141,10 +145,12 @@ class Embeddings(nn.Module):
         self.norm = new_norm(config, config.embedding_width) if config.embedding_norm else None
         self.drop = Dropout(_dropout(config))
         self.projection = Linear(config.embedding_width, config.d_model) if config.factorised else None
+        self.query = nn.Parameter(torch.empty(1, config.d_model)) if config.query_stream else None
         self.output = Place("state")
         self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
         self.max_positions = config.max_positions
         self.ends = config.positions not in _ENDLESS
+        self.tells_segments = config.n_token_types > 0 or config.segment_offsets
 
     def forward(self, inputs: Inputs, start: int = 0) -> Tensor:
         """-> (B, T, E); `start` is the position of the first token (the length of a cache).
@@ -158,7 +164,7 @@ class Embeddings(nn.Module):
         x = self.positions(x * self.scale if self.scale != 1.0 else x, positions)
         if self.token_types is not None:
             x = x + self.token_types(inputs.segments)
-        elif inputs.segments is not None:
+        elif inputs.segments is not None and not self.tells_segments:
             raise ValueError(
                 "segments are given, and this model knows none (n_token_types = 0): leave them out"
             )
@@ -167,6 +173,12 @@ class Embeddings(nn.Module):
         x = self.drop(x)
         out: Tensor = self.output(x if self.projection is None else self.projection(x))
         return out
+
+    def questions(self, asked: Tensor) -> Tensor:
+        """What the second stream begins with at the places `asked` (B, P): the same vector everywhere -> (B, P, E)."""
+        assert self.query is not None, "this model has no second stream (query_stream)"
+        asking: Tensor = self.drop(self.query.expand(*asked.shape, -1))
+        return asking
 
     def _refuse_long(self, inputs: Inputs, positions: Tensor, start: int) -> None:
         packing, end = inputs.packing, start + inputs.tokens.shape[1]

@@ -115,6 +115,8 @@ class SequenceClasses(nn.Module):
 
 
 def _first(inputs: Inputs, eos_id: int) -> Tensor:
+    if inputs.attend is not None:
+        return inputs.attend.long().argmax(1)
     rows = inputs.tokens if inputs.pixels is None else inputs.pixels
     return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
 

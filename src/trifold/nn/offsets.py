@@ -2,18 +2,22 @@
 
 relative  score + b[bucket(j − i)], learned, one a head, shared by all layers  (Raffel et al. 2020, section 2.1)
 alibi     score − m·|i − j| with a fixed slope m a head                        (Press et al. 2022, section 3)
+
+Those that depend on the query too are in relative.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from trifold.nn.config import ModelConfig
 from trifold.nn.masks import Mask
+from trifold.nn.relative import Relations, Waves
 
 
 def buckets(distances: Tensor, count: int, farthest: int, *, both_ways: bool) -> Tensor:
@@ -42,7 +46,9 @@ class RelativeOffsets(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.n_heads))
         self.farthest = config.relative_distance
 
-    def forward(self, mask: Mask, queries: int, device: torch.device) -> Tensor:
+    def forward(
+        self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None = None
+    ) -> Tensor:
         """-> (B or 1, H, T, S), S being all keys that the mask speaks of."""
         distances = mask.distances(queries, device)
         classes = buckets(distances, len(self.weight), self.farthest, both_ways=not mask.causal)
@@ -67,7 +73,9 @@ class AlibiOffsets(nn.Module):
         super().__init__()
         self.heads, self.scale, self.rounded = config.n_heads, config.alibi_scale, config.alibi_rounded
 
-    def forward(self, mask: Mask, queries: int, device: torch.device) -> Tensor:
+    def forward(
+        self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None = None
+    ) -> Tensor:
         """-> (B or 1, H, T or 1, S), S being all keys that the mask speaks of."""
         m = slopes(self.heads).to(device)[:, None, None]
         if not mask.causal:
@@ -80,4 +88,10 @@ class AlibiOffsets(nn.Module):
         return offsets * self.scale
 
 
-OFFSETS: dict[str, Callable[[ModelConfig], nn.Module]] = {"relative": RelativeOffsets, "alibi": AlibiOffsets}
+Offsets: TypeAlias = Tensor | Relations  # as they stand, or what each layer makes its own of
+
+OFFSETS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+    "relative": RelativeOffsets,
+    "relative-sinusoidal": Waves,
+    "alibi": AlibiOffsets,
+}

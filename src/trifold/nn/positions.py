@@ -19,10 +19,15 @@ from trifold.nn.config import ModelConfig
 
 def sinusoidal_table(positions: int, width: int, *, halves: bool = False) -> Tensor:
     """(positions, width) float32, computed in float64."""
-    steps = torch.arange(positions, dtype=torch.float64)[:, None]
-    rates = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    waves = torch.stack([(steps * rates).sin(), (steps * rates).cos()], dim=1 if halves else 2)
-    return waves.reshape(positions, width).float()
+    return waves(torch.arange(positions), width, halves=halves)
+
+
+def waves(steps: Tensor, width: int, *, halves: bool) -> Tensor:
+    """(N,) places, or distances, -> (N, width) float32, computed in float64."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=steps.device) / width
+    angles = steps.double()[:, None] * 10_000.0**-exponents
+    both = torch.stack([angles.sin(), angles.cos()], dim=1 if halves else 2)
+    return both.reshape(len(steps), width).float()
 
 
 class SinusoidalPositions(nn.Module):
@@ -67,6 +72,7 @@ POSITIONS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "learned": LearnedPositions,
     "rotary": lambda config: NoPositions(),
     "relative": lambda config: NoPositions(),
+    "relative-sinusoidal": lambda config: NoPositions(),
     "alibi": lambda config: NoPositions(),
     "none": lambda config: NoPositions(),
 }

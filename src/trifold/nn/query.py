@@ -31,11 +31,11 @@ def asks_once(q: Tensor, k: Tensor, mask: Mask, size: int) -> bool:
 
 
 def attend_once(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, soft_cap: float | None, stretch: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, soft_cap: float | None
 ) -> Tensor:
     """q (R, H, 1, D), k and v (B, H', S, D) with B and H' divisors of R and H -> (R, 1, H·D).
 
-    Rows that stand together share a row of k and v, heads likewise; scores are times stretch / √D.
+    Rows that stand together share a row of k and v, heads likewise; scores are times 1 / √D.
     """
     loops = step_loops()
     rows, heads, _, width = q.shape
@@ -51,7 +51,7 @@ def attend_once(
         **{"heads": heads, "kv_heads": k.shape[1], "width": width, "sharing": rows // k.shape[0]},
         **{"x": asked, "keys": k, "values": v, "out": out},
         **{"length": keys, "first": max(0, keys - mask.window) if mask.window else 0},
-        **{"scale": stretch / math.sqrt(width), "cap": soft_cap},
+        **{"scale": 1 / math.sqrt(width), "cap": soft_cap},
         **dict(zip(("row_stride", "head_stride", "key_stride"), k.stride(), strict=False)),
     }
     if marks is not None:

@@ -22,7 +22,7 @@ from trifold.nn.config import ModelConfig
 from trifold.nn.kernels import Redrawing, own_generator
 from trifold.nn.layers import Dropout, FeedForward, Residual, new_norm
 from trifold.nn.masks import Mask
-from trifold.nn.offsets import OFFSETS
+from trifold.nn.offsets import OFFSETS, Offsets
 from trifold.nn.rotary import Rotary, Turns
 from trifold.nn.step import step
 
@@ -33,7 +33,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool) -> None:
         super().__init__()
         self.self_attention = Residual(Attention(config, layer), config)
-        self.cross_attention = Residual(Attention(config, layer), config) if crosses else None
+        self.cross_attention = Residual(Attention(config, layer, crosses=True), config) if crosses else None
         self.feed_forward = Residual(FeedForward(config), config)
 
     def forward(
@@ -44,7 +44,7 @@ class Block(nn.Module):
         memory_mask: Mask | None = None,
         cache: LayerCache | None = None,
         *,
-        bias: Tensor | None = None,
+        bias: Offsets | None = None,
         rotary: Turns | None = None,
     ) -> Tensor:
         """x (B, T, E), memory (B, S, E) -> (B, T, E)."""
@@ -52,6 +52,11 @@ class Block(nn.Module):
         if self.cross_attention is not None:
             x = self.cross_attention(x, memory, mask=memory_mask, cache=cache)
         return self.feed_forward(x)
+
+    def ask(self, g: Tensor, x: Tensor, mask: Mask, *, bias: Offsets | None = None) -> Tensor:
+        """A second stream by the same weights: g (B, P, E) asks, x (B, T, E) is what it reads -> (B, P, E)."""
+        g = self.self_attention(g, self.self_attention.enter(x), mask=mask, bias=bias)
+        return self.feed_forward(g)
 
 
 class Branch(nn.Module):
@@ -85,7 +90,7 @@ class ParallelBlock(nn.Module):
         memory_mask: Mask | None = None,
         cache: LayerCache | None = None,
         *,
-        bias: Tensor | None = None,
+        bias: Offsets | None = None,
         rotary: Turns | None = None,
     ) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
@@ -102,12 +107,13 @@ BLOCKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def straight(block: nn.Module, *inputs: Any, **named: Any) -> Tensor:
+def straight(block: Callable[..., Any], *inputs: Any, **named: Any) -> Tensor:
     """block(…), and all that its way back needs is kept until then."""
-    return block(*inputs, **named)
+    made: Tensor = block(*inputs, **named)
+    return made
 
 
-def recomputed(block: nn.Module, *inputs: Any, **named: Any) -> Tensor:
+def recomputed(block: Callable[..., Any], *inputs: Any, **named: Any) -> Tensor:
     """block(…), of which only the inputs are kept: the way back runs it again (Chen et al. 2016, section 4).
 
     The same bits as `straight`, dropout too, in about a third more time.
@@ -168,10 +174,14 @@ class Stack(nn.Module):
         cache: Cache | None = None,
         *,
         positions: Tensor | None = None,
+        segments: Tensor | None = None,
     ) -> Tensor:
-        """x (B, T, E) -> (B, T, E); `positions` (B or 1, T) where they differ from what the mask counts."""
+        """x (B, T, E) -> (B, T, E); `positions` (B or 1, T) where they differ from what the mask counts.
+
+        segments (B, T), where it matters for the scores of which segment a token is.
+        """
         queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
-        bias = None if self.offsets is None else self.offsets(mask, queries, x.device)
+        bias = None if self.offsets is None else self.offsets(mask, queries, x.device, segments)
         rotary = None
         if self.rotary is not None:
             if positions is None:
@@ -191,3 +201,19 @@ class Stack(nn.Module):
             x = self.run(block, x, masks[window], memory, memory_mask, layer_cache, bias=bias, rotary=rotary)
             x = state(x)
         return self.final_norm(x)
+
+    def ask(self, g: Tensor, x: Tensor, mask: Mask, asked: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Two streams (Yang et al. 2019, equations 1 and 2) -> (B, P, E): in each layer g (B, P, E), which stands at
+        the places `asked` (B, P), reads what x (B, T, E) is there, and x goes on by itself.
+        """
+        assert self.offsets is not None, "without offsets a question would not know where it stands"
+        relations = self.offsets(mask, x.shape[1], x.device, segments)
+        asked_relations = self.offsets(replace(mask, asked=asked), asked.shape[1], x.device, segments)
+        masks = {window: replace(mask, window=window) for window in self.windows}
+        asking = {window: replace(mask, window=window, asked=asked) for window in self.windows}
+        for layer, (number, window) in enumerate(zip(self.order, self.windows, strict=True), start=1):
+            block = self.blocks[number]
+            g = self.run(block.ask, g, x, asking[window], bias=asked_relations)
+            if layer < len(self.order):  # nobody reads what the last would make of it
+                x = self.run(block, x, masks[window], bias=relations)
+        return self.final_norm(g)

@@ -85,9 +85,28 @@ class Transformer(nn.Module):
         packing = inputs.packing
         attend = inputs.attend if packing is None else packing.attend
         hidden = self.encoder(
-            self.encoder_embeddings(inputs), Mask(attend, packing=packing), positions=inputs.positions
+            self.encoder_embeddings(inputs),
+            Mask(attend, ranks=inputs.ranks, packing=packing),
+            positions=inputs.positions,
+            segments=_related_segments(inputs, self.config),
         )
         return Memory(hidden, attend, packing)
+
+    def ask(self, inputs: Inputs, asked: Tensor) -> Tensor:
+        """States (B, P, E) of the places `asked` (B, P) that know where they stand and the tokens before them in the
+        order `inputs.ranks`, but not their own: the query stream of two (Yang et al. 2019, section 2.3).
+
+        A place with nothing before it gets what it asks with.
+        """
+        assert self.encoder is not None and isinstance(self.encoder_embeddings, Embeddings), (
+            "no encoder of text"
+        )
+        assert inputs.packing is None and inputs.ranks is not None, (
+            "questions need an order, in rows of one width"
+        )
+        mask = Mask(inputs.attend, ranks=inputs.ranks)
+        asking, x = self.encoder_embeddings.questions(asked), self.encoder_embeddings(inputs)
+        return self.encoder.ask(asking, x, mask, asked, _related_segments(inputs, self.config))
 
     def decode(self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None) -> Tensor:
         """Hidden states (B, T, E) of the decoder; position t sees the tokens up to t and all of the memory.
@@ -176,6 +195,14 @@ class Transformer(nn.Module):
     def count_parameters(self) -> int:
         """Distinct parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _related_segments(inputs: Inputs, config: ModelConfig) -> Tensor | None:
+    """(B, T) where scores depend on them; of packed rows as the grid."""
+    segments, packing = inputs.segments, inputs.packing
+    if not config.segment_offsets or segments is None or packing is None:
+        return segments if config.segment_offsets else None
+    return packing.grid(segments[..., None])[..., 0]
 
 
 def _embeddings(config: ModelConfig, tokens: TokenEmbedding | None) -> nn.Module:

@@ -6,6 +6,7 @@ prediction      states at the masks -> the head's logits there, and nowhere else
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -49,11 +50,7 @@ def fill_mask(reading: Reading, texts: Sequence[str], *, top_k: int = 5) -> list
 
     def say(inputs: Inputs) -> list[Tensor]:
         """(masks, 2, top_k) of each row: scores and tokens. All scores of many texts would not fit into memory."""
-        places = inputs.tokens == mask
-        scores = [
-            head(states[here]).softmax(-1)
-            for states, here in zip(reading.hidden(inputs), places, strict=True)
-        ]
+        scores = [head(states).softmax(-1) for states in _at(inputs.tokens == mask, inputs, reading)]
         best = [each.topk(min(top_k, each.shape[-1])) for each in scores]
         return [torch.stack([values.double(), tokens.double()], 1) for values, tokens in best]
 
@@ -62,6 +59,19 @@ def fill_mask(reading: Reading, texts: Sequence[str], *, top_k: int = 5) -> list
         _fillings(tokenizer, row, mask, best[:, 0], best[:, 1].long())
         for row, best in zip(rows, found, strict=True)
     ]
+
+
+def _at(masks: Tensor, inputs: Inputs, reading: Reading) -> list[Tensor]:
+    """masks (B, T) -> the states (masks, E) of each row that its words are read from.
+
+    A model of two streams asks with the second, and sees the tokens around the masks but none of these.
+    """
+    if not reading.config.query_stream:
+        return [states[here] for states, here in zip(reading.hidden(inputs), masks, strict=True)]
+    counts = masks.sum(1).tolist()
+    asked = masks.long().argsort(dim=1, descending=True, stable=True)[:, : max(counts)]
+    answers = reading.model.ask(replace(inputs, ranks=masks.long()), asked)
+    return [states[:count] for states, count in zip(answers, counts, strict=True)]
 
 
 def _fillings(

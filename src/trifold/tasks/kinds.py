@@ -8,9 +8,12 @@ from typing import Any, TypeAlias
 from trifold.tasks.causal import CausalSettings
 from trifold.tasks.causal_rows import causal
 from trifold.tasks.denoise import DenoiseSettings
+from trifold.tasks.distill import DistillSettings
+from trifold.tasks.distill_rows import distillation
 from trifold.tasks.masked import MaskedSettings
 from trifold.tasks.pairs import PairsSettings
-from trifold.tasks.pretraining_rows import denoise, masked, pairs, spans
+from trifold.tasks.permutation import PermutationSettings
+from trifold.tasks.pretraining_rows import denoise, masked, pairs, permutation, spans
 from trifold.tasks.spans import SpansSettings
 from trifold.tasks.streams import refuse_cache
 from trifold.tasks.task import Asked, Material
@@ -24,10 +27,12 @@ TaskSettings: TypeAlias = (
     TranslateSettings
     | CausalSettings
     | MaskedSettings
+    | PermutationSettings
     | PairsSettings
     | DenoiseSettings
     | SpansSettings
     | TextToTextSettings
+    | DistillSettings
 )
 USUAL = "translate"
 
@@ -36,10 +41,12 @@ KINDS: dict[str, Callable[[Any, Asked], Material]] = {
     "translate": translation,
     "causal": causal,
     "masked": masked,
+    "permutation": permutation,
     "pairs": pairs,
     "denoise": denoise,
     "spans": spans,
     "text-to-text": text_to_text,
+    "distill": distillation,
 }
 
 # Those that read text from the disk as they need it, where a recipe says data.cache.

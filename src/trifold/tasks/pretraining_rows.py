@@ -13,6 +13,7 @@ from trifold.tasks.causal_rows import documents_of, with_tokens_of
 from trifold.tasks.denoise import DenoiseSettings, noise
 from trifold.tasks.masked import MaskedSettings, MaskedWords
 from trifold.tasks.pairs import PairsOfTexts, PairsSettings
+from trifold.tasks.permutation import Permutation, PermutationSettings
 from trifold.tasks.rewriting import Rewriting
 from trifold.tasks.spans import SpansSettings, taken_out
 from trifold.tasks.task import Asked, Material
@@ -20,7 +21,7 @@ from trifold.tasks.tokenizers import tokenizer_of
 from trifold.text import Tokenizer
 from trifold.text.marks import Marked, mark
 
-AnyTask = TypeVar("AnyTask", MaskedWords, PairsOfTexts, Rewriting)
+AnyTask = TypeVar("AnyTask", MaskedWords, Permutation, PairsOfTexts, Rewriting)
 # Given the tokenizer and the model's config with what that decides.
 Make = Callable[[Tokenizer, ModelConfig], AnyTask]
 
@@ -30,6 +31,14 @@ def masked(settings: MaskedSettings, asked: Asked) -> Material:
     asked.refuse_other_shapes(settings.kind, "encoder")
     return _material(
         asked, lambda own, config: MaskedWords(settings, own, config, asked.width, asked.data.cut)
+    )
+
+
+def permutation(settings: PermutationSettings, asked: Asked) -> Material:
+    """Tokens in any order. Raises SettingsError or DataError."""
+    asked.refuse_other_shapes(settings.kind, "encoder")
+    return _material(
+        asked, lambda own, config: Permutation(settings, own, config, asked.width, asked.data.cut)
     )
 
 

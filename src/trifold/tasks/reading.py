@@ -154,7 +154,7 @@ class Reading:
                 f"the tokenizer gives the id {int(tokens.max())}, and the model has {config.vocab_size:,} tokens: "
                 "they do not belong together"
             )
-        tells = config.n_token_types > 1 and self.reader.tells_segments
+        tells = (config.n_token_types > 1 or config.segment_offsets) and self.reader.tells_segments
         segments = torch.tensor([_filled(row.types, width, 0) for row in rows]) if tells else None
         return Inputs(tokens, padding(lengths, width), segments=segments)
 

@@ -181,6 +181,7 @@ class Material:
     """What building gives: a task, the model's config with what the tokenizers decide, and the rows.
 
     vocabulary: its size, in words. anew: whether the training rows are read anew in an epoch, with a draw of its own.
+    start: gives a new model the weights that it begins with, where these are not drawn.
     """
 
     task: Task
@@ -189,3 +190,4 @@ class Material:
     valid: Any
     vocabulary: str
     anew: Callable[[int], bool] = never
+    start: Callable[[Transformer], None] | None = None

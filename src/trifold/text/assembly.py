@@ -168,6 +168,16 @@ def _albert(vocabulary: Vocabulary, settings: Mapping[str, Any], names: Names) -
     return library
 
 
+def _xlnet(vocabulary: Vocabulary, settings: Mapping[str, Any], names: Names) -> Library:
+    """Accents always go, capitals stay unless the settings say otherwise."""
+    own = {"do_lower_case": bool(settings.get("do_lower_case")), "keep_accents": False}
+    library = _albert(vocabulary, {**settings, **own, "add_prefix_space": True}, names)
+    library.add_special_tokens([AddedToken(names["mask_token"], lstrip=True, special=True, normalized=False)])
+    if not (settings.get("extra_special_tokens") or settings.get("additional_special_tokens")):
+        library.add_special_tokens([AddedToken(name, special=True) for name in ("<eop>", "<eod>")])
+    return library
+
+
 def any_sentencepiece(vocabulary: Vocabulary, byte_fallback: bool, unk_id: int) -> Library:
     """A SentencePiece model of no class that is known: spaces become ▁, nothing is put before the text."""
     unknown = [*vocabulary.ids, *(piece for piece, _ in vocabulary.scores)][unk_id]
@@ -208,6 +218,11 @@ def _cls_sep(library: Library, settings: Mapping[str, Any], names: Names) -> Any
     return template(library, f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
 
 
+def _sep_cls(library: Library, settings: Mapping[str, Any], names: Names) -> Any:
+    cls, sep = names["cls_token"], names["sep_token"]
+    return template(library, f"$A:0 {sep}:0 {cls}:2", f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2")
+
+
 def _bos_eos_eos(library: Library, settings: Mapping[str, Any], names: Names) -> Any:
     bos, eos = names["bos_token"], names["eos_token"]
     return template(library, f"{bos} $A {eos}", f"{bos} $A {eos} {eos} $B {eos}")
@@ -244,6 +259,8 @@ FAIRSEQ = _ENDS | {
 _ONE_FOR_ALL = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 _ALBERT = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"}
 
+_XLNET = FAIRSEQ | {"sep_token": "<sep>", "cls_token": "<cls>"}
+
 _WORDPIECE = Class(_bert, _cls_sep, _BRACKETS, "WordPiece")
 _GPT_2 = Class(_byte_level, as_asked, _ONE_FOR_ALL, "BPE", rebuild=False)
 _ROBERTA = Class(_byte_level, _roberta, FAIRSEQ, "BPE", rebuild=False)
@@ -266,6 +283,7 @@ CLASSES: dict[str, Class] = {
     "XLMRobertaTokenizer": Class(_xlm_roberta, _bos_eos_eos, FAIRSEQ, "Unigram"),
     "CamembertTokenizer": Class(_camembert, _bos_eos_eos, FAIRSEQ, "Unigram"),
     "AlbertTokenizer": Class(_albert, _cls_sep, _ALBERT, "Unigram"),
+    "XLNetTokenizer": Class(_xlnet, _sep_cls, _XLNET, "Unigram"),
 }
 
 # Classes whose models hear which text of a pair a token is of, unless the settings (`model_input_names`) say otherwise.
@@ -279,5 +297,5 @@ OF_MODELS = {
     "gpt_neox": "GPTNeoXTokenizer", "openai-gpt": "OpenAIGPTTokenizer",
     "t5": "T5Tokenizer", "mt5": "T5Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer", "albert": "AlbertTokenizer", "marian": "MarianTokenizer",
-    "bertweet": "BertweetTokenizer",
+    "bertweet": "BertweetTokenizer", "xlnet": "XLNetTokenizer",
 }  # fmt: skip

@@ -71,7 +71,10 @@ class Prepared:
     def new_model(self) -> Transformer:
         """Fresh weights, a function of the seed."""
         torch.manual_seed(self.recipe.train.seed)
-        return Transformer(self.config)
+        model = Transformer(self.config)
+        if self.material.start is not None:
+            self.material.start(model)
+        return model
 
 
 def prepare(recipe: Recipe, tokenizer_folder: Path, view: View) -> Prepared:
