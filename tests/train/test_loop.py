@@ -285,7 +285,9 @@ def test_what_is_not_a_number_stops_before_the_weights_are_touched(run, tmp_path
     last = checkpoint.load(checkpoint.saved(tmp_path / "run" / "checkpoints")[-1])
     assert last.progress["step"] == 4
     assert all(bool(value.isfinite().all()) for value in last.weights.values())
-    assert [line["step"] for line in metrics(tmp_path / "run")][-1] == 4
+    *_, before, told = metrics(tmp_path / "run")
+    assert (before["step"], told["step"], told["event"], told["what"]) == (4, 5, "stopped", "nonsense")
+    assert (tmp_path / "run" / told["batch"]).is_file()
 
 
 def test_minutes_end_a_run_whatever_the_steps(run):
