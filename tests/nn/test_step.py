@@ -12,7 +12,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trifold.nn import Cache, Inputs, Mask, Memory, Transformer, bytes_product, capture, crew, query, step
+from trifold.nn import (
+    Cache,
+    Inputs,
+    Mask,
+    Memory,
+    Transformer,
+    bytes_product,
+    capture,
+    crew,
+    line,
+    query,
+    step,
+)
 from trifold.nn.attention import attend
 from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
@@ -433,9 +445,9 @@ def test_bytes_times_bytes_is_the_product_of_what_was_rounded(
         assert bytes_product.many(x, weight)
         ours = bytes_product.bytes_product(x, weight, bias)
     rounded = Int8.of(x[:, 0].float())
-    loops, small, scales = crew.step_loops(), torch.empty(33, 64, dtype=torch.int8), torch.empty(33)
-    about = {"kind": loops.BRAIN, "rows": 33, "units": 33, "inputs": 64}
-    crew.run_line(op=loops.TO_BYTES, **about, x=x, out=small, scales=scales)
+    small, scales = torch.empty(33, 64, dtype=torch.int8), torch.empty(33)
+    about = {"kind": line.BRAIN, "rows": 33, "units": 33, "inputs": 64}
+    crew.run_line(op=line.TO_BYTES, **about, x=x, out=small, scales=scales)
     assert torch.allclose(scales, rounded.scales)
     apart = (small.int() - rounded.values.int()).abs()
     assert int(apart.max()) <= 1 and float(apart.float().mean()) < 0.05  # a tie may go to either side
