@@ -126,3 +126,37 @@ def test_an_empty_cache_can_be_multiplied() -> None:
     keys.expand(3)
     keys.select(torch.tensor([0]))
     assert keys.length == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), max_size=6), st.integers(1, 3))
+def test_a_lineage_is_where_the_keys_would_have_been_moved(moves: list[list[int]], prompt: int) -> None:
+    moved, followed = Cache(2), Cache(2)
+    followed.follows = True
+    generator = torch.Generator().manual_seed(0)
+    for step, parents in enumerate([None, *moves]):
+        for cache in (moved, followed):
+            if parents is not None:
+                cache.reorder(torch.tensor(parents))
+        new = torch.randn(2, 2, 4, 3, prompt if step == 0 else 1, 5, generator=generator)
+        for layer, (keys, values) in enumerate(new):
+            for cache in (moved, followed):
+                cache.layers[layer].own.update(keys, values)
+        lineage = followed.followed()
+        assert lineage is None or lineage.shape[1] > followed.length
+    followed.settle()
+    assert followed.lineage is None
+    for ours, theirs in zip(followed.layers, moved.layers, strict=True):
+        assert ours.own.held is not None and theirs.own.held is not None
+        for one, other in zip(ours.own.held, theirs.own.held, strict=True):
+            assert torch.equal(one[:, :, : moved.length], other[:, :, : moved.length])
+
+
+def test_rows_that_leave_take_along_what_they_have_read() -> None:
+    cache = Cache(1)
+    cache.follows = True
+    keys = torch.randn(4, 2, 3, 5)
+    cache.layers[0].own.update(keys, keys)
+    cache.reorder(torch.tensor([1, 1, 3, 2]))
+    cache.select(torch.tensor([0, 2]), torch.tensor([0]))
+    held = cache.layers[0].own.held
+    assert held is not None and torch.equal(held[0][:, :, :3], keys[[1, 3]])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
+import os
 import threading
 from collections.abc import Callable
 
@@ -10,7 +12,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trifold.nn import Cache, Inputs, Mask, Memory, Transformer, bytes_product, capture, crew, query, step
+from trifold.nn import (
+    Cache,
+    Inputs,
+    Mask,
+    Memory,
+    Transformer,
+    bytes_product,
+    capture,
+    crew,
+    line,
+    query,
+    step,
+)
 from trifold.nn.attention import attend
 from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
@@ -331,6 +345,51 @@ def test_several_callers_do_not_disturb_each_other() -> None:
         assert y is not None and torch.allclose(y, x @ weight.T, atol=1e-4)
 
 
+def product_of(x: Tensor, weight: Tensor) -> Tensor:
+    with torch.no_grad():
+        return crew.thin_product(x, weight, None)
+
+
+def test_without_a_team_one_thread_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.randn(2, 300), torch.randn(400, 300)
+    together = product_of(x, weight)
+    monkeypatch.setattr(crew, "team", lambda: None)
+    assert torch.equal(product_of(x, weight), together)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_process_has_none_of_its_parents_threads_and_waits_for_none() -> None:
+    x, weight = torch.randn(1, 300), torch.randn(400, 300)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        wanted = product_of(x, weight).tolist()  # the team is there now
+        context = multiprocessing.get_context("fork")
+        answers = context.SimpleQueue()
+        child = context.Process(target=lambda: answers.put(product_of(x, weight).tolist()))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0 and answers.get() == wanted
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
+def test_the_same_numbers_have_the_same_bits_wherever_they_lie(kind: str) -> None:
+    weight = torch.randn(64, 200)
+    rows, results = torch.randn(5, 200), []
+    matrix = {"fp32": weight, "bf16": weight.bfloat16(), "int8": Int8.of(weight)}[kind]
+    room = torch.zeros(20_000)
+    for x_at, out_at in ((0, 1_000), (0, 10_000), (3, 1_004), (320, 0), (333, 1_340)):
+        x, out = room[x_at : x_at + 1_000].view(5, 200), room[out_at : out_at + 320].view(5, 64)
+        out.zero_()
+        x.copy_(rows)
+        crew.run_line(**crew.matrix_fields(matrix), rows=5, x=x, out=out)
+        results.append(out.clone())
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
 @pytest.mark.usefixtures("small_products_too")
 def test_few_rows_of_a_large_matrix_and_no_gradients() -> None:
     weight = torch.randn(64, 32)
@@ -386,9 +445,9 @@ def test_bytes_times_bytes_is_the_product_of_what_was_rounded(
         assert bytes_product.many(x, weight)
         ours = bytes_product.bytes_product(x, weight, bias)
     rounded = Int8.of(x[:, 0].float())
-    loops, small, scales = crew.step_loops(), torch.empty(33, 64, dtype=torch.int8), torch.empty(33)
-    about = {"kind": loops.BRAIN, "rows": 33, "units": 33, "inputs": 64}
-    crew.run_line(op=loops.TO_BYTES, **about, x=x, out=small, scales=scales)
+    small, scales = torch.empty(33, 64, dtype=torch.int8), torch.empty(33)
+    about = {"kind": line.BRAIN, "rows": 33, "units": 33, "inputs": 64}
+    crew.run_line(op=line.TO_BYTES, **about, x=x, out=small, scales=scales)
     assert torch.allclose(scales, rounded.scales)
     apart = (small.int() - rounded.values.int()).abs()
     assert int(apart.max()) <= 1 and float(apart.float().mean()) < 0.05  # a tie may go to either side

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trifold.nn.crew import FEW, KINDS, WORTH, run_line, step_loops
 from trifold.nn.int8 import Int8
+from trifold.nn.line import BRAIN, FROM_BYTES, TO_BYTES
 
 
 def many(x: Tensor, weight: Int8) -> bool:
@@ -29,17 +30,17 @@ def bytes_product(x: Tensor, weight: Int8, bias: Tensor | None, dtype: torch.dty
     """x (…, K) · weightᵀ + bias -> (…, N), x rounded to bytes row by row; of the type of x, or float32 where that is
     asked for. Its twin is Int8.times.
     """
-    loops, x = step_loops(), x.contiguous()
+    x = x.contiguous()
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
     small, scales = torch.empty(rows, inputs, dtype=torch.int8), torch.empty(rows)
     about = {"rows": rows, "units": rows}
-    run_line(op=loops.TO_BYTES, kind=loops.BRAIN, **about, inputs=inputs, x=x, out=small, scales=scales)
+    run_line(op=TO_BYTES, kind=BRAIN, **about, inputs=inputs, x=x, out=small, scales=scales)
     sums = torch._int_mm(small, weight.values.t())
     # Numbers of fp32 take the place of their sums.
     dtype, shape = dtype or x.dtype, (*x.shape[:-1], outputs)
     out = sums.view(dtype).view(shape) if dtype is torch.float32 else torch.empty(shape, dtype=dtype)
     added = None if bias is None else bias.float()
     fields = {"x": sums, "weight": scales, "scales": weight.scales, "bias": added, "out": out}
-    run_line(op=loops.FROM_BYTES, kind=KINDS[out.dtype](loops), **about, outputs=outputs, **fields)
+    run_line(op=FROM_BYTES, kind=KINDS[out.dtype], **about, outputs=outputs, **fields)
     return out

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trifold.nn.int8 import Int8, Matrix
+from trifold.nn.line import BRAIN, BYTE, FLOAT, LINE, PRODUCT, outputs_of_a_task
 
 Array: TypeAlias = NDArray[Any]
 Begin: TypeAlias = Callable[[int, int, int, int], None]
@@ -72,22 +73,21 @@ def work_off(program: Array) -> None:
 
 def matrix_fields(weight: Matrix) -> dict[str, int]:
     """How a line names a matrix (N, K), which has to stay alive; it is contiguous."""
-    loops = step_loops()
     if isinstance(weight, Int8):
-        kind, values, scales = loops.BYTE, weight.values, weight.scales.data_ptr()
+        kind, values, scales = BYTE, weight.values, weight.scales.data_ptr()
     else:
-        kind, values, scales = KINDS[weight.dtype](loops), weight, 0
+        kind, values, scales = KINDS[weight.dtype], weight, 0
     outputs, inputs = weight.shape
     return {
-        **{"op": loops.PRODUCT, "kind": kind, "weight": values.data_ptr(), "scales": scales},
+        **{"op": PRODUCT, "kind": kind, "weight": values.data_ptr(), "scales": scales},
         **{"inputs": inputs, "outputs": outputs},
-        "tasks": -(-outputs // loops.outputs_of_a_task.py_func(inputs, kind)),
+        "tasks": -(-outputs // outputs_of_a_task(inputs, kind)),
     }
 
 
 def run_line(**fields: Tensor | float | None) -> None:
     """Work off one line; of a tensor it takes the address."""
-    program = np.zeros(1, step_loops().LINE)
+    program = np.zeros(1, LINE)
     for name, value in fields.items():
         if value is not None:
             program[name] = value.data_ptr() if isinstance(value, Tensor) else value
@@ -102,8 +102,8 @@ def deal(lines: Array) -> None:
     lines["tasks"] = np.where(units > 0, -(-units // lines["portion"]), lines["tasks"])
 
 
-# Types of numbers that the loops read -> their name there.
-KINDS = {torch.float32: lambda loops: loops.FLOAT, torch.bfloat16: lambda loops: loops.BRAIN}
+# Types of numbers that the loops read -> what they are called there.
+KINDS = {torch.float32: FLOAT, torch.bfloat16: BRAIN}
 
 
 def suits(weight: Matrix) -> bool:

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trifold.nn import line as line_of
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, LayerCache
 from trifold.nn.capture import Place
-from trifold.nn.crew import KINDS, deal, matrix_fields, step_loops, work_off
+from trifold.nn.crew import KINDS, deal, matrix_fields, work_off
 from trifold.nn.int8 import Int8
 from trifold.nn.layers import FeedForward, Residual, RMSNorm
+from trifold.nn.line import ATTENTION, FLOAT, FROM_BYTES, LAYER, LINE, NORM, PRODUCT, RMS, SET, TO_BYTES
 from trifold.nn.linear import Linear
 from trifold.nn.masks import Mask
 from trifold.nn.rotary import Turns
@@ -40,7 +42,6 @@ class Program:
 
     def __init__(self, stack: Any, like: Tensor, most: int, *, whole: bool) -> None:
         self.most, self.whole = most, whole
-        self.loops: Any = step_loops()
         self.places = [module for module in stack.modules() if isinstance(module, Place)]
         self.kept: list[Tensor] = []
         self.rooms: dict[tuple[object, ...], Tensor] = {}
@@ -58,14 +59,14 @@ class Program:
         for number in stack.order:
             self._block(stack.blocks[number])
         self._norm(stack.final_norm, self.x, self.x)
-        lines: Any = np.zeros(len(self.written), self.loops.LINE)
+        lines: Any = np.zeros(len(self.written), LINE)
         self.lines = lines
         for line, fields in zip(self.lines, self.written, strict=True):
             for name, value in fields.items():
                 line[name] = value
         ops = self.lines["op"]
-        heads = np.where(ops == self.loops.ATTENTION, self.lines["kv_heads"], 1)
-        self.units_of_a_row = np.where(ops == self.loops.PRODUCT, 0, heads)
+        heads = np.where(ops == ATTENTION, self.lines["kv_heads"], 1)
+        self.units_of_a_row = np.where(ops == PRODUCT, 0, heads)
         self.rows = 0
         self.seen: list[Tensor | None] = [None] * len(self.written)
 
@@ -87,7 +88,7 @@ class Program:
 
     def _code(self, name: str) -> int:
         """The number that stands for a way of writing or an activation."""
-        return int(getattr(self.loops, name.upper().replace("-", "_")))
+        return int(getattr(line_of, name.upper().replace("-", "_")))
 
     def _vector(self, vector: Tensor | None) -> int:
         """The address of a bias or a norm's weight in fp32; 0 where there is none."""
@@ -101,8 +102,8 @@ class Program:
         if isinstance(norm, nn.Identity):
             return x
         self._write(
-            op=self.loops.NORM,
-            norm=self.loops.RMS if isinstance(norm, RMSNorm) else self.loops.LAYER,
+            op=NORM,
+            norm=RMS if isinstance(norm, RMSNorm) else LAYER,
             **{"inputs": x.shape[1], "x": x.data_ptr(), "out": out.data_ptr()},
             weight=self._vector(norm.weight),
             bias=self._vector(getattr(norm, "bias", None)),
@@ -136,11 +137,11 @@ class Program:
 
         A product that waits for nothing is made together with the one before it.
         """
-        loops, (outputs, inputs) = self.loops, weight.shape
+        outputs, inputs = weight.shape
         if self.bytes_of is None or self.bytes_of[0] != x.data_ptr():
             small = self._room("bytes", inputs, dtype=torch.int8)
             scales = self._room("scales", len(self.asides), 1)
-            kind = {"op": loops.TO_BYTES, "kind": loops.FLOAT, "inputs": inputs, "x": x.data_ptr()}
+            kind = {"op": TO_BYTES, "kind": FLOAT, "inputs": inputs, "x": x.data_ptr()}
             self._write(**kind, out=small.data_ptr(), scales=scales.data_ptr())
             self.bytes_of = x.data_ptr(), small, scales
         _, small, scales = self.bytes_of
@@ -148,10 +149,10 @@ class Program:
             self.asides.append((len(self.written), []))
         together = self.asides[-1][1]
         # Numbers may take the place of their sums, unless they are added to others.
-        alone = finish["mode"] == loops.SET
+        alone = finish["mode"] == SET
         sums = out.view(torch.int32) if alone else self._room("sums", outputs, dtype=torch.int32)
         together.append((small, weight.values.t(), sums))
-        fields = {"op": loops.FROM_BYTES, "kind": loops.FLOAT, "outputs": outputs, "x": sums.data_ptr()}
+        fields = {"op": FROM_BYTES, "kind": FLOAT, "outputs": outputs, "x": sums.data_ptr()}
         self._write(**fields, weight=scales.data_ptr(), scales=weight.scales.data_ptr(), **finish)
 
     def _block(self, block: Any) -> None:
@@ -202,7 +203,7 @@ class Program:
             projections = {"k": layer.k_proj, "v": layer.v_proj}
             new = [self._product(y, x, self._room(n, kv_width), waits=0) for n, y in projections.items()]
             fields |= {"new_keys": new[0].data_ptr(), "new_values": new[1].data_ptr()}
-        line = self._write(op=self.loops.ATTENTION, sharing=1, **fields)
+        line = self._write(op=ATTENTION, sharing=1, **fields)
         (self.crossing if crosses else self.own).append(line)
         self._product(layer.o_proj, seen, out, mode)
 
@@ -273,7 +274,7 @@ class Program:
         fields = self.lines[line]
         fields["keys"], fields["values"] = keys.data_ptr(), values.data_ptr()
         fields["row_stride"], fields["head_stride"], fields["key_stride"] = keys.stride()[:3]
-        fields["kind"] = KINDS[keys.dtype](self.loops)
+        fields["kind"] = KINDS[keys.dtype]
 
     def _offsets(self, bias: Tensor | None, rows: int) -> Tensor | None:
         """(B or 1, H, 1, S)."""

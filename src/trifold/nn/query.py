@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trifold.nn.crew import KINDS, run_line, step_loops
+from trifold.nn.line import ATTENTION
 from trifold.nn.masks import Mask
 
 WORTH = 2**18  # numbers in W^Q from which on it is worth to begin with compiled loops
@@ -37,7 +38,6 @@ def attend_once(
 
     Rows that stand together share a row of k and v, heads likewise; scores are times 1 / √D.
     """
-    loops = step_loops()
     rows, heads, _, width = q.shape
     keys, gone = k.shape[2], max(0, mask.offset + 1 - k.shape[2]) if mask.causal else 0
     if k.stride() != v.stride() or k.stride(3) != 1:
@@ -47,7 +47,7 @@ def attend_once(
     marks = None if mask.keys is None else mask.keys.contiguous()
     offsets = None if bias is None else bias[..., gone:].float().contiguous()
     fields: dict[str, Tensor | float | None] = {
-        **{"op": loops.ATTENTION, "kind": KINDS[k.dtype](loops), "rows": rows, "units": rows * k.shape[1]},
+        **{"op": ATTENTION, "kind": KINDS[k.dtype], "rows": rows, "units": rows * k.shape[1]},
         **{"heads": heads, "kv_heads": k.shape[1], "width": width, "sharing": rows // k.shape[0]},
         **{"x": asked, "keys": k, "values": v, "out": out},
         **{"length": keys, "first": max(0, keys - mask.window) if mask.window else 0},
