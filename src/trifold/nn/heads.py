@@ -44,6 +44,12 @@ class LanguageModelHead(nn.Module):
         self.norm = new_norm(config, width) if transform else None
         self.scale, self.soft_cap = config.logits_scale, config.logit_soft_cap
 
+    @property
+    def matrix(self) -> Tensor:
+        """W (V, E) for a loss, which computes its gradient beside it; weights of int8 do not learn."""
+        assert isinstance(self.weight, Tensor), "weights of int8 do not learn"
+        return self.weight
+
     def features(self, hidden: Tensor) -> Tensor:
         """f(h): what the output projection reads. hidden (…, E)."""
         if self.dense is not None and self.activation is not None and self.norm is not None:

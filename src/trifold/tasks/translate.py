@@ -138,9 +138,8 @@ class Translate:
         hidden = model(batch.source, batch.target)[0]
         assert model.lm_head is not None
         head = model.lm_head
-        assert isinstance(head.weight, Tensor), "weights of int8 do not learn"
         sums = linear_cross_entropy(
-            head.features(hidden), head.weight, head.bias, batch.wanted, self.settings.label_smoothing
+            head.features(hidden), head.matrix, head.bias, batch.wanted, self.settings.label_smoothing
         )
         return {"tokens": Term(sums.loss, batch.tokens, nll=sums.nll)}
 
