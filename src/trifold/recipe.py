@@ -104,6 +104,10 @@ class TrainSettings(Settings):
         None, gt=0, lt=1, description="validate and keep a moving average of the weights with this memory"
     )
 
+    start_from: str | None = Field(
+        None,
+        description="a model folder, run or hub id whose weights the model begins with; its heads may be others",
+    )
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     recompute: Literal["none", "blocks"] = Field(
         "none",

@@ -15,6 +15,7 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import Recipe
 from trifold.tasks.kinds import build
 from trifold.tasks.task import Asked, Examples, Material, Planned, Task
+from trifold.train.start import begin_from
 from trifold.train.view import View
 
 
@@ -69,9 +70,11 @@ class Prepared:
         return self.batches.max_length if self.recipe.batch.on_overflow == "truncate" else None
 
     def new_model(self) -> Transformer:
-        """Fresh weights, a function of the seed."""
+        """Fresh weights, a function of the seed; or those of the model that the recipe starts from."""
         torch.manual_seed(self.recipe.train.seed)
         model = Transformer(self.config)
+        if self.recipe.train.start_from is not None:
+            begin_from(self.recipe.train.start_from, model)
         if self.material.start is not None:
             self.material.start(model)
         return model
