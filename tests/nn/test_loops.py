@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -42,6 +44,22 @@ def test_a_layer_norm_is_the_librarys(dtype: torch.dtype) -> None:
     close(ours, theirs, dtype)
     for a, b in zip(found, wanted, strict=True):
         close(a, b, dtype)
+
+
+@both
+def test_the_activation_is_the_librarys(dtype: torch.dtype) -> None:
+    wide = torch.cat((torch.linspace(-30, 30, 4001), torch.randn(4002), torch.zeros(3))).to(dtype)
+    x = wide.clone().requires_grad_()
+    above = torch.randn(len(x)).to(dtype)
+    ours = kernels.gelu_tanh(x)
+    (found,) = torch.autograd.grad(ours, x, above)
+    plain = wide.double().requires_grad_()
+    theirs = F.gelu(plain, approximate="tanh")
+    (wanted,) = torch.autograd.grad(theirs, plain, above.double())
+    limit = 2**-8 if dtype is torch.bfloat16 else 1e-5
+    for a, b in ((ours, theirs), (found, wanted)):
+        assert float(((a.detach().double() - b.detach()).abs() / (b.detach().abs() + 1e-2)).max()) <= limit
+    assert bool(kernels.gelu_tanh(torch.full((3,), math.nan, dtype=dtype, requires_grad=True)).isnan().all())
 
 
 @both

@@ -21,6 +21,8 @@ from trifold.recipe import load_recipe
 from trifold.train import train
 from trifold.train.setup import prepare
 
+pytestmark = pytest.mark.slow
+
 RECIPE = {
     "task": {"kind": "causal"},
     "data": {"cut": "windows", "documents": "blank", "holdout": 0.2},

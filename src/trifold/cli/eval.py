@@ -17,7 +17,6 @@ EXAMPLES = (
     "trifold eval runs/demo",
     "trifold eval runs/multi30k-en-de --num-beams 5 --tokenize none",
     "trifold eval runs/multi30k-en-de test.en test.de --out ours.de",
-    "trifold eval runs/demo pairs.tsv --source english --target french --json",
     "trifold eval gpt2 novel.txt",
 )
 

@@ -193,6 +193,30 @@ class _Dropped(torch.autograd.Function):
         return gradients[0] if ctx.adds else None, out, None, None, None
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
+    out: Tensor = _GeluTanh.apply(x)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _GeluTanh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        _loops().gelu_tanh(_array(x).reshape(-1), _array(out).reshape(-1))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        out = torch.empty(x.shape, dtype=x.dtype)
+        _loops().gelu_tanh_backward(
+            _array(gradients[0]).reshape(-1), _array(x).reshape(-1), _array(out).reshape(-1)
+        )
+        return out
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     """x (…, E) -> (…, E)."""
     out: Tensor = _LayerNorm.apply(x.reshape(-1, x.shape[-1]), weight, bias, epsilon)  # type: ignore[no-untyped-call]

@@ -8,7 +8,6 @@ sandwich  x + LayerNorm(Sublayer(LayerNorm(x)))
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -96,10 +95,15 @@ def quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))) (Hendrycks & Gimpel 2016, section 2)."""
+    return kernels.gelu_tanh(x) if kernels.compiled(x) is not None else F.gelu(x, approximate="tanh")
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "gelu-tanh": gelu_tanh,
     "quick-gelu": quick_gelu,
     "silu": F.silu,
     "tanh": torch.tanh,

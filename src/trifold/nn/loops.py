@@ -141,6 +141,34 @@ def added_dropped(
         out[j] = narrow(out[j], wide(x[j]) + kept)
 
 
+# --- activation ----------------------------------------------------------------------------------------
+
+
+@part
+def steepness(x: Any) -> Any:
+    """e^-2u with u = √(2/π) (x + 0.044715 x³): the approximate GELU is x / (1 + e^-2u)."""
+    u = x * (F(1.5957691216) + F(0.0713548163) * x * x)
+    return exponential(F(87.0) if u < F(-87.0) else -u)
+
+
+@loop
+def gelu_tanh(x: Array, out: Array) -> None:
+    """out = 0.5 x (1 + tanh u), all (N,)."""
+    for j in range(out.shape[0]):
+        v = wide(x[j])
+        out[j] = narrow(out[j], v / (F(1) + steepness(v)))
+
+
+@loop
+def gelu_tanh_backward(g: Array, x: Array, out: Array) -> None:
+    """out = g · (s + x s (1 − s) 2u') with s = 1 / (1 + e^-2u), all (N,)."""
+    for j in range(out.shape[0]):
+        v = wide(x[j])
+        s = F(1) / (F(1) + steepness(v))
+        slope = s + v * s * (F(1) - s) * (F(1.5957691216) + F(0.2140644489) * v * v)
+        out[j] = narrow(out[j], wide(g[j]) * slope)
+
+
 # --- layer norm ----------------------------------------------------------------------------------------
 
 
