@@ -95,7 +95,7 @@ def test_after_a_crash_the_steps_since_the_last_checkpoint_are_done_again(
     changes = AVERAGED | {"train__validate_every": 8}
     update, calls = Learner.update, []
 
-    def dying(self, batches, step):
+    def dying(self, batches, step, *more):
         calls.append(step)
         if step == 11:
             raise MemoryError

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +12,6 @@ import typer
 from trifold.cli.options import Json
 from trifold.cli.streams import note, print_json
 from trifold.errors import UsageError
-from trifold.settings import nearest
 
 if TYPE_CHECKING:
     from trifold.faults import Size, Verdict
@@ -71,6 +67,8 @@ def run(
 
 def machine() -> dict[str, Any]:
     """Versions, threads, device and what is free."""
+    import shutil
+
     import torch
 
     from trifold.train.device import choose_precision, find_device
@@ -106,6 +104,8 @@ def _lines(told: dict[str, Any]) -> str:
 
 def _again(words: list[str]) -> int:
     """This command in a process with one thread."""
+    import subprocess
+
     program = "import sys; from trifold.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run([sys.executable, "-c", program, *words], env=os.environ | ALONE, check=False)
     return done.returncode
@@ -115,8 +115,11 @@ def _try(
     size: Size, only: list[str], trials: int | None, plant: str | None, where: Path | None, json: bool
 ) -> int:
     """0 where every promise was kept; of bugs that are all put in, where every one was found."""
+    import tempfile
+
     from trifold.cli import main
     from trifold.faults import PLANTS, PROMISES, plant_all, planted, try_all
+    from trifold.settings import nearest
 
     for name in only:
         if name not in PROMISES:

@@ -107,7 +107,7 @@ def full_disks_are_survived(box: Box) -> None:
 def _filled(box: Box, changes: dict[str, Any]) -> int:
     """Train on a disk that fills up: by a write that is refused, or by a limit of the system on a file's size."""
     if box.number % 4 == 3:
-        limit = box.rng.randrange(1, 60_000)
+        limit = box.rng.randrange(5_000, 60_000)  # what the run says goes into a file too
 
         def work() -> int:
             import resource

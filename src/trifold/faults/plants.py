@@ -144,10 +144,10 @@ def _by_number(folder: Path, keep: int, *arguments: Any, **named: Any) -> None:
         disk.remove(path)
 
 
-def _step_of_the_day(shape: str, step: int, *, peak: float, warmup: int, steps: int) -> float:
+def _step_of_the_day(shape: str, step: int, **named: Any) -> float:
     """The schedule counts the steps of this sitting."""
     _SITTING.append(step)
-    return _REAL_RATE(shape, step - _SITTING[0] + 1, peak=peak, warmup=warmup, steps=steps)
+    return _REAL_RATE(shape, step - _SITTING[0] + 1, **named)
 
 
 _SITTING: list[int] = []

@@ -6,21 +6,20 @@ A position in training is three integers (step, epoch, batch), and every random 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from trifold.batches import shares
 from trifold.data.digests import digests
 from trifold.errors import CheckpointError
 from trifold.recipe import Recipe, load_recipe
 from trifold.tasks.task import Batch
 from trifold.train import checkpoint
+from trifold.train.dealing import Dealt, ahead, deal
 from trifold.train.device import (
     choose_precision,
     choose_workers,
@@ -40,7 +39,6 @@ from trifold.train.signals import Asked, Stopped, orderly_end
 from trifold.train.validate import Best, Interrupted, Validator
 from trifold.train.view import Silent, Snapshot, View
 
-Dealt: TypeAlias = tuple[int, int, list[Batch]]  # epoch, number in the epoch, the batch in shares
 StoppedBy = Literal["steps", "minutes", "patience", "signal"]
 
 
@@ -380,31 +378,3 @@ def _behind(dealt: list[Dealt]) -> tuple[int, int]:
     """The place in the data after these batches: epoch, and number in it."""
     epoch, number, _ = dealt[-1]
     return epoch, number + 1
-
-
-def deal(prepared: Prepared, workers: int, epoch: int = 0, number: int = 0) -> Iterator[Dealt]:
-    """Every batch from a position on, without end, each cut into a share for every worker."""
-    while True:
-        examples, draw = prepared.examples(epoch), prepared.draw(epoch)
-        lengths, plan = examples.lengths, prepared.plan(examples, epoch)
-        for there in range(number, len(plan)):
-            parts = shares(lengths, plan[there], workers)
-            yield (
-                epoch,
-                there,
-                [prepared.task.batch(examples, part, prepared.width, draw=draw) for part in parts],
-            )
-        epoch, number = epoch + 1, 0
-
-
-T = TypeVar("T")
-
-
-def ahead(batches: Iterator[T]) -> Generator[T, None, None]:
-    """The same batches, without end; the next one is made while this one is learnt."""
-    with ThreadPoolExecutor(1, "batches") as maker:
-        coming = maker.submit(next, batches)
-        while True:
-            here = coming.result()
-            coming = maker.submit(next, batches)
-            yield here
