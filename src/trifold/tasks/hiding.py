@@ -113,8 +113,8 @@ class Hidden:
         return replace(
             self,
             inputs=self.inputs.to(device),
-            places=moved(self.places),
-            targets=moved(self.targets),
+            places=self.places.to(device, non_blocking=True),
+            targets=self.targets.to(device, non_blocking=True),
             left=moved(self.left),
             right=moved(self.right),
             inside=moved(self.inside),
