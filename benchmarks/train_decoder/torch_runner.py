@@ -1,0 +1,78 @@
+"""A GPT in plain eager PyTorch and a plain loop, as a person writes it who knows the library well."""
+
+from __future__ import annotations
+
+import torch
+from measure import arguments, run_timed, windows
+from setting import Setting
+from torch import Tensor, nn
+from torch.nn import functional as F
+from wide import WIDE, random_windows
+
+
+class Block(nn.Module):
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        d = setting.d_model
+        self.heads, self.p = setting.n_heads, setting.attention_dropout
+        self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.up, self.down = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+        self.drop = nn.Dropout(setting.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(self.norm1(x)).chunk(3, -1)
+        )
+        seen = F.scaled_dot_product_attention(q, k, v, dropout_p=self.p, is_causal=True)
+        x = x + self.drop(self.out(seen.transpose(1, 2).flatten(2)))
+        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh")))
+
+
+class GPT(nn.Module):
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(setting.vocab_size, setting.d_model)
+        self.positions = nn.Embedding(setting.context, setting.d_model)
+        self.drop = nn.Dropout(setting.dropout)
+        self.blocks = nn.ModuleList(Block(setting) for _ in range(setting.n_layers))
+        self.norm = nn.LayerNorm(setting.d_model)
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(self.tokens(x) + self.positions.weight[: x.shape[1]])
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.tokens.weight)
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    setting = WIDE if args.wide else Setting()
+    model = GPT(setting).train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        setting.learning_rate,
+        setting.betas,
+        weight_decay=setting.weight_decay,
+        fused=True,
+    )
+    batches = random_windows() if args.wide else windows(setting)
+
+    def step() -> tuple[float, int]:
+        read, wanted = next(batches)
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
+            loss = F.cross_entropy(model(read).flatten(0, 1), wanted.flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), setting.clip)
+        optimizer.step()
+        return loss.item(), wanted.numel()
+
+    run_timed("plain PyTorch", args, step)
+
+
+if __name__ == "__main__":
+    main()

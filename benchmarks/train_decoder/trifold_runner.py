@@ -1,0 +1,104 @@
+"""trifold on the recipe `shakespeare-char` itself: its windows, rate, warm-up, clipping, decay."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from measure import arguments, run_timed
+from torch import Tensor
+from wide import WIDE, random_windows
+
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.packing import Packing
+from trifold.recipe import TrainSettings, load_recipe
+from trifold.tasks.causal import Batch, Causal, CausalSettings
+from trifold.train.dealing import ahead, deal
+from trifold.train.device import (
+    choose_precision,
+    choose_workers,
+    find_device,
+    keep_freed_memory,
+    undisturbed,
+)
+from trifold.train.learner import Learner
+from trifold.train.setup import prepare
+from trifold.train.view import Silent
+
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    keep_freed_memory()
+    device = find_device("cpu")
+    dtype = choose_precision(PRECISIONS[args.precision], device)
+    learner, batches, workers = (wide if args.wide else as_the_recipe)(device, dtype)
+
+    with undisturbed(workers):
+        coming = ahead(batches)
+        number = 0
+
+        def step() -> tuple[float, int]:
+            nonlocal number
+            number += 1
+            update = learner.update(next(coming), number)
+            return update.loss, update.tokens
+
+        run_timed("trifold", args, step)
+        coming.close()
+
+
+def as_the_recipe(device: torch.device, dtype: torch.dtype) -> tuple[Learner, Iterator[list[Batch]], int]:
+    recipe = load_recipe("shakespeare-char")
+    prepared = prepare(recipe, Path(tempfile.mkdtemp()), Silent())
+    workers = choose_workers(None, device, recipe.batch.tokens)
+    learner = Learner(
+        prepared.new_model(), prepared.task, recipe.train, seed=1, device=device, dtype=dtype, workers=workers
+    )
+    return learner, (shares for _, _, shares in deal(prepared, workers)), workers
+
+
+def wide(device: torch.device, dtype: torch.dtype) -> tuple[Learner, Iterator[list[Batch]], int]:
+    """The model of wide.py; its windows are packed, as the task packs them."""
+    config = ModelConfig.parse(
+        load_recipe("shakespeare-char").model.model_dump()
+        | {
+            "vocab_size": WIDE.vocab_size,
+            "d_model": WIDE.d_model,
+            "d_ff": 4 * WIDE.d_model,
+            "n_layers": WIDE.n_layers,
+            "n_heads": WIDE.n_heads,
+            "max_positions": WIDE.context,
+            "dropout": WIDE.dropout,
+        }
+    )
+    settings = TrainSettings(
+        learning_rate=WIDE.learning_rate, warmup=0, schedule="constant", weight_decay=WIDE.weight_decay
+    )
+    task = Causal(CausalSettings(begin=False, end=False), _NoTokenizer(), WIDE.context)  # type: ignore[arg-type]
+    workers = choose_workers(None, device, WIDE.rows * WIDE.context)
+    learner = Learner(
+        Transformer(config), task, settings, seed=1, device=device, dtype=dtype, workers=workers
+    )
+
+    def packed(tokens: Tensor, wanted: Tensor) -> Batch:
+        packing = Packing.of(torch.from_numpy(np.full(len(tokens), WIDE.context)), spare=False)
+        return Batch(Inputs(tokens.reshape(1, -1), packing=packing), wanted.reshape(-1), wanted.numel())
+
+    batches = (
+        [packed(*pair) for pair in zip(read.chunk(workers), wanted.chunk(workers), strict=True)]
+        for read, wanted in random_windows()
+    )
+    return learner, batches, workers
+
+
+class _NoTokenizer:
+    pad_id = 0
+
+
+if __name__ == "__main__":
+    main()
