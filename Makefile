@@ -39,6 +39,7 @@ check: $(VENV)/ready-dev ## run style, types, import ranks and the quick tests (
 bench: $(VENV)/ready-plots ## measure training and generating side by side with other toolkits (each in its own environment)
 	@echo "bench: trifold and its peers, one after the other"
 	@$(BIN)/python benchmarks/run.py train
+	@$(BIN)/python benchmarks/run.py decoder
 	@$(BIN)/python benchmarks/run.py generate
 
 faults: $(VENV)/ready-dev ## kill, break and fill up tiny runs until every figure of reliability is reached (hours)

@@ -1,4 +1,4 @@
-"""`python benchmarks/run.py train|generate [options]`: run one benchmark in the environment of the peers.
+"""`python benchmarks/run.py train|generate|decoder [options]`: run one benchmark in the environment of the peers.
 
 The environment `.bench-venv` is made on the first run, and again when `peers.txt` has changed.
 """
@@ -19,6 +19,7 @@ PEERS = HERE / "peers.txt"
 BENCHMARKS = {
     "train": HERE / "train_translation" / "run.py",
     "generate": HERE / "generate" / "run.py",
+    "decoder": HERE / "train_decoder" / "run.py",
 }
 
 

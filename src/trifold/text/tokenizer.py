@@ -22,6 +22,7 @@ from trifold.text.dropout import MergeDropout
 from trifold.text.encoded import Cut, Encoded, around, fit, parts
 from trifold.text.regexes import panicked
 from trifold.text.special import named_in, settings_in
+from trifold.text.spelling import BYTES, closed_up
 from trifold.text.streaming import TextStream
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
@@ -155,7 +156,7 @@ class Tokenizer:
         texts = self.library.decode_batch(rows, skip_special_tokens=not keep_special)
         if self._words is not None:
             texts = [text.strip() for text in texts]
-        return [_closed_up(text) for text in texts] if self._closes_up else list(texts)
+        return [closed_up(text) for text in texts] if self._closes_up else list(texts)
 
     def stream(self, *, keep_special: bool = False) -> TextStream:
         """The text of ids that come one by one; never half a character."""
@@ -383,7 +384,7 @@ class Tokenizer:
         piece = str(self.library.id_to_token(token))
         if not isinstance(self.library.decoder, decoders.ByteLevel) or token in self._special_ids:
             return piece
-        return bytes(_BYTES[c] for c in piece).decode("utf-8", "backslashreplace").replace(" ", SPACE)
+        return bytes(BYTES[c] for c in piece).decode("utf-8", "backslashreplace").replace(" ", SPACE)
 
     @cached_property
     def _special_ids(self) -> set[int]:
@@ -392,21 +393,3 @@ class Tokenizer:
 
 def _chunks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
     return (texts[start : start + _CHUNK] for start in range(0, len(texts), _CHUNK))
-
-
-def _closed_up(text: str) -> str:
-    """Without the spaces before punctuation, as the reference library does it where a tokenizer asks for it."""
-    for spaced in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
-        text = text.replace(spaced, spaced.strip())
-    return text
-
-
-def _byte_table() -> dict[str, int]:
-    """The character that byte-level BPE writes for each byte: itself if visible, else one from U+0100 on."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
-
-
-_BYTES = _byte_table()
-assert set(_BYTES) == set(pre_tokenizers.ByteLevel.alphabet())
