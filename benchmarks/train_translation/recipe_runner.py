@@ -5,9 +5,9 @@ from __future__ import annotations
 from measure import Clock, arguments, print_line
 
 from trifold.recipe import load_recipe
+from trifold.train.dealing import ahead, deal
 from trifold.train.device import choose_precision, choose_workers, find_device, keep_freed_memory
 from trifold.train.learner import Learner
-from trifold.train.loop import ahead, deal
 from trifold.train.setup import prepare
 from trifold.train.view import Silent
 

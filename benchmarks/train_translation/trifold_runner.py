@@ -16,9 +16,9 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import TrainSettings
 from trifold.tasks.ragged import Ragged
 from trifold.tasks.translate import Batch, Examples, Translate, TranslateSettings
+from trifold.train.dealing import ahead
 from trifold.train.device import choose_workers, keep_freed_memory
 from trifold.train.learner import Learner
-from trifold.train.loop import ahead
 
 
 class Ids:

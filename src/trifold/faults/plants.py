@@ -18,7 +18,7 @@ from torch import Tensor
 from trifold import disk
 from trifold.nn import attention, losses
 from trifold.nn.masks import Mask
-from trifold.train import checkpoint, learner, loop, run_folder, saver, schedule, signals
+from trifold.train import checkpoint, dealing, learner, loop, run_folder, saver, schedule, signals
 from trifold.train.checkpoint import Checkpoint, Found
 from trifold.train.learner import Learner
 
@@ -76,7 +76,7 @@ def _silently(folder: Path) -> Found | None:
 
 
 _REAL_NEWEST = checkpoint.newest_sound
-_REAL_DEAL = loop.deal
+_REAL_DEAL = dealing.deal
 
 
 def _from_the_start(prepared: Any, workers: int, epoch: int = 0, number: int = 0) -> Iterator[Any]:
