@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -146,11 +147,11 @@ def _by_number(folder: Path, keep: int, *arguments: Any, **named: Any) -> None:
 
 def _step_of_the_day(shape: str, step: int, **named: Any) -> float:
     """The schedule counts the steps of this sitting."""
-    _SITTING.append(step)
-    return _REAL_RATE(shape, step - _SITTING[0] + 1, **named)
+    first = _SITTINGS.setdefault(os.getpid(), step)
+    return _REAL_RATE(shape, step - first + 1, **named)
 
 
-_SITTING: list[int] = []
+_SITTINGS: dict[int, int] = {}  # process -> the first step that it made
 _REAL_RATE = schedule.rate
 
 
