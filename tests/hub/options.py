@@ -288,6 +288,30 @@ DRAWN: dict[str, Drawn] = {
         | {"embedding_size": [16, 5], "num_hidden_layers": [3, 4], "num_hidden_groups": [1, 2, 3]}
         | {"inner_group_num": [1, 2], "classifier_dropout_prob": [0]},
     ),
+    "xlnet": Drawn(
+        _of("XLNet", "Model", "LMHeadModel", "ForTokenClassification", "ForQuestionAnsweringSimple"),
+        {
+            **{"vocab_size": 40, "d_model": 16, "n_layer": 2, "n_head": 4, "d_inner": 24},
+            **{"pad_token_id": 5, "bos_token_id": 1, "eos_token_id": 2},
+        },
+        {
+            **{
+                "n_layer": [1, 3],
+                "n_head": [2],
+                "d_inner": [33],
+                "ff_activation": ACTIVATIONS,
+                "clamp_len": [3],
+            },
+            **{"same_length": [True], "mem_len": [7], "attn_type": ["uni"], "bi_data": [True]},
+            **{
+                "layer_norm_eps": [1e-3],
+                "dropout": [0.3],
+                "untie_r": [False],
+                "use_mems_eval": [False],
+                **COMMON,
+            },
+        },
+    ),
     "vit": Drawn(
         _of("ViT", "Model", "ForImageClassification"),
         {

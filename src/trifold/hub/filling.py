@@ -50,7 +50,7 @@ def filled(
     places = _places({name: (p.shape, kinds[name]) for name, p in read.items()}, device)
     for name, tensor in tensors:
         fits = name in parameters and parameters[name].shape == tensor.shape
-        if not fits and name in kept:
+        if not fits and name.startswith(new):
             continue
         parameter = parameters.pop(name)
         if parameter in matrices:
