@@ -71,18 +71,17 @@ def mark(tokenizer: Tokenizer, texts: Sequence[str]) -> Marked:
     ids: list[NDArray[np.int32]] = []
     words: list[Flags] = []
     sentences: list[Flags] = []
-    for text, row in zip(texts, tokenizer.rows(texts), strict=True):
-        own = [at for at, which in enumerate(row.texts) if which is not None]
-        ids.append(np.array([row.ids[at] for at in own], np.int32))
+    for text, encoding in zip(texts, tokenizer.encodings(texts), strict=True):
+        ids.append(np.array(encoding.ids, np.int32))
         # A token that is of no word (None) is one of its own.
-        numbers = [-1 - at if (word := row.words[at]) is None else word for at in own]
+        numbers = [-1 - at if word is None else word for at, word in enumerate(encoding.word_ids)]
         words.append(np.diff(np.array(numbers, np.int64), prepend=-(2**40)) != 0)
-        starts = np.zeros(len(own) + 1, np.bool_)
+        starts = np.zeros(len(numbers) + 1, np.bool_)
         starts[0] = True
-        if own and (inner := sentence_starts(text)):
-            ends = np.maximum.accumulate(np.array([row.offsets[at][1] for at in own], np.int64))
+        if inner := sentence_starts(text):
+            ends = np.maximum.accumulate(np.array([end for _, end in encoding.offsets], np.int64))
             starts[np.searchsorted(ends, inner, side="right")] = True
-        sentences.append(starts[: len(own)])
+        sentences.append(starts[: len(numbers)])
     lengths = np.array([len(each) for each in ids], dtype=np.int64)
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     return Marked(_joined(ids, np.int32), bounds, _joined(words, np.bool_), _joined(sentences, np.bool_))

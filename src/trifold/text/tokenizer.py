@@ -101,6 +101,11 @@ class Tokenizer:
             for encoding in self._encodings(chunk, special_in_text, fast=True)
         ]
 
+    def encodings(self, texts: Sequence[str]) -> Iterator[Any]:
+        """The library's own view of each text, without special tokens around it: `ids`, `word_ids`, `offsets`, …"""
+        for chunk in _chunks(texts):
+            yield from self._encodings(chunk, False)
+
     def rows(
         self,
         texts: Sequence[str],
