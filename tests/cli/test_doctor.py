@@ -7,6 +7,8 @@ import torch
 
 from trifold.faults import PLANTS, PROMISES
 
+pytestmark = pytest.mark.slow
+
 
 def test_it_says_what_there_is(trifold):
     done = trifold("doctor")

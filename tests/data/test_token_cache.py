@@ -27,6 +27,8 @@ from trifold.data.parts import documents_of, groups, survey
 from trifold.errors import DataError, SettingsError
 from trifold.text import TokenizerSettings, make_tokenizer
 
+pytestmark = pytest.mark.slow
+
 
 def encode(texts: Sequence[str]) -> tuple[Any, Any, int]:
     """Every document as its bytes and a 256 behind them."""

@@ -17,7 +17,7 @@ from trifold.hub.families import FAMILIES
 from trifold.nn import ModelConfig
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 
 LENGTHS = (9, 5, 7)
 

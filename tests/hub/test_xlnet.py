@@ -19,7 +19,7 @@ from trifold.hub import load_model, read_config
 from trifold.nn import Inputs
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 
 SMALL = {"vocab_size": 61, "d_model": 32, "n_layer": 3, "n_head": 4, "d_inner": 48}
 PAD = 5

@@ -19,6 +19,8 @@ from trifold.recipe import load_recipe
 from trifold.train import train
 from trifold.train.setup import prepare
 
+pytestmark = pytest.mark.slow
+
 WRITER = {
     "shape": "decoder", "positions": "learned", "norm_placement": "pre", "scale_embeddings": False,
     "d_model": 16, "n_heads": 2, "n_layers": 4, "d_ff": 32, "max_positions": 16, "dropout": 0.0,

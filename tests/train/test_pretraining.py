@@ -17,6 +17,8 @@ from trifold.recipe import load_recipe
 from trifold.train import train
 from trifold.train.setup import prepare
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_positions": 24, "dropout": 0.1}
 READER = SIZES | {
     "shape": "encoder", "positions": "learned", "scale_embeddings": False, "embedding_norm": True,

@@ -19,6 +19,8 @@ from trifold.train.learner import Learner
 from trifold.train.refusals import Refused
 from trifold.train.signals import Asked, Stopped
 
+pytestmark = pytest.mark.slow
+
 
 def lines(outcome_or_folder):
     folder = getattr(outcome_or_folder, "folder", outcome_or_folder)
