@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from measure import arguments, run_timed, windows
+from measure import arguments
+from plain import train_plainly
 from setting import Setting
-from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
-from wide import WIDE, random_windows
+from wide import WIDE
 
 
 def main() -> None:
@@ -28,27 +27,7 @@ def main() -> None:
         attn_implementation="sdpa",
     )
     model = GPT2LMHeadModel(config).train()
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        setting.learning_rate,
-        setting.betas,
-        weight_decay=setting.weight_decay,
-        fused=True,
-    )
-    batches = random_windows() if args.wide else windows(setting)
-
-    def step() -> tuple[float, int]:
-        read, wanted = next(batches)
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
-            logits = model(input_ids=read).logits
-            loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), setting.clip)
-        optimizer.step()
-        return loss.item(), wanted.numel()
-
-    run_timed("Hugging Face GPT-2", args, step)
+    train_plainly("Hugging Face GPT-2", args, setting, model, lambda read: model(input_ids=read).logits)
 
 
 if __name__ == "__main__":

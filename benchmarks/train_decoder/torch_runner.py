@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from measure import arguments, run_timed, windows
+from measure import arguments
+from plain import train_plainly
 from setting import Setting
 from torch import Tensor, nn
 from torch.nn import functional as F
-from wide import WIDE, random_windows
+from wide import WIDE
 
 
 class Block(nn.Module):
@@ -52,26 +52,7 @@ def main() -> None:
     args = arguments(__doc__)
     setting = WIDE if args.wide else Setting()
     model = GPT(setting).train()
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        setting.learning_rate,
-        setting.betas,
-        weight_decay=setting.weight_decay,
-        fused=True,
-    )
-    batches = random_windows() if args.wide else windows(setting)
-
-    def step() -> tuple[float, int]:
-        read, wanted = next(batches)
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
-            loss = F.cross_entropy(model(read).flatten(0, 1), wanted.flatten())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), setting.clip)
-        optimizer.step()
-        return loss.item(), wanted.numel()
-
-    run_timed("plain PyTorch", args, step)
+    train_plainly("plain PyTorch", args, setting, model, model)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ VERBS: dict[str, tuple[ModuleType, str]] = {
     "demo": (demo, "train English to French on the embedded phrasebook and use it"),
     "recipes": (recipes, "what can be trained out of the box"),
     "train": (train, "learn what a recipe says"),
-    "eval": (eval, "score a model on text that has references"),
+    "eval": (eval, "score a model: translations, or text that it has not seen"),
     "generate": (generate, "translate a text, or every line of a file"),
     "predict": (predict, "classify, tag, answer, fill in masks, embed"),
     "show": (show, "drawing, parameters, arithmetic and memory of a model"),

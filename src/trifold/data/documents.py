@@ -16,7 +16,7 @@ from trifold.data import embedded, hub, parquet
 from trifold.data.compressed import ending
 from trifold.data.files import KINDS, find
 from trifold.data.lines import WHOLE, Stretch, iter_lines, name_of, read_text
-from trifold.data.readers import INNER_BREAK, fate, held_out
+from trifold.data.readers import INNER_BREAK, Fates, held_out
 from trifold.data.settings import DataSettings
 from trifold.data.tables import objects, text_at
 from trifold.errors import DataError, SettingsError
@@ -41,28 +41,13 @@ class Part(NamedTuple):
 
 
 @dataclass
-class DocumentReport:
-    """What was read and what became of it: `documents == kept + dropped`, always."""
+class DocumentReport(Fates):
+    """What was read and what became of it: `documents == kept + dropped`, always. Blank has no visible character."""
 
-    name: str
     files: int = 0
     documents: int = 0
-    blank: int = 0  # documents without a visible character
-    blank_dropped: int = 0
-    duplicates: int = 0  # documents equal to an earlier one
-    duplicates_dropped: int = 0
-    inner_breaks: int = (
-        0  # documents with U+2028, a lone carriage return or the like in them, kept as they are
-    )
     characters: int = 0  # of the documents that are kept
-    passed_over: Counter[str] = field(
-        default_factory=Counter
-    )  # files in folders that hold no text, by ending
-
-    @property
-    def dropped(self) -> int:
-        """Documents that were read and are not used."""
-        return self.blank_dropped + self.duplicates_dropped
+    passed_over: Counter[str] = field(default_factory=Counter)  # other files in folders, by ending
 
     @property
     def kept(self) -> int:
@@ -71,16 +56,9 @@ class DocumentReport:
 
     def __str__(self) -> str:
         others = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.passed_over.items()))
-        notes = [
-            fate(self.blank, "blank", self.blank_dropped),
-            fate(self.duplicates, "seen before", self.duplicates_dropped),
-            f"{self.inner_breaks:,} with unusual separators inside, kept" if self.inner_breaks else "",
-            f"files of other kinds passed over: {others}" if others else "",
-        ]
-        amount = f"{self.documents:,} documents"
-        return ", ".join([f"{self.name}: {amount}", *filter(None, notes)]) + (
-            f"; {self.kept:,} used, {self.characters:,} characters"
-        )
+        passed = [f"files of other kinds passed over: {others}"] if others else []
+        read = [f"{self.name}: {self.documents:,} documents", *self.notes("blank"), *passed]
+        return ", ".join(read) + f"; {self.kept:,} used, {self.characters:,} characters"
 
 
 @dataclass

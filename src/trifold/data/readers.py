@@ -38,21 +38,36 @@ class Row(NamedTuple):
 
 
 @dataclass
-class Report:
-    """What was read and what became of it: `pairs == kept + dropped`, always."""
+class Fates:
+    """What became of what was read, whatever it was: of `name`, so much was blank, seen before, or odd and kept."""
 
     name: str
-    pairs: int = 0
-    blank: int = 0  # pairs with a blank side
+    blank: int = 0
     blank_dropped: int = 0
-    duplicates: int = 0  # pairs equal to an earlier one
+    duplicates: int = 0  # equal to an earlier one
     duplicates_dropped: int = 0
-    inner_breaks: int = 0  # pairs with U+2028, a lone carriage return or the like in them, kept as they are
+    inner_breaks: int = 0  # with U+2028, a lone carriage return or the like within, kept as they are
 
     @property
     def dropped(self) -> int:
-        """Pairs that were read and are not used."""
+        """How many were read and are not used."""
         return self.blank_dropped + self.duplicates_dropped
+
+    def notes(self, blank: str) -> list[str]:
+        """A line's worth for each fate that befell any; `blank` says what a blank one is."""
+        notes = [
+            fate(self.blank, blank, self.blank_dropped),
+            fate(self.duplicates, "seen before", self.duplicates_dropped),
+            f"{self.inner_breaks:,} with unusual separators inside, kept" if self.inner_breaks else "",
+        ]
+        return list(filter(None, notes))
+
+
+@dataclass
+class Report(Fates):
+    """What was read and what became of it: `pairs == kept + dropped`, always. Blank is a pair with a blank side."""
+
+    pairs: int = 0
 
     @property
     def kept(self) -> int:
@@ -60,14 +75,8 @@ class Report:
         return self.pairs - self.dropped
 
     def __str__(self) -> str:
-        notes = [
-            fate(self.blank, "with a blank side", self.blank_dropped),
-            fate(self.duplicates, "seen before", self.duplicates_dropped),
-            f"{self.inner_breaks:,} with unusual separators inside, kept" if self.inner_breaks else "",
-        ]
-        return ", ".join([f"{self.name}: {self.pairs:,} pairs", *filter(None, notes)]) + (
-            f"; {self.kept:,} used" if self.dropped else ""
-        )
+        read = [f"{self.name}: {self.pairs:,} pairs", *self.notes("with a blank side")]
+        return ", ".join(read) + (f"; {self.kept:,} used" if self.dropped else "")
 
 
 def fate(count: int, what: str, dropped: int) -> str:
