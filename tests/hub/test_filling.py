@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,29 @@ def test_every_parameter_lies_at_a_line_of_memory_and_is_what_the_file_says(
         assert name == other and ours.dtype is dtype
         assert torch.equal(ours, exact.to(dtype))
         assert ours.data_ptr() % 64 == 0 and ours.is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_fill_a_model_as_one_does(tmp_path: Path, dtype: torch.dtype, monkeypatch: Any) -> None:
+    config = ModelConfig.parse(TINY | {"vocab_size": 301, "positions": "learned", "shape": "decoder"})
+    saved = Transformer(config)
+    saved.family = "gpt2"  # whose matrices lie transposed
+    with torch.no_grad():
+        for parameter in saved.parameters():
+            parameter.normal_(std=0.4)
+    save_model(tmp_path, saved)
+    alone, _ = load_model(tmp_path, dtype=dtype)
+    threads = torch.get_num_threads()
+    monkeypatch.setattr("trifold.hub.filling.MANY", 0)
+    monkeypatch.setattr("trifold.hub.filling.PIECE", 100)
+    torch.set_num_threads(3)
+    try:
+        together, _ = load_model(tmp_path, dtype=dtype)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    for (name, ours), theirs in zip(together.named_parameters(), alone.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
 
 
 def test_int8_is_the_file_rounded(folder: Path) -> None:

@@ -1,13 +1,15 @@
 """Tensors into a model, each once from its file to its place.
 
-All parameters lie in one stretch of memory that asks for huge pages: half a gigabyte in small ones costs as much time
-for the pages as for the bytes, at loading and again at every decoding step.
+On a CPU all parameters lie in one stretch of memory, behind one another as a decoding step reads them. Fresh memory is
+given page by page to who touches it first, and that takes longer than the copying: so threads fill it side by side.
 """
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -18,10 +20,13 @@ from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.int8 import Int8
 from trifold.nn.linear import Linear
+from trifold.nn.threads import sharing_cores
 
 Stored = Literal["int8"]
 BOUNDARY = 64  # bytes: every tensor begins at a line of memory
-STRIP = 64  # columns of a transposed matrix that are copied together
+STRIP = 64  # columns of a transposed matrix that are copied together, so that they fit a cache
+PIECE = 2**21  # numbers that a thread copies at a time, of a tensor that is larger
+MANY = 2**24  # numbers that are worth threads
 
 
 @torch.no_grad()
@@ -48,32 +53,71 @@ def filled(
     read = {name: p for name, p in parameters.items() if name not in kept}
     kinds = {name: torch.int8 if p in matrices else dtype for name, p in read.items()}
     places = _places({name: (p.shape, kinds[name]) for name, p in read.items()}, device)
-    for name, tensor in tensors:
-        fits = name in parameters and parameters[name].shape == tensor.shape
-        if not fits and name.startswith(new):
-            continue
-        parameter = parameters.pop(name)
-        if parameter in matrices:
-            small = Int8.of(tensor.to(device), dtype, places.get(name))
-            for module in matrices[parameter]:
-                del module.weight
-                module.weight = small
-        elif name in kept:
-            parameter.copy_(tensor)
-        else:
-            parameter.data = _copied(tensor, places[name])
+    with _copying(device, sum(place.numel() for place in places.values())) as copy:
+        for name, tensor in tensors:
+            fits = name in parameters and parameters[name].shape == tensor.shape
+            if not fits and name.startswith(new):
+                continue
+            parameter = parameters.pop(name)
+            if parameter in matrices:
+                small = Int8.of(tensor.to(device), dtype, places.get(name))
+                for module in matrices[parameter]:
+                    del module.weight
+                    module.weight = small
+            elif name in kept:
+                parameter.copy_(tensor)
+            else:
+                parameter.data = places[name]
+                copy(tensor, places[name])
     left = [name for name in parameters if name not in kept]
     assert not left, f"left unread: {', '.join(left)}"
     return model
 
 
-def _copied(tensor: Tensor, place: Tensor) -> Tensor:
-    """place, with the numbers of the tensor; a matrix that lies transposed comes in strips that fit a cache."""
-    if tensor.dim() < 2 or tensor.stride(0) != 1 or tensor.shape[0] == 1:
-        return place.copy_(tensor)
+# Begins to copy a tensor to a place of its shape; neither may be touched before the end.
+Copy = Callable[[Tensor, Tensor], None]
+
+
+@contextmanager
+def _copying(device: str | torch.device, numbers: int) -> Iterator[Copy]:
+    """How so many numbers are copied: on a CPU, where they are many, some at once; at the end all are there."""
+    threads = torch.get_num_threads()
+    if torch.device(device).type != "cpu" or threads == 1 or numbers < MANY:
+        yield _copied
+        return
+    under_way: deque[Future[None]] = deque()
+
+    def begin(tensor: Tensor, place: Tensor) -> None:
+        for part, there in _pieces(tensor, place):
+            under_way.append(crew.submit(_copied, part, there))
+            if len(under_way) > 2 * threads:  # tensors may be made on the way, and not all fit at once
+                under_way.popleft().result()
+
+    with sharing_cores(threads) as crew:
+        yield begin
+        for copied in under_way:
+            copied.result()
+
+
+def _pieces(tensor: Tensor, place: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """A large tensor in rows, unless it lies transposed."""
+    if tensor.numel() <= PIECE or not tensor.is_contiguous():
+        return iter([(tensor, place)])
+    rows = max(1, PIECE * len(tensor) // tensor.numel())
+    return zip(tensor.split(rows), place.split(rows), strict=True)
+
+
+@torch.no_grad()
+def _copied(tensor: Tensor, place: Tensor) -> None:
+    """The numbers of the tensor, in this place."""
+    transposed = tensor.dim() == 2 and tensor.stride(0) == 1 and tensor.shape[0] > 1
+    if (
+        not transposed or tensor.dtype == place.dtype
+    ):  # of the same type, the library's own copy goes block by block
+        place.copy_(tensor)
+        return
     for strip, there in zip(tensor.split(STRIP, 1), place.split(STRIP, 1), strict=True):
         there.copy_(strip)
-    return place
 
 
 def _matrices(model: Transformer) -> dict[nn.Parameter, list[nn.Module]]:
@@ -99,17 +143,8 @@ def _places(
         start = -(-end // BOUNDARY) * BOUNDARY
         end = start + shape.numel() * dtype.itemsize
         ends[name] = start, end
-    memory = _stretch(end)
+    memory = torch.empty(end, dtype=torch.uint8)
     return {
         name: memory[start:end].view(wanted[name][1]).view(wanted[name][0])
         for name, (start, end) in ends.items()
     }
-
-
-def _stretch(size: int) -> Tensor:
-    """(size,) bytes, which live as long as some tensor in them."""
-    if not size or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size, dtype=torch.uint8)
-    memory = mmap.mmap(-1, size)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,12 +1,13 @@
 """A safetensors file as it lies on disk, mapped into memory: what was read does not stay there.
 
 Loading copies every tensor to its place in the model. Were the file's own pages kept until the end, twice the weights
-would be in memory; so those of a tensor are let go when the next one is asked for.
+would be in memory; so those of a tensor are let go with the tensor.
 """
 
 from __future__ import annotations
 
 import mmap
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,24 +29,23 @@ class Mapped:
         self._header, self._start = header, start
         with path.open("rb") as file:
             self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        self._last = (0, 0)
 
     def tensor(self, name: str) -> Tensor:
         """The tensor in the file's own memory: read it, and do not write."""
-        self._let_go()
         about = self._header[name]
         dtype, shape = DTYPES[about["dtype"]], about["shape"]
         start, end = (self._start + offset for offset in about["data_offsets"])
-        self._last = start, end
         if start == end:
             return torch.empty(shape, dtype=dtype)
-        raw = torch.frombuffer(self._memory, dtype=torch.uint8, count=end - start, offset=start)
+        stretch = memoryview(self._memory)[start:end]
+        weakref.finalize(stretch, _let_go, self._memory, start, end).atexit = False
+        raw = torch.frombuffer(stretch, dtype=torch.uint8)
         # Old files do not begin every tensor at a multiple of its numbers' size.
         return (raw if start % dtype.itemsize == 0 else raw.clone()).view(dtype).view(shape)
 
-    def _let_go(self) -> None:
-        """Of the last tensor; who still holds it reads it from the file again."""
-        start, end = self._last
+
+def _let_go(memory: mmap.mmap, start: int, end: int) -> None:
+    """Of these bytes; a neighbour on the same page reads it from the file again."""
+    if hasattr(mmap, "MADV_DONTNEED"):
         first = start // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > start and hasattr(mmap, "MADV_DONTNEED"):
-            self._memory.madvise(mmap.MADV_DONTNEED, first, end - first)
+        memory.madvise(mmap.MADV_DONTNEED, first, end - first)

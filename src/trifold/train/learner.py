@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +18,7 @@ from torch import Tensor
 from trifold.nn import Transformer
 from trifold.nn.kernels import drawing_from
 from trifold.nn.stack import recompute_blocks
+from trifold.nn.threads import sharing_cores
 from trifold.recipe import TrainSettings
 from trifold.tasks.task import Batch, Task
 from trifold.train.ema import MovingAverage
@@ -60,7 +59,7 @@ class Learner:
             recompute_blocks(self.model)
         self.weights = FlatWeights(self.model, dtype)
         self._replicas = [self.model, *(self.weights.replica(self.model) for _ in range(workers - 1))]
-        self._pool = _crew(workers) if workers > 1 else None
+        self._pool = sharing_cores(workers) if workers > 1 else None
         self.optimizer = OPTIMIZERS[settings.optimizer](self.weights, settings)
         self.average = None if settings.ema is None else MovingAverage(self.weights.master, settings.ema)
         self.peak = settings.learning_rate or peak_rate(model.config.d_model, settings.warmup)
@@ -149,22 +148,6 @@ class Learner:
         for name, value in live.items():
             value.copy_(moments[name])
         self.weights.publish()
-
-
-def _crew(workers: int) -> ThreadPoolExecutor:
-    """Threads that share this one's cores between them."""
-    threads = torch.get_num_threads()
-    everyone = Barrier(workers)
-
-    def settle(_: int) -> None:
-        torch.get_num_threads()  # a thread takes the number set last when it first asks: not later, then
-        torch.set_num_threads(max(1, threads // workers))
-        everyone.wait()  # so that each of them does this
-
-    crew = ThreadPoolExecutor(workers, "worker")
-    list(crew.map(settle, range(workers)))
-    torch.set_num_threads(threads)
-    return crew
 
 
 def _dropout_seed(seed: int, step: int, micro: int, rank: int = 0) -> int:
