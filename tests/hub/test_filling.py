@@ -11,6 +11,7 @@ import torch
 import trifold
 from trifold.errors import UsageError
 from trifold.hub import load_model, save_model
+from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.int8 import Int8
 
@@ -41,13 +42,14 @@ def test_every_parameter_lies_at_a_line_of_memory_and_is_what_the_file_says(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_threads_fill_a_model_as_one_does(tmp_path: Path, dtype: torch.dtype, monkeypatch: Any) -> None:
-    config = ModelConfig.parse(TINY | {"vocab_size": 301, "positions": "learned", "shape": "decoder"})
-    saved = Transformer(config)
+    sizes = {"vocab_size": 301, "n_positions": 20, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 24}
+    saved = Transformer(FAMILIES["gpt2"].read(sizes))
     saved.family = "gpt2"  # whose matrices lie transposed
     with torch.no_grad():
         for parameter in saved.parameters():
             parameter.normal_(std=0.4)
     save_model(tmp_path, saved)
+    assert "gpt2" in (tmp_path / "config.json").read_text(encoding="utf-8")
     alone, _ = load_model(tmp_path, dtype=dtype)
     threads = torch.get_num_threads()
     monkeypatch.setattr("trifold.hub.filling.MANY", 0)
