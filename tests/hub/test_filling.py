@@ -40,8 +40,11 @@ def test_every_parameter_lies_at_a_line_of_memory_and_is_what_the_file_says(
         assert ours.data_ptr() % 64 == 0 and ours.is_contiguous()
 
 
+@pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_threads_fill_a_model_as_one_does(tmp_path: Path, dtype: torch.dtype, monkeypatch: Any) -> None:
+def test_threads_fill_a_model_as_one_does(
+    tmp_path: Path, dtype: torch.dtype, inference: bool, monkeypatch: Any
+) -> None:
     sizes = {"vocab_size": 301, "n_positions": 20, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 24}
     saved = Transformer(FAMILIES["gpt2"].read(sizes))
     saved.family = "gpt2"  # whose matrices lie transposed
@@ -56,7 +59,8 @@ def test_threads_fill_a_model_as_one_does(tmp_path: Path, dtype: torch.dtype, mo
     monkeypatch.setattr("trifold.hub.filling.PIECE", 100)
     torch.set_num_threads(3)
     try:
-        together, _ = load_model(tmp_path, dtype=dtype)
+        with torch.inference_mode(inference):
+            together, _ = load_model(tmp_path, dtype=dtype)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(threads)

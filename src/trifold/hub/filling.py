@@ -86,10 +86,17 @@ def _copying(device: str | torch.device, numbers: int) -> Iterator[Copy]:
         yield _copied
         return
     under_way: deque[Future[None]] = deque()
+    inference = (
+        torch.is_inference_mode_enabled()
+    )  # which is one thread's own, and what it made no other may fill
+
+    def fill(part: Tensor, there: Tensor) -> None:
+        with torch.inference_mode(inference):
+            _copied(part, there)
 
     def begin(tensor: Tensor, place: Tensor) -> None:
         for part, there in _pieces(tensor, place):
-            under_way.append(crew.submit(_copied, part, there))
+            under_way.append(crew.submit(fill, part, there))
             if len(under_way) > 2 * threads:  # tensors may be made on the way, and not all fit at once
                 under_way.popleft().result()
 
