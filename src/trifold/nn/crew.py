@@ -58,11 +58,12 @@ def work_off(program: Array) -> None:
     """Work off the lines on as many threads as torch has; on this one alone in a child process, which has none of its
     parent's threads, and where there is no team.
     """
-    work = step_loops().work()
-    counts = np.zeros((2, len(program)), np.int64)
-    job = np.array([program.ctypes.data, len(program), counts.ctypes.data])
-    threads, begin = min(torch.get_num_threads(), MOST), team()
-    if begin is None or threads == 1 or os.getpid() != HOME:
+    work, begin = step_loops().work(), team()
+    alone = begin is None or os.getpid() != HOME
+    threads = 1 if alone else min(torch.get_num_threads(), MOST)
+    counts = np.zeros((threads + 1, len(program)), np.int64)
+    job = np.array([program.ctypes.data, len(program), counts.ctypes.data, threads, 0])
+    if begin is None or threads == 1:
         work.ctypes(job.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
     else:
         begin(work.address, job.ctypes.data, threads, 0)

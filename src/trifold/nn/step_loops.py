@@ -59,43 +59,51 @@ def _units(line: Any, units: range) -> None:
 
 
 @piece
-def _follow(program: Array, drawn: Array, done: Array) -> None:
+def _follow(program: Array, drawn: Array, done: Array, me: int, threads: int) -> None:
     """Work off the lines, together with whoever was given the same arrays; returns when all is done.
 
-    program: (n,) of LINE, which nobody changes any more. drawn, done: (n,) int64 zeros, the tasks of each line that
-    were taken and those that are finished. Only tasks that were taken are waited for, never a thread: one that comes
-    late, or has to leave its processor to others, finds less to do.
+    program: (n,) of LINE, which nobody changes any more. drawn: (threads · n,) zeros, the tasks that were taken of each
+    thread's part of each line; done: (n,) zeros, those of a line that are finished. A thread goes through its own part
+    from end to end, as memory likes it, then helps with those of others. Only tasks that were taken are waited for,
+    never a thread: one that comes late, or has to leave its processor to others, finds less to do.
     """
-    complete = 0
-    for number in range(program.shape[0]):
+    count, complete = program.shape[0], 0
+    for number in range(count):
         line = program[number]
-        task = drawn_from(drawn, number)
-        if line.op == PRODUCT and task < line.tasks:  # while others finish what it waits for
-            start = beginning(line, task)
-            approach(start, start + AHEAD)
-        if line.waits:
-            while complete < number:
-                _await(done, complete, program[complete].tasks)
-                complete += 1
-        while task < line.tasks:
-            if line.op == PRODUCT:
-                product(line, task)
-            else:
-                _units(line, range(task * line.portion, min(line.units, (task + 1) * line.portion)))
-            drawn_from(done, number)
-            task = drawn_from(drawn, number)
-    while complete < program.shape[0]:
+        for turn in range(threads):
+            part = (me + turn) % threads
+            first, last = line.tasks * part // threads, line.tasks * (part + 1) // threads
+            task = first + drawn_from(drawn, part * count + number)
+            if line.op == PRODUCT and turn == 0 and task < last:  # while others finish what it waits for
+                start = beginning(line, task)
+                approach(start, start + AHEAD)
+            if line.waits:
+                while complete < number:
+                    _await(done, complete, program[complete].tasks)
+                    complete += 1
+            while task < last:
+                if line.op == PRODUCT:
+                    product(line, task)
+                else:
+                    _units(line, range(task * line.portion, min(line.units, (task + 1) * line.portion)))
+                drawn_from(done, number)
+                task = first + drawn_from(drawn, part * count + number)
+    while complete < count:
         _await(done, complete, program[complete].tasks)
         complete += 1
 
 
 @piece
 def _work(job: Any) -> None:
-    """What each thread does. job: (3,) the address of the lines, how many there are, the address of the counts."""
-    about = carray(job, 3)
-    program = carray(pointer(about[0]), (about[1],), dtype=LINE)
-    counts = carray(pointer(about[2]), (2, about[1]), dtype=np.int64)
-    _follow(program, counts[0], counts[1])
+    """What each thread does. job: (5,) the address of the lines, how many there are, the address of the counts (what
+    each thread has drawn, what is done), how many threads there are at most, and how many have begun.
+    """
+    about = carray(job, 5)
+    count, threads = about[1], about[3]
+    program = carray(pointer(about[0]), (count,), dtype=LINE)
+    drawn = carray(pointer(about[2]), (threads * count,), dtype=np.int64)
+    done = carray(pointer(about[2] + 8 * threads * count), (count,), dtype=np.int64)
+    _follow(program, drawn, done, drawn_from(about, 4), threads)
 
 
 @cache
