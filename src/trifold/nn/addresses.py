@@ -43,18 +43,18 @@ def fetch(typing: Any, address: Any) -> Any:
 
 
 @intrinsic
-def drawn_from(typing: Any, array: Any, index: Any) -> Any:
-    """array[index] as it was; it becomes one more, in one act that threads cannot disturb."""
+def raised(typing: Any, array: Any, index: Any, amount: Any) -> Any:
+    """array[index] as it was; it becomes so much more, in one act that threads cannot disturb."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind, where = signature.args
+        kind, where, number = signature.args
         held = context.make_array(kind)(context, builder, values[0])
         place = context.cast(builder, values[1], where, types.intp)
         pointer = cgutils.get_item_pointer(context, builder, kind, held, [place])
-        one = context.get_constant(types.int64, 1)
-        return builder.atomic_rmw("add", pointer, one, "seq_cst")
+        more = context.cast(builder, values[2], number, types.int64)
+        return builder.atomic_rmw("add", pointer, more, "seq_cst")
 
-    return types.int64(array, index), generate
+    return types.int64(array, index, amount), generate
 
 
 @intrinsic

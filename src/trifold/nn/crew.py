@@ -92,7 +92,8 @@ def run_line(**fields: Tensor | float | None) -> None:
     for name, value in fields.items():
         if value is not None:
             program[name] = value.data_ptr() if isinstance(value, Tensor) else value
-    deal(program)
+    if "units" in fields:  # a product's tasks are known
+        deal(program)
     work_off(program)
 
 

@@ -33,7 +33,7 @@ LINE = np.dtype(
     [(name, np.int64) for name in WHOLE] + [(name, np.float64) for name in ("epsilon", "scale", "cap")]
 )
 
-CHUNK = 65_536  # bytes of a matrix that make a task
+CHUNK = 24_576  # bytes of a matrix that make a task
 AHEAD = 12_288  # bytes that memory is asked for before they are needed
 
 

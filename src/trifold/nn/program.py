@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trifold.nn import line as line_of
@@ -67,6 +68,7 @@ class Program:
         ops = self.lines["op"]
         heads = np.where(ops == ATTENTION, self.lines["kv_heads"], 1)
         self.units_of_a_row = np.where(ops == PRODUCT, 0, heads)
+        self.at_own, self.at_crossing = np.array(self.own), np.array(self.crossing, dtype=np.int64)
         self.rows = 0
         self.seen: list[Tensor | None] = [None] * len(self.written)
 
@@ -226,11 +228,11 @@ class Program:
             deal(self.lines)
         self.x[:rows] = x[:, 0]
         lineage = cache.followed()
-        self.lines["lineage"][self.own] = 0 if lineage is None else lineage.data_ptr()
-        self.lines["lineage_stride"][self.own] = 0 if lineage is None else lineage.shape[1]
-        alive = [self._offsets(bias, rows), self._angles(rotary), self._marks(mask.keys, self.own)]
+        self.lines["lineage"][self.at_own] = 0 if lineage is None else lineage.data_ptr()
+        self.lines["lineage_stride"][self.at_own] = 0 if lineage is None else lineage.shape[1]
+        alive = [self._offsets(bias, rows), self._angles(rotary), self._marks(mask.keys, self.at_own)]
         if memory_mask is not None:
-            alive.append(self._marks(memory_mask.keys, self.crossing))
+            alive.append(self._marks(memory_mask.keys, self.at_crossing))
         for place, (layer, window) in enumerate(zip(cache.layers, self.windows, strict=True)):
             self._own_keys(self.own[place], layer, window, bias)
             if self.crossing:
@@ -281,9 +283,9 @@ class Program:
         if bias is None:
             return None
         wide = bias.float().contiguous()
-        self.lines["offsets"][self.own] = wide.data_ptr()
-        self.lines["offsets_head"][self.own] = wide.stride(1)
-        self.lines["offsets_row"][self.own] = wide.stride(0) if wide.shape[0] == rows > 1 else 0
+        self.lines["offsets"][self.at_own] = wide.data_ptr()
+        self.lines["offsets_head"][self.at_own] = wide.stride(1)
+        self.lines["offsets_row"][self.at_own] = wide.stride(0) if wide.shape[0] == rows > 1 else 0
         return wide
 
     def _angles(self, rotary: Turns | None) -> list[Tensor]:
@@ -293,12 +295,12 @@ class Program:
         turn = rotary.queries
         cos, sin = (wave.float().contiguous() for wave in (turn.cos, turn.sin))
         lines = self.lines
-        lines["cos"][self.own], lines["sin"][self.own] = cos.data_ptr(), sin.data_ptr()
-        lines["turned"][self.own], lines["interleaved"][self.own] = 2 * cos.shape[-1], turn.interleaved
-        lines["turn_stride"][self.own] = cos.shape[-1] if cos.shape[0] > 1 else 0
+        lines["cos"][self.at_own], lines["sin"][self.at_own] = cos.data_ptr(), sin.data_ptr()
+        lines["turned"][self.at_own], lines["interleaved"][self.at_own] = 2 * cos.shape[-1], turn.interleaved
+        lines["turn_stride"][self.at_own] = cos.shape[-1] if cos.shape[0] > 1 else 0
         return [cos, sin]
 
-    def _marks(self, keys: Tensor | None, lines: list[int]) -> Tensor | None:
+    def _marks(self, keys: Tensor | None, lines: NDArray[np.int64]) -> Tensor | None:
         """(B, S) which keys are real."""
         marks = None if keys is None else keys.contiguous()
         self.lines["allowed"][lines] = 0 if marks is None else marks.data_ptr()

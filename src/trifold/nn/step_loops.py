@@ -17,7 +17,7 @@ import numpy as np
 from numba import carray, cfunc, types
 from numpy.typing import NDArray
 
-from trifold.nn.addresses import brains, drawn_from, floats, give_way, piece, pointer, seen
+from trifold.nn.addresses import brains, floats, give_way, piece, pointer, raised, seen
 from trifold.nn.line import AHEAD, ATTENTION, FLOAT, LINE, NORM, PRODUCT, TO_BYTES
 from trifold.nn.step_attention import attention
 from trifold.nn.step_products import approach, beginning, from_bytes, norm, product, to_bytes
@@ -26,17 +26,23 @@ Array: TypeAlias = NDArray[Any]
 
 # Looks at a counter, of a nanosecond or two, before the processor is offered to somebody else.
 PATIENCE = 100_000
+MEANWHILE = 256  # bytes that are asked for between two looks
+MOST_AHEAD = 2**18  # bytes that are asked for while others finish: they have to stay in the second cache
 SOURCES = ("addresses", "line", "loops", "step_attention", "step_loops", "step_products")
 
 
 @piece
-def _await(done: Array, number: int, tasks: int) -> None:
-    """Go on when all tasks of a line are done."""
+def _await(done: Array, number: int, tasks: int, start: int, end: int) -> int:
+    """Go on when all tasks of a line are done; until then, ask for what lies from start to end. Gives the new start."""
     looks = 0
     while seen(done, number) < tasks:
+        if start < end:
+            approach(start, start + MEANWHILE)
+            start += MEANWHILE
         looks += 1
         if looks > PATIENCE:
             give_way()
+    return start
 
 
 @piece
@@ -69,27 +75,34 @@ def _follow(program: Array, drawn: Array, done: Array, me: int, threads: int) ->
     """
     count, complete = program.shape[0], 0
     for number in range(count):
-        line = program[number]
+        line, finished = program[number], 0
         for turn in range(threads):
             part = (me + turn) % threads
             first, last = line.tasks * part // threads, line.tasks * (part + 1) // threads
-            task = first + drawn_from(drawn, part * count + number)
-            if line.op == PRODUCT and turn == 0 and task < last:  # while others finish what it waits for
-                start = beginning(line, task)
+            task = first + raised(drawn, part * count + number, 1)
+            start = end = 0
+            if line.op == PRODUCT and task < last:
+                start, end = (
+                    beginning(line, task),
+                    min(beginning(line, task) + MOST_AHEAD, beginning(line, last)),
+                )
                 approach(start, start + AHEAD)
+                start += AHEAD
             if line.waits:
                 while complete < number:
-                    _await(done, complete, program[complete].tasks)
+                    start = _await(done, complete, program[complete].tasks, start, end)
                     complete += 1
             while task < last:
                 if line.op == PRODUCT:
                     product(line, task)
                 else:
                     _units(line, range(task * line.portion, min(line.units, (task + 1) * line.portion)))
-                drawn_from(done, number)
-                task = first + drawn_from(drawn, part * count + number)
+                finished += 1
+                task = first + raised(drawn, part * count + number, 1)
+        if finished:
+            raised(done, number, finished)
     while complete < count:
-        _await(done, complete, program[complete].tasks)
+        _await(done, complete, program[complete].tasks, 0, 0)
         complete += 1
 
 
@@ -103,7 +116,7 @@ def _work(job: Any) -> None:
     program = carray(pointer(about[0]), (count,), dtype=LINE)
     drawn = carray(pointer(about[2]), (threads * count,), dtype=np.int64)
     done = carray(pointer(about[2] + 8 * threads * count), (count,), dtype=np.int64)
-    _follow(program, drawn, done, drawn_from(about, 4), threads)
+    _follow(program, drawn, done, raised(about, 4, 1), threads)
 
 
 @cache

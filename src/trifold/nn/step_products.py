@@ -31,6 +31,7 @@ from trifold.nn.loops import F, exponential, narrow, part, wide
 
 Array: TypeAlias = NDArray[Any]
 share_of_a_task = piece(outputs_of_a_task)
+STRETCH = 768  # numbers of a row that are asked for and multiplied in turn
 
 
 # --- norm ----------------------------------------------------------------------------------------------
@@ -160,9 +161,12 @@ def _dots(matrix: Array, address: int, x: Array, held: Array) -> None:
         y = x[r]
         for n in range(count // 2 * 2 if r < together else 0, count):
             w, total, ahead = matrix[n], F(0), address + n * width + AHEAD
-            approach(ahead, ahead + width)
-            for j in range(y.shape[0]):
-                total += wide(w[j]) * y[j]
+            for start in range(0, y.shape[0], STRETCH):
+                end = min(y.shape[0], start + STRETCH)
+                approach(ahead + start * matrix.itemsize, ahead + end * matrix.itemsize)
+                v, z = w[start:end], y[start:end]
+                for j in range(v.shape[0]):
+                    total += wide(v[j]) * z[j]
             held[r, n] = total
 
 
@@ -175,7 +179,7 @@ def beginning(line: Any, task: int) -> Any:
 
 @piece
 def product(line: Any, task: int) -> None:
-    """Some outputs of x Wᵀ + b for all rows."""
+    """Some outputs of x Wᵀ + b for all rows. What the task reads first, somebody has asked for."""
     inputs, outputs, rows = line.inputs, line.outputs, line.rows
     share = share_of_a_task(inputs, line.kind)
     first = task * share
@@ -184,7 +188,6 @@ def product(line: Any, task: int) -> None:
     held, count = np.empty((rows, last - first), F), (last - first) * inputs
     # A slice would not be known to lie in one piece; what begins at another address is.
     start = beginning(line, task)
-    approach(start, start + AHEAD)
     if line.kind == FLOAT:
         _dots(floats(start, count).reshape(last - first, inputs), start, x, held)
     elif line.kind == BRAIN:
