@@ -124,6 +124,26 @@ def test_generate_writes_or_says_who_does(trifold, runs, kind):
     assert many.out.count("\n") == 3 and many.out.startswith(one.out)
 
 
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_is_cut_off_where_the_model_ends_is_said_once(trifold, runs, kind):
+    """With a limit that was asked for (the recipe asks for 4) there is nothing to say, but the answer says it."""
+    folder, lines = str(runs[kind]), b"Today sun .\nsnow\n"
+    asked = trifold("generate", folder, "-", "--json", "--min-new-tokens", "4", stdin=lines)
+    outputs = [json.loads(line)["outputs"][0] for line in asked.out.splitlines()]
+    assert {(one["finish_reason"], one["limit"]) for one in outputs} == {("length", "asked")}
+    assert asked.err == ""
+    more = ["--max-new-tokens", "99", "--min-new-tokens", "99"]
+    cut = trifold("generate", folder, "-", "--json", *more, stdin=lines)
+    assert {json.loads(line)["outputs"][0]["limit"] for line in cut.out.splitlines()} == {"positions"}
+    said = "2 of 2 outputs did not end, and were cut off where the model has no more positions (max_positions, 24)\n"
+    assert cut.err == said
+    for way in ([], ["--stream"]):
+        one = trifold("generate", folder, TEXT, *more, *way)
+        assert one.err.startswith(
+            "the output did not end, and was cut off where the model has no more positions"
+        )
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_predict_fills_masks_or_says_what_else(trifold, runs, kind):
     folder, masked = str(runs[kind]), "Today <mask> ."
