@@ -137,6 +137,24 @@ def test_every_token_is_in_one_pair_or_counted_as_left_whatever_the_draw(folder,
     assert pairs.left.single.number == sum(len(document) == 1 for document in texts)
 
 
+@pytest.mark.parametrize("kind", ["follows", "order"])
+@settings(max_examples=25)
+@given(
+    texts=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=14), min_size=1, max_size=5),
+    draw=st.integers(0, 2**64 - 1),
+)
+def test_where_no_pair_is_too_long_only_a_last_sentence_is_left(folder, kind, texts, draw):
+    material, _ = built(folder, kind, [*ALWAYS, *texts], 16, "pieces")
+    rows = material.train
+    pairs = material.task.examples(rows, draw)
+    seen = read_of(pairs, len(rows.ids)).astype(bool)
+    assert pairs.left.cut.number == 0
+    for start, end in zip(rows.bounds, rows.bounds[1:], strict=False):
+        left = ~seen[start:end]
+        assert not (np.diff(left.astype(int)) < 0).any()  # nothing is read behind what is left
+        assert rows.sentences[start:end][left].sum() == left.any()
+
+
 def test_each_fate_of_sentences_is_said_by_its_name(folder):
     _, said = built(folder, "follows", [[4, 4, 4], [7], [30, 30], *ALWAYS], 13, "pieces")
     (name, *_), fates = said, [line.removeprefix("train.txt: ") for line in said[1:]]
