@@ -18,7 +18,9 @@ from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.generate import (
     GenerationConfig,
     Hypothesis,
+    Limit,
     generate_tokens,
+    limit,
     resolve,
     stream_text,
     until_stop,
@@ -199,16 +201,29 @@ class Pipeline(Predicts):
         rows, codec = Ragged.of(self.read(texts)), self.target_tokenizer
         return write(self.model, rows, config, first=first, on_done=on_done, codec=codec, draft=draft)
 
-    def stream(self, text: str, **arguments: Any) -> Iterator[str]:
+    def stream(
+        self, text: str, *, on_end: Callable[[Hypothesis], None] | None = None, **arguments: Any
+    ) -> Iterator[str]:
         """What `generate` gives for one text, in pieces of whole characters as soon as they are known.
 
-        Raises UsageError where several outputs are asked for, or beams, which know their words only at the end.
+        `on_end` hears the whole output when it is done, with the reason why it ended. Raises UsageError where several
+        outputs are asked for, or beams, which know their words only at the end.
         """
         draft, config = self._asked(arguments)
         self._refuse_silent()
         inputs = Inputs(torch.tensor(self.read([text]), device=self.device))
-        for _, said in stream_text(self.model, inputs, config, self.writer, draft=draft):
+
+        def ended(outputs: list[Hypothesis]) -> None:
+            if on_end is not None:
+                on_end(outputs[0])
+
+        for _, said in stream_text(self.model, inputs, config, self.writer, draft=draft, on_end=ended):
             yield said
+
+    def limit(self, text: str, **arguments: Any) -> Limit:
+        """The most tokens that an output for this text may have, and whose word that is; arguments of `generate`."""
+        _, config = self._asked(arguments)
+        return limit(config, self.config, len(self.read([text])[0]))
 
     def read(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text as the model reads it: special tokens around it, a source with its end.

@@ -50,6 +50,18 @@ def test_json_has_every_output_with_its_score_best_first(trifold, run):
         assert {output["finish_reason"] for output in row["outputs"]} <= {"stop", "length"}
 
 
+def test_an_output_that_nobody_limited_says_where_it_was_cut_off(trifold, run):
+    done = trifold("generate", str(run), "one", "--min-new-tokens", "90", "--json")
+    (output,) = json.loads(done.out)["outputs"]
+    assert (output["finish_reason"], output["limit"]) == ("length", "usual")
+    assert done.err == (
+        "the output did not end, and was cut off at the length that is usual where none is asked for: "
+        "max_new_tokens says how far to go\n"
+    )
+    ended = trifold("generate", str(run), "one", "--json")
+    assert (json.loads(ended.out)["outputs"][0]["limit"], ended.err) == (None, "")
+
+
 def test_options_reach_the_search(trifold, run):
     done = trifold("generate", str(run), "one", "--max-new-tokens", "2", "--json")
     assert len(json.loads(done.out)["outputs"][0]["text"].replace(" ", "")) <= 2

@@ -7,10 +7,6 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,53 +16,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.data.caches import BYTES, corpus_of, files_of, opened, settings_of, texts_of
 
 from trifold.batches import Blocks, ShuffledRows, deal
-from trifold.data import DataSettings, Encoder, TokenCache, open_tokens, read_documents, sample_documents
+from trifold.data import DataSettings, Encoder, open_tokens, read_documents, sample_documents
 from trifold.data.parts import documents_of, groups, survey
-from trifold.errors import DataError, SettingsError
+from trifold.errors import DataError
 from trifold.text import TokenizerSettings, make_tokenizer
 
 pytestmark = pytest.mark.slow
-
-
-def encode(texts: Sequence[str]) -> tuple[Any, Any, int]:
-    """Every document as its bytes and a 256 behind them."""
-    raw = [text.encode() for text in texts]
-    ids = [np.append(np.frombuffer(one, np.uint8), np.uint16(256)) for one in raw]
-    lengths = np.array([len(one) for one in ids], np.int64)
-    return np.concatenate(ids), lengths, sum(map(len, raw))
-
-
-BYTES = Encoder(encode, "bytes", 257)
-
-
-def corpus_of(folder: Path, lines: int = 2000, seed: int = 0) -> Path:
-    rng = random.Random(seed)
-    words = [f"wörd{n}" for n in range(99)]
-    texts = [" ".join(rng.choices(words, k=rng.randrange(12))) for _ in range(lines)]
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "corpus.txt"
-    path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8", newline="\n")
-    return path
-
-
-def settings_of(folder: Path, **more: Any) -> DataSettings:
-    return DataSettings(cache=str(folder / "cache"), **more)
-
-
-def texts_of(cache: TokenCache) -> list[str]:
-    return [bytes(cache.document(n)[:-1].astype(np.uint8)).decode() for n in range(len(cache))]
-
-
-def opened(path: Path, folder: Path, **more: Any) -> TokenCache:
-    options = {key: more.pop(key) for key in ("side", "seed", "say", "workers", "part_bytes") if key in more}
-    return open_tokens(str(path), settings_of(folder, **more), BYTES, **({"part_bytes": 20_000} | options))
-
-
-def files_of(cache: TokenCache) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in cache.folder.iterdir()}
-
 
 # --- the cache is the text ------------------------------------------------------------------------------
 
@@ -262,147 +220,6 @@ def test_any_flipped_bit_is_found_on_request(tmp_path: Path, name: str) -> None:
             opened(path, tmp_path).verify()
     place.write_bytes(whole)
     opened(path, tmp_path).verify()
-
-
-# --- bad days -------------------------------------------------------------------------------------------
-
-
-def slow(texts: Sequence[str]) -> tuple[Any, Any, int]:
-    time.sleep(0.02)
-    return encode(texts)
-
-
-SCRIPT = """
-import sys
-from tests.data.test_token_cache import slow, settings_of
-from trifold.data import Encoder, open_tokens
-from pathlib import Path
-cache = open_tokens(
-    sys.argv[1], settings_of(Path(sys.argv[2])), Encoder(slow, "bytes", 257), part_bytes=2000, workers=2,
-    say=lambda line: print(line, flush=True),
-)
-print(len(cache), cache.folder)
-"""
-
-
-def builder(path: Path, folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SCRIPT, str(path), str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-
-
-def test_two_builders_at_once_make_one_cache(tmp_path: Path) -> None:
-    path = corpus_of(tmp_path, 2000)
-    both = [builder(path, tmp_path), builder(path, tmp_path)]
-    said = [process.communicate(timeout=100)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert len({text.splitlines()[-1] for text in said}) == 1
-    assert sum("made in" in text for text in said) == 1
-    assert files_of(opened(path, tmp_path)) == files_of(opened(path, tmp_path / "alone", part_bytes=2000))
-
-
-def test_killed_in_the_middle_and_built_on_it_has_the_same_bytes(tmp_path: Path) -> None:
-    path = corpus_of(tmp_path, 3000)
-    partial = tmp_path / "cache"
-    kept = 0
-    for wanted in (3, 12, 20):  # killed when so many parts are done
-        process = builder(path, tmp_path)
-        while process.poll() is None and len(list(partial.glob(".*.partial/*.json"))) < wanted + 1:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        done = len(list(partial.glob(".*.partial/0*.json")))
-        assert kept <= done
-        kept = done
-    assert kept >= 12
-    damaged = sorted(partial.glob(".*.partial/0*.ids"))[0]
-    damaged.write_bytes(damaged.read_bytes()[:-2] + b"\0\0")  # one of those that were done
-    said: list[str] = []
-    resumed = opened(path, tmp_path, say=said.append, part_bytes=2000)
-    assert f"{kept} of them done before" in said[0]
-    assert files_of(resumed) == files_of(opened(path, tmp_path / "whole", part_bytes=2000))
-    assert list(partial.glob(".*.partial")) == []
-
-
-def test_what_was_begun_with_another_text_is_not_gone_on_with(tmp_path: Path) -> None:
-    path = corpus_of(tmp_path, 3000)
-    process = builder(path, tmp_path)
-    while process.poll() is None and len(list((tmp_path / "cache").glob(".*.partial/0*.json"))) < 3:
-        time.sleep(0.005)
-    process.kill()
-    process.communicate()
-    os.utime(path, ns=(1, 1))
-    said: list[str] = []
-    assert len(opened(path, tmp_path, say=said.append, part_bytes=2000)) > 2000
-    assert "done before" not in said[0]
-
-
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
-    path = corpus_of(tmp_path, 100)
-
-    def meddling(texts: Sequence[str]) -> tuple[Any, Any, int]:
-        path.write_bytes(path.read_bytes() + b"more\n")
-        return encode(texts)
-
-    with pytest.raises(DataError, match=r"corpus\.txt: it changed while it was read"):
-        open_tokens(str(path), settings_of(tmp_path), BYTES._replace(encode=meddling), workers=1)
-
-
-@pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_broken_text_is_refused_by_its_line_in_the_file(tmp_path: Path, kind: str) -> None:
-    rows = [json.dumps({"text": f"row {n}"}) if kind == "jsonl" else f"row {n}" for n in range(500)]
-    raw = [row.encode() for row in rows]
-    raw[432] = b'{"text": "\xff"}' if kind == "jsonl" else b"\xff"
-    path = tmp_path / f"a.{kind}"
-    path.write_bytes(b"\n".join(raw))
-    with pytest.raises(DataError, match=rf"a\.{kind}:433:\d+: byte 0xff"):
-        opened(path, tmp_path, part_bytes=300)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is there on Linux")
-def test_a_full_disk_is_said_and_what_is_done_is_kept(tmp_path: Path) -> None:
-    path = corpus_of(tmp_path, 300)
-    (tmp_path / "cache").mkdir()
-    seen: list[Path] = []
-
-    def filling(texts: Sequence[str]) -> tuple[Any, Any, int]:
-        if len(seen) == 0:  # the third part finds the disk full
-            partial = next((tmp_path / "cache").glob(".*.partial"))
-            (partial / "00002.ids").symlink_to("/dev/full")
-            seen.append(partial)
-        return encode(texts)
-
-    encoder = BYTES._replace(encode=filling)
-    with pytest.raises(
-        DataError, match=r"cache: the cache cannot be written \(No space left.*what is done so far is kept"
-    ):
-        open_tokens(str(path), settings_of(tmp_path), encoder, workers=1, part_bytes=2000)
-    (seen[0] / "00002.ids").unlink()
-    said: list[str] = []
-    cache = open_tokens(str(path), settings_of(tmp_path), BYTES, part_bytes=2000, say=said.append)
-    assert "of them done before" in said[0]
-    cache.verify()
-
-
-@pytest.mark.parametrize(
-    ("source", "more", "message"),
-    [
-        ("hub:books:train", {}, "is no file, and only files are made into a cache"),
-        ("embedded:smoke", {}, "is no file"),
-        ("-", {}, "is no file"),
-        ("{}/corpus.txt", {"holdout": 50}, "give their share, such as 0.001"),
-    ],
-)
-def test_what_a_cache_cannot_serve(tmp_path: Path, source: str, more: dict[str, Any], message: str) -> None:
-    corpus_of(tmp_path, 10)
-    with pytest.raises(SettingsError, match=message):
-        open_tokens(source.format(tmp_path), settings_of(tmp_path, **more), BYTES, side="train")
-
-
-def test_nothing_left_is_no_cache(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("\n\n \n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"a\.txt: no document is left \(3 read\)"):
-        opened(path, tmp_path)
 
 
 # --- learning from it -----------------------------------------------------------------------------------

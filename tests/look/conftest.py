@@ -29,3 +29,15 @@ def pipeline() -> Pipeline:
         d_ff=24,
     )
     return Pipeline(Transformer(config).eval(), reader, writer)
+
+
+@pytest.fixture(params=["decoder", "encoder"])
+def one_stack(request: pytest.FixtureRequest) -> Pipeline:
+    """An untrained model with one stack, which has learnt to do nothing at great length."""
+    torch.manual_seed(3)
+    own = train_tokenizer(["the quick brown fox."], TokenizerSettings(kind="char", min_frequency=1))
+    config = ModelConfig(
+        shape=request.param, heads=("lm",), vocab_size=own.vocab_size, max_positions=64, d_model=16, n_layers=2,
+        n_heads=4, d_ff=24,
+    )  # fmt: skip
+    return Pipeline(Transformer(config).eval(), own, generation={"max_new_tokens": 7})

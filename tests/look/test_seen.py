@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trifold.errors import DataError
+from trifold.errors import DataError, UsageError
 from trifold.look import seen
 from trifold.look.seen import KINDS
 
@@ -77,3 +77,31 @@ def test_looking_changes_nothing(pipeline):
 def test_what_cannot_be_looked_at(pipeline, text, target, said):
     with pytest.raises(DataError, match=said):
         seen(pipeline, text, target)
+
+
+def test_of_one_stack_the_weights_are_those_of_what_it_read(one_stack):
+    """A decoder looks back over its prompt and what it wrote; an encoder at its text."""
+    from trifold.nn import Inputs, capture
+
+    found, ids = seen(one_stack, TEXT), one_stack.read([TEXT])[0]
+    shape = one_stack.config.shape
+    if shape == "decoder":
+        output = one_stack.hypotheses([TEXT])[0][0].tokens
+        assert found.output == one_stack.generate(TEXT) and len(output) == 7
+        assert found.written[-7:] == one_stack.writer.pieces(output)
+        assert found.given[1:] == found.written[:-1] and found.source == []
+        assert np.triu(found.patterns["decoder"], 1).max() == 0
+        ids = [*ids, *output[:-1]]
+    else:
+        assert (found.output, found.given, found.written) == ("", [], [])
+        with pytest.raises(UsageError, match="leave the target out"):
+            seen(one_stack, TEXT, "fox")
+    with torch.no_grad(), capture(one_stack.model, "pattern") as places:
+        one_stack.model(Inputs(torch.tensor([ids])))
+    (weights,) = found.patterns.values()
+    for layer, mine in enumerate(weights):
+        np.testing.assert_array_equal(
+            mine, places[f"{shape}.blocks.{layer}.self_attention.sublayer.pattern"][0]
+        )
+    rows, columns = found.labels(shape)
+    assert weights.shape == (2, 4, len(rows), len(columns))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from trifold.nn import ModelConfig, Transformer
+from trifold.nn import ModelConfig, Transformer, crew
 
 
 @pytest.fixture
@@ -30,3 +30,8 @@ def make_model() -> Callable[..., Transformer]:
         return model
 
     return make
+
+
+@pytest.fixture
+def small_products_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "WORTH", 0)

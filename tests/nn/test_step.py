@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
-import os
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -15,17 +12,12 @@ from torch import Tensor, nn
 from trifold.nn import (
     Cache,
     Inputs,
-    Mask,
     Memory,
     Transformer,
-    bytes_product,
     capture,
     crew,
-    line,
-    query,
     step,
 )
-from trifold.nn.attention import attend
 from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.int8 import Int8
@@ -292,181 +284,3 @@ def test_a_row_that_may_attend_to_nothing_gives_zero(
             found.append(model.decode(Inputs(torch.tensor([[6], [6]])), blind, cache))
     assert bool(found[0].isfinite().all())
     close(*found, 1e-5)
-
-
-# --- products of few rows ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_products_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "WORTH", 0)
-
-
-@pytest.mark.usefixtures("small_products_too")
-@pytest.mark.parametrize("rows", [1, 2, 4, 7, 8])
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_thin_product_is_the_librarys(rows: int, kind: str, threads: int) -> None:
-    x, weight, bias = torch.randn(rows, 1, 200), torch.randn(333, 200), torch.randn(333)
-    matrix = {"fp32": weight, "bf16": weight.bfloat16(), "int8": Int8.of(weight)}[kind]
-    wide = matrix.wide() if isinstance(matrix, Int8) else matrix.float()
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.no_grad():
-            assert crew.thin(x, matrix)
-            found = crew.thin_product(x, matrix, bias)
-    finally:
-        torch.set_num_threads(before)
-    theirs = torch.nn.functional.linear(x.double(), wide.double(), bias.double())
-    assert found.dtype is torch.float32
-    assert torch.allclose(found.double(), theirs, atol=1e-4)
-
-
-def test_several_callers_do_not_disturb_each_other() -> None:
-    weight = torch.randn(400, 300)
-    inputs = [torch.randn(1, 300) for _ in range(4)]
-    found: list[Tensor | None] = [None] * len(inputs)
-
-    def work(number: int) -> None:
-        with torch.no_grad():
-            for _ in range(20):
-                found[number] = crew.thin_product(inputs[number], weight, None)
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    torch.set_num_threads(before)
-    for x, y in zip(inputs, found, strict=True):
-        assert y is not None and torch.allclose(y, x @ weight.T, atol=1e-4)
-
-
-def product_of(x: Tensor, weight: Tensor) -> Tensor:
-    with torch.no_grad():
-        return crew.thin_product(x, weight, None)
-
-
-def test_without_a_team_one_thread_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight = torch.randn(2, 300), torch.randn(400, 300)
-    together = product_of(x, weight)
-    monkeypatch.setattr(crew, "team", lambda: None)
-    assert torch.equal(product_of(x, weight), together)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_process_has_none_of_its_parents_threads_and_waits_for_none() -> None:
-    x, weight = torch.randn(1, 300), torch.randn(400, 300)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        wanted = product_of(x, weight).tolist()  # the team is there now
-        context = multiprocessing.get_context("fork")
-        answers = context.SimpleQueue()
-        child = context.Process(target=lambda: answers.put(product_of(x, weight).tolist()))
-        child.start()
-        child.join(60)
-        assert child.exitcode == 0 and answers.get() == wanted
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
-def test_the_same_numbers_have_the_same_bits_wherever_they_lie(kind: str) -> None:
-    weight = torch.randn(64, 200)
-    rows, results = torch.randn(5, 200), []
-    matrix = {"fp32": weight, "bf16": weight.bfloat16(), "int8": Int8.of(weight)}[kind]
-    room = torch.zeros(20_000)
-    for x_at, out_at in ((0, 1_000), (0, 10_000), (3, 1_004), (320, 0), (333, 1_340)):
-        x, out = room[x_at : x_at + 1_000].view(5, 200), room[out_at : out_at + 320].view(5, 64)
-        out.zero_()
-        x.copy_(rows)
-        crew.run_line(**crew.matrix_fields(matrix), rows=5, x=x, out=out)
-        results.append(out.clone())
-    assert all(torch.equal(result, results[0]) for result in results)
-
-
-@pytest.mark.usefixtures("small_products_too")
-def test_few_rows_of_a_large_matrix_and_no_gradients() -> None:
-    weight = torch.randn(64, 32)
-    with torch.no_grad():
-        assert crew.thin(torch.randn(1, 4, 32), weight)
-        assert not crew.thin(torch.randn(crew.FEW + 1, 32), weight)
-        assert not crew.thin(torch.randn(1, 32), weight.half())
-        assert not crew.thin(torch.randn(1, 32), torch.randn(32, 64).T)
-        assert not crew.thin(torch.randn(0, 32), weight)
-    assert not crew.thin(torch.randn(1, 32), weight)
-
-
-# --- attention of one query ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize(("rows", "sentences", "groups"), [(6, 6, 1), (6, 2, 1), (6, 6, 2)])
-def test_one_query_a_row_is_attended_to_as_any_other(
-    dtype: torch.dtype, window: int | None, rows: int, sentences: int, groups: int
-) -> None:
-    q, keys = torch.randn(rows, 4, 1, 8).to(dtype), 9
-    k, v = (torch.randn(sentences, 12, 4 // groups, 8).to(dtype).transpose(1, 2)[:, :, :keys] for _ in "kv")
-    real = None if window else torch.rand(sentences, keys) < 0.7
-    mask = Mask(real, causal=sentences == rows, offset=keys - 1, window=window)
-    bias = torch.randn(1, 4, 1, keys)
-    with torch.no_grad():
-        assert query.asks_once(q, k, mask, 2**18)
-        ours = query.attend_once(q, k, v, mask, bias, 3.0)
-    wide = [y.double().repeat_interleave(n, d) for y, n, d in ((k, groups, 1), (v, groups, 1))]
-    wide = [y.repeat_interleave(rows // sentences, 0) for y in wide]
-    seen = real if real is None else real.repeat_interleave(rows // sentences, 0)
-    twin = Mask(seen, causal=mask.causal, offset=keys - 1, window=window)
-    theirs = attend(q.double(), *wide, twin, bias=bias.double(), soft_cap=3.0, kernel="plain")
-    assert ours.shape == (rows, 1, 32) and ours.dtype is dtype
-    limit = 1e-5 if dtype is torch.float32 else 2e-2
-    assert torch.allclose(ours.double(), theirs.transpose(1, 2).flatten(2), atol=limit)
-
-
-# --- bytes times bytes ---------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("small_products_too")
-@pytest.mark.parametrize("biased", [True, False])
-def test_bytes_times_bytes_is_the_product_of_what_was_rounded(
-    biased: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bytes_product, "WORTH", 0)
-    x, bias = torch.randn(33, 1, 64).bfloat16(), torch.randn(96).bfloat16() if biased else None
-    x[5] = 0
-    weight = Int8.of(torch.randn(96, 64))
-    with torch.no_grad():
-        assert bytes_product.many(x, weight)
-        ours = bytes_product.bytes_product(x, weight, bias)
-    rounded = Int8.of(x[:, 0].float())
-    small, scales = torch.empty(33, 64, dtype=torch.int8), torch.empty(33)
-    about = {"kind": line.BRAIN, "rows": 33, "units": 33, "inputs": 64}
-    crew.run_line(op=line.TO_BYTES, **about, x=x, out=small, scales=scales)
-    assert torch.allclose(scales, rounded.scales)
-    apart = (small.int() - rounded.values.int()).abs()
-    assert int(apart.max()) <= 1 and float(apart.float().mean()) < 0.05  # a tie may go to either side
-    exact = (small.double() * scales.double()[:, None]) @ weight.wide().double().T
-    exact = exact if bias is None else exact + bias.double()
-    assert ours.shape == (33, 1, 96) and ours.dtype is torch.bfloat16
-    assert torch.allclose(ours[:, 0].double(), exact, rtol=2**-8, atol=1e-3)
-    with torch.no_grad():
-        assert torch.equal(
-            ours[7:29], bytes_product.bytes_product(x[7:29], weight, bias)
-        )  # rows are on their own
-
-
-def test_only_many_rows_in_bf16_are_rounded_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bytes_product, "WORTH", 0)
-    weight, x = Int8.of(torch.randn(96, 64)), torch.randn(33, 1, 64).bfloat16()
-    assert not bytes_product.many(x, weight)  # gradients
-    with torch.no_grad():
-        assert bytes_product.many(x, weight)
-        assert not bytes_product.many(x.float(), weight)
-        assert not bytes_product.many(x[: crew.FEW], weight)
-        assert bytes_product.many(x.view(3, 11, 64), weight)

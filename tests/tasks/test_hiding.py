@@ -120,6 +120,46 @@ def test_the_boundary_objective_is_spanberts(make, rows):
     assert float(term.sum) == pytest.approx(expected, rel=1e-4)
 
 
+def whole_or_not(hidden, starts):
+    """Whether of each word either every token is hidden, or none."""
+    word = np.cumsum(starts)
+    return all(len(set(hidden[word == number].tolist())) == 1 for number in set(word.tolist()))
+
+
+@pytest.mark.parametrize("mask", ["plain", "words", "spans"])
+def test_texts_come_back_their_words_are_hidden_whole_and_their_special_tokens_never(
+    make, rows, tokenizer, mask
+):
+    task, _ = make(MaskedWords, MaskedSettings(mask=mask, rate=0.5), positions=24)
+    examples, parted = task.examples(rows), False
+    assert len(examples.sizes) > 3
+    for draw in range(40):
+        for row in range(len(examples.sizes)):
+            ids, starts, _ = examples[row]
+            found = task.hidden(examples, row, draw=draw)
+            assert found.original.tolist() == [tokenizer.cls_id, *ids, tokenizer.sep_id]
+            hidden = np.zeros(len(found.inputs), np.bool_)
+            hidden[found.places] = True
+            assert not hidden[0] and not hidden[-1]
+            together = whole_or_not(hidden[1:-1], starts)
+            assert together or mask == "plain"
+            parted |= not together
+    assert parted == (mask == "plain")
+
+
+@pytest.mark.parametrize("mask", ["plain", "words", "spans"])
+def test_what_is_hidden_is_a_function_of_draw_and_number_whatever_the_batch(make, rows, mask):
+    task, _ = make(MaskedWords, MaskedSettings(mask=mask, rate=0.4))
+    examples = task.examples(rows)
+    found = []
+    for chosen in ([0, 1, 2], [2, 1], [1]):
+        batch = task.batch(examples, np.array(chosen), draw=9)
+        lengths = examples.lengths[chosen, 0]
+        start = int(lengths[: chosen.index(1)].sum())
+        found.append(batch.inputs.tokens[0, start : start + int(examples.lengths[1, 0])].tolist())
+    assert found[0] == found[1] == found[2]
+
+
 def test_hidden_tokens_teach_the_whole_model(make, rows):
     task, model = make(MaskedWords, MaskedSettings(mask="spans", boundary=1.0, rate=0.4))
     batch = task.batch(task.examples(rows), EVERY)
@@ -205,6 +245,42 @@ def test_half_of_the_pairs_do_not_belong_together(make, rows, tokenizer, kind):
             assert a == first and b in others
         answers.append(answer)
     assert np.mean(answers) == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("kind", ["follows", "order"])
+def test_of_pairs_too_words_are_hidden_whole_and_special_tokens_never(make, rows, tokenizer, kind):
+    task, _ = make(PairsOfTexts, PairsSettings(pairs=kind, mask="words", rate=0.5))
+    examples, special = task.examples(rows), [tokenizer.cls_id, tokenizer.sep_id]
+    # The same token does not always begin a word here; by its text it does.
+    begins = [piece.startswith("▁") for piece in tokenizer.pieces(range(tokenizer.vocab_size))]
+    answers = set()
+    for draw in range(40):
+        batch = task.batch(examples, EVERY, draw=draw)
+        hidden = np.zeros(batch.hidden.inputs.packing.real, np.bool_)
+        places = batch.hidden.places[: batch.tokens]
+        hidden[places] = True
+        original = batch.hidden.inputs.tokens[0].clone()
+        original[places] = batch.hidden.targets[: batch.tokens]
+        ids = original[: len(hidden)].tolist()
+        starts = np.array([begins[token] or token in special for token in ids])
+        punctuation = np.array([tokenizer.pieces([token])[0].strip("▁") in (".", "") for token in ids])
+        assert not hidden[[token in special for token in ids]].any()
+        assert whole_or_not(hidden, starts | punctuation)
+        answers |= set(batch.answers.tolist())
+    assert answers == {0, 1}
+
+
+@pytest.mark.parametrize("kind", ["follows", "order"])
+def test_a_pair_is_a_function_of_draw_and_number_whatever_the_batch(make, rows, kind):
+    task, _ = make(PairsOfTexts, PairsSettings(pairs=kind))
+    examples = task.examples(rows)
+    together = task.batch(examples, EVERY, draw=4)
+    bounds = [*together.firsts.tolist(), together.hidden.inputs.packing.real]
+    for row in EVERY.tolist():
+        alone = task.batch(examples, np.array([row]), draw=4)
+        mine = together.hidden.inputs.tokens[0, bounds[row] : bounds[row + 1]]
+        assert mine.tolist() == alone.hidden.inputs.tokens[0, : len(mine)].tolist()
+        assert int(together.answers[row]) == int(alone.answers[0])
 
 
 @torch.no_grad()

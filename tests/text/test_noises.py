@@ -38,6 +38,18 @@ def test_the_same_generator_gives_the_same(row, seed, kind):
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
 
 
+@given(rows(), seeds, st.dictionaries(st.sampled_from(KINDS), st.sampled_from([0.1, 0.6, 1.0])))
+def test_the_same_generator_gives_the_same_of_all_noises_together(row, seed, rates):
+    first, second = (noised(Row(*row), keyed(seed, 1), rates, MASK) for _ in range(2))
+    assert all((a == b).all() for a, b in zip(first, second, strict=True))
+
+
+@given(rows(), seeds, st.sampled_from(["mask", "delete", "infill"]))
+def test_what_is_not_spoilt_keeps_its_order(row, seed, kind):
+    found = NOISES[kind](Row(*row), keyed(seed, 0), 0.5, MASK)
+    assert (np.diff(found.origin[found.origin >= 0]) > 0).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_examples_differ(kind):
     row = Row(*long_row(100))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -11,6 +12,7 @@ from trifold.cli.streams import note
 from trifold.errors import DataError
 
 if TYPE_CHECKING:
+    from trifold.generate import Hypothesis
     from trifold.pipeline import Pipeline
 
 PORTION = (
@@ -20,11 +22,12 @@ QUIET = 5.0  # seconds between two words on progress
 
 
 class Answer(NamedTuple):
-    """One output for one text."""
+    """One output for one text. limit: who cut it off, where it did not end by itself (see `generate.limits`)."""
 
     text: str
     score: float
     finish_reason: str
+    limit: str | None
 
 
 def opened(
@@ -49,7 +52,7 @@ def answers(
     `asked` are generation settings. Blank texts are counted, and progress said, on standard error. Raises DataError
     with the line of a text that is too long for the model.
     """
-    stream, progress = iter(texts), Progress()
+    stream, progress, cuts = iter(texts), Progress(), Cuts(pipeline)
     read = blank = 0
     while batch := list(islice(stream, portion or PORTION)):
         full = [place for place, ids in enumerate(pipeline.reader.encode(batch)) if ids]
@@ -57,10 +60,38 @@ def answers(
         lengths = zip(full, map(len, pipeline.read(texts)), strict=True)
         _refuse_long(lengths, pipeline.config.max_positions, read)
         found = dict(zip(full, outputs(pipeline, texts, asked, progress, read), strict=True))
+        cuts.count(answer for each in found.values() for answer in each)
         yield from ((text, found.get(place, [])) for place, text in enumerate(batch))
         read, blank = read + len(batch), blank + len(batch) - len(full)
     if blank:
         note(f"{blank:,} of {read:,} lines are blank: their output is blank too")
+    cuts.say()
+
+
+class Cuts:
+    """Counts outputs that were cut off though nobody had asked for that, and says so."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._fates = {
+            "positions": f"where the model has no more positions (max_positions, {pipeline.config.max_positions:,})",
+            "usual": "at the length that is usual where none is asked for: max_new_tokens says how far to go",
+        }
+        self._outputs, self._cut = 0, Counter[str]()
+
+    def count(self, answers: Iterable[Answer]) -> None:
+        """So many more outputs."""
+        for answer in answers:
+            self._outputs += 1
+            if answer.limit in self._fates:
+                self._cut[answer.limit] += 1
+
+    def say(self) -> None:
+        """A line for each way of being cut off that befell any."""
+        for limit, count in self._cut.items():
+            of = f"{count:,} of {self._outputs:,} outputs" if self._outputs > 1 else "the output"
+            note(
+                f"{of} did not end, and {'was' if self._outputs == 1 else 'were'} cut off {self._fates[limit]}"
+            )
 
 
 class Progress:
@@ -94,7 +125,16 @@ def outputs(
         return []
     found = pipeline.hypotheses(texts, first=first, on_done=progress, **asked)
     decoded = iter(pipeline.decode([one.tokens for each in found for one in each], **asked))
-    return [[Answer(next(decoded), one.score, one.finish_reason) for one in each] for each in found]
+    return [
+        [answer_of(pipeline, text, next(decoded), one, asked) for one in each]
+        for text, each in zip(texts, found, strict=True)
+    ]
+
+
+def answer_of(pipeline: Pipeline, text: str, said: str, output: Hypothesis, asked: dict[str, Any]) -> Answer:
+    """An output for a text, with who cut it off."""
+    limit = pipeline.limit(text, **asked).by if output.finish_reason == "length" else None
+    return Answer(said, output.score, output.finish_reason, limit)
 
 
 def _refuse_long(lengths: Iterable[tuple[int, int]], limit: int, before: int) -> None:

@@ -13,6 +13,18 @@ from trifold.errors import UsageError
 if TYPE_CHECKING:
     from trifold.recipe import Recipe
 
+Reads = Literal["pairs", "documents", "parts"]
+
+# Options that only ask something of a model that is measured on pairs of texts, or on documents; how that is called.
+OWN: dict[str, tuple[Reads, str]] = {
+    **dict.fromkeys(
+        ("source", "target", "tokenize", "lowercase", "num_beams", "out"), ("pairs", "translations")
+    ),
+    "documents": ("documents", "raw text"),
+}
+# What a model that belongs to no run is measured on, by its shape.
+BY_SHAPE: dict[str, Reads] = {"decoder": "documents", "encoder-decoder": "pairs"}
+
 EXAMPLES = (
     "trifold eval runs/demo",
     "trifold eval runs/multi30k-en-de --num-beams 5 --tokenize none",
@@ -28,7 +40,7 @@ def run(
         typer.Argument(
             metavar="[DATA]...",
             help="Two files of lines, or one .tsv, .csv or .jsonl; of a model of raw text any number of files; the "
-            "run's own test set unless given.",
+            "run's own test set (or validation set, where it has none) unless given.",
         ),
     ] = None,
     split: Annotated[
@@ -73,17 +85,19 @@ def run(
     perplexity, bits per byte and accuracy; of other tasks what their validation measures.
     """
     recipe = recipe_of(model)
-    translates = recipe.task.kind == "translate" if recipe is not None else not _continues(model)
-    if translates:
-        _refuse("raw text", documents=documents)
+    reads = _reads(model, recipe)
+    columns = {"source": source, "target": target}
+    scoring = {"tokenize": tokenize, "lowercase": lowercase}
+    _refuse_others(reads, columns | scoring | {"num_beams": num_beams, "out": out, "documents": documents})
+    if reads == "pairs":
         from trifold.cli.eval_pairs import evaluate as evaluate_pairs
 
         evaluate_pairs(
             model,
             recipe,
             data or [],
-            split or "test",
-            columns={"source": source, "target": target},
+            split,
+            columns=columns,
             tokenize=tokenize,
             lowercase=lowercase,
             num_beams=num_beams,
@@ -94,15 +108,6 @@ def run(
             out=out,
         )
         return
-    _refuse(
-        "translations",
-        source=source,
-        target=target,
-        tokenize=tokenize,
-        lowercase=lowercase,
-        num_beams=num_beams,
-        out=out,
-    )
     from trifold.cli.eval_text import evaluate as evaluate_text
 
     evaluate_text(
@@ -129,15 +134,31 @@ def recipe_of(model: str) -> Recipe | None:
     return None
 
 
-def _continues(model: str) -> bool:
-    """Whether a model that belongs to no run goes on with a text, instead of answering one."""
+def _reads(model: str, recipe: Recipe | None) -> Reads:
+    """What the task of the run is measured on; of a model that belongs to none, what models of its shape are.
+
+    Raises UsageError where nothing says what a model has learnt.
+    """
+    if recipe is not None:
+        from trifold.tasks.kinds import reads
+
+        return reads(recipe.task)
     from trifold.hub import read_config, resolve
 
-    return read_config(resolve(model)).shape == "decoder"
+    shape = read_config(resolve(model)).shape
+    if shape not in BY_SHAPE:
+        raise UsageError(
+            f"{model}: an {shape} with no recipe.yaml beside it: nothing says what it has learnt; name the run that "
+            "it comes from, or ask it with `trifold predict`"
+        )
+    return BY_SHAPE[shape]
 
 
-def _refuse(what: str, **options: object) -> None:
+def _refuse_others(reads: Reads, options: dict[str, object]) -> None:
     """Raises UsageError for options that would be overlooked."""
     for name, value in options.items():
-        if value is not None:
-            raise UsageError(f"--{name.replace('_', '-')} is for {what}, and this model does another task")
+        owner, called = OWN[name]
+        if value is not None and owner != reads:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for {called}, and this model does another task: leave it out"
+            )

@@ -23,7 +23,7 @@ def evaluate(
     model: str,
     recipe: Recipe | None,
     data: list[str],
-    split: str,
+    split: str | None,
     *,
     columns: Mapping[str, str | None],
     tokenize: str | None,
@@ -91,7 +91,7 @@ def _scoring(recipe: Recipe | None, tokenize: str | None, lowercase: bool | None
 
 
 def _pairs(
-    recipe: Recipe | None, data: list[str], split: str, named: Mapping[str, str | None], model: str
+    recipe: Recipe | None, data: list[str], split: str | None, named: Mapping[str, str | None], model: str
 ) -> Pairs:
     """What to score on: the named data, else a split of the run's own."""
     from trifold.data import DataSettings, read_pairs, read_splits
@@ -102,11 +102,13 @@ def _pairs(
     if data:
         # Every line counts: a blank one that is left out would change the score.
         settings = DataSettings.parse({"blank": "keep", **columns})
-        return read_pairs(data if len(data) == 2 else data[0], settings, split=split)
+        return read_pairs(data if len(data) == 2 else data[0], settings, split=split or "test")
     if recipe is None:
         raise UsageError(
             f"{model}: has no recipe.yaml beside it, so name the data: trifold eval {model} test.en test.de"
         )
+    if split is None:
+        split = "test" if recipe.data.test is not None else "valid"
     if split not in SPLITS:
         raise UsageError(f"--split {split}: there are {' and '.join(SPLITS)}")
     if split == "valid" and recipe.data.holdout:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from trifold.batches import BatchSettings
 from trifold.cli.answers import opened
 from trifold.cli.streams import note, print_json
-from trifold.data import DataSettings
-from trifold.errors import UsageError
+from trifold.data import DataSettings, read_documents
+from trifold.errors import CheckpointError, UsageError
 from trifold.generate import GenerationConfig
 from trifold.hub import resolve
 from trifold.tasks.causal import Causal, CausalSettings
-from trifold.tasks.kinds import build
-from trifold.tasks.task import Asked, Looking
+from trifold.tasks.kinds import TaskSettings, build, measured, reads
+from trifold.tasks.task import Asked, Evaluation, Looking
+from trifold.tasks.text_to_text import TextToTextSettings
+from trifold.tasks.tokenizers import FILE
 from trifold.train.view import score_text
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from trifold.recipe import Recipe
 
 SPLITS = ("test", "valid")
+Measure = Callable[["Pipeline", Looking], Evaluation]
 
 
 def evaluate(
@@ -37,73 +41,122 @@ def evaluate(
     json: bool,
 ) -> None:
     """Measure and print. `recipe` is that of the model's run; one that belongs to none is a language model."""
-    settings = _data(model, recipe, data, split, documents)
+    asked: dict[str, Any] = {} if documents is None else {"documents": documents}
+    # What cannot be measured is refused before the model is loaded.
+    measure = _language(model, data, asked) if recipe is None else _task(model, recipe, data, split, asked)
     pipeline = opened(model, device, dtype)
-    batches = recipe.batch if recipe is not None else BatchSettings()
+    batches, generation = (
+        (recipe.batch, recipe.generate) if recipe is not None else (BatchSettings(), GenerationConfig())
+    )
     if batch_size is not None:
         batches = batches.model_copy(update={"rows": batch_size})
     start = time.perf_counter()
-    looking = Looking(batches, GenerationConfig(), samples=0, seed=1, poll=lambda: None)
-    loss, scores = _measured(model, recipe, settings, pipeline, looking)
+    found = measure(pipeline, Looking(batches, generation, samples=0, seed=1, poll=lambda: None))
     seconds = time.perf_counter() - start
     if json:
-        print_json({"model": model, "seconds": round(seconds, 3), "loss": loss, "scores": scores})
+        told = {"loss": found.loss, "scores": found.scores, "signatures": list(found.signatures)}
+        print_json({"model": model, "seconds": round(seconds, 3), **told})
         return
-    print(f"loss {loss:.4f} nats a token")
-    for name, value in scores.items():
+    print(f"loss {found.loss:.4f} nats a token")
+    for name, value in found.scores.items():
         print(score_text(name, value))
+    for signature in found.signatures:
+        note(signature)
     note(f"{seconds:.1f} s")
 
 
-def _measured(
-    model: str, recipe: Recipe | None, data: DataSettings, pipeline: Pipeline, looking: Looking
-) -> tuple[float, dict[str, float]]:
-    """The validation of the run's task, or, where there is no run, of a language model that reads text as it stands."""
-    if recipe is not None:
-        asked = Asked(
-            data, recipe.tokenizer, pipeline.config, looking.batches, recipe.train.seed, resolve(model), note
+def _task(model: str, recipe: Recipe, data: list[str], split: str | None, asked: dict[str, Any]) -> Measure:
+    """The validation of a run's task."""
+    task, settings = _ON[reads(recipe.task)](model, recipe, data, split, asked)
+    folder = resolve(model)
+    if not (folder / FILE).is_file():
+        raise CheckpointError(f"{folder / FILE}: the tokenizer of the model is missing; nothing can be read")
+
+    def measure(pipeline: Pipeline, looking: Looking) -> Evaluation:
+        seed, config = recipe.train.seed, pipeline.config
+        material = build(
+            task, Asked(settings, recipe.tokenizer, config, looking.batches, seed, folder, _once(note))
         )
-        material = build(recipe.task, asked)
         rows = material.valid
-        found = material.task.evaluate(pipeline.model, rows, material.task.examples(rows), looking)
-        return found.loss, found.scores
-    from trifold.data import read_documents
+        return material.task.evaluate(pipeline.model, rows, material.task.examples(rows), looking)
 
-    assert data.valid is not None
-    text = read_documents(data.valid, data, split="valid")
-    note(str(text.report))
-    # A document begins as the tokenizer's own texts do.
-    reader = pipeline.reader
-    begins = reader.bos_id is not None and reader.rows(["a"])[0].ids[0] == reader.bos_id
-    task = Causal(CausalSettings(begin=begins, end=False), reader, pipeline.config.max_positions)
-    return task.measure(pipeline.model, task.read(text.texts), looking)
+    return measure
 
 
-def _data(
-    model: str, recipe: Recipe | None, data: list[str], split: str | None, documents: str | None
-) -> DataSettings:
-    """Settings whose validation text is what to measure on: the named files, else a split of the run's own."""
-    changes: dict[str, Any] = {} if documents is None else {"documents": documents}
-    if data:
-        changes |= {"train": data, "valid": data, "holdout": 0, "cache": None}
-        if recipe is None:
-            return DataSettings.parse({"documents": "file", **changes})
-        return recipe.data.model_copy(update=changes)
-    if recipe is None:
+def _language(model: str, data: list[str], asked: dict[str, Any]) -> Measure:
+    """That of a language model that belongs to no run and reads text as it stands."""
+    if not data:
         raise UsageError(
             f"{model}: has no recipe.yaml beside it, so name the data: trifold eval {model} text.txt"
         )
-    if recipe.task.kind == "text-to-text":  # each of its parts names its own
-        return recipe.data
+    settings = DataSettings.parse({"documents": "file", **asked, **_only(data)})
+
+    def measure(pipeline: Pipeline, looking: Looking) -> Evaluation:
+        text = read_documents(data, settings, split="valid")
+        note(str(text.report))
+        # A document begins as the tokenizer's own texts do.
+        reader = pipeline.reader
+        begins = reader.bos_id is not None and reader.rows(["a"])[0].ids[0] == reader.bos_id
+        task = Causal(CausalSettings(begin=begins, end=False), reader, pipeline.config.max_positions)
+        loss, scores = task.measure(pipeline.model, task.read(text.texts), looking)
+        return Evaluation(loss, scores, -loss)
+
+    return measure
+
+
+def _once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Each line once: what is measured on is all that there is, and stands in the place of what was learnt from too."""
+    said: set[str] = set()
+
+    def say_new(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            say(line)
+
+    return say_new
+
+
+# --- what is measured on -------------------------------------------------------------------------------------
+
+
+def _documents(
+    model: str, recipe: Recipe, data: list[str], split: str | None, asked: dict[str, Any]
+) -> tuple[TaskSettings, DataSettings]:
+    """The named files, else a split of the run's own."""
+    task = measured(recipe.task)
+    if data:
+        return task, recipe.data.model_copy(update=asked | _only(data))
     if split is None:
         split = "test" if recipe.data.test is not None else "valid"
     if split not in SPLITS:
         raise UsageError(f"--split {split}: there are {' and '.join(SPLITS)}")
     if split == "valid" and recipe.data.holdout:
-        return recipe.data.model_copy(update=changes)
+        return task, recipe.data.model_copy(update=asked)
     where = getattr(recipe.data, split)
     if where is None:
         raise UsageError(f"{model}: its recipe names no {split} data; name it: trifold eval {model} text.txt")
-    return recipe.data.model_copy(
-        update=changes | {"train": where, "valid": where, "holdout": 0, "cache": None}
-    )
+    return task, recipe.data.model_copy(update=asked | _only(where))
+
+
+def _parts(
+    model: str, recipe: Recipe, data: list[str], split: str | None, asked: dict[str, Any]
+) -> tuple[TaskSettings, DataSettings]:
+    """The validation rows of every part."""
+    task = measured(recipe.task)
+    assert isinstance(task, TextToTextSettings)
+    if data or split not in (None, "valid"):
+        said = f"DATA {data[0]}" if data else f"--split {split}"
+        raise UsageError(
+            f"{said}: each part of this model names its own validation rows, and nothing else is measured; leave it "
+            "out, or train with other task.parts.NAME.valid"
+        )
+    parts = {name: part.model_copy(update={"train": part.valid}) for name, part in task.parts.items()}
+    return task.model_copy(update={"parts": parts}), recipe.data
+
+
+_ON: dict[str, Callable[..., tuple[TaskSettings, DataSettings]]] = {"documents": _documents, "parts": _parts}
+
+
+def _only(source: str | list[str]) -> dict[str, Any]:
+    """Nothing is learnt: what is measured on is named twice."""
+    return {"train": source, "valid": source, "holdout": 0, "cache": None}

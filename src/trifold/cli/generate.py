@@ -16,6 +16,8 @@ from trifold.errors import UsageError
 
 if TYPE_CHECKING:
     from trifold.cli.answers import Answer
+    from trifold.generate import Hypothesis
+    from trifold.pipeline import Pipeline
 
 EXAMPLES = (
     'trifold generate runs/demo "I love dogs."',
@@ -111,7 +113,7 @@ def run(
             "--stream writes one TEXT as it comes: give the text in quotes, and leave out --json"
         )
 
-    from trifold.cli.answers import answers, opened, outputs
+    from trifold.cli.answers import Cuts, answers, opened, outputs
     from trifold.data import iter_lines
 
     if text is not None:
@@ -128,15 +130,29 @@ def run(
             return
         assert text is not None
         if stream:
-            for piece in pipeline.stream(text, **asked):
-                print(piece, end="", file=results, flush=True)
-            print(file=results, flush=True)
+            found = _stream(pipeline, text, asked, results)
         else:
             found = outputs(pipeline, [text], asked)[0]
             if json or len(found) != 1:
                 _print(text, found, json, results)
             else:  # alone, it may have as many lines as it likes
                 print(found[0].text, file=results, flush=True)
+        cuts = Cuts(pipeline)
+        cuts.count(found)
+        cuts.say()
+
+
+def _stream(pipeline: Pipeline, text: str, asked: dict[str, Any], results: TextIO) -> list[Answer]:
+    """Print the output while it comes."""
+    from trifold.cli.answers import answer_of
+
+    ended: list[Hypothesis] = []
+    pieces = []
+    for piece in pipeline.stream(text, on_end=ended.append, **asked):
+        pieces.append(piece)
+        print(piece, end="", file=results, flush=True)
+    print(file=results, flush=True)
+    return [answer_of(pipeline, text, "".join(pieces), output, asked) for output in ended]
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -58,7 +58,8 @@ def run(
     if json:
         print_json(_as_json(found, kinds, out))
     else:
-        note(f"{found.text}  →  {found.output}")
+        if found.written:
+            note(f"{found.text}  →  {found.output}")
         print(out)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trifold import disk
 from trifold.data.documents import Document, DocumentReport, Part, kept
 from trifold.data.parts import Corpus, content, documents_of, groups, unchanged
 from trifold.data.settings import DataSettings
@@ -84,7 +84,9 @@ def build(job: Job, folder: Path, say: Callable[[str], None], workers: int | Non
             write_json(folder / MANIFEST, _assembled(job, *found, folder))
         for number in range(len(work)):
             for file in _files(folder, number):
-                file.unlink(missing_ok=True)
+                disk.remove(file)
+        for file in disk.leftovers(folder):
+            disk.remove(file)
     except OSError as error:  # of writing: who reads the files says himself what is wrong with them
         remedy = "free the disk or choose another data.cache; what is done so far is kept"
         reason = error.strerror or error
@@ -100,8 +102,8 @@ def _same_work(folder: Path, job: Job, work: list[list[Part]]) -> None:
     place = folder / "plan.json"
     if place.is_file() and read_json(place) == plan:
         return
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    disk.remove(folder)
+    disk.make_folder(folder)
     write_json(place, plan)
 
 
@@ -144,7 +146,7 @@ def _group(job: Job, parts: list[Part], folder: Path, number: int, stop: threadi
     old = _record(job, folder, number)
     if old and (_digest(ids_file), _digest(lengths_file)) == (old["sha256"], old["lengths_sha256"]):
         return old
-    record_file.unlink(missing_ok=True)
+    disk.remove(record_file)
     report = DocumentReport("")
     mine = (one for one in documents_of(parts, job.settings) if job.chosen(one.text))
     tokens = text_bytes = count = empty = 0
@@ -161,7 +163,7 @@ def _group(job: Job, parts: list[Part], folder: Path, number: int, stop: threadi
             _put(lengths_out, lengths.astype("<u4").tobytes(), digests[1])
             tokens, count, text_bytes = tokens + len(ids), count + len(lengths), text_bytes + size
         for out in (ids_out, lengths_out):
-            _flush(out)
+            disk.flush(out)
     record = {
         "documents": count,
         "tokens": tokens,
@@ -191,13 +193,13 @@ def _assembled(job: Job, records: list[dict[str, Any]], contents: list[str], fol
         for number, record in enumerate(records):
             ids_file, lengths_file, _ = _files(folder, number)
             for piece in _checked(ids_file, record["sha256"]):
-                ids_out.write(piece)
+                disk.put(ids_out, piece)
             for piece in _checked(lengths_file, record["lengths_sha256"]):
                 starts = place + np.cumsum(np.frombuffer(piece, "<u4"), dtype="<i8")
                 _put(starts_out, starts.tobytes(), digest)
                 place = int(starts[-1])
         for out in (ids_out, starts_out):
-            _flush(out)
+            disk.flush(out)
     counted = [record["report"] for record in records]
     report = {key: sum(one[key] for one in counted) for key in counted[0]} | {"files": len(contents)}
     files = zip(job.corpus.files, contents, strict=True)
@@ -260,22 +262,13 @@ def _digest(file: Path) -> str:
 
 
 def _put(out: BinaryIO, piece: bytes, digest: Any) -> None:
-    out.write(piece)
+    disk.put(out, piece)
     digest.update(piece)
-
-
-def _flush(out: BinaryIO) -> None:
-    out.flush()
-    os.fsync(out.fileno())
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Write; the file is there whole, or not at all. Raises OSError."""
-    aside = path.with_suffix(".tmp")
-    with aside.open("wb") as out:
-        out.write((json.dumps(values, indent=1) + "\n").encode("utf-8"))
-        _flush(out)
-    os.replace(aside, path)
+    disk.replace_text(path, json.dumps(values, indent=1) + "\n")
 
 
 def read_json(path: Path) -> Any:

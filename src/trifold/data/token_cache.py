@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +26,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+from trifold import disk
 from trifold.data.documents import DocumentReport, kept
 from trifold.data.files import safe_name
 from trifold.data.lines import expand
@@ -116,7 +115,7 @@ def open_tokens(
     folder = home / f"{safe_name(corpus.report.name)}-{key[:16]}"
     chosen = _chooser(side, float(share), seed)
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(home)
         if found := _opened(folder, key, corpus):
             return found
         with _alone(home / f".{folder.name}.lock", say):
@@ -124,9 +123,9 @@ def open_tokens(
                 return found
             aside = home / f".{folder.name}.partial"
             build(Job(corpus, settings, encoder, chosen, key), aside, say, workers, part_bytes)
-            shutil.rmtree(folder, ignore_errors=True)  # what is there is of files that are no more
-            os.replace(aside, folder)
-            _flush_folder(home)
+            disk.remove(folder)  # what is there is of files that are no more
+            disk.rename(aside, folder)
+            disk.flush_folder(home)
     except OSError as error:
         reason = error.strerror or error
         raise DataError(
@@ -258,12 +257,3 @@ def _digest(numbers: Mapped, start: int, stop: int) -> str:
 
 def _damaged(place: Path, what: str) -> DataError:
     return DataError(f"{place}: {what}; the cache is damaged: remove its folder, and it is made anew")
-
-
-def _flush_folder(folder: Path) -> None:
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from trifold.errors import DataError, UsageError
-from trifold.generate.config import LONGEST, GenerationConfig
+from trifold.generate.config import GenerationConfig
+from trifold.generate.limits import limit
 from trifold.generate.processors import ABSENT, Written
 from trifold.nn import Cache, Inputs, Memory, ModelConfig
 
@@ -71,7 +72,7 @@ class Live:
         if self.memory is not None:
             prompt = Inputs(inputs.tokens.new_full((len(lengths), 1), about.start_id))
             prompt_lengths = torch.ones_like(lengths)
-        self.limits = _limits(config, about, lengths, prompt_lengths)
+        self.limits = _limits(config, about, lengths)
         width = prompt.tokens.shape[1]
         room = width + int(self.limits.max())
         kind = config.cache or _suitable(about, width, room)
@@ -184,24 +185,17 @@ def _suitable(model: ModelConfig, width: int, room: int) -> Kind:
     return "static" if room <= max(SMALL, 2 * width) else "growing"
 
 
-def _limits(config: GenerationConfig, model: ModelConfig, lengths: Tensor, prompt_lengths: Tensor) -> Tensor:
-    """(B,) the most tokens each row may get: what is asked for, and what there are positions for.
-
-    The last token of all is said, but never read.
-    """
-    room = model.max_positions + 1 - prompt_lengths
-    if config.max_length is not None:
-        most = config.max_length - prompt_lengths
-        for row, left in enumerate(most.tolist()):
-            if left < 1:
-                raise DataError(
-                    f"row {row} is a prompt of {config.max_length - left} tokens, and max_length "
-                    f"{config.max_length} counts them too: raise it, or give max_new_tokens instead"
-                )
-        return room.minimum(most)
-    if config.max_new_tokens is not None:
-        return room.clamp(max=config.max_new_tokens)
-    return room.minimum(lengths + LONGEST) if model.encoder_layers else room.clamp(max=LONGEST)
+def _limits(config: GenerationConfig, model: ModelConfig, lengths: Tensor) -> Tensor:
+    """(B,) the most tokens each row may get; lengths (B,) of its source or prompt."""
+    limits = [limit(config, model, length).tokens for length in lengths.tolist()]
+    for row, most in enumerate(limits):
+        if most < 1:
+            assert config.max_length is not None
+            raise DataError(
+                f"row {row} is a prompt of {config.max_length - most} tokens, and max_length "
+                f"{config.max_length} counts them too: raise it, or give max_new_tokens instead"
+            )
+    return lengths.new_tensor(limits)
 
 
 def _checked_lengths(inputs: Inputs, config: ModelConfig) -> Tensor:

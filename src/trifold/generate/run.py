@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -30,6 +30,8 @@ from trifold.generate.search.speculative import Draft, check_draft
 from trifold.generate.streaming import Speaker
 from trifold.generate.words import spelled_out
 from trifold.nn import Inputs
+
+Ended = Callable[[list[Hypothesis]], None]
 
 
 @torch.inference_mode()
@@ -78,8 +80,11 @@ def stream_tokens(
     numbers: Sequence[int] | None = None,
     codec: Codec | None = None,
     draft: Model | None = None,
+    on_end: Ended | None = None,
 ) -> Iterator[tuple[int, int]]:
     """(row, token) as soon as each is known, without end tokens; arguments are those of `generate_tokens`.
+
+    on_end: hears the outputs, one a row, when all are done.
 
     Raises UsageError for a beam search, which knows its words only when it is done, and for several outputs a row.
     """
@@ -94,7 +99,8 @@ def stream_tokens(
     if not len(numbers):
         return
     with at_rest(model):
-        for step in _single(model, inputs, config, numbers, None, codec, draft):
+        steps = _heard(_single(model, inputs, config, numbers, None, codec, draft), on_end)
+        for step in steps:
             for row, token in zip(step.sentences.tolist(), step.tokens.tolist(), strict=True):
                 if token not in ends:
                     yield row, token
@@ -108,15 +114,24 @@ def stream_text(
     *,
     numbers: Sequence[int] | None = None,
     draft: Model | None = None,
+    on_end: Ended | None = None,
 ) -> Iterator[tuple[int, str]]:
     """(row, text) in whole characters as soon as they are known; a stop string and what follows it are left out."""
     speakers = [Speaker(codec, config.stop_strings or ()) for _ in inputs.tokens]
-    for row, token in stream_tokens(model, inputs, config, numbers=numbers, codec=codec, draft=draft):
+    tokens = stream_tokens(model, inputs, config, numbers=numbers, codec=codec, draft=draft, on_end=on_end)
+    for row, token in tokens:
         if said := speakers[row].push(token):
             yield row, said
     for row, speaker in enumerate(speakers):
         if said := speaker.finish():
             yield row, said
+
+
+def _heard(steps: Steps, on_end: Ended | None) -> Iterator[Step]:
+    """The steps of a search, and then its outputs for who wants to hear them."""
+    outputs = yield from steps
+    if on_end is not None:
+        on_end(outputs)
 
 
 def _single(

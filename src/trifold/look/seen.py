@@ -1,15 +1,16 @@
-"""What a model attends to while it reads a text and writes another."""
+"""What a model attends to while it reads a text, and while it writes one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trifold.errors import DataError
+from trifold.errors import DataError, UsageError
 from trifold.nn import Inputs, Transformer, capture
 from trifold.pipeline import Pipeline
 
@@ -30,8 +31,9 @@ _PLACES = {
 class Seen:
     """Attention weights by kind, each (layers, heads, queries, keys) with rows that sum to 1, and the tokens.
 
-    `source` are the pieces read; `given` the pieces the decoder had before it (a start token first) and `written` the
-    ones it then wrote, so that row t of a decoder's pattern is where it looked while it wrote `written[t]`.
+    `source` are the pieces an encoder read; `given` the pieces a decoder had before it (a start token first, or the
+    prompt) and `written` the ones that followed, so that row t of a decoder's pattern is where it looked while it wrote
+    `written[t]`, or read that in its prompt. `output` is what it wrote; what a model has no part for is empty.
     """
 
     text: str
@@ -50,45 +52,83 @@ class Seen:
         }[kind]
 
 
+class Sides(NamedTuple):
+    """Ids that an encoder reads, those that a decoder has before it, and those that follow each of them; the output."""
+
+    source: list[int]
+    given: list[int]
+    written: list[int]
+    output: list[int]
+
+
 def seen(pipeline: Pipeline, text: str, target: str | None = None) -> Seen:
     """Read `text`, and write `target` or, without one, what the model itself makes of it; watch every head meanwhile.
 
-    Raises DataError where the text holds no token, or text or target too many.
+    Raises DataError where the text holds no token, or text or target too many; UsageError for a target of an encoder.
     """
     reader, writer = pipeline.reader, pipeline.writer
-    read = reader.encode([text])[0]
-    if not read:
+    if not reader.encode([text])[0]:
         raise DataError(f"{text!r} has no tokens: there is nothing to look at")
-    source = [*read, reader.required("eos")]
+    sides = _SIDES[pipeline.config.shape](pipeline, text, target)
+    _refuse_long(max(len(sides.source), len(sides.given)), pipeline.config.max_positions)
+    return Seen(
+        text=text,
+        output=writer.decode([sides.output])[0],
+        source=reader.pieces(sides.source),
+        given=writer.pieces(sides.given),
+        written=writer.pieces(sides.written),
+        patterns=patterns(pipeline.model, sides.source, sides.given),
+    )
+
+
+def _answered(pipeline: Pipeline, text: str, target: str | None) -> Sides:
+    output, written = _written(pipeline, text, target)
+    return Sides(pipeline.read([text])[0], [pipeline.config.start_id, *written[:-1]], written, output)
+
+
+def _continued(pipeline: Pipeline, text: str, target: str | None) -> Sides:
+    output, written = _written(pipeline, text, target)
+    whole = [*pipeline.read([text])[0], *written]
+    return Sides([], whole[:-1], whole[1:], output)
+
+
+def _read(pipeline: Pipeline, text: str, target: str | None) -> Sides:
+    if target is not None:
+        raise UsageError("an encoder writes no text: leave the target out")
+    return Sides(pipeline.read([text])[0], [], [], [])
+
+
+_SIDES: dict[str, Callable[[Pipeline, str, str | None], Sides]] = {
+    "encoder-decoder": _answered,
+    "decoder": _continued,
+    "encoder": _read,
+}
+
+
+def _written(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[int], list[int]]:
+    """The output, and the same with its end where it has one."""
     if target is None:
         best = pipeline.hypotheses([text])[0][0]
         ids, ended = best.tokens, best.finish_reason == "stop"
     else:
-        ids, ended = writer.encode([target])[0], True
-    written = [*ids, writer.required("eos")] if ended else ids
-    given = [pipeline.config.start_id, *written[:-1]]
-    _refuse_long(max(len(source), len(given)), pipeline.config.max_positions)
-    return Seen(
-        text=text,
-        output=writer.decode([ids])[0],
-        source=reader.pieces(source),
-        given=writer.pieces(given),
-        written=writer.pieces(written),
-        patterns=patterns(pipeline.model, source, given),
-    )
+        ids, ended = pipeline.writer.encode([target])[0], True
+    return ids, [*ids, pipeline.writer.required("eos")] if ended else ids
 
 
 @torch.no_grad()
 def patterns(
     model: Transformer, source: Sequence[int], given: Sequence[int]
 ) -> dict[str, NDArray[np.float32]]:
-    """Weights of every layer and head for one sentence: kind -> (layers, heads, queries, keys) float32."""
+    """Weights of every layer and head for one sentence: kind -> (layers, heads, queries, keys) float32.
+
+    source: what an encoder reads; given: what a decoder has before it; empty for a model without that part.
+    """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     try:
         with capture(model, "pattern") as places:
-            model(*(Inputs(torch.tensor([ids], device=device)) for ids in (source, given)))
+            model(*(Inputs(torch.tensor([ids], device=device)) for ids in (source, given) if ids))
     finally:
         model.train(was_training)
     found = {kind: [*_layers(places, name)] for kind, name in _PLACES.items()}

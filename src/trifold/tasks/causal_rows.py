@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from trifold.batches.blocks import Starts
 from trifold.data import DocumentSplits, Side, TokenCache, read_document_splits, read_documents
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
@@ -14,6 +15,8 @@ from trifold.tasks.streams import cached, in_memory, sample
 from trifold.tasks.task import Asked, Material
 from trifold.tasks.tokenizers import tokenizer_of
 from trifold.text import Tokenizer
+
+_BUNCH = 1 << 20
 
 
 def causal(settings: CausalSettings, asked: Asked) -> Material:
@@ -31,6 +34,11 @@ def causal(settings: CausalSettings, asked: Asked) -> Material:
         task, train, valid, name = _from_memory(settings, asked)
     if not (valid.tokens.lengths > 1).any():
         raise DataError(f"{name}: no validation document has two tokens: nothing is asked for")
+    long = sum(len(ids) + settings.begin > task.width for ids in task.tokenizer.encode(settings.prompts))
+    if long:
+        asked.say(
+            f"task.prompts: {long:,} have more than {task.width:,} tokens: their beginnings are continued"
+        )
     config = with_tokens_of(asked.model, task.tokenizer)
     anew = asked.data.cut == "windows"
     return Material(task, config, train, valid, f"{task.tokenizer.vocab_size:,}", lambda epoch: anew)
@@ -42,7 +50,11 @@ def _from_memory(settings: CausalSettings, asked: Asked) -> tuple[Causal, Corpus
     assert splits.valid is not None
     task = _task(settings, asked, lambda: splits.train.texts)
     train, valid = task.read(splits.train.texts), task.read(splits.valid.texts)
-    _report(task, train, splits.train.report.name, asked)
+    name = splits.train.report.name
+    if empty := int(np.count_nonzero(train.tokens.lengths == 0)):
+        asked.say(f"{name}: {empty:,} documents without a token: left out")
+    for fate in (*_cut(task, train), *_never_asked(task, train.tokens.starts)):
+        asked.say(f"{name}: {fate}")
     return task, train, valid, splits.valid.report.name
 
 
@@ -59,6 +71,8 @@ def _from_disk(settings: CausalSettings, asked: Asked) -> tuple[Causal, TokenCac
     task = _task(settings, asked, lambda: sample(asked, side))
     key = f"causal begin={settings.begin} end={settings.end}"
     train = cached(asked, data.train, task.tokenizer, key, task.read, side)
+    for fate in _never_asked(task, train.starts):
+        asked.say(f"{train.report.name}: {fate}")
     if data.valid is not None:
         documents = read_documents(data.valid, data.model_copy(update={"cache": None}), split="valid")
         asked.say(str(documents.report))
@@ -106,8 +120,8 @@ def with_tokens_of(config: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     )
 
 
-def _report(task: Causal, corpus: Corpus, name: str, asked: Asked) -> None:
-    """How documents are cut, and what of them is never asked for."""
+def _cut(task: Causal, corpus: Corpus) -> Iterator[str]:
+    """What becomes of documents that are longer than the model reads at once."""
     lengths = corpus.tokens.lengths
     long = lengths - 1 > task.width
     if long.any():
@@ -116,13 +130,23 @@ def _report(task: Causal, corpus: Corpus, name: str, asked: Asked) -> None:
             "windows": f"cut into pieces of {task.width:,}, at other places each epoch",
             "drop": f"left out, with {int(lengths[long].sum()):,} tokens",
         }[task.cut]
-        asked.say(
-            f"{name}: {int(long.sum()):,} of {len(lengths):,} documents are longer than {task.width:,} tokens: {fate}"
-        )
-    if not task.settings.begin:
-        asked.say(
-            f"{name}: the first token of each of {len(lengths):,} documents is read and never asked for "
+        yield f"{int(long.sum()):,} of {len(lengths):,} documents are longer than {task.width:,} tokens: {fate}"
+
+
+def _never_asked(task: Causal, starts: Starts) -> Iterator[str]:
+    """What of documents that begin there is asked of nobody, however they are cut."""
+    begin, end = task.settings.begin, task.settings.end
+    if not begin:
+        yield (
+            f"the first token of each of {len(starts) - 1:,} documents is read and never asked for "
             "(task.begin=true asks for it)"
         )
-    if short := int(np.count_nonzero(lengths < 2)):
-        asked.say(f"{name}: {short:,} documents of a single token: nothing is asked for there")
+    # With a token before it and one behind it every document has two: no starts need be read from the disk for that.
+    if short := 0 if begin and end else _short(starts):
+        yield f"{short:,} documents of a single token: nothing is asked for there"
+
+
+def _short(starts: Starts) -> int:
+    """Documents of one token, counted a bunch at a time: starts may be more than memory holds."""
+    bunches = (starts[first : first + _BUNCH + 1] for first in range(0, len(starts) - 1, _BUNCH))
+    return sum(int(np.count_nonzero(np.diff(bunch) == 1)) for bunch in bunches)

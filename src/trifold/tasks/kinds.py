@@ -1,9 +1,9 @@
-"""The kinds of tasks: the settings that choose among them by `kind`, and what builds each."""
+"""The kinds of tasks: the settings that choose among them by `kind`, and what is known of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from trifold.tasks.causal import CausalSettings
 from trifold.tasks.causal_rows import causal
@@ -36,21 +36,45 @@ TaskSettings: TypeAlias = (
 )
 USUAL = "translate"
 
-# From a kind's settings and the rest of the recipe to all that is learnt from.
-KINDS: dict[str, Callable[[Any, Asked], Material]] = {
-    "translate": translation,
-    "causal": causal,
-    "masked": masked,
-    "permutation": permutation,
-    "pairs": pairs,
-    "denoise": denoise,
-    "spans": spans,
-    "text-to-text": text_to_text,
-    "distill": distillation,
+# Pairs of texts, raw text, or the rows of parts that each name their own.
+Reads = Literal["pairs", "documents", "parts"]
+
+
+class Kind(NamedTuple):
+    """What is known of a kind of task.
+
+    build: from its settings and the rest of the recipe to all that is learnt from. reads: what it learns from and is
+    measured on. cached: whether it reads text from the disk as it needs it, where a recipe says data.cache. measured:
+    the settings of the task whose validation is its own.
+    """
+
+    build: Callable[[Any, Asked], Material]
+    reads: Reads = "documents"
+    cached: bool = False
+    measured: Callable[[Any], TaskSettings] = lambda settings: settings
+
+
+KINDS: dict[str, Kind] = {
+    "translate": Kind(translation, reads="pairs"),
+    "causal": Kind(causal, cached=True),
+    "masked": Kind(masked),
+    "permutation": Kind(permutation),
+    "pairs": Kind(pairs),
+    "denoise": Kind(denoise),
+    "spans": Kind(spans),
+    "text-to-text": Kind(text_to_text, reads="parts"),
+    "distill": Kind(distillation, measured=lambda settings: settings.of),  # the student, by itself
 }
 
-# Those that read text from the disk as they need it, where a recipe says data.cache.
-CACHED = {"causal"}
+
+def measured(settings: TaskSettings) -> TaskSettings:
+    """The task whose validation is that of these settings: of one that wraps another, the one inside."""
+    return KINDS[settings.kind].measured(settings)
+
+
+def reads(settings: TaskSettings) -> Reads:
+    """What a model that has learnt by these settings is measured on."""
+    return KINDS[measured(settings).kind].reads
 
 
 def build(settings: TaskSettings, asked: Asked) -> Material:
@@ -58,6 +82,7 @@ def build(settings: TaskSettings, asked: Asked) -> Material:
 
     Raises SettingsError or DataError before anything is learnt.
     """
-    if settings.kind not in CACHED:
+    kind = KINDS[settings.kind]
+    if not kind.cached:
         refuse_cache(asked, settings.kind)
-    return KINDS[settings.kind](settings, asked)
+    return kind.build(settings, asked)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -52,6 +52,21 @@ class PairsSettings(HidingSettings):
     )
 
 
+class Count(NamedTuple):
+    """So many documents, sentences or pairs, and so many tokens of theirs in all."""
+
+    number: int
+    tokens: int
+
+
+class Left(NamedTuple):
+    """What of the documents is in no pair: the tokens of all three and those of the pairs are all there are."""
+
+    single: Count  # documents of one sentence
+    last: Count  # sentences at the end of a document, with none behind them to make a pair with
+    cut: Count  # pairs too long for the model, and what they lose
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Examples: document, and the tokens [start, middle) and [middle, end) of the two texts. `around` more in each."""
@@ -60,6 +75,7 @@ class Pairs:
     of: Ids
     bounds: Ids  # (N, 3)
     around: int
+    left: Left
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -128,29 +144,29 @@ class PairsOfTexts:
         """
         found = [(number, *cut) for number in range(len(rows)) for cut in self._cuts(rows, number, draw or 0)]
         table = np.array(found, dtype=np.int64).reshape(-1, 4)
-        if len(np.unique(table[:, 0])) < 2:
+        of, whole = table[:, 0], table[:, 1:]
+        if len(np.unique(of)) < 2:
             raise DataError(
                 "pairs need documents of two sentences or more, and two of them; say with data.documents=blank that "
                 "blank lines stand between documents, or take another text"
             )
-        return Pairs(rows, table[:, 0], table[:, 1:], self.around.size)
+        bounds = np.array([self._fitting(*pair) for pair in whole.tolist()], dtype=np.int64)
+        return Pairs(rows, of, bounds, self.around.size, _left(rows, of, whole, bounds))
 
     def _cuts(self, rows: Marked, number: int, draw: int) -> list[tuple[int, int, int]]:
-        """Start, middle and end of the pairs of one document; a sentence too long for a pair is cut."""
+        """Start, middle and end of the pairs of one document, however long they are."""
         start, end = int(rows.bounds[number]), int(rows.bounds[number + 1])
         heads = np.append(start + np.flatnonzero(rows.sentences[start:end]), end)
         rng = keyed(draw, number)
         cuts, at = [], 0
         while at < len(heads) - 1:
             target = int(rng.integers(2, self.room + 1)) if rng.random() < self.settings.short else self.room
-            last = max(int(np.searchsorted(heads, heads[at] + target, side="right")) - 1, at + 1)
-            if (
-                last == at + 1
-            ):  # a text of one sentence is no pair: the next one belongs to it, as far as it fits
-                last = min(at + 2, len(heads) - 1)
-            if last >= at + 2:
+            last = int(np.searchsorted(heads, heads[at] + target, side="right")) - 1
+            # A text of one sentence is no pair: the next one belongs to it, as far as it fits.
+            last = min(max(last, at + 2), len(heads) - 1)
+            if last >= at + 2:  # else a last sentence, of which there is nothing to tell
                 middle = int(heads[rng.integers(at + 1, last)])
-                cuts.append(self._fitting(int(heads[at]), middle, int(heads[last])))
+                cuts.append((int(heads[at]), middle, int(heads[last])))
             at = last
         return cuts
 
@@ -245,6 +261,18 @@ class PairsOfTexts:
         """Write the tokenizer."""
         folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(folder)
+
+
+def _left(rows: Marked, of: Ids, whole: Ids, bounds: Ids) -> Left:
+    """whole, bounds (N, 3): the pairs of documents `of` before and after they were cut to the model's width."""
+    used = np.bincount(of, weights=whole[:, 2] - whole[:, 0], minlength=len(rows)).astype(np.int64)
+    rest, paired = rows.lengths - used, used > 0
+    lost = (whole[:, 2] - whole[:, 0]) - (bounds[:, 2] - bounds[:, 0])
+    return Left(*(_count(each) for each in (rest[~paired], rest[paired], lost)))
+
+
+def _count(tokens: Ids) -> Count:
+    return Count(int(np.count_nonzero(tokens)), int(tokens.sum()))
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
 
+from trifold.data import Documents
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
 from trifold.tasks.causal_rows import documents_of, with_tokens_of
@@ -24,13 +25,15 @@ from trifold.text.marks import Marked, mark
 AnyTask = TypeVar("AnyTask", MaskedWords, Permutation, PairsOfTexts, Rewriting)
 # Given the tokenizer and the model's config with what that decides.
 Make = Callable[[Tokenizer, ModelConfig], AnyTask]
+# What becomes of documents that the task does not read as they are: a line for each fate that befalls any.
+Fates = Callable[[AnyTask, Marked], Iterator[str]]
 
 
 def masked(settings: MaskedSettings, asked: Asked) -> Material:
     """Masked words. Raises SettingsError or DataError."""
     asked.refuse_other_shapes(settings.kind, "encoder")
     return _material(
-        asked, lambda own, config: MaskedWords(settings, own, config, asked.width, asked.data.cut)
+        asked, lambda own, config: MaskedWords(settings, own, config, asked.width, asked.data.cut), _cut
     )
 
 
@@ -38,16 +41,18 @@ def permutation(settings: PermutationSettings, asked: Asked) -> Material:
     """Tokens in any order. Raises SettingsError or DataError."""
     asked.refuse_other_shapes(settings.kind, "encoder")
     return _material(
-        asked, lambda own, config: Permutation(settings, own, config, asked.width, asked.data.cut)
+        asked, lambda own, config: Permutation(settings, own, config, asked.width, asked.data.cut), _cut
     )
 
 
 def pairs(settings: PairsSettings, asked: Asked) -> Material:
     """Masked words and pairs of texts. Raises SettingsError or DataError."""
     asked.refuse_other_shapes(settings.kind, "encoder")
-    return _material(
-        asked, lambda own, config: PairsOfTexts(settings, own, config, asked.width), anew=True, whole=False
-    )
+
+    def make(own: Tokenizer, config: ModelConfig) -> PairsOfTexts:
+        return PairsOfTexts(settings, own, config, asked.width)
+
+    return _material(asked, make, _paired, anew=True)
 
 
 def denoise(settings: DenoiseSettings, asked: Asked) -> Material:
@@ -58,7 +63,7 @@ def denoise(settings: DenoiseSettings, asked: Asked) -> Material:
         spoil = noise(settings, own, asked.width)
         return Rewriting(settings, own, spoil, asked.width, asked.data.cut, start_id=config.start_id)
 
-    return _material(asked, make, ends=True)
+    return _material(asked, make, _cut, ends=True)
 
 
 def spans(settings: SpansSettings, asked: Asked) -> Material:
@@ -69,14 +74,14 @@ def spans(settings: SpansSettings, asked: Asked) -> Material:
         spoil = taken_out(settings, own, asked.width)
         return Rewriting(settings, own, spoil, asked.width, asked.data.cut, start_id=config.start_id)
 
-    return _material(asked, make, ends=True)
+    return _material(asked, make, _cut, ends=True)
 
 
 def _material(
-    asked: Asked, make: Make[AnyTask], *, ends: bool = False, anew: bool = False, whole: bool = True
+    asked: Asked, make: Make[AnyTask], fates: Fates[AnyTask], *, ends: bool = False, anew: bool = False
 ) -> Material:
-    """ends: texts end with </s> for who reads the tokenizer. anew: examples are cut anew each epoch. whole: a document
-    that is too long is cut by `data.cut`.
+    """ends: texts end with </s> for who reads the tokenizer. anew: examples are cut anew each epoch, whatever
+    `data.cut` says.
     """
     if asked.data.cache is not None:
         raise SettingsError(
@@ -88,12 +93,17 @@ def _material(
     tokenizer = tokenizer_of(asked, lambda: texts, lambda own: own.save(asked.folder, append_eos=ends))
     config = with_tokens_of(asked.model, tokenizer)
     task = make(tokenizer, config)
-    train = _marked(tokenizer, texts, splits.train.report.name, asked)
-    valid = _marked(tokenizer, splits.valid.texts, splits.valid.report.name, asked)
-    if whole:
-        _report(train, task.room, splits.train.report.name, asked)
-    cuts_anew = anew or (whole and asked.data.cut == "windows")
-    return Material(task, config, train, valid, f"{tokenizer.vocab_size:,}", lambda epoch: cuts_anew)
+
+    def read(documents: Documents) -> Marked:
+        name = documents.report.name
+        marked = _marked(tokenizer, documents.texts, name, asked)
+        for fate in fates(task, marked):
+            asked.say(f"{name}: {fate}")
+        return marked
+
+    train, valid = read(splits.train), read(splits.valid)
+    anew = anew or asked.data.cut == "windows"
+    return Material(task, config, train, valid, f"{tokenizer.vocab_size:,}", lambda epoch: anew)
 
 
 def _marked(tokenizer: Tokenizer, texts: list[str], name: str, asked: Asked) -> Marked:
@@ -106,14 +116,36 @@ def _marked(tokenizer: Tokenizer, texts: list[str], name: str, asked: Asked) -> 
     return found
 
 
-def _report(documents: Marked, room: int, name: str, asked: Asked) -> None:
-    long = documents.lengths > room
+def _cut(task: MaskedWords | Permutation | Rewriting, documents: Marked) -> Iterator[str]:
+    """Of documents that are longer than the model reads at once."""
+    long = documents.lengths > task.room
     if long.any():
         fate = {
-            "pieces": f"cut into pieces of {room:,}",
-            "windows": f"cut into pieces of {room:,}, at other places each epoch",
+            "pieces": f"cut into pieces of {task.room:,}",
+            "windows": f"cut into pieces of {task.room:,}, at other places each epoch",
             "drop": f"left out, with {int(np.sum(documents.lengths[long])):,} tokens",
-        }[asked.data.cut]
-        asked.say(
-            f"{name}: {int(long.sum()):,} of {len(documents):,} documents have more than {room:,} tokens: {fate}"
+        }[task.cut]
+        yield f"{int(long.sum()):,} of {len(documents):,} documents have more than {task.room:,} tokens: {fate}"
+
+
+def _paired(task: PairsOfTexts, documents: Marked) -> Iterator[str]:
+    """Of what is in no pair; which that is, is drawn anew each epoch, and these are the numbers of one."""
+    pairs = task.examples(documents)
+    single, last, cut = pairs.left
+    if single.number:
+        yield f"{single.number:,} documents of a single sentence: left out, with {single.tokens:,} tokens"
+    if last.number:
+        yield (
+            f"{last.number:,} last sentences without another to make a pair with (about as many each epoch): "
+            f"left out, with {last.tokens:,} tokens"
+        )
+    if cut.number:
+        yield (
+            f"{cut.number:,} of {len(pairs.of):,} pairs have more than {task.room:,} tokens (about as many each "
+            f"epoch): cut, {cut.tokens:,} tokens are lost"
+        )
+    if task.settings.pairs == "follows":
+        yield (
+            "half of the pairs, drawn anew each epoch, read a second text of another document in the place of "
+            "theirs, as far as it fits"
         )

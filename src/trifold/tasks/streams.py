@@ -77,6 +77,8 @@ def cached(
     encoder = Encoder(encode, f"{key} {tokenizer.reading}", tokenizer.vocab_size)
     cache = open_tokens(source, asked.data, encoder, side=side, seed=asked.seed, say=asked.say)
     asked.say(f"{cache.report}, {len(cache.ids):,} tokens in {cache.folder}")
+    if cache.empty:
+        asked.say(f"{cache.report.name}: {cache.empty:,} documents without a token: left out")
     return cache
 
 

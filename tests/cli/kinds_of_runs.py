@@ -1,0 +1,113 @@
+"""A tiny recipe for every kind of task, and the runs that come of them; each is trained once, when it is asked for."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.command_line import ask
+
+SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_positions": 24, "dropout": 0.0}
+ENCODER = SIZES | {
+    "shape": "encoder", "positions": "learned", "scale_embeddings": False, "embedding_norm": True,
+    "attention_bias": True, "n_token_types": 2, "activation": "gelu", "norm_epsilon": 1e-12,
+    "heads": ["lm"], "lm_head_transform": "gelu", "lm_head_bias": True,
+}  # fmt: skip
+DECODER = SIZES | {"preset": "gpt2", "attention_dropout": 0.0}
+ASKER = SIZES | {
+    "shape": "encoder", "positions": "relative-sinusoidal", "query_stream": True, "segment_offsets": True,
+    "scale_embeddings": False, "heads": ["lm"], "lm_head_bias": True,
+}  # fmt: skip
+PRETRAINED = ENCODER | {"heads": ["lm", "pooler", "next-sentence"]}
+READS = {"kind": "word", "vocab_size": 60, "special": ["cls", "sep", "mask"]}
+WRITES = {"kind": "word", "vocab_size": 60, "special": ["mask"], "sentinels": 8}
+TRAIN = {
+    "schedule": "constant", "learning_rate": 0.005, "warmup": 2, "precision": "float32", "device": "cpu",
+    "steps": 4, "validate_every": 4, "save_every": 4, "samples": 1,
+}  # fmt: skip
+PARTS = {
+    "copy": {"train": "{here}/copy.tsv", "valid": "{here}/copy.tsv", "input": "copy: {source}"},
+    "like": {
+        "train": "{here}/like.tsv", "valid": "{here}/like.tsv", "input": "like: {one} and {two}", "target": "score",
+        "number": 0.2, "score": "pearson",
+    },
+}  # fmt: skip
+
+# Task, tokenizer, model. `{here}` is the folder of the texts, and of the runs.
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "translate": ({}, {"kind": "word", "vocab_size": 60}, SIZES),
+    "causal": ({"kind": "causal"}, READS, DECODER),
+    "masked": ({"kind": "masked"}, READS, ENCODER),
+    "permutation": ({"kind": "permutation", "share": 3}, READS, ASKER),
+    "pairs": ({"kind": "pairs"}, READS, PRETRAINED),
+    "order": ({"kind": "pairs", "pairs": "order"}, READS, PRETRAINED),
+    "denoise": ({"kind": "denoise", "written": 2}, WRITES, SIZES),
+    "spans": ({"kind": "spans", "written": 2, "rate": 0.3}, WRITES, SIZES),
+    "text-to-text": ({"kind": "text-to-text", "parts": PARTS}, {"kind": "word", "vocab_size": 60}, SIZES),
+    "distill": (
+        {"kind": "distill", "of": {"kind": "causal"}, "teacher": "{here}/causal", "start": "spread"},
+        READS, DECODER | {"n_layers": 1},
+    ),
+    "distill-masked": (
+        {"kind": "distill", "of": {"kind": "masked"}, "teacher": "{here}/masked", "start": "spread"},
+        READS, ENCODER | {"n_layers": 1},
+    ),
+}  # fmt: skip
+
+
+def write_texts(here: Path) -> None:
+    """Sixty documents of a few sentences, sixty pairs, and two tables."""
+    draw = random.Random(5)
+
+    def document() -> str:
+        weather = draw.choice(["sun", "rain", "snow", "hail", "fog"])
+        return " ".join(
+            f"Today {' '.join([weather] * draw.randint(2, 6))} ." for _ in range(draw.randint(2, 6))
+        )
+
+    documents = "\n".join(document() for _ in range(60)) + "\n"
+    (here / "text.txt").write_text(documents, encoding="utf-8")
+    for name in ("one", "two"):
+        lines = [f"{name} {'x ' * (number % 5)}{number % 7}" for number in range(60)]
+        (here / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    names = ["ant", "bee", "cat", "dog"]
+    copies = "".join(f"{name}\t{name}\n" for name in names * 5)
+    (here / "copy.tsv").write_text(f"source\ttarget\n{copies}", encoding="utf-8")
+    likes = "".join(f"{5.0 if a == b else 1.0}\t{a}\t{b}\n" for a in names for b in names)
+    (here / "like.tsv").write_text(f"score\tone\ttwo\n{likes}", encoding="utf-8")
+
+
+def write_recipe(kind: str, here: Path) -> Path:
+    """The recipe of a kind beside its texts."""
+    task, tokenizer, model = KINDS[kind]
+    data: dict[str, Any] = {"train": "{here}/text.txt", "holdout": 0.2}
+    if kind == "translate":
+        data = {"train": ["{here}/one", "{here}/two"], "holdout": 8}
+    elif kind == "text-to-text":
+        data = {}
+    values = {
+        "task": task, "tokenizer": tokenizer, "model": model, "train": TRAIN, "batch": {"tokens": 200}, "data": data,
+        "generate": {"max_new_tokens": 4},
+    }  # fmt: skip
+    file = here / f"{kind}.yaml"
+    file.write_text(yaml.safe_dump(values).replace("{here}", str(here)), encoding="utf-8")
+    return file
+
+
+class Runs:
+    """The run folders, by kind."""
+
+    def __init__(self, here: Path) -> None:
+        self.here = here
+        write_texts(here)
+
+    def __getitem__(self, kind: str) -> Path:
+        folder = self.here / kind
+        if not folder.exists():
+            if KINDS[kind][0].get("kind") == "distill":
+                self[KINDS[kind][0]["of"]["kind"]]
+            done = ask("train", str(write_recipe(kind, self.here)), "--out", str(folder))
+            assert done.code == 0, done.err
+        return folder

@@ -1,0 +1,209 @@
+"""Whatever a run has learnt, every verb works on its folder, or says in one line why not and what instead."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.cli.kinds_of_runs import KINDS, Runs
+
+pytestmark = pytest.mark.slow
+
+WRITERS = ["translate", "causal", "denoise", "spans", "text-to-text", "distill"]
+READERS = [kind for kind in KINDS if kind not in WRITERS]
+MASKS = [*READERS, "denoise", "spans"]
+RAW_TEXT = [kind for kind in KINDS if kind not in ("translate", "text-to-text")]
+TEXT = "Today sun ."
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run of each kind, trained when it is first asked for."""
+    return Runs(tmp_path_factory.mktemp("kinds"))
+
+
+def refused(done, *words):
+    assert done.code in (1, 2) and done.out == ""
+    assert "Traceback" not in done.err
+    last = done.err.splitlines()[-1]
+    assert last.startswith("error: ") and [word for word in words if word not in last] == []
+
+
+# --- eval ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "translate"])
+def test_eval_measures_what_the_validation_measured(trifold, runs, kind):
+    folder = runs[kind]
+    done = trifold("eval", str(folder), "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    (then,) = (line for line in lines if "valid/loss" in line)
+    assert told["loss"] == pytest.approx(then["valid/loss"], rel=1e-4)
+    scores = {name.removeprefix("valid/"): value for name, value in then.items() if name.startswith("valid/")}
+    del scores["loss"]
+    assert told["scores"] == pytest.approx(scores, rel=1e-3, abs=1e-6)
+    shown = trifold("eval", str(folder)).out
+    assert shown.startswith("loss ") and len(shown.splitlines()) == 1 + len(scores)
+
+
+def test_eval_of_a_translator_without_test_data_measures_its_validation_pairs(trifold, runs):
+    done = trifold("eval", str(runs["translate"]), "--json")
+    assert (done.code, json.loads(done.out)["sentences"]) == (0, 8)
+    assert "held out" in done.err
+
+
+@pytest.mark.parametrize("kind", RAW_TEXT)
+def test_eval_of_another_text(trifold, runs, kind):
+    folder = runs[kind]
+    done = trifold("eval", str(folder), str(runs.here / "text.txt"), "--json")
+    assert done.code == 0 and json.loads(done.out)["loss"] > 0
+    assert done.err.count("text.txt: 60 documents") == 1  # once, though it stands for training text too
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eval_refuses_what_it_would_overlook(trifold, runs, kind):
+    folder = str(runs[kind])
+    if kind in RAW_TEXT:
+        refused(
+            trifold("eval", folder, "--num-beams", "2"), "--num-beams is for translations", "leave it out"
+        )
+        refused(trifold("eval", folder, "--split", "test"), "names no test data", "name it")
+        return
+    refused(trifold("eval", folder, "--documents", "line"), "--documents is for raw text", "leave it out")
+    if kind == "text-to-text":
+        refused(trifold("eval", folder, str(runs.here / "text.txt")), "names its own validation rows")
+        refused(trifold("eval", folder, "--split", "test"), "names its own validation rows")
+
+
+def test_eval_of_a_student_does_not_need_its_teacher(trifold, runs):
+    student, teacher = runs["distill"], runs["causal"]
+    aside = teacher.rename(teacher.with_name("aside"))
+    try:
+        assert trifold("eval", str(student)).code == 0
+    finally:
+        aside.rename(teacher)
+
+
+@pytest.mark.parametrize("kind", ["masked", "causal", "denoise"])
+def test_eval_of_a_model_that_belongs_to_no_run(trifold, runs, tmp_path, kind):
+    (tmp_path / "model").symlink_to(runs[kind] / "model")
+    alone, text = str(tmp_path / "model"), str(runs.here / "text.txt")
+    if kind == "masked":
+        refused(trifold("eval", alone, text), "nothing says what it has learnt", "trifold predict")
+    elif kind == "causal":
+        assert trifold("eval", alone, text).code == 0
+        refused(trifold("eval", alone), "name the data: trifold eval")
+    else:
+        refused(trifold("eval", alone, text), "translation needs two sides")
+
+
+def test_eval_of_a_run_that_lost_its_tokenizer_makes_none(trifold, runs):
+    folder = runs["order"] / "model"
+    (folder / "tokenizer.json").rename(folder / "aside")
+    try:
+        refused(trifold("eval", str(runs["order"])), "tokenizer.json", "is missing")
+        assert not (folder / "tokenizer.json").exists()
+    finally:
+        (folder / "aside").rename(folder / "tokenizer.json")
+
+
+# --- the other verbs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generate_writes_or_says_who_does(trifold, runs, kind):
+    one = trifold("generate", str(runs[kind]), TEXT)
+    many = trifold("generate", str(runs[kind]), "-", stdin=b"Today sun .\n\nrain\n")
+    if kind in READERS:
+        for done in (one, many):
+            refused(done, "an encoder writes no text", "use `predict`")
+        return
+    assert (one.code, many.code) == (0, 0)
+    assert many.out.count("\n") == 3 and many.out.startswith(one.out)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_is_cut_off_where_the_model_ends_is_said_once(trifold, runs, kind):
+    """With a limit that was asked for (the recipe asks for 4) there is nothing to say, but the answer says it."""
+    folder, lines = str(runs[kind]), b"Today sun .\nsnow\n"
+    asked = trifold("generate", folder, "-", "--json", "--min-new-tokens", "4", stdin=lines)
+    outputs = [json.loads(line)["outputs"][0] for line in asked.out.splitlines()]
+    assert {(one["finish_reason"], one["limit"]) for one in outputs} == {("length", "asked")}
+    assert asked.err == ""
+    more = ["--max-new-tokens", "99", "--min-new-tokens", "99"]
+    cut = trifold("generate", folder, "-", "--json", *more, stdin=lines)
+    assert {json.loads(line)["outputs"][0]["limit"] for line in cut.out.splitlines()} == {"positions"}
+    said = "2 of 2 outputs did not end, and were cut off where the model has no more positions (max_positions, 24)\n"
+    assert cut.err == said
+    for way in ([], ["--stream"]):
+        one = trifold("generate", folder, TEXT, *more, *way)
+        assert one.err.startswith(
+            "the output did not end, and was cut off where the model has no more positions"
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predict_fills_masks_or_says_what_else(trifold, runs, kind):
+    folder, masked = str(runs[kind]), "Today <mask> ."
+    plain, asked = (trifold("predict", folder, masked, *task) for task in ([], ["--task", "fill-mask"]))
+    if kind in MASKS:
+        assert asked.code == 0 and asked.out.count("\t") == 4
+    else:
+        refused(asked)
+    if kind in ("pairs", "order"):
+        refused(plain, "can do several tasks: name one of fill-mask, next-sentence, embed")
+    elif kind in READERS:
+        assert plain.out == asked.out
+    else:
+        refused(plain, "use `generate`")
+    said = trifold("predict", folder, TEXT, "--task", "embed")
+    assert said.code == 0 and len(said.out.split()) == 16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predict_tells_what_follows_or_what_it_lacks(trifold, runs, kind):
+    done = trifold(
+        "predict", str(runs[kind]), TEXT, "--pair", "Today fog .", "--task", "next-sentence", "--json"
+    )
+    if kind in ("pairs", "order"):
+        assert done.code == 0 and 0 <= json.loads(done.out)["outputs"]["score"] <= 1
+    else:
+        refused(done, "it needs a next-sentence head", "it can ")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_show_draws_it(trifold, runs, kind):
+    told = json.loads(trifold("show", str(runs[kind]), "--json").out)
+    assert told["shape"] == ("encoder" if kind in READERS else told["shape"]) and told["parameters"] > 0
+    assert trifold("show", str(runs[kind])).code == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_look_shows_every_part_that_the_model_has(trifold, runs, kind):
+    done = trifold("look", str(runs[kind]), TEXT, "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    parts = {"encoder": ["encoder"], "decoder": ["decoder"]}
+    shape = json.loads(trifold("show", str(runs[kind]), "--json").out)["shape"]
+    assert list(told["patterns"]) == parts.get(shape, ["encoder", "decoder", "cross"])
+    for part, layers in told["patterns"].items():
+        rows = told["source"] if part == "encoder" else told["written"]
+        columns = told["given"] if part == "decoder" else told["source"]
+        for heads in layers:
+            for pattern in heads:
+                assert [len(row) for row in pattern] == [len(columns)] * len(rows)
+                assert all(sum(row) == pytest.approx(1, abs=1e-3) for row in pattern)
+    if kind in READERS:
+        refused(trifold("look", str(runs[kind]), TEXT, "--target", "rain"), "leave the target out")
+
+
+@pytest.mark.parametrize("kind", ["masked", "causal"])
+def test_look_draws_a_picture_of_one_stack(trifold, runs, tmp_path, kind):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "a.png"
+    assert trifold("look", str(runs[kind]), TEXT, "--out", str(picture)).out == f"{picture}\n"
+    refused(
+        trifold("look", str(runs[kind]), TEXT, "--kind", "cross", "--out", str(picture)), "this model has"
+    )

@@ -1,0 +1,41 @@
+"""How long an output may get is the least of what is asked for and what there are positions for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.generate import GenerationConfig, generate_tokens, limit
+from trifold.generate.config import LONGEST
+from trifold.nn import Inputs, ModelConfig
+
+sizes = st.integers(1, 300)
+
+
+asked = st.sampled_from(["max_new_tokens", "max_length", None])
+
+
+@given(st.sampled_from(["decoder", "encoder-decoder"]), sizes, sizes, asked, sizes)
+def test_it_is_the_least_and_says_whose_it_is(shape, positions, length, asks, most):
+    length = min(length, positions)
+    model = ModelConfig(shape=shape, max_positions=positions)
+    found = limit(GenerationConfig.parse({asks: most} if asks else {}), model, length)
+    prompt = length if shape == "decoder" else 1
+    room = positions + 1 - prompt  # the last token is said, but never read
+    usual = LONGEST + (length if shape == "encoder-decoder" else 0)
+    wanted = {"max_new_tokens": most, "max_length": most - prompt, None: usual}[asks]
+    assert found.tokens == min(room, wanted)
+    assert found.by == ("positions" if room < wanted else "asked" if asks else "usual")
+
+
+@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+def test_the_searches_keep_to_it(kit, shape):
+    model = kit.tiny(shape, max_positions=12)
+    for asked in ({}, {"max_new_tokens": 3}, {"max_length": 9}, {"num_beams": 2}, {"max_new_tokens": 100}):
+        config = GenerationConfig.parse(asked | {"bad_words_ids": [[model.config.eos_id]]})
+        for size in (1, 5, 8):
+            (found,) = generate_tokens(model, Inputs(torch.full((1, size), 5)), config)
+            assert found[0].finish_reason == "length"
+            assert len(found[0].tokens) == limit(config, model.config, size).tokens
