@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 from trifold.tasks.causal import CausalSettings
 from trifold.tasks.causal_rows import causal
+from trifold.tasks.classify import ClassifySettings
+from trifold.tasks.classify_rows import classification
 from trifold.tasks.denoise import DenoiseSettings
 from trifold.tasks.distill import DistillSettings
 from trifold.tasks.distill_rows import distillation
@@ -33,6 +35,7 @@ TaskSettings: TypeAlias = (
     | SpansSettings
     | TextToTextSettings
     | DistillSettings
+    | ClassifySettings
 )
 USUAL = "translate"
 
@@ -47,6 +50,7 @@ KINDS: dict[str, Callable[[Any, Asked], Material]] = {
     "spans": spans,
     "text-to-text": text_to_text,
     "distill": distillation,
+    "classify": classification,
 }
 
 # Those that read text from the disk as they need it, where a recipe says data.cache.
