@@ -7,6 +7,7 @@ in two parts. Nothing is blotted out: a docstring that names its package stays a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,7 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     print(f"\n{scored(scores, len(texts))}\n")
     print(f"{naming:,} of the {len(texts):,} docstrings name their package.")
     print(f"training             {seconds:.0f} s, {steps:,} steps in three runs")
-    for line in _where(out, picture, examples[0][0]):
+    for line in _where(out, picture):
         print(line)
 
 
@@ -128,7 +129,7 @@ def scored(scores: Mapping[str, float], count: int) -> str:
     from trifold.look.canvas import table
 
     def error(value: float) -> float:
-        return (value * (100 - value) / max(count, 1)) ** 0.5
+        return math.sqrt(value * (100 - value) / max(count, 1))
 
     rows = [(name, f"{value:.1f} %", f"± {error(value):.1f}") for name, value in scores.items()]
     return table([(f"of {count:,} docstrings", "told right", ""), *rows], "lrr")
@@ -155,12 +156,12 @@ def draw(wanted: list[str], ours: list[str], scores: Mapping[str, float]) -> Fig
     return figure
 
 
-def _where(folder: Path, picture: Path | None, text: str) -> list[str]:
+def _where(folder: Path, picture: Path | None) -> list[str]:
     said = "Return the message's payload, decoded."
     return [
         f"the model            {folder / 'model'}",
         f"before the packages  {folder / PRETRAINING / 'model'}",
-        *([f"what it takes for what  {picture}"] if picture else []),
+        *([f"what is confused     {picture}"] if picture else []),
         "",
         "and now:",
         f'  trifold predict {folder} "{said}"',

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path("runs/demo-write")
 ASKED = 100  # signatures
-LISTED, WHOLE, DRAWN = 10, 3, 4  # completions in the table, shown whole, and drawn
+LISTED, WHOLE, DRAWN = 10, 3, 5  # completions in the table, shown whole, and drawn
+LINES = 9  # of one that is shown whole, at most
 WIDTH = 88  # columns of a completion in the picture
 
 
@@ -71,9 +72,9 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
         pipeline, [row["text"] for row in train_rows], [row["text"] for row in valid_rows], signatures, config
     )
     scores = {"trigram": score(theirs, loss), "GPT": score(ours, _loss(out))}
-    examples = spread([one for one in ours if one.verdict.does] or ours, WHOLE)
+    examples = worth_showing(ours)
     picture = save_picture(
-        lambda: draw(pipeline, out, spread([one for one in ours if one.verdict.does], DRAWN), loss),
+        lambda: draw(pipeline, out, spread(examples, DRAWN), loss),
         out / "completions.png",
         "what it wrote",
     )
@@ -99,10 +100,12 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
             }
         )
         return
-    print(f"\n{len(ours):,} functions of modules that training never saw, {LISTED} of them:\n")
-    print(in_table(spread(list(zip(ours, theirs, strict=True)), LISTED)))
-    print(f"\n{len(examples)} of the GPT's, whole:")
-    for one in examples:
+    listed = spread(list(zip(ours, theirs, strict=True)), LISTED)
+    print(f"\n{len(ours):,} functions of modules that training never saw, {len(listed)} of them:\n")
+    print(in_table(listed))
+    whole = spread(examples, WHOLE)
+    print(f"\n{len(whole)} of those that do something, whole:")
+    for one in whole:
         print("\n" + "\n".join(f"    {line}" for line in one.text.splitlines()))
     print(f"\n{scored(scores, len(ours))}\n")
     print(f"training             {outcome.seconds:.0f} s, {outcome.steps:,} steps")
@@ -185,6 +188,12 @@ def _loss(run: Path) -> float:
 # --- showing ----------------------------------------------------------------------------------------------
 
 
+def worth_showing(completions: list[Completion]) -> list[Completion]:
+    """Those that do something, in some lines but not too many, where there are such."""
+    good = [one for one in completions if one.verdict.does]
+    return [one for one in good if 3 <= len(one.text.splitlines()) <= LINES] or good
+
+
 def in_table(pairs: list[tuple[Completion, Completion]]) -> str:
     """Signatures, and what both models wrote behind them."""
     from trifold.look.canvas import table
@@ -222,7 +231,7 @@ def draw(pipeline: Pipeline, run: Path, completions: list[Completion], trigram: 
     bodies = pipeline.reader.encode([one.body for one in completions])
     texts = [sureness.pieces(pipeline, *each) for each in zip(prompts, bodies, strict=True)]
     lines, columns = sureness.size(texts) if texts else (1, 1)
-    lines, columns = min(lines, 46), min(columns, WIDTH)
+    lines, columns = min(lines, 46), max(min(columns, WIDTH), 56)
     wide, tall = columns * 0.066, max(3.6, lines * 0.14)
     figure = new_figure(4.6 + wide, tall + 0.5)
     left, right = figure.subplots(1, 2, width_ratios=(4.2, max(wide, 2.0)))
@@ -230,7 +239,9 @@ def draw(pipeline: Pipeline, run: Path, completions: list[Completion], trigram: 
     left.set_title("how it learnt", fontsize=11, fontweight="bold")
     sureness.draw(right, texts, lines, columns)
     right.set_title(
-        "what it wrote behind the bold signatures: the darker, the less sure", fontsize=11, fontweight="bold"
+        "what it wrote behind the signatures in bold\nthe darker, the less sure it was",
+        fontsize=11,
+        fontweight="bold",
     )
     return figure
 
