@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import trifold.train.loop  # noqa: F401 (it takes load_recipe as it is, before a fixture changes it)
 from trifold.cli import demo
 from trifold.cli.demos.folder import MARKER, clear
 from trifold.cli.demos.showing import in_short, spread

@@ -37,7 +37,7 @@ def test_pieces_are_the_text_and_sure_only_of_what_was_written(pipeline):
     assert "".join(piece.text for piece in found) == TEXT
     assert [piece.probability is None for piece in found] == [True] * len(prompt) + [False] * len(written)
     before = torch.tensor([prompt])
-    first = pipeline.logits(before)[0, -1].softmax(-1)[written[0]]
+    first = pipeline.logits(before)[0, -1].softmax(-1)[written[0]].detach()
     assert found[len(prompt)].probability == pytest.approx(float(first), rel=1e-4)
 
 

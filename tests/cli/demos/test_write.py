@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import trifold.train.loop  # noqa: F401 (it takes load_recipe as it is, before a fixture changes it)
 from trifold.cli.demos import write
 from trifold.data import embedded, stdlib
 from trifold.data.bodies import Verdict
