@@ -22,7 +22,7 @@ setup: $(VENV)/ready-dev ## make .venv with everything that work on trifold need
 
 demo: $(VENV)/ready-plots ## train English to French on the embedded phrasebook and use it
 	@echo "demo: training a translator on the embedded phrasebook"
-	@$(BIN)/trifold demo
+	@$(BIN)/trifold demo translate
 
 test: $(VENV)/ready-dev ## run every test
 	@echo "test: every test, $(WORKERS) workers"

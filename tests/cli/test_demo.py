@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
-from trifold.cli.demo import MARKER, clear, spread
+import trifold.train.loop  # noqa: F401 (it takes load_recipe as it is, before a fixture changes it)
+from trifold.cli import demo
+from trifold.cli.demos.folder import MARKER, clear
+from trifold.cli.demos.showing import in_short, spread
 from trifold.errors import UsageError
 from trifold.recipe import load_recipe
 
@@ -81,3 +84,78 @@ def test_examples_come_from_all_over(rows, count):
     assert len(shown) == min(rows, count)
     assert shown == sorted(set(shown))
     assert rows <= count or shown[-1] >= rows * (count - 1) // count
+
+
+# --- which one -----------------------------------------------------------------------------------------------
+
+
+def answering(monkeypatch, *answers):
+    """A person at a terminal who types these lines."""
+    lines = iter(answers)
+
+    def typed():
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr(demo, "_at_a_terminal", lambda: True)
+    monkeypatch.setattr("builtins.input", typed)
+
+
+@pytest.mark.parametrize(
+    ("answers", "chosen"),
+    [
+        ([""], "translate"),
+        ([], "translate"),
+        (["2"], "write"),
+        ([" Read "], "read"),
+        (["w"], "write"),
+        (["sing", "0", "3"], "read"),
+    ],
+)
+def test_a_person_is_asked_which(answers, chosen, monkeypatch, capsys):
+    answering(monkeypatch, *answers)
+    assert demo.ask() == chosen
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert all(name in told.err for name in demo.DEMOS)
+
+
+def test_a_person_who_says_nothing_gets_a_translator(trifold, monkeypatch, tmp_path):
+    answering(monkeypatch, "")
+    done = trifold("demo", "--out", str(tmp_path / "demo"))
+    assert done.code == 0
+    assert "BLEU" in done.out
+    assert "Which one?" in done.err
+
+
+@pytest.mark.parametrize("words", [["translate"], ["--json"]])
+def test_who_says_which_or_is_a_program_is_not_asked(words, trifold, monkeypatch, tmp_path):
+    answering(monkeypatch)
+    monkeypatch.setattr(demo, "ask", lambda: pytest.fail("asked"))
+    assert trifold("demo", *words, "--out", str(tmp_path / "demo")).code == 0
+
+
+def test_a_demo_that_there_is_not_is_wrong_usage(trifold, tmp_path):
+    done = trifold("demo", "sing", "--out", str(tmp_path / "demo"))
+    assert done.code == 2
+    assert "translate" in done.err
+    assert not (tmp_path / "demo").exists()
+
+
+def test_help_names_the_three_and_how_they_are_called(trifold):
+    done = trifold("demo", "--help")
+    for expected in (
+        "translate  English",
+        "write      a GPT",
+        "read       a masked",
+        "trifold demo write",
+        "runs/demo-read",
+    ):
+        assert expected in done.out
+
+
+def test_a_long_text_is_shown_in_short():
+    assert in_short("a\n  b\tc", 20) == "a b c"
+    assert in_short("word " * 20, 20) == "word word word …"

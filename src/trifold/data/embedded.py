@@ -61,7 +61,50 @@ def phrasebook() -> Splits:
     return {"train": columns(train), "valid": columns(valid), "test": columns(test)}
 
 
-SOURCES: dict[str, Callable[[], Splits]] = {"smoke": smoke, "phrasebook": phrasebook}
+def functions() -> Splits:
+    """Functions of the standard library that this interpreter carries; columns text, signature and module.
+
+    Raises DataError where it carries no sources.
+    """
+    from trifold.data import stdlib
+
+    parts = stdlib.divided(stdlib.functions(stdlib.home()))
+    return {
+        split: [{"text": one.text, "signature": one.signature, "module": one.module} for one in found]
+        for split, found in parts.items()
+    }
+
+
+def docstrings() -> Splits:
+    """Docstrings of the standard library; column text. Raises DataError where this Python carries no sources."""
+    from trifold.data import stdlib
+
+    splits: dict[str, list[dict[str, str]]] = {"train": [], "valid": [], "test": []}
+    for one in stdlib.docstrings(stdlib.home()):
+        splits[stdlib.side(one)].append({"text": one.text})
+    return splits
+
+
+def packages() -> Splits:
+    """Docstrings of the packages that have most of them, divided as in `docstrings`; columns text and package."""
+    from trifold.data import stdlib
+
+    found = stdlib.docstrings(stdlib.home())
+    known = set(stdlib.packages(found))
+    splits: dict[str, list[dict[str, str]]] = {"train": [], "valid": [], "test": []}
+    for one in found:
+        if one.package in known:
+            splits[stdlib.side(one)].append({"text": one.text, "package": str(one.package)})
+    return splits
+
+
+SOURCES: dict[str, Callable[[], Splits]] = {
+    "smoke": smoke,
+    "phrasebook": phrasebook,
+    "functions": functions,
+    "docstrings": docstrings,
+    "packages": packages,
+}
 
 
 @cache

@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from trifold.tasks.causal import CausalSettings
 from trifold.tasks.causal_rows import causal
+from trifold.tasks.classify import ClassifySettings
+from trifold.tasks.classify_rows import classification
 from trifold.tasks.denoise import DenoiseSettings
 from trifold.tasks.distill import DistillSettings
 from trifold.tasks.distill_rows import distillation
@@ -33,6 +35,7 @@ TaskSettings: TypeAlias = (
     | SpansSettings
     | TextToTextSettings
     | DistillSettings
+    | ClassifySettings
 )
 USUAL = "translate"
 
@@ -64,6 +67,7 @@ KINDS: dict[str, Kind] = {
     "spans": Kind(spans),
     "text-to-text": Kind(text_to_text, reads="parts"),
     "distill": Kind(distillation, measured=lambda settings: settings.of),  # the student, by itself
+    "classify": Kind(classification),
 }
 
 
