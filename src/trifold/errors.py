@@ -29,3 +29,11 @@ class DataError(TrifoldError):
 
 class CheckpointError(TrifoldError):
     """A model folder or a checkpoint is missing, damaged or foreign."""
+
+
+class Elsewhere(TrifoldError):
+    """Another process of the same run has failed, and says itself why; this one leaves with it, in silence."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -43,7 +43,7 @@ def _unflushed(file: Any) -> None:
     file.flush()
 
 
-def _in_place(folder: Path, state: Checkpoint) -> Path:
+def _in_place(folder: Path, state: Checkpoint, *more: Any) -> Path:
     """Written straight to the final name, as most do."""
     final = folder / f"step-{state.progress['step']:08d}"
     disk.make_folder(final)
@@ -79,9 +79,11 @@ _REAL_NEWEST = checkpoint.newest_sound
 _REAL_DEAL = dealing.deal
 
 
-def _from_the_start(prepared: Any, workers: int, epoch: int = 0, number: int = 0) -> Iterator[Any]:
+def _from_the_start(
+    prepared: Any, workers: int, epoch: int = 0, number: int = 0, **named: Any
+) -> Iterator[Any]:
     """Resumed without seeking."""
-    return _REAL_DEAL(prepared, workers, epoch, 0)
+    return _REAL_DEAL(prepared, workers, epoch, 0, **named)
 
 
 def _weights_only(self: Learner, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
@@ -99,10 +101,10 @@ def _generator_not_saved() -> Iterator[None]:
 
 
 def _mean_of_means(
-    self: Learner, batch: Any, step: int, micro: int, totals: dict[str, int], *more: Any
+    self: Learner, batch: Any, step: int, micro: int, totals: dict[str, float], *more: Any
 ) -> float:
     """Every micro-batch is divided by its own count, and their number."""
-    own = {name: value * 3 for name, value in self.task.counts(batch).items()}
+    own = {name: value * 3.0 for name, value in self.task.counts(batch).items()}
     return _REAL_LEARN(self, batch, step, micro, own, *more)
 
 
