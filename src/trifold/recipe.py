@@ -108,9 +108,7 @@ class TrainSettings(Settings):
         None,
         description="a model folder, run or hub id whose weights the model begins with; its heads may be others",
     )
-    precision: Literal["auto", "float32", "bfloat16", "float64"] = Field(
-        "auto", description="of the arithmetic; float64 is for comparing ways to compute"
-    )
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     recompute: Literal["none", "blocks"] = Field(
         "none",
         description="blocks: keep only the inputs of blocks for the way back; less memory, more time, same bits",

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from trifold.nn.masks import Mask
 from trifold.train import checkpoint, dealing, learner, loop, run_folder, saver, schedule, signals
 from trifold.train.checkpoint import Checkpoint, Found
 from trifold.train.learner import Learner
+from trifold.train.ranks import Group
 
 
 class Plant(NamedTuple):
@@ -109,6 +110,11 @@ def _mean_of_means(
 
 
 _REAL_LEARN = Learner._learn
+
+
+def _own_times_world(self: Group, values: Sequence[float]) -> list[float]:
+    """What this rank has, taken for what each has."""
+    return [float(value) * self.world for value in values]
 
 
 def _least_number(q: Tensor, k: Tensor, v: Tensor, mask: Mask, **named: Any) -> Tensor:
@@ -235,6 +241,9 @@ PLANTS: Mapping[str, Plant] = {
     ),
     "mean-of-means": Plant(
         "micro-batches are averaged, not summed", "accumulation", _instead(Learner, "_learn", _mean_of_means)
+    ),
+    "mean-of-ranks": Plant(
+        "every rank divides by its own count", "ranks", _instead(Group, "total", _own_times_world)
     ),
     "least-number": Plant(
         "masked by the least number", "blind-rows", _instead(attention, "attend", _least_number)

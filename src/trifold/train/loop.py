@@ -87,6 +87,8 @@ def _train(
                 told = ranks.first(lambda: folder.describe(chosen, here))
                 ranks.in_turn(lambda: folder.check_seen(told))
                 prepared, changed = ranks.in_turn(lambda: asked.unless_asked(prepared_data))
+                read = ranks.first(lambda: prepared.fingerprint)
+                ranks.in_turn(lambda: prepared.check_alike(read))
             view.say(str(machine))
             with undisturbed(machine.workers), closing(_Run(prepared, folder, machine, view)) as run:
                 return run.until_done(asked, changed)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -29,6 +30,10 @@ T = TypeVar("T")
 # How long the ranks wait for one another where they meet. Losing one is noticed at once, by its closed connection.
 PATIENCE = timedelta(minutes=30)
 PAUSES = 0.002, 0.1  # seconds between two looks at the store, the first and the longest
+# After how many looks without a sign of life rank 0 is given up: native code may hold it for long. Sooner where a
+# signal has come, as it does from torchrun when a rank has gone. Looks, not seconds: whoever is frozen does not look.
+SIGNS_OF_LIFE = 0.25  # seconds from one to the next
+MOST_LOOKS, MOST_LOOKS_WHEN_ASKED = 6000, 30
 
 
 class Stopped(Exception):
@@ -128,19 +133,44 @@ class Group(Ranks):
 
     def _wait_for(self, key: str) -> Any:
         pause, longest = PAUSES
+        looks, last = 0, b""
         with _together():
             while not self._store.check([key]):
-                if (number := self._heard()) is not None and not self._passed_on:
+                number = self._heard()
+                if number is not None and not self._passed_on:
                     self._store.set("heard", str(number))
                     self._passed_on = True
                 time.sleep(pause)
                 pause = min(1.5 * pause, longest)
+                sign = self._store.get("life") if self._store.check(["life"]) else b""
+                looks, last = (looks + 1, last) if sign == last else (0, sign)
+                if looks > (MOST_LOOKS if number is None else MOST_LOOKS_WHEN_ASKED):
+                    raise Elsewhere("rank 0 has gone")
             told = json.loads(self._store.get(key))
         if "stopped" in told:
             raise Stopped(told["stopped"])
         if "failed" in told:
             raise Elsewhere(f"rank 0: {told['failed']}", told["exit_code"])
         return told["gives"]
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """While inside, rank 0 gives signs of life."""
+        over = threading.Event()
+
+        def live() -> None:
+            number = 0
+            with suppress(RuntimeError):
+                while not over.wait(SIGNS_OF_LIFE):
+                    number += 1
+                    self._store.set("life", str(number))
+
+        if self.speaks:
+            threading.Thread(target=live, name="signs of life", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
     def in_turn(self, work: Callable[[], T]) -> T:
         done: list[T] = []
@@ -219,8 +249,9 @@ def joined() -> Iterator[Ranks]:
     dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.world, timeout=PATIENCE)
     _joined = group
     try:
-        yield group
-        group.total([0])  # all leave together
+        with group.alive():
+            yield group
+            group.total([0])  # all leave together
         dist.destroy_process_group()
     finally:
         # After a failure the group is left as it is: who has gone would be waited for.

@@ -86,8 +86,9 @@ class FlatWeights:
         """The summed gradient (P,) fp32 of all micro-batches since the last call, of all ranks; good until the next
         `collect`.
         """
-        if not self._collected:  # the other ranks had something to learn
-            self._total.zero_()
+        if not self._collected:
+            assert self._ranks.world > 1, "no micro-batch has been collected"
+            self._total.zero_()  # the other ranks had something to learn
         self._collected = False
         self._ranks.add_up(self._total)
         return self._total
