@@ -32,8 +32,11 @@ class CheckpointError(TrifoldError):
 
 
 class Elsewhere(TrifoldError):
-    """Another process of the same run has failed, and says itself why; this one leaves with it, in silence."""
+    """Another process of the same run has failed, and this one leaves with it.
 
-    def __init__(self, message: str, exit_code: int = 1) -> None:
+    told: the other says itself why, so that this one is silent.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1, *, told: bool = True) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code, self.told = exit_code, told

@@ -187,24 +187,21 @@ def poisoned(rank: int, step: int, value: float) -> Callable[[int], None]:
     return around
 
 
-def slow_validation(rank: int) -> Callable[[int], None]:
-    """Rank 0 takes its time; another rank is signalled meanwhile."""
+def long_validation(rank: int) -> None:
+    """Rank 0 takes its time, until it is told to stop."""
 
-    def around(here: int) -> None:
-        def evaluate(self: Any, model: Any, rows: Any, examples: Any, looking: Any) -> Any:
-            (BASE / "validating").touch()
-            while True:
-                looking.poll()
-                time.sleep(0.01)
+    def evaluate(self: Any, model: Any, rows: Any, examples: Any, looking: Any) -> Any:
+        (BASE / "a validation").touch()
+        while True:
+            looking.poll()
+            time.sleep(0.01)
 
-        mock.patch.object(Translate, "evaluate", evaluate).start()
-
-    return around
+    mock.patch.object(Translate, "evaluate", evaluate).start()
 
 
 def at_validation(rank: int, number: int) -> Callable[[list[int]], None]:
     def beside(children: list[int]) -> None:
-        while not (BASE / "validating").exists():
+        while not (BASE / "a validation").exists():
             time.sleep(0.01)
         os.kill(children[rank], number)
 
@@ -245,7 +242,8 @@ def bad_days() -> None:
     run("asked to save", 2, {}, around=struck(1, signal.SIGUSR1, 5))
     run("killed", 2, {}, around=struck(1, signal.SIGKILL, 8))
     run("gone on after a kill", 2, {}, "killed")
-    run("validating", 2, {}, around=slow_validation(1), beside=at_validation(1, signal.SIGTERM))
+    run("killed in parts", 2, PARTS, around=struck(0, signal.SIGKILL, 3))
+    run("validating", 2, {}, around=long_validation, beside=at_validation(1, signal.SIGTERM))
     run("gone on after validating", 2, {}, "validating")
     run("nonsense stops", 2, {}, around=poisoned(1, 5, math.nan))
     run("nonsense is skipped", 2, {"train.on_nonsense": "skip"}, around=poisoned(1, 5, math.inf))

@@ -147,7 +147,9 @@ def test_rank_0_alone_writes_and_speaks(made: Made) -> None:
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
 def test_a_signal_to_any_rank_ends_all_at_one_step(made: Made, name: str, code: int) -> None:
     assert made.codes[f"stopped by {name}"] == [code, code]
-    assert "stopped at step 5; go on with: trifold train " in made.said(f"stopped by {name}")
+    assert "stopped at step 5; go on with: torchrun --nproc-per-node 2 -m trifold train " in made.said(
+        f"stopped by {name}"
+    )
     assert made.codes[f"gone on after {name}"] == [0, 0]
     assert state_of(made.folder / f"stopped by {name}") == state_of(made.folder / "undisturbed")
 
@@ -168,6 +170,8 @@ def test_a_killed_rank_ends_the_others_and_nothing_is_lost(made: Made) -> None:
     first, killed = made.codes["killed"]
     assert killed == -signal.SIGKILL and first in (1, -signal.SIGTERM, 143)
     assert made.seconds["killed"] < 30
+    assert made.codes["killed in parts"][0] == -signal.SIGKILL and made.codes["killed in parts"][1] in (1, 143)
+    assert not any("Traceback" in made.said(name) for name in ("killed", "killed in parts"))
     assert made.codes["gone on after a kill"] == [0, 0]
     assert state_of(made.folder / "killed") == state_of(made.folder / "undisturbed")
 
@@ -204,6 +208,7 @@ def test_what_is_refused_is_said_once_and_all_leave_with_its_code(made: Made) ->
 def test_what_one_rank_alone_has_to_complain_of_it_says_and_nothing_is_left(made: Made) -> None:
     assert made.codes["alone without data"] == [1, 1]
     assert "error: corpus.txt: not on this machine" in made.said("alone without data")
+    assert made.said("alone without data").count("error: ") == 1
     assert not (made.folder / "alone without data").exists()
 
 
@@ -432,6 +437,10 @@ class _Store:
     def set(self, key: str, value: str) -> None:
         self.values[key] = value
 
+    def add(self, key: str, amount: int) -> int:
+        self.values[key] = str(int(self.values.get(key, "0")) + amount)
+        return int(self.values[key])
+
 
 def test_what_rank_0_says_is_heard() -> None:
     store = _Store()
@@ -441,6 +450,7 @@ def test_what_rank_0_says_is_heard() -> None:
     def refuse() -> None:
         raise UsageError("no")
 
+    store.set("last heard", "1")  # it does not wait for the other, who is the same thread here
     with pytest.raises(UsageError, match="no"):
         first.first(refuse)
     with pytest.raises(Elsewhere, match="rank 0: no") as caught:

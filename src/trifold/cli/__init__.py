@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except Elsewhere as error:
-        if speaks():
+        if speaks() and not error.told:
             complain(str(error))
         return error.exit_code
     except TrifoldError as error:

@@ -185,7 +185,7 @@ def training(folder: Path, changes: Mapping[str, Any], log: Path, **more: Any) -
         try:
             return train("smoke", out=folder, resume="auto", view=Written(log), **more, **overrides).exit_code
         except TrifoldError as error:
-            if not isinstance(error, Elsewhere) or os.environ.get("RANK") == "0":
+            if not isinstance(error, Elsewhere):
                 Written(log).say(f"error: {error}")
             return error.exit_code
 

@@ -22,7 +22,7 @@ from trifold.train.learner import Learner, Update
 from trifold.train.memory import check_fits, needed, there_is
 from trifold.train.pace import Meter
 from trifold.train.progress import Outcome, Progress, StoppedBy, behind
-from trifold.train.ranks import Ranks, Stopped, joined
+from trifold.train.ranks import Ranks, Stopped, joined, together
 from trifold.train.refusals import Refused, fate, highest_loss, remember, write_evidence
 from trifold.train.resume import changed_environment, check_same_data, check_same_run
 from trifold.train.run_folder import MetricsLog, NoLog, RunFolder, environment
@@ -56,7 +56,7 @@ def train(
         chosen = (
             recipe if isinstance(recipe, Recipe) else ranks.in_turn(lambda: load_recipe(recipe, overrides))
         )
-        folder = RunFolder(Path(out) if out is not None else Path("runs") / chosen.name)
+        folder = RunFolder(Path(out) if out is not None else Path("runs") / chosen.name, ranks.command)
         return _train(chosen, folder, ranks, resume, data_changed, (ranks.speaks and view) or Silent())
 
 
@@ -65,7 +65,7 @@ def _train(
 ) -> Outcome:
     machine = ranks.in_turn(lambda: find_machine(chosen.train, chosen.batch.tokens, ranks))
     keep_freed_memory()
-    with orderly_end(ranks) as asked, _disk_trouble(folder):
+    with orderly_end(ranks) as asked, _disk_trouble(folder), together():
         here = environment(machine.device, machine.dtype, machine.workers, ranks)
 
         def opened() -> None:

@@ -34,6 +34,7 @@ PAUSES = 0.002, 0.1  # seconds between two looks at the store, the first and the
 # signal has come, as it does from torchrun when a rank has gone. Looks, not seconds: whoever is frozen does not look.
 SIGNS_OF_LIFE = 0.25  # seconds from one to the next
 MOST_LOOKS, MOST_LOOKS_WHEN_ASKED = 6000, 30
+LAST_LOOKS = 50  # of rank 0 that leaves, for others who have not heard yet why
 
 
 class Stopped(Exception):
@@ -54,6 +55,11 @@ class Ranks:
     def speaks(self) -> bool:
         """Whether this is rank 0, which writes and says what there is to say."""
         return self.rank == 0
+
+    @property
+    def command(self) -> str:
+        """What starts as many."""
+        return "trifold"
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sums of these numbers over all ranks, in float64; the same on all."""
@@ -97,17 +103,22 @@ class Group(Ranks):
         self._store, self._told, self._passed_on, self._looked = store, 0, False, 0.0
         self._heard: Callable[[], int | None] = lambda: None
 
+    @property
+    def command(self) -> str:
+        machines = "" if self.beside == self.world else f"--nnodes {self.world // self.beside} … "
+        return f"torchrun {machines}--nproc-per-node {self.beside} -m trifold"
+
     def total(self, values: Sequence[float]) -> list[float]:
         sums = torch.tensor([float(value) for value in values], dtype=torch.float64)
         self.add_up(sums)
         return sums.tolist()
 
     def add_up(self, vector: Tensor) -> None:
-        with _together():
+        with together():
             dist.all_reduce(vector)
 
     def take_first(self, vector: Tensor) -> None:
-        with _together():
+        with together():
             dist.broadcast(vector, 0)
 
     def first(self, work: Callable[[], T]) -> T:
@@ -119,22 +130,31 @@ class Group(Ranks):
         try:
             result = work()
         except Stopped as stopped:
-            self._tell(key, {"stopped": stopped.signal})
+            self._tell_last(key, {"stopped": stopped.signal})
             raise
         except BaseException as error:
-            self._tell(key, {"failed": str(error), "exit_code": getattr(error, "exit_code", 1)})
+            self._tell_last(key, {"failed": str(error), "exit_code": getattr(error, "exit_code", 1)})
             raise
         self._tell(key, {"gives": result})
         return result
 
     def _tell(self, key: str, what: Mapping[str, Any]) -> None:
-        with _together():
+        with together():
             self._store.set(key, json.dumps(what))
+
+    def _tell_last(self, key: str, what: Mapping[str, Any]) -> None:
+        """And leave when all have heard it, or some do not come to hear it: the store may be this very process's."""
+        with suppress(Elsewhere):
+            self._tell(key, what)
+            for _ in range(LAST_LOOKS):
+                if self._store.add("last heard", 0) >= self.world - 1:
+                    return
+                time.sleep(PAUSES[1])
 
     def _wait_for(self, key: str) -> Any:
         pause, longest = PAUSES
         looks, last = 0, b""
-        with _together():
+        with together():
             while not self._store.check([key]):
                 number = self._heard()
                 if number is not None and not self._passed_on:
@@ -147,6 +167,8 @@ class Group(Ranks):
                 if looks > (MOST_LOOKS if number is None else MOST_LOOKS_WHEN_ASKED):
                     raise Elsewhere("rank 0 has gone")
             told = json.loads(self._store.get(key))
+            if "gives" not in told:
+                self._store.add("last heard", 1)
         if "stopped" in told:
             raise Stopped(told["stopped"])
         if "failed" in told:
@@ -190,11 +212,9 @@ class Group(Ranks):
         failed, signals = everywhere[::2], everywhere[1::2]
         if any(failed):
             culprit = failed.index(1.0)
-            raise (
-                failure
-                if failure is not None and culprit == self.rank
-                else Elsewhere(f"rank {culprit} failed")
-            )
+            if failure is not None and culprit == self.rank:
+                raise failure
+            raise Elsewhere(f"rank {culprit} failed")
         if any(signals):
             raise Stopped(int(max(signals)))
         return done[0]
@@ -207,17 +227,24 @@ class Group(Ranks):
         if now < self._looked + PAUSES[1]:
             return None
         self._looked = now
-        with _together():
+        with together():
             return int(self._store.get("heard")) if self._store.check(["heard"]) else None
 
 
 @contextmanager
-def _together() -> Iterator[None]:
+def together() -> Iterator[None]:
     """What goes wrong between the ranks is that one of them has gone, and it has said why, or could not."""
     try:
         yield
-    except RuntimeError as error:  # of gloo, NCCL, the store
-        raise Elsewhere(f"another rank has gone ({str(error).splitlines()[0]})") from error
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(
+            error
+        ):  # of NCCL and the store; of gloo
+            raise
+        raise Elsewhere(
+            "another rank has gone; what it said, or torchrun says of it, tells why; go on with --resume auto",
+            told=False,
+        ) from error
 
 
 _joined: Ranks | None = None  # while a run is under way, so that joining once more changes nothing

@@ -31,10 +31,10 @@ from trifold.train.ranks import ALONE, Ranks, Stopped
 
 
 class RunFolder:
-    """The paths of one run."""
+    """The paths of one run, and the command that goes on with it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, command: str = "trifold") -> None:
+        self.path, self._command = path, command
         self.recipe = path / "recipe.yaml"
         self.environment = path / "environment.json"
         self.tokenizer = path / "tokenizer"
@@ -91,7 +91,8 @@ class RunFolder:
     @property
     def continue_line(self) -> str:
         """The command that goes on with this run."""
-        return shlex.join(["trifold", "train", str(self.recipe), "--out", str(self.path), "--resume", "auto"])
+        words = ["train", str(self.recipe), "--out", str(self.path), "--resume", "auto"]
+        return f"{self._command} {shlex.join(words)}"
 
     def describe(self, recipe: Recipe, here: Mapping[str, Any]) -> str:
         """Write recipe.yaml, and environment.json with the sittings so far; the digest of the first."""
