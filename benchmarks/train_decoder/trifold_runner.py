@@ -59,7 +59,7 @@ def as_the_recipe(device: torch.device, dtype: torch.dtype) -> tuple[Learner, It
     learner = Learner(
         prepared.new_model(), prepared.task, recipe.train, seed=1, device=device, dtype=dtype, workers=workers
     )
-    return learner, (shares for _, _, shares in deal(prepared, workers)), workers
+    return learner, (dealt.shares for dealt in deal(prepared, workers)), workers
 
 
 def wide(device: torch.device, dtype: torch.dtype) -> tuple[Learner, Iterator[list[Batch]], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from measure import Clock, arguments, print_line
+from trifold_runner import positions
 
 from trifold.recipe import load_recipe
 from trifold.train.dealing import ahead, deal
@@ -38,7 +39,8 @@ def main() -> None:
     )
     clock = Clock("trifold, as the recipe", args)
     with undisturbed(workers):
-        for step, (_, _, shares) in enumerate(ahead(deal(prepared, workers)), start=1):
+        for step, dealt in enumerate(ahead(deal(prepared, workers)), start=1):
+            shares = dealt.shares
             update = learner.update(shares, step)
             packings = [share.source.packing for share in shares]
             source_tokens = sum(packing.real for packing in packings if packing is not None)
@@ -46,7 +48,7 @@ def main() -> None:
                 loss=update.loss,
                 source_tokens=source_tokens,
                 target_tokens=update.tokens,
-                positions=source_tokens + update.tokens,
+                positions=positions(shares),
             ):
                 print_line(clock.line())
                 return

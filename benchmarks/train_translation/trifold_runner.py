@@ -31,6 +31,12 @@ class Ids:
         return {"pad": PAD, "bos": BOS, "eos": EOS}[role]
 
 
+def positions(batch: list[Batch]) -> int:
+    """Tokens of both sides that are reckoned with, those that fill a long row up among them."""
+    packings = [side.packing for share in batch for side in (share.source, share.target)]
+    return sum(packing.filled for packing in packings if packing is not None)
+
+
 def main() -> None:
     args = arguments(__doc__)
     setting = setting_of(args.data)
@@ -69,7 +75,7 @@ def main() -> None:
                 loss=update.loss,
                 source_tokens=int(lengths[rows, 0].sum()),
                 target_tokens=update.tokens,
-                positions=int(len(rows) * np.sum(lengths[rows].max(axis=0))),
+                positions=positions(batch),
             ):
                 print_line(clock.line())
                 return

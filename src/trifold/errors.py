@@ -29,3 +29,14 @@ class DataError(TrifoldError):
 
 class CheckpointError(TrifoldError):
     """A model folder or a checkpoint is missing, damaged or foreign."""
+
+
+class Elsewhere(TrifoldError):
+    """Another process of the same run has failed, and this one leaves with it.
+
+    told: the other says itself why, so that this one is silent.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1, *, told: bool = True) -> None:
+        super().__init__(message)
+        self.exit_code, self.told = exit_code, told

@@ -108,12 +108,16 @@ class TrainSettings(Settings):
         None,
         description="a model folder, run or hub id whose weights the model begins with; its heads may be others",
     )
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     recompute: Literal["none", "blocks"] = Field(
         "none",
         description="blocks: keep only the inputs of blocks for the way back; less memory, more time, same bits",
     )
     device: str = "auto"
+    sharding: Literal["none", "full"] = Field(
+        "none",
+        description="of several processes (`torchrun`) each keeps all weights and moments; or, full, a part of each",
+    )
     workers: int | None = Field(
         None,
         gt=0,

@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from trifold.train.loop import Outcome
+from trifold.train import Outcome
 
 
 def test_a_run_says_where_it_is_and_how_to_use_it(trifold, run, tmp_path):

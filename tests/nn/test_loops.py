@@ -221,3 +221,11 @@ def test_the_loss_with_loops_is_the_loss_by_the_book() -> None:
     wanted = torch.autograd.grad(theirs.loss, (hidden, weight, bias))
     for a, b in zip(found, wanted, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_the_layer_norm_leaves_the_storage_of_its_parameters_free() -> None:
+    """Sharded parameters are gathered and freed again; an array of one would hold on to it."""
+    weight, bias = leaf(6, dtype=torch.float32), leaf(6, dtype=torch.float32)
+    kernels.layer_norm(leaf(3, 6, dtype=torch.float32), weight, bias, 1e-5).sum().backward()
+    assert weight.grad is not None
+    assert weight.untyped_storage().resizable() and bias.untyped_storage().resizable()

@@ -113,3 +113,18 @@ def test_judging_sums_what_whole_logits_say(rows: int, classes: int, biased: boo
     plain = plain_cross_entropy(hidden[asked], weight, bias, targets[asked])
     assert float(found.nll) == pytest.approx(float(plain.nll), rel=1e-5, abs=1e-6)
     assert int(found.right) == int((logits.argmax(-1) == targets[asked]).sum())
+
+
+def test_in_float64_everything_is_float64() -> None:
+    hidden, weight = (torch.randn(rows, 5, dtype=torch.float64, requires_grad=True) for rows in (7, 11))
+    targets = torch.tensor([3, -1, 0, 10, -1, 2, 2])
+    sums = linear_cross_entropy(hidden, weight, None, targets, 0.1)
+    logits = (hidden @ weight.T)[targets >= 0].log_softmax(-1)
+    picked = logits.gather(1, targets[targets >= 0, None]).sum()
+    wanted = -0.9 * picked - 0.1 * logits.mean(-1).sum()
+    assert sums.loss.dtype is sums.nll.dtype is torch.float64 and not sums.nll.requires_grad
+    assert torch.allclose(sums.loss, wanted, rtol=1e-13) and torch.allclose(sums.nll, -picked, rtol=1e-13)
+    for ours, theirs in zip(
+        gradients(sums.loss, hidden, weight), gradients(wanted, hidden, weight), strict=True
+    ):
+        assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-14)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,11 @@ def speak_utf8() -> None:
     for stream, errors in ((sys.stdout, "strict"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors=errors, newline="\n")
+
+
+def speaks() -> bool:
+    """Whether this process is the one to say what all processes of a run would say: the only one, or rank 0."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def note(line: str) -> None:

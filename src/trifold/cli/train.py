@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from trifold.cli.options import Json
-from trifold.cli.streams import note, print_json
+from trifold.cli.streams import note, print_json, speaks
 
 EXAMPLES = (
     "trifold train multi30k-en-de",
@@ -42,13 +42,18 @@ def run(
     try:
         from trifold.recipe import load_recipe
         from trifold.train import train
+        from trifold.train.ranks import joined
         from trifold.train.view import choose_view
 
-        chosen = load_recipe(recipe, changes or ())
-        outcome = train(chosen, out=out, resume=resume, data_changed=data_changed, view=choose_view())
+        with joined() as ranks:
+            chosen = ranks.in_turn(lambda: load_recipe(recipe, changes or ()))
+            outcome = train(chosen, out=out, resume=resume, data_changed=data_changed, view=choose_view())
     except (KeyboardInterrupt, SystemExit):
-        note("stopped at once; go on with the same command and --resume auto")
+        if speaks():
+            note("stopped at once; go on with the same command and --resume auto")
         raise
+    if not speaks():
+        raise typer.Exit(outcome.exit_code)
     if json:
         print_json(
             {

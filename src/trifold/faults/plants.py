@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from trifold.nn.masks import Mask
 from trifold.train import checkpoint, dealing, learner, loop, run_folder, saver, schedule, signals
 from trifold.train.checkpoint import Checkpoint, Found
 from trifold.train.learner import Learner
+from trifold.train.ranks import Group
 
 
 class Plant(NamedTuple):
@@ -43,7 +44,7 @@ def _unflushed(file: Any) -> None:
     file.flush()
 
 
-def _in_place(folder: Path, state: Checkpoint) -> Path:
+def _in_place(folder: Path, state: Checkpoint, *more: Any) -> Path:
     """Written straight to the final name, as most do."""
     final = folder / f"step-{state.progress['step']:08d}"
     disk.make_folder(final)
@@ -79,9 +80,11 @@ _REAL_NEWEST = checkpoint.newest_sound
 _REAL_DEAL = dealing.deal
 
 
-def _from_the_start(prepared: Any, workers: int, epoch: int = 0, number: int = 0) -> Iterator[Any]:
+def _from_the_start(
+    prepared: Any, workers: int, epoch: int = 0, number: int = 0, **named: Any
+) -> Iterator[Any]:
     """Resumed without seeking."""
-    return _REAL_DEAL(prepared, workers, epoch, 0)
+    return _REAL_DEAL(prepared, workers, epoch, 0, **named)
 
 
 def _weights_only(self: Learner, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
@@ -99,14 +102,19 @@ def _generator_not_saved() -> Iterator[None]:
 
 
 def _mean_of_means(
-    self: Learner, batch: Any, step: int, micro: int, totals: dict[str, int], *more: Any
+    self: Learner, batch: Any, step: int, micro: int, totals: dict[str, float], *more: Any
 ) -> float:
     """Every micro-batch is divided by its own count, and their number."""
-    own = {name: value * 3 for name, value in self.task.counts(batch).items()}
+    own = {name: value * 3.0 for name, value in self.task.counts(batch).items()}
     return _REAL_LEARN(self, batch, step, micro, own, *more)
 
 
 _REAL_LEARN = Learner._learn
+
+
+def _own_times_world(self: Group, values: Sequence[float]) -> list[float]:
+    """What this rank has, taken for what each has."""
+    return [float(value) * self.world for value in values]
 
 
 def _least_number(q: Tensor, k: Tensor, v: Tensor, mask: Mask, **named: Any) -> Tensor:
@@ -233,6 +241,9 @@ PLANTS: Mapping[str, Plant] = {
     ),
     "mean-of-means": Plant(
         "micro-batches are averaged, not summed", "accumulation", _instead(Learner, "_learn", _mean_of_means)
+    ),
+    "mean-of-ranks": Plant(
+        "every rank divides by its own count", "ranks", _instead(Group, "total", _own_times_world)
     ),
     "least-number": Plant(
         "masked by the least number", "blind-rows", _instead(attention, "attend", _least_number)

@@ -5,7 +5,7 @@ Full figures are those of the goals. Trials of `damage` make a hundred mutations
 
 from __future__ import annotations
 
-from trifold.faults import damage, numbers, stops
+from trifold.faults import damage, numbers, ranks, stops
 from trifold.faults.harness import Promise
 
 PROMISES: dict[str, Promise] = {
@@ -57,6 +57,9 @@ PROMISES: dict[str, Promise] = {
     "accumulation": Promise(
         "how a batch is cut changes the gradient by 1e-6 at most", numbers.accumulation_changes_nothing,
         3, 20, 200, "11"),
+    "ranks": Promise(
+        "2 to 4 processes, one of them killed, learn what one process learns", ranks.ranks_change_nothing,
+        2, 4, 50, "11, 16, 17"),
     "blind-rows": Promise(
         "attention to nothing is 0, with finite gradients", numbers.blind_rows_are_zero,
         60, 500, 10_000, "18"),

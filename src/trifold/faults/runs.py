@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trifold.errors import TrifoldError
+from trifold.errors import Elsewhere, TrifoldError
 from trifold.train import checkpoint, train
 from trifold.train.view import Silent
 
@@ -185,7 +185,8 @@ def training(folder: Path, changes: Mapping[str, Any], log: Path, **more: Any) -
         try:
             return train("smoke", out=folder, resume="auto", view=Written(log), **more, **overrides).exit_code
         except TrifoldError as error:
-            Written(log).say(f"error: {error}")
+            if not isinstance(error, Elsewhere):
+                Written(log).say(f"error: {error}")
             return error.exit_code
 
     return work

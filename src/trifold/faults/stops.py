@@ -65,7 +65,7 @@ def _signal_after_update(step: int) -> Iterator[None]:
 
 # Phase -> where a signal strikes: an owner, the name of a function of it, and which of its calls.
 PHASES: dict[str, tuple[object, str, int]] = {
-    "start-up": (loop, "find_device", 1),
+    "start-up": (loop, "find_machine", 1),
     "preparing": (loop, "prepare", 1),
     "building": (loop, "Learner", 1),
     "training": (Learner, "update", 5),

@@ -76,7 +76,7 @@ class Inputs:
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table. The backward sums in fp32: a frequent token's gradient would drown in bf16 rounding."""
+    """Rows of a table. The backward sums in fp32 at least: a frequent token's gradient would drown in bf16 rounding."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, tokens: Tensor) -> Tensor:
@@ -87,7 +87,8 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (tokens,), gradient = ctx.saved_tensors, gradients[0]
-        rows = gradient.reshape(-1, gradient.shape[-1]).float()
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        rows = rows if rows.dtype is torch.float64 else rows.float()
         total = rows.new_zeros(ctx.rows, rows.shape[-1]).index_add_(0, tokens.reshape(-1), rows)
         return total.to(ctx.dtype), None
 

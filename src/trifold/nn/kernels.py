@@ -226,6 +226,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tenso
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+        # Copies: an array holds on to the storage of a parameter, which is to be freed where parameters are sharded.
+        weight, bias = weight.detach().clone(), bias.detach().clone()
         out = torch.empty(x.shape, dtype=x.dtype)
         mean, inverse = np.empty(len(x), np.float32), np.empty(len(x), np.float32)
         _loops().layer_norm(_array(x), _array(weight), _array(bias), epsilon, _array(out), mean, inverse)

@@ -27,7 +27,9 @@ LARGEST_LOSS = 60.0  # nats; beyond, a probability comes close to the smallest n
 
 
 class LossSums(NamedTuple):
-    """Sums over rows: the (smoothed) training loss and the plain negative log-likelihood, both float32 scalars."""
+    """Sums over rows: the (smoothed) training loss and the plain negative log-likelihood, both float32 scalars; float64
+    of float64.
+    """
 
     loss: Tensor
     nll: Tensor
@@ -41,6 +43,9 @@ def linear_cross_entropy(
     A target of -1 asks nothing of its row.
     In fp32 the result is exact; in bf16 the probabilities are rounded to bf16, the sums are not. No row: 0.
     """
+    if hidden.dtype is torch.float64:  # is for comparing, so it goes by the book
+        sums = plain_cross_entropy(hidden, weight, bias, targets, smoothing)
+        return LossSums(sums.loss, sums.nll.detach())
     if hidden.requires_grad or weight.requires_grad:
         return LossSums(*_LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing))  # type: ignore[no-untyped-call]
     return LossSums(*_sums(hidden, weight, bias, targets, smoothing))
@@ -72,9 +77,10 @@ def plain_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float = 0.0
 ) -> LossSums:
     """The same by the book: whole logits, the library's cross-entropy. The oracle of the fast one."""
-    logits = F.linear(hidden, weight, bias).float()
-    loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
-    return LossSums(loss, F.cross_entropy(logits, targets, reduction="sum"))
+    logits = F.linear(hidden, weight, bias)
+    logits = logits if logits.dtype is torch.float64 else logits.float()
+    loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing, ignore_index=-1)
+    return LossSums(loss, F.cross_entropy(logits, targets, reduction="sum", ignore_index=-1))
 
 
 def _sums(

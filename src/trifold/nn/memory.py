@@ -70,7 +70,7 @@ def _weights_per_key(config: ModelConfig, length: int) -> int:
 
 # --- all of it -----------------------------------------------------------------------------------------
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 RUNTIME = 450 * 2**20  # the interpreter, PyTorch, the compiled loops; measured
 
 

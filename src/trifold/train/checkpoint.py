@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from safetensors import SafetensorError
@@ -29,6 +29,14 @@ FILES = {WEIGHTS, MOMENTS, PROGRESS}
 NAME = "step-" + "[0-9]" * 8
 
 
+Whole: TypeAlias = Callable[[Tensor], Tensor]  # of a tensor whose parts may lie on several ranks, all of it
+
+
+def as_it_is(tensor: Tensor) -> Tensor:
+    """Of a tensor that is whole."""
+    return tensor
+
+
 class Checkpoint(NamedTuple):
     """weights: fp32 master weights by name; moments: the optimiser's; progress: where in the data the run stands."""
 
@@ -36,10 +44,12 @@ class Checkpoint(NamedTuple):
     moments: dict[str, Tensor]
     progress: dict[str, Any]
 
-    def snapshot(self) -> Checkpoint:
-        """A copy that stays as it is while training goes on."""
+    def snapshot(self, whole: Whole = as_it_is) -> Checkpoint:
+        """A copy that stays as it is while training goes on; tensors are made whole in the order in which they are
+        saved.
+        """
         weights, moments = (
-            {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+            {name: whole(tensors[name]).detach().to("cpu", copy=True) for name in sorted(tensors)}
             for tensors in (self.weights, self.moments)
         )
         return Checkpoint(weights, moments, json.loads(json.dumps(self.progress)))
@@ -48,8 +58,10 @@ class Checkpoint(NamedTuple):
 # --- out -----------------------------------------------------------------------------------------------
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> Path:
+def save(folder: Path, checkpoint: Checkpoint, whole: Whole = as_it_is) -> Path:
     """Write `folder/step-N` for N = progress["step"]; nothing half-written is ever seen under that name.
+
+    Tensors are made whole one at a time: first the weights, then the moments, each in the order of their names.
 
     Raises CheckpointError where the disk refuses; what stood there before stays.
     """
@@ -59,8 +71,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         disk.remove(aside)
         disk.make_folder(aside)
         digests = {
-            WEIGHTS: disk.write(aside / WEIGHTS, _pieces(checkpoint.weights)),
-            MOMENTS: disk.write(aside / MOMENTS, _pieces(checkpoint.moments)),
+            WEIGHTS: disk.write(aside / WEIGHTS, _pieces(checkpoint.weights, whole)),
+            MOMENTS: disk.write(aside / MOMENTS, _pieces(checkpoint.moments, whole)),
             PROGRESS: disk.write(aside / PROGRESS, [_json(checkpoint.progress).encode()]),
         }
         disk.write(aside / MANIFEST, [_manifest_text(digests).encode()])
@@ -143,7 +155,7 @@ _TYPES = {
 }
 
 
-def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[disk.Bytes]:
+def _pieces(tensors: Mapping[str, Tensor], whole: Whole = as_it_is) -> Iterator[disk.Bytes]:
     """A safetensors file, tensor by tensor: the library's own writer wants a copy of everything at once.
 
     8 bytes: the length of the header; the header, JSON; the tensors, one after the other.
@@ -159,7 +171,7 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[disk.Bytes]:
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in sorted(tensors):
-        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+        flat = whole(tensors[name]).detach().cpu().contiguous().reshape(-1)
         if len(flat):
             yield flat.view(torch.uint8).numpy().data
 
@@ -226,10 +238,12 @@ def step_of(path: Path) -> int:
 def mean_weights(paths: list[Path]) -> dict[str, Tensor]:
     """The mean of the weights of several checkpoints, summed in float64 (Vaswani et al. 2017, section 6.1)."""
     total: dict[str, Tensor] = {}
+    kinds: dict[str, torch.dtype] = {}
     for path in paths:
         for name, value in load(path, optimizer=False).weights.items():
-            total[name] = total[name].add_(value.double()) if name in total else value.double()
-    return {name: (value / len(paths)).float() for name, value in total.items()}
+            kinds[name] = value.dtype
+            total[name] = total[name].add_(value) if name in total else value.double()
+    return {name: (value / len(paths)).to(kinds[name]) for name, value in total.items()}
 
 
 # --- the manifest --------------------------------------------------------------------------------------

@@ -4,29 +4,77 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeAlias, TypeVar
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 from trifold.batches import shares
 from trifold.tasks.task import Batch
 from trifold.train.setup import Prepared
 
-Dealt: TypeAlias = tuple[int, int, list[Batch]]  # epoch, number in the epoch, the batch in shares
 T = TypeVar("T")
 
 
-def deal(prepared: Prepared, workers: int, epoch: int = 0, number: int = 0) -> Iterator[Dealt]:
-    """Every batch from a position on, without end, each cut into a share for every worker."""
+class Dealt(NamedTuple):
+    """What one rank has of a batch of the plan.
+
+    epoch, number: of that batch. shares: what is learnt of it here, side by side. idle: where that is nothing, and the
+    others learn a share each, a batch to keep step with them.
+    """
+
+    epoch: int
+    number: int
+    shares: list[Batch]
+    idle: list[Batch]
+
+
+def deal(
+    prepared: Prepared,
+    workers: int,
+    epoch: int = 0,
+    number: int = 0,
+    *,
+    accumulate: int = 1,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[Dealt]:
+    """Every batch from a position on, where an update begins, without end: what `rank` of `world` learns of it.
+
+    The plan knows nothing of ranks: an update is made of the same rows however many there are. Where its `accumulate`
+    batches go round, each rank learns whole ones; where they do not, every rank learns a share of each. What a rank has
+    is cut once more, into a share for each worker.
+    """
+    whole, turn = accumulate % world == 0, 0
     while True:
         examples, draw = prepared.examples(epoch), prepared.draw(epoch)
         lengths, plan = examples.lengths, prepared.plan(examples, epoch)
         for there in range(number, len(plan)):
-            parts = shares(lengths, plan[there], workers)
-            yield (
-                epoch,
-                there,
-                [prepared.task.batch(examples, part, prepared.width, draw=draw) for part in parts],
-            )
+            rows = plan[there]
+            if whole:
+                mine = shares(lengths, rows, workers) if turn % world == rank else []
+            else:
+                mine = shares(lengths, rows, workers * world)[rank::world]
+            turn += 1
+            idle = [] if whole or mine else [rows[:1]]
+            made = [
+                [prepared.task.batch(examples, part, prepared.width, draw=draw) for part in parts]
+                for parts in (mine, idle)
+            ]
+            yield Dealt(epoch, there, *made)
         epoch, number = epoch + 1, 0
+
+
+def everyones(
+    prepared: Prepared, workers: int, dealt: list[Dealt], *, world: int, accumulate: int
+) -> list[Batch]:
+    """What all ranks together had to learn of the batches of an update; that of the others is made once more."""
+    if world == 1:
+        return [share for each in dealt for share in each.shares]
+    found: list[Batch] = []
+    for rank in range(world):
+        place = dealt[0].epoch, dealt[0].number
+        again = deal(prepared, workers, *place, accumulate=accumulate, rank=rank, world=world)
+        found += [share for each in islice(again, len(dealt)) for share in each.shares]
+    return found
 
 
 def ahead(batches: Iterator[T]) -> Generator[T, None, None]:

@@ -7,16 +7,57 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from trifold.errors import UsageError
 from trifold.nn.kernels import loops
+from trifold.recipe import TrainSettings
+from trifold.train.ranks import ALONE, Ranks
+from trifold.train.sharding import check_sharding
+from trifold.train.weights import wide_type
 
 
-def find_device(wanted: str = "auto") -> torch.device:
-    """CUDA, then MPS, then CPU; or the one that is named. Raises UsageError where it is not there."""
+class Machine(NamedTuple):
+    """What a run computes with: a device, a type, threads that learn side by side; and of several ranks, which this is
+    and whether each keeps a part of the model only.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    workers: int
+    ranks: Ranks = ALONE
+    shards: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"device {self.device if self.ranks.world == 1 else self.device.type}"]
+        parts += [f"{torch.get_num_threads()} threads"] if self.device.type == "cpu" else []
+        parts += [f"{self.workers} workers"] if self.workers > 1 else []
+        if self.ranks.world > 1:
+            parts.append(f"{self.ranks.world} ranks{' with a part of the model each' if self.shards else ''}")
+        names = [str(each).removeprefix("torch.") for each in (self.dtype, wide_type(self.dtype))]
+        return ", ".join([*parts, f"{names[0]} arithmetic", f"{names[1]} master weights"])
+
+
+def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
+    """What there is for what a recipe asks, with batches of so many tokens. Raises UsageError where it is not there."""
+    device = find_device(settings.device, ranks)
+    dtype = choose_precision(settings.precision, device)
+    shards = settings.sharding == "full" and ranks.world > 1
+    if shards:
+        check_sharding(settings)
+        return Machine(device, dtype, 1, ranks, shards)
+    return Machine(device, dtype, choose_workers(settings.workers, device, tokens // ranks.world), ranks)
+
+
+def find_device(wanted: str = "auto", ranks: Ranks = ALONE) -> torch.device:
+    """CUDA, then MPS, then CPU; or the one that is named. Each rank of a machine gets a GPU of its own.
+
+    Raises UsageError where it is not there.
+    """
+    if ranks.world > 1:
+        return _own_device(wanted, ranks)
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "mps" if _has_mps() else "cpu")
     try:
@@ -31,10 +72,32 @@ def find_device(wanted: str = "auto") -> torch.device:
     return device
 
 
-def choose_precision(wanted: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:
-    """bf16 where the device multiplies it faster than fp32, else fp32."""
+def _own_device(wanted: str, ranks: Ranks) -> torch.device:
+    """Of one of several ranks: the GPU with its number on this machine, or the CPU."""
+    if wanted not in ("auto", "cuda", "cpu"):
+        raise UsageError(
+            f"train.device: {wanted!r} is one device, and there are {ranks.world} ranks; use auto, cuda or cpu"
+        )
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if (found := torch.cuda.device_count()) < ranks.beside:
+        raise UsageError(
+            f"{ranks.beside} ranks on this machine, and {found} GPUs; start one for each (--nproc-per-node {found}), "
+            "or choose train.device=cpu"
+        )
+    torch.cuda.set_device(ranks.local)
+    return torch.device("cuda", ranks.local)
+
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+def choose_precision(
+    wanted: Literal["auto", "float32", "bfloat16", "float64"], device: torch.device
+) -> torch.dtype:
+    """The one that is named; else bf16 where the device multiplies it faster than fp32, else fp32."""
     if wanted != "auto":
-        return torch.bfloat16 if wanted == "bfloat16" else torch.float32
+        return PRECISIONS[wanted]
     return torch.bfloat16 if _bf16_pays(device) else torch.float32
 
 

@@ -2,7 +2,8 @@
 
 A batch may be cut into shares that are learnt side by side, each by a thread of its own with a replica of the model:
 on a CPU, whose operators on small tensors gain little from several threads each, that is the better use of the cores.
-The gradient is the same sum.
+So may a batch be shared between ranks. The gradient is the same sum: the ranks first count together what they are about
+to learn, each divides its sums by what all have counted, and then the gradients are added up.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from torch import Tensor
 
 from trifold.nn import Transformer
 from trifold.nn.kernels import drawing_from
-from trifold.nn.stack import recompute_blocks
 from trifold.nn.threads import sharing_cores
 from trifold.recipe import TrainSettings
 from trifold.tasks.task import Batch, Task
 from trifold.train.ema import MovingAverage
 from trifold.train.optimizers import OPTIMIZERS, check_state
+from trifold.train.ranks import ALONE, Ranks
 from trifold.train.refusals import judge
 from trifold.train.schedule import peak_rate, rate
-from trifold.train.weights import FlatWeights
+from trifold.train.sharding import ShardedWeights, made_ready
 
 
 class Update(NamedTuple):
@@ -52,27 +53,31 @@ class Learner:
         device: torch.device,
         dtype: torch.dtype,
         workers: int = 1,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.model = model.to(device).train()
+        self.weights = made_ready(model, settings, ranks, device, dtype)
+        self.model, self.ranks = model, ranks
         self.task, self.settings, self.seed, self.device = task, settings, seed, device
-        if settings.recompute == "blocks":
-            recompute_blocks(self.model)
-        self.weights = FlatWeights(self.model, dtype)
         self._replicas = [self.model, *(self.weights.replica(self.model) for _ in range(workers - 1))]
         self._pool = sharing_cores(workers) if workers > 1 else None
         self.optimizer = OPTIMIZERS[settings.optimizer](self.weights, settings)
         self.average = None if settings.ema is None else MovingAverage(self.weights.master, settings.ema)
         self.peak = settings.learning_rate or peak_rate(model.config.d_model, settings.warmup)
 
-    def update(self, batches: Sequence[Batch], step: int, highest: float = math.inf) -> Update:
-        """Update number `step` from the sum of the batches' losses over the count of their tokens.
+    def update(
+        self,
+        batches: Sequence[Batch],
+        step: int,
+        highest: float = math.inf,
+        idle: Sequence[Batch] = (),
+    ) -> Update:
+        """Update number `step` from the sum of the batches' losses over the count of their tokens, on all ranks.
 
-        Worker w learns batches w, w + workers, … Raises Refused, and leaves everything as it was, where loss or
-        gradient is not finite or the loss is above `highest`.
+        Worker w learns batches w, w + workers, … From `idle` ones nothing is learnt: they are there where this rank
+        has less to do than others, to keep step with them. Raises Refused on all ranks, and leaves everything as it
+        was, where loss or gradient is not finite or the loss is above `highest`.
         """
-        counts = [self.task.counts(batch) for batch in batches]
-        # Of nothing asked for, as where chance hid no token of a small batch, the sum is 0 and so is the mean.
-        totals = {name: max(1, sum(count[name] for count in counts)) for name in counts[0]}
+        totals = self._counted(batches, idle)
         workers = len(self._replicas)
         loss = 0.0
         for start in range(0, len(batches), workers):
@@ -81,20 +86,34 @@ class Learner:
             losses = learn(lambda micro: self._learn(batches[micro], step, micro, totals), side_by_side)
             loss += sum(losses) / totals["tokens"]
             self.weights.collect()
+        if isinstance(
+            self.weights, ShardedWeights
+        ):  # gathered by all ranks at once, as often as any has use for
+            for micro, batch in enumerate(idle, start=len(batches)):
+                self._learn(batch, step, micro, dict.fromkeys(totals, math.inf))
+        (loss,) = self.ranks.total([loss])
         gradient = self.weights.take_gradient()
-        norm = float(torch.linalg.vector_norm(gradient))
+        norm = self.weights.norm(gradient)
         judge(step, loss, norm, highest)
         now = self.rate(step)
         self.optimizer.step(self._clipped(gradient, norm), now)
         self.weights.publish()
         if self.average is not None:
             self.average.take(step)
-        return Update(loss, norm, now, totals["tokens"])
+        return Update(loss, norm, now, int(totals["tokens"]))
 
-    def _learn(self, batch: Batch, step: int, micro: int, totals: dict[str, int]) -> float:
+    def _counted(self, batches: Sequence[Batch], idle: Sequence[Batch]) -> dict[str, float]:
+        """What each term of the loss is divided by: its counts over all batches of all ranks."""
+        counts = [self.task.counts(batch) for batch in batches]
+        names = list(counts[0] if counts else self.task.counts(idle[0]))
+        sums = self.ranks.total([sum(count[name] for count in counts) for name in names])
+        # Of nothing asked for, as where chance hid no token of a small batch, the sum is 0 and so is the mean.
+        return {name: max(1.0, total) for name, total in zip(names, sums, strict=True)}
+
+    def _learn(self, batch: Batch, step: int, micro: int, totals: dict[str, float]) -> float:
         """Leave the gradient of one micro-batch in its replica; its negative log-likelihood, summed."""
         model = self._replicas[micro % len(self._replicas)]
-        seed = _dropout_seed(self.seed, step, micro)
+        seed = _dropout_seed(self.seed, step, micro, self.ranks.rank)
         if self.device.type != "cpu":
             torch.manual_seed(seed)
         with drawing_from(torch.Generator().manual_seed(seed)):  # what a CPU draws; threads do not share it
@@ -103,6 +122,12 @@ class Learner:
             torch.stack(parts).sum().backward()
         term = terms["tokens"]
         return float(term.sum if term.nll is None else term.nll)
+
+    def agree(self) -> None:
+        """All ranks begin with the weights of rank 0, which another kind of processor might have drawn otherwise."""
+        if not isinstance(self.weights, ShardedWeights):
+            self.ranks.take_first(self.weights.master)
+            self.weights.publish()
 
     def close(self) -> None:
         """Send the workers home."""
@@ -128,25 +153,32 @@ class Learner:
         return gradient if limit is None or norm <= limit else gradient.mul_(limit / norm)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Master weights, and moments and moving average, by name: the live tensors."""
+        """Master weights, and moments and moving average, by name: the live tensors, which may be in parts."""
+        return self._across(self.weights.named(self.weights.master)), self._across(self._moments())
+
+    def _moments(self) -> dict[str, Tensor]:
         moments = self.optimizer.state
         if self.average is not None:
             named = self.weights.named(self.average.mean)
             moments |= {f"ema.{name}": value for name, value in named.items()}
-        return self.weights.named(self.weights.master), moments
+        return moments
+
+    def _across(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {key: self.weights.across(key, part) for key, part in parts.items()}
 
     def measured(self) -> dict[str, Tensor]:
-        """The weights to validate and keep, by name: their moving average, where there is one."""
-        return self.weights.named(self.weights.master if self.average is None else self.average.mean)
+        """The weights to validate and keep, by name: their moving average, where there is one. They may be in parts."""
+        flat = self.weights.master if self.average is None else self.average.mean
+        return self._across(self.weights.named(flat))
 
     def restore(self, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
         """Go on from what `state` gave. Raises CheckpointError, touching nothing, where another optimiser gave it."""
-        _, live = self.state()
+        live = self._moments()
         check_state(self.settings.optimizer, live, moments)
         for name, value in self.weights.named(self.weights.master).items():
-            value.copy_(weights[name])
-        for name, value in live.items():
-            value.copy_(moments[name])
+            value.copy_(self.weights.own(name, weights[name]))
+        for key, value in live.items():
+            value.copy_(self.weights.own(key, moments[key]))
         self.weights.publish()
 
 

@@ -2,76 +2,36 @@
 
 A position in training is three integers (step, epoch, batch), and every random number is a function of
 (seed, step, micro-batch), so a resumed run needs no saved generator and is bit-equal to one that never stopped.
+Several ranks go through it side by side, step by step; where one of them decides for all, it says `ranks.first`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import torch
+from typing import Any, Literal
 
 from trifold.data.digests import digests
 from trifold.errors import CheckpointError
 from trifold.recipe import Recipe, load_recipe
-from trifold.tasks.task import Batch
 from trifold.train import checkpoint
-from trifold.train.dealing import Dealt, ahead, deal
-from trifold.train.device import (
-    choose_precision,
-    choose_workers,
-    find_device,
-    keep_freed_memory,
-    undisturbed,
-)
+from trifold.train.dealing import Dealt, ahead, deal, everyones
+from trifold.train.device import Machine, find_machine, keep_freed_memory, undisturbed
 from trifold.train.learner import Learner, Update
 from trifold.train.memory import check_fits, needed, there_is
 from trifold.train.pace import Meter
+from trifold.train.progress import Outcome, Progress, StoppedBy, behind
+from trifold.train.ranks import Ranks, Stopped, joined, together
 from trifold.train.refusals import Refused, fate, highest_loss, remember, write_evidence
 from trifold.train.resume import changed_environment, check_same_data, check_same_run
-from trifold.train.run_folder import MetricsLog, RunFolder, environment
+from trifold.train.run_folder import MetricsLog, NoLog, RunFolder, environment
 from trifold.train.saver import Saver
 from trifold.train.setup import Prepared, prepare
-from trifold.train.signals import Asked, Stopped, orderly_end
+from trifold.train.sharding import on_first
+from trifold.train.signals import Asked, orderly_end
 from trifold.train.validate import Best, Interrupted, Validator
 from trifold.train.view import Silent, Snapshot, View
-
-StoppedBy = Literal["steps", "minutes", "patience", "signal"]
-
-
-class Outcome(NamedTuple):
-    """How a training ended. `scores` are the last validation's; `exit_code` is 130 or 143 after a signal."""
-
-    folder: Path
-    steps: int
-    seconds: float
-    scores: dict[str, float]
-    stopped_by: StoppedBy
-    exit_code: int
-
-    @property
-    def finished(self) -> bool:
-        return self.stopped_by != "signal"
-
-
-@dataclass
-class Progress:
-    """Where a run stands: all that a checkpoint holds beside weights and moments."""
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    seconds: float = 0.0
-    tokens: int = 0
-    validated: int = 0
-    best: Best = field(default_factory=Best)
-    scores: dict[str, float] = field(default_factory=dict)
-    lines: int = 0  # of metrics.jsonl
-    refused: int = 0  # updates that were left out
-    losses: list[float] = field(default_factory=list)  # with which the next is compared, where spikes matter
 
 
 def train(
@@ -88,40 +48,52 @@ def train(
     `resume="auto"` continues what lies there, or starts where nothing does; with `data_changed` also where the data
     files are not those that the run was begun with. Overrides are dotted recipe keys:
     `train("smoke", **{"train.steps": 50})`. Raises TrifoldError and its kin; an interrupted run is no error.
+
+    Under `torchrun` all processes train together, and all return the same; what only one of them has to complain of,
+    the others raise as Elsewhere.
     """
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
-    folder = RunFolder(Path(out) if out is not None else Path("runs") / chosen.name)
-    view = view or Silent()
-    device = find_device(chosen.train.device)
-    dtype = choose_precision(chosen.train.precision, device)
-    workers = choose_workers(chosen.train.workers, device, chosen.batch.tokens)
+    with joined() as ranks:
+        chosen = (
+            recipe if isinstance(recipe, Recipe) else ranks.in_turn(lambda: load_recipe(recipe, overrides))
+        )
+        folder = RunFolder(Path(out) if out is not None else Path("runs") / chosen.name, ranks.command)
+        return _train(chosen, folder, ranks, resume, data_changed, (ranks.speaks and view) or Silent())
+
+
+def _train(
+    chosen: Recipe, folder: RunFolder, ranks: Ranks, resume: str | None, data_changed: bool, view: View
+) -> Outcome:
+    machine = ranks.in_turn(lambda: find_machine(chosen.train, chosen.batch.tokens, ranks))
     keep_freed_memory()
-    with orderly_end() as asked, _disk_trouble(folder):
-        folder.open(resume=resume == "auto")
-        here = environment(device, dtype, workers)
-        for line in (*check_same_run(chosen, folder), *changed_environment(folder, here)):
-            view.say(line)
+    with orderly_end(ranks) as asked, _disk_trouble(folder), together():
+        here = environment(machine.device, machine.dtype, machine.workers, ranks)
+
+        def opened() -> None:
+            folder.open(resume=resume == "auto")
+            for line in (*check_same_run(chosen, folder), *changed_environment(folder, here)):
+                view.say(line)
 
         def prepared_data() -> tuple[Prepared, list[str]]:
-            changed = check_same_data(folder, digests(chosen.data), changed=data_changed)
-            return prepare(chosen, folder.tokenizer, view), changed
+            changed: list[str] = []
+            if ranks.speaks:
+                changed = check_same_data(folder, digests(chosen.data), changed=data_changed)
+            prepared = prepare(chosen, folder.tokenizer, view)
+            _check_memory(prepared, machine)
+            return prepared, changed
 
+        ranks.first(opened)
         try:
-            with folder.begun():
-                folder.describe(chosen, here)
-                prepared, changed = asked.unless_asked(prepared_data)
-                _check_memory(prepared, device, dtype, workers)
-            threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-            threads += f", {workers} workers" if workers > 1 else ""
-            view.say(
-                f"device {device}{threads}, {str(dtype).removeprefix('torch.')} arithmetic, float32 master weights"
-            )
-            with (
-                undisturbed(workers),
-                closing(_Run(prepared, folder, device, dtype, workers, view)) as run,
-            ):
+            with folder.begun() if ranks.speaks else nullcontext():
+                told = ranks.first(lambda: folder.describe(chosen, here))
+                ranks.in_turn(lambda: folder.check_seen(told))
+                prepared, changed = ranks.in_turn(lambda: asked.unless_asked(prepared_data))
+                read = ranks.first(lambda: prepared.fingerprint)
+                ranks.in_turn(lambda: prepared.check_alike(read))
+            view.say(str(machine))
+            with undisturbed(machine.workers), closing(_Run(prepared, folder, machine, view)) as run:
                 return run.until_done(asked, changed)
-        except Stopped:
+        except Stopped as stopped:
+            asked.stopped(stopped)
             steps = max(map(checkpoint.step_of, checkpoint.saved(folder.checkpoints)), default=0)
             view.say(f"stopped at step {steps:,}, while preparing; go on with: {folder.continue_line}")
             return Outcome(folder.path, steps, 0.0, {}, "signal", asked.exit_code)
@@ -129,11 +101,13 @@ def train(
             view.end()
 
 
-def _check_memory(prepared: Prepared, device: torch.device, dtype: torch.dtype, workers: int) -> None:
+def _check_memory(prepared: Prepared, machine: Machine) -> None:
     if prepared.recipe.train.check_memory:
         length = max(1, int(prepared.train.lengths.mean()))
-        need = needed(prepared.recipe, prepared.config, length, dtype, workers, on_cpu=device.type == "cpu")
-        check_fits(need, prepared.recipe, there_is(device))
+        device, dtype, workers, ranks, _ = machine
+        on_cpu = device.type == "cpu"
+        need = needed(prepared.recipe, prepared.config, length, dtype, workers, on_cpu=on_cpu, ranks=ranks)
+        check_fits(need, prepared.recipe, there_is(device, ranks))
 
 
 @contextmanager
@@ -149,30 +123,24 @@ def _disk_trouble(folder: RunFolder) -> Iterator[None]:
 
 
 class _Run:
-    """One training in one process."""
+    """One training, as one of its ranks sees it."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        folder: RunFolder,
-        device: torch.device,
-        dtype: torch.dtype,
-        workers: int,
-        view: View,
-    ) -> None:
-        self.prepared, self.folder, self.workers, self.view = prepared, folder, workers, view
+    def __init__(self, prepared: Prepared, folder: RunFolder, machine: Machine, view: View) -> None:
+        self.prepared, self.folder, self.view = prepared, folder, view
+        self.workers, self.ranks = machine.workers, machine.ranks
         self.settings = prepared.recipe.train
         self.learner = Learner(
             prepared.new_model(),
             prepared.task,
             self.settings,
             seed=prepared.recipe.train.seed,
-            device=device,
-            dtype=dtype,
-            workers=workers,
+            device=machine.device,
+            dtype=machine.dtype,
+            workers=self.workers,
+            ranks=self.ranks,
         )
-        self.validator = Validator(prepared, folder, device)
-        self.saver = Saver(folder.checkpoints, self.settings)
+        self.validator = Validator(prepared, folder, machine.device) if self.ranks.speaks else None
+        self.saver = Saver(folder.checkpoints, self.settings, self.ranks)
         self.progress = Progress()
         self._restore()
 
@@ -183,7 +151,8 @@ class _Run:
         """
         settings, progress = self.settings, self.progress
         self.view.say(f"{self.learner.model.count_parameters():,} parameters; writing to {self.folder.path}")
-        with closing(MetricsLog(self.folder, progress.step, progress.lines)) as self.log:
+        log = MetricsLog(self.folder, progress.step, progress.lines) if self.ranks.speaks else NoLog()
+        with closing(log) as self.log:
             for line in changed:
                 self.view.say(line)
                 self.log.event(progress.step, "data changed", what=line)
@@ -206,12 +175,23 @@ class _Run:
 
     def _learn(self, asked: Asked) -> StoppedBy:
         with closing(
-            ahead(deal(self.prepared, self.workers, self.progress.epoch, self.progress.batch))
+            ahead(
+                deal(
+                    self.prepared,
+                    self.workers,
+                    self.progress.epoch,
+                    self.progress.batch,
+                    accumulate=self.settings.accumulate,
+                    rank=self.ranks.rank,
+                    world=self.ranks.world,
+                )
+            )
         ) as batches:
             return self._learn_from(batches, asked)
 
     def _learn_from(self, batches: Iterator[Dealt], asked: Asked) -> StoppedBy:
         settings = self.settings
+        self._meet(asked)
         stopped_by = self._should_stop(asked)
         if self._validation_is_due(stopped_by):  # a signal had cut it off
             stopped_by = self._validate(asked) or stopped_by
@@ -222,6 +202,7 @@ class _Run:
             progress = self.progress
             if update is not None and progress.step % settings.log_every == 0:
                 self._log(update)
+            self._meet(asked)
             stopped_by = self._should_stop(asked)
             if self._validation_is_due(stopped_by):
                 stopped_by = self._validate(asked) or stopped_by
@@ -236,55 +217,68 @@ class _Run:
         """Learn from the batches, and move on; None where the update was left out."""
         progress, settings = self.progress, self.settings
         highest = highest_loss(settings, progress.losses)
-        whole = [share for _, _, shares in dealt for share in shares]
+        mine = [share for each in dealt for share in each.shares]
+        idle = [batch for each in dealt for batch in each.idle]
         try:
-            update = self.learner.update(whole, progress.step + 1, highest)
+            update = self.learner.update(mine, progress.step + 1, highest, idle)
         except Refused as refused:
-            self._refused(refused, dealt, whole)
+            self._refused(refused, dealt)
             return None
         progress.step += 1
-        progress.epoch, progress.batch = _behind(dealt)
+        progress.epoch, progress.batch = behind(dealt)
         progress.tokens += update.tokens
         progress.losses = remember(settings, progress.losses, update.loss)
         self.meter.count(update.tokens)
         progress.seconds = self.meter.seconds()
         return update
 
-    def _refused(self, refused: Refused, dealt: list[Dealt], batches: list[Batch]) -> None:
+    def _refused(self, refused: Refused, dealt: list[Dealt]) -> None:
         """Keep the batches for whoever wants to look at them; then stop, leave the update out, or go back."""
         progress = self.progress
-        places = [[epoch, number] for epoch, number, _ in dealt]
-        kept = write_evidence(self.folder.refused, refused, batches, places)
         facts = {"what": refused.kind, "loss": str(refused.loss), "gradient_norm": str(refused.norm)}
-        facts["batch"] = str(kept.relative_to(self.folder.path))
-        try:
-            what = fate(self.settings, refused, progress.refused)
-        except Refused:
-            self.log.event(refused.step, "stopped", **facts)
-            raise
-        self.view.say(f"{refused}; {what}; its batch is in {kept}")
-        to = self._checkpoint_before() if what == "rewind" else None
+
+        def decided() -> str | None:
+            """The name of the checkpoint to go back to, if any."""
+            batches = everyones(
+                self.prepared,
+                self.workers,
+                dealt,
+                world=self.ranks.world,
+                accumulate=self.settings.accumulate,
+            )
+            places = [[each.epoch, each.number] for each in dealt]
+            kept = write_evidence(self.folder.refused, refused, batches, places)
+            facts["batch"] = str(kept.relative_to(self.folder.path))
+            try:
+                what = fate(self.settings, refused, progress.refused)
+            except Refused:
+                self.log.event(refused.step, "stopped", **facts)
+                raise
+            self.view.say(f"{refused}; {what}; its batch is in {kept}")
+            return self._checkpoint_before() if what == "rewind" else None
+
+        to = self.ranks.first(decided)
         progress.refused += 1
         if to is None:
             progress.step += 1
-            progress.epoch, progress.batch = _behind(dealt)
+            progress.epoch, progress.batch = behind(dealt)
             self.log.event(progress.step, "skipped", **facts)
         else:
-            self._go_back(to, _behind(dealt))
+            self._go_back(self.folder.checkpoints / to, behind(dealt))
             self.log.event(self.progress.step, "rewound", spike_at=refused.step, **facts)
 
-    def _checkpoint_before(self) -> Path | None:
+    def _checkpoint_before(self) -> str | None:
         """The one to go back to: regular, so that a run which was stopped goes back as far as one that was not."""
         self.saver.wait()
         regular = checkpoint.regular(self.folder.checkpoints, self.settings.save_every)
         before = [path for path in regular if checkpoint.step_of(path) <= self.progress.step]
-        return before[-1] if before else None
+        return before[-1].name if before else None
 
     def _go_back(self, to: Path, place: tuple[int, int]) -> None:
         """Weights, moments and step are those of a checkpoint; the data goes on from `place`."""
         now, state = self.progress, checkpoint.load(to)
         self.learner.restore(state.weights, state.moments)
-        self.progress = _progress(state)
+        self.progress = Progress.read(state.progress)
         self.progress.epoch, self.progress.batch = place
         self.progress.refused, self.progress.best, self.progress.losses = now.refused, now.best, []
         self.log.back_to(self.progress.step, self.progress.lines)
@@ -293,6 +287,10 @@ class _Run:
         """Nothing goes on behind."""
         self.learner.close()
         self.saver.close()
+
+    def _meet(self, asked: Asked) -> None:
+        """All ranks have heard the same signals, and have one clock."""
+        self.progress.seconds = asked.meet(self.progress.seconds)
 
     def _should_stop(self, asked: Asked) -> StoppedBy | None:
         settings, progress = self.settings, self.progress
@@ -314,37 +312,56 @@ class _Run:
     def _validate(self, asked: Asked) -> StoppedBy | None:
         """Measure the (averaged) weights; says whether that ends the training."""
         progress = self.progress
-        self.saver.wait()  # earlier checkpoints may be averaged
-        weights = self.learner.measured()
-        try:
-            result, progress.best = self.validator(progress.step, weights, progress.best, lambda: bool(asked))
-        except Interrupted:
-            return "signal"
-        progress.validated, progress.scores = progress.step, result.scores
-        progress.seconds = self.meter.seconds()
-        self.meter.pause()
-        self.view.validated(result)
-        self.log(
-            progress.step, {"valid/loss": result.loss, **{f"valid/{k}": v for k, v in result.scores.items()}}
-        )
+        weights = on_first(self.learner.measured(), self.ranks)
+
+        def looked() -> tuple[Best, dict[str, float]] | None:
+            assert self.validator is not None
+            self.saver.wait()  # earlier checkpoints may be averaged
+            try:
+                result, best = self.validator(progress.step, weights, progress.best, asked.noticed)
+            except Interrupted:
+                return None
+            self.view.validated(result)
+            found = {"valid/loss": result.loss, **{f"valid/{k}": v for k, v in result.scores.items()}}
+            self.log(progress.step, found)
+            return best, result.scores
+
+        found = self.ranks.first(looked)
+        if found is not None:
+            progress.best, progress.scores = Best(*found[0]), found[1]
+            progress.validated = progress.step
+            progress.seconds = self.meter.seconds()
+            self.meter.pause()
+        self._meet(asked)
         return self._should_stop(asked)
 
     def _save(self) -> None:
         self.log.keep()
         self.progress.lines = self.log.lines
-        state = checkpoint.Checkpoint(*self.learner.state(), asdict(self.progress))
+        state = checkpoint.Checkpoint(*self.learner.state(), self.progress.written())
         self.saver.save(state, self.progress.best.step)
         self.meter.pause()
 
     def _restore(self) -> None:
-        found = checkpoint.newest_sound(self.folder.checkpoints)
-        if found is not None:
-            self.learner.restore(found.state.weights, found.state.moments)
-            self.progress = _progress(found.state)
-            if found.refused:
-                self.view.say(f"warning: {'; '.join(found.refused)}; an earlier checkpoint is taken instead")
-            self.view.say(f"continuing from {found.path}")
-        self.folder.note_sitting(self.progress.step, found.refused if found is not None else ())
+        states: list[checkpoint.Checkpoint] = []
+
+        def found() -> str | None:
+            found = checkpoint.newest_sound(self.folder.checkpoints)
+            refused = [] if found is None else found.refused
+            if refused:
+                self.view.say(f"warning: {'; '.join(refused)}; an earlier checkpoint is taken instead")
+            if found is not None:
+                self.view.say(f"continuing from {found.path}")
+                states.append(found.state)
+            self.folder.note_sitting(0 if found is None else checkpoint.step_of(found.path), refused)
+            return None if found is None else found.path.name
+
+        name = self.ranks.first(found)
+        if name is not None:
+            state = states[0] if states else checkpoint.load(self.folder.checkpoints / name)
+            self.learner.restore(state.weights, state.moments)
+            self.progress = Progress.read(state.progress)
+        self.learner.agree()
 
     def _log(self, update: Update) -> None:
         progress = self.progress
@@ -368,13 +385,3 @@ class _Run:
             "seconds": progress.seconds,
         }
         self.log(progress.step, values)
-
-
-def _progress(state: checkpoint.Checkpoint) -> Progress:
-    return Progress(**{**state.progress, "best": Best(*state.progress["best"])})
-
-
-def _behind(dealt: list[Dealt]) -> tuple[int, int]:
-    """The place in the data after these batches: epoch, and number in it."""
-    epoch, number, _ = dealt[-1]
-    return epoch, number + 1

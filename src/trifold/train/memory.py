@@ -13,6 +13,7 @@ from trifold.errors import SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.memory import TrainingMemory, training_memory
 from trifold.recipe import Recipe
+from trifold.train.ranks import ALONE, Ranks
 
 Limit = tuple[int, str]  # bytes that may still be taken, and whose limit that is
 
@@ -29,24 +30,43 @@ class Need(NamedTuple):
 
 
 def needed(
-    recipe: Recipe, config: ModelConfig, length: int, dtype: torch.dtype, workers: int, *, on_cpu: bool
+    recipe: Recipe,
+    config: ModelConfig,
+    length: int,
+    dtype: torch.dtype,
+    workers: int,
+    *,
+    on_cpu: bool,
+    ranks: Ranks = ALONE,
 ) -> Need:
-    """Of a recipe, with the config as its tokenizers make it and rows of about `length` tokens."""
+    """Of a recipe, with the config as its tokenizers make it and rows of about `length` tokens; of the rank that needs
+    most, which is the one that validates.
+    """
     train = recipe.train
     with torch.device("meta"):
         parameters = Transformer(config, initialise=False).count_parameters()
+    wide = 2 if dtype is torch.float64 else 1  # of master weights and moments, against float32
     memory = training_memory(
         config,
         parameters,
-        recipe.batch.tokens,
+        recipe.batch.tokens
+        if train.accumulate % ranks.world == 0
+        else -(-recipe.batch.tokens // ranks.world),
         length,
         str(dtype).removeprefix("torch."),
         workers=workers,
-        optimizer=MOMENTS[train.optimizer] + (4 if train.ema else 0) + (12 if train.save_behind else 0),
+        optimizer=wide
+        * (MOMENTS[train.optimizer] + (4 if train.ema else 0) + (12 if train.save_behind else 0)),
         validation=8 + (12 if train.average > 1 else 0),  # a mean in float64
         recompute=train.recompute == "blocks",
         on_cpu=on_cpu,
     )
+    if train.sharding == "full" and ranks.world > 1:
+        memory = memory._replace(
+            weights=2 * memory.weights // ranks.world,  # the model's parts, and the master's
+            gradients=2 * memory.gradients // ranks.world,
+            optimizer=memory.optimizer // ranks.world,
+        )
     return Need(memory, parameters)
 
 
@@ -69,12 +89,19 @@ def check_fits(need: Need, recipe: Recipe, limit: Limit) -> None:
     )
 
 
-def there_is(device: torch.device) -> Limit:
-    """The memory that a run may still take on a device; on a CPU also within the limits of a container or a shell."""
+def there_is(device: torch.device, ranks: Ranks = ALONE) -> Limit:
+    """The memory that a run may still take on a device; on a CPU also within the limits of a container or a shell, and
+    shared with the other ranks of the machine.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0], f"free on {device}"
     limits = [limit for find in (_system, _containers, _shell) for limit in find()]
-    return min(limits, default=(2**62, "unlimited"))
+    limit, whose = min(limits, default=(2**62, "unlimited"))
+    return (
+        (limit, whose)
+        if ranks.beside == 1
+        else (limit // ranks.beside, f"{whose}, shared by {ranks.beside} ranks")
+    )
 
 
 def _system() -> Iterator[Limit]:

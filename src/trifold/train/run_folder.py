@@ -27,14 +27,14 @@ from trifold import disk
 from trifold.errors import UsageError
 from trifold.recipe import Recipe
 from trifold.train import checkpoint
-from trifold.train.signals import Stopped
+from trifold.train.ranks import ALONE, Ranks, Stopped
 
 
 class RunFolder:
-    """The paths of one run."""
+    """The paths of one run, and the command that goes on with it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, command: str = "trifold") -> None:
+        self.path, self._command = path, command
         self.recipe = path / "recipe.yaml"
         self.environment = path / "environment.json"
         self.tokenizer = path / "tokenizer"
@@ -91,13 +91,25 @@ class RunFolder:
     @property
     def continue_line(self) -> str:
         """The command that goes on with this run."""
-        return shlex.join(["trifold", "train", str(self.recipe), "--out", str(self.path), "--resume", "auto"])
+        words = ["train", str(self.recipe), "--out", str(self.path), "--resume", "auto"]
+        return f"{self._command} {shlex.join(words)}"
 
-    def describe(self, recipe: Recipe, here: Mapping[str, Any]) -> None:
-        """Write recipe.yaml, and environment.json with the sittings so far."""
+    def describe(self, recipe: Recipe, here: Mapping[str, Any]) -> str:
+        """Write recipe.yaml, and environment.json with the sittings so far; the digest of the first."""
         disk.replace_text(self.recipe, recipe.resolved())
         told = {**here, "sittings": read_object(self.environment).get("sittings", [])}
         disk.replace_text(self.environment, json.dumps(told, indent=2) + "\n")
+        return checkpoint.digest_of(self.recipe)
+
+    def check_seen(self, digest: str) -> None:
+        """Raises UsageError where the recipe here is not the one just written by another process, maybe on another
+        machine.
+        """
+        if not self.recipe.is_file() or checkpoint.digest_of(self.recipe) != digest:
+            raise UsageError(
+                f"{self.path}: {platform.node()} does not see there what rank 0 has written; choose an --out on a disk "
+                "that all machines share"
+            )
 
     def note_sitting(self, step: int, refused: Sequence[str]) -> None:
         """Add to environment.json when a sitting began, from which step, and which checkpoints it could not use."""
@@ -140,7 +152,9 @@ def read_object(path: Path) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
-def environment(device: torch.device, dtype: torch.dtype, workers: int) -> dict[str, Any]:
+def environment(
+    device: torch.device, dtype: torch.dtype, workers: int, ranks: Ranks = ALONE
+) -> dict[str, Any]:
     """What a run depends on beside its recipe."""
     return {
         "trifold": trifold.__version__,
@@ -148,11 +162,12 @@ def environment(device: torch.device, dtype: torch.dtype, workers: int) -> dict[
         "numba": _version("numba"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "device": str(device),
+        "device": str(device) if ranks.world == 1 else device.type,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
         "precision": str(dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "workers": workers,
+        "ranks": ranks.world,
         "git": _git_revision(),
     }
 
@@ -229,6 +244,27 @@ class MetricsLog:
             self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+class NoLog:
+    """What a rank that does not speak writes its metrics into."""
+
+    lines, has_board = 0, True
+
+    def event(self, step: int, name: str, **facts: Any) -> None:
+        """Unwritten."""
+
+    def __call__(self, step: int, values: dict[str, float]) -> None:
+        """Unwritten."""
+
+    def keep(self) -> None:
+        """Nothing is there."""
+
+    def back_to(self, step: int, most: int) -> None:
+        """Nothing is there."""
+
+    def close(self) -> None:
+        """Nothing is there."""
 
 
 def _tensorboard(path: Path, step: int) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 
 from trifold.batches import BatchSettings, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
+from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import Recipe
 from trifold.tasks.kinds import build
@@ -68,6 +71,21 @@ class Prepared:
     def width(self) -> int | None:
         """Where longer rows are cut, if the recipe wants them cut."""
         return self.batches.max_length if self.recipe.batch.on_overflow == "truncate" else None
+
+    @property
+    def fingerprint(self) -> str:
+        """By which ranks tell that they have read the same: how many rows there are, and how long each is."""
+        if isinstance(self.train, Planned):
+            return f"{len(self.train.lengths):,} rows of {self.train.tokens:,} tokens"
+        return f"{len(self.train.lengths):,} rows, checksum {zlib.crc32(self.train.lengths.tobytes()):08x}"
+
+    def check_alike(self, fingerprint: str) -> None:
+        """Raises DataError where rank 0 has read something else."""
+        if self.fingerprint != fingerprint:
+            raise DataError(
+                f"{self.recipe.data.train}: {platform.node()} reads {self.fingerprint}, and rank 0 {fingerprint}; give "
+                "all machines the same files and the same version of trifold"
+            )
 
     def new_model(self) -> Transformer:
         """Fresh weights, a function of the seed; or those of the model that the recipe starts from."""

@@ -12,22 +12,30 @@ from threading import Event, Thread
 from types import FrameType
 from typing import TypeVar
 
+from trifold.train.ranks import ALONE, Ranks, Stopped
+
 T = TypeVar("T")
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 SAVING = (signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()
 
 
-class Stopped(Exception):
-    """A signal has asked for the end while something was done that need not be finished."""
-
-
 class Asked:
-    """Which signal, if any, has asked for the end. The exit code is 128 + its number: 130 or 143."""
+    """Which signal, if any, has asked for the end. The exit code is 128 + its number: 130 or 143.
 
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self._save = False
+    Of several ranks any may hear it; they act on it when they have met, all at the same step.
+    """
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self._ranks = ranks
+        self._heard: int | None = None
+        self._agreed: int | None = None
+        self._save = self._agreed_save = False
+        ranks.heed(lambda: self._heard)
+
+    @property
+    def signal(self) -> int | None:
+        return self._heard if self._ranks.world == 1 else self._agreed
 
     @property
     def exit_code(self) -> int:
@@ -42,17 +50,38 @@ class Asked:
 
     def to_save(self) -> bool:
         """Whether a checkpoint has been asked for since the last time this was."""
-        asked, self._save = self._save, False
+        if self._ranks.world > 1:
+            asked, self._agreed_save = self._agreed_save, False
+        else:
+            asked, self._save = self._save, False
         return asked
 
     def hear(self, number: int, frame: FrameType | None = None) -> None:
         """What is done at a signal."""
         if number in SAVING:
             self._save = True
-        elif self:
+        elif self._heard is not None:
             raise KeyboardInterrupt
         else:
-            self.signal = number
+            self._heard = number
+
+    def meet(self, seconds: float) -> float:
+        """All ranks learn what signals any of them has heard, and the clock of rank 0, whose seconds they then have."""
+        if self._ranks.world > 1:
+            here = [*(self._heard == number for number in ENDING), self._save, seconds * self._ranks.speaks]
+            self._save = False
+            *asking, save, seconds = self._ranks.total(here)
+            self._agreed_save = self._agreed_save or save > 0
+            for number, asked in zip(ENDING, asking, strict=True):
+                if asked and self._agreed is None:
+                    self._agreed = number
+        return seconds
+
+    def noticed(self) -> bool:
+        """Whether any rank, as far as this one can know without meeting it, has heard a signal: for who may be long."""
+        if self._ranks.world > 1 and self._agreed is None:
+            self._agreed = self._ranks.heard_elsewhere() if self._heard is None else self._heard
+        return bool(self)
 
     def unless_asked(self, work: Callable[[], T]) -> T:
         """The result of `work`, which is left behind, still at it, when a signal asks for the end: raises Stopped.
@@ -71,19 +100,23 @@ class Asked:
 
         Thread(target=do, name="preparing", daemon=True).start()
         while not done.wait(0.1):
-            if self:
-                raise Stopped
+            if self.noticed():
+                raise Stopped(self.signal)
         if errors:
             raise errors[0]
         return results[0]
 
+    def stopped(self, stopped: Stopped) -> None:
+        """Another rank has left its work for a signal, and so do all."""
+        self._agreed = stopped.signal if self._agreed is None else self._agreed
+
 
 @contextmanager
-def orderly_end() -> Iterator[Asked]:
+def orderly_end(ranks: Ranks = ALONE) -> Iterator[Asked]:
     """While inside, SIGINT, SIGTERM and SIGUSR1 are noted instead of obeyed; a second one that asks for the end ends
     the process at once.
     """
-    asked = Asked()
+    asked = Asked(ranks)
     try:
         before = {number: signal.signal(number, asked.hear) for number in (*ENDING, *SAVING)}
     except ValueError:  # not the main thread: signals are somebody else's

@@ -21,7 +21,7 @@ from trifold.cli.streams import note, print_json
 
 if TYPE_CHECKING:
     from trifold.look.figures import Figure
-    from trifold.train.loop import Outcome
+    from trifold.train.progress import Outcome
 
 FOLDER = Path("runs/demo-read")
 PRETRAINING, ALONE = "pretraining", "from-scratch"  # folders in it, of the runs beside the one that it is for

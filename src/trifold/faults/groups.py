@@ -1,0 +1,75 @@
+"""Several ranks on one machine, as copies of this process: as `torchrun` starts them, without loading all again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from trifold.faults.runs import CRASHED, Written
+
+
+def ranked(
+    work: Callable[[int], int],
+    world: int,
+    *,
+    log: Path | None = None,
+    beside: Callable[[list[int]], None] | None = None,
+) -> list[int]:
+    """Do `work(rank)` on so many ranks and give their exit codes, negative where a signal ended one.
+
+    beside: done here while they are at it, with their process numbers. As with torchrun, one that fails ends the others
+    by SIGTERM.
+    """
+    port = _free_port()
+    children = [_forked(lambda rank=rank: work(rank), rank, world, port, log) for rank in range(world)]  # type: ignore[misc]
+    if beside is not None:
+        beside(children)
+    codes: dict[int, int] = {}
+    ended = False
+    while len(codes) < world:
+        for rank, child in enumerate(children):
+            if rank not in codes:
+                done, status = os.waitpid(child, os.WNOHANG)
+                if done:
+                    codes[rank] = os.waitstatus_to_exitcode(status)
+        if any(codes.values()) and not ended:
+            ended = True
+            time.sleep(0.1)  # the agent's eyes are open ten times a second
+            for rank, child in enumerate(children):
+                if rank not in codes:
+                    os.kill(child, signal.SIGTERM)
+        time.sleep(0.002)
+    return [codes[rank] for rank in range(world)]
+
+
+def _forked(work: Callable[[], int], rank: int, world: int, port: int, log: Path | None) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = CRASHED
+    try:
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(world),
+            LOCAL_RANK=str(rank),
+            LOCAL_WORLD_SIZE=str(world),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
+        code = work()
+    except BaseException:
+        if log is not None:
+            Written(log).say(f"rank {rank}: {traceback.format_exc()}")
+    finally:
+        os._exit(code)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

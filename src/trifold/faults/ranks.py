@@ -1,0 +1,66 @@
+"""Several processes that learn together: as one learns, however many they are, and whichever of them is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from safetensors.torch import load_file
+
+from trifold.faults.groups import ranked
+from trifold.faults.runs import Box, forked, lines_of, training
+from trifold.train import checkpoint
+
+CLOSE = 1e-10  # in float64: the order of sums
+
+
+def ranks_change_nothing(box: Box) -> None:
+    """2 to 4 ranks, with the whole model or a part each; one is killed, and others in number go on: the curve and the
+    weights are those of one process.
+    """
+    rng = box.rng
+    changes = {
+        "model.dropout": 0.0,
+        "train.precision": "float64",
+        "train.accumulate": rng.choice([1, 2, 3]),
+        "train.optimizer": rng.choice(["adam", "adamw"]),
+        "train.clip": rng.choice([None, 0.5]),
+    }
+    alone = box.folder / "alone"
+    box.expect(forked(training(alone, changes, box.log), log=box.log) == 0, "one process failed")
+    for sitting in range(2):
+        world, form = rng.choice([2, 3, 4]), {"train.sharding": rng.choice(["none", "full"])}
+        wait, unlucky = rng.uniform(0, 3), rng.randrange(world)
+
+        def kill(children: list[int], wait: float = wait, unlucky: int = unlucky) -> None:
+            time.sleep(wait)
+            os.kill(children[unlucky], signal.SIGKILL)
+
+        codes = _together(box, changes | form, world, kill if sitting == 0 else None)
+        if sitting == 0:
+            left = [code for rank, code in enumerate(codes) if rank != unlucky]
+            box.expect(
+                set(left) <= {0, 1, 143, -signal.SIGTERM}, f"one was killed, the others ended with {codes}"
+            )
+        else:
+            box.expect(set(codes) == {0}, f"{world} ranks ended with {codes}")
+    ours, theirs = (
+        [line["train/loss"] for line in lines_of(folder) if "train/loss" in line]
+        for folder in (box.run, alone)
+    )
+    box.expect(len(ours) == len(theirs), f"{len(ours)} steps, and alone {len(theirs)}")
+    off = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    box.expect(off <= CLOSE, f"the loss is off by {off:.1e}")
+    ours_last, theirs_last = (
+        load_file(checkpoint.saved(folder / "checkpoints")[-1] / checkpoint.WEIGHTS)
+        for folder in (box.run, alone)
+    )
+    off = max(float((ours_last[name] - theirs_last[name]).abs().max()) for name in theirs_last)
+    box.expect(off <= 1e3 * CLOSE, f"the weights are off by {off:.1e}")  # Adam divides by small numbers
+
+
+def _together(box: Box, changes: dict[str, Any], world: int, beside: Any) -> list[int]:
+    work = training(box.run, changes, box.log)
+    return ranked(lambda rank: work(), world, log=box.log, beside=beside)
