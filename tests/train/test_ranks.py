@@ -170,7 +170,10 @@ def test_a_killed_rank_ends_the_others_and_nothing_is_lost(made: Made) -> None:
     first, killed = made.codes["killed"]
     assert killed == -signal.SIGKILL and first in (1, -signal.SIGTERM, 143)
     assert made.seconds["killed"] < 30
-    assert made.codes["killed in parts"][0] == -signal.SIGKILL and made.codes["killed in parts"][1] in (1, 143)
+    assert made.codes["killed in parts"][0] == -signal.SIGKILL and made.codes["killed in parts"][1] in (
+        1,
+        143,
+    )
     assert not any("Traceback" in made.said(name) for name in ("killed", "killed in parts"))
     assert made.codes["gone on after a kill"] == [0, 0]
     assert state_of(made.folder / "killed") == state_of(made.folder / "undisturbed")
