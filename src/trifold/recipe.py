@@ -268,7 +268,8 @@ def _read(name: str | Path) -> tuple[dict[str, Any], str]:
             raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
     shipped = importlib.resources.files("trifold") / "recipes" / f"{name}.yaml"
     if not shipped.is_file():
-        raise UsageError(f"unknown recipe {str(name)!r}{nearest(str(name), list(recipe_names()))}")
+        near = nearest(str(name), list(recipe_names()))
+        raise UsageError(f"unknown recipe {str(name)!r}{near}\n  all of them: trifold recipes")
     return _parse_yaml(shipped.read_text("utf-8"), str(name)), str(name)
 
 
