@@ -316,7 +316,10 @@ def test_the_embedded_smoke_text_is_parted_without_overlap() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("embedded:smok", "no such embedded text; there are phrasebook, smoke"),
+        (
+            "embedded:smok",
+            "no such embedded text; there are docstrings, functions, packages, phrasebook, smoke",
+        ),
         ("embedded:smoke:dev", "no such split"),
     ],
 )
