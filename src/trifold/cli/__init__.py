@@ -23,7 +23,7 @@ from trifold.errors import TrifoldError
 
 # What a newcomer types first comes first.
 VERBS: dict[str, tuple[ModuleType, str]] = {
-    "demo": (demo, "train a small model on text that is here already: translate, write, read"),
+    "demo": (demo, "train a small model that translates, writes or reads"),
     "recipes": (recipes, "what can be trained out of the box"),
     "train": (train, "learn what a recipe says"),
     "eval": (eval, "score a model: translations, or text that it has not seen"),
