@@ -478,7 +478,7 @@ def test_every_torchrun_of_the_guide_is_one_that_torchrun_and_trifold_understand
             if "torchrun" in words:
                 words = words[words.index("torchrun") :]
                 commands.append(words[: words.index("&")] if "&" in words else words)
-    assert len(commands) == 6
+    assert len(commands) == 7
     for _, *words in commands:
         known = get_args_parser().parse_args(_numbers(words))
         assert known.module and known.training_script == "trifold", words

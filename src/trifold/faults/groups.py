@@ -62,6 +62,8 @@ def _forked(work: Callable[[], int], rank: int, world: int, port: int, log: Path
             MASTER_PORT=str(port),
         )
         code = work()
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else CRASHED
     except BaseException:
         if log is not None:
             Written(log).say(f"rank {rank}: {traceback.format_exc()}")
