@@ -203,6 +203,7 @@ PROCESSORS: dict[str, Callable[..., Processor]] = {
 }
 # Those that may forbid all that there is.
 SILENCING = frozenset({"no_repeat_ngram_size", "bad_words_ids", "bad_words", "min_new_tokens", "min_length"})
+NO_END = {"min_new_tokens", "min_length"}  # those that forbid the ends alone
 
 
 def processor(config: GenerationConfig, model: ModelConfig, codec: Codec | None = None) -> Processor:
@@ -214,7 +215,9 @@ def processor(config: GenerationConfig, model: ModelConfig, codec: Codec | None 
     ends = end_ids(config, model)
     asked = {key: value for key in PROCESSORS if (value := getattr(config, key)) not in (None, [])}
     made = [PROCESSORS[key](value, About(model, ends, codec)) for key, value in asked.items()]
-    may_silence = not SILENCING.isdisjoint(asked)
+    # Looking whether anything is left costs a pass over the vocabulary at every step.
+    spared = asked.keys() <= NO_END and model.output_vocab_size > len({*ends, model.pad_id})
+    may_silence = not SILENCING.isdisjoint(asked) and not spared
     silent_padding = config.bad_words_ids is None and model.pad_id not in ends
 
     def process(logits: Tensor, written: Written) -> Tensor:

@@ -83,6 +83,8 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def likeliest(log_probs: Tensor, numbers: Tensor, generated: int) -> Tensor:
     """The greedy choice."""
+    if log_probs.device.type == "cpu" and log_probs.dtype is torch.float32:  # numpy's is many times quicker
+        return torch.from_numpy(log_probs.detach().numpy().argmax(-1))
     return log_probs.argmax(-1)
 
 

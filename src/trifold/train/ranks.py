@@ -9,8 +9,10 @@ without a time limit, and with an ear for signals.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -247,6 +249,32 @@ def together() -> Iterator[None]:
         ) from error
 
 
+def _meeting(store: Any, rank: int, world: int) -> str:
+    """A name for this meeting of the ranks that no earlier one has had.
+
+    The store may outlive the ranks: those that torchrun starts again find in it what the killed ones have left. So each
+    leaves a number of its own; rank 0 calls out those that it sees; it begins when all have heard theirs.
+    """
+    own = secrets.token_hex(8)
+    store.set(f"here {rank}", own)
+    end = time.monotonic() + PATIENCE.total_seconds()
+    with together():
+        while time.monotonic() < end:
+            everyone = [f"here {other}" for other in range(world)]
+            if rank == 0 and store.check(everyone):
+                store.set("called", " ".join(store.get(key).decode() for key in everyone))
+            called = store.get("called").decode() if store.check(["called"]) else ""
+            name = hashlib.sha256(called.encode()).hexdigest()
+            if called.split(" ")[rank : rank + 1] == [own]:
+                store.set(f"{name} heard by {rank}", "")
+                if rank == 0 and store.check([f"{name} heard by {other}" for other in range(world)]):
+                    store.set(f"{name} begins", "")
+                if store.check([f"{name} begins"]):
+                    return name
+            time.sleep(PAUSES[0])
+    raise Elsewhere(f"rank {rank}: not all of {world} ranks have come within {PATIENCE}")
+
+
 _joined: Ranks | None = None  # while a run is under way, so that joining once more changes nothing
 _joinings = 0
 _store: Any = None
@@ -270,7 +298,8 @@ def joined() -> Iterator[Ranks]:
     if _store is None:
         _store, _, _ = next(iter(rendezvous("env://", timeout=PATIENCE)))
     _joinings += 1
-    store = PrefixStore(f"trifold {_joinings}", _store)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = PrefixStore(_meeting(PrefixStore(f"trifold {_joinings}", _store), rank, world), _store)
     group = Group(store)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.world, timeout=PATIENCE)
