@@ -170,7 +170,10 @@ def test_a_killed_rank_ends_the_others_and_nothing_is_lost(made: Made) -> None:
     first, killed = made.codes["killed"]
     assert killed == -signal.SIGKILL and first in (1, -signal.SIGTERM, 143)
     assert made.seconds["killed"] < 30
-    assert made.codes["killed in parts"][0] == -signal.SIGKILL and made.codes["killed in parts"][1] in (1, 143)
+    assert made.codes["killed in parts"][0] == -signal.SIGKILL and made.codes["killed in parts"][1] in (
+        1,
+        143,
+    )
     assert not any("Traceback" in made.said(name) for name in ("killed", "killed in parts"))
     assert made.codes["gone on after a kill"] == [0, 0]
     assert state_of(made.folder / "killed") == state_of(made.folder / "undisturbed")
@@ -223,9 +226,7 @@ def test_ranks_that_read_other_data_are_refused(made: Made) -> None:
 # --- torchrun ---------------------------------------------------------------------------------------------
 
 
-def test_torchrun_starts_again_after_a_kill_and_the_run_is_as_if_nothing_had_happened(
-    made: Made, tmp_path: Path
-) -> None:
+def test_torchrun_starts_again_after_a_kill_and_the_run_is_as_if_nothing_had_happened(tmp_path: Path) -> None:
     words = [f"{key}={value}" for key, value in (TINY | {"train.steps": 60, "train.save_every": 5}).items()]
 
     def torchrun(out: Path) -> subprocess.Popen:
