@@ -226,9 +226,7 @@ def test_ranks_that_read_other_data_are_refused(made: Made) -> None:
 # --- torchrun ---------------------------------------------------------------------------------------------
 
 
-def test_torchrun_starts_again_after_a_kill_and_the_run_is_as_if_nothing_had_happened(
-    made: Made, tmp_path: Path
-) -> None:
+def test_torchrun_starts_again_after_a_kill_and_the_run_is_as_if_nothing_had_happened(tmp_path: Path) -> None:
     words = [f"{key}={value}" for key, value in (TINY | {"train.steps": 60, "train.save_every": 5}).items()]
 
     def torchrun(out: Path) -> subprocess.Popen:
