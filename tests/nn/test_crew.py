@@ -37,6 +37,14 @@ def test_a_thin_product_is_the_librarys(rows: int, kind: str, threads: int) -> N
     assert torch.allclose(found.double(), theirs, atol=1e-4)
 
 
+@pytest.mark.parametrize("width", [768, 769, 1600, 2304])
+def test_rows_that_are_multiplied_in_stretches_are_multiplied_whole(width: int) -> None:
+    x, weight = torch.randn(1, width), torch.randn(50, width)
+    with torch.no_grad():
+        found = crew.thin_product(x, weight, None)
+    assert torch.allclose(found, x @ weight.T, atol=1e-3)
+
+
 def test_several_callers_do_not_disturb_each_other() -> None:
     weight = torch.randn(400, 300)
     inputs = [torch.randn(1, 300) for _ in range(4)]
