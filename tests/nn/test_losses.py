@@ -106,7 +106,7 @@ def test_judging_sums_what_whole_logits_say(rows: int, classes: int, biased: boo
     bias = torch.randn(classes) if biased else None
     targets = torch.randint(-1, classes, (rows,))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(losses, "BLOCK", 4)
+        patch.setattr(losses, "CHUNK", 4)
         found = judge(hidden, weight, bias, targets)
     asked = targets >= 0
     logits = torch.nn.functional.linear(hidden, weight, bias)[asked]

@@ -248,13 +248,13 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def exponentials(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """logits (N, V) -> exp(z − max) in place; gives one over their sums (N, 1), and -log p of targets (N,), in fp32.
+    """logits (V, N) -> exp(z − max of the column) in place; one over their sums, and -log p of targets: (N,) fp32.
 
-    A row with target -1 becomes 0.
+    Of a column with target -1 both are 0.
     """
-    inverse, picked = torch.empty(len(logits), 1), torch.empty(len(logits))
-    _loops().exponentials(_array(logits), targets.numpy(), inverse.view(-1).numpy(), picked.numpy())
-    return inverse, picked.neg_()
+    inverse, picked = torch.empty(2, len(targets))
+    _loops().exponentials(_array(logits), targets.numpy(), inverse.numpy(), picked.numpy())
+    return inverse, picked
 
 
 def add_to(total: Tensor, part: Tensor) -> None:

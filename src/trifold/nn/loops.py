@@ -104,25 +104,6 @@ def hashed(number: Any, seed: Any) -> Any:
     return np.uint32(x ^ (x >> np.uint32(16)))
 
 
-@part
-def largest(row: Any, lanes: Any) -> Any:
-    """The maximum of a row, a block of `lanes` (256,) at a time, which a compiler can do sixteen at once."""
-    lanes[:] = F(-3e38)
-    blocks = row.shape[0] // 256 * 256
-    for start in range(0, blocks, 256):
-        block = row[start : start + 256]
-        for j in range(256):
-            x = wide(block[j])
-            lanes[j] = lanes[j] if lanes[j] > x else x
-    m = F(-3e38)
-    for j in range(256):
-        m = m if m > lanes[j] else lanes[j]
-    for j in range(blocks, row.shape[0]):
-        x = wide(row[j])
-        m = m if m > x else x
-    return m
-
-
 # --- dropout -------------------------------------------------------------------------------------------
 
 
@@ -303,24 +284,36 @@ def softmax_rows_backward(weights: Array, gradient: Array) -> None:
 
 
 @loop
-def exponentials(logits: Array, targets: Array, inverse: Array, picked: Array) -> None:
-    """logits (R, V) -> exp(z − max z) in place, inverse (R,) one over their sums, picked (R,) log p of the target.
+def exponentials(logits: Array, targets: Array, inverse: Array, lost: Array) -> None:
+    """logits (V, N) -> exp(z − max of the column) in place, inverse (N,) one over their sums, lost (N,) -log p of the
+    target.
 
-    A target of -1 asks nothing: its row becomes 0, and so do its inverse and picked.
+    A target of -1 asks nothing: its inverse and lost are 0. Columns are reckoned side by side, each from top to bottom,
+    so that the order of its sum does not hang on how many there are.
     """
-    lanes = np.empty(256, F)
-    for r in range(logits.shape[0]):
-        row, y = logits[r], targets[r]
-        if y < 0:
-            row[:] = 0
-            inverse[r] = picked[r] = F(0)
-            continue
-        m, z, total = largest(row, lanes), wide(row[y]), F(0)
-        for j in range(row.shape[0]):
-            row[j] = shorten(row[j], exponential(wide(row[j]) - m))
-        for j in range(row.shape[0]):
-            total += wide(row[j])
-        inverse[r], picked[r] = F(1) / total, z - m - np.log(total)
+    classes, columns = logits.shape
+    most, block = np.full(columns, F(-3e38), F), np.empty(columns, F)
+    for v in range(classes):
+        row = logits[v]
+        for n in range(columns):
+            x = wide(row[n])
+            most[n] = most[n] if most[n] > x else x
+    for n in range(columns):
+        lost[n] = most[n] - wide(logits[max(targets[n], 0), n])
+    total = inverse
+    total[:] = 0
+    for start in range(0, classes, 64):  # a sum of sums: few numbers are added to what is already large
+        block[:] = 0
+        for v in range(start, min(start + 64, classes)):
+            row = logits[v]
+            for n in range(columns):
+                row[n] = shorten(row[n], exponential(wide(row[n]) - most[n]))
+                block[n] += wide(row[n])
+        for n in range(columns):
+            total[n] += block[n]
+    for n in range(columns):
+        lost[n] = lost[n] + np.log(total[n]) if targets[n] >= 0 else F(0)
+        inverse[n] = F(1) / total[n] if targets[n] >= 0 else F(0)
 
 
 @loop

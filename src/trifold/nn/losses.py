@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 from trifold.nn import kernels
 
-CHUNK = 256  # rows of logits that are made and used while they lie in the nearer caches
-BLOCK = 512  # rows behind one product for the weight's gradient, which costs a pass over all of it
-
+CHUNK = (
+    512  # rows of logits that are made at once; the weight's gradient costs a pass over all of it for each
+)
 
 LARGEST_LOSS = 60.0  # nats; beyond, a probability comes close to the smallest number that bf16 and fp32 have
 
@@ -66,7 +66,7 @@ def judge(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) 
         torch.zeros((), device=hidden.device),
         torch.zeros((), dtype=torch.int64, device=hidden.device),
     )
-    for rows, wanted in zip(hidden[asked].split(BLOCK), targets[asked].split(BLOCK), strict=True):
+    for rows, wanted in zip(hidden[asked].split(CHUNK), targets[asked].split(CHUNK), strict=True):
         logits = F.linear(rows, weight, bias).float()
         nll = nll + F.cross_entropy(logits, wanted, reduction="sum")
         right = right + (logits.argmax(-1) == wanted).sum()
@@ -91,7 +91,7 @@ def _sums(
     if not bool(asked.all()):
         hidden, targets = hidden[asked], targets[asked]
     loss = nll = torch.zeros((), device=hidden.device)
-    for rows, wanted in zip(hidden.split(BLOCK), targets.split(BLOCK), strict=True):
+    for rows, wanted in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True):
         logits = F.linear(rows, weight, bias).float()
         log_likelihood = logits.log_softmax(-1)
         picked = -log_likelihood.gather(-1, wanted[:, None]).sum()
@@ -103,22 +103,21 @@ def _sums(
 def _normalised(
     z: Tensor, hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Logits z (N, V) -> in place numbers e with e · inverse = softmax(z); inverse (N, 1), and -log p of targets (N,).
+    """Logits z (V, N) -> in place numbers e with e · inverse = softmax(z) of each column; inverse (N,), and -log p of
+    targets (N,).
 
-    Rows that ask nothing become 0.
+    Where nothing is asked both are 0.
     """
     if kernels.compiled(z, learning=True) is not None:
         return kernels.exponentials(z, targets)
-    torch.softmax(z, dim=-1, out=z)
+    torch.softmax(z, dim=0, out=z)
     asked = targets >= 0
-    if not bool(asked.all()):
-        z.index_fill_(0, (~asked).nonzero().squeeze(-1), 0)
-        targets = targets.clamp_min(0)
-    picked = torch.where(asked, -z.gather(-1, targets[:, None]).float().squeeze(-1).log(), 0.0)
+    wanted = targets.clamp_min(0)
+    picked = torch.where(asked, -z.gather(0, wanted[None]).float().squeeze(0).log(), 0.0)
     if bool((lost := picked > LARGEST_LOSS).any()):  # underflowed: those rows again, by the book
         again = F.linear(hidden[lost], weight, bias).float()
-        picked[lost] = F.cross_entropy(again, targets[lost], reduction="none")
-    return picked.new_ones(len(z), 1), picked
+        picked[lost] = F.cross_entropy(again, wanted[lost], reduction="none")
+    return asked.float(), picked
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -134,27 +133,28 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_bias = None if bias is None else torch.zeros(classes, dtype=torch.float32, device=weight.device)
         d_hidden = torch.empty_like(hidden)
         h32 = hidden.float() * asked[:, None]
-        inverse, picked = h32.new_empty(rows, 1), h32.new_empty(rows)
-        buffer = hidden.new_empty(min(BLOCK, rows), classes)
-        for block in range(0, rows, BLOCK):
-            whole = slice(block, min(block + BLOCK, rows))
-            e = buffer[: whole.stop - block]
-            for start in range(block, whole.stop, CHUNK):
-                part = slice(start, min(start + CHUNK, whole.stop))
-                z = e[start - block : part.stop - block]
-                if bias is None:
-                    torch.mm(hidden[part], weight.t(), out=z)
-                else:
-                    torch.addmm(bias, hidden[part], weight.t(), out=z)
-                inverse[part], picked[part] = _normalised(z, hidden[part], targets[part], weight, bias)
-                torch.mm(z, weight, out=d_hidden[part])
-            kernels.add_to(d_weight, torch.mm(e.t(), (h32[whole] * inverse[whole]).to(hidden.dtype)))
+        inverse, picked = h32.new_empty(rows), h32.new_empty(rows)
+        # Of a chunk (classes, rows) the products come out quicker than of its transpose: the matrices lie as they want.
+        classes_last = weight.t().contiguous()
+        buffer = hidden.new_empty(classes * min(CHUNK, rows))
+        for start in range(0, rows, CHUNK):
+            part = slice(start, min(start + CHUNK, rows))
+            here = hidden[part]
+            z = buffer[: classes * len(here)].view(classes, len(here))
+            torch.mm(weight, here.t(), out=z)
+            if bias is not None:
+                z += bias[:, None]
+            inverse[part], picked[part] = _normalised(z, here, targets[part], weight, bias)
+            d_hidden[part] = torch.mm(classes_last, z).t()
+            kernels.add_to(d_weight, torch.mm(z, (h32[part] * inverse[part, None]).to(hidden.dtype)))
             if d_bias is not None:
-                d_bias += (e * inverse[whole]).sum(0)
+                d_bias += (z * inverse[part]).sum(1)
         # What is left has rank one or is a look-up: (1 − ε) onehot(y) and ε / V, for all rows at once.
         of_target, mean_weight = weight[wanted].float(), weight.float().mean(0)
         uniform = smoothing * mean_weight
-        d_h = d_hidden.float().mul_(inverse) - ((1 - smoothing) * of_target + uniform) * asked[:, None]
+        d_h = (
+            d_hidden.float().mul_(inverse[:, None]) - ((1 - smoothing) * of_target + uniform) * asked[:, None]
+        )
         d_weight.index_add_(0, wanted, h32, alpha=smoothing - 1)
         d_weight -= (smoothing / classes) * h32.sum(0)
         # log Σ exp z = z_y − log p_y, and mean(z) = h · mean(W) + mean(b): no pass over the logits.
