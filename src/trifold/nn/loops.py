@@ -91,6 +91,24 @@ def exponential(x: Any) -> Any:
     return p * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
+LEAST = np.int32(-(2**31))
+
+
+@part
+def ordinal(x: Any) -> Any:
+    """A whole number for each fp32, in the same order: of those a maximum may be taken sixteen at once. NaN is first or
+    last.
+    """
+    bits = np.float32(x).view(np.int32)
+    return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
+
+
+@part
+def of_ordinal(number: Any) -> Any:
+    """The inverse."""
+    return np.int32(number ^ ((number >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
+
+
 @part
 def hashed(number: Any, seed: Any) -> Any:
     """32 bits, each as good as random, from a number and a seed: multiply, fold, twice, with the constants of
@@ -250,21 +268,22 @@ def softmax_rows(scores: Array, q_starts: Array, k_starts: Array, causal: bool) 
         queries = q_starts[b + 1] - q_starts[b] if asked else 0
         real = k_starts[b + 1] - k_starts[b] if asked else 0
         for h in range(heads):
+            held[:] = 0  # and so it stays beyond what is seen, which never becomes less
             for t in range(queries):
                 row = scores[b, h, t]
                 seen = min(real, t + 1) if causal else real
-                m, total = F(-3e38), F(0)
+                largest, total = LEAST, F(0)
                 for s in range(seen):
-                    x = wide(row[s])
-                    m = m if m > x else x
+                    x = ordinal(wide(row[s]))
+                    largest = largest if largest > x else x
+                m = of_ordinal(largest)
                 for s in range(seen):
                     held[s] = exponential(wide(row[s]) - m)
                 for s in range(seen):
                     total += held[s]
                 inverse = F(1) / total
-                for s in range(seen):
+                for s in range(keys):
                     row[s] = narrow(row[s], held[s] * inverse)
-                row[seen:] = 0
             scores[b, h, queries:] = 0
 
 
