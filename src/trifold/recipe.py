@@ -41,6 +41,7 @@ BELONGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "momentum": ("optimizer", ("muon",)),
     "muon_rate": ("optimizer", ("muon",)),
     "muon_scale": ("optimizer", ("muon",)),
+    "muon_iterations": ("optimizer", ("muon",)),
 }
 
 
@@ -98,6 +99,9 @@ class TrainSettings(Settings):
         "match-rms",
         description="muon: an n × m update is times 0.2 · sqrt(max(n, m)), which is AdamW's size; or times "
         "sqrt(max(1, n / m)); or as it is",
+    )
+    muon_iterations: int = Field(
+        5, ge=1, description="muon: Newton–Schulz steps that make an update orthogonal; fewer cost less time"
     )
     clip: float | None = Field(None, gt=0, description="largest norm of the gradient")
     ema: float | None = Field(
