@@ -14,7 +14,7 @@ class Setting:
     n_layers: int = 6
     n_heads: int = 6
     context: int = 256
-    rows: int = 64  # windows a step: 16,384 tokens
+    rows: int = 32  # windows a step: 8,192 tokens
     dropout: float = 0.1  # on embeddings and sub-layer outputs
     attention_dropout: float = 0.0  # spares the peers the work
     learning_rate: float = 1e-3
