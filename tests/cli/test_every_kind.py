@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 from tests.cli.kinds_of_runs import KINDS, Runs
+
+from trifold.recipe import load_recipe
+from trifold.tasks.kinds import use
 
 pytestmark = pytest.mark.slow
 
@@ -107,6 +111,13 @@ def test_eval_of_a_run_that_lost_its_tokenizer_makes_none(trifold, runs):
         assert not (folder / "tokenizer.json").exists()
     finally:
         (folder / "aside").rename(folder / "tokenizer.json")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_that_a_run_ends_with_works(trifold, runs, kind):
+    words = shlex.split(use(load_recipe(str(runs[kind] / "recipe.yaml")).task, runs[kind]))
+    done = trifold(*words[1:])
+    assert words[0] == "trifold" and words[2] == str(runs[kind]) and done.code == 0, done.err
 
 
 # --- the other verbs -----------------------------------------------------------------------------------------

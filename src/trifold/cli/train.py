@@ -41,6 +41,7 @@ def run(
     """Train a model by a recipe; Ctrl-C saves and says how to continue."""
     try:
         from trifold.recipe import load_recipe
+        from trifold.tasks.kinds import use
         from trifold.train import train
         from trifold.train.ranks import joined
         from trifold.train.view import choose_view
@@ -66,12 +67,12 @@ def run(
             }
         )
     elif outcome.finished:
-        for line in summary(outcome.folder, outcome.scores):
+        for line in summary(outcome.folder, outcome.scores, use(chosen.task, outcome.folder)):
             print(line)
     raise typer.Exit(outcome.exit_code)
 
 
-def summary(folder: Path, scores: dict[str, float]) -> list[str]:
+def summary(folder: Path, scores: dict[str, float], command: str) -> list[str]:
     """The last scores, where everything is, and the command that uses it."""
     from trifold.train.view import score_text
 
@@ -80,5 +81,5 @@ def summary(folder: Path, scores: dict[str, float]) -> list[str]:
         *([f"validation:          {last}"] if last else []),
         f"the model:           {folder / 'model'}  (a Hugging Face folder)",
         f"the whole run:       {folder}  (recipe.yaml, metrics.jsonl, checkpoints, samples)",
-        f'use it:              trifold generate {folder} "your text"',
+        f"use it:              {command}",
     ]

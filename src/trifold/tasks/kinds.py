@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from trifold.tasks.causal import CausalSettings
@@ -46,7 +47,7 @@ Reads = Literal["pairs", "documents", "parts"]
 class Kind(NamedTuple):
     """What is known of a kind of task.
 
-    build: from its settings and the rest of the recipe to all that is learnt from. reads: what it learns from and is
+    use: the command that shows what such a model can do. build: from its settings and the rest of the recipe to all that is learnt from. reads: what it learns from and is
     measured on. cached: whether it reads text from the disk as it needs it, where a recipe says data.cache. measured:
     the settings of the task whose validation is its own.
     """
@@ -55,25 +56,34 @@ class Kind(NamedTuple):
     reads: Reads = "documents"
     cached: bool = False
     measured: Callable[[Any], TaskSettings] = lambda settings: settings
+    use: str = 'generate {folder} "your text"'
 
+
+FILL = 'predict {folder} "a text with a <mask>"'
+FOLLOW = 'predict {folder} "a text" --pair "another" --task next-sentence'
 
 KINDS: dict[str, Kind] = {
     "translate": Kind(translation, reads="pairs"),
     "causal": Kind(causal, cached=True),
-    "masked": Kind(masked),
-    "permutation": Kind(permutation),
-    "pairs": Kind(pairs),
+    "masked": Kind(masked, use=FILL),
+    "permutation": Kind(permutation, use=FILL),
+    "pairs": Kind(pairs, use=FOLLOW),
     "denoise": Kind(denoise),
     "spans": Kind(spans),
     "text-to-text": Kind(text_to_text, reads="parts"),
     "distill": Kind(distillation, measured=lambda settings: settings.of),  # the student, by itself
-    "classify": Kind(classification),
+    "classify": Kind(classification, use='predict {folder} "your text"'),
 }
 
 
 def measured(settings: TaskSettings) -> TaskSettings:
     """The task whose validation is that of these settings: of one that wraps another, the one inside."""
     return KINDS[settings.kind].measured(settings)
+
+
+def use(settings: TaskSettings, folder: Path) -> str:
+    """The command that uses what has learnt by these settings."""
+    return f"trifold {KINDS[measured(settings).kind].use.format(folder=folder)}"
 
 
 def reads(settings: TaskSettings) -> Reads:
