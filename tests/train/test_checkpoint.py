@@ -112,7 +112,7 @@ def test_the_mean_of_weights_needs_no_moments(tmp_path):
     path = checkpoint.save(tmp_path, state())
     (path / "optimizer.safetensors").write_bytes(b"damaged")
     assert checkpoint.load(path, optimizer=False).moments == {}
-    assert checkpoint.mean_weights([path]).keys() == {"a.weight", "b"}
+    assert checkpoint.mean_weights([path]).weights.keys() == {"a.weight", "b"}
 
 
 # Every way in which the disk is written to, each failing at its n-th use.
@@ -205,11 +205,23 @@ def test_other_things_in_the_folder_are_no_checkpoints(tmp_path):
 def test_the_mean_of_weights_is_the_mean(tmp_path):
     states = [state(step) for step in (1, 2, 3)]
     paths = [checkpoint.save(tmp_path, each) for each in states]
-    mean = checkpoint.mean_weights(paths)
+    mean, *rest = checkpoint.mean_weights(paths)
+    assert rest == [3, []]
     for name in states[0].weights:
         exact = torch.stack([each.weights[name].double() for each in states]).mean(0)
         assert mean[name].dtype is torch.float32
         assert torch.equal(mean[name], exact.float())
+
+
+def test_a_damaged_checkpoint_is_left_out_of_the_mean(tmp_path):
+    paths = [checkpoint.save(tmp_path, state(step)) for step in (1, 2, 3)]
+    weights = paths[1] / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    mean = checkpoint.mean_weights(paths)
+    assert mean.of == 2 and [str(weights) in line for line in mean.refused] == [True]
+    wanted = checkpoint.mean_weights([paths[0], paths[2]]).weights
+    assert all(torch.equal(value, wanted[name]) for name, value in mean.weights.items())
+    assert checkpoint.mean_weights([paths[1]])[:2] == ({}, 0)
 
 
 # --- the newest sound one ---------------------------------------------------------------------------------

@@ -343,10 +343,23 @@ def test_averaging_keeps_the_mean_of_the_last_checkpoints(run, scored):
     kept = dict(load_model(outcome.folder / "model")[0].named_parameters())
     folder = outcome.folder / "checkpoints"
     mean = checkpoint.mean_weights([folder / f"step-{step:08d}" for step in (8, 10, 12)])
-    for name, value in mean.items():
+    for name, value in mean.weights.items():
         assert torch.allclose(kept[name], value, rtol=1e-6, atol=1e-7)
     last = checkpoint.load(folder / "step-00000012").weights
     assert not all(torch.allclose(kept[name], last[name], rtol=1e-6, atol=1e-7) for name in last)
+
+
+def test_a_damaged_checkpoint_does_not_end_a_run_that_averages(run, interrupting, tmp_path):
+    class Damaging(interrupting):
+        def step(self, shot):
+            if shot.step == 5:
+                (tmp_path / "run" / "checkpoints" / "step-00000002" / "weights.safetensors").write_bytes(b"!")
+
+    view = Damaging(-1)
+    outcome = run(view=view, train__average=3, train__steps=6, train__validate_every=6, train__save_every=2)
+    assert outcome.finished
+    (warning,) = (line for line in view.lines if line.startswith("warning"))
+    assert "step-00000002" in warning and "made without" in warning
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

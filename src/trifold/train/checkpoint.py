@@ -235,15 +235,33 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def mean_weights(paths: list[Path]) -> dict[str, Tensor]:
-    """The mean of the weights of several checkpoints, summed in float64 (Vaswani et al. 2017, section 6.1)."""
+class Mean(NamedTuple):
+    """The mean of the weights of so many sound checkpoints; refused: what is wrong with the others."""
+
+    weights: dict[str, Tensor]
+    of: int
+    refused: list[str]
+
+
+def mean_weights(paths: list[Path]) -> Mean:
+    """The mean of the weights of several checkpoints, summed in float64 (Vaswani et al. 2017, section 6.1).
+
+    A damaged one is left out: what is learnt since is not to be lost for it.
+    """
     total: dict[str, Tensor] = {}
     kinds: dict[str, torch.dtype] = {}
+    refused: list[str] = []
     for path in paths:
-        for name, value in load(path, optimizer=False).weights.items():
+        try:
+            weights = load(path, optimizer=False).weights
+        except CheckpointError as error:
+            refused.append(str(error))
+            continue
+        for name, value in weights.items():
             kinds[name] = value.dtype
             total[name] = total[name].add_(value) if name in total else value.double()
-    return {name: (value / len(paths)).to(kinds[name]) for name, value in total.items()}
+    sound = len(paths) - len(refused)
+    return Mean({name: (value / sound).to(kinds[name]) for name, value in total.items()}, sound, refused)
 
 
 # --- the manifest --------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ class _Run:
             workers=self.workers,
             ranks=self.ranks,
         )
-        self.validator = Validator(prepared, folder, machine.device) if self.ranks.speaks else None
+        self.validator = Validator(prepared, folder, machine.device, view.say) if self.ranks.speaks else None
         self.saver = Saver(folder.checkpoints, self.settings, self.ranks)
         self.progress = Progress()
         self._restore()

@@ -33,8 +33,10 @@ class Best(NamedTuple):
 class Validator:
     """Owns a second model, in fp32, into which the (averaged) weights are read."""
 
-    def __init__(self, prepared: Prepared, folder: RunFolder, device: torch.device) -> None:
-        self.prepared, self.folder, self.device = prepared, folder, device
+    def __init__(
+        self, prepared: Prepared, folder: RunFolder, device: torch.device, say: Callable[[str], None]
+    ) -> None:
+        self.prepared, self.folder, self.device, self.say = prepared, folder, device, say
         self.model = Transformer(prepared.config).to(device).eval()
 
     def averaged(self, step: int, current: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -48,7 +50,14 @@ class Validator:
         if settings.average == 1 or not earlier:
             return current
         mean = checkpoint.mean_weights(earlier)
-        return {name: torch.lerp(mean[name], current[name].cpu(), 1 / (len(earlier) + 1)) for name in mean}
+        if mean.refused:
+            self.say(f"warning: {'; '.join(mean.refused)}; the mean of the last weights is made without")
+        if not mean.of:
+            return current
+        return {
+            name: torch.lerp(value, current[name].cpu(), 1 / (mean.of + 1))
+            for name, value in mean.weights.items()
+        }
 
     @torch.no_grad()
     def __call__(
