@@ -93,6 +93,7 @@ def _trained(what: str, recipe: str, out: Path, overrides: Mapping[str, Any]) ->
     note(f"\n{what}")
     outcome = train(load_recipe(recipe, overrides), out=out, resume="auto", view=choose_view())
     if not outcome.finished:
+        note("that goes on with this run only, one of three; `trifold demo read` begins all of them anew")
         raise typer.Exit(outcome.exit_code)
     return outcome
 
