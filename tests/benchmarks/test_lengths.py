@@ -1,0 +1,30 @@
+"""The memory of learning grows as the text does, not as its square."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_memory_is_linear_in_length() -> None:
+    """8,192 tokens of 8 heads in 2 layers: the weights of attention alone would be 4.3 GB in fp32."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "train_decoder" / "lengths.py"]
+        + ["--lengths", "2048,8192", "--precision", "fp32"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    short, long = (
+        float(line.split("|")[2].replace(",", "")) for line in done.stdout.splitlines() if line[2:3].isdigit()
+    )
+    assert long < 5 * short
