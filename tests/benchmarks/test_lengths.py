@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "benchmarks" / "train_decoder" / "lengths.py"
 
 
 @pytest.mark.slow
 def test_memory_is_linear_in_length() -> None:
     """8,192 tokens of 8 heads in 2 layers: the weights of attention alone would be 4.3 GB in fp32."""
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "train_decoder" / "lengths.py"]
-        + ["--lengths", "2048,8192", "--precision", "fp32"],
+        [sys.executable, BENCH, "--lengths", "2048,8192", "--precision", "fp32"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,

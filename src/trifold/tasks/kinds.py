@@ -47,9 +47,9 @@ Reads = Literal["pairs", "documents", "parts"]
 class Kind(NamedTuple):
     """What is known of a kind of task.
 
-    use: the command that shows what such a model can do. build: from its settings and the rest of the recipe to all that is learnt from. reads: what it learns from and is
+    build: from its settings and the rest of the recipe to all that is learnt from. reads: what it learns from and is
     measured on. cached: whether it reads text from the disk as it needs it, where a recipe says data.cache. measured:
-    the settings of the task whose validation is its own.
+    the settings of the task whose validation is its own. use: the command that shows what such a model can do.
     """
 
     build: Callable[[Any, Asked], Material]
