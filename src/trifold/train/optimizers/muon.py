@@ -79,7 +79,7 @@ class Muon:
 def orthogonal(x: Tensor, iterations: int) -> Tensor:
     """(N, n, m) -> matrices with the same singular vectors and values near 1, by Newton–Schulz steps in x's dtype.
 
-    A step lifts small values by 3.4445 at most: of five, those above 0.2 % of the matrix's norm end above 0.7.
+    A step lifts small values by 3.4445 at most: of five, those above 0.2 % of the matrix's norm end above 0.65.
     """
     a, b, c = QUINTIC
     if x.shape[-2] > x.shape[-1]:  # the smaller of the two products
