@@ -360,6 +360,10 @@ def test_a_damaged_checkpoint_does_not_end_a_run_that_averages(run, interrupting
     assert outcome.finished
     (warning,) = (line for line in view.lines if line.startswith("warning"))
     assert "step-00000002" in warning and "made without" in warning
+    (event,) = (line for line in metrics(outcome.folder) if "event" in line)
+    assert (event["step"], event["event"]) == (6, "averaged without") and "step-00000002" in event["refused"][
+        0
+    ]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

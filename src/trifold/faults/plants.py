@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trifold import disk
+from trifold.data import lines, readers, token_cache
 from trifold.nn import attention, losses
 from trifold.nn.masks import Mask
-from trifold.train import checkpoint, dealing, learner, loop, run_folder, saver, schedule, signals
+from trifold.train import checkpoint, dealing, learner, loop, run_folder, saver, schedule, setup, signals
 from trifold.train.checkpoint import Checkpoint, Found
 from trifold.train.learner import Learner
 from trifold.train.ranks import Group
@@ -173,6 +175,23 @@ def _unheard(self: Any) -> None:
     self._coming = None
 
 
+def _split_everywhere(path: str, *arguments: Any, **named: Any) -> Iterator[str]:
+    """Lines end wherever Python thinks that they do."""
+    return iter("\n".join(_REAL_LINES(path, *arguments, **named)).splitlines())
+
+
+_REAL_LINES = lines.iter_lines
+
+
+def _none_too_long(lengths: Any, settings: Any) -> Any:
+    """Left out all the same, and not counted."""
+    return np.zeros(len(lengths), np.bool_)
+
+
+def _decoded_somehow(raw: bytes, name: str, number: int) -> str:
+    return raw.decode("utf-8", errors="replace")
+
+
 def _no_check(*arguments: Any, **named: Any) -> list[str]:
     return []
 
@@ -235,6 +254,21 @@ PLANTS: Mapping[str, Plant] = {
     ),
     "data-unchecked": Plant(
         "data files are not compared", "changed-data", _instead(loop, "check_same_data", _no_check)
+    ),
+    "out-of-step": Plant(
+        "the longer of two files is cut to the shorter", "aligned", _instead(readers, "zip_longest", zip)
+    ),
+    "split-everywhere": Plant(
+        "lines end at U+2028 too", "aligned", _instead(readers, "iter_lines", _split_everywhere)
+    ),
+    "uncounted": Plant(
+        "what is too long is left out in silence", "counts", _instead(setup, "overlong", _none_too_long)
+    ),
+    "decoded-somehow": Plant(
+        "what is no UTF-8 becomes U+FFFD", "encodings", _instead(lines, "_decode", _decoded_somehow)
+    ),
+    "no-lock": Plant(
+        "two processes make one cache", "large", _instead(token_cache, "_alone", lambda *_: nullcontext())
     ),
     "prune-by-number": Plant(
         "whatever is called a checkpoint is deleted", "foreign", _instead(checkpoint, "prune", _by_number)

@@ -5,7 +5,7 @@ Full figures are those of the goals. Trials of `damage` make a hundred mutations
 
 from __future__ import annotations
 
-from trifold.faults import damage, numbers, ranks, stops
+from trifold.faults import damage, large, numbers, ranks, stops, texts
 from trifold.faults.harness import Promise
 
 PROMISES: dict[str, Promise] = {
@@ -51,6 +51,18 @@ PROMISES: dict[str, Promise] = {
     "changed-data": Promise(
         "data that changed between sittings is refused unless told", damage.changed_data_is_refused,
         1, 3, 20, ""),
+    "aligned": Promise(
+        "pairs stay pairs, whatever is in them, or are refused by file and line", texts.pairs_stay_aligned,
+        24, 80, 800, "8"),
+    "counts": Promise(
+        "what is blank, doubled, odd or too long is counted as it is", texts.what_is_left_out_is_counted,
+        12, 50, 500, "9"),
+    "encodings": Promise(
+        "odd encodings, in every kind of file, are read exactly or refused by place", texts.encodings_are_told,
+        65, 65, 650, "32"),
+    "large": Promise(
+        "text of any size becomes tokens: no loss, no doubling, little memory", large.large_text_is_cached,
+        1, 3, 20, "33"),
     "foreign": Promise(
         "a foreign or stale folder among the checkpoints is never deleted", damage.foreign_folders_stay,
         1, 2, 10, ""),

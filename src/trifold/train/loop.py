@@ -139,7 +139,9 @@ class _Run:
             workers=self.workers,
             ranks=self.ranks,
         )
-        self.validator = Validator(prepared, folder, machine.device, view.say) if self.ranks.speaks else None
+        self.validator = (
+            Validator(prepared, folder, machine.device, self._averaged_without) if self.ranks.speaks else None
+        )
         self.saver = Saver(folder.checkpoints, self.settings, self.ranks)
         self.progress = Progress()
         self._restore()
@@ -308,6 +310,10 @@ class _Run:
         return progress.step > progress.validated and (
             last or progress.step % self.settings.validate_every == 0
         )
+
+    def _averaged_without(self, step: int, refused: list[str]) -> None:
+        self.view.say(f"warning: {'; '.join(refused)}; the mean of the last weights is made without")
+        self.log.event(step, "averaged without", refused=refused)
 
     def _validate(self, asked: Asked) -> StoppedBy | None:
         """Measure the (averaged) weights; says whether that ends the training."""

@@ -31,12 +31,19 @@ class Best(NamedTuple):
 
 
 class Validator:
-    """Owns a second model, in fp32, into which the (averaged) weights are read."""
+    """Owns a second model, in fp32, into which the (averaged) weights are read.
+
+    made_without: hears of a mean of the last weights from which damaged checkpoints are missing, and at which step.
+    """
 
     def __init__(
-        self, prepared: Prepared, folder: RunFolder, device: torch.device, say: Callable[[str], None]
+        self,
+        prepared: Prepared,
+        folder: RunFolder,
+        device: torch.device,
+        made_without: Callable[[int, list[str]], None],
     ) -> None:
-        self.prepared, self.folder, self.device, self.say = prepared, folder, device, say
+        self.prepared, self.folder, self.device, self.made_without = prepared, folder, device, made_without
         self.model = Transformer(prepared.config).to(device).eval()
 
     def averaged(self, step: int, current: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -51,7 +58,7 @@ class Validator:
             return current
         mean = checkpoint.mean_weights(earlier)
         if mean.refused:
-            self.say(f"warning: {'; '.join(mean.refused)}; the mean of the last weights is made without")
+            self.made_without(step, mean.refused)
         if not mean.of:
             return current
         return {
