@@ -14,11 +14,12 @@ from trifold.faults.runs import Box, forked, lines_of, training
 from trifold.train import checkpoint
 
 CLOSE = 1e-10  # in float64: the order of sums
+SOON = 10.0  # seconds, on a machine with fewer cores than ranks
 
 
 def ranks_change_nothing(box: Box) -> None:
-    """2 to 4 ranks, with the whole model or a part each; one is killed, and others in number go on: the curve and the
-    weights are those of one process.
+    """2 to 4 ranks, with the whole model or a part each; one is killed, or asked to stop, so that all end, soon; others in
+    number go on: the curve and the weights are those of one process.
     """
     rng = box.rng
     changes = {
@@ -32,19 +33,10 @@ def ranks_change_nothing(box: Box) -> None:
     box.expect(forked(training(alone, changes, box.log), log=box.log) == 0, "one process failed")
     for sitting in range(2):
         world, form = rng.choice([2, 3, 4]), {"train.sharding": rng.choice(["none", "full"])}
-        wait, unlucky = rng.uniform(0, 3), rng.randrange(world)
-
-        def kill(children: list[int], wait: float = wait, unlucky: int = unlucky) -> None:
-            time.sleep(wait)
-            os.kill(children[unlucky], signal.SIGKILL)
-
-        codes = _together(box, changes | form, world, kill if sitting == 0 else None)
         if sitting == 0:
-            left = [code for rank, code in enumerate(codes) if rank != unlucky]
-            box.expect(
-                set(left) <= {0, 1, 143, -signal.SIGTERM}, f"one was killed, the others ended with {codes}"
-            )
+            _end_early(box, changes | form, world, (signal.SIGKILL, signal.SIGTERM)[box.number % 2])
         else:
+            codes = _together(box, changes | form, world, None)
             box.expect(set(codes) == {0}, f"{world} ranks ended with {codes}")
     ours, theirs = (
         [line["train/loss"] for line in lines_of(folder) if "train/loss" in line]
@@ -59,6 +51,26 @@ def ranks_change_nothing(box: Box) -> None:
     )
     off = max(float((ours_last[name] - theirs_last[name]).abs().max()) for name in theirs_last)
     box.expect(off <= 1e3 * CLOSE, f"the weights are off by {off:.1e}")  # Adam divides by small numbers
+
+
+def _end_early(box: Box, changes: dict[str, Any], world: int, number: signal.Signals) -> None:
+    """One rank gets the signal at some moment: no rank is left behind, and where all were asked to stop, all saved."""
+    wait, unlucky, struck = box.rng.uniform(0, 3), box.rng.randrange(world), 0.0
+
+    def strike(children: list[int]) -> None:
+        nonlocal struck
+        time.sleep(wait)
+        os.kill(children[unlucky], number)
+        struck = time.monotonic()
+
+    codes = _together(box, changes, world, strike)
+    box.expect(
+        time.monotonic() - struck <= SOON, f"{number.name} to one: the others went on for more than {SOON} s"
+    )
+    left = {code for rank, code in enumerate(codes) if rank != unlucky}
+    box.expect(left <= {0, 1, 143, -signal.SIGTERM}, f"{number.name} to one: {codes}")
+    if number == signal.SIGTERM and checkpoint.saved(box.run / "checkpoints"):
+        box.expect(set(codes) <= {0} or set(codes) <= {143}, f"asked to stop, they ended with {codes}")
 
 
 def _together(box: Box, changes: dict[str, Any], world: int, beside: Any) -> list[int]:
