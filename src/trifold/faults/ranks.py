@@ -18,7 +18,7 @@ SOON = 10.0  # seconds, on a machine with fewer cores than ranks
 
 
 def ranks_change_nothing(box: Box) -> None:
-    """2 to 4 ranks, with the whole model or a part each; one is killed, or asked to stop, so that all end, soon; others in
+    """2 to 4 ranks, with the whole model or a part each; one is killed, or asked to stop, and all end, soon; others in
     number go on: the curve and the weights are those of one process.
     """
     rng = box.rng
@@ -64,9 +64,8 @@ def _end_early(box: Box, changes: dict[str, Any], world: int, number: signal.Sig
         struck = time.monotonic()
 
     codes = _together(box, changes, world, strike)
-    box.expect(
-        time.monotonic() - struck <= SOON, f"{number.name} to one: the others went on for more than {SOON} s"
-    )
+    lasted = time.monotonic() - struck
+    box.expect(lasted <= SOON, f"{number.name} to one: the others went on for {lasted:.0f} s")
     left = {code for rank, code in enumerate(codes) if rank != unlucky}
     box.expect(left <= {0, 1, 143, -signal.SIGTERM}, f"{number.name} to one: {codes}")
     if number == signal.SIGTERM and checkpoint.saved(box.run / "checkpoints"):
