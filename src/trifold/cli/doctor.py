@@ -134,7 +134,7 @@ def _try(
             found = plant_all(chosen, Path(folder), main)
         else:
             names = only or ([PLANTS[plant].breaks] if plant is not None else list(PROMISES))
-            found = try_all(names, size, Path(folder), main, trials=trials)
+            found = try_all(names, size, Path(folder), main, trials=trials, trying=_trying)
         with planted(None if every else plant):
             for verdict in found:
                 verdicts.append(verdict)
@@ -148,7 +148,15 @@ def _try(
     return 0 if good == len(verdicts) else 1
 
 
+def _trying(name: str, number: int, trials: int) -> None:
+    """One line that is written over again; no bar that lives in a thread, since this process is copied all the time."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{name} {number + 1:,} of {trials:,} … ", end="", file=sys.stderr, flush=True)
+
+
 def _show(verdict: Verdict) -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
     what = f"{verdict.name:17}{verdict.about:76}"
     count = f"{verdict.trials:6,} trials {len(verdict.failures):4} failures {verdict.seconds:7.1f} s"
     print(what + count, flush=True)

@@ -12,25 +12,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from trifold.faults.harness import Command, Verdict, try_promise
+from trifold.faults.harness import Command, Trying, Verdict, try_promise
 from trifold.faults.plants import PLANTS
 from trifold.faults.promises import PROMISES
 from trifold.faults.runs import TINY
 from trifold.train import train
 
-__all__ = ["PLANTS", "PROMISES", "Size", "Verdict", "plant_all", "planted", "try_all"]
+__all__ = ["PLANTS", "PROMISES", "Size", "Trying", "Verdict", "plant_all", "planted", "try_all"]
 
 Size = Literal["sample", "short", "full"]
 
 
 def try_all(
-    names: Sequence[str], size: Size, folder: Path, command: Command, *, trials: int | None = None
+    names: Sequence[str],
+    size: Size,
+    folder: Path,
+    command: Command,
+    *,
+    trials: int | None = None,
+    trying: Trying = lambda name, number, trials: None,
 ) -> Iterator[Verdict]:
     """Try promises in `folder`, one after the other; `command` is the command line `trifold` as a function."""
     _warm(folder)
     for name in names:
         promise = PROMISES[name]
-        yield try_promise(name, promise, trials or getattr(promise, size), folder / name, command)
+        asked = trials or getattr(promise, size)
+        yield try_promise(name, promise, asked, folder / name, command, trying=trying)
 
 
 def plant_all(names: Sequence[str], folder: Path, command: Command) -> Iterator[Verdict]:

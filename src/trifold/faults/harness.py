@@ -34,6 +34,9 @@ class Verdict(NamedTuple):
 
 
 Command = Callable[[Sequence[str]], int]
+Trying = Callable[
+    [str, int, int], None
+]  # hears, before each trial, of the promise, its number and how many there are
 
 
 def try_promise(
@@ -45,6 +48,7 @@ def try_promise(
     *,
     seed: int = 1,
     until_broken: bool = False,
+    trying: Trying = lambda name, number, trials: None,
 ) -> Verdict:
     """Run the trials in `folder`, which is emptied behind each of them; `command` is the command line `trifold`.
 
@@ -55,6 +59,7 @@ def try_promise(
     start = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(trials):
+        trying(name, number, trials)
         place = folder / f"trial {number}"
         place.mkdir(parents=True)
         box = Box(place, random.Random(f"{name} {seed} {number}"), number, references, command)
