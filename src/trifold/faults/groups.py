@@ -53,6 +53,8 @@ def _forked(work: Callable[[], int], rank: int, world: int, port: int, log: Path
         return child
     code = CRASHED
     try:
+        if log is not None:  # what the libraries say of ranks that are gone is no news
+            os.dup2(os.open(log.with_name("noise.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
         os.environ.update(
             RANK=str(rank),
             WORLD_SIZE=str(world),
