@@ -17,7 +17,7 @@ from trifold.hub import load_model
 from trifold.recipe import load_recipe
 from trifold.scores import Score
 from trifold.tasks.translate import Translate
-from trifold.train import checkpoint, train
+from trifold.train import checkpoint, signals, train
 from trifold.train.adam import Adam
 from trifold.train.learner import Learner
 from trifold.train.setup import prepare
@@ -377,14 +377,42 @@ def test_a_signal_ends_with_its_code_and_the_handlers_are_put_back(run, interrup
     assert view.lines[-1].endswith("--resume auto")
 
 
-def test_a_second_signal_does_not_wait(run, interrupting):
-    class Impatient(interrupting):
+@pytest.fixture
+def twice(interrupting):
+    class Twice(interrupting):
         def step(self, shot):
             super().step(shot)
             super().step(shot)
 
-    with pytest.raises(KeyboardInterrupt):
-        run(view=Impatient(3))
+    return Twice
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, None), (signal.SIGTERM, 143)])
+def test_a_second_signal_does_not_wait(run, twice, monkeypatch, number, code):
+    monkeypatch.setattr(signals, "ONE_REQUEST", 0.0)
+    with pytest.raises(KeyboardInterrupt if code is None else SystemExit) as ended:
+        run(view=twice(3, number))
+    assert code is None or ended.value.code == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_request_that_arrives_twice_saves(run, twice, number):
+    outcome = run(view=twice(3, number))
+    assert (outcome.exit_code, outcome.steps) == (128 + number, 3)
+    assert checkpoint.step_of(checkpoint.saved(outcome.folder / "checkpoints")[-1]) == 3
+
+
+def test_the_best_checkpoint_is_kept_whenever_it_was_found(run, scored):
+    scored(2, 1, 0, 0)
+    outcome = run(
+        train__keep_best=True,
+        train__keep_last=1,
+        train__steps=12,
+        train__validate_every=3,
+        train__save_every=4,
+    )
+    kept = [checkpoint.step_of(path) for path in checkpoint.saved(outcome.folder / "checkpoints")]
+    assert kept == [3, 12]
 
 
 # --- what is refused --------------------------------------------------------------------------------------

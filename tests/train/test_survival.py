@@ -67,10 +67,13 @@ def test_what_goes_wrong_in_another_thread_is_raised_in_this_one():
         asked.unless_asked(lambda: time.sleep(1))
 
 
-def test_sigusr1_saves_and_the_run_goes_on(run, interrupting, tmp_path):
+def test_sigusr1_saves_and_the_run_goes_on(run, interrupting, monkeypatch):
+    monkeypatch.setattr(checkpoint, "prune", lambda *_, **__: None)
     outcome = run(view=interrupting(5, signal.SIGUSR1), train__save_every=6)
     assert (outcome.stopped_by, outcome.steps) == ("steps", 12)
     assert events(outcome) == [(5, "saved")]
+    known = checkpoint.load(outcome.folder / "checkpoints" / "step-00000005").progress["lines"]
+    assert lines(outcome.folder)[known - 1]["event"] == "saved"  # who goes on from there does not cut it off
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
@@ -250,15 +253,13 @@ def test_data_that_changed_is_refused_by_name_unless_told(run, data, tmp_path, l
     data.write_text(data.read_text("utf-8").replace("one 7\t7", "one 7\t8"), encoding="utf-8")
     with pytest.raises(DataError, match=r"pairs\.tsv: its content is not that .*--data-changed"):
         run(resume="auto", **named)
-    more = named | {"train__steps": 9}
-    changes = {key.replace("__", "."): value for key, value in more.items()}
+    changes = {key.replace("__", "."): value for key, value in named.items()}
     from tests.train.conftest import TINY
 
-    outcome = loop.train(
-        "smoke", out=tmp_path / "run", resume="auto", data_changed=True, view=listening, **TINY | changes
-    )
-    assert outcome.steps == 9
-    assert events(tmp_path / "run") == [(6, "data changed")]
+    folder = tmp_path / "run"
+    loop.train("smoke", out=folder, resume="auto", data_changed=True, view=listening, **TINY | changes)
+    assert run(resume="auto", **named | {"train__steps": 9}).steps == 9
+    assert events(folder) == [(6, "data changed")]  # kept, although nothing was learnt in that sitting
     assert run(resume="auto", **named | {"train__steps": 9}).steps == 9  # now it is known
 
 

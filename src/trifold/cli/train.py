@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,6 +41,8 @@ def run(
     json: Json = False,
 ) -> None:
     """Train a model by a recipe; Ctrl-C saves and says how to continue."""
+    with suppress(AttributeError, ValueError):  # not every system has it, and only the main thread may say so
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until training listens, it would end the process
     try:
         from trifold.recipe import load_recipe
         from trifold.tasks.kinds import use

@@ -164,6 +164,8 @@ class _Run:
                 )
             self.view.begin(settings.steps, progress.step)
             self.meter = Meter(settings.steps, progress.seconds, progress.step)
+            if self.ranks.first(lambda: bool(changed)) and progress.step:
+                self._save()  # the files are known as they are now, and no later sitting would say it again
             stopped_by = self._learn(asked)
             self.saver.wait()
             progress = self.progress
@@ -208,11 +210,12 @@ class _Run:
             stopped_by = self._should_stop(asked)
             if self._validation_is_due(stopped_by):
                 stopped_by = self._validate(asked) or stopped_by
-            if progress.step % settings.save_every == 0 or stopped_by:
+            best = settings.keep_best and progress.step == progress.best.step
+            if progress.step % settings.save_every == 0 or stopped_by or best:
                 self._save()
             elif asked.to_save():
-                self._save()
                 self.log.event(progress.step, "saved", signal="SIGUSR1")
+                self._save()
         return stopped_by
 
     def _update(self, dealt: list[Dealt]) -> Update | None:

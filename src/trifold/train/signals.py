@@ -6,6 +6,7 @@ SIGUSR1 asks for a checkpoint, after which the run goes on.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
@@ -17,6 +18,8 @@ from trifold.train.ranks import ALONE, Ranks, Stopped
 T = TypeVar("T")
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
+# A terminal, `timeout`, a service manager and torchrun may each send one request twice: to a process and to its group.
+ONE_REQUEST = 1.0  # seconds
 SAVING = (signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()
 
 
@@ -29,6 +32,7 @@ class Asked:
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self._ranks = ranks
         self._heard: int | None = None
+        self._at = 0.0
         self._agreed: int | None = None
         self._save = self._agreed_save = False
         ranks.heed(lambda: self._heard)
@@ -60,10 +64,10 @@ class Asked:
         """What is done at a signal."""
         if number in SAVING:
             self._save = True
-        elif self._heard is not None:
-            raise KeyboardInterrupt
-        else:
-            self._heard = number
+        elif self._heard is None:
+            self._heard, self._at = number, time.monotonic()
+        elif self._ranks.world == 1 and time.monotonic() - self._at > ONE_REQUEST:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     def meet(self, seconds: float) -> float:
         """All ranks learn what signals any of them has heard, and the clock of rank 0, whose seconds they then have."""
@@ -113,8 +117,8 @@ class Asked:
 
 @contextmanager
 def orderly_end(ranks: Ranks = ALONE) -> Iterator[Asked]:
-    """While inside, SIGINT, SIGTERM and SIGUSR1 are noted instead of obeyed; a second one that asks for the end ends
-    the process at once.
+    """While inside, SIGINT, SIGTERM and SIGUSR1 are noted instead of obeyed. One that asks for the end a second after
+    another ends the process at once; of several ranks none obeys it, since who started them ends those that linger.
     """
     asked = Asked(ranks)
     try:
