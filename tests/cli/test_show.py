@@ -41,6 +41,23 @@ def test_training_memory_grows_with_the_batch_and_only_there(trifold):
     assert all(large[part] == small[part] for part in ("weights", "gradients", "optimizer"))
 
 
+def test_a_recipe_needs_what_training_it_is_checked_for(trifold, tmp_path):
+    def bytes_of(*changes):
+        recipe = tmp_path / "mine.yaml"
+        recipe.write_text(
+            "\n".join(["data: {}", "model: {preset: transformer-base}", *changes]) + "\n", encoding="utf-8"
+        )
+        return json.loads(trifold("show", str(recipe), "--json").out)["training_bytes"]
+
+    plain = bytes_of("train: {precision: float32}")
+    lean = bytes_of("train: {precision: float32, optimizer: adafactor, learning_rate: 0.01, recompute: blocks, workers: 1}")
+    assert (plain["precision"], lean["workers"]) == ("float32", 1)
+    assert lean["optimizer"] == plain["optimizer"] // 8
+    assert lean["activations"] < plain["activations"] / 2
+    more = bytes_of("train: {precision: float32, ema: 0.99, save_behind: true}")
+    assert more["optimizer"] == 3 * plain["optimizer"]
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_published_model_is_shown_beside_the_one_of_2017(trifold, name):
     done = trifold("show", name)

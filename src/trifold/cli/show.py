@@ -12,7 +12,10 @@ from trifold.cli.streams import print_json
 
 if TYPE_CHECKING:
     from trifold.nn.config import ModelConfig
+    from trifold.nn.memory import TrainingMemory
+    from trifold.recipe import Recipe
 
+Precision = Literal["float32", "bfloat16"]
 EXAMPLES = (
     "trifold show transformer-big",
     "trifold show llama2-7b",
@@ -35,7 +38,10 @@ def run(
         ),
     ] = None,
     length: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of a sequence.")] = 32,
-    precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of the arithmetic.")] = "float32",
+    precision: Annotated[
+        Precision | None,
+        typer.Option(help="Of the arithmetic.", show_default="the recipe's on this machine, else float32"),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Draw the architecture and compare it with the Transformer of 2017, part by part; count its parameters, arithmetic
@@ -57,6 +63,7 @@ class Subject:
     config: ModelConfig
     batch_tokens: int = 4096
     remark: str = ""
+    recipe: Recipe | None = None
 
 
 def find(what: str) -> Subject:
@@ -73,9 +80,8 @@ def find(what: str) -> Subject:
         return _published(what)
     if Path(what).suffix in (".yaml", ".yml") or (what in recipe_names() and not Path(what).is_dir()):
         recipe = load_recipe(what)
-        return Subject(
-            recipe.name, _as_trained(recipe), recipe.batch.tokens, "vocabulary: as large as the recipe allows"
-        )
+        remark = "vocabulary: as large as the recipe allows"
+        return Subject(recipe.name, _as_trained(recipe), recipe.batch.tokens, remark, recipe)
     return Subject(what, _config_of(what))
 
 
@@ -89,7 +95,7 @@ def _published(what: str) -> Subject:
     return Subject(what, config, remark=said)
 
 
-def _as_trained(recipe: Any) -> ModelConfig:
+def _as_trained(recipe: Recipe) -> ModelConfig:
     """The tokenizer, which is trained first, decides how large the vocabulary is."""
     size = recipe.tokenizer.vocab_size
     sizes = {"vocab_size": size, "target_vocab_size": None if recipe.tokenizer.joint else size}
@@ -103,20 +109,15 @@ def _config_of(what: str) -> ModelConfig:
     return read_config(resolve(what))
 
 
-def facts(subject: Subject, tokens: int, length: int, precision: str) -> dict[str, Any]:
+def facts(subject: Subject, tokens: int, length: int, asked: Precision | None) -> dict[str, Any]:
     """Everything that the report says, as numbers: parameters, FLOPs, bytes."""
     from trifold.look import costs, differences, parameters
-    from trifold.train.device import choose_workers, find_device
 
     config = subject.config
     if config.patches:  # a picture has as many tokens as it has
         length = config.max_positions
     flops = costs.forward_flops(config, length, length)
-    device = find_device()
-    workers = choose_workers(None, device, tokens)
-    training = costs.training_memory(
-        config, tokens, length, precision, workers=workers, on_cpu=device.type == "cpu"
-    )
+    training, precision, workers = to_train(subject, tokens, length, asked)
     inference = costs.inference_memory(config, precision)
     return {
         "name": subject.name,
@@ -142,11 +143,37 @@ def facts(subject: Subject, tokens: int, length: int, precision: str) -> dict[st
     }
 
 
-def report(subject: Subject, tokens: int, length: int, precision: str) -> str:
+def to_train(
+    subject: Subject, tokens: int, length: int, asked: Precision | None
+) -> tuple[TrainingMemory, str, int]:
+    """Bytes to learn on this machine, in which precision, by how many workers; of a recipe, with its optimiser and all
+    that it keeps, as `trifold train` checks before it begins.
+    """
+    from trifold.look import costs
+    from trifold.train.device import choose_precision, choose_workers, find_device
+    from trifold.train.memory import needed
+
+    device, recipe = find_device(), subject.recipe
+    on_cpu = device.type == "cpu"
+    if recipe is None:
+        precision, workers = asked or "float32", choose_workers(None, device, tokens)
+        memory = costs.training_memory(
+            subject.config, tokens, length, precision, workers=workers, on_cpu=on_cpu
+        )
+        return memory, precision, workers
+    dtype = choose_precision(asked or recipe.train.precision, device)
+    workers = choose_workers(recipe.train.workers, device, tokens)
+    recipe = recipe.model_copy(update={"batch": recipe.batch.model_copy(update={"tokens": tokens})})
+    need = needed(recipe, subject.config, length, dtype, workers, on_cpu=on_cpu)
+    return need.memory, str(dtype).removeprefix("torch."), workers
+
+
+def report(subject: Subject, tokens: int, length: int, asked: Precision | None) -> str:
     """The drawing and the tables, for a person."""
     from trifold.look.drawing import drawing
 
-    told = facts(subject, tokens, length, precision)
+    told = facts(subject, tokens, length, asked)
+    precision = told["training_bytes"]["precision"]
     heading = f"{subject.name}: {told['shape']}, {told['parameters']:,} parameters"
     return "\n\n".join(
         [

@@ -108,8 +108,8 @@ def training_memory(
     workers: int = 1,
     on_cpu: bool = True,
 ) -> TrainingMemory:
-    """Bytes to learn from batches of `tokens` source and as many target tokens in rows of `length`, on a CPU by so many
-    workers; as `trifold train` checks before it begins.
+    """Bytes to learn by Adam from batches of `tokens` source and as many target tokens in rows of `length`, on a CPU by
+    so many workers.
     """
     parameters = count(config)
     return memory.training_memory(
