@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
+import pathlib
+import re
 import shutil
 
 import pytest
@@ -263,6 +267,76 @@ def test_damage_to_the_manifest_is_not_taken_for_damage_to_what_it_lists(tmp_pat
         (path / "manifest.json").write_text(changed, encoding="utf-8")
         with pytest.raises(CheckpointError, match=r"manifest\.json: damaged"):
             checkpoint.load(path)
+
+
+# --- what cannot be read ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """From now on the system refuses to open a file, or to list a folder. (Whoever is root may read everything.)"""
+    refused: dict[str, int] = {}
+
+    def guarded(real):
+        def function(place, *more, **named):
+            if str(place) in refused:
+                number = refused[str(place)]
+                raise OSError(number, os.strerror(number), str(place))
+            return real(place, *more, **named)
+
+        return function
+
+    for name in ("open", "iterdir"):
+        monkeypatch.setattr(pathlib.Path, name, guarded(getattr(pathlib.Path, name)))
+    return lambda place, number=errno.EACCES: refused.update({str(place): number})
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("name", FILES)
+def test_what_cannot_be_read_is_passed_over_like_damage_and_named(tmp_path, unreadable, name, number):
+    paths = [checkpoint.save(tmp_path, state(step)) for step in (1, 2)]
+    unreadable(paths[1] / name, number)
+    said = rf"{paths[1] / name}: cannot be read \({os.strerror(number)}\)"
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint.load(paths[1])
+    path, _, refused = checkpoint.newest_sound(tmp_path)
+    assert path == paths[0] and re.match(said, refused[0])
+    if name != "optimizer.safetensors":  # of which no mean is made
+        mean = checkpoint.mean_weights(paths)
+        assert mean.of == 1 and re.match(said, mean.refused[0])
+
+
+def test_a_disk_that_fails_while_a_file_is_read_is_passed_over_too(tmp_path, monkeypatch):
+    paths = [checkpoint.save(tmp_path, state(step)) for step in (1, 2)]
+    real = hashlib.file_digest
+
+    def failing(stream, kind):
+        if stream.name == str(paths[1] / "weights.safetensors"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))  # without a name, as `read` has it
+        return real(stream, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", failing)
+    path, _, refused = checkpoint.newest_sound(tmp_path)
+    assert path == paths[0]
+    assert refused == [f"{paths[1] / 'weights.safetensors'}: cannot be read (Input/output error)"]
+
+
+def test_a_checkpoint_that_cannot_be_looked_into_is_none_of_ours_to_remove(tmp_path, unreadable):
+    paths = [checkpoint.save(tmp_path, state(step)) for step in (1, 2, 3)]
+    unreadable(paths[0])
+    unreadable(paths[2])
+    unreadable(paths[2] / "manifest.json")
+    assert checkpoint.saved(tmp_path) == paths
+    assert checkpoint.newest_sound(tmp_path).path == paths[1]
+    checkpoint.prune(tmp_path, 1)
+    assert all(path.is_dir() for path in paths)
+
+
+def test_nothing_is_begun_anew_where_checkpoints_cannot_be_listed(tmp_path, unreadable):
+    checkpoint.save(tmp_path, state(1))
+    unreadable(tmp_path, errno.EIO)
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}: cannot be read"):
+        checkpoint.newest_sound(tmp_path)
 
 
 # --- who stays --------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -138,9 +139,9 @@ def _is_ours(path: Path) -> bool:
     """A manifest of ours, though perhaps of damaged files, and nothing that we did not write."""
     try:
         _manifest(path)
-    except CheckpointError:
+        return {file.name for file in path.iterdir()} <= {*FILES, MANIFEST}
+    except (CheckpointError, OSError):
         return False
-    return {file.name for file in path.iterdir()} <= {*FILES, MANIFEST}
 
 
 _TYPES = {
@@ -180,21 +181,31 @@ def _pieces(tensors: Mapping[str, Tensor], whole: Whole = as_it_is) -> Iterator[
 
 
 def load(path: Path, *, optimizer: bool = True) -> Checkpoint:
-    """Read and verify a checkpoint. Raises CheckpointError naming the file that is missing or damaged."""
+    """Read and verify a checkpoint. Raises CheckpointError naming the file that is missing, damaged or unreadable."""
     manifest = _manifest(path)
     for name, expected in manifest.items():
         file = path / name
-        if not file.is_file():
-            raise CheckpointError(f"{file}: missing, though the manifest lists it")
-        if (optimizer or name != MOMENTS) and digest_of(file) != expected:
-            raise CheckpointError(f"{file}: damaged (its SHA-256 is not the one in {MANIFEST})")
+        try:
+            if not file.is_file():
+                raise CheckpointError(f"{file}: missing, though the manifest lists it")
+            if (optimizer or name != MOMENTS) and digest_of(file) != expected:
+                raise CheckpointError(f"{file}: damaged (its SHA-256 is not the one in {MANIFEST})")
+        except OSError as error:
+            raise _unreadable(file, error) from error
     try:
         weights = load_file(path / WEIGHTS)
         moments = load_file(path / MOMENTS) if optimizer else {}
         progress = json.loads((path / PROGRESS).read_text("utf-8"))
-    except (OSError, SafetensorError, ValueError) as error:
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path}: not a checkpoint of trifold ({error})") from error
     return Checkpoint(weights, moments, progress)
+
+
+def _unreadable(place: Path, error: OSError) -> CheckpointError:
+    """What the disk or its rights keep from us is passed over like what is damaged."""
+    return CheckpointError(f"{place}: cannot be read ({error.strerror or error})")
 
 
 class Found(NamedTuple):
@@ -221,8 +232,25 @@ def newest_sound(folder: Path) -> Found | None:
 
 
 def saved(folder: Path) -> list[Path]:
-    """Finished checkpoints, the oldest first; whether they are sound, `load` finds out."""
-    return sorted(path for path in folder.glob(NAME) if path.is_dir() and any(path.iterdir()))
+    """Finished checkpoints, the oldest first; whether they are sound, `load` finds out.
+
+    Raises CheckpointError where the folder is there and cannot be listed: a run is not begun anew for that.
+    """
+    try:
+        inside = list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    return sorted(path for path in inside if fnmatchcase(path.name, NAME) and _holds_something(path))
+
+
+def _holds_something(path: Path) -> bool:
+    """Whether it is a folder that is not empty, or one that cannot be looked into."""
+    try:
+        return path.is_dir() and any(path.iterdir())
+    except OSError:
+        return True
 
 
 def regular(folder: Path, every: int) -> list[Path]:
@@ -280,11 +308,17 @@ def _manifest_text(digests: Mapping[str, str]) -> str:
 def _manifest(path: Path) -> Mapping[str, str]:
     file = path / MANIFEST
     try:
-        text = file.read_bytes().decode("utf-8")
+        raw = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"{file}: missing, so this is not a checkpoint of trifold") from error
+    except OSError as error:
+        raise _unreadable(file, error) from error
+    try:
+        text = raw.decode("utf-8")
         digests: dict[str, str] = json.loads(text)["sha256"]
         foreign = json.loads(text)["format"] != FORMAT or set(digests) != FILES
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{file}: not a checkpoint of trifold (missing, damaged or foreign)") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file}: not a checkpoint of trifold (damaged or foreign)") from error
     if foreign:
         raise CheckpointError(f"{file}: not a checkpoint of trifold (damaged, or of another format)")
     if text != _manifest_text(digests):
