@@ -381,6 +381,44 @@ def test_what_others_have_put_in_the_place_of_a_checkpoint_steps_aside(tmp_path)
     assert (tmp_path / "step-00000007.foreign" / "model.pt").read_bytes() == b"theirs"
 
 
+def test_what_is_damaged_again_and_again_steps_aside_every_time(tmp_path):
+    for time in range(4):
+        path = checkpoint.save(tmp_path, state(7))
+        (path / "manifest.json").write_text(str(time), encoding="utf-8")
+    checkpoint.save(tmp_path, state(7))
+    aside = ("step-00000007.foreign", *(f"step-00000007.foreign-{number}" for number in (2, 3, 4)))
+    assert [(tmp_path / name / "manifest.json").read_text("utf-8") for name in aside] == list("0123")
+    assert checkpoint.newest_sound(tmp_path).refused == []
+
+
+def test_a_removal_that_is_killed_leaves_no_half_of_a_checkpoint(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def dying(path):
+        next(path.glob("manifest.json")).unlink()
+        raise Killed
+
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, state(step))
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "remove", dying)
+        with pytest.raises(Killed):
+            checkpoint.prune(tmp_path, 2)
+    assert steps(tmp_path) == [2, 3]
+    checkpoint.sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_a_checkpoint_that_cannot_be_removed_stays_whole(tmp_path, monkeypatch):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, state(step))
+    with monkeypatch.context() as patch:
+        _refuse(patch, disk, "rename", 1)
+        checkpoint.prune(tmp_path, 1)
+    assert [checkpoint.load(path).progress["step"] for path in checkpoint.saved(tmp_path)] == [1, 2]
+
+
 def test_a_save_that_is_killed_while_it_replaces_is_undone(tmp_path, monkeypatch):
     class Killed(BaseException):
         pass

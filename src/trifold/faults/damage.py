@@ -158,8 +158,8 @@ class Operation(NamedTuple):
 
 
 def power_cuts_are_survived(box: Box) -> None:
-    """Every prefix of what a save asks of the disk, with everything lost that was not flushed: the old checkpoint is
-    there, or the new one.
+    """Every prefix of what a save asks of the disk, with everything lost that was not flushed, and removals half done:
+    the old checkpoint is there, or the new one, and nothing that is called a checkpoint is half of one.
     """
     folder = box.folder / "checkpoints"
     old, new = (4, 4) if box.number % 3 == 2 else (3, 4)
@@ -190,6 +190,8 @@ def power_cuts_are_survived(box: Box) -> None:
                 box.expect(not found.refused, f"{where}: half a checkpoint is seen: {found.refused}")
                 seed = found.state.progress["batch"]
                 box.expect((step_of(found.path), seed) in {(old, 1), (new, 2)}, f"{where}: {found.path}")
+            for path in checkpoint.saved(after):
+                checkpoint.load(path)
             done = length == len(operations)
             box.expect(
                 not done or (found is not None and found.state.progress["batch"] == 2), f"{where}: old"
@@ -245,8 +247,11 @@ def replay(operations: list[Operation], folder: Path, after: Path, *, names_earl
     """Do to `after` what of the operations on `folder` a power cut leaves behind the last of them.
 
     A file has the bytes that were flushed. A name (of a new file, or by a rename) is there when its folder has been
-    flushed since; with `names_early` it is there in any case. What was removed may come back.
+    flushed since; with `names_early` it is there in any case. What was removed may come back, but for one of its files;
+    so may what was being removed at the end, under the name that it had on the disk.
     """
+    last = len(operations) - 1
+    named: dict[Path, Path] = {}  # what is called differently on the disk
     contents: dict[Path, bytes] = {}
     durable: dict[Path, bytes] = {}
     for operation in operations:
@@ -265,8 +270,14 @@ def replay(operations: list[Operation], folder: Path, after: Path, *, names_earl
             source.mkdir(parents=True, exist_ok=True)  # a folder of which no file is left
             shutil.rmtree(target, ignore_errors=True)
             source.rename(target)
-        elif operation.what == "remove" and names_early:
-            shutil.rmtree(after / operation.path.relative_to(folder), ignore_errors=True)
+        elif operation.what == "rename":
+            named[operation.more] = named.get(operation.path, operation.path)
+        elif operation.what == "remove":
+            gone = after / named.get(operation.path, operation.path).relative_to(folder)
+            if names_early and place < last:
+                shutil.rmtree(gone, ignore_errors=True)
+            elif gone.is_dir() and (files := sorted(gone.iterdir())):
+                files[0].unlink()
 
 
 # --- data ------------------------------------------------------------------------------------------------

@@ -61,6 +61,10 @@ def _in_place(folder: Path, state: Checkpoint, *more: Any) -> Path:
     return final
 
 
+def _removed_in_place(path: Path) -> None:
+    disk.remove(path)
+
+
 def _believed(file: Path) -> str:
     """What the manifest says, whatever is in the file."""
     said: str = json.loads((file.parent / checkpoint.MANIFEST).read_bytes())["sha256"][file.name]
@@ -203,6 +207,11 @@ PLANTS: Mapping[str, Plant] = {
     "no-folder-flush": Plant("folders are not flushed", "power", _instead(disk, "flush_folder", _nothing)),
     "no-rename": Plant(
         "checkpoints are written to their final name", "power", _instead(checkpoint, "save", _in_place)
+    ),
+    "removed-in-place": Plant(
+        "checkpoints that go are removed under their name",
+        "power",
+        _instead(checkpoint, "_set_aside", _removed_in_place),
     ),
     "no-manifest": Plant("digests are not compared", "damage", _instead(checkpoint, "digest_of", _believed)),
     "no-fall-back": Plant(

@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -80,7 +82,9 @@ def save(folder: Path, checkpoint: Checkpoint, whole: Whole = as_it_is) -> Path:
         disk.flush_folder(aside)
         if final.exists():  # saved again: the old one goes only when the new one stands
             if not _is_ours(final):
-                old = final.with_name(f"{final.name}.foreign")  # somebody else's: it stays, under this name
+                old = _free(
+                    final.with_name(f"{final.name}.foreign")
+                )  # somebody else's: it stays, under this name
             disk.rename(final, old)
         disk.rename(aside, final)
         disk.flush_folder(folder)
@@ -109,15 +113,24 @@ def prune(
     for path in ours:
         step = step_of(path)
         if path not in staying and step != best and not (forever and step % forever == 0):
-            disk.remove(path)
+            _set_aside(path)
     sweep(folder)
 
 
 def sweep(folder: Path) -> None:
-    """Bring back what was being replaced when a save was killed, and remove what was left aside."""
+    """Bring back what was being replaced when a save was killed, and remove what was left aside or set aside."""
     _put_back(folder)
-    for path in (*folder.glob(f".{NAME}.partial"), *folder.glob(f".{NAME}.old")):
+    going = [*folder.glob(f".{NAME}.partial"), *folder.glob(f".{NAME}.old")]
+    if going:
+        disk.flush_folder(folder)  # else they could be back after a power cut, half removed, as checkpoints
+    for path in going:
         disk.remove(path)
+
+
+def _set_aside(path: Path) -> None:
+    """For `sweep` to remove: a removal that is killed leaves no half of it under its name. What cannot go stays."""
+    with suppress(OSError):
+        disk.rename(path, _aside(path))
 
 
 def _put_back(folder: Path) -> None:
@@ -133,6 +146,12 @@ def _aside(final: Path) -> Path:
 
 def _old(final: Path) -> Path:
     return final.with_name(f".{final.name}.old")
+
+
+def _free(path: Path) -> Path:
+    """This name, or with a number behind it the first that nobody has."""
+    names = chain([path], (path.with_name(f"{path.name}-{number}") for number in count(2)))
+    return next(name for name in names if not (name.exists() or name.is_symlink()))
 
 
 def _is_ours(path: Path) -> bool:
