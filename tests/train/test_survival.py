@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import signal
 import threading
 import time
@@ -16,7 +18,7 @@ from trifold import disk
 from trifold.errors import CheckpointError, DataError
 from trifold.train import checkpoint, loop
 from trifold.train.learner import Learner
-from trifold.train.refusals import Refused
+from trifold.train.refusals import Refused, write_evidence
 from trifold.train.signals import Asked, Stopped
 
 pytestmark = pytest.mark.slow
@@ -184,6 +186,26 @@ def test_nonsense_is_left_out_where_that_is_asked_for_and_the_batch_is_kept(run,
     for path in checkpoint.saved(outcome.folder / "checkpoints"):
         assert all(bool(value.isfinite().all()) for value in checkpoint.load(path).weights.values())
     assert checkpoint.load(path).progress["refused"] == 2
+
+
+@pytest.mark.parametrize("kind", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
+def test_evidence_is_never_there_by_halves(tmp_path, monkeypatch, kind):
+    real = disk.put
+
+    def half(file, piece):
+        real(file, bytes(piece)[: len(piece) // 2])
+        file.flush()
+        raise kind
+
+    refused = Refused("nonsense", 3, math.nan, 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "put", half)
+        with pytest.raises(type(kind)):
+            write_evidence(tmp_path / "refused", refused, [[torch.arange(5)]], [[0, 2]])
+    assert list((tmp_path / "refused").iterdir()) == []
+    kept = write_evidence(tmp_path / "refused", refused, [[torch.arange(5)]], [[0, 2]])
+    assert load_file(kept)["0.0"].tolist() == [0, 1, 2, 3, 4]
+    assert sorted(path.name for path in kept.parent.iterdir()) == ["step-00000003.json", kept.name]
 
 
 def test_only_so_many_updates_are_left_out(run, losing, tmp_path):

@@ -82,6 +82,7 @@ def write_evidence(folder: Path, refused: Refused, batches: Sequence[Any], place
     """The batches of a refused update, as `step-N.safetensors` and `step-N.json`, to look at what was in them.
 
     places: [epoch, number in the epoch] of each batch. Tensors are named after where they stand: `0.source.tokens`.
+    Raises OSError where the disk refuses; then none of the two files is there by halves.
     """
     from safetensors.torch import save
 
@@ -96,7 +97,7 @@ def write_evidence(folder: Path, refused: Refused, batches: Sequence[Any], place
         "batches": places,
     }
     copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    disk.write(folder / f"{name}.safetensors", [save(copies)])
+    disk.replace_bytes(folder / f"{name}.safetensors", save(copies))
     disk.replace_text(folder / f"{name}.json", json.dumps(about, indent=2) + "\n")
     return folder / f"{name}.safetensors"
 
