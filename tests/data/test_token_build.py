@@ -19,6 +19,22 @@ from trifold.data import open_tokens
 from trifold.errors import DataError, SettingsError
 from trifold.faults.damage import recording
 
+TINY = {
+    "data.documents": "line",
+    "data.cut": "pieces",
+    "data.holdout": 0.1,
+    "model.n_layers": 1,
+    "model.n_heads": 2,
+    "model.d_model": 16,
+    "model.d_ff": 32,
+    "model.max_positions": 16,
+    "batch.tokens": 200,
+    "train.warmup": 1,
+    "train.validate_every": 2,
+    "train.save_every": 2,
+    "train.samples": 0,
+}
+
 pytestmark = pytest.mark.slow
 
 SCRIPT = """
@@ -70,6 +86,52 @@ def test_killed_in_the_middle_and_built_on_it_has_the_same_bytes(tmp_path: Path)
     assert f"{kept} of them done before" in said[0]
     assert files_of(resumed) == files_of(opened(path, tmp_path / "whole", part_bytes=2000))
     assert list(partial.glob(".*.partial")) == []
+
+
+# The command line, with 200 parts that take a second each.
+TRAINING = """
+import sys, time
+from functools import partial
+from trifold.cli import main
+from trifold.data import open_tokens, token_build
+from trifold.tasks import streams
+def slowly(documents, real=token_build._bunches):
+    for texts in real(documents):
+        time.sleep(float(sys.argv[1]))
+        yield texts
+token_build._bunches = slowly
+streams.open_tokens = partial(open_tokens, part_bytes=400, workers=2)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_sigterm_while_a_cache_is_built_ends_in_seconds_and_the_build_goes_on_later(tmp_path: Path) -> None:
+    path = corpus_of(tmp_path, 2000)
+    changes = {**TINY, "data.train": path, "data.cache": tmp_path / "cache", "train.steps": 2}
+    words = ["train", "shakespeare-char-tiny", "--out", str(tmp_path / "run"), "--resume", "auto"]
+    command = [*words, *(f"{key}={value}" for key, value in changes.items())]
+
+    def training(seconds: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", TRAINING, seconds, *command], stderr=subprocess.PIPE, text=True
+        )
+
+    process = training("1")
+    try:
+        while process.poll() is None and not list((tmp_path / "cache").glob(".*.partial/00002.json")):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=20)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 143, said
+    assert "while preparing; go on with: trifold train" in said.splitlines()[-1]
+    done = len(list((tmp_path / "cache").glob(".*.partial/0*.json")))
+    assert 3 <= done < 20
+    process = training("0")
+    said = process.communicate(timeout=100)[1]
+    assert process.returncode == 0, said
+    assert f"{done} of them done before" in said
 
 
 def test_what_was_begun_with_another_text_is_not_gone_on_with(tmp_path: Path) -> None:

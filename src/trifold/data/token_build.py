@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,8 +21,10 @@ from numpy.typing import NDArray
 
 from trifold import disk
 from trifold.data.documents import Document, DocumentReport, Part, kept
-from trifold.data.parts import Corpus, content, documents_of, groups, unchanged
+from trifold.data.lines import expand
+from trifold.data.parts import Corpus, documents_of, groups, unchanged
 from trifold.data.settings import DataSettings
+from trifold.data.side_by_side import Stopped, Stopping, side_by_side
 from trifold.errors import DataError
 
 MANIFEST = "manifest.json"
@@ -60,10 +61,6 @@ class Job(NamedTuple):
     encoder: Encoder
     chosen: Callable[[str], bool]
     key: str
-
-
-class Stopped(Exception):
-    """Another part has failed, or somebody pressed Ctrl-C."""
 
 
 def build(job: Job, folder: Path, say: Callable[[str], None], workers: int | None, part_bytes: int) -> None:
@@ -115,36 +112,37 @@ def _all_groups(
     done = sum(_record(job, folder, number) is not None for number in range(len(work)))
     before = f", {done:,} of them done before" if done else ""
     say(f"tokens: {job.corpus.report.name}, {_amount(size)} in {len(work):,} parts{before} → {folder.parent}")
-    stop = threading.Event()
     started = news = time.monotonic()
-    with ThreadPoolExecutor(min(workers, len(work))) as pool:
-        parts = [pool.submit(_group, job, parts, folder, number, stop) for number, parts in enumerate(work)]
-        contents = [pool.submit(content, file.file) for file in job.corpus.files]
-        waiting: set[Future[Any]] = {*parts, *contents}
-        try:
-            while waiting:
-                finished, waiting = wait(waiting, timeout=1.0, return_when=FIRST_COMPLETED)
-                for one in finished:
-                    one.result()
-                if time.monotonic() - news > _NEWS_SECONDS:
-                    news = time.monotonic()
-                    say(f"tokens: {sum(part.done() for part in parts):,} of {len(parts):,} parts")
-        except BaseException:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+
+    def told(results: dict[int, Any]) -> None:
+        nonlocal news
+        if time.monotonic() - news > _NEWS_SECONDS:
+            news = time.monotonic()
+            say(f"tokens: {sum(number < len(work) for number in results):,} of {len(work):,} parts")
+
+    found = side_by_side(
+        [
+            *(partial(_group, job, parts, folder, number) for number, parts in enumerate(work)),
+            *(partial(_digest, expand(file.file)) for file in job.corpus.files),
+        ],
+        min(workers, len(work)),
+        told,
+    )
     if done < len(work):
         seconds = max(time.monotonic() - started, 1e-9)
         share = (len(work) - done) / len(work)
         say(f"tokens: made in {seconds:,.0f} s, {_amount(size * share / seconds)} a second")
-    return [part.result() for part in parts], [one.result() for one in contents]
+    return found[: len(work)], found[len(work) :]
 
 
-def _group(job: Job, parts: list[Part], folder: Path, number: int, stop: threading.Event) -> dict[str, Any]:
+def _group(job: Job, parts: list[Part], folder: Path, number: int, stopping: Stopping) -> dict[str, Any]:
     """Tokenise one group, unless that is done and has kept well."""
     ids_file, lengths_file, record_file = _files(folder, number)
     old = _record(job, folder, number)
-    if old and (_digest(ids_file), _digest(lengths_file)) == (old["sha256"], old["lengths_sha256"]):
+    if old and all(
+        _digest(file, stopping) == old[name]
+        for file, name in ((ids_file, "sha256"), (lengths_file, "lengths_sha256"))
+    ):
         return old
     disk.remove(record_file)
     report = DocumentReport("")
@@ -153,7 +151,7 @@ def _group(job: Job, parts: list[Part], folder: Path, number: int, stop: threadi
     with ids_file.open("wb") as ids_out, lengths_file.open("wb") as lengths_out:
         digests = hashlib.sha256(), hashlib.sha256()
         for texts in _bunches(kept(mine, job.settings, report)):
-            if stop.is_set():
+            if stopping():
                 raise Stopped
             ids, lengths, size = job.encoder.encode(texts)
             assert not len(ids) or ids.max() < job.encoder.vocab_size
@@ -256,9 +254,15 @@ def _files(folder: Path, number: int) -> tuple[Path, Path, Path]:
     return ids, lengths, record
 
 
-def _digest(file: Path) -> str:
+def _digest(file: Path, stopping: Stopping) -> str:
+    """SHA-256 (hexadecimal) of a file, which may be as large as a disk."""
+    digest = hashlib.sha256()
     with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        while piece := stream.read(_COPIED):
+            if stopping():
+                raise Stopped
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _put(out: BinaryIO, piece: bytes, digest: Any) -> None:
