@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import signal
 
 import pytest
 import torch
@@ -119,19 +122,104 @@ def test_a_corrected_command_can_follow_at_once(run, tmp_path, changes, error):
     assert run(train__steps=3, train__validate_every=3, train__warmup=1).steps == 3
 
 
-def test_but_other_peoples_files_and_runs_that_exist_stay(run, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "mine.txt").touch()
+@pytest.mark.parametrize("name", ["mine.txt", "checkpoints/checkpoint-500/model.bin", "samples/a.wav",
+                                  "tokenizer/tokenizer.json", "data.json", "environment.json"])  # fmt: skip
+@pytest.mark.parametrize("changes", [{}, {"data__train": "nowhere.tsv"}])
+def test_other_peoples_folders_are_not_taken_for_runs(run, tmp_path, name, changes):
+    mine = tmp_path / "run" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("precious", encoding="utf-8")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(
+        UsageError, match=rf"run: holds files already \({mine.relative_to(tmp_path / 'run').parts[0]}\)"
+    ):
+        run(resume="auto", **changes)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert mine.read_text("utf-8") == "precious"
+
+
+def test_what_a_run_that_was_killed_at_once_leaves_is_no_obstacle(run, tmp_path):
+    for name in ("checkpoints", "samples"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    for name in (".writable", ".lock", ".recipe.yaml.123.tmp"):
+        (tmp_path / "run" / name).touch()
     with pytest.raises(DataError):
         run(data__train="nowhere.tsv", resume="auto")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
-    run(resume="auto")
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert left == {"checkpoints", "samples", ".lock"}, "not made by the one that failed"
+    assert run(resume="auto", train__steps=3).steps == 3
+
+
+def test_an_empty_folder_is_left_as_it_was_found(run, tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(DataError):
+        run(data__train="nowhere.tsv")
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_but_runs_that_exist_stay(run, tmp_path):
+    run()
     recipe = (tmp_path / "run" / "recipe.yaml").read_bytes()
     (tmp_path / "run" / "tokenizer" / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match=r"tokenizer\.json"):
         run(resume="auto")
     assert (tmp_path / "run" / "recipe.yaml").read_bytes() == recipe
     assert len(checkpoint.saved(tmp_path / "run" / "checkpoints")) == 4
+
+
+# --- one process at a time -----------------------------------------------------------------------------------
+
+
+def test_a_second_process_is_refused_and_touches_nothing(run, interrupting, tmp_path):
+    run(view=interrupting(5))
+    first = RunFolder(tmp_path / "run")
+    first.open(resume=True)
+    (tmp_path / "run" / "checkpoints" / ".step-00000006.partial").mkdir()  # it is being saved just now
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    with pytest.raises(UsageError, match=r"run: another process is at this run and holds its lock, .*\.lock"):
+        run(resume="auto")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+    first.close()
+    assert run(resume="auto").steps == 12
+
+
+def test_a_run_that_has_ended_in_any_way_has_let_go(run, interrupting, tmp_path):
+    run(view=interrupting(5))
+    with pytest.raises(SettingsError):
+        run(resume="auto", model__d_ff=48)
+    RunFolder(tmp_path / "run").open(resume=True)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are copied")
+def test_the_lock_of_a_process_goes_with_it(tmp_path):
+    hear, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            folder = RunFolder(tmp_path / "run")
+            folder.open(resume=True)
+            os.write(tell, b"!")
+            signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        assert os.read(hear, 1) == b"!"
+        with pytest.raises(UsageError, match="another process is at this run"):
+            RunFolder(tmp_path / "run").open(resume=True)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert RunFolder(tmp_path / "run").open(resume=True) == []
+
+
+@pytest.mark.parametrize("error", [NotImplementedError(), OSError(errno.ENOLCK, "No locks available")])
+def test_where_files_cannot_be_locked_it_is_said(run, listening, monkeypatch, error):
+    def acquire(self, timeout):
+        raise error
+
+    monkeypatch.setattr("filelock.FileLock.acquire", acquire)
+    run(view=listening, train__steps=3)
+    assert any("files cannot be locked there" in line for line in listening.lines)
 
 
 def test_a_file_in_the_way_is_a_wrong_use(run, tmp_path):

@@ -56,8 +56,9 @@ def train(
         chosen = (
             recipe if isinstance(recipe, Recipe) else ranks.in_turn(lambda: load_recipe(recipe, overrides))
         )
-        folder = RunFolder(Path(out) if out is not None else Path("runs") / chosen.name, ranks.command)
-        return _train(chosen, folder, ranks, resume, data_changed, (ranks.speaks and view) or Silent())
+        place = Path(out) if out is not None else Path("runs") / chosen.name
+        with closing(RunFolder(place, ranks.command)) as folder:
+            return _train(chosen, folder, ranks, resume, data_changed, (ranks.speaks and view) or Silent())
 
 
 def _train(
@@ -69,8 +70,8 @@ def _train(
         here = environment(machine.device, machine.dtype, machine.workers, ranks)
 
         def opened() -> None:
-            folder.open(resume=resume == "auto")
-            for line in (*check_same_run(chosen, folder), *changed_environment(folder, here)):
+            lines = folder.open(resume=resume == "auto")
+            for line in (*lines, *check_same_run(chosen, folder), *changed_environment(folder, here)):
                 view.say(line)
 
         def prepared_data() -> tuple[Prepared, list[str]]:

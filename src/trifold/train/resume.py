@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trifold import disk
-from trifold.errors import DataError, SettingsError, UsageError
+from trifold.errors import DataError, SettingsError
 from trifold.recipe import ENDING, Recipe, TrainSettings, load_recipe
-from trifold.train import checkpoint
 from trifold.train.run_folder import RunFolder, read_object
 
 # These change how long and how loudly a run goes on, not what it learns from a step.
@@ -28,12 +27,10 @@ FREE_ALONE: tuple[str, ...] = ("train.save_every", "train.keep_last")
 def check_same_run(recipe: Recipe, folder: RunFolder) -> list[str]:
     """Compare with the recipe.yaml that lies there; gives a line for each change that moves the learning rate.
 
-    Raises SettingsError listing what must not differ, UsageError where checkpoints lie without a recipe.
+    Raises SettingsError listing what must not differ.
     """
     written = folder.recipe
     if not written.is_file():
-        if checkpoint.saved(folder.checkpoints):
-            raise UsageError(f"{folder.path}: has checkpoints but no recipe.yaml; choose another --out")
         return []
     before = load_recipe(written)
     free = FREE if recipe.train.average > 1 else FREE + FREE_ALONE

@@ -2,16 +2,16 @@
 
 recipe.yaml, environment.json, model/ (a Hugging Face folder with the best weights), checkpoints/, metrics.jsonl,
 tensorboard/, samples/, data.json (digests of the data files), refused/ (batches that were not learnt from). An existing
-run is continued or refused, never overwritten.
+run is continued or refused, never overwritten, and one process at a time is at it (.lock).
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import platform
 import shlex
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 import trifold
 from trifold import disk
@@ -28,6 +29,9 @@ from trifold.errors import UsageError
 from trifold.recipe import Recipe
 from trifold.train import checkpoint
 from trifold.train.ranks import ALONE, Ranks, Stopped
+
+# What the system says of a disk whose files cannot be locked.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 class RunFolder:
@@ -44,24 +48,76 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.data = path / "data.json"
         self.refused = path / "refused"
+        self._lock, self._probe = FileLock(path / ".lock"), path / ".writable"
+        self._made: list[Path] = []  # what was not there before this process came
 
-    def open(self, *, resume: bool) -> None:
-        """Make the folder. Raises UsageError where a run lies there already and `resume` is not asked for."""
+    def open(self, *, resume: bool) -> list[str]:
+        """Make the folder, and keep other processes out of it until `close`; a line where that cannot be done.
+
+        Raises UsageError where a run lies there already and `resume` is not asked for, where files lie there that are
+        of no run, where another process is at this run, and where nothing can be written.
+        """
         try:
-            if not resume and self.path.exists() and any(self.path.iterdir()):
-                raise UsageError(
-                    f"{self.path}: holds files already; continue that run with --resume auto, or choose another --out"
-                )
-            for folder in (self.path, self.checkpoints, self.samples):
-                folder.mkdir(parents=True, exist_ok=True)
-            probe = self.path / ".writable"
-            probe.touch()
-            probe.unlink()
+            self._refuse_files(resume)
+            files = self.recipe, self.environment, self.data, Path(self._lock.lock_file), self.tokenizer
+            places = self.path, *files, self.checkpoints, self.samples
+            self._made = [place for place in places if not place.exists()]
+            disk.make_folder(self.path)
+            told = self._keep_others_out()
+            for folder in (self.checkpoints, self.samples):
+                disk.make_folder(folder)
+            self._probe.touch()
+            self._probe.unlink()
             self._sweep()
         except OSError as error:
             raise UsageError(
                 f"{self.path}: cannot be written ({error.strerror}); choose another --out"
             ) from error
+        return told
+
+    def close(self) -> None:
+        """Other processes may go on with this run."""
+        self._lock.release()
+
+    def _refuse_files(self, resume: bool) -> None:
+        """Where there is a run, or files that are of none."""
+        if not self.path.exists():
+            return
+        there = {place.name for place in self.path.iterdir()} - {Path(self._lock.lock_file).name}
+        if there and not resume:
+            raise UsageError(
+                f"{self.path}: holds files already; continue that run with --resume auto, or choose another --out"
+            )
+        if self.recipe.exists():
+            return
+        if checkpoint.saved(self.checkpoints):
+            raise UsageError(f"{self.path}: has checkpoints but no recipe.yaml; choose another --out")
+        # This much is left of a run that was killed before it had a recipe.
+        ours = {place.name for place in (self._probe, *disk.leftovers(self.path))}
+        ours |= {f.name for f in (self.checkpoints, self.samples) if f.is_dir() and not any(f.iterdir())}
+        if foreign := sorted(there - ours):
+            more = ", …" if len(foreign) > 3 else ""
+            raise UsageError(
+                f"{self.path}: holds files already ({', '.join(foreign[:3])}{more}) and no recipe.yaml, so there is "
+                "no run to continue; choose another --out"
+            )
+
+    def _keep_others_out(self) -> list[str]:
+        """The system lets the lock go with a process that dies."""
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(
+                f"{self.path}: another process is at this run and holds its lock, {self._lock.lock_file}; wait for its "
+                "end or end it, or choose another --out"
+            ) from None
+        except (NotImplementedError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in NO_LOCKS:
+                raise
+            return [
+                f"{self.path}: files cannot be locked there; see to it that no other process is at this run"
+            ]
+        return []
 
     def _sweep(self) -> None:
         """Remove what a process that was killed has left half-written."""
@@ -73,20 +129,23 @@ class RunFolder:
     @contextmanager
     def begun(self) -> Iterator[None]:
         """A run that fails before its first step leaves nothing behind, so that the corrected command can follow."""
-        fresh = not self.recipe.exists()
         try:
             yield
         except Stopped:  # is gone on with
             raise
         except BaseException:
-            if fresh:
-                for folder in (self.tokenizer, self.checkpoints, self.samples):
-                    shutil.rmtree(folder, ignore_errors=True)
-                for file in (self.recipe, self.environment, self.data):
-                    file.unlink(missing_ok=True)
-                with suppress(OSError):  # somebody else's files stay, and so does the folder then
-                    self.path.rmdir()
+            if self.recipe in self._made:
+                self._undo()
             raise
+
+    def _undo(self) -> None:
+        """What was there before stays, and so does a folder in which something is."""
+        for place in reversed(self._made):
+            if place.is_dir() and place != self.tokenizer:
+                with suppress(OSError):
+                    place.rmdir()
+            else:
+                disk.remove(place)
 
     @property
     def continue_line(self) -> str:
