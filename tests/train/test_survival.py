@@ -285,17 +285,6 @@ def test_data_that_changed_is_refused_by_name_unless_told(run, data, tmp_path, l
     assert run(resume="auto", **named | {"train__steps": 9}).steps == 9  # now it is known
 
 
-def test_the_same_data_elsewhere_is_the_same_data(run, data, tmp_path):
-    from trifold.train.resume import check_same_data
-    from trifold.train.run_folder import RunFolder
-
-    folder = RunFolder(tmp_path)
-    assert check_same_data(folder, {"a": "1", "b": "2"}, changed=False) == []
-    assert check_same_data(folder, {"x/a": "1", "x/b": "2"}, changed=False) == []
-    with pytest.raises(DataError, match="x/b: the run was begun with it, and now it is not there"):
-        check_same_data(folder, {"x/a": "1"}, changed=False)
-
-
 def test_other_threads_and_versions_are_said(run, tmp_path, listening):
     run(train__steps=3)
     file = tmp_path / "run" / "environment.json"

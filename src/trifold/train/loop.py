@@ -12,7 +12,6 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
-from trifold.data.digests import digests
 from trifold.errors import CheckpointError
 from trifold.recipe import Recipe, load_recipe
 from trifold.train import checkpoint
@@ -24,8 +23,9 @@ from trifold.train.pace import Meter
 from trifold.train.progress import Outcome, Progress, StoppedBy, behind
 from trifold.train.ranks import Ranks, Stopped, joined, together
 from trifold.train.refusals import Refused, fate, highest_loss, remember, write_evidence
-from trifold.train.resume import changed_environment, check_same_data, check_same_run
+from trifold.train.resume import changed_environment, check_same_run
 from trifold.train.run_folder import MetricsLog, NoLog, RunFolder, environment
+from trifold.train.same_data import check_same_data
 from trifold.train.saver import Saver
 from trifold.train.setup import Prepared, prepare
 from trifold.train.sharding import on_first
@@ -77,7 +77,7 @@ def _train(
         def prepared_data() -> tuple[Prepared, list[str]]:
             changed: list[str] = []
             if ranks.speaks:
-                changed = check_same_data(folder, digests(chosen.data), changed=data_changed)
+                changed = check_same_data(folder, chosen, changed=data_changed)
             prepared = prepare(chosen, folder.tokenizer, view)
             _check_memory(prepared, machine)
             return prepared, changed

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trifold import disk
-from trifold.errors import DataError, SettingsError
+from trifold.errors import SettingsError
 from trifold.recipe import ENDING, Recipe, TrainSettings, load_recipe
 from trifold.train.run_folder import RunFolder, read_object
 
@@ -41,30 +39,6 @@ def check_same_run(recipe: Recipe, folder: RunFolder) -> list[str]:
             "resume it with the same ones, or begin another run with --out"
         )
     return list(_moved_rates(before.train, recipe.train))
-
-
-def check_same_data(folder: RunFolder, digests: Mapping[str, str], *, changed: bool) -> list[str]:
-    """Compare the data files with those that the run was begun with, and write down what they are now.
-
-    digests: SHA-256 by file. Gives a line for every file that differs, where that is allowed by `changed`; else raises
-    DataError naming them.
-    """
-    before = read_object(folder.data)
-    changed_files = [name for name, digest in digests.items() if digest not in before.values()]
-    gone = [name for name, digest in before.items() if digest not in digests.values()]
-    lines = [f"{name}: its content is not that with which the run was begun" for name in changed_files]
-    lines += [
-        f"{name}: the run was begun with it, and now it is not there" for name in gone if name not in digests
-    ]
-    lines = lines if before else []  # nothing is known of a new run
-    if lines and not changed:
-        remedy = (
-            "put the old files back, or go on with these: --data-changed; or begin another run with --out"
-        )
-        raise DataError("\n".join([*lines[:-1], f"{lines[-1]}; {remedy}"]))
-    if dict(digests) != before:
-        disk.replace_text(folder.data, json.dumps(dict(digests), indent=2) + "\n")
-    return lines
 
 
 # Of environment.json: what the last bits of a result depend on.
