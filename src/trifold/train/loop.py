@@ -23,7 +23,7 @@ from trifold.train.pace import Meter
 from trifold.train.progress import Outcome, Progress, StoppedBy, behind
 from trifold.train.ranks import Ranks, Stopped, joined, together
 from trifold.train.refusals import Refused, fate, highest_loss, remember, write_evidence
-from trifold.train.resume import changed_environment, check_same_run
+from trifold.train.resume import changed_environment, check_reading, check_same_run, identity
 from trifold.train.run_folder import MetricsLog, NoLog, RunFolder, environment
 from trifold.train.same_data import check_same_data
 from trifold.train.saver import Saver
@@ -88,7 +88,7 @@ def _train(
                 told = ranks.first(lambda: folder.describe(chosen, here))
                 ranks.in_turn(lambda: folder.check_seen(told))
                 prepared, changed = ranks.in_turn(lambda: asked.unless_asked(prepared_data))
-                read = ranks.first(lambda: prepared.fingerprint)
+                read = ranks.first(lambda: check_reading(folder, prepared.fingerprint, changed=data_changed))
                 ranks.in_turn(lambda: prepared.check_alike(read))
             view.say(str(machine))
             with undisturbed(machine.workers), closing(_Run(prepared, folder, machine, view)) as run:
@@ -144,6 +144,7 @@ class _Run:
             Validator(prepared, folder, machine.device, self._averaged_without) if self.ranks.speaks else None
         )
         self.saver = Saver(folder.checkpoints, self.settings, self.ranks)
+        self.identity = identity(prepared.recipe, folder, prepared.fingerprint) if self.ranks.speaks else {}
         self.progress = Progress()
         self._restore()
 
@@ -348,7 +349,7 @@ class _Run:
     def _save(self) -> None:
         self.log.keep()
         self.progress.lines = self.log.lines
-        state = checkpoint.Checkpoint(*self.learner.state(), self.progress.written())
+        state = checkpoint.Checkpoint(*self.learner.state(), self.progress.written() | self.identity)
         self.saver.save(state, self.progress.best.step)
         self.meter.pause()
 

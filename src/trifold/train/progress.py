@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -45,8 +45,11 @@ class Progress:
 
     @classmethod
     def read(cls, saved: dict[str, Any]) -> Progress:
-        """From what `written` gave."""
-        return cls(**{**saved, "best": Best(*saved["best"])})
+        """From what `written` gave, and whatever else lies with it."""
+        known = {each.name for each in fields(cls)}
+        return cls(
+            **{key: value for key, value in saved.items() if key in known} | {"best": Best(*saved["best"])}
+        )
 
     def written(self) -> dict[str, Any]:
         """As plain values."""

@@ -30,6 +30,7 @@ from trifold.recipe import Recipe
 from trifold.train import checkpoint
 from trifold.train.ranks import ALONE, Ranks, Stopped
 
+IDENTITY = "run"  # under this, a checkpoint's progress says what the run is
 # What the system says of a disk whose files cannot be locked.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
@@ -146,6 +147,15 @@ class RunFolder:
                     place.rmdir()
             else:
                 disk.remove(place)
+
+    def identity(self) -> dict[str, Any]:
+        """What the run is, as the newest checkpoint says whose progress is whole; empty where it says nothing of it."""
+        for path in reversed(checkpoint.saved(self.checkpoints)):
+            file, digests = path / checkpoint.PROGRESS, read_object(path / checkpoint.MANIFEST).get("sha256")
+            with suppress(OSError):
+                if isinstance(digests, dict) and digests.get(file.name) == checkpoint.digest_of(file):
+                    return dict(read_object(file).get(IDENTITY, {}))
+        return {}
 
     @property
     def continue_line(self) -> str:

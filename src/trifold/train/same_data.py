@@ -2,11 +2,13 @@
 
     {"data.train": {"a.en": {"size": 9, "mtime_ns": 8, "sha256": "…"}, …}, …}
 
-Files are known again by size and time, and read whole where one of these has moved.
+Files are known again by size and time, and read whole where one of these has moved. A digest of it all is in every
+checkpoint, so that data.json cannot be lost or damaged unnoticed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
@@ -36,13 +38,15 @@ def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list
 
     Gives a line for every file that differs, where that is allowed by `changed`; else raises DataError naming them.
     """
-    before = _written(folder)
+    before = written_data(folder)
     known = known_to_caches(recipe.data.cache)
     for files in before.values():
         known |= {(name, each.size, each.mtime_ns): each.sha256 for name, each in files.items()}
     found = {key: digests(files, known) for key, files in named_files(recipe).items()}
     now = {key: files for key, files in found.items() if files}
     lines = list(dict.fromkeys(other_files(before, now)))  # a file may have two keys
+    if not before and folder.identity().get("data", data_digest(now)) != data_digest(now):
+        lines = [f"{folder.data}: gone or damaged, and the data is not that with which the run was begun"]
     if lines and not changed:
         remedy = (
             "put the old files back, or go on with these: --data-changed; or begin another run with --out"
@@ -52,6 +56,12 @@ def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list
         told = {key: {name: each._asdict() for name, each in files.items()} for key, files in now.items()}
         disk.replace_text(folder.data, json.dumps(told, indent=2) + "\n")
     return lines
+
+
+def data_digest(files: Files) -> str:
+    """SHA-256 (hexadecimal) of what the files hold, whatever their names."""
+    held = {key: [each.sha256 for each in some.values()] for key, some in files.items()}
+    return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
 
 def named_files(recipe: Recipe) -> dict[str, list[str]]:
@@ -101,7 +111,7 @@ def _new_content(name: str, files: Mapping[str, FileDigest], then: Mapping[str, 
     return files[name].sha256 not in {each.sha256 for each in held}
 
 
-def _written(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:
+def written_data(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:
     """What data.json says; nothing where it is not there, or damaged."""
     told = read_object(folder.data)
     if told and all(isinstance(sha256, str) for sha256 in told.values()):
