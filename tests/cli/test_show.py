@@ -50,7 +50,9 @@ def test_a_recipe_needs_what_training_it_is_checked_for(trifold, tmp_path):
         return json.loads(trifold("show", str(recipe), "--json").out)["training_bytes"]
 
     plain = bytes_of("train: {precision: float32}")
-    lean = bytes_of("train: {precision: float32, optimizer: adafactor, learning_rate: 0.01, recompute: blocks, workers: 1}")
+    lean = bytes_of(
+        "train: {precision: float32, optimizer: adafactor, learning_rate: 0.01, recompute: blocks, workers: 1}"
+    )
     assert (plain["precision"], lean["workers"]) == ("float32", 1)
     assert lean["optimizer"] == plain["optimizer"] // 8
     assert lean["activations"] < plain["activations"] / 2
