@@ -7,15 +7,17 @@ holds. A plant (`plants.py`) is a bug that one of them forbids: put in, it must 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 from trifold.faults.harness import Command, Trying, Verdict, try_promise
 from trifold.faults.plants import PLANTS
 from trifold.faults.promises import PROMISES
-from trifold.faults.runs import TINY
+from trifold.faults.runs import PLANTED, TINY
 from trifold.train import train
 
 __all__ = ["PLANTS", "PROMISES", "Size", "Trying", "Verdict", "plant_all", "planted", "try_all"]
@@ -61,7 +63,7 @@ def planted(plant: str | None) -> Iterator[None]:
     if plant is None:
         yield
         return
-    with PLANTS[plant].put_in():
+    with mock.patch.dict(os.environ, {PLANTED: plant}), PLANTS[plant].put_in():
         yield
 
 

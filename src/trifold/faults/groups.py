@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -19,27 +20,29 @@ def ranked(
     *,
     log: Path | None = None,
     beside: Callable[[list[int]], None] | None = None,
+    patience: float = 0.1,
 ) -> list[int]:
     """Do `work(rank)` on so many ranks and give their exit codes, negative where a signal ended one.
 
-    beside: done here while they are at it, with their process numbers. As with torchrun, one that fails ends the others
-    by SIGTERM.
+    beside: done here while they are at it, with their process numbers. patience: seconds from where one fails to where
+    the others get SIGTERM; torchrun looks ten times a second.
     """
     port = _free_port()
     children = [_forked(lambda rank=rank: work(rank), rank, world, port, log) for rank in range(world)]  # type: ignore[misc]
     if beside is not None:
         beside(children)
     codes: dict[int, int] = {}
-    ended = False
+    failed, ended = math.inf, False
     while len(codes) < world:
         for rank, child in enumerate(children):
             if rank not in codes:
                 done, status = os.waitpid(child, os.WNOHANG)
                 if done:
                     codes[rank] = os.waitstatus_to_exitcode(status)
-        if any(codes.values()) and not ended:
+        if any(codes.values()):
+            failed = min(failed, time.monotonic())
+        if time.monotonic() >= failed + patience and not ended:
             ended = True
-            time.sleep(0.1)  # the agent's eyes are open ten times a second
             for rank, child in enumerate(children):
                 if rank not in codes:
                     os.kill(child, signal.SIGTERM)

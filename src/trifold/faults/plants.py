@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from trifold import disk
-from trifold.data import lines, readers, token_cache
+from trifold.data import lines, parts, readers, token_build, token_cache
 from trifold.nn import attention, losses
 from trifold.nn.masks import Mask
 from trifold.train import checkpoint, dealing, learner, loop, run_folder, saver, schedule, setup, signals
 from trifold.train.checkpoint import Checkpoint, Found
 from trifold.train.learner import Learner
-from trifold.train.ranks import Group
+from trifold.train.ranks import Group, Stopped
 
 
 class Plant(NamedTuple):
@@ -121,6 +121,49 @@ _REAL_LEARN = Learner._learn
 def _own_times_world(self: Group, values: Sequence[float]) -> list[float]:
     """What this rank has, taken for what each has."""
     return [float(value) * self.world for value in values]
+
+
+def _left_at_once(self: signals.Asked, seconds: float) -> float:
+    """Whoever hears of a signal leaves, and what was learnt since the last checkpoint is lost."""
+    seconds = _REAL_MEET(self, seconds)
+    if self:
+        raise Stopped(self.signal)
+    return seconds
+
+
+_REAL_MEET = signals.Asked.meet
+
+
+def _heard_by_the_first(self: signals.Asked, number: int, frame: Any = None) -> None:
+    if self._ranks.speaks:
+        _REAL_HEAR(self, number, frame)
+
+
+_REAL_HEAR = signals.Asked.hear
+
+
+def _as_a_set_has_it(self: setup.Prepared, examples: Any, epoch: int) -> list[Any]:
+    """The batches of an epoch in the order in which Python goes through a set of their names."""
+    plan = _REAL_PLAN(self, examples, epoch)
+    return [plan[int(name)] for name in {str(number) for number in range(len(plan))}]
+
+
+_REAL_PLAN = setup.Prepared.plan
+
+
+def _remembered(out: Any, piece: bytes, digest: Any) -> None:
+    """All that was written is still held, and more."""
+    _HELD.append(piece * 2)
+    _REAL_PUT(out, piece, digest)
+
+
+_HELD: list[bytes] = []
+_REAL_PUT = token_build._put
+
+
+def _read_again(place: Any, manifest: Any, known: Any, contents: list[str], corpus: parts.Corpus) -> bool:
+    """Known again by all that is in it."""
+    return all(parts.content(now.file) == then for now, then in zip(corpus.files, contents, strict=True))
 
 
 def _least_number(q: Tensor, k: Tensor, v: Tensor, mask: Mask, **named: Any) -> Tensor:
@@ -239,6 +282,14 @@ PLANTS: Mapping[str, Plant] = {
     "deaf-to-saving": Plant(
         "SIGUSR1 is not noted", "save-signal", _instead(signals.Asked, "to_save", lambda self: False)
     ),
+    "last-rank-deaf": Plant(
+        "signals are heard by the first rank only",
+        "signals",
+        _instead(signals.Asked, "hear", _heard_by_the_first),
+    ),
+    "left-at-once": Plant(
+        "ranks that are asked to stop do not save", "ranks", _instead(signals.Asked, "meet", _left_at_once)
+    ),
     "nonsense-learnt": Plant(
         "whatever the loss, the step is made", "nonsense", _instead(learner, "judge", _nothing)
     ),
@@ -254,6 +305,11 @@ PLANTS: Mapping[str, Plant] = {
         "the seed is taken from the clock",
         "same-seed",
         _instead(learner, "_dropout_seed", lambda *_: time.time_ns() % 2**62),
+    ),
+    "as-a-set-has-it": Plant(
+        "batches come in the order of a set of strings",
+        "same-seed",
+        _instead(setup.Prepared, "plan", _as_a_set_has_it),
     ),
     "schedule-unsaid": Plant(
         "nothing is said of the schedule", "more-steps", _instead(loop, "check_same_run", _no_check)
@@ -278,6 +334,12 @@ PLANTS: Mapping[str, Plant] = {
     ),
     "no-lock": Plant(
         "two processes make one cache", "large", _instead(token_cache, "_alone", lambda *_: nullcontext())
+    ),
+    "remembered": Plant(
+        "what was made into tokens stays in memory", "large", _instead(token_build, "_put", _remembered)
+    ),
+    "read-again": Plant(
+        "a cache is opened by reading its text", "large", _instead(token_cache, "_same_sources", _read_again)
     ),
     "prune-by-number": Plant(
         "whatever is called a checkpoint is deleted", "foreign", _instead(checkpoint, "prune", _by_number)

@@ -24,7 +24,7 @@ PROMISES: dict[str, Promise] = {
         3, 20, 100, "4"),
     "signals": Promise(
         "SIGTERM and SIGINT save in every phase, and say the line that goes on", stops.signals_save,
-        7, 14, 210, "13"),
+        7, 22, 220, "13"),
     "save-signal": Promise(
         "SIGUSR1 saves and the run goes on", stops.sigusr1_saves,
         1, 4, 50, "13"),

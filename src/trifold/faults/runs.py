@@ -7,6 +7,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -180,6 +182,13 @@ class Box:
         differing = [key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)]
         self.expect(not differing, f"not the same as never stopped: {', '.join(sorted(differing))}")
 
+    def all_is_saved(self, when: str) -> None:
+        """The last step that was learnt is the last that is saved, and may be loaded."""
+        learnt = max((line["step"] for line in lines_of(self.run) if "train/loss" in line), default=0)
+        found = checkpoint.newest_sound(self.run / "checkpoints")
+        saved = 0 if found is None else checkpoint.step_of(found.path)
+        self.expect(saved == learnt, f"{when}: step {learnt} was learnt, and step {saved} is saved")
+
     def config(self) -> tuple[dict[str, Any], Reference]:
         """One of the ways to train, each in its turn, and its reference."""
         name = list(CONFIGS)[self.number % len(CONFIGS)]
@@ -257,6 +266,29 @@ def forked(
             end = None
         else:
             time.sleep(0.0005)
+
+
+PLANTED = "TRIFOLD_FAULTS_PLANTED"  # the bug that is in, for processes that are no copies of this one
+PROGRAM = f"""
+import os, sys
+from trifold.cli import main
+from trifold.faults import planted
+with planted(os.environ.get({PLANTED!r})):
+    sys.exit(main())
+"""
+
+
+def fresh(words: Sequence[str], log: Path, **environ: str) -> subprocess.Popen[bytes]:
+    """`trifold` with these words, begun in a new process, which shares nothing with this one but the bug that is in."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    with log.open("ab") as said:
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *words],
+            env=os.environ | {"PYTHONPATH": paths} | environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+        )
 
 
 def state_of(folder: Path) -> dict[str, Any]:

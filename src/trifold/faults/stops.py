@@ -8,11 +8,12 @@ import os
 import shlex
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from unittest import mock
 
 from trifold import disk
-from trifold.faults.runs import CONFIGS, TINY, Box, forked, lines_of, state_of
+from trifold.faults.groups import ranked
+from trifold.faults.runs import CONFIGS, TINY, Box, forked, fresh, lines_of, state_of
 from trifold.tasks import translate
 from trifold.tasks.translate import Translate
 from trifold.train import checkpoint, loop
@@ -63,31 +64,36 @@ def _signal_after_update(step: int) -> Iterator[None]:
         yield
 
 
-# Phase -> where a signal strikes: an owner, the name of a function of it, and which of its calls.
+# Phase -> where a signal strikes: an owner, the name of a function of it, and at most which of its calls.
 PHASES: dict[str, tuple[object, str, int]] = {
     "start-up": (loop, "find_machine", 1),
     "preparing": (loop, "prepare", 1),
     "building": (loop, "Learner", 1),
-    "training": (Learner, "update", 5),
-    "validation": (translate, "mean_loss", 1),
-    "generation": (Translate, "predict", 1),
-    "saving": (checkpoint, "save", 2),
+    "training": (Learner, "update", 12),
+    "validation": (translate, "mean_loss", 2),
+    "generation": (Translate, "predict", 2),
+    "saving": (checkpoint, "save", 3),
 }
+# Of two ranks: the phase, and which of them hears it.
+TOGETHER = {"training": 1, "validation": 0, "generation": 0, "saving": 0}
 
 
 def signals_save(box: Box) -> None:
-    """SIGTERM and SIGINT at the command line in every phase; the printed line goes on to the same end."""
-    reference = box.reference()
-    phase = list(PHASES)[box.number % len(PHASES)]
-    number = signal.SIGTERM if box.number // len(PHASES) % 2 else signal.SIGINT
+    """SIGTERM and SIGINT at the command line in every phase; the printed line goes on to the same end. Of two ranks one
+    hears it, and both leave and go on together.
+    """
+    turn, place = divmod(box.number, len(PHASES) + len(TOGETHER))
+    number = signal.SIGTERM if turn % 2 else signal.SIGINT
     words = [f"{key}={value}" for key, value in TINY.items()]
     command = ["train", "smoke", *words, "--out", str(box.run), "--resume", "auto"]
-    with struck(*PHASES[phase], number):
+    if place >= len(PHASES):
+        _signal_to_one_of_two(box, list(TOGETHER)[place - len(PHASES)], number, command)
+        return
+    reference, phase = box.reference(), list(PHASES)[place]
+    with _struck_in(box, phase, number):
         code = forked(_command(command, box), log=box.log)
     box.expect(code == 128 + number, f"{number.name} while {phase}: exit code {code}")
-    saved = [step_of(path) for path in checkpoint.saved(box.run / "checkpoints")]
-    logged = [line["step"] for line in lines_of(box.run) if "train/loss" in line]
-    box.expect(max(saved, default=0) == max(logged, default=0), f"{phase}: {saved} saved, {logged[-3:]} done")
+    box.all_is_saved(phase)
     line = box.said().splitlines()[-1]
     if "; go on with: trifold " in line:
         command = shlex.split(line.split("; go on with: trifold ")[1])
@@ -96,6 +102,23 @@ def signals_save(box: Box) -> None:
     code = forked(_command(command, box), log=box.log)
     box.expect(code == 0, f"{phase}: the line that goes on ended with {code}")
     box.expect(state_of(box.run) == reference.state, f"{phase}: not the same as never stopped")
+
+
+def _signal_to_one_of_two(box: Box, phase: str, number: signal.Signals, command: list[str]) -> None:
+    """The same of a group; that it learns what one process learns is another promise."""
+    work = _command(command, box)
+    with _struck_in(box, phase, number, rank=TOGETHER[phase]):
+        codes = ranked(lambda rank: work(), 2, log=box.log, patience=10.0)
+    box.expect(codes == [128 + number] * 2, f"{number.name} to one of two while {phase}: exit codes {codes}")
+    box.all_is_saved(phase)
+    codes = ranked(lambda rank: work(), 2, log=box.log, patience=10.0)
+    box.expect(codes == [0, 0], f"{phase}: two that go on ended with {codes}")
+    box.all_is_saved("at the end")
+
+
+def _struck_in(box: Box, phase: str, number: signal.Signals, rank: int = 0) -> AbstractContextManager[None]:
+    owner, name, most = PHASES[phase]
+    return struck(owner, name, box.rng.randint(1, most), number, rank)
 
 
 def _command(words: list[str], box: Box) -> Callable[[], int]:
@@ -112,14 +135,16 @@ def _command(words: list[str], box: Box) -> Callable[[], int]:
 
 
 @contextmanager
-def struck(owner: object, name: str, call: int, number: signal.Signals) -> Iterator[None]:
-    """The signal comes when that function is called for the `call`-th time, and then the function is done."""
+def struck(owner: object, name: str, call: int, number: signal.Signals, rank: int = 0) -> Iterator[None]:
+    """The signal comes to a rank when that function is called there for the `call`-th time, and then the function is
+    done.
+    """
     real, calls = getattr(owner, name), 0
 
     def function(*arguments: object, **named: object) -> object:
         nonlocal calls
         calls += 1
-        if calls == call:
+        if calls == call and int(os.environ.get("RANK", "0")) == rank:
             os.kill(os.getpid(), number)
         return real(*arguments, **named)
 
@@ -142,9 +167,25 @@ def sigusr1_saves(box: Box) -> None:
 
 
 def same_seed_same_run(box: Box) -> None:
-    """Two processes, one seed, no differing bit."""
+    """Two processes, one seed, no differing bit; nor of two new ones that agree in nothing but their words: not in the
+    order in which Python goes through a set.
+    """
     changes, reference = box.config()
     box.finish(changes, reference)
+    if changes:
+        return
+    words = ["train", "smoke", *(f"{key}={value}" for key, value in TINY.items())]
+    both = [
+        fresh([*words, "--out", str(box.folder / seed)], box.log, PYTHONHASHSEED=seed) for seed in ("1", "2")
+    ]
+    codes = [process.wait() for process in both]
+    box.expect(codes == [0, 0], f"at the command line they ended with {codes}")
+    for seed in ("1", "2"):
+        ours = state_of(box.folder / seed)
+        differing = sorted(
+            key for key in {*ours, *reference.state} if ours.get(key) != reference.state.get(key)
+        )
+        box.expect(not differing, f"with PYTHONHASHSEED={seed} it is another run: {', '.join(differing)}")
 
 
 def finished_runs_go_on(box: Box) -> None:
