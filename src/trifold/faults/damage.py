@@ -6,13 +6,16 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from unittest import mock
 
 import torch
+import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from trifold import disk
 from trifold.errors import CheckpointError
@@ -99,13 +102,51 @@ def full_disks_are_survived(box: Box) -> None:
             len(told) == 1 and str(box.run) in told[0] and ("free" in told[0] or "choose another" in told[0]),
             f"place and remedy were not told: {told}",
         )
-        for path in checkpoint.saved(box.run / "checkpoints"):
-            checkpoint.load(path)
+    halves = _halves(box.run)
+    box.expect(not halves, f"exit code {code}, and half written: {', '.join(halves)}")
     box.finish(changes, reference)
 
 
+def _halves(run: Path) -> list[str]:
+    """What cannot be loaded, though its name says that it is done."""
+    found = []
+    for path in checkpoint.saved(run / "checkpoints"):
+        try:
+            checkpoint.load(path)
+        except CheckpointError as error:
+            found.append(str(error))
+    for path in sorted(run.rglob("*")):
+        if not any(part.startswith(".") for part in path.relative_to(run).parts):
+            try:
+                _WHOLE.get(path.suffix, _nothing_to_see)(path)
+            except (SafetensorError, ValueError, TypeError, yaml.YAMLError) as error:
+                found.append(f"{path.relative_to(run)} ({error})")
+    return found
+
+
+def _ends_with_its_line(path: Path) -> None:
+    if not path.read_bytes().endswith(b"\n"):
+        raise ValueError("its last line has no end")
+
+
+def _nothing_to_see(path: Path) -> None:
+    """A folder, or a log that grows."""
+
+
+# How a file shows that it is whole, by the end of its name.
+_WHOLE: dict[str, Callable[[Path], object]] = {
+    ".safetensors": load_file,
+    ".json": lambda path: json.loads(path.read_bytes()),
+    ".yaml": lambda path: dict(yaml.safe_load(path.read_bytes())),
+    ".tsv": _ends_with_its_line,
+    ".txt": _ends_with_its_line,
+}
+
+
 def _filled(box: Box, changes: dict[str, Any]) -> int:
-    """Train on a disk that fills up: by a write that is refused, or by a limit of the system on a file's size."""
+    """Train on a disk that fills up: by a write that is refused, anywhere or in one of the small files that are few, or
+    by a limit of the system on the size of a file.
+    """
     if box.number % 4 == 3:
         limit = box.rng.randrange(5_000, 60_000)  # what the run says goes into a file too
 
@@ -120,26 +161,47 @@ def _filled(box: Box, changes: dict[str, Any]) -> int:
         box.rng.random() < 0.5,
         box.rng.choice([errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT]),
     )
+    if box.number % 4 == 1:
+        few = failing(
+            box.rng.randint(1, 3),
+            kind,
+            lasting=lasting,
+            names=("put",),
+            among=box.rng.choice(["samples", "environment.json"]),
+        )
+        with few:
+            return box.train(changes)
     with failing(box.rng.randrange(1, 160), kind, lasting=lasting):
         return box.train(changes)
 
 
+DOOR = ("put", "flush", "flush_path", "flush_folder", "rename", "make_folder")
+
+
 @contextmanager
-def failing(nth: int, kind: int, *, lasting: bool) -> Iterator[None]:
-    """The n-th passage through the door of the disk is refused, and with `lasting` all later ones."""
+def failing(
+    nth: int, kind: int, *, lasting: bool, names: Sequence[str] = DOOR, among: str = ""
+) -> Iterator[None]:
+    """The n-th passage through the door of the disk is refused, and with `lasting` all later ones; of what is to be put
+    into a file the disk takes a half.
+
+    names, among: only such passages count, and only of files in the name of which that occurs.
+    """
     count = 0
 
     def guarded(real: Callable[..., Any]) -> Callable[..., Any]:
-        def function(*arguments: Any) -> Any:
+        def function(what: Any, *arguments: Any) -> Any:
             nonlocal count
-            count += 1
+            count += among in str(what if isinstance(what, Path) else what.name)
             if count == nth or (lasting and count > nth):
+                if real is put:
+                    put(what, bytes(arguments[0])[: len(arguments[0]) // 2])
                 raise OSError(kind, os.strerror(kind))
-            return real(*arguments)
+            return real(what, *arguments)
 
         return function
 
-    names = ("put", "flush", "flush_path", "flush_folder", "rename", "make_folder")
+    put = disk.put
     with ExitStack() as stack:
         for name in names:
             stack.enter_context(mock.patch.object(disk, name, guarded(getattr(disk, name))))

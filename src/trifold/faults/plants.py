@@ -65,6 +65,11 @@ def _removed_in_place(path: Path) -> None:
     disk.remove(path)
 
 
+def _straight(path: Path, content: bytes) -> None:
+    """Written under its name."""
+    disk.write(path, [content])
+
+
 def _believed(file: Path) -> str:
     """What the manifest says, whatever is in the file."""
     said: str = json.loads((file.parent / checkpoint.MANIFEST).read_bytes())["sha256"][file.name]
@@ -297,6 +302,9 @@ PLANTS: Mapping[str, Plant] = {
         "what the system refuses is a traceback",
         "full-disk",
         _instead(loop, "_disk_trouble", lambda folder: nullcontext()),
+    ),
+    "written-in-place": Plant(
+        "small files are written under their name", "full-disk", _instead(disk, "replace_bytes", _straight)
     ),
     "behind-unheard": Plant(
         "a failed save from behind is never told", "behind", _instead(saver.Saver, "wait", _unheard)
