@@ -60,11 +60,12 @@ class RunFolder:
         """
         try:
             self._refuse_files(resume)
-            files = self.recipe, self.environment, self.data, Path(self._lock.lock_file), self.tokenizer
-            places = self.path, *files, self.checkpoints, self.samples
-            self._made = [place for place in places if not place.exists()]
+            self._made = _missing(self.path, Path(self._lock.lock_file))
             disk.make_folder(self.path)
             told = self._keep_others_out()
+            self._refuse_files(resume)  # again: another process may have come and gone meanwhile
+            files = self.recipe, self.environment, self.data
+            self._made += _missing(*files, self.tokenizer, self.checkpoints, self.samples)
             for folder in (self.checkpoints, self.samples):
                 disk.make_folder(folder)
             self._probe.touch()
@@ -202,6 +203,10 @@ class RunFolder:
             if kept != lines:
                 disk.replace_text(self.metrics, b"".join(kept).decode("utf-8"))
         return len(kept)
+
+
+def _missing(*places: Path) -> list[Path]:
+    return [place for place in places if not place.exists()]
 
 
 def _step_of(line: bytes) -> float:
