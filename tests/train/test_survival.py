@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from trifold import disk
 from trifold.errors import CheckpointError, DataError
-from trifold.train import checkpoint, loop
+from trifold.train import checkpoint, loop, refusals
 from trifold.train.learner import Learner
 from trifold.train.refusals import Refused, write_evidence
 from trifold.train.signals import Asked, Stopped
@@ -170,6 +170,20 @@ def losing(monkeypatch):
         monkeypatch.setattr(Learner, "_learn", learn)
 
     return losing
+
+
+def test_nonsense_is_told_although_the_disk_is_full(run, losing, monkeypatch, listening, tmp_path):
+    def full(path, *_):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(refusals, "write_evidence", full)
+    losing({3: math.nan})
+    assert run(view=listening, train__on_nonsense="skip").steps == 12
+    assert any("could not be written" in line for line in listening.lines)
+    losing({2: math.nan})
+    with pytest.raises(Refused, match="nan"):
+        run("other")
+    assert [event[1] for event in events(tmp_path / "other")] == ["stopped"]
 
 
 def test_nonsense_is_left_out_where_that_is_asked_for_and_the_batch_is_kept(run, losing, tmp_path):

@@ -8,7 +8,7 @@ Several ranks go through it side by side, step by step; where one of them decide
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from trifold.train.memory import check_fits, needed, there_is
 from trifold.train.pace import Meter
 from trifold.train.progress import Outcome, Progress, StoppedBy, behind
 from trifold.train.ranks import Ranks, Stopped, joined, together
-from trifold.train.refusals import Refused, fate, highest_loss, remember, write_evidence
+from trifold.train.refusals import Refused, evidence, fate, highest_loss, remember
 from trifold.train.resume import changed_environment, check_reading, check_same_run, identity
 from trifold.train.run_folder import MetricsLog, NoLog, RunFolder, environment
 from trifold.train.same_data import check_same_data
@@ -254,14 +254,16 @@ class _Run:
                 accumulate=self.settings.accumulate,
             )
             places = [[each.epoch, each.number] for each in dealt]
-            kept = write_evidence(self.folder.refused, refused, batches, places)
-            facts["batch"] = str(kept.relative_to(self.folder.path))
+            kept = evidence(self.folder.refused, refused, batches, places)
+            where = "could not be written" if kept is None else f"is in {kept}"
+            facts["batch"] = where if kept is None else str(kept.relative_to(self.folder.path))
             try:
                 what = fate(self.settings, refused, progress.refused)
             except Refused:
-                self.log.event(refused.step, "stopped", **facts)
+                with suppress(OSError):  # a full disk is not what is wrong
+                    self.log.event(refused.step, "stopped", **facts)
                 raise
-            self.view.say(f"{refused}; {what}; its batch is in {kept}")
+            self.view.say(f"{refused}; {what}; its batch {where}")
             return self._checkpoint_before() if what == "rewind" else None
 
         to = self.ranks.first(decided)

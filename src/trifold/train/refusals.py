@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -76,6 +77,13 @@ def fate(settings: TrainSettings, refused: Refused, so_far: int) -> Fate:
     error = Refused(refused.kind, refused.step, refused.loss, refused.norm)
     error.args = (f"{refused}; {remedy}",)
     raise error
+
+
+def evidence(folder: Path, refused: Refused, batches: Sequence[Any], places: list[list[int]]) -> Path | None:
+    """As `write_evidence`; None where the disk refuses, since what is wrong with the numbers is the news."""
+    with suppress(OSError):
+        return write_evidence(folder, refused, batches, places)
+    return None
 
 
 def write_evidence(folder: Path, refused: Refused, batches: Sequence[Any], places: list[list[int]]) -> Path:
