@@ -18,7 +18,7 @@ class Setting:
     dropout: float = 0.3  # on sub-layer outputs and on embedding sums
     attention_dropout: float = 0.0  # on attention weights: 0 spares the peers the work
     label_smoothing: float = 0.1
-    batch_tokens: int = 4096  # sentences of a batch times its longest side
+    batch_tokens: int = 8192  # sentences of a batch times its longest side
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
