@@ -122,7 +122,7 @@ def test_a_corrected_command_can_follow_at_once(run, tmp_path, changes, error):
     assert run(train__steps=3, train__validate_every=3, train__warmup=1).steps == 3
 
 
-@pytest.mark.parametrize("name", ["mine.txt", "checkpoints/checkpoint-500/model.bin", "samples/a.wav",
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/checkpoint-500/model.bin", "samples/a.wav",
                                   "tokenizer/tokenizer.json", "data.json", "environment.json"])  # fmt: skip
 @pytest.mark.parametrize("changes", [{}, {"data__train": "nowhere.tsv"}])
 def test_other_peoples_folders_are_not_taken_for_runs(run, tmp_path, name, changes):
@@ -146,8 +146,20 @@ def test_what_a_run_that_was_killed_at_once_leaves_is_no_obstacle(run, tmp_path)
     with pytest.raises(DataError):
         run(data__train="nowhere.tsv", resume="auto")
     left = {path.name for path in (tmp_path / "run").iterdir()}
-    assert left == {"checkpoints", "samples", ".lock"}, "not made by the one that failed"
+    assert {"checkpoints", "samples", ".lock"} <= left, "not made by the one that failed"
+    assert "recipe.yaml" not in left
     assert run(resume="auto", train__steps=3).steps == 3
+
+
+def test_what_lies_beside_a_run_is_not_touched(run, tmp_path):
+    mine = [tmp_path / "run" / name for name in (".marked", "mine.txt", "other/run/recipe.yaml")]
+    for file in mine:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("precious", encoding="utf-8")
+    with pytest.raises(DataError):
+        run(resume="auto", data__train="nowhere.tsv")
+    assert run(resume="auto", train__steps=3).steps == 3
+    assert [file.read_text("utf-8") for file in mine] == ["precious"] * 3
 
 
 def test_an_empty_folder_is_left_as_it_was_found(run, tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import platform
 import shlex
 import subprocess
@@ -94,10 +95,19 @@ class RunFolder:
             return
         if checkpoint.saved(self.checkpoints):
             raise UsageError(f"{self.path}: has checkpoints but no recipe.yaml; choose another --out")
-        # This much is left of a run that was killed before it had a recipe.
-        ours = {place.name for place in (self._probe, *disk.leftovers(self.path))}
-        ours |= {f.name for f in (self.checkpoints, self.samples) if f.is_dir() and not any(f.iterdir())}
-        if foreign := sorted(there - ours):
+        # A run that was killed before it had a recipe leaves empty folders. What else lies beside is not touched.
+        used = (
+            self.environment,
+            self.tokenizer,
+            self.checkpoints,
+            self.model,
+            self.samples,
+            self.metrics,
+            self.data,
+        )
+        ours = {place.name for place in (*used, self.refused)}
+        ours -= {f.name for f in (self.checkpoints, self.samples) if f.is_dir() and not any(f.iterdir())}
+        if foreign := sorted(there & ours):
             more = ", …" if len(foreign) > 3 else ""
             raise UsageError(
                 f"{self.path}: holds files already ({', '.join(foreign[:3])}{more}) and no recipe.yaml, so there is "
@@ -259,6 +269,8 @@ def _git_revision() -> str | None:
         told = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
             cwd=Path(__file__).parent,
+            env=os.environ
+            | {"GIT_OPTIONAL_LOCKS": "0"},  # only looking: no lock that a kill would leave behind
             capture_output=True,
             text=True,
             timeout=5,
