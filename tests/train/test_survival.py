@@ -71,12 +71,13 @@ def test_what_goes_wrong_in_another_thread_is_raised_in_this_one():
 
 def test_sigusr1_saves_and_the_run_goes_on(run, interrupting, monkeypatch):
     monkeypatch.setattr(checkpoint, "prune", lambda *_, **__: None)
+    before = signal.getsignal(signal.SIGUSR1)
     outcome = run(view=interrupting(5, signal.SIGUSR1), train__save_every=6)
     assert (outcome.stopped_by, outcome.steps) == ("steps", 12)
     assert events(outcome) == [(5, "saved")]
     known = checkpoint.load(outcome.folder / "checkpoints" / "step-00000005").progress["lines"]
     assert lines(outcome.folder)[known - 1]["event"] == "saved"  # who goes on from there does not cut it off
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR1) is before
 
 
 def test_an_interruption_is_a_line_of_the_metrics_until_the_run_goes_on(run, interrupting, tmp_path):
