@@ -34,9 +34,8 @@ class Verdict(NamedTuple):
 
 
 Command = Callable[[Sequence[str]], int]
-Trying = Callable[
-    [str, int, int], None
-]  # hears, before each trial, of the promise, its number and how many there are
+# Hears, before each trial, of the promise, the trial's number and how many there are.
+Trying = Callable[[str, int, int], None]
 
 
 def try_promise(

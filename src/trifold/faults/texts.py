@@ -17,18 +17,9 @@ from trifold.faults.runs import TINY, Box, Written
 from trifold.recipe import load_recipe
 from trifold.train import setup
 
-# What other programs take for the end of a line or of a field, for a blank, for a quote or for the start of a file.
-TRAPS = [
-    *"\v\f\r\x1c\x1d\x1e\x85\u2028\u2029",
-    *"\"',;|\\",
-    "\ufeff",
-    "\u200b",
-    "\u00a0",
-    "e\u0301",
-    "👍🏽",
-    "  ",
-]
-SEPARATORS = set("\v\f\r\x1c\x1d\x1e\x85\u2028\u2029")
+# What other programs take for the end of a line; and for that of a field, a quote, a blank, the start of a file.
+SEPARATORS = "\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
+TRAPS = [*SEPARATORS, *"\"',;|\\", "\ufeff", "\u200b", "\u00a0", "e\u0301", "👍🏽", "  "]
 WORDS = ["sun", "rain", "Schnee", "brume", "дождь", "雪"]
 
 Pair = tuple[str, str]
@@ -111,14 +102,10 @@ def _tsv(pairs: Sequence[Pair], broken: int | None, rng: Random) -> Lines:
 
 
 def _csv(pairs: Sequence[Pair], broken: int | None, rng: Random) -> Lines:
-    lines, numbers, at = ["source,target"], [], 2
-    for number, pair in enumerate(pairs):
-        numbers.append(at)
-        record = _record(pair)
-        if number == broken:
-            record += rng.choice([",more", ',"more', 'x"x'] if record.endswith('"') else [",more", ',"more'])
-        lines.append(record)
-        at += 1
+    lines = ["source,target", *map(_record, pairs)]
+    if broken is not None:
+        lines[broken + 1] += rng.choice([",more", ',"more', 'x"x'])
+    numbers = list(range(2, len(pairs) + 2))
     return Lines([lines], numbers, None if broken is None else numbers[broken])
 
 
@@ -166,7 +153,6 @@ COUNTS = {
     "used": r"; ([\d,]+) used",
     "too long": r"([\d,]+) of [\d,]+ pairs are longer than",
     "in an epoch": r"an epoch: ([\d,]+) pairs",
-    "without a token": r"([\d,]+) documents without a token",
 }
 
 
@@ -228,7 +214,7 @@ def _count_pairs(box: Box, texts: list[str], changes: dict[str, Any]) -> tuple[s
     count, used = _fates(
         pairs,
         lambda pair: not all(text.strip() for text in pair),
-        lambda pair: any(set(text) & SEPARATORS for text in pair),
+        lambda pair: any(set(text) & set(SEPARATORS) for text in pair),
         changes,
     )
     longest, overflow = box.rng.randrange(3, 40), box.rng.choice(["drop", "truncate"])
@@ -244,7 +230,7 @@ def _count_documents(box: Box, texts: list[str], changes: dict[str, Any]) -> tup
     file = box.folder / "text.txt"
     file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8", newline="\n")
     count, used = _fates(
-        texts, lambda text: not text.strip(), lambda text: bool(set(text) & SEPARATORS), changes
+        texts, lambda text: not text.strip(), lambda text: bool(set(text) & set(SEPARATORS)), changes
     )
     count["used"] = len(used)
     settings = DataSettings(blank=changes["data.blank"], duplicates=changes["data.duplicates"])

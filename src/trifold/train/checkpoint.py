@@ -82,9 +82,8 @@ def save(folder: Path, checkpoint: Checkpoint, whole: Whole = as_it_is) -> Path:
         disk.flush_folder(aside)
         if final.exists():  # saved again: the old one goes only when the new one stands
             if not _is_ours(final):
-                old = _free(
-                    final.with_name(f"{final.name}.foreign")
-                )  # somebody else's: it stays, under this name
+                # Somebody else's: it stays, under this name.
+                old = _free(final.with_name(f"{final.name}.foreign"))
             disk.rename(final, old)
         disk.rename(aside, final)
         disk.flush_folder(folder)

@@ -269,8 +269,7 @@ def _git_revision() -> str | None:
         told = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
             cwd=Path(__file__).parent,
-            env=os.environ
-            | {"GIT_OPTIONAL_LOCKS": "0"},  # only looking: no lock that a kill would leave behind
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # a lock would outlive a kill
             capture_output=True,
             text=True,
             timeout=5,

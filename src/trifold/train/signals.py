@@ -18,9 +18,9 @@ from trifold.train.ranks import ALONE, Ranks, Stopped
 T = TypeVar("T")
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
+SAVING = (signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()
 # A terminal, `timeout`, a service manager and torchrun may each send one request twice: to a process and to its group.
 ONE_REQUEST = 1.0  # seconds
-SAVING = (signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()
 
 
 class Asked:
