@@ -117,6 +117,10 @@ class TrainSettings(Settings):
         "none",
         description="blocks: keep only the inputs of blocks for the way back; less memory, more time, same bits",
     )
+    compile: Literal["none", "blocks"] = Field(
+        "none",
+        description="blocks: make graphs of the blocks and compile them (torch.compile); for GPUs",
+    )
     device: str = "auto"
     sharding: Literal["none", "full"] = Field(
         "none",

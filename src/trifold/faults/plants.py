@@ -301,7 +301,7 @@ PLANTS: Mapping[str, Plant] = {
     "disk-unsaid": Plant(
         "what the system refuses is a traceback",
         "full-disk",
-        _instead(loop, "_disk_trouble", lambda folder: nullcontext()),
+        _instead(loop, "trouble_told", lambda folder: nullcontext()),
     ),
     "written-in-place": Plant(
         "small files are written under their name", "full-disk", _instead(disk, "replace_bytes", _straight)

@@ -95,6 +95,8 @@ def loops() -> ModuleType | None:
 
 def compiled(x: Tensor, *, learning: bool | None = None) -> ModuleType | None:
     """The loops, where they suit: a CPU, bf16 or fp32, and gradients wanted (`learning`, or as x says)."""
+    if torch.compiler.is_compiling():
+        return None  # what stands in a graph, the graph's own compiler fuses
     if x.device.type != "cpu" or x.dtype not in (torch.bfloat16, torch.float32):
         return None
     wanted = torch.is_grad_enabled() and x.requires_grad if learning is None else learning

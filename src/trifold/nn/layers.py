@@ -40,18 +40,23 @@ class Dropout(nn.Module):
             return x
         if kernels.compiled(x) is not None:
             return kernels.dropped(x, self.p)
-        return x * keep_mask(x, self.p) if x.device.type == "cpu" else F.dropout(x, self.p)
+        return x * keep_mask(x, self.p) if _cheaply(x) else F.dropout(x, self.p)
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
         """x + drop(y), in one pass where there is something to drop."""
         if self.active and kernels.compiled(y) is not None:
             return kernels.added_dropped(x, y, self.p)
-        if self.active and x.device.type == "cpu":
+        if self.active and _cheaply(x):
             return torch.addcmul(x, y, keep_mask(y, self.p))
         return x + self(y)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+def _cheaply(x: Tensor) -> bool:
+    """Whether random numbers are to be spared; a graph draws its own where it uses them."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def keep_mask(like: Tensor, p: float) -> Tensor:

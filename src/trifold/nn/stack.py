@@ -145,6 +145,18 @@ def recompute_blocks(model: nn.Module) -> None:
             stack.run = recomputed
 
 
+def compile_blocks(model: nn.Module) -> None:
+    """From now on the model's stacks run their blocks as graphs, compiled where a block first learns.
+
+    Every size is a variable from the beginning, so that what is computed does not depend on which batches came before.
+    Graphs end where queries read keys: that is for kernels that know what a mask is.
+    """
+    for stack in model.modules():
+        if isinstance(stack, Stack):
+            for block in stack.blocks:
+                block.forward = torch.compile(block.forward, dynamic=True)
+
+
 class Stack(nn.Module):
     """n layers, one after the other; `block_of_layer` may let several share a block. `states` name their outputs."""
 

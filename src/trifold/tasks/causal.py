@@ -195,7 +195,9 @@ class Causal:
         if not len(prompts):
             return []
         config = _sampling(looking.generation, looking.seed)
-        found = write(model, prompts, config, codec=self.tokenizer, on_done=lambda _done: looking.poll())
+        found = write(
+            model, prompts, config, codec=self.tokenizer, on_step=lambda _tokens, _open: looking.poll()
+        )
         starts = [prompts.ids[a:b].tolist() for a, b in zip(prompts.starts, prompts.starts[1:], strict=False)]
         said = self.tokenizer.decode(starts)
         # Decoded together: between two pieces of a text there may be a space that neither has alone.

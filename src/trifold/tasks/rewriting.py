@@ -128,7 +128,11 @@ class Rewriting:
             pairs = self.spoilt(examples, np.arange(count))
             greedy = GenerationConfig(max_new_tokens=int(pairs.targets.lengths.max()) + 8)
             found = write(
-                model, pairs.sources, greedy, codec=self.tokenizer, on_done=lambda _done: looking.poll()
+                model,
+                pairs.sources,
+                greedy,
+                codec=self.tokenizer,
+                on_step=lambda _tokens, _open: looking.poll(),
             )
             source, wanted = (
                 self._texts([ragged.ids[a:b].tolist() for a, b in _bounds(ragged)])

@@ -207,7 +207,7 @@ class TextToText:
             rows.examples.sources,
             greedy,
             codec=self.tokenizer,
-            on_done=lambda _done: looking.poll(),
+            on_step=lambda _tokens, _open: looking.poll(),
         )
         outputs = self.tokenizer.decode([best[0].tokens for best in found])
         scores, signatures = {}, []

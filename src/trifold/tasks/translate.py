@@ -154,6 +154,7 @@ class Translate:
         batch_tokens: int = 4096,
         first: int = 0,
         on_done: Callable[[int], None] | None = None,
+        on_step: Callable[[int, int], None] | None = None,
         draft: Transformer | None = None,
     ) -> list[list[Hypothesis]]:
         """Hypotheses for each text, best first. Texts of like length go together; the order of the answer is theirs.
@@ -172,6 +173,7 @@ class Translate:
             batch_tokens=batch_tokens,
             first=first,
             on_done=on_done,
+            on_step=on_step,
             codec=self.target,
             draft=draft,
         )
@@ -196,7 +198,7 @@ class Translate:
         """Loss, and the scores of greedy translations: a validation is about the weights, not the search."""
         loss = mean_loss(self, model, examples, looking)
         greedy = GenerationConfig(max_new_tokens=looking.generation.max_new_tokens)
-        answers = self.predict(model, rows.sources, greedy, on_done=lambda _done: looking.poll())
+        answers = self.predict(model, rows.sources, greedy, on_step=lambda _tokens, _open: looking.poll())
         outputs = self.target.decode([hypotheses[0].tokens for hypotheses in answers])
         scores = self.scores(outputs, rows.targets)
         values = {name: score.value for name, score in scores.items()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -12,6 +12,8 @@ from trifold.tasks.task import Batch
 from trifold.train.setup import Prepared
 
 T = TypeVar("T")
+
+PATIENCE = 0.1  # seconds between two looks whether what is waited for is still wanted
 
 
 class Dealt(NamedTuple):
@@ -77,11 +79,19 @@ def everyones(
     return found
 
 
-def ahead(batches: Iterator[T]) -> Generator[T, None, None]:
-    """The same batches, without end; the next one is made while this one is learnt."""
-    with ThreadPoolExecutor(1, "batches") as maker:
-        coming = maker.submit(next, batches)
+def ahead(batches: Iterator[T], unwanted: Callable[[], bool] = lambda: False) -> Generator[T, None, None]:
+    """The same batches; the next one is made while this one is learnt. They end where one is `unwanted` before it is
+    made, which takes long where an epoch begins with tokenising.
+    """
+    maker, left = ThreadPoolExecutor(1, "batches"), False
+    coming = maker.submit(next, batches)
+    try:
         while True:
+            while not wait([coming], PATIENCE).done:
+                if left := unwanted():
+                    return
             here = coming.result()
             coming = maker.submit(next, batches)
             yield here
+    finally:
+        maker.shutdown(wait=not left)

@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,10 +19,15 @@ from trifold.train.ranks import ALONE, Ranks
 from trifold.train.sharding import check_sharding
 from trifold.train.weights import wide_type
 
+COMPILING = {
+    True: "compiled blocks",
+    False: "blocks not compiled (there is no C++ compiler here, or for a GPU no Triton)",
+}
+
 
 class Machine(NamedTuple):
-    """What a run computes with: a device, a type, threads that learn side by side; and of several ranks, which this is
-    and whether each keeps a part of the model only.
+    """What a run computes with: a device, a type, threads that learn side by side; of several ranks, which this is and
+    whether each keeps a part of the model only; and whether blocks are compiled, None where nobody asks for it.
     """
 
     device: torch.device
@@ -29,6 +35,7 @@ class Machine(NamedTuple):
     workers: int
     ranks: Ranks = ALONE
     shards: bool = False
+    compiles: bool | None = None
 
     def __str__(self) -> str:
         parts = [f"device {self.device if self.ranks.world == 1 else self.device.type}"]
@@ -36,6 +43,7 @@ class Machine(NamedTuple):
         parts += [f"{self.workers} workers"] if self.workers > 1 else []
         if self.ranks.world > 1:
             parts.append(f"{self.ranks.world} ranks{' with a part of the model each' if self.shards else ''}")
+        parts += [] if self.compiles is None else [COMPILING[self.compiles]]
         names = [str(each).removeprefix("torch.") for each in (self.dtype, wide_type(self.dtype))]
         return ", ".join([*parts, f"{names[0]} arithmetic", f"{names[1]} master weights"])
 
@@ -47,8 +55,25 @@ def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
     shards = settings.sharding == "full" and ranks.world > 1
     if shards:
         check_sharding(settings)
-        return Machine(device, dtype, 1, ranks, shards)
-    return Machine(device, dtype, choose_workers(settings.workers, device, tokens // ranks.world), ranks)
+    compiles = None if settings.compile == "none" else can_compile(device)
+    if compiles and settings.workers not in (None, 1):
+        raise UsageError(
+            f"train.compile: blocks does not go with train.workers={settings.workers}: graphs draw their random "
+            "numbers from what all threads share; set train.workers=1"
+        )
+    alone = shards or compiles
+    workers = 1 if alone else choose_workers(settings.workers, device, tokens // ranks.world)
+    return Machine(device, dtype, workers, ranks, shards, compiles)
+
+
+@cache
+def can_compile(device: torch.device) -> bool:
+    """Whether a graph can be compiled for it: what that takes is tried, not looked for. Takes seconds."""
+    try:
+        torch.compile(torch.sin)(torch.ones(2, device=device))
+    except Exception:  # a compiler that is not there, too old, without headers: nobody has listed them all
+        return False
+    return True
 
 
 def find_device(wanted: str = "auto", ranks: Ranks = ALONE) -> torch.device:

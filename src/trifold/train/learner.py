@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -54,8 +55,10 @@ class Learner:
         dtype: torch.dtype,
         workers: int = 1,
         ranks: Ranks = ALONE,
+        compiles: bool = False,
     ) -> None:
-        self.weights = made_ready(model, settings, ranks, device, dtype)
+        self.weights = made_ready(model, settings, ranks, device, dtype, compiles=compiles)
+        self._own_generators = device.type == "cpu" and not compiles
         self.model, self.ranks = model, ranks
         self.task, self.settings, self.seed, self.device = task, settings, seed, device
         self._replicas = [self.model, *(self.weights.replica(self.model) for _ in range(workers - 1))]
@@ -113,15 +116,19 @@ class Learner:
     def _learn(self, batch: Batch, step: int, micro: int, totals: dict[str, float]) -> float:
         """Leave the gradient of one micro-batch in its replica; its negative log-likelihood, summed."""
         model = self._replicas[micro % len(self._replicas)]
-        seed = _dropout_seed(self.seed, step, micro, self.ranks.rank)
-        if self.device.type != "cpu":
-            torch.manual_seed(seed)
-        with drawing_from(torch.Generator().manual_seed(seed)):  # what a CPU draws; threads do not share it
+        with self._drawing(_dropout_seed(self.seed, step, micro, self.ranks.rank)):
             terms = self.task.loss(model, batch.to(self.device))
             parts = [term.weight * term.sum / totals[name] for name, term in terms.items()]
             torch.stack(parts).sum().backward()
         term = terms["tokens"]
         return float(term.sum if term.nll is None else term.nll)
+
+    def _drawing(self, seed: int) -> AbstractContextManager[None]:
+        """Dropout draws from a generator that threads do not share; devices and graphs know only the common ones."""
+        if self._own_generators:
+            return drawing_from(torch.Generator().manual_seed(seed))
+        torch.manual_seed(seed)
+        return nullcontext()
 
     def agree(self) -> None:
         """All ranks begin with the weights of rank 0, which another kind of processor might have drawn otherwise."""

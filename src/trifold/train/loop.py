@@ -8,11 +8,11 @@ Several ranks go through it side by side, step by step; where one of them decide
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from trifold.errors import CheckpointError
 from trifold.recipe import Recipe, load_recipe
 from trifold.train import checkpoint
 from trifold.train.dealing import Dealt, ahead, deal, everyones
@@ -30,6 +30,7 @@ from trifold.train.saver import Saver
 from trifold.train.setup import Prepared, prepare
 from trifold.train.sharding import on_first
 from trifold.train.signals import Asked, orderly_end
+from trifold.train.trouble import trouble_told
 from trifold.train.validate import Best, Interrupted, Validator
 from trifold.train.view import Silent, Snapshot, View
 
@@ -66,8 +67,10 @@ def _train(
 ) -> Outcome:
     machine = ranks.in_turn(lambda: find_machine(chosen.train, chosen.batch.tokens, ranks))
     keep_freed_memory()
-    with orderly_end(ranks) as asked, _disk_trouble(folder), together():
-        here = environment(machine.device, machine.dtype, machine.workers, ranks)
+    with orderly_end(ranks) as asked, trouble_told(folder), together():
+        here = environment(
+            machine.device, machine.dtype, machine.workers, ranks, compiled=bool(machine.compiles)
+        )
 
         def opened() -> None:
             lines = folder.open(resume=resume == "auto")
@@ -105,22 +108,10 @@ def _train(
 def _check_memory(prepared: Prepared, machine: Machine) -> None:
     if prepared.recipe.train.check_memory:
         length = max(1, int(prepared.train.lengths.mean()))
-        device, dtype, workers, ranks, _ = machine
+        device, dtype, workers, ranks, *_ = machine
         on_cpu = device.type == "cpu"
         need = needed(prepared.recipe, prepared.config, length, dtype, workers, on_cpu=on_cpu, ranks=ranks)
         check_fits(need, prepared.recipe, there_is(device, ranks))
-
-
-@contextmanager
-def _disk_trouble(folder: RunFolder) -> Iterator[None]:
-    """What the system refuses while a run writes is the user's to mend, and the run can go on afterwards."""
-    try:
-        yield
-    except OSError as error:
-        place, reason = error.filename or folder.path, error.strerror or error
-        raise CheckpointError(
-            f"{place}: could not be written ({reason}); free some disk space and repeat the command with --resume auto"
-        ) from error
 
 
 class _Run:
@@ -139,6 +130,7 @@ class _Run:
             dtype=machine.dtype,
             workers=self.workers,
             ranks=self.ranks,
+            compiles=bool(machine.compiles),
         )
         self.validator = (
             Validator(prepared, folder, machine.device, self._averaged_without) if self.ranks.speaks else None
@@ -180,19 +172,17 @@ class _Run:
         )
 
     def _learn(self, asked: Asked) -> StoppedBy:
-        with closing(
-            ahead(
-                deal(
-                    self.prepared,
-                    self.workers,
-                    self.progress.epoch,
-                    self.progress.batch,
-                    accumulate=self.settings.accumulate,
-                    rank=self.ranks.rank,
-                    world=self.ranks.world,
-                )
-            )
-        ) as batches:
+        plan = deal(
+            self.prepared,
+            self.workers,
+            self.progress.epoch,
+            self.progress.batch,
+            accumulate=self.settings.accumulate,
+            rank=self.ranks.rank,
+            world=self.ranks.world,
+        )
+        # Of several ranks none leaves before all have met.
+        with closing(ahead(plan, lambda: self.ranks.world == 1 and bool(asked))) as batches:
             return self._learn_from(batches, asked)
 
     def _learn_from(self, batches: Iterator[Dealt], asked: Asked) -> StoppedBy:
@@ -204,7 +194,8 @@ class _Run:
             self._save()
         while stopped_by is None:
             self.saver.check()
-            update = self._update([next(batches) for _ in range(settings.accumulate)])
+            dealt = list(islice(batches, settings.accumulate))
+            update = self._update(dealt) if len(dealt) == settings.accumulate else None
             progress = self.progress
             if update is not None and progress.step % settings.log_every == 0:
                 self._log(update)

@@ -19,7 +19,7 @@ from trifold.train.same_data import data_digest, written_data
 FREE: tuple[str, ...] = (
     *("name", "description", "generate"),
     *("train.device", "train.log_every", "train.minutes", "train.patience"),
-    *("train.recompute", "train.samples", "train.steps", "train.sharding"),
+    *("train.recompute", "train.compile", "train.samples", "train.steps", "train.sharding"),
     *("train.keep_every", "train.keep_best", "train.save_behind", "train.check_memory"),
     # What to do about trouble that has come up since the run was begun.
     *("train.on_nonsense", "train.on_spike", "train.spike_factor", "train.spike_window", "train.skip_limit"),
@@ -110,6 +110,7 @@ DECIDING = (
     "threads",
     "workers",
     "ranks",
+    "compiled",
 )
 
 

@@ -237,7 +237,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def environment(
-    device: torch.device, dtype: torch.dtype, workers: int, ranks: Ranks = ALONE
+    device: torch.device, dtype: torch.dtype, workers: int, ranks: Ranks = ALONE, *, compiled: bool = False
 ) -> dict[str, Any]:
     """What a run depends on beside its recipe."""
     return {
@@ -252,6 +252,7 @@ def environment(
         "threads": torch.get_num_threads(),
         "workers": workers,
         "ranks": ranks.world,
+        "compiled": compiled,
         "git": _git_revision(),
     }
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trifold.errors import SettingsError
 from trifold.nn import Transformer
-from trifold.nn.stack import Stack, recompute_blocks
+from trifold.nn.stack import Stack, compile_blocks, recompute_blocks
 from trifold.recipe import TrainSettings
 from trifold.train.ranks import Ranks
 from trifold.train.weights import FlatWeights, cast_buffers, wide_type
@@ -44,16 +44,24 @@ def check_sharding(settings: TrainSettings) -> None:
 
 
 def made_ready(
-    model: Transformer, settings: TrainSettings, ranks: Ranks, device: torch.device, dtype: torch.dtype
+    model: Transformer,
+    settings: TrainSettings,
+    ranks: Ranks,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    compiles: bool,
 ) -> FlatWeights:
     """Give the model the form in which it learns, in this order, and its weights a keeper.
 
     1. Recomputing: what runs a block is wrapped from within, so that it runs again under whatever comes around it.
-    2. Compiling: nothing to be done. The compiled loops are parts of the blocks, and no graph is made of a model.
+    2. Compiling: blocks become graphs, each for itself, so that what comes around them is not in a graph.
     3. Sharding, or moving to the device, last: it takes over the parameters, as everything before has left them.
     """
     if settings.recompute == "blocks":
         recompute_blocks(model)
+    if compiles:
+        compile_blocks(model)
     if settings.sharding == "full" and ranks.world > 1:
         check_sharding(settings)
         return ShardedWeights(model.train(), dtype, ranks, device)

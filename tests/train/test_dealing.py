@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+
+from trifold.train.dealing import ahead
+
+
+def test_batches_come_in_their_order_each_once_and_one_is_made_ahead():
+    made: list[int] = []
+
+    def batches():
+        for number in itertools.count():
+            made.append(number)
+            yield number
+
+    coming = ahead(batches())
+    assert list(itertools.islice(coming, 5)) == [0, 1, 2, 3, 4]
+    coming.close()
+    assert made in ([*range(5)], [*range(6)])
+
+
+def test_a_batch_that_takes_long_is_not_waited_for_when_nobody_wants_it_any_more():
+    """As where an epoch begins with tokenising, and a signal comes."""
+    wanted, release = threading.Event(), threading.Event()
+    wanted.set()
+
+    def batches():
+        yield "first"
+        wanted.clear()
+        release.wait(30)
+        yield "second"
+
+    coming = ahead(batches(), lambda: not wanted.is_set())
+    assert list(coming) == ["first"]
+    release.set()
+
+
+def test_what_goes_wrong_with_a_batch_is_raised_where_it_is_asked_for():
+    def batches():
+        yield "first"
+        raise ValueError("broken")
+
+    coming = ahead(batches())
+    assert next(coming) == "first"
+    with pytest.raises(ValueError, match="broken"):
+        next(coming)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import errno
+
+import pytest
+import torch
+
+from trifold.errors import CheckpointError, TrifoldError
+from trifold.train.learner import Learner
+
+MISSING = {
+    "of a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has …"),
+    "of a CPU": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried …"),
+    "of Python": MemoryError(),
+}
+
+
+def failing(monkeypatch, at: int, error: Exception) -> None:
+    real = Learner.update
+
+    def update(self, batches, step, *more):
+        if step == at:
+            raise error
+        return real(self, batches, step, *more)
+
+    monkeypatch.setattr(Learner, "update", update)
+
+
+@pytest.mark.parametrize("what", MISSING)
+def test_a_run_that_memory_fails_says_what_to_change_and_goes_on(run, monkeypatch, tmp_path, what):
+    with monkeypatch.context() as patch:
+        failing(patch, 5, MISSING[what])
+        with pytest.raises(
+            TrifoldError, match=r"out of memory \(.+\).*--resume auto and train.recompute=blocks"
+        ):
+            run()
+    outcome = run(resume="auto", train__recompute="blocks")
+    assert outcome.steps == 12
+
+
+def test_what_nobody_foresaw_is_not_dressed_up(run, monkeypatch):
+    failing(monkeypatch, 5, RuntimeError("shapes do not fit"))
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        run()
+
+
+def test_a_disk_that_refuses_is_told_by_its_place(run, monkeypatch):
+    failing(monkeypatch, 5, OSError(errno.ENOSPC, "No space left on device", "/some/file"))
+    with pytest.raises(
+        CheckpointError, match=r"/some/file: could not be written \(No space left.*--resume auto"
+    ):
+        run()
