@@ -27,6 +27,7 @@ import yaml
 
 from trifold.cli import VERBS, main
 from trifold.recipe import load_recipe, recipe_names
+from trifold.train.resume import FREE, FREE_ALONE
 
 pytestmark = pytest.mark.slow
 
@@ -327,3 +328,10 @@ def _check_form(command: str, place: str) -> None:
         load_recipe(
             plain[0], [word for word in plain[1:] if re.match(r"[a-z_.]+=", word) and "…" not in word]
         )
+
+
+def test_what_may_change_when_a_run_goes_on_is_what_the_page_says():
+    page = (ROOT / "docs" / "recipes.md").read_text("utf-8")
+    section = page.partition("## What may change when a run is continued")[2].partition("\n## ")[0]
+    said = re.findall(r"`([a-z_.]+)`", section.partition("Any other change is refused")[0])
+    assert sorted(set(said) - {"train.average"}) == sorted([*FREE, *FREE_ALONE])

@@ -21,6 +21,7 @@ from trifold.errors import SettingsError, UsageError
 from trifold.generate import GenerationConfig
 from trifold.nn.config import PRESETS, ModelConfig
 from trifold.settings import Settings, nearest
+from trifold.tasks.distill import DistillSettings
 from trifold.tasks.kinds import USUAL, TaskSettings
 from trifold.tasks.translate import TranslateSettings
 from trifold.text import TokenizerSettings
@@ -119,7 +120,8 @@ class TrainSettings(Settings):
     )
     compile: Literal["none", "blocks"] = Field(
         "none",
-        description="blocks: make graphs of the blocks and compile them (torch.compile); for GPUs",
+        description="blocks: make graphs of the blocks and compile them (torch.compile), by a C++ compiler or, for a "
+        "GPU, Triton; workers is 1 then",
     )
     device: str = "auto"
     sharding: Literal["none", "full"] = Field(
@@ -212,6 +214,11 @@ class TrainSettings(Settings):
             raise ValueError(
                 "adafactor needs a learning_rate: the default is Adam's; 0.01 is its paper's, with relative_step"
             )
+        if self.compile == "blocks" and self.workers not in (None, 1):
+            raise ValueError(
+                f"compile: blocks does not go with workers {self.workers}: graphs draw their random numbers from what "
+                "all threads share; set workers to 1"
+            )
         return self
 
 
@@ -233,6 +240,19 @@ class Recipe(Settings):
     def _of_the_usual_kind(cls, values: Any) -> Any:
         """Recipes from before there were kinds say none."""
         return {"kind": USUAL, **values} if isinstance(values, Mapping) else values
+
+    @model_validator(mode="after")
+    def _looks_into_no_graph(self) -> Self:
+        if (
+            self.train.compile != "none"
+            and isinstance(self.task, DistillSettings)
+            and self.task.relations.weighed
+        ):
+            raise ValueError(
+                "task.relations look into a block, and train.compile: blocks closes it: set train.compile to none, or "
+                "the weights of the relations to 0"
+            )
+        return self
 
     def resolved(self) -> str:
         """As YAML, with every default written out."""

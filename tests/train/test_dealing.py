@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 
 import pytest
 
@@ -22,20 +23,29 @@ def test_batches_come_in_their_order_each_once_and_one_is_made_ahead():
     assert made in ([*range(5)], [*range(6)])
 
 
-def test_a_batch_that_takes_long_is_not_waited_for_when_nobody_wants_it_any_more():
-    """As where an epoch begins with tokenising, and a signal comes."""
-    wanted, release = threading.Event(), threading.Event()
-    wanted.set()
+@pytest.mark.parametrize("when", ["while it is waited for", "before it is asked for"])
+def test_a_batch_that_takes_long_is_not_waited_for_when_nobody_wants_it_any_more(when):
+    """As where an epoch begins with tokenising, and a signal comes; not at the end of the process either."""
+    begun, release = threading.Event(), threading.Event()
 
     def batches():
         yield "first"
-        wanted.clear()
+        begun.set()
         release.wait(30)
         yield "second"
 
-    coming = ahead(batches(), lambda: not wanted.is_set())
-    assert list(coming) == ["first"]
+    coming, start = ahead(batches(), begun.is_set), time.monotonic()
+    assert next(coming) == "first"
+    assert begun.wait(10)
+    assert when != "while it is waited for" or list(coming) == []
+    coming.close()
+    assert time.monotonic() - start < 15
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "batches"] == [True]
     release.set()
+
+
+def test_batches_may_come_to_an_end():
+    assert list(ahead(iter("abc"))) == ["a", "b", "c"]
 
 
 def test_what_goes_wrong_with_a_batch_is_raised_where_it_is_asked_for():

@@ -11,6 +11,7 @@ from trifold.train.learner import Learner
 MISSING = {
     "of a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has …"),
     "of a CPU": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried …"),
+    "of a driver": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
     "of Python": MemoryError(),
 }
 
@@ -27,15 +28,16 @@ def failing(monkeypatch, at: int, error: Exception) -> None:
 
 
 @pytest.mark.parametrize("what", MISSING)
-def test_a_run_that_memory_fails_says_what_to_change_and_goes_on(run, monkeypatch, tmp_path, what):
+def test_a_run_that_memory_fails_says_what_to_change_and_goes_on(run, state_of, monkeypatch, tmp_path, what):
+    run("whole")
     with monkeypatch.context() as patch:
         failing(patch, 5, MISSING[what])
         with pytest.raises(
-            TrifoldError, match=r"out of memory \(.+\).*--resume auto and train.recompute=blocks"
+            TrifoldError, match=r"out of memory \(.+\).*--resume auto.*train.recompute=blocks"
         ):
             run()
-    outcome = run(resume="auto", train__recompute="blocks")
-    assert outcome.steps == 12
+    run(resume="auto", train__recompute="blocks")
+    assert state_of(tmp_path / "run") == state_of(tmp_path / "whole")
 
 
 def test_what_nobody_foresaw_is_not_dressed_up(run, monkeypatch):

@@ -112,6 +112,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "spikes left out": {"train.on_spike": "skip", "train.spike_factor": 1.05, "train.spike_window": 5},
     "compiled": {
         "train.compile": "blocks",
+        "model.n_layers": 2,
         "task": {"kind": "causal"},
         "model.shape": "decoder",
         "data.train": "TEXT",

@@ -108,7 +108,7 @@ def _two_products(
     # Rows that may attend to nothing are taken out before the softmax: after it, their gradients would be NaN.
     blind = (
         (offsets == float("-inf")).all(-1, keepdim=True)
-        if offsets is not None and mask.has_blind_rows
+        if offsets is not None and (torch.compiler.is_compiling() or mask.has_blind_rows)
         else None
     )
     weights = torch.softmax(scores if blind is None else scores.masked_fill(blind, 0.0), dim=-1)

@@ -104,16 +104,19 @@ class Mask:
 
         bias: (B or 1, H, T or 1, S) for all keys that were read.
         """
+        if torch.compiler.is_compiling():  # a table of sizes would make a graph for each of them
+            return self._offsets(queries, keys, like, bias)
         shape = (queries, keys, like.dtype, like.device, bias is None)
         if not self._has(shape, bias):
-            allowed = self.dense(queries, keys, like.device)
-            if bias is None:
-                offsets = None if allowed is None else _offsets(allowed, like.dtype)
-            else:
-                offsets = bias[..., self._gone(queries, keys) :].to(like.dtype)
-                offsets = offsets if allowed is None else offsets.masked_fill(~allowed, float("-inf"))
-            self._additive[shape] = offsets, bias
+            self._additive[shape] = self._offsets(queries, keys, like, bias), bias
         return self._additive[shape][0]
+
+    def _offsets(self, queries: int, keys: int, like: Tensor, bias: Tensor | None) -> Tensor | None:
+        allowed = self.dense(queries, keys, like.device)
+        if bias is None:
+            return None if allowed is None else _offsets(allowed, like.dtype)
+        offsets = bias[..., self._gone(queries, keys) :].to(like.dtype)
+        return offsets if allowed is None else offsets.masked_fill(~allowed, float("-inf"))
 
     def additive_rows(self, q: Tensor, keys: int, bias: Tensor | None = None) -> Tensor | None:
         """The same for heads that lie in one batch dimension: broadcastable to (B·H, T, S), q being (B, H, T, D).

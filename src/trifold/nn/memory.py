@@ -102,6 +102,7 @@ def training_memory(
     validation: int = 8,
     recompute: bool = False,
     on_cpu: bool = True,
+    graphs: bool = False,
 ) -> TrainingMemory:
     """Bytes to learn from batches of `tokens` source and as many target tokens in rows of `length`.
 
@@ -111,8 +112,10 @@ def training_memory(
     validation   8: a second model, which holds the (averaged) weights, and the file that it is written into; or as said
     activations  what the backward pass needs again, by `saved_elements`, in the precision of the arithmetic
     runtime      of the process, on a CPU
+
+    graphs: blocks are compiled, and have no use for the loops.
     """
-    width, compiled = BYTES[precision], on_cpu and loops() is not None
+    width, compiled = BYTES[precision], on_cpu and not graphs and loops() is not None
     activations = width * saved_elements(config, tokens, length, compiled=compiled, recompute=recompute)
     return TrainingMemory(
         weights=(4 if precision == "float32" else 4 + width) * parameters,

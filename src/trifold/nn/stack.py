@@ -7,7 +7,7 @@ How a stack runs a block is a part of it too: straight, or keeping nothing but t
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -145,16 +145,32 @@ def recompute_blocks(model: nn.Module) -> None:
             stack.run = recomputed
 
 
-def compile_blocks(model: nn.Module) -> None:
-    """From now on the model's stacks run their blocks as graphs, compiled where a block first learns.
+# Of the one function that all blocks share: a graph for each kind of mask, each window, each scale that a layer has.
+MOST_GRAPHS = 128
 
-    Every size is a variable from the beginning, so that what is computed does not depend on which batches came before.
-    Graphs end where queries read keys: that is for kernels that know what a mask is.
+
+def compile_blocks(model: nn.Module) -> None:
+    """From now on the model's stacks run their blocks as graphs, each compiled when it is first met, `under_graphs`.
+
+    Every size is a variable from the beginning. Hooks within a block are not heard any more, and the second of two
+    streams (`ask`) stays as it is. What earlier models have compiled is forgotten, lest it count among the graphs of
+    this one.
     """
+    torch._dynamo.reset()
     for stack in model.modules():
         if isinstance(stack, Stack):
             for block in stack.blocks:
                 block.forward = torch.compile(block.forward, dynamic=True)
+
+
+def under_graphs() -> AbstractContextManager[None]:
+    """While inside, a block that meets its last new case is an error: run without a graph it would draw other dropout,
+    and a resumed run, which meets its cases in another order, would not be the same.
+    """
+    limits: AbstractContextManager[None] = torch._dynamo.config.patch(
+        recompile_limit=MOST_GRAPHS, fail_on_recompile_limit_hit=True
+    )
+    return limits
 
 
 class Stack(nn.Module):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import islice
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import NamedTuple, TypeVar
 
 from trifold.batches import shares
@@ -13,7 +14,7 @@ from trifold.train.setup import Prepared
 
 T = TypeVar("T")
 
-PATIENCE = 0.1  # seconds between two looks whether what is waited for is still wanted
+LOOK = 0.1  # seconds between two looks whether what is waited for is still wanted
 
 
 class Dealt(NamedTuple):
@@ -81,17 +82,34 @@ def everyones(
 
 def ahead(batches: Iterator[T], unwanted: Callable[[], bool] = lambda: False) -> Generator[T, None, None]:
     """The same batches; the next one is made while this one is learnt. They end where one is `unwanted` before it is
-    made, which takes long where an epoch begins with tokenising.
+    made, which takes long where an epoch begins with tokenising: nobody waits for it, and no process does at its end.
     """
-    maker, left = ThreadPoolExecutor(1, "batches"), False
-    coming = maker.submit(next, batches)
+    wanted, made = SimpleQueue[bool](), SimpleQueue[tuple[list[T], BaseException | None]]()
+
+    def make() -> None:
+        while wanted.get():
+            try:
+                made.put(([next(batches)], None))
+            except BaseException as error:  # raised again where somebody waits for it
+                made.put(([], error))
+
+    maker = Thread(target=make, name="batches", daemon=True)
+    maker.start()
+    wanted.put(True)
     try:
         while True:
-            while not wait([coming], PATIENCE).done:
-                if left := unwanted():
+            try:
+                batch, error = made.get(timeout=LOOK)
+            except Empty:
+                if unwanted():
                     return
-            here = coming.result()
-            coming = maker.submit(next, batches)
-            yield here
+                continue
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            wanted.put(True)
+            yield batch[0]
     finally:
-        maker.shutdown(wait=not left)
+        wanted.put(False)
+        maker.join(LOOK)

@@ -19,11 +19,6 @@ from trifold.train.ranks import ALONE, Ranks
 from trifold.train.sharding import check_sharding
 from trifold.train.weights import wide_type
 
-COMPILING = {
-    True: "compiled blocks",
-    False: "blocks not compiled (there is no C++ compiler here, or for a GPU no Triton)",
-}
-
 
 class Machine(NamedTuple):
     """What a run computes with: a device, a type, threads that learn side by side; of several ranks, which this is and
@@ -43,7 +38,9 @@ class Machine(NamedTuple):
         parts += [f"{self.workers} workers"] if self.workers > 1 else []
         if self.ranks.world > 1:
             parts.append(f"{self.ranks.world} ranks{' with a part of the model each' if self.shards else ''}")
-        parts += [] if self.compiles is None else [COMPILING[self.compiles]]
+        if self.compiles is not None:
+            why = hindrance(self.device) or "another rank cannot"
+            parts.append("compiled blocks" if self.compiles else f"blocks not compiled ({why})")
         names = [str(each).removeprefix("torch.") for each in (self.dtype, wide_type(self.dtype))]
         return ", ".join([*parts, f"{names[0]} arithmetic", f"{names[1]} master weights"])
 
@@ -55,25 +52,31 @@ def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
     shards = settings.sharding == "full" and ranks.world > 1
     if shards:
         check_sharding(settings)
-    compiles = None if settings.compile == "none" else can_compile(device)
-    if compiles and settings.workers not in (None, 1):
-        raise UsageError(
-            f"train.compile: blocks does not go with train.workers={settings.workers}: graphs draw their random "
-            "numbers from what all threads share; set train.workers=1"
-        )
-    alone = shards or compiles
+    compiles = None if settings.compile == "none" else not hindrance(device)
+    # Graphs draw their random numbers from what all threads share.
+    alone = shards or compiles is not None
     workers = 1 if alone else choose_workers(settings.workers, device, tokens // ranks.world)
     return Machine(device, dtype, workers, ranks, shards, compiles)
 
 
 @cache
-def can_compile(device: torch.device) -> bool:
-    """Whether a graph can be compiled for it: what that takes is tried, not looked for. Takes seconds."""
+def hindrance(device: torch.device) -> str:
+    """Why no graph can be compiled for it here, or nothing: what that takes is tried, not looked for. Takes seconds."""
     try:
-        torch.compile(torch.sin)(torch.ones(2, device=device))
-    except Exception:  # a compiler that is not there, too old, without headers: nobody has listed them all
-        return False
-    return True
+        x = torch.ones(2, 3, device=device, requires_grad=True)
+        torch.compile(torch.nn.functional.gelu, dynamic=True)(x).sum().backward()
+    except (
+        Exception
+    ) as error:  # a compiler that is not there, too old, without headers: nobody has listed them all
+        return f"{str(error).strip() or type(error).__name__:.200}".split("\n")[0]
+    return ""
+
+
+def agreed(machine: Machine) -> Machine:
+    """Blocks are compiled by all ranks or by none."""
+    if machine.compiles is None:
+        return machine
+    return machine._replace(compiles=machine.ranks.total([not machine.compiles])[0] == 0)
 
 
 def find_device(wanted: str = "auto", ranks: Ranks = ALONE) -> torch.device:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from trifold.nn import Transformer
 from trifold.nn.kernels import drawing_from
+from trifold.nn.stack import under_graphs
 from trifold.nn.threads import sharing_cores
 from trifold.recipe import TrainSettings
 from trifold.tasks.task import Batch, Task
@@ -58,7 +59,8 @@ class Learner:
         compiles: bool = False,
     ) -> None:
         self.weights = made_ready(model, settings, ranks, device, dtype, compiles=compiles)
-        self._own_generators = device.type == "cpu" and not compiles
+        assert not compiles or workers == 1, "a replica's graphs would compute with the model's weights"
+        self._compiles = compiles
         self.model, self.ranks = model, ranks
         self.task, self.settings, self.seed, self.device = task, settings, seed, device
         self._replicas = [self.model, *(self.weights.replica(self.model) for _ in range(workers - 1))]
@@ -116,7 +118,8 @@ class Learner:
     def _learn(self, batch: Batch, step: int, micro: int, totals: dict[str, float]) -> float:
         """Leave the gradient of one micro-batch in its replica; its negative log-likelihood, summed."""
         model = self._replicas[micro % len(self._replicas)]
-        with self._drawing(_dropout_seed(self.seed, step, micro, self.ranks.rank)):
+        graphs = under_graphs() if self._compiles else nullcontext()
+        with graphs, self._drawing(_dropout_seed(self.seed, step, micro, self.ranks.rank)):
             terms = self.task.loss(model, batch.to(self.device))
             parts = [term.weight * term.sum / totals[name] for name, term in terms.items()]
             torch.stack(parts).sum().backward()
@@ -125,7 +128,7 @@ class Learner:
 
     def _drawing(self, seed: int) -> AbstractContextManager[None]:
         """Dropout draws from a generator that threads do not share; devices and graphs know only the common ones."""
-        if self._own_generators:
+        if self.device.type == "cpu" and not self._compiles:
             return drawing_from(torch.Generator().manual_seed(seed))
         torch.manual_seed(seed)
         return nullcontext()

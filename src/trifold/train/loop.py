@@ -16,7 +16,7 @@ from typing import Any, Literal
 from trifold.recipe import Recipe, load_recipe
 from trifold.train import checkpoint
 from trifold.train.dealing import Dealt, ahead, deal, everyones
-from trifold.train.device import Machine, find_machine, keep_freed_memory, undisturbed
+from trifold.train.device import Machine, agreed, find_machine, keep_freed_memory, undisturbed
 from trifold.train.learner import Learner, Update
 from trifold.train.memory import check_fits, needed, there_is
 from trifold.train.pace import Meter
@@ -65,7 +65,7 @@ def train(
 def _train(
     chosen: Recipe, folder: RunFolder, ranks: Ranks, resume: str | None, data_changed: bool, view: View
 ) -> Outcome:
-    machine = ranks.in_turn(lambda: find_machine(chosen.train, chosen.batch.tokens, ranks))
+    machine = agreed(ranks.in_turn(lambda: find_machine(chosen.train, chosen.batch.tokens, ranks)))
     keep_freed_memory()
     with orderly_end(ranks) as asked, trouble_told(folder), together():
         here = environment(
@@ -119,7 +119,7 @@ class _Run:
 
     def __init__(self, prepared: Prepared, folder: RunFolder, machine: Machine, view: View) -> None:
         self.prepared, self.folder, self.view = prepared, folder, view
-        self.workers, self.ranks = machine.workers, machine.ranks
+        self.workers, self.ranks, self.compiles = machine.workers, machine.ranks, bool(machine.compiles)
         self.settings = prepared.recipe.train
         self.learner = Learner(
             prepared.new_model(),
@@ -130,7 +130,7 @@ class _Run:
             dtype=machine.dtype,
             workers=self.workers,
             ranks=self.ranks,
-            compiles=bool(machine.compiles),
+            compiles=self.compiles,
         )
         self.validator = (
             Validator(prepared, folder, machine.device, self._averaged_without) if self.ranks.speaks else None
@@ -195,7 +195,13 @@ class _Run:
         while stopped_by is None:
             self.saver.check()
             dealt = list(islice(batches, settings.accumulate))
-            update = self._update(dealt) if len(dealt) == settings.accumulate else None
+            try:
+                update = self._update(dealt) if len(dealt) == settings.accumulate else None
+            except RuntimeError:
+                # A terminal's signal ends a compiler too, of which this process has made use.
+                if not (asked and self.compiles and self.ranks.world == 1):
+                    raise
+                update = None
             progress = self.progress
             if update is not None and progress.step % settings.log_every == 0:
                 self._log(update)

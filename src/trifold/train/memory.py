@@ -60,6 +60,7 @@ def needed(
         validation=8 + (12 if train.average > 1 else 0),  # a mean in float64
         recompute=train.recompute == "blocks",
         on_cpu=on_cpu,
+        graphs=train.compile == "blocks",
     )
     if train.sharding == "full" and ranks.world > 1:
         memory = memory._replace(

@@ -19,7 +19,7 @@ from trifold.train.same_data import data_digest, written_data
 FREE: tuple[str, ...] = (
     *("name", "description", "generate"),
     *("train.device", "train.log_every", "train.minutes", "train.patience"),
-    *("train.recompute", "train.compile", "train.samples", "train.steps", "train.sharding"),
+    *("train.recompute", "train.samples", "train.steps", "train.sharding"),
     *("train.keep_every", "train.keep_best", "train.save_behind", "train.check_memory"),
     # What to do about trouble that has come up since the run was begun.
     *("train.on_nonsense", "train.on_spike", "train.spike_factor", "train.spike_window", "train.skip_limit"),
@@ -115,7 +115,7 @@ DECIDING = (
 
 
 def changed_environment(folder: RunFolder, here: Mapping[str, Any]) -> list[str]:
-    """A line where versions, device, threads or precision are others than when the run was last seen."""
+    """A line where versions, device, threads, precision or the like are others than when the run was last seen."""
     before = read_object(folder.environment)
     changed = [
         f"{name} was {before[name]} and is {here[name]}"

@@ -10,6 +10,8 @@ import torch
 from trifold.errors import CheckpointError, TrifoldError
 from trifold.train.run_folder import RunFolder
 
+LACKING = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
+
 
 @contextmanager
 def trouble_told(folder: RunFolder) -> Iterator[None]:
@@ -26,12 +28,14 @@ def trouble_told(folder: RunFolder) -> Iterator[None]:
             raise
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise TrifoldError(
-            f"{folder.path}: out of memory ({reason}); what was saved is there. Repeat the command with --resume auto "
-            "and train.recompute=blocks, which needs less and learns the same; or begin another run with smaller "
-            "batches (batch.tokens, with more train.accumulate) or with fewer train.workers"
+            f"{folder.path}: out of memory ({reason}); what was saved is there, and --resume auto goes on from it. "
+            "Less is needed with train.recompute=blocks, which is still the same run, or in another one with smaller "
+            "batches (batch.tokens, with more train.accumulate) or fewer train.workers"
         ) from error
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    """Of Python or numpy, of a GPU, or of PyTorch's allocator on a CPU, which has no type of its own."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    """Of Python or numpy; of PyTorch, whose allocators and drivers have a type of their own only now and then."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return any(sign in str(error).lower() for sign in LACKING)
