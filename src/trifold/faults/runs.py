@@ -42,6 +42,17 @@ TINY: dict[str, Any] = {
     "train.log_every": 1,
 }
 
+# Of raw text, which the box makes.
+TEXT: dict[str, Any] = {
+    "data.train": "TEXT",
+    "data.valid": None,
+    "data.test": None,
+    "data.documents": "blank",
+    "data.holdout": 0.2,
+    "model.max_positions": 24,
+    "batch.tokens": 200,
+}
+
 # Ways to train that must all survive; each changes something that a resumed run could get wrong.
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -62,42 +73,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "weight decay, all kept": {"train.weight_decay": 0.1, "train.keep_every": 6, "train.keep_last": 1},
     "small batches": {"batch.tokens": 200, "batch.rows": 7},
     "left to right": {
+        **TEXT,
         "task": {"kind": "causal"},
         "model.shape": "decoder",
         "model.norm_placement": "pre",
-        "data.train": "TEXT",
-        "data.valid": None,
-        "data.test": None,
-        "data.documents": "blank",
         "data.cut": "windows",
-        "data.holdout": 0.2,
-        "model.max_positions": 24,
-        "batch.tokens": 200,
     },
     "left to right, packed": {
+        **TEXT,
         "task": {"kind": "causal"},
         "model.shape": "decoder",
-        "data.train": "TEXT",
-        "data.valid": None,
-        "data.test": None,
-        "data.documents": "blank",
-        "data.holdout": 0.2,
-        "model.max_positions": 24,
-        "batch.tokens": 200,
     },
     "masked": {
+        **TEXT,
         "task": {"kind": "masked", "mask": "words"},
         "tokenizer": {"kind": "bpe", "vocab_size": 60, "special": ["cls", "sep", "mask"]},
         "model.shape": "encoder",
         "model.positions": "learned",
-        "model.max_positions": 24,
         "model.heads": ["lm"],
-        "data.train": "TEXT",
-        "data.valid": None,
-        "data.test": None,
-        "data.documents": "blank",
-        "data.holdout": 0.2,
-        "batch.tokens": 200,
     },
     "moving average, recomputed": {"train.ema": 0.9, "train.recompute": "blocks"},
     "adamw, bf16, accumulating": {
@@ -111,17 +104,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "stable, then decaying": {"train.schedule": "warmup-stable-decay", "train.decay": 0.5},
     "spikes left out": {"train.on_spike": "skip", "train.spike_factor": 1.05, "train.spike_window": 5},
     "compiled": {
+        **TEXT,
         "train.compile": "blocks",
         "model.n_layers": 2,
         "task": {"kind": "causal"},
         "model.shape": "decoder",
-        "data.train": "TEXT",
-        "data.valid": None,
-        "data.test": None,
-        "data.documents": "blank",
-        "data.holdout": 0.2,
-        "model.max_positions": 24,
-        "batch.tokens": 200,
     },
 }
 SLOW = ("compiled",)  # to begin, so that it is for those who resume it a few times only

@@ -62,12 +62,11 @@ def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
 @cache
 def hindrance(device: torch.device) -> str:
     """Why no graph can be compiled for it here, or nothing: what that takes is tried, not looked for. Takes seconds."""
+    # A compiler may be missing, too old, without headers, without a disk: nobody has listed all that is raised then.
     try:
         x = torch.ones(2, 3, device=device, requires_grad=True)
         torch.compile(torch.nn.functional.gelu, dynamic=True)(x).sum().backward()
-    except (
-        Exception
-    ) as error:  # a compiler that is not there, too old, without headers: nobody has listed them all
+    except Exception as error:
         return f"{str(error).strip() or type(error).__name__:.200}".split("\n")[0]
     return ""
 
