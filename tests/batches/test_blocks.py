@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from trifold.batches import Blocks, ShuffledRows, deal
 
+pytestmark = pytest.mark.slow
+
 
 def starts_of(lengths: list[int]) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)

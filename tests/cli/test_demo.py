@@ -14,6 +14,8 @@ from trifold.cli.demos.showing import in_short, spread
 from trifold.errors import UsageError
 from trifold.recipe import load_recipe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):

@@ -6,6 +6,8 @@ import pytest
 
 from trifold.scores import SCORES
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_runs_own_test_set_is_the_default(trifold, run):
     done = trifold("eval", str(run))

@@ -8,6 +8,8 @@ import pytest
 from trifold.cli.generate import run as command
 from trifold.generate import GenerationConfig
 
+pytestmark = pytest.mark.slow
+
 LINES = ["twenty seven", "", "one hundred and five", "   ", "three\u2028four", "nine"]
 
 

@@ -10,6 +10,8 @@ from tests.text.folders import WORDS
 import trifold as library
 from trifold.tasks.predict import TASKS
 
+pytestmark = pytest.mark.slow
+
 LINES = [" ".join(WORDS[start : start + 3]) for start in (0, 2, 4)]
 CONTEXT = " ".join(WORDS[:30])
 

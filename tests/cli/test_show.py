@@ -9,6 +9,8 @@ from trifold.hub.presets import PRESETS as PUBLISHED
 from trifold.nn import PRESETS
 from trifold.recipe import recipe_names
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", [*PRESETS, *recipe_names()])
 def test_every_preset_and_recipe_can_be_shown(trifold, name):

@@ -8,6 +8,8 @@ import yaml
 
 from trifold.train import Outcome
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_run_says_where_it_is_and_how_to_use_it(trifold, run, tmp_path):
     done = trifold("train", "smoke", "train.steps=4", "train.log_every=2", "--out", str(tmp_path / "short"))

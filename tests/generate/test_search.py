@@ -16,6 +16,8 @@ from trifold.generate.processors import processor
 from trifold.generate.samplers import likeliest
 from trifold.generate.search import LENGTH_PENALTIES, beam_search, drained, one_by_one
 
+pytestmark = pytest.mark.slow
+
 PAD, END, A, B, C = 0, 2, 3, 4, 5
 
 

@@ -17,7 +17,7 @@ from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig, Transformer
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 GPT = {"vocab_size": 40, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 4}
 MORE = {

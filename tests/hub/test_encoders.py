@@ -17,7 +17,7 @@ from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig, Transformer
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 PICTURES = {
     "hidden_size": 16,

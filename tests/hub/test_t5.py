@@ -16,7 +16,7 @@ from trifold.hub import load_model, save_model
 from trifold.nn import ModelConfig, Transformer
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 SMALL: dict[str, Any] = {
     "vocab_size": 61,

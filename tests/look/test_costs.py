@@ -12,6 +12,8 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.memory import saved_elements
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"vocab_size": 100, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 160, "max_positions": 64}
 VARIANTS = [
     {},

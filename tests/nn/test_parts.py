@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.packing import Packing
+
+pytestmark = pytest.mark.slow
 
 some = st.sampled_from
 

@@ -8,6 +8,8 @@ import torch
 from trifold.errors import CheckpointError, TrifoldError
 from trifold.train.learner import Learner
 
+pytestmark = pytest.mark.slow
+
 MISSING = {
     "of a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has …"),
     "of a CPU": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried …"),

@@ -11,6 +11,8 @@ from trifold.errors import UsageError
 from trifold.generate import GenerationConfig, generate_tokens
 from trifold.generate.phrases import Wishes
 
+pytestmark = pytest.mark.slow
+
 END = 2
 phrase = st.lists(st.integers(3, 7), min_size=1, max_size=3)
 wishes = st.lists(phrase | st.lists(phrase, min_size=1, max_size=3), min_size=1, max_size=3)

@@ -12,6 +12,8 @@ from trifold.generate import GenerationConfig, generate_tokens
 from trifold.generate.search import Lookup
 from trifold.nn import Inputs, ModelConfig, Transformer
 
+pytestmark = pytest.mark.slow
+
 SHAPES = ("encoder-decoder", "decoder")
 rows = st.lists(st.lists(st.integers(3, 16), min_size=1, max_size=9), min_size=1, max_size=3)
 

@@ -6,6 +6,8 @@ import torch
 
 from trifold.train.optimizers.adafactor import FORGETTING, LEAST_SIZE, LEAST_SQUARE
 
+pytestmark = pytest.mark.slow
+
 RATES = [0.05 / (1 + step % 7) for step in range(50)]
 
 
