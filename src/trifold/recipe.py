@@ -172,6 +172,11 @@ class TrainSettings(Settings):
     )
 
     @property
+    def wanted_workers(self) -> int | None:
+        """As many as are asked for: graphs, which draw their random numbers from what all threads share, want one."""
+        return 1 if self.compile == "blocks" else self.workers
+
+    @property
     def decay_steps(self) -> int:
         """Of warmup-stable-decay."""
         return max(1, round(self.decay * self.steps)) if self.decay < 1 else int(self.decay)

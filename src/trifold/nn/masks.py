@@ -105,13 +105,13 @@ class Mask:
         bias: (B or 1, H, T or 1, S) for all keys that were read.
         """
         if torch.compiler.is_compiling():  # a table of sizes would make a graph for each of them
-            return self._offsets(queries, keys, like, bias)
+            return self._freshly(queries, keys, like, bias)
         shape = (queries, keys, like.dtype, like.device, bias is None)
         if not self._has(shape, bias):
-            self._additive[shape] = self._offsets(queries, keys, like, bias), bias
+            self._additive[shape] = self._freshly(queries, keys, like, bias), bias
         return self._additive[shape][0]
 
-    def _offsets(self, queries: int, keys: int, like: Tensor, bias: Tensor | None) -> Tensor | None:
+    def _freshly(self, queries: int, keys: int, like: Tensor, bias: Tensor | None) -> Tensor | None:
         allowed = self.dense(queries, keys, like.device)
         if bias is None:
             return None if allowed is None else _offsets(allowed, like.dtype)

@@ -164,8 +164,8 @@ def compile_blocks(model: nn.Module) -> None:
 
 
 def under_graphs() -> AbstractContextManager[None]:
-    """While inside, a block that meets its last new case is an error: run without a graph it would draw other dropout,
-    and a resumed run, which meets its cases in another order, would not be the same.
+    """While inside, a case beyond MOST_GRAPHS is an error. Left to the block itself, as is usual, it would draw other
+    dropout, and a resumed run, which meets its cases in another order, would not be the same.
     """
     limits: AbstractContextManager[None] = torch._dynamo.config.patch(
         recompile_limit=MOST_GRAPHS, fail_on_recompile_limit_hit=True

@@ -53,9 +53,7 @@ def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
     if shards:
         check_sharding(settings)
     compiles = None if settings.compile == "none" else not hindrance(device)
-    # Graphs draw their random numbers from what all threads share.
-    alone = shards or compiles is not None
-    workers = 1 if alone else choose_workers(settings.workers, device, tokens // ranks.world)
+    workers = 1 if shards else choose_workers(settings.wanted_workers, device, tokens // ranks.world)
     return Machine(device, dtype, workers, ranks, shards, compiles)
 
 
