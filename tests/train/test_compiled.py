@@ -132,6 +132,8 @@ def test_ranks_compile_together_or_not_at_all(monkeypatch):
             return [value + 1 for value in values]  # the other one cannot
 
     monkeypatch.setattr(DEVICE, "hindrance", lambda device: "")
+    monkeypatch.setattr(DEVICE, "loops", object)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)  # of which as many workers would be made
     settings = load_recipe("smoke", {"train.compile": "blocks", "train.device": "cpu"}).train
     machine = find_machine(settings, 100_000, Two())
     assert machine.compiles and machine.workers == 1
