@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +42,18 @@ def test_trifold_s_runner(tmp_path: Path, precision: str) -> None:
     assert (line["name"], line["precision"], line["steps"]) == ("trifold", precision, 1)
     assert line["target_tokens"] == tokens  # all pairs are one batch
     assert line["target_tokens_per_s"] > 0 and 0 < line["loss_first"] < 6
+
+
+def test_the_plain_loop_of_the_smallest_decoder(tmp_path: Path) -> None:
+    """It learns: after some steps the text is less of a surprise than letters drawn alike often."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "train_decoder" / "tiny.py", "--plain", "--steps", "40"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert line["read"] == 41 * 12 * 64
+    letters = 65 if os.environ.get("TRIFOLD_DATA") else len(string.ascii_letters + " \n.,")
+    assert 2 < line["nats"] < 0.95 * math.log(letters) + 0.2

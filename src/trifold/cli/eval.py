@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trifold.cli.options import BatchSize, Beams, Device, Dtype, Json, Model, Out
+from trifold.cli.options import BatchSize, Beams, Device, Dtype, Json, Model
 from trifold.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,7 +79,12 @@ def run(
     device: Device = None,
     dtype: Dtype = "float32",
     json: Json = False,
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Write what the model made of the inputs there, a line each."
+        ),
+    ] = None,
 ) -> None:
     """Score a model: of translations BLEU, chrF and exact match, each with its signature; of a language model loss,
     perplexity, bits per byte and accuracy; of other tasks what their validation measures.
