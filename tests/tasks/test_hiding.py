@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from trifold.batches import BatchSettings
+from trifold.errors import DataError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding
@@ -219,9 +220,9 @@ def test_pairs_are_neighbouring_runs_of_sentences(make, rows, tokenizer, positio
 @pytest.mark.parametrize("kind", ["follows", "order"])
 def test_half_of_the_pairs_do_not_belong_together(make, rows, tokenizer, kind):
     task, _ = make(PairsOfTexts, PairsSettings(pairs=kind, rate=0.01))
-    examples = task.examples(rows, 1)
     answers = []
     for draw in range(400):
+        examples = task.examples(rows, draw)
         batch = task.batch(examples, EVERY[:1], draw=draw)
         tokens, kinds = batch.hidden.inputs.tokens[0], batch.hidden.inputs.segments[0]
         size = batch.hidden.inputs.packing.real
@@ -250,12 +251,12 @@ def test_half_of_the_pairs_do_not_belong_together(make, rows, tokenizer, kind):
 @pytest.mark.parametrize("kind", ["follows", "order"])
 def test_of_pairs_too_words_are_hidden_whole_and_special_tokens_never(make, rows, tokenizer, kind):
     task, _ = make(PairsOfTexts, PairsSettings(pairs=kind, mask="words", rate=0.5))
-    examples, special = task.examples(rows), [tokenizer.cls_id, tokenizer.sep_id]
+    special = [tokenizer.cls_id, tokenizer.sep_id]
     # The same token does not always begin a word here; by its text it does.
     begins = [piece.startswith("▁") for piece in tokenizer.pieces(range(tokenizer.vocab_size))]
     answers = set()
     for draw in range(40):
-        batch = task.batch(examples, EVERY, draw=draw)
+        batch = task.batch(task.examples(rows, draw), EVERY, draw=draw)
         hidden = np.zeros(batch.hidden.inputs.packing.real, np.bool_)
         places = batch.hidden.places[: batch.tokens]
         hidden[places] = True
@@ -281,6 +282,26 @@ def test_a_pair_is_a_function_of_draw_and_number_whatever_the_batch(make, rows, 
         mine = together.hidden.inputs.tokens[0, bounds[row] : bounds[row + 1]]
         assert mine.tolist() == alone.hidden.inputs.tokens[0, : len(mine)].tolist()
         assert int(together.answers[row]) == int(alone.answers[0])
+
+
+@pytest.mark.parametrize("kind", ["follows", "order"])
+@pytest.mark.parametrize("positions", [64, 14])
+def test_a_pair_is_as_long_as_its_batch_was_planned_for(make, rows, kind, positions):
+    task, _ = make(PairsOfTexts, PairsSettings(pairs=kind), positions)
+    for draw in range(20):
+        examples = task.examples(rows, draw)
+        every = np.arange(len(examples.of))
+        sizes = [task.batch(examples, every[row : row + 1]).hidden.inputs.packing.real for row in every]
+        assert sizes == examples.lengths[:, 0].tolist() and max(sizes) <= positions
+
+
+def test_the_order_of_texts_needs_one_document_and_another_s_text_two(make, tokenizer):
+    alone = mark(tokenizer, [". ".join(TEXTS)])
+    task, _ = make(PairsOfTexts, PairsSettings(pairs="order"))
+    assert len(task.examples(alone).of)
+    task, _ = make(PairsOfTexts, PairsSettings())
+    with pytest.raises(DataError, match="of 1 documents 1 have two sentences or more, and pairs need 2"):
+        task.examples(alone)
 
 
 @torch.no_grad()

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from trifold.batches import BatchSettings
 from trifold.data import DataSettings
-from trifold.nn import ModelConfig
+from trifold.errors import SettingsError
+from trifold.generate import GenerationConfig
+from trifold.nn import ModelConfig, Transformer
 from trifold.tasks.causal import CausalSettings, Pieces
 from trifold.tasks.denoise import DenoiseSettings
 from trifold.tasks.kinds import build
@@ -19,7 +21,7 @@ from trifold.tasks.masked import MaskedSettings
 from trifold.tasks.pairs import Pairs, PairsSettings
 from trifold.tasks.permutation import PermutationSettings
 from trifold.tasks.spans import SpansSettings
-from trifold.tasks.task import Asked
+from trifold.tasks.task import Asked, Looking
 from trifold.text import TokenizerSettings, make_tokenizer
 
 READS = {"shape": "encoder", "heads": ["lm"]}
@@ -112,12 +114,11 @@ def counted(said):
 @settings(max_examples=25)
 @given(texts=TEXTS, width=st.integers(9, 40), cut=st.sampled_from(["pieces", "windows", "drop"]))
 def test_what_is_not_read_is_counted_and_said(folder, kind, texts, width, cut):
+    cut = "pieces" if kind in ("follows", "order") else cut
     material, said = built(folder, kind, [*ALWAYS, *texts], width, cut)
     rows = material.train
     total = len(rows.tokens.ids) if hasattr(rows, "tokens") else len(rows.ids)
-    for draw in (
-        (None, 7) if cut == "windows" and not isinstance(material.task.settings, PairsSettings) else (None,)
-    ):
+    for draw in (None, 7) if cut == "windows" else (None,):
         examples = material.task.examples(rows, draw)
         seen = read_of(examples, total)
         shared = len(examples.starts) if isinstance(examples, Pieces) else 0  # the ends of pieces, read again
@@ -203,3 +204,46 @@ def test_from_a_cache_the_same_is_said_as_from_memory(folder, tmp_path):
         assert "text.txt: 2 documents of a single token: nothing is asked for there" in lines
         assert any("documents is read and never asked for" in line for line in lines)
         assert "task.prompts: 1 have more than 512 tokens: their beginnings are continued" in lines
+
+
+def test_what_no_vocabulary_holds_and_what_cannot_change_places_is_said(folder):
+    _, said = built(folder, "denoise", [[4], [2, 2], *ALWAYS], 30, "pieces")
+    assert said[1:] == ["train.txt: 1 of 4 documents are a single sentence: there is nothing to permute"]
+    (folder / "valid.txt").write_text(written(ALWAYS), encoding="utf-8")
+    (folder / "train.txt").write_text("Word w1 nobody.\nWord w2.\n", encoding="utf-8")
+    for kind, fate in (("masked", "read, and never asked for"), ("causal", "read and asked for as <unk>")):
+        task, model = TASKS[kind]
+        said = []
+        data = DataSettings(train=str(folder / "train.txt"), valid=str(folder / "train.txt"))
+        config = ModelConfig.parse({"d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1} | model)
+        material = build(
+            task, Asked(data, TokenizerSettings(), config, BatchSettings(), 1, folder, said.append)
+        )
+        assert any(line.endswith(f"tokens are unknown (<unk>): {fate}") for line in said) or any(
+            f"tokens are unknown: {fate}" in line for line in said
+        )
+        if kind == "causal":
+            assert said[-1].endswith("so no bits per byte, for nobody guesses what that was")
+            looking = Looking(BatchSettings(), GenerationConfig(), samples=0, seed=1, poll=lambda: None)
+            _, scores = material.task.measure(Transformer(material.config).eval(), material.valid, looking)
+            assert set(scores) == {"perplexity", "accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("follows", "data.cut", "drop"),
+        ("masked", "tokenizer.dropout", 0.1),
+        ("causal", "tokenizer.dropout", 0.1),
+    ],
+)
+def test_what_a_task_would_not_look_at_is_refused(folder, kind, key, value):
+    room, name = key.split(".")
+    recipe = {"data": {"train": "a.txt", "valid": "b.txt"}, "tokenizer": {"kind": "bpe"}}
+    recipe[room][name] = value
+    asked = Asked(
+        DataSettings(**recipe["data"]), TokenizerSettings(**recipe["tokenizer"]), ModelConfig(), BatchSettings(),
+        1, folder, print,
+    )  # fmt: skip
+    with pytest.raises(SettingsError, match=rf"{key}: a task of kind \w+ has no use for it"):
+        build(TASKS[kind][0], asked)

@@ -34,7 +34,7 @@ TEXTS = [
 ]
 EVERY = np.arange(7)
 draws = st.integers(0, 2**64 - 1)
-rates = st.sampled_from([0.0, 0.2, 0.6, 0.95])
+rates = st.sampled_from([0.0, 0.2, 0.5])
 KINDS = ["denoise", "spans"]
 
 

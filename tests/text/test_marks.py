@@ -28,6 +28,8 @@ def test_sentences_start_behind_closing_signs_and_line_ends():
     ]  # fmt: skip
     assert sentence_starts("") == [] == sentence_starts("One.") == sentence_starts("No. 3 is e.g. here. ")
     assert sentence_starts("今日は。明日は。") == [4]
+    assert len(sentence_starts("यह एक है। वह दो है। यह तीन है।")) == 2
+    assert len(sentence_starts("Sie las z. B. Peter vor. Dann ging er.")) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,6 +62,16 @@ def test_words_are_those_of_the_text(kind):
     assert [
         own.decode([marked.ids[a:b].tolist()])[0].strip() for a, b in bounds
     ] == "Nobody saw another line".split()
+
+
+@pytest.mark.parametrize(("kind", "size"), [("byte-bpe", 260), ("char", 50)])
+def test_where_no_space_parts_words_a_character_is_one(kind, size):
+    """Also where it is several tokens, bytes here."""
+    texts = ["我们今天去看书", "กินข้าว"]
+    own = train_tokenizer(texts, TokenizerSettings(kind=kind, vocab_size=size, min_frequency=1))
+    marked = mark(own, texts)
+    for start, end, text in zip(marked.bounds, marked.bounds[1:], texts, strict=False):
+        assert marked.words[start] and marked.words[start:end].sum() == len(text) <= end - start
 
 
 def test_special_tokens_and_sentinels():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from trifold.errors import DataError, SettingsError
@@ -111,7 +113,7 @@ def test_what_was_read_is_said(tmp_path, listening, tiny, files):
     )
     assert "train.en + train.xx: 8 pairs, 2 with a blank side (dropped); 6 used" in listening.lines
     assert any(
-        "an epoch: 6 pairs" in line and "padding" in line and "vocabulary" in line for line in listening.lines
+        "an epoch: 6 pairs" in line and "packed, " in line and "vocabulary" in line for line in listening.lines
     )
 
 
@@ -123,3 +125,43 @@ def test_merges_drop_out_anew_each_epoch_until_they_are_left_alone(tmp_path, lis
     assert zero.lengths.sum() > 1.1 * usual.lengths.sum()
     assert (zero.lengths != one.lengths).any()
     assert (zero.lengths == found.examples(0).lengths).all()
+
+
+# --- raw text -------------------------------------------------------------------------------------------------
+
+
+def raw(tmp_path, listening, texts, valid, **changes):
+    for name, lines in (("train", texts), ("valid", valid)):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    found = {
+        "data.train": str(tmp_path / "train.txt"),
+        "data.valid": str(tmp_path / "valid.txt"),
+        "tokenizer.vocab_size": 60,
+        "model.d_model": 8,
+        "model.d_ff": 8,
+        "model.n_layers": 1,
+        "model.n_heads": 2,
+    }
+    return prepare(load_recipe("mlm-plain", found | changes), tmp_path / "tokenizer", listening)
+
+
+def test_raw_text_is_packed_with_less_than_a_hundredth_of_filling_and_that_is_what_is_said(
+    tmp_path, listening
+):
+    chance = random.Random(1)
+    texts = [
+        " ".join(chance.choices("abcdefgh", k=min(120, 1 + int(chance.lognormvariate(3, 1)))))
+        for _ in range(1500)
+    ]
+    found = raw(tmp_path, listening, texts, texts[:20])
+    real = filled = 0
+    for rows in found.plan(found.train, 0):
+        batch = found.task.batch(found.train, rows)
+        real, filled = real + int(found.train.lengths[rows].sum()), filled + batch.inputs.tokens.numel()
+    assert real >= 0.99 * filled and found.batches.tokens == 8192
+    assert any(f"packed, {1 - real / filled:.1%} filling" in line for line in listening.lines)
+
+
+def test_a_validation_that_asks_for_nothing_is_refused(tmp_path, listening):
+    with pytest.raises(DataError, match=r"data\.valid: nothing is asked for"):
+        raw(tmp_path, listening, ["a b c d e f g h"] * 20, ["x y", "z"], **{"tokenizer.kind": "word"})

@@ -37,6 +37,7 @@ from trifold.tasks.task import Evaluation, Looking, Sample
 from trifold.tasks.terms import Term
 from trifold.tasks.writing import write
 from trifold.text import Tokenizer
+from trifold.text.marks import unknown
 
 Cut = Literal["pieces", "windows", "drop"]
 
@@ -107,6 +108,7 @@ class Causal:
     """The task. width: tokens that the model reads at once. cut: what becomes of longer documents."""
 
     row_name, read_name, token_name = "pieces", "tokens", "tokens"
+    packs = True
 
     def __init__(
         self, settings: CausalSettings, tokenizer: Tokenizer, width: int, cut: Cut = "pieces"
@@ -174,11 +176,10 @@ class Causal:
             found = judge(head.features(hidden), head.matrix, head.bias, batch.wanted)
             nll, right, count = nll + float(found.nll), right + int(found.right), count + batch.tokens
         loss = nll / max(count, 1)
-        return loss, {
-            "perplexity": math.exp(min(loss, 700.0)),
-            "bits_per_byte": nll / math.log(2) / max(rows.bytes, 1),
-            "accuracy": 100 * right / max(count, 1),
-        }
+        scores = {"perplexity": math.exp(min(loss, 700.0))}
+        if not unknown(self.tokenizer, rows.tokens.ids):  # else nobody guessed what those bytes were
+            scores["bits_per_byte"] = nll / math.log(2) / max(rows.bytes, 1)
+        return loss, scores | {"accuracy": 100 * right / max(count, 1)}
 
     def evaluate(self, model: Transformer, rows: Corpus, examples: Pieces, looking: Looking) -> Evaluation:
         """Measure, and continue some beginnings."""

@@ -15,8 +15,10 @@ from trifold.tasks.streams import cached, in_memory, sample
 from trifold.tasks.task import Asked, Material
 from trifold.tasks.tokenizers import tokenizer_of
 from trifold.text import Tokenizer
+from trifold.text.marks import unknown
 
 _BUNCH = 1 << 20
+UNGUESSED = "so no bits per byte, for nobody guesses what that was"
 
 
 def causal(settings: CausalSettings, asked: Asked) -> Material:
@@ -53,8 +55,10 @@ def _from_memory(settings: CausalSettings, asked: Asked) -> tuple[Causal, Corpus
     name = splits.train.report.name
     if empty := int(np.count_nonzero(train.tokens.lengths == 0)):
         asked.say(f"{name}: {empty:,} documents without a token: left out")
-    for fate in (*_cut(task, train), *_never_asked(task, train.tokens.starts)):
+    for fate in (*_cut(task, train), *_never_asked(task, train.tokens.starts), *_unknown(task, train)):
         asked.say(f"{name}: {fate}")
+    for fate in _unknown(task, valid):
+        asked.say(f"{splits.valid.report.name}: {fate}; {UNGUESSED}")
     return task, train, valid, splits.valid.report.name
 
 
@@ -76,9 +80,13 @@ def _from_disk(settings: CausalSettings, asked: Asked) -> tuple[Causal, TokenCac
     if data.valid is not None:
         documents = read_documents(data.valid, data.model_copy(update={"cache": None}), split="valid")
         asked.say(str(documents.report))
-        return task, train, task.read(documents.texts)
-    held = cached(asked, data.train, task.tokenizer, key, task.read, "valid")
-    return task, train, Corpus(in_memory(held), held.bytes)
+        valid, name = task.read(documents.texts), documents.report.name
+    else:
+        held = cached(asked, data.train, task.tokenizer, key, task.read, "valid")
+        valid, name = Corpus(in_memory(held), held.bytes), held.report.name
+    for fate in _unknown(task, valid):
+        asked.say(f"{name}: {fate}; {UNGUESSED}")
+    return task, train, valid
 
 
 def _task(settings: CausalSettings, asked: Asked, texts: Callable[[], list[str]]) -> Causal:
@@ -131,6 +139,11 @@ def _cut(task: Causal, corpus: Corpus) -> Iterator[str]:
             "drop": f"left out, with {int(lengths[long].sum()):,} tokens",
         }[task.cut]
         yield f"{int(long.sum()):,} of {len(lengths):,} documents are longer than {task.width:,} tokens: {fate}"
+
+
+def _unknown(task: Causal, corpus: Corpus) -> Iterator[str]:
+    if lost := unknown(task.tokenizer, corpus.tokens.ids):
+        yield f"{lost:,} of {len(corpus.tokens.ids):,} tokens are unknown: read and asked for as <unk>"
 
 
 def _never_asked(task: Causal, starts: Starts) -> Iterator[str]:

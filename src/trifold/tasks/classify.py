@@ -83,6 +83,7 @@ class Classify:
     """The task. width: where longer texts are cut; None: they stay as they are. say: hears of what was cut."""
 
     row_name, read_name, token_name = "texts", "tokens", "texts"
+    packs = True
 
     def __init__(
         self,

@@ -4,7 +4,7 @@
     rotate    0 … 1   probability that the text begins in its middle
     delete    0 … 1   share of the tokens that are left out
     mask      0 … 1   share of the tokens that become the mask
-    infill    0 … 1   share of the tokens in spans (lengths: Poisson 3) that become one mask each
+    infill    0 … ½   share of the tokens in spans (lengths: Poisson 3) that become one mask each
 
 The authors' model: infill 0.3 and permute 1. Everything else is in rewriting.py.
 """
@@ -21,7 +21,7 @@ from trifold.tasks.rewriting import RewritingSettings, Spoil
 from trifold.text import Tokenizer
 from trifold.text.marks import special_flags
 from trifold.text.noises import Row, noised
-from trifold.text.spans import Flags, Ids, Random
+from trifold.text.spans import MOST_IN_SPANS, Flags, Ids, Random
 
 
 class Noise(Settings):
@@ -31,7 +31,9 @@ class Noise(Settings):
     rotate: float = Field(0.0, ge=0, le=1, description="probability that a text begins in its middle")
     delete: float = Field(0.0, ge=0, lt=1, description="share of the tokens that are left out")
     mask: float = Field(0.0, ge=0, lt=1, description="share of the tokens that become the mask")
-    infill: float = Field(0.3, ge=0, lt=1, description="share of the tokens in spans that become one mask")
+    infill: float = Field(
+        0.3, ge=0, le=MOST_IN_SPANS, description="share of the tokens in spans that become one mask"
+    )
 
     @model_validator(mode="after")
     def _spoils_something(self) -> Self:

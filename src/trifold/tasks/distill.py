@@ -102,6 +102,7 @@ class Distill:
     def __init__(self, settings: DistillSettings, task: Task, teacher: Transformer) -> None:
         self.settings, self.task = settings, task
         self.row_name, self.read_name, self.token_name = task.row_name, task.read_name, task.token_name
+        self.packs = task.packs
         self._teacher = teacher.eval().requires_grad_(False)
         self._lock, self._own = threading.Lock(), threading.local()
 

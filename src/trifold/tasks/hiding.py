@@ -28,7 +28,7 @@ from trifold.tasks.terms import Term
 from trifold.text import Tokenizer
 from trifold.text.corruption import MASKS, Mask, Masked, Replacement, expanded, mask_spans
 from trifold.text.marks import special_flags
-from trifold.text.spans import Flags, Geometric, Ids, keyed
+from trifold.text.spans import MOST_IN_SPANS, Flags, Geometric, Ids, keyed
 
 
 class HidingSettings(Settings):
@@ -129,6 +129,11 @@ class Hiding:
         if tokenizer.mask_id is None:
             raise SettingsError(
                 "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[cls, sep, mask]"
+            )
+        if settings.mask == "spans" and settings.rate > MOST_IN_SPANS:
+            raise SettingsError(
+                f"task.rate: {settings.rate} of the words do not fit into spans that stand apart; at most "
+                f"{MOST_IN_SPANS}, or set task.mask=words"
             )
         if settings.masked + settings.random > 1:
             raise SettingsError(f"task.masked + task.random is {settings.masked + settings.random}, above 1")

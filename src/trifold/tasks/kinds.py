@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from trifold.errors import SettingsError
 from trifold.tasks.causal import CausalSettings
 from trifold.tasks.causal_rows import causal
 from trifold.tasks.classify import ClassifySettings
@@ -40,6 +41,8 @@ TaskSettings: TypeAlias = (
 )
 USUAL = "translate"
 
+_MERGES = ("tokenizer.dropout", "tokenizer.dropout_epochs")
+
 # Pairs of texts, raw text, or the rows of parts that each name their own.
 Reads = Literal["pairs", "documents", "parts"]
 
@@ -49,7 +52,8 @@ class Kind(NamedTuple):
 
     build: from its settings and the rest of the recipe to all that is learnt from. reads: what it learns from and is
     measured on. cached: whether it reads text from the disk as it needs it, where a recipe says data.cache. measured:
-    the settings of the task whose validation is its own. use: the command that shows what such a model can do.
+    the settings of the task whose validation is its own. use: the command that shows what such a model can do. unread:
+    keys of the recipe that this kind has no use for, and refuses.
     """
 
     build: Callable[[Any, Asked], Material]
@@ -57,20 +61,26 @@ class Kind(NamedTuple):
     cached: bool = False
     measured: Callable[[Any], TaskSettings] = lambda settings: settings
     use: str = 'generate {folder} "your text"'
+    unread: tuple[str, ...] = _MERGES
 
+
+# A row of a text-to-text task may have more than two columns, so it is no pair, and no document.
+_NO_PARTS = ("cut", "documents", "duplicates", "field", "holdout", "source", "target", "format", "header")
 
 FILL = 'predict {folder} "a text with a <mask>"'
 FOLLOW = 'predict {folder} "a text" --pair "another" --task next-sentence'
 
 KINDS: dict[str, Kind] = {
-    "translate": Kind(translation, reads="pairs"),
+    "translate": Kind(translation, reads="pairs", unread=()),
     "causal": Kind(causal, cached=True),
     "masked": Kind(masked, use=FILL),
     "permutation": Kind(permutation, use=FILL),
-    "pairs": Kind(pairs, use=FOLLOW),
+    "pairs": Kind(pairs, use=FOLLOW, unread=(*_MERGES, "data.cut")),
     "denoise": Kind(denoise),
     "spans": Kind(spans),
-    "text-to-text": Kind(text_to_text, reads="parts"),
+    "text-to-text": Kind(
+        text_to_text, reads="parts", unread=(*_MERGES, *(f"data.{key}" for key in _NO_PARTS))
+    ),
     "distill": Kind(distillation, measured=lambda settings: settings.of),  # the student, by itself
     "classify": Kind(classification, use='predict {folder} "your text"'),
 }
@@ -99,4 +109,10 @@ def build(settings: TaskSettings, asked: Asked) -> Material:
     kind = KINDS[settings.kind]
     if not kind.cached:
         refuse_cache(asked, settings.kind)
+    for room, _, key in (key.partition(".") for key in kind.unread):
+        part = asked.data if room == "data" else asked.tokenizer
+        if getattr(part, key) != type(part).model_fields[key].get_default():
+            raise SettingsError(
+                f"{room}.{key}: a task of kind {settings.kind} has no use for it; leave it out, or choose another task"
+            )
     return kind.build(settings, asked)

@@ -47,6 +47,7 @@ class MaskedWords:
     """The task. width: tokens that the model reads at once. cut: what becomes of longer documents."""
 
     row_name, read_name, token_name = "texts", "tokens", "hidden tokens"
+    packs = True
 
     def __init__(
         self,

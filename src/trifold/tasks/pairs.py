@@ -3,8 +3,9 @@
     follows   does the second text follow the first, or is it from another document?  Devlin et al. 2019, section 3.1
     order     do two texts that follow each other stand in their order?               Lan et al. 2020, section 3.1
 
-rows -> example    two runs of whole sentences that follow each other in a document, cut anew each epoch
-example -> batch   half of them with the second text of another document, or with their places exchanged; tokens hidden
+rows -> example    two runs of whole sentences that follow each other in a document, cut anew each epoch; half of them
+                   with the second text of another document, or with their places exchanged
+example -> batch   tokens hidden
 loss               - Σ log P(hidden token) / tokens - Σ log P(follows, or in order) / pairs
 scores             how many hidden tokens, and how many pairs, are told right
 """
@@ -69,29 +70,30 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairs:
-    """Examples: document, and the tokens [start, middle) and [middle, end) of the two texts. `around` more in each."""
+    """Examples: document, and the tokens [start, middle) and [middle, end) of the two texts, with `around` more. Where
+    they are `apart` they do not belong together so: the second is that of the example `other`, or they change places.
+    """
 
     documents: Marked
     of: Ids
     bounds: Ids  # (N, 3)
+    apart: Flags
+    other: Ids
+    room: int
     around: int
     left: Left
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """(N, 1) tokens of both texts, special ones included."""
-        return (self.bounds[:, 2] - self.bounds[:, 0])[:, None] + self.around
+        sizes = np.diff(self.bounds)
+        both = sizes[:, 0] + sizes[self.other, 1]
+        return np.minimum(both, self.room)[:, None] + self.around
 
     def text(self, row: int, which: int) -> tuple[Ids, Flags]:
         """Ids of the first (0) or second (1) text, and where words start."""
         part = slice(self.bounds[row, which], self.bounds[row, which + 1])
         return self.documents.ids[part].astype(np.int64), self.documents.words[part]
-
-    def of_another(self, row: int, rng: Random) -> int:
-        """An example of another document, any of them."""
-        first, behind = np.searchsorted(self.of, [self.of[row], self.of[row] + 1])
-        other = int(rng.integers(len(self.of) - (behind - first)))
-        return other if other < first else other + int(behind - first)
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class PairsOfTexts:
     """The task. width: tokens that the model reads at once."""
 
     row_name, read_name, token_name = "pairs", "tokens", "hidden tokens"
+    packs = True
 
     def __init__(
         self, settings: PairsSettings, tokenizer: Tokenizer, config: ModelConfig, width: int
@@ -138,20 +141,28 @@ class PairsOfTexts:
     # rows -> examples
 
     def examples(self, rows: Marked, draw: int | None = None) -> Pairs:
-        """Runs of sentences that fill the model's width, parted in two between sentences, by the draw.
+        """Runs of sentences that fill the model's width, parted in two between sentences, and half of these parted or
+        turned round, by the draw.
 
-        Raises DataError where there are no two documents with two sentences each.
+        Raises DataError where no document has two sentences, or only one and another is needed.
         """
         found = [(number, *cut) for number in range(len(rows)) for cut in self._cuts(rows, number, draw or 0)]
         table = np.array(found, dtype=np.int64).reshape(-1, 4)
         of, whole = table[:, 0], table[:, 1:]
-        if len(np.unique(of)) < 2:
+        follows = self.settings.pairs == "follows"
+        useful, needed = len(np.unique(of)), 1 + follows
+        if useful < needed:
             raise DataError(
-                "pairs need documents of two sentences or more, and two of them; say with data.documents=blank that "
-                "blank lines stand between documents, or take another text"
+                f"of {len(rows):,} documents {useful:,} have two sentences or more, and pairs need {needed} such; say "
+                "with data.documents=blank that blank lines part documents, hold out more, or take another text"
             )
         bounds = np.array([self._fitting(*pair) for pair in whole.tolist()], dtype=np.int64)
-        return Pairs(rows, of, bounds, self.around.size, _left(rows, of, whole, bounds))
+        rng, every = keyed(draw or 0, 2**62), np.arange(len(of))
+        apart = rng.random(len(of)) < 0.5
+        other = np.where(apart, _of_others(of, rng), every) if follows else every
+        return Pairs(
+            rows, of, bounds, apart, other, self.room, self.around.size, _left(rows, of, whole, bounds)
+        )
 
     def _cuts(self, rows: Marked, number: int, draw: int) -> list[tuple[int, int, int]]:
         """Start, middle and end of the pairs of one document, however long they are."""
@@ -180,25 +191,22 @@ class PairsOfTexts:
     def batch(
         self, examples: Pairs, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
     ) -> Batch:
-        """Part half of the pairs, or turn them round, and hide tokens: a function of (draw, number of the example)."""
+        """Hide tokens of the chosen pairs, a function of (draw, number of the example)."""
         masked, kinds, answers = [], [], []
         for row in rows.tolist():
-            ids, starts, segments, answer = self._pair(examples, row, keyed(draw, row + 2**62))
+            ids, starts, segments = self._pair(examples, row)
             masked.append(self.hiding.hide(ids, starts, draw, row))
             kinds.append(segments)
-            answers.append(answer)
+            answers.append(int(examples.apart[row]))
         lengths = np.array([len(kind) for kind in kinds], dtype=np.int64)
         firsts = torch.from_numpy(np.cumsum(lengths) - lengths)
         return Batch(self.hiding.packed(masked, kinds), firsts, torch.tensor(answers))
 
-    def _pair(self, examples: Pairs, row: int, rng: Random) -> tuple[Ids, Flags, Ids, int]:
-        """ids, where words start, segments, and 1 where the two texts do not belong together so."""
-        apart = bool(rng.random() < 0.5)
-        first, second = examples.text(row, 0), examples.text(row, 1)
-        if apart and self.settings.pairs == "order":
+    def _pair(self, examples: Pairs, row: int) -> tuple[Ids, Flags, Ids]:
+        """ids, where words start, and segments."""
+        first, second = examples.text(row, 0), examples.text(int(examples.other[row]), 1)
+        if examples.apart[row] and self.settings.pairs == "order":
             first, second = second, first
-        elif apart:
-            second = examples.text(examples.of_another(row, rng), 1)
         a, b = _shares(len(first[0]), len(second[0]), self.room)
         parts = [
             (self.around.before, None, 0),
@@ -211,7 +219,6 @@ class PairsOfTexts:
             np.concatenate([ids for ids, _, _ in parts]),
             np.concatenate([np.zeros(len(ids), np.bool_) if own is None else own for ids, own, _ in parts]),
             np.concatenate([np.full(len(ids), kind, np.int64) for ids, _, kind in parts]),
-            int(apart),
         )
 
     def counts(self, batch: Batch) -> dict[str, int]:
@@ -261,6 +268,13 @@ class PairsOfTexts:
         """Write the tokenizer."""
         folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(folder)
+
+
+def _of_others(of: Ids, rng: Random) -> Ids:
+    """For each example one of another document, any of them; `of` (N,) are the documents, in order."""
+    first, behind = np.searchsorted(of, of), np.searchsorted(of, of, side="right")
+    drawn: Ids = rng.integers(len(of) - (behind - first))
+    return np.where(drawn < first, drawn, drawn + behind - first)
 
 
 def _left(rows: Marked, of: Ids, whole: Ids, bounds: Ids) -> Left:

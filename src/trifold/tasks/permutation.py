@@ -76,6 +76,7 @@ class Permutation:
     """The task. width: tokens that the model reads at once. cut: what becomes of longer documents."""
 
     row_name, read_name, token_name = "texts", "tokens", "tokens asked for"
+    packs = False
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from trifold.tasks.spans import SpansSettings, taken_out
 from trifold.tasks.task import Asked, Material
 from trifold.tasks.tokenizers import tokenizer_of
 from trifold.text import Tokenizer
-from trifold.text.marks import Marked, mark
+from trifold.text.marks import Marked, mark, unknown
 
 AnyTask = TypeVar("AnyTask", MaskedWords, Permutation, PairsOfTexts, Rewriting)
 # Given the tokenizer and the model's config with what that decides.
@@ -63,7 +63,7 @@ def denoise(settings: DenoiseSettings, asked: Asked) -> Material:
         spoil = noise(settings, own, asked.width)
         return Rewriting(settings, own, spoil, asked.width, asked.data.cut, start_id=config.start_id)
 
-    return _material(asked, make, _cut, ends=True)
+    return _material(asked, make, _permuted if settings.noise.permute else _cut, ends=True)
 
 
 def spans(settings: SpansSettings, asked: Asked) -> Material:
@@ -90,15 +90,19 @@ def _material(
     splits = documents_of(asked)
     assert splits.valid is not None
     texts = splits.train.texts
+    unknown_fate = "read and written as that" if ends else "read, and never asked for"
     tokenizer = tokenizer_of(asked, lambda: texts, lambda own: own.save(asked.folder, append_eos=ends))
     config = with_tokens_of(asked.model, tokenizer)
     task = make(tokenizer, config)
 
     def read(documents: Documents) -> Marked:
         name = documents.report.name
-        marked = _marked(tokenizer, documents.texts, name, asked)
-        for fate in fates(task, marked):
-            asked.say(f"{name}: {fate}")
+        marked = _marked(tokenizer, documents.texts, name, asked, unknown_fate)
+        try:
+            for fate in fates(task, marked):
+                asked.say(f"{name}: {fate}")
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from None
         return marked
 
     train, valid = read(splits.train), read(splits.valid)
@@ -106,13 +110,15 @@ def _material(
     return Material(task, config, train, valid, f"{tokenizer.vocab_size:,}", lambda epoch: anew)
 
 
-def _marked(tokenizer: Tokenizer, texts: list[str], name: str, asked: Asked) -> Marked:
+def _marked(tokenizer: Tokenizer, texts: list[str], name: str, asked: Asked, fate: str) -> Marked:
     """Raises DataError where no text has a token."""
     found = mark(tokenizer, texts)
     if empty := int((found.lengths == 0).sum()):
         if empty == len(found):
             raise DataError(f"{name}: no document has a token; is the tokenizer for this text?")
         asked.say(f"{name}: {empty:,} documents without a token: left out")
+    if lost := unknown(tokenizer, found.ids):
+        asked.say(f"{name}: {lost:,} of {len(found.ids):,} tokens are unknown (<unk>): {fate}")
     return found
 
 
@@ -126,6 +132,14 @@ def _cut(task: MaskedWords | Permutation | Rewriting, documents: Marked) -> Iter
             "drop": f"left out, with {int(np.sum(documents.lengths[long])):,} tokens",
         }[task.cut]
         yield f"{int(long.sum()):,} of {len(documents):,} documents have more than {task.room:,} tokens: {fate}"
+
+
+def _permuted(task: Rewriting, documents: Marked) -> Iterator[str]:
+    """And of documents whose sentences cannot change places."""
+    yield from _cut(task, documents)
+    begun = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents.sentences)])
+    if alone := int((np.diff(begun[documents.bounds]) == 1).sum()):
+        yield f"{alone:,} of {len(documents):,} documents are a single sentence: there is nothing to permute"
 
 
 def _paired(task: PairsOfTexts, documents: Marked) -> Iterator[str]:

@@ -55,6 +55,7 @@ class Rewriting:
     """The task. width: tokens that the model reads or writes at once. cut: what becomes of longer documents."""
 
     row_name, read_name, token_name = "texts", "tokens", "target tokens"
+    packs = True
 
     def __init__(
         self,

@@ -106,7 +106,8 @@ class Task(Protocol):
     """What the loop asks.
 
     row_name, read_name and token_name: what its rows, the tokens of their (last) side and the tokens that a batch asks
-    for are called, for people ("pairs", "target tokens", "target tokens").
+    for are called, for people ("pairs", "target tokens", "target tokens"). packs: whether the rows of a batch lie in
+    one long row, with no padding between them.
     """
 
     @property
@@ -115,6 +116,8 @@ class Task(Protocol):
     def read_name(self) -> str: ...
     @property
     def token_name(self) -> str: ...
+    @property
+    def packs(self) -> bool: ...
 
     def examples(self, rows: Any, draw: int | None = None) -> Examples:
         """Rows as tokens. `draw` (64 bits of seed and epoch) is given where they are read anew each epoch."""

@@ -148,6 +148,7 @@ class TextToText:
     """The task."""
 
     row_name, read_name, token_name = "rows", "target tokens", "target tokens"
+    packs = True
 
     def __init__(self, settings: TextToTextSettings, tokenizer: Tokenizer, *, start_id: int) -> None:
         self.settings, self.tokenizer = settings, tokenizer

@@ -54,7 +54,13 @@ def _read(name: str, part: PartSettings, split: str, asked: Asked) -> Texts:
     if source is None or not columns:
         what = f"{split}: no data" if source is None else "input: no column stands in braces"
         raise SettingsError(f"{place}.{what}; set {place}.{split}=FILE and name columns as in '{{source}}'")
-    told = {"target": part.target, "format": part.format, "header": part.header, "blank": "keep"}
+    told = {
+        "target": part.target,
+        "format": part.format,
+        "header": part.header,
+        "blank": "keep",
+        "max_line_bytes": asked.data.max_line_bytes,
+    }
     found = [
         read_pairs(source, DataSettings.parse({**told, "source": column}), split=split) for column in columns
     ]

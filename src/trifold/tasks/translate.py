@@ -91,6 +91,7 @@ class Translate:
     """The task: it knows the tokenizers and the settings, and nothing of the loop."""
 
     row_name, read_name, token_name = "pairs", "target tokens", "target tokens"
+    packs = True
 
     def __init__(
         self,

@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trifold.errors import UsageError
+from trifold.text.sentences import split_sentences
 from trifold.text.spans import Flags, Ids
 from trifold.text.tokenizer import Tokenizer
 
 Kind = TypeVar("Kind", np.int32, np.bool_)
 
-# A line's end; or signs that close a sentence, and quotes and brackets after them, where no small letter follows.
-_CLOSED = re.compile(
-    r"[ \t]*\n\s*|(?:[.!?…]+[\"'”’»)\]]*[ \t]+|[。！？]+[”’」』）]*[ \t]*)(?=[^\s\da-zß-öø-ÿ])"
+# Thai, Lao, Burmese, Khmer, Kana and Han: no space tells words apart, so each character is one.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff]"
 )
-_SHORTENED = re.compile(
-    r"(?:\b[A-Z]|\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|No|Nr|Inc|Ltd|Co|Corp|Gen|Sen|Rep|Gov))\.$"
-)
+_LINE = re.compile(r".*(?:\n\s*|\Z)")  # with the blank lines behind it
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,15 @@ class Marked:
 
 
 def sentence_starts(text: str) -> list[int]:
-    """The characters at which a sentence starts, but for the first.
-
-    By line ends and closing signs alone: "Mr. Smith" and initials stay together, other abbreviations may not.
+    """The characters at which a sentence starts, but for the first: where the rules of sentences.py say so, and behind
+    the end of every line, since a sentence a line is how such text is often kept.
     """
-    found = []
-    for match in _CLOSED.finditer(text):
-        closed = text[max(0, match.start() - 8) : match.end()].rstrip()
-        if "\n" in match[0] or not _SHORTENED.search(closed):
-            found.append(match.end())
-    return [start for start in found if 0 < start < len(text)]
+    found, place = [], 0
+    for line in _LINE.findall(text):
+        for sentence in split_sentences(line):
+            found.append(place)
+            place += len(sentence)
+    return [start for start in found if start > 0]
 
 
 def mark(tokenizer: Tokenizer, texts: Sequence[str]) -> Marked:
@@ -75,7 +74,12 @@ def mark(tokenizer: Tokenizer, texts: Sequence[str]) -> Marked:
         ids.append(np.array(encoding.ids, np.int32))
         # A token that is of no word (None) is one of its own.
         numbers = [-1 - at if word is None else word for at, word in enumerate(encoding.word_ids)]
-        words.append(np.diff(np.array(numbers, np.int64), prepend=-(2**40)) != 0)
+        starts_word = np.diff(np.array(numbers, np.int64), prepend=-(2**40)) != 0
+        if _UNSPACED.search(text):
+            firsts = np.array([first for first, _ in encoding.offsets], np.int64)
+            unspaced = np.array([_UNSPACED.match(text, first) is not None for first in firsts], np.bool_)
+            starts_word |= unspaced & (np.diff(firsts, prepend=-1) > 0)  # a character may be several tokens
+        words.append(starts_word)
         starts = np.zeros(len(numbers) + 1, np.bool_)
         starts[0] = True
         if inner := sentence_starts(text):
@@ -85,6 +89,15 @@ def mark(tokenizer: Tokenizer, texts: Sequence[str]) -> Marked:
     lengths = np.array([len(each) for each in ids], dtype=np.int64)
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     return Marked(_joined(ids, np.int32), bounds, _joined(words, np.bool_), _joined(sentences, np.bool_))
+
+
+def unknown(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> int:
+    """How many of the tokens stand for something that the vocabulary does not hold.
+
+    0 where the one for that is also the one that begins or ends a text, as GPT-2 has it, whose bytes hold everything.
+    """
+    told = tokenizer.unk_id not in (None, tokenizer.bos_id, tokenizer.eos_id)
+    return int(np.count_nonzero(ids == tokenizer.unk_id)) if told else 0
 
 
 def special_flags(tokenizer: Tokenizer) -> Flags:

@@ -7,7 +7,11 @@
 The law is that of the paper's code. Of n tokens (at least 2), round(rate · n) are noise, but at least one, and at least
 one is not; they form round(noise / mean) spans, at least one. The noise is cut into so many non-empty pieces and the
 rest into as many, all ways of cutting being equally likely, and the pieces alternate: the first is not noise, the last
-one is. So no sentinel stands behind the last span.
+one is. So no sentinel stands behind the last span (the paper's section 3.1.4 speaks of one; its code writes none).
+
+Of up to some thirty tokens that makes one span, always at the end. Where rows are short documents and not, as there,
+512 tokens of many, nothing but endings would be asked for: here a single span lies anywhere, all places being equally
+likely.
 """
 
 from __future__ import annotations
@@ -56,11 +60,15 @@ def corrupt_spans(
 
 def noise_mask(tokens: int, rng: Random, rate: float, mean: float) -> Flags:
     """(tokens,) True at noise."""
-    total = max(tokens, 2)
-    noise = min(max(round(total * rate), 1), total - 1)
-    spans = min(max(round(noise / mean), 1), total - noise)
-    lengths = np.stack([_pieces(total - noise, spans, rng), _pieces(noise, spans, rng)], axis=1).ravel()
-    return np.repeat(np.arange(2 * spans) % 2 == 1, lengths)[:tokens]
+    if tokens < 2:
+        return np.zeros(tokens, np.bool_)
+    noise = min(max(round(tokens * rate), 1), tokens - 1)
+    spans = min(max(round(noise / mean), 1), tokens - noise)
+    if spans == 1:
+        places = np.arange(tokens) - rng.integers(tokens - noise + 1)
+        return (places >= 0) & (places < noise)
+    lengths = np.stack([_pieces(tokens - noise, spans, rng), _pieces(noise, spans, rng)], axis=1).ravel()
+    return np.repeat(np.arange(2 * spans) % 2 == 1, lengths)
 
 
 def most_spans(tokens: int, rate: float, mean: float) -> int:

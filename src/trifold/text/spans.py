@@ -93,6 +93,9 @@ class Poisson(NamedTuple):
         return _poisson(self.mean, min(limit, round(4 * self.mean) + 16))  # beyond, less than a millionth
 
 
+MOST_IN_SPANS = 0.5  # of the items: beyond, too many spans do not fit, and a rate is a promise
+
+
 def draw_spans(items: int, rate: float, kind: Geometric | Poisson, rng: Random) -> Ids:
     """Lengths of the spans that together cover rate · items on average: independent, each by the law.
 

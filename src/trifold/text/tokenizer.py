@@ -210,10 +210,6 @@ class Tokenizer:
         r"""Every token as a person reads it: ▁ for a space, bytes that are no character as \xNN."""
         return [self._piece(token) for token in ids]
 
-    def unknown(self, ids: Sequence[int]) -> int:
-        """How many of the tokens stand for something that the vocabulary does not hold."""
-        return sum(token == self.unk_id for token in ids)
-
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the tokenizer as it is saved."""
