@@ -87,8 +87,8 @@ class Pairs:
     def lengths(self) -> NDArray[np.int64]:
         """(N, 1) tokens of both texts, special ones included."""
         sizes = np.diff(self.bounds)
-        both = sizes[:, 0] + sizes[self.other, 1]
-        return np.minimum(both, self.room)[:, None] + self.around
+        both: Ids = np.minimum(sizes[:, 0] + sizes[self.other, 1], self.room)
+        return both[:, None] + self.around
 
     def text(self, row: int, which: int) -> tuple[Ids, Flags]:
         """Ids of the first (0) or second (1) text, and where words start."""
