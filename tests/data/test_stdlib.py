@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trifold.data import embedded, stdlib
 from trifold.data.bodies import judge
@@ -111,6 +114,24 @@ def test_the_packages_with_most_docstrings():
     ]
 
 
+@given(
+    st.lists(st.text("abcé", min_size=1), min_size=1, max_size=6),
+    st.data(),
+)
+def test_docstrings_that_differ_in_case_space_and_punctuation_are_on_one_side(said, data):
+    between = st.text(" \n\t.,:;()'*0123456789_", max_size=4)
+    texts = [
+        "".join(data.draw(st.sampled_from([word, word.upper()])) + data.draw(between) for word in said)
+        for _ in range(2)
+    ]
+    assert stdlib.side(stdlib.Docstring("a", texts[0])) == stdlib.side(stdlib.Docstring("b", texts[1]))
+
+
+def test_a_side_is_drawn_by_the_letters():
+    drawn = Counter(stdlib.side(stdlib.Docstring(None, "word" * n)) for n in range(2000))
+    assert [round(drawn[part] / 100) for part in ("train", "valid", "test")] == [16, 1, 3]
+
+
 def test_modules_are_held_out_whole_and_their_signatures_are_not_known():
     found = [
         stdlib.Function(
@@ -151,7 +172,10 @@ def test_the_real_library_is_enough_for_the_demos():
 
     raw, labelled = embedded.splits("docstrings"), embedded.splits("packages")
     texts = {name: {row["text"] for row in rows} for name, rows in raw.items()}
-    assert not texts["train"] & texts["test"]
+    plain = {
+        name: {"".join(filter(str.isalpha, text.lower())) for text in part} for name, part in texts.items()
+    }
+    assert not plain["train"] & plain["test"]
     assert all({row["text"] for row in rows} <= texts[name] for name, rows in labelled.items())
     labels = {name: {row["package"] for row in rows} for name, rows in labelled.items()}
     assert len(labels["train"]) == stdlib.PACKAGES
