@@ -55,6 +55,9 @@ def test_it_pretrains_learns_and_says_what_to_do_next(trifold, tmp_path):
         read.SCRATCH,
         read.OURS,
         "name their package",
+        f"{read.OURS}: ",
+        "naive Bayes counts words",
+        "on 18 other docstrings",
     ):
         assert expected in done.out
     assert f"trifold predict {folder} " in done.out
@@ -75,6 +78,7 @@ def test_json_is_one_last_line_for_programs(trifold, tmp_path):
         "docstrings",
         "naming_their_package",
         "accuracy",
+        "naive_bayes",
         "examples",
         "folder",
     }
@@ -84,6 +88,7 @@ def test_json_is_one_last_line_for_programs(trifold, tmp_path):
     )
     assert {*told["accuracy"]} == {"always mail", "naive Bayes", read.SCRATCH, read.OURS}
     assert told["accuracy"]["naive Bayes"] == 100
+    assert {*told["naive_bayes"]} == {"alpha", "pairs"}
     assert {*told["examples"][0]} == {"text", "package", "ours"}
     pytest.importorskip("matplotlib")
     assert (tmp_path / "demo" / "packages.png").read_bytes().startswith(b"\x89PNG")
@@ -95,6 +100,15 @@ def test_right_is_a_percentage():
 
 def test_a_share_has_its_standard_error():
     assert "50.0 %  ± 5.0" in read.scored({"one": 50.0}, 100)
+
+
+def test_who_is_ahead_is_said_either_way_with_the_error_of_pairs():
+    wanted = list("a" * 100)
+    answers = {"one": list("a" * 60 + "b" * 40), "two": list("b" * 10 + "a" * 60 + "b" * 30), "three": wanted}
+    # 10 are told by the one only and 10 by the other only; then 40 by the other only.
+    assert read.compared(wanted, answers, "one", "two") == "one: as good as two"
+    assert read.compared(wanted, answers, "one", "three") == "one: 40.0 points (± 4.9) behind three"
+    assert read.compared(wanted, answers, "three", "one") == "three: 40.0 points (± 4.9) ahead of one"
 
 
 def test_the_minutes_are_dealt_out_whole():
