@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from trifold.cli.demos.folder import MARKER, clear
 from trifold.cli.demos.showing import in_short, spread
 from trifold.errors import UsageError
 from trifold.recipe import load_recipe
+from trifold.train.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +80,55 @@ def test_a_file_in_the_way_is_not_replaced(tmp_path):
     with pytest.raises(UsageError, match="demo"):
         clear(tmp_path / "demo")
     assert (tmp_path / "demo").is_file()
+
+
+@pytest.mark.parametrize("how", ["a link", "here"])
+def test_a_folder_that_cannot_be_removed_is_emptied(how, tmp_path, monkeypatch):
+    real = tmp_path / "real"
+    clear(real)
+    (real / "checkpoints" / "old").mkdir(parents=True)
+    (real / "file").touch()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "precious").touch()
+    (real / "link").symlink_to(tmp_path / "mine", target_is_directory=True)
+    if how == "a link":
+        folder = tmp_path / "demo"
+        folder.symlink_to(real, target_is_directory=True)
+    else:
+        monkeypatch.chdir(real)
+        folder = Path()
+    clear(folder)
+    assert [path.name for path in real.iterdir()] == [MARKER]
+    assert (tmp_path / "demo").is_symlink() == (how == "a link")
+    assert (tmp_path / "mine" / "precious").is_file()
+
+
+@pytest.mark.parametrize("inner", [".", "pretraining"])
+def test_a_demo_that_is_at_work_keeps_its_folder(inner, trifold, tmp_path):
+    folder = tmp_path / "demo"
+    clear(folder)
+    (folder / "old").write_text("mine", encoding="utf-8")
+    at_work = RunFolder(folder / inner)
+    at_work.open(resume=True)
+    done = trifold("demo", "--out", str(folder))
+    assert (done.code, done.out) == (2, "")
+    assert "another process is at this run" in done.err
+    assert (folder / "old").read_text("utf-8") == "mine"
+    at_work.close()
+    clear(folder)
+    assert [path.name for path in folder.iterdir()] == [MARKER]
+
+
+@pytest.mark.parametrize("rest", [["translate"], ["read"], ["write"]])
+def test_no_time_is_wrong_and_touches_nothing(rest, trifold, monkeypatch, tmp_path):
+    monkeypatch.setattr("trifold.recipe.load_recipe", load_recipe)
+    monkeypatch.setattr("trifold.data.embedded.rows", lambda name, split: [])
+    clear(tmp_path / "demo")
+    (tmp_path / "demo" / "old").touch()
+    done = trifold("demo", *rest, "--minutes", "0", "--out", str(tmp_path / "demo"))
+    assert done.code != 0
+    assert "train.minutes" in done.err
+    assert (tmp_path / "demo" / "old").is_file()
 
 
 @pytest.mark.parametrize(("rows", "count"), [(0, 3), (2, 3), (3, 3), (500, 12)])

@@ -31,6 +31,7 @@ from trifold.recipe import Recipe
 from trifold.train import checkpoint
 from trifold.train.ranks import ALONE, Ranks, Stopped
 
+LOCK = ".lock"
 IDENTITY = "run"  # under this, a checkpoint's progress says what the run is
 # What the system says of a disk whose files cannot be locked.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -50,7 +51,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.data = path / "data.json"
         self.refused = path / "refused"
-        self._lock, self._probe = FileLock(path / ".lock"), path / ".writable"
+        self._lock, self._probe = FileLock(path / LOCK), path / ".writable"
         self._made: list[Path] = []  # what was not there before this process came
 
     def open(self, *, resume: bool) -> list[str]:
@@ -81,6 +82,11 @@ class RunFolder:
     def close(self) -> None:
         """Other processes may go on with this run."""
         self._lock.release()
+
+    def refuse_others(self) -> None:
+        """Raises UsageError where another process is at this run."""
+        self._keep_others_out()
+        self.close()
 
     def _refuse_files(self, resume: bool) -> None:
         """Where there is a run, or files that are of none."""

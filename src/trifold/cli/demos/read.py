@@ -23,6 +23,7 @@ from trifold.cli.streams import note, print_json
 
 if TYPE_CHECKING:
     from trifold.look.figures import Figure
+    from trifold.recipe import Recipe
     from trifold.train.progress import Outcome
 
 FOLDER = Path("runs/demo-read")
@@ -41,16 +42,12 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
         [[row[column] for row in rows("packages", split)] for column in ("text", "package")]
         for split in ("test", "train", "valid")
     )
+    recipes = _recipes(out, minutes)  # all of them, before anything is touched
     clear(out)
-    limits = {
-        name: {} if minutes is None else {"train.minutes": minutes * share} for name, share in SHARES.items()
-    }
-    model = {"tokenizer.file": str(out / PRETRAINING / "model")}
-    begin = {"train.start_from": str(out / PRETRAINING)}
     outcomes = [
-        _trained("first it guesses masked words", "demo-read", out / PRETRAINING, limits[PRETRAINING]),
-        _trained("then it learns packages", "demo-read-packages", out, limits[""] | model | begin),
-        _trained("and another does, from nothing", "demo-read-packages", out / ALONE, limits[ALONE] | model),
+        _trained("first it guesses masked words", recipes[PRETRAINING], out / PRETRAINING),
+        _trained("then it learns packages", recipes[""], out),
+        _trained("and another does, from nothing", recipes[ALONE], out / ALONE),
     ]
 
     bayes = chosen(*train, *valid)
@@ -93,13 +90,31 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
         print(line)
 
 
-def _trained(what: str, recipe: str, out: Path, overrides: Mapping[str, Any]) -> Outcome:
+def _recipes(out: Path, minutes: float | None) -> dict[str, Recipe]:
+    """By the folders of their runs. Raises SettingsError where no run can last so long."""
     from trifold.recipe import load_recipe
+
+    model = {"tokenizer.file": str(out / PRETRAINING / "model")}
+    begin = {"train.start_from": str(out / PRETRAINING)}
+    asked: dict[str, tuple[str, dict[str, Any]]] = {
+        PRETRAINING: ("demo-read", {}),
+        "": ("demo-read-packages", model | begin),
+        ALONE: ("demo-read-packages", model),
+    }
+    return {
+        name: load_recipe(
+            recipe, more if minutes is None else more | {"train.minutes": minutes * SHARES[name]}
+        )
+        for name, (recipe, more) in asked.items()
+    }
+
+
+def _trained(what: str, recipe: Recipe, out: Path) -> Outcome:
     from trifold.train import train
     from trifold.train.view import choose_view
 
     note(f"\n{what}")
-    outcome = train(load_recipe(recipe, overrides), out=out, resume="auto", view=choose_view())
+    outcome = train(recipe, out=out, resume="auto", view=choose_view())
     if not outcome.finished:
         note("that goes on with this run only, one of three; `trifold demo read` begins all of them anew")
         raise typer.Exit(outcome.exit_code)
