@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 
 import pytest
@@ -18,6 +19,14 @@ def test_a_run_says_where_it_is_and_how_to_use_it(trifold, run, tmp_path):
     assert "step 4/4" in done.err
     resolved = yaml.safe_load((tmp_path / "short" / "recipe.yaml").read_text("utf-8"))
     assert (resolved["train"]["steps"], resolved["train"]["log_every"]) == (4, 2)
+
+
+def test_a_folder_with_a_space_is_quoted_where_it_is_used(trifold, monkeypatch, tmp_path):
+    outcome = Outcome(tmp_path / "my run", 7, 1.0, {}, "steps", 0)
+    monkeypatch.setattr(sys.modules["trifold.train"], "train", lambda *_, **__: outcome)
+    done = trifold("train", "smoke", "--out", str(tmp_path / "my run"))
+    (line,) = (line for line in done.out.splitlines() if line.startswith("use it:"))
+    assert shlex.split(line)[:5] == ["use", "it:", "trifold", "generate", str(tmp_path / "my run")]
 
 
 def test_json_is_the_only_thing_on_standard_output(trifold, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -71,7 +72,8 @@ def run(
             }
         )
     elif outcome.finished:
-        for line in summary(outcome.folder, outcome.scores, use(chosen.task, outcome.folder)):
+        in_shell = Path(shlex.quote(str(outcome.folder)))
+        for line in summary(outcome.folder, outcome.scores, use(chosen.task, in_shell)):
             print(line)
     raise typer.Exit(outcome.exit_code)
 

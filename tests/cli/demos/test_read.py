@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +111,17 @@ def test_who_is_ahead_is_said_either_way_with_the_error_of_pairs():
     assert read.compared(wanted, answers, "one", "two") == "one: as good as two"
     assert read.compared(wanted, answers, "one", "three") == "one: 40.0 points (± 4.9) behind three"
     assert read.compared(wanted, answers, "three", "one") == "three: 40.0 points (± 4.9) ahead of one"
+
+
+def test_what_is_printed_can_be_typed(tmp_path):
+    said = [
+        shlex.split(line)
+        for line in read._where(tmp_path / "two words", None)
+        if line.startswith("  trifold ")
+    ]
+    folder = str(tmp_path / "two words")
+    assert [words[2] for words in said] == [folder, f"{folder}/{read.PRETRAINING}", folder, folder]
+    assert "  trifold eval runs/demo-read" in read._where(Path("runs/demo-read"), None)
 
 
 def test_the_minutes_are_dealt_out_whole():

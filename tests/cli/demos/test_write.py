@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +98,17 @@ def test_completions_are_counted():
     ]
     assert write.score(found, 2.5) == (2, 1, 2.5)
     assert found[0].text == "def f(a):\n    return a + 1"
+
+
+def test_what_is_printed_can_be_typed(tmp_path):
+    for name in ("plain", "two words", "it's"):
+        for signature in ("def f(a, b='x'):", 'def f(a="$HOME", b="`"):', "def f(a='\\n', b='!'):"):
+            commands = write._where(tmp_path / name, None, signature)
+            said = [shlex.split(line) for line in commands if line.startswith("  trifold ")]
+            assert {words[2] for words in said} == {str(tmp_path / name)}
+            assert [words[3:4] for words in said if words[1] in ("generate", "look")] == [[signature]] * 2
+    plain = write._where(Path("runs/demo-write"), None, "def f(a, b='x'):")
+    assert "  trifold generate runs/demo-write \"def f(a, b='x'):\"" in plain
 
 
 def test_the_scores_stand_side_by_side():

@@ -10,6 +10,7 @@ package stays as it is, and these are counted.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import typer
 
 from trifold.cli.demos.folder import clear
 from trifold.cli.demos.naive_bayes import NaiveBayes, chosen, words
-from trifold.cli.demos.showing import in_short, mark, save_picture, spread
+from trifold.cli.demos.showing import argument, in_short, mark, save_picture, spread
 from trifold.cli.streams import note, print_json
 
 if TYPE_CHECKING:
@@ -201,14 +202,15 @@ def draw(wanted: list[str], ours: list[str], scores: Mapping[str, float]) -> Fig
 
 def _where(folder: Path, picture: Path | None) -> list[str]:
     said = "Return the message's payload, decoded."
+    ours, before = (shlex.quote(str(run)) for run in (folder, folder / PRETRAINING))
     return [
         f"the model            {folder / 'model'}",
         f"before the packages  {folder / PRETRAINING / 'model'}",
         *([f"what is confused     {picture}"] if picture else []),
         "",
         "and now:",
-        f'  trifold predict {folder} "{said}"',
-        f'  trifold predict {folder / PRETRAINING} "Return the <mask> of the file."',
-        f"  trifold eval {folder}",
-        f"  trifold show {folder}",
+        f"  trifold predict {ours} {argument(said)}",
+        f'  trifold predict {before} "Return the <mask> of the file."',
+        f"  trifold eval {ours}",
+        f"  trifold show {ours}",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,6 +43,11 @@ def save_picture(draw: Callable[[], Figure], path: Path, of: str) -> Path | None
     except TrifoldError as error:
         note(f"no picture of {of}: {error}")
         return None
+
+
+def argument(text: str) -> str:
+    """A text for a shell: in double quotes, unless something in it would mean something there."""
+    return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
 
 
 @contextmanager

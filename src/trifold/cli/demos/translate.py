@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,15 +82,15 @@ def draw(pipeline: Pipeline, path: Path) -> Path | None:
 
 
 def _where(folder: Path, picture: Path | None) -> list[str]:
-    again = f'trifold look {folder} "{SENTENCE}" --out attention.png'
+    ours = shlex.quote(str(folder))
     return [
         f"the model            {folder / 'model'}",
         f"the whole run        {folder}",
         *([f"where it looks       {picture}"] if picture else []),
         "",
         "and now:",
-        f'  trifold generate {folder} "{SENTENCE}"',
-        f"  trifold eval {folder}",
-        f"  trifold show {folder}",
-        f"  {again}",
+        f'  trifold generate {ours} "{SENTENCE}"',
+        f"  trifold eval {ours}",
+        f"  trifold show {ours}",
+        f'  trifold look {ours} "{SENTENCE}" --out attention.png',
     ]

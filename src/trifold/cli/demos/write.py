@@ -7,13 +7,14 @@ tokens is drawn from and judged in the same way.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
 from trifold.cli.demos.folder import clear
-from trifold.cli.demos.showing import counting, in_short, mark, save_picture, spread
+from trifold.cli.demos.showing import argument, counting, in_short, mark, save_picture, spread
 from trifold.cli.streams import note, print_json
 
 if TYPE_CHECKING:
@@ -247,14 +248,15 @@ def draw(pipeline: Pipeline, run: Path, completions: list[Completion], trigram: 
 
 
 def _where(folder: Path, picture: Path | None, signature: str) -> list[str]:
+    ours, said = shlex.quote(str(folder)), argument(signature)
     return [
         f"the model            {folder / 'model'}",
         f"the whole run        {folder}",
         *([f"how sure it was      {picture}"] if picture else []),
         "",
         "and now:",
-        f'  trifold generate {folder} "{signature}"',
-        f"  trifold eval {folder}",
-        f"  trifold show {folder}",
-        f'  trifold look {folder} "{signature}" --out attention.png',
+        f"  trifold generate {ours} {said}",
+        f"  trifold eval {ours}",
+        f"  trifold show {ours}",
+        f"  trifold look {ours} {said} --out attention.png",
     ]
