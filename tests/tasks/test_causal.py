@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 from torch.nn import functional as F
 
 from trifold.batches import BatchSettings
@@ -17,7 +19,7 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.tasks.causal import Causal, CausalSettings, pieces
 from trifold.tasks.ragged import Ragged
 from trifold.tasks.task import Looking
-from trifold.text import TokenizerSettings, train_tokenizer
+from trifold.text import Tokenizer, TokenizerSettings, train_tokenizer
 
 TEXTS = ["to be, or not to be", "a", "", "naïve ☂", "that is the question: whether"]
 WIDTH = 8
@@ -117,6 +119,53 @@ def test_what_stands_around_a_document_is_the_settings_to_say(tokenizer, begin, 
         assert ids == [tokenizer.bos_id] * begin + plain + [tokenizer.eos_id] * end
     firsts = 0 if begin else sum(len(text[:1].encode()) for text in TEXTS)
     assert rows.bytes == sum(len(text.encode()) for text in TEXTS) - firsts
+
+
+def by_bytes(**how):
+    """Byte-level BPE, of nothing but bytes or with merges."""
+    return train_tokenizer(["日本 日本 😀😀 été"] * 5, TokenizerSettings(kind="byte-bpe", **how))
+
+
+def by_fallback(*, before):
+    """Pieces of SentencePiece's kind, for "▁a" and "日", and bytes for all else; with a space before a text or not."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a", "日"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    library = Library(models.BPE(vocabulary, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
+    spaces, strip = normalizers.Replace(" ", "▁"), decoders.Strip(" ", 1, 0)
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁")] * before + [spaces])
+    library.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()] + [strip] * before
+    )
+    return Tokenizer(library)
+
+
+def by_bytes_with_a_space_before():
+    tokenizer = by_bytes(vocab_size=260)
+    tokenizer.library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return Tokenizer(tokenizer.library)
+
+
+BYTES_OF_THE_FIRST = {
+    "bytes": (by_bytes(vocab_size=260), {"é": 1, "日本": 1, "😀": 1, "a é": 1, "": 0}),
+    "bytes, merged": (by_bytes(vocab_size=290), {"日本": 6, "😀": 4, "été": 2, "ü": 1}),
+    "a space before": (by_bytes_with_a_space_before(), {"é": 0, "a": 0, " é": 1}),
+    "byte fallback": (by_fallback(before=False), {"é": 1, "日": 3, "本": 1, "😀": 1, " a": 2, "a": 1}),
+    "byte fallback, a space before": (by_fallback(before=True), {"a": 1, "aé": 1, " a": 0, "é": 0}),
+}
+
+
+@pytest.mark.parametrize("kind", BYTES_OF_THE_FIRST)
+def test_half_a_character_has_its_own_bytes_and_no_more(kind):
+    tokenizer, known = BYTES_OF_THE_FIRST[kind]
+    for text, first in known.items():
+        rows = task_of(tokenizer, begin=False).read([text] * 5)
+        assert rows.bytes == 5 * (len(text.encode()) - first), text
+
+
+@given(st.lists(st.text("aé日😀 \ufffd", max_size=4), max_size=4))
+def test_where_every_token_is_a_byte_one_a_document_is_not_asked_for(texts):
+    rows = task_of(BYTES_OF_THE_FIRST["bytes"][0], begin=False).read(texts)
+    assert rows.bytes == sum(max(len(text.encode()) - 1, 0) for text in texts)
 
 
 # --- examples to batch to loss -------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ before it, so that every token but a document's first is asked for exactly once.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +39,13 @@ from trifold.tasks.terms import Term
 from trifold.tasks.writing import write
 from trifold.text import Tokenizer
 from trifold.text.marks import unknown
+from trifold.text.spelling import BYTES
 
 Cut = Literal["pieces", "windows", "drop"]
 
 PROMPT = 16  # tokens of a document that a sample goes on from, where the recipe names no prompts
 WRITTEN = 128  # tokens of a sample, where the recipe does not say
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece that stands for a byte
 
 
 class CausalSettings(Settings):
@@ -124,8 +127,9 @@ class Causal:
         encoded = self.tokenizer.encode(texts)
         size = sum(len(text.encode("utf-8")) for text in texts)
         if not before:  # nothing says how likely the first token of a document is
-            firsts = self.tokenizer.decode([ids[:1] for ids in encoded])
-            size -= sum(len(first.encode("utf-8")) for first in firsts)
+            alone = self.tokenizer.decode([ids[:1] for ids in encoded])
+            for text, ids, first in zip(texts, encoded, alone, strict=True):
+                size -= _bytes_of_first(text, self.tokenizer.library.id_to_token(ids[0]), first) if ids else 0
         return Corpus(Ragged.of([[*before, *ids, *behind] for ids in encoded]), size)
 
     def examples(self, rows: Corpus | TokenCache, draw: int | None = None) -> Pieces | Stream:
@@ -254,6 +258,17 @@ def pieces(tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | None = N
     begins = np.where(number == 0, 0, first[document] + (number - 1) * width)
     ends = np.minimum(first[document] + number * width, asked[document])
     return Pieces(tokens.ids, tokens.starts[document] + begins, ends - begins)
+
+
+def _bytes_of_first(text: str, piece: str, alone: str) -> int:
+    """Of the UTF-8 of a text, how many bytes its first token stands for, a piece which alone is decoded to `alone`."""
+    size = len(alone.encode("utf-8"))
+    if "\ufffd" in alone:  # half a character
+        if _BYTE.fullmatch(piece):
+            size = 1
+        elif BYTES.keys() >= set(piece):
+            size = len(piece)
+    return size - (alone.startswith(" ") and not text.startswith(" "))  # a space that the tokenizer put there
 
 
 def _sampling(config: GenerationConfig, seed: int) -> GenerationConfig:
