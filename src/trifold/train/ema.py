@@ -16,18 +16,23 @@ from torch import Tensor
 
 
 class MovingAverage:
-    """`mean` (P,) of the master weights (P,), which it watches."""
+    """`mean` (P,) of the master weights (P,), which it watches.
+
+    `taken`: after how many updates. The optimiser's `step` in a checkpoint says it too, and not the number of the last
+    step: updates may have been left out.
+    """
 
     def __init__(self, master: Tensor, decay: float) -> None:
         self._master, self._decay = master, decay
-        self.mean = master.clone()
+        self.mean, self.taken = master.clone(), 0
 
     @torch.no_grad()
-    def take(self, step: int) -> None:
-        """The weights after update number `step`, counted from 1, have their part."""
-        self.mean.lerp_(self._master, newest_share(self._decay, step))
+    def take(self) -> None:
+        """The weights after another update have their part."""
+        self.taken += 1
+        self.mean.lerp_(self._master, newest_share(self._decay, self.taken))
 
 
-def newest_share(decay: float, step: int) -> float:
-    """(1 − d) / (1 − d^t): 1 at the first step, then falling to 1 − d."""
-    return min(1.0, (1 - decay) / -math.expm1(step * math.log(decay)))
+def newest_share(decay: float, taken: int) -> float:
+    """(1 − d) / (1 − d^t): 1 at the first, then falling to 1 − d."""
+    return min(1.0, (1 - decay) / -math.expm1(taken * math.log(decay)))

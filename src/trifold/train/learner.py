@@ -104,7 +104,7 @@ class Learner:
         self.optimizer.step(self._clipped(gradient, norm), now)
         self.weights.publish()
         if self.average is not None:
-            self.average.take(step)
+            self.average.take()
         return Update(loss, norm, now, int(totals["tokens"]))
 
     def _counted(self, batches: Sequence[Batch], idle: Sequence[Batch]) -> dict[str, float]:
@@ -189,6 +189,8 @@ class Learner:
             value.copy_(self.weights.own(name, weights[name]))
         for key, value in live.items():
             value.copy_(self.weights.own(key, moments[key]))
+        if self.average is not None:
+            self.average.taken = int(moments["step"].max())
         self.weights.publish()
 
 
