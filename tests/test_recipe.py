@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,6 +12,7 @@ from trifold.errors import SettingsError, UsageError
 from trifold.nn.config import PRESETS
 from trifold.recipe import Recipe, TrainSettings, load_recipe, recipe_names
 from trifold.tasks.kinds import reads
+from trifold.train.schedule import rate
 
 
 @pytest.fixture
@@ -273,6 +275,20 @@ def test_text_that_looks_like_something_else_stays_text(write, text):
             {"ema": 0.99, "average": 2},
             r"ema 0\.99 and average 2 are two ways of averaging weights: choose one",
         ),
+        *(
+            (
+                {"schedule": schedule, "warmup": 0, "steps": 1},
+                rf"schedule {schedule} falls to rate 0 in a single step, .*: set steps to 2 or more",
+            )
+            for schedule in ("linear", "cosine")
+        ),
+        *(
+            (
+                {"schedule": "warmup-stable-decay", "warmup": 0, "steps": 12, "decay": decay},
+                r"in a single step, which learns nothing: set decay to 2 or more, or final_rate above 0",
+            )
+            for decay in (1, 0.1)
+        ),
         ({"ema": 1.0}, r"train\.ema: .*less than 1"),
         ({"recompute": "all"}, r"train\.recompute: .*'blocks'.*got 'all'"),
         ({"steps": 0}, r"train\.steps: .*greater than 0, got 0"),
@@ -283,6 +299,48 @@ def test_text_that_looks_like_something_else_stays_text(write, text):
 def test_settings_of_training_that_contradict_each_other_are_refused(values, message):
     with pytest.raises(SettingsError, match=message):
         TrainSettings.parse(values, at="train")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"schedule": "linear", "warmup": 0, "steps": 2},
+        {"schedule": "linear", "warmup": 0, "steps": 1, "final_rate": 0.1},
+        {"schedule": "warmup-stable-decay", "warmup": 0, "steps": 12, "decay": 1, "final_rate": 0.1},
+        {"schedule": "warmup-stable-decay", "warmup": 0, "steps": 12, "decay": 2},
+        {"schedule": "constant", "warmup": 0, "steps": 1},
+    ],
+)
+def test_where_something_is_learnt_a_short_schedule_is_allowed(values):
+    settings = TrainSettings.parse(values)
+    rates = [
+        rate(
+            settings.schedule, step, peak=1.0, warmup=settings.warmup, steps=settings.steps,
+            final=settings.final_rate, decay=settings.decay_steps,
+        )
+        for step in range(1, settings.steps + 1)
+    ]  # fmt: skip
+    assert max(rates[-settings.decay_steps :] if "decay" in values else rates) > 0
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "learning_rate",
+        "epsilon",
+        "weight_decay",
+        "clip",
+        "minutes",
+        "spike_factor",
+        "decay",
+        "update_clip",
+        "muon_rate",
+    ],
+)
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_numbers_of_training_are_finite(key, value):
+    with pytest.raises(SettingsError, match=rf"train\.{key}: .*finite number, got {value}"):
+        TrainSettings.parse({key: value}, at="train")
 
 
 def test_a_recipe_never_changes():

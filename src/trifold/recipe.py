@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from trifold.batches import BatchSettings
 from trifold.data import DataSettings
@@ -48,6 +48,8 @@ BELONGS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 class TrainSettings(Settings):
     """The loop: how long, how fast, how often it looks up. Steps are updates of the weights."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     seed: int = Field(
         1, ge=0, description="of the weights, the order of the data, dropout and held-out pairs"
@@ -210,6 +212,12 @@ class TrainSettings(Settings):
         if self.schedule == "warmup-stable-decay" and self.warmup + self.decay_steps > self.steps:
             raise ValueError(
                 f"warmup {self.warmup} and decay {self.decay_steps} are more than the {self.steps} steps there are"
+            )
+        fall = {"linear": "steps", "cosine": "steps", "warmup-stable-decay": "decay_steps"}.get(self.schedule)
+        if fall is not None and getattr(self, fall) == 1 and not self.final_rate:
+            raise ValueError(
+                f"schedule {self.schedule} falls to rate 0 in a single step, which learns nothing: set "
+                f"{fall.removesuffix('_steps')} to 2 or more, or final_rate above 0"
             )
         if self.ema is not None and self.average > 1:
             raise ValueError(

@@ -201,7 +201,7 @@ def test_it_begins_from_a_model_of_masked_words(table, tmp_path):
     )
     first = tmp_path / "first"
     own = {"tokenizer.file": str(first / "model"), "train.start_from": str(first)}
-    few = {"train.steps": 1, "train.learning_rate": 1e-12, "train.warmup": 0, "train.validate_every": 1}
+    few = {"train.steps": 2, "train.learning_rate": 1e-12, "train.warmup": 0, "train.validate_every": 2}
     trifold.train(
         "demo-read-packages", out=tmp_path / "second", **SMALL | own | few,
         **{"data.train": str(table), "data.valid": str(table), "data.test": None, "train.save_every": 1},

@@ -111,7 +111,9 @@ def test_no_shape_jumps(shape, form):
 
 @given(steps=st.integers(1, 10**6), share=st.floats(1e-6, 0.999))
 def test_a_decay_below_one_is_a_share_of_the_steps(steps, share):
-    taken = TrainSettings(steps=steps, decay=share, schedule="warmup-stable-decay", warmup=0).decay_steps
+    taken = TrainSettings(
+        steps=steps, decay=share, schedule="warmup-stable-decay", warmup=0, final_rate=0.1
+    ).decay_steps
     assert 1 <= taken <= steps
     assert taken == 1 or abs(taken - share * steps) <= 0.5
 
@@ -119,4 +121,4 @@ def test_a_decay_below_one_is_a_share_of_the_steps(steps, share):
 def test_a_decay_from_one_on_is_in_steps():
     wanted = {"schedule": "warmup-stable-decay", "warmup": 10, "steps": 100}
     assert TrainSettings.parse(wanted | {"decay": 40}).decay_steps == 40
-    assert TrainSettings.parse(wanted | {"decay": 1}).decay_steps == 1
+    assert TrainSettings.parse(wanted | {"decay": 1, "final_rate": 0.1}).decay_steps == 1
