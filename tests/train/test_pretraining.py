@@ -237,5 +237,7 @@ def test_what_does_not_hang_together_is_refused(folder, listening, tmp_path, nam
 def test_pairs_need_documents_of_several_sentences(folder, listening, tmp_path):
     (tmp_path / "lines.txt").write_text("sun rain\nrain snow\nhail\n" * 9, encoding="utf-8")
     recipe = load_recipe(folder / "follows.yaml", {"data.train": str(tmp_path / "lines.txt")})
-    with pytest.raises(DataError, match="lines.txt: of 22 documents 0 have two sentences or more, and pairs need 2"):
+    with pytest.raises(
+        DataError, match=r"lines\.txt: of 22 documents 0 have two sentences or more, and pairs need 2"
+    ):
         prepare(recipe, tmp_path / "tokenizer", listening)

@@ -113,7 +113,8 @@ def test_what_was_read_is_said(tmp_path, listening, tiny, files):
     )
     assert "train.en + train.xx: 8 pairs, 2 with a blank side (dropped); 6 used" in listening.lines
     assert any(
-        "an epoch: 6 pairs" in line and "packed, " in line and "vocabulary" in line for line in listening.lines
+        "an epoch: 6 pairs" in line and "packed, " in line and "vocabulary" in line
+        for line in listening.lines
     )
 
 
