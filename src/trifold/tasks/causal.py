@@ -129,7 +129,8 @@ class Causal:
         if not before:  # nothing says how likely the first token of a document is
             alone = self.tokenizer.decode([ids[:1] for ids in encoded])
             for text, ids, first in zip(texts, encoded, alone, strict=True):
-                size -= _bytes_of_first(text, self.tokenizer.library.id_to_token(ids[0]), first) if ids else 0
+                if ids:
+                    size -= _bytes_of_first(text, str(self.tokenizer.library.id_to_token(ids[0])), first)
         return Corpus(Ragged.of([[*before, *ids, *behind] for ids in encoded]), size)
 
     def examples(self, rows: Corpus | TokenCache, draw: int | None = None) -> Pieces | Stream:
