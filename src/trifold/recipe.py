@@ -216,7 +216,7 @@ class TrainSettings(Settings):
         fall = {"linear": "steps", "cosine": "steps", "warmup-stable-decay": "decay_steps"}.get(self.schedule)
         if fall is not None and getattr(self, fall) == 1 and not self.final_rate:
             raise ValueError(
-                f"schedule {self.schedule} falls to rate 0 in a single step, which learns nothing: set "
+                f"schedule {self.schedule} falls to rate 0 in a single step, and that one learns nothing: set "
                 f"{fall.removesuffix('_steps')} to 2 or more, or final_rate above 0"
             )
         if self.ema is not None and self.average > 1:

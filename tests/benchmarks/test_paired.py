@@ -1,4 +1,4 @@
-"""Denoising first, then translation with it and without it: one tokenizer, one order of the batches, one table."""
+"""Denoising first, then translation with it and without it: one tokenizer, other first weights, one table."""
 
 from __future__ import annotations
 

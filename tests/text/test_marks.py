@@ -74,6 +74,18 @@ def test_where_no_space_parts_words_a_character_is_one(kind, size):
         assert marked.words[start] and marked.words[start:end].sum() == len(text) <= end - start
 
 
+@pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "char"])
+def test_a_token_of_parts_of_two_characters_begins_none_and_letters_behind_them_do(kind):
+    texts = ["我用Python写书很", "我用Python看书很个人", "用人我很"]
+    own = train_tokenizer(texts * 9, TokenizerSettings(kind=kind, vocab_size=300, min_frequency=1))
+    marked = mark(own, texts)
+    for start, end, text in zip(marked.bounds, marked.bounds[1:], texts, strict=False):
+        ids, heads = marked.ids[start:end], np.flatnonzero(marked.words[start:end])
+        said = [one.strip() for one in own.decode([part.tolist() for part in np.split(ids, heads[1:])])]
+        assert "".join(said) == text  # so no character is in two words
+        assert kind != "char" or "Python" not in text or "Python" in said
+
+
 def test_special_tokens_and_sentinels():
     own = tokenizer("bpe", special=("cls", "sep", "mask"), sentinels=3)
     flags = special_flags(own)

@@ -109,10 +109,15 @@ def build(settings: TaskSettings, asked: Asked) -> Material:
     kind = KINDS[settings.kind]
     if not kind.cached:
         refuse_cache(asked, settings.kind)
+    return kind.build(settings, asked)
+
+
+def refuse_unread(settings: TaskSettings, asked: Asked) -> None:
+    """Raises SettingsError for what a recipe says, and a task of this kind would not look at."""
+    kind = KINDS[settings.kind]
     for room, _, key in (key.partition(".") for key in kind.unread):
         part = asked.data if room == "data" else asked.tokenizer
         if getattr(part, key) != type(part).model_fields[key].get_default():
             raise SettingsError(
                 f"{room}.{key}: a task of kind {settings.kind} has no use for it; leave it out, or choose another task"
             )
-    return kind.build(settings, asked)

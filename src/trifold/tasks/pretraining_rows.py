@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from trifold.batches import plan_epoch
 from trifold.data import Documents
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
@@ -106,8 +107,21 @@ def _material(
         return marked
 
     train, valid = read(splits.train), read(splits.valid)
+    _check_asked(task, valid, splits.valid.report.name, asked)
     anew = anew or asked.data.cut == "windows"
     return Material(task, config, train, valid, f"{tokenizer.vocab_size:,}", lambda epoch: anew)
+
+
+def _check_asked(task: AnyTask, rows: Marked, name: str, asked: Asked) -> None:
+    """Raises DataError where a validation asks for no token, and every model would be perfect."""
+    examples = task.examples(rows)
+    whole = asked.batches.model_copy(update={"max_length": None, "on_overflow": "drop"})
+    plan = plan_epoch(examples.lengths, whole, seed=0, epoch=0, shuffle=False)
+    if not any(task.batch(examples, batch).tokens for batch in plan):
+        raise DataError(
+            f"{name}: no token of this validation text is asked for: its documents are too short, of unknown tokens "
+            "alone, or left out by data.cut=drop; name another with data.valid, or raise data.holdout"
+        )
 
 
 def _marked(tokenizer: Tokenizer, texts: list[str], name: str, asked: Asked, fate: str) -> Marked:

@@ -55,7 +55,7 @@ def sentence_starts(text: str) -> list[int]:
         for sentence in split_sentences(line):
             found.append(place)
             place += len(sentence)
-    return [start for start in found if start > 0]
+    return [start for start in found if text[:start].strip()]
 
 
 def mark(tokenizer: Tokenizer, texts: Sequence[str]) -> Marked:
@@ -76,9 +76,7 @@ def mark(tokenizer: Tokenizer, texts: Sequence[str]) -> Marked:
         numbers = [-1 - at if word is None else word for at, word in enumerate(encoding.word_ids)]
         starts_word = np.diff(np.array(numbers, np.int64), prepend=-(2**40)) != 0
         if _UNSPACED.search(text):
-            firsts = np.array([first for first, _ in encoding.offsets], np.int64)
-            unspaced = np.array([_UNSPACED.match(text, first) is not None for first in firsts], np.bool_)
-            starts_word |= unspaced & (np.diff(firsts, prepend=-1) > 0)  # a character may be several tokens
+            starts_word |= _beside_unspaced(text, encoding.offsets)
         words.append(starts_word)
         starts = np.zeros(len(numbers) + 1, np.bool_)
         starts[0] = True
@@ -89,6 +87,18 @@ def mark(tokenizer: Tokenizer, texts: Sequence[str]) -> Marked:
     lengths = np.array([len(each) for each in ids], dtype=np.int64)
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     return Marked(_joined(ids, np.int32), bounds, _joined(words, np.bool_), _joined(sentences, np.bool_))
+
+
+def _beside_unspaced(text: str, offsets: Sequence[tuple[int, int]]) -> Flags:
+    """Tokens at the first of which a character that is a word begins, or ends before it. A character may be several
+    tokens, and a token parts of two.
+    """
+    flags, end = np.zeros(len(offsets), np.bool_), 0
+    for at, (first, last) in enumerate(offsets):
+        behind = end > 0 and _UNSPACED.match(text, end - 1) is not None
+        flags[at] = first >= end and (behind or _UNSPACED.match(text, first) is not None)
+        end = max(end, last)
+    return flags
 
 
 def unknown(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> int:

@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from trifold.batches import BatchSettings, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
 from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
-from trifold.nn.packing import rounded
 from trifold.recipe import Recipe
-from trifold.tasks.kinds import build
+from trifold.tasks.kinds import build, refuse_unread
 from trifold.tasks.task import Asked, Examples, Material, Planned, Task
 from trifold.train.start import begin_from
 from trifold.train.view import View
@@ -114,25 +112,12 @@ def prepare(recipe: Recipe, tokenizer_folder: Path, view: View) -> Prepared:
         tokenizer_folder,
         view.say,
     )
+    refuse_unread(recipe.task, asked)
     material = build(recipe.task, asked)
     task = material.task
     prepared = Prepared(recipe, material, task.examples(material.train), task.examples(material.valid))
-    _check_asked(prepared)
     _report(prepared, view)
     return prepared
-
-
-def _check_asked(prepared: Prepared) -> None:
-    """Raises DataError where the validation asks for no token, and every model would be perfect."""
-    if isinstance(prepared.valid, Planned):
-        return
-    everything = prepared.recipe.batch.model_copy(update={"max_length": None, "on_overflow": "drop"})
-    plan = plan_epoch(prepared.valid.lengths, everything, seed=0, epoch=0, shuffle=False)
-    if not any(prepared.task.batch(prepared.valid, batch).tokens for batch in plan):
-        raise DataError(
-            "data.valid: nothing is asked for in the validation text: its texts are too short, or all of their tokens "
-            "unknown; name a longer one, or raise data.holdout"
-        )
 
 
 def _report(prepared: Prepared, view: View) -> None:
@@ -152,18 +137,8 @@ def _report(prepared: Prepared, view: View) -> None:
         )
     kept = np.concatenate(plan)
     tokens = int(lengths[kept, -1].sum())
-    form = (
-        f"packed, {_filling(lengths, plan):.1%} filling"
-        if task.packs
-        else f"{padding_share(lengths, plan):.1%} padding"
-    )
+    form = "packed" if task.packs else f"{padding_share(lengths, plan):.1%} padding"
     view.say(
         f"an epoch: {len(kept):,} {task.row_name}, {tokens:,} {task.read_name}, {len(plan):,} batches, {form}; "
         f"vocabulary {prepared.material.vocabulary}"
     )
-
-
-def _filling(lengths: NDArray[np.int64], plan: Plan) -> float:
-    """What no token stands in where the sides of each batch are packed: long rows are filled up to a round number."""
-    real = [int(tokens) for batch in plan for tokens in lengths[batch].sum(axis=0)]
-    return 1 - sum(real) / sum(rounded(tokens + 1) for tokens in real)
