@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trifold.text import TokenizerSettings, train_tokenizer
-from trifold.text.marks import mark, sentence_starts, sentinel_ids, special_flags
+from trifold.text.marks import _beside_unspaced, mark, sentence_starts, sentinel_ids, special_flags
 from trifold.text.spans import words
 
 TEXT = 'Mr. Jones saw it. "Was it red?" It was!  Nobody knew… Then J. Smith came.\nanother line'
@@ -75,7 +75,7 @@ def test_where_no_space_parts_words_a_character_is_one(kind, size):
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "char"])
-def test_a_token_of_parts_of_two_characters_begins_none_and_letters_behind_them_do(kind):
+def test_a_token_of_parts_of_two_characters_begins_no_word(kind):
     texts = ["我用Python写书很", "我用Python看书很个人", "用人我很"]
     own = train_tokenizer(texts * 9, TokenizerSettings(kind=kind, vocab_size=300, min_frequency=1))
     marked = mark(own, texts)
@@ -83,7 +83,13 @@ def test_a_token_of_parts_of_two_characters_begins_none_and_letters_behind_them_
         ids, heads = marked.ids[start:end], np.flatnonzero(marked.words[start:end])
         said = [one.strip() for one in own.decode([part.tolist() for part in np.split(ids, heads[1:])])]
         assert "".join(said) == text  # so no character is in two words
-        assert kind != "char" or "Python" not in text or "Python" in said
+
+
+def test_letters_behind_a_character_that_is_a_word_begin_one():
+    text = "我用Python写"
+    apart, astride = [(0, 1), (1, 2), (2, 3), (3, 8), (8, 9)], [(0, 2), (1, 4), (4, 8), (8, 9), (8, 9)]
+    assert _beside_unspaced(text, apart).tolist() == [True, True, True, False, True]
+    assert _beside_unspaced(text, astride).tolist() == [True, False, False, True, False]
 
 
 def test_special_tokens_and_sentinels():
