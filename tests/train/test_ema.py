@@ -37,13 +37,11 @@ def test_the_newest_share_falls_from_one_to_what_the_decay_leaves(decay):
     assert newest_share(decay, 10**9) == pytest.approx(1 - decay, rel=1e-9)
 
 
-@pytest.mark.slow
-def test_the_average_is_validated_and_kept_and_the_run_learns_as_without_it(run):
-    plain = run("plain", train__steps=6)
-    averaged = run("averaged", train__steps=6, train__ema=0.9, train__save_every=1, train__keep_last=6)
+def checked(run, steps):
+    """By the book, with decay 0.9: after each of these steps the mean is that of the weights so far; the last one."""
     mean, weight = None, 0.0
-    for step in range(1, 7):
-        saved = checkpoint.load(averaged.folder / "checkpoints" / f"step-{step:08d}")
+    for step in steps:
+        saved = checkpoint.load(run / "checkpoints" / f"step-{step:08d}")
         named = {name: value.double() for name, value in saved.weights.items()}
         mean = named if mean is None else {name: 0.9 * mean[name] + named[name] for name in named}
         weight = 0.9 * weight + 1
@@ -51,6 +49,14 @@ def test_the_average_is_validated_and_kept_and_the_run_learns_as_without_it(run)
             torch.testing.assert_close(
                 saved.moments[f"ema.{name}"].double(), value / weight, rtol=1e-4, atol=1e-6
             )
+    return saved
+
+
+@pytest.mark.slow
+def test_the_average_is_validated_and_kept_and_the_run_learns_as_without_it(run):
+    plain = run("plain", train__steps=6)
+    averaged = run("averaged", train__steps=6, train__ema=0.9, train__save_every=1, train__keep_last=6)
+    saved = checked(averaged.folder, range(1, 7))
     raw = checkpoint.load(plain.folder / "checkpoints" / "step-00000006").weights
     assert all(torch.equal(saved.weights[name], raw[name]) for name in raw)
     kept = dict(load_model(averaged.folder / "model")[0].named_parameters())
@@ -74,16 +80,7 @@ def test_updates_that_are_left_out_have_no_part_in_it(run, monkeypatch, tmp_path
         "train__on_nonsense": "skip", "train__save_every": 1, "train__keep_last": 6,
     }  # fmt: skip
     run(train__steps=6, **changes)
-    mean, weight = None, 0.0
-    for step in (2, 3, 5, 6):
-        saved = checkpoint.load(tmp_path / "run" / "checkpoints" / f"step-{step:08d}")
-        named = {name: value.double() for name, value in saved.weights.items()}
-        mean = named if mean is None else {name: 0.9 * mean[name] + named[name] for name in named}
-        weight = 0.9 * weight + 1
-    for name, value in mean.items():
-        torch.testing.assert_close(
-            saved.moments[f"ema.{name}"].double(), value / weight, rtol=1e-4, atol=1e-6
-        )
+    checked(tmp_path / "run", (2, 3, 5, 6))
     shutil.copytree(tmp_path / "run", tmp_path / "halfway")
     for step in (5, 6):
         shutil.rmtree(tmp_path / "halfway" / "checkpoints" / f"step-{step:08d}")
