@@ -164,3 +164,9 @@ def test_raw_text_is_packed_with_less_than_a_hundredth_of_filling(tmp_path, list
 def test_a_validation_that_asks_for_nothing_is_refused(tmp_path, listening):
     with pytest.raises(DataError, match=r"valid\.txt: no token of this validation text is asked for"):
         raw(tmp_path, listening, ["a b c d e f g h"] * 20, ["x y", "z"], **{"tokenizer.kind": "word"})
+
+
+def test_what_the_task_would_not_look_at_is_refused_before_anything_is_read(tmp_path, listening):
+    with pytest.raises(SettingsError, match=r"tokenizer\.dropout: a task of kind masked has no use for it"):
+        raw(tmp_path, listening, ["a b c"] * 20, ["a b"], **{"tokenizer.dropout": 0.1})
+    assert listening.lines == []
