@@ -285,7 +285,7 @@ def test_text_that_looks_like_something_else_stays_text(write, text):
         *(
             (
                 {"schedule": "warmup-stable-decay", "warmup": 0, "steps": 12, "decay": decay},
-                r"in a single step, which learns nothing: set decay to 2 or more, or final_rate above 0",
+                r"in a single step, and that one learns nothing: set decay to 2 or more, or final_rate above 0",
             )
             for decay in (1, 0.1)
         ),
