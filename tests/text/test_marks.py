@@ -28,6 +28,7 @@ def test_sentences_start_behind_closing_signs_and_line_ends():
     ]  # fmt: skip
     assert sentence_starts("") == [] == sentence_starts("One.") == sentence_starts("No. 3 is e.g. here. ")
     assert sentence_starts("今日は。明日は。") == [4]
+    assert sentence_starts("\n\n One.\n\nTwo.") == [9]
     assert len(sentence_starts("यह एक है। वह दो है। यह तीन है।")) == 2
     assert len(sentence_starts("Sie las z. B. Peter vor. Dann ging er.")) == 1
 

@@ -55,7 +55,8 @@ def sentence_starts(text: str) -> list[int]:
         for sentence in split_sentences(line):
             found.append(place)
             place += len(sentence)
-    return [start for start in found if text[:start].strip()]
+    visible = len(text) - len(text.lstrip())
+    return [start for start in found if start > visible]
 
 
 def mark(tokenizer: Tokenizer, texts: Sequence[str]) -> Marked:
