@@ -70,8 +70,7 @@ MEANINGS = {
     "train.beta2": "of Adam and AdamW: memory of its square",
     "train.epsilon": "of Adam and AdamW",
     "train.weight_decay": "decoupled from the gradient: an update takes this times the learning rate off each weight",
-    "train.precision": "of the arithmetic; weights are kept in float32. `auto`: bfloat16 where the device has "
-    "instructions for it. `float64`, with weights in float64, is for comparing",
+    "train.precision": "of the arithmetic; see [Precisions](#precisions)",
     "train.device": "`auto` (CUDA, else MPS, else CPU), `cpu`, `cuda`, `cuda:1`, `mps`",
     "train.log_every": "steps between two lines of metrics.jsonl",
     "train.validate_every": "steps between two validations",

@@ -11,7 +11,7 @@ import resource
 import string
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,10 @@ from setting import Setting
 from torch import Tensor
 
 
-def arguments(description: str | None) -> argparse.Namespace:
+def arguments(description: str | None, precisions: Sequence[str] = ("fp32", "bf16")) -> argparse.Namespace:
     """Read what the driver hands to every runner, set the threads, and fix the seed."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--precision", choices=("fp32", "bf16"), required=True)
+    parser.add_argument("--precision", choices=precisions, required=True)
     parser.add_argument("--seconds", type=float, default=30.0, help="length of the timed window")
     parser.add_argument("--warmup", type=int, default=4, help="steps before the clock starts")
     parser.add_argument("--threads", type=int, default=2)

@@ -21,9 +21,13 @@ from setting import Setting, flops_per_token
 
 HERE = Path(__file__).parent
 RUNNERS = {
-    f"{name}-{precision}": (f"{file}_runner.py", precision)
-    for name, file in (("trifold", "trifold"), ("torch", "torch"), ("gpt2", "gpt2"))
-    for precision in ("bf16", "fp32")
+    f"{name}-{precision}": (f"{name}_runner.py", precision)
+    for name, precisions in (
+        ("trifold", ("int8", "bf16", "fp32")),  # int8 is what the recipe says
+        ("torch", ("bf16", "fp32")),
+        ("gpt2", ("bf16", "fp32")),
+    )
+    for precision in precisions
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -28,15 +29,15 @@ from trifold.train.learner import Learner
 from trifold.train.setup import prepare
 from trifold.train.view import Silent
 
-PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
+Precision: TypeAlias = Literal["float32", "bfloat16", "int8"]
+PRECISIONS: dict[str, Precision] = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
 
 
 def main() -> None:
-    args = arguments(__doc__)
+    args = arguments(__doc__, list(PRECISIONS))
     keep_freed_memory()
     device = find_device("cpu")
-    dtype = choose_precision(PRECISIONS[args.precision], device)
-    learner, batches, workers = (wide if args.wide else as_the_recipe)(device, dtype)
+    learner, batches, workers = (wide if args.wide else as_the_recipe)(device, PRECISIONS[args.precision])
 
     with undisturbed(workers):
         coming = ahead(batches)
@@ -52,17 +53,23 @@ def main() -> None:
         coming.close()
 
 
-def as_the_recipe(device: torch.device, dtype: torch.dtype) -> tuple[Learner, Iterator[list[Batch]], int]:
-    recipe = load_recipe("shakespeare-char")
+def as_the_recipe(device: torch.device, precision: Precision) -> tuple[Learner, Iterator[list[Batch]], int]:
+    recipe = load_recipe("shakespeare-char", {"train.precision": precision})
     prepared = prepare(recipe, Path(tempfile.mkdtemp()), Silent())
     workers = choose_workers(None, device, recipe.batch.tokens)
     learner = Learner(
-        prepared.new_model(), prepared.task, recipe.train, seed=1, device=device, dtype=dtype, workers=workers
+        prepared.new_model(),
+        prepared.task,
+        recipe.train,
+        seed=1,
+        device=device,
+        dtype=choose_precision(precision, device),
+        workers=workers,
     )
     return learner, (dealt.shares for dealt in deal(prepared, workers)), workers
 
 
-def wide(device: torch.device, dtype: torch.dtype) -> tuple[Learner, Iterator[list[Batch]], int]:
+def wide(device: torch.device, precision: Precision) -> tuple[Learner, Iterator[list[Batch]], int]:
     """The model of wide.py; its windows are packed, as the task packs them."""
     config = ModelConfig.parse(
         load_recipe("shakespeare-char").model.model_dump()
@@ -77,12 +84,22 @@ def wide(device: torch.device, dtype: torch.dtype) -> tuple[Learner, Iterator[li
         }
     )
     settings = TrainSettings(
-        learning_rate=WIDE.learning_rate, warmup=0, schedule="constant", weight_decay=WIDE.weight_decay
+        learning_rate=WIDE.learning_rate,
+        warmup=0,
+        schedule="constant",
+        weight_decay=WIDE.weight_decay,
+        precision=precision,
     )
     task = Causal(CausalSettings(begin=False, end=False), _NoTokenizer(), WIDE.context)  # type: ignore[arg-type]
     workers = choose_workers(None, device, WIDE.rows * WIDE.context)
     learner = Learner(
-        Transformer(config), task, settings, seed=1, device=device, dtype=dtype, workers=workers
+        Transformer(config),
+        task,
+        settings,
+        seed=1,
+        device=device,
+        dtype=choose_precision(precision, device),
+        workers=workers,
     )
 
     def packed(tokens: Tensor, wanted: Tensor) -> Batch:

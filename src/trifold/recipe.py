@@ -115,7 +115,7 @@ class TrainSettings(Settings):
         None,
         description="a model folder, run or hub id whose weights the model begins with; its heads may be others",
     )
-    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "int8", "float64"] = "auto"
     recompute: Literal["none", "blocks"] = Field(
         "none",
         description="blocks: keep only the inputs of blocks for the way back; less memory, more time, same bits",
@@ -231,6 +231,10 @@ class TrainSettings(Settings):
             raise ValueError(
                 f"compile: blocks does not go with workers {self.workers}: graphs draw their random numbers from what "
                 "all threads share; set workers to 1"
+            )
+        if self.compile == "blocks" and self.precision == "int8":
+            raise ValueError(
+                "compile: blocks does not go with precision: int8, whose products are no part of a graph; leave one"
             )
         return self
 

@@ -39,7 +39,7 @@ def test_the_environment_says_what_the_run_depended_on(run):
     found = json.loads((run().folder / "environment.json").read_text("utf-8"))
     (sitting,) = found.pop("sittings")
     assert (sitting["from_step"], sitting["refused"]) == (0, [])
-    assert found == environment(torch.device("cpu"), torch.float32, workers=1)
+    assert found == environment(torch.device("cpu"), "float32", workers=1)
     assert found["trifold"] == trifold.__version__ and found["torch"] == torch.__version__
     assert (found["device"], found["precision"], found["threads"]) == (
         "cpu",

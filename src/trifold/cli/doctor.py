@@ -76,7 +76,8 @@ def machine() -> dict[str, Any]:
     from trifold.train.run_folder import environment
 
     device = find_device()
-    here = environment(device, choose_precision("auto", device), workers=1)
+    precision = str(choose_precision("auto", device)).removeprefix("torch.")
+    here = environment(device, precision, workers=1)
     del here["workers"]
     free, whose = there_is(device)
     return {

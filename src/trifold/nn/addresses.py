@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from trifold.nn.loops import MATHS
-
-piece = njit(nogil=True, fastmath=MATHS, error_model="numpy")
+from trifold.nn.loops import piece
 
 
 @intrinsic

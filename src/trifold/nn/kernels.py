@@ -267,6 +267,37 @@ def add_to(total: Tensor, part: Tensor) -> None:
         total += part
 
 
+def rows_to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x (R, K) ≈ bytes (R, K) int8 · scales (R,) fp32 of its rows."""
+    small, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0])
+    _loops().rows_to_bytes(_array(x), small.numpy(), scales.numpy())
+    return small, scales
+
+
+def columns_to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x (R, K) ≈ bytes (R, K) int8 · scales (K,) fp32 of its columns."""
+    small, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[1])
+    _loops().columns_to_bytes(_array(x), small.numpy(), scales.numpy())
+    return small, scales
+
+
+def from_bytes(sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor) -> None:
+    """sums (R, N) int32 · rows (R,) · columns (N,) + bias (N,), all fp32 -> out (R, N)."""
+    _loops().from_bytes(*(each.numpy() for each in (sums, rows, columns, bias)), _array(out))
+
+
+def added_from_bytes(sums: Tensor, rows: Tensor, columns: Tensor, total: Tensor) -> None:
+    """total (R, N) += sums (R, N) int32 · rows (R,) · columns (N,), all fp32."""
+    _loops().added_from_bytes(*(each.numpy() for each in (sums, rows, columns, total)))
+
+
+def summed_columns(x: Tensor) -> Tensor:
+    """x (R, K) -> (K,), in fp32."""
+    total = torch.empty(x.shape[1])
+    _loops().summed_columns(_array(x), total.numpy())
+    return total
+
+
 def packed_attention(
     q: Tensor, kv: Tensor | None, queries: Packing, keys: Packing, width: int, *, causal: bool
 ) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,18 +32,19 @@ def product(
 
 
 class Linear(nn.Module):
-    """weight (out, in), a parameter or of one byte a number; bias (out,) or None."""
+    """weight (out, in), a parameter or of one byte a number; bias (out,) or None. `multiply` is how."""
 
     weight: Matrix
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__()
+        self.multiply: Callable[[Tensor, Matrix, Tensor | None], Tensor] = product
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, in) -> (…, out)."""
-        return product(x, self.weight, self.bias).to(x.dtype)
+        return self.multiply(x, self.weight, self.bias).to(x.dtype)
 
     def extra_repr(self) -> str:
         outputs, inputs = self.weight.shape
@@ -67,4 +68,4 @@ def stacked(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     if len(weights) < len(layers):
         return torch.cat([layer(x) for layer in layers], -1)
     biases = tuple(layer.bias for layer in layers if layer.bias is not None)
-    return F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+    return layers[0].multiply(x, torch.cat(weights), torch.cat(biases) if biases else None)

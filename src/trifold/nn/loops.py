@@ -27,6 +27,7 @@ F = np.float32
 MATHS = {"reassoc", "contract", "nsz", "arcp"}
 loop = njit(nogil=True, fastmath=MATHS, error_model="numpy", cache=True)
 part = njit(inline="always", fastmath=MATHS, error_model="numpy")
+piece = njit(nogil=True, fastmath=MATHS, error_model="numpy")
 
 
 # --- numbers -------------------------------------------------------------------------------------------
@@ -235,13 +236,13 @@ def to_heads(x: Array, column: int, starts: Array, factor: float, out: Array) ->
     rows, heads, _, width = out.shape
     for b in range(rows):
         length = starts[b + 1] - starts[b] if b + 1 < len(starts) else 0
-        for h in range(heads):
-            first = column + h * width
-            for t in range(length):
+        for t in range(length):
+            for h in range(heads):
+                first = column + h * width
                 there, here = out[b, h, t], x[starts[b] + t, first : first + width]
                 for d in range(width):
                     there[d] = narrow(there[d], wide(here[d]) * F(factor))
-            out[b, h, length:] = 0
+        out[b, :, length:] = 0
 
 
 @loop
@@ -340,3 +341,80 @@ def added_to(total: Array, part: Array) -> None:
     """total (N,) fp32 += part (N,)."""
     for j in range(total.shape[0]):
         total[j] += wide(part[j])
+
+
+# --- bytes ---------------------------------------------------------------------------------------------
+
+
+@piece
+def to_bytes(x: Array, out: Array) -> Any:
+    """x (n,) as bytes in ±127, to the nearest; gives their scale. NaN and infinity make it NaN."""
+    bits = np.uint32(0)
+    for j in range(x.shape[0]):
+        # In whole numbers, which compilers compare quicker.
+        size = np.float32(wide(x[j])).view(np.uint32) & np.uint32(0x7FFFFFFF)
+        bits = max(bits, size)
+    highest = np.uint32(bits).view(np.float32)
+    if not highest < F(np.inf):
+        out[:] = 0
+        return F(np.nan)
+    factor = F(127) / highest if highest > F(1e-30) else F(0)
+    for j in range(x.shape[0]):
+        out[j] = np.int8(np.int32(np.floor(wide(x[j]) * factor + F(0.5))))
+    return highest / F(127)
+
+
+@loop
+def rows_to_bytes(x: Array, out: Array, scales: Array) -> None:
+    """x (R, K) ≈ out (R, K) int8 · scales (R,) of its rows."""
+    for r in range(x.shape[0]):
+        scales[r] = to_bytes(x[r], out[r])
+
+
+@loop
+def columns_to_bytes(x: Array, out: Array, scales: Array) -> None:
+    """x (R, K) ≈ out (R, K) int8 · scales (K,) of its columns."""
+    highest, factors = np.zeros(x.shape[1], np.uint32), np.empty(x.shape[1], F)
+    for r in range(x.shape[0]):
+        row = x[r]
+        for j in range(row.shape[0]):
+            size = np.float32(wide(row[j])).view(np.uint32) & np.uint32(0x7FFFFFFF)
+            highest[j] = max(highest[j], size)
+    for j in range(x.shape[1]):
+        most = np.uint32(highest[j]).view(np.float32)
+        known = most < F(np.inf)
+        factors[j] = F(127) / most if known and most > F(1e-30) else F(0)
+        scales[j] = most / F(127) if known else F(np.nan)
+    for r in range(x.shape[0]):
+        row, there = x[r], out[r]
+        for j in range(row.shape[0]):
+            v = wide(row[j]) if factors[j] > F(0) else F(0)
+            there[j] = np.int8(np.int32(np.floor(v * factors[j] + F(0.5))))
+
+
+@loop
+def from_bytes(sums: Array, rows: Array, columns: Array, bias: Array, out: Array) -> None:
+    """sums (R, N) int32 · rows (R,) · columns (N,) + bias (N,) -> out (R, N)."""
+    for r in range(sums.shape[0]):
+        here, there, scale = sums[r], out[r], rows[r]
+        for j in range(here.shape[0]):
+            there[j] = narrow(there[j], F(here[j]) * (scale * columns[j]) + bias[j])
+
+
+@loop
+def added_from_bytes(sums: Array, rows: Array, columns: Array, total: Array) -> None:
+    """total (R, N) fp32 += sums (R, N) int32 · rows (R,) · columns (N,)."""
+    for r in range(sums.shape[0]):
+        here, there, scale = sums[r], total[r], rows[r]
+        for j in range(here.shape[0]):
+            there[j] += F(here[j]) * (scale * columns[j])
+
+
+@loop
+def summed_columns(x: Array, total: Array) -> None:
+    """total (K,) fp32 = the sums of the columns of x (R, K)."""
+    total[:] = 0
+    for r in range(x.shape[0]):
+        row = x[r]
+        for j in range(row.shape[0]):
+            total[j] += wide(row[j])

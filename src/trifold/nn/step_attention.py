@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trifold.nn.addresses import floats, octets, piece, wholes
-from trifold.nn.loops import F, exponential, wide
+from trifold.nn.addresses import floats, octets, wholes
+from trifold.nn.loops import F, exponential, piece, wide
 from trifold.nn.step_products import keep
 
 Array: TypeAlias = NDArray[Any]

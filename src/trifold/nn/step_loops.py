@@ -17,10 +17,11 @@ import numpy as np
 from numba import carray, cfunc, types
 from numpy.typing import NDArray
 
-from trifold.nn.addresses import brains, floats, give_way, piece, pointer, raised, seen
+from trifold.nn.addresses import brains, floats, give_way, pointer, raised, seen
 from trifold.nn.line import AHEAD, ATTENTION, FLOAT, LINE, NORM, PRODUCT, TO_BYTES
+from trifold.nn.loops import piece
 from trifold.nn.step_attention import attention
-from trifold.nn.step_products import approach, beginning, from_bytes, norm, product, to_bytes
+from trifold.nn.step_products import approach, beginning, norm, product, row_from_bytes, row_to_bytes
 
 Array: TypeAlias = NDArray[Any]
 
@@ -59,9 +60,9 @@ def _units(line: Any, units: range) -> None:
         if line.op == NORM:
             norm(line, row)
         elif line.op == TO_BYTES:
-            to_bytes(line, row)
+            row_to_bytes(line, row)
         else:
-            from_bytes(line, row)
+            row_from_bytes(line, row)
 
 
 @piece

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trifold.nn.addresses import brains, fetch, floats, octets, piece, sums
+from trifold.nn.addresses import brains, fetch, floats, octets, sums
 from trifold.nn.line import (
     ADD,
     AHEAD,
@@ -27,7 +27,7 @@ from trifold.nn.line import (
     TANH,
     outputs_of_a_task,
 )
-from trifold.nn.loops import F, exponential, narrow, part, wide
+from trifold.nn.loops import F, exponential, narrow, part, piece, to_bytes, wide
 
 Array: TypeAlias = NDArray[Any]
 share_of_a_task = piece(outputs_of_a_task)
@@ -207,35 +207,18 @@ def product(line: Any, task: int) -> None:
 
 
 @piece
-def _rounded(x: Array, out: Array) -> Any:
-    """x (n,) as bytes in ±127, to the nearest; gives their scale. NaN and infinity make it NaN."""
-    bits = np.uint32(0)
-    for j in range(x.shape[0]):
-        # In whole numbers, which compilers compare quicker.
-        size = np.float32(wide(x[j])).view(np.uint32) & np.uint32(0x7FFFFFFF)
-        bits = max(bits, size)
-    highest = np.uint32(bits).view(np.float32)
-    if not highest < F(np.inf):
-        return F(np.nan)
-    factor = F(127) / highest if highest > F(1e-30) else F(0)
-    for j in range(x.shape[0]):
-        out[j] = np.int8(np.int32(np.floor(wide(x[j]) * factor + F(0.5))))
-    return highest / F(127)
-
-
-@piece
-def to_bytes(line: Any, row: int) -> None:
+def row_to_bytes(line: Any, row: int) -> None:
     """A row of x (R, K) as bytes into out; its scale into scales (R,)."""
     width = line.inputs
     out, scales = octets(line.out + row * width, width), floats(line.scales, line.rows)
     if line.kind == FLOAT:
-        scales[row] = _rounded(floats(line.x + 4 * row * width, width), out)
+        scales[row] = to_bytes(floats(line.x + 4 * row * width, width), out)
     else:
-        scales[row] = _rounded(brains(line.x + 2 * row * width, width), out)
+        scales[row] = to_bytes(brains(line.x + 2 * row * width, width), out)
 
 
 @piece
-def from_bytes(line: Any, row: int) -> None:
+def row_from_bytes(line: Any, row: int) -> None:
     """A row of sums x (R, N) int32 · scale of the row (in weight) · scales (N,), finished, into out."""
     width = line.outputs
     x, scales = sums(line.x + 4 * row * width, width), floats(line.scales, width)

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from trifold.errors import UsageError
+from trifold.nn.bytes_learning import hindrance as bytes_hindrance
 from trifold.nn.kernels import loops
 from trifold.recipe import TrainSettings
 from trifold.train.ranks import ALONE, Ranks
@@ -22,7 +23,8 @@ from trifold.train.weights import wide_type
 
 class Machine(NamedTuple):
     """What a run computes with: a device, a type, threads that learn side by side; of several ranks, which this is and
-    whether each keeps a part of the model only; and whether blocks are compiled, None where nobody asks for it.
+    whether each keeps a part of the model only; whether blocks are compiled, and whether layers learn by products of
+    bytes, both None where nobody asks for it.
     """
 
     device: torch.device
@@ -31,6 +33,12 @@ class Machine(NamedTuple):
     ranks: Ranks = ALONE
     shards: bool = False
     compiles: bool | None = None
+    by_bytes: bool | None = None
+
+    @property
+    def arithmetic(self) -> str:
+        """What is computed in: a type, or two."""
+        return str(self.dtype).removeprefix("torch.") + (" and int8" if self.by_bytes else "")
 
     def __str__(self) -> str:
         parts = [f"device {self.device if self.ranks.world == 1 else self.device.type}"]
@@ -41,8 +49,9 @@ class Machine(NamedTuple):
         if self.compiles is not None:
             why = hindrance(self.device) or "another rank cannot"
             parts.append("compiled blocks" if self.compiles else f"blocks not compiled ({why})")
-        names = [str(each).removeprefix("torch.") for each in (self.dtype, wide_type(self.dtype))]
-        return ", ".join([*parts, f"{names[0]} arithmetic", f"{names[1]} master weights"])
+        without = f" without int8 ({bytes_hindrance(self.device)})" if self.by_bytes is False else ""
+        parts.append(f"{self.arithmetic} arithmetic{without}")
+        return ", ".join([*parts, f"{str(wide_type(self.dtype)).removeprefix('torch.')} master weights"])
 
 
 def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
@@ -54,7 +63,8 @@ def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
         check_sharding(settings)
     compiles = None if settings.compile == "none" else not hindrance(device)
     workers = 1 if shards else choose_workers(settings.wanted_workers, device, tokens // ranks.world)
-    return Machine(device, dtype, workers, ranks, shards, compiles)
+    by_bytes = None if settings.precision != "int8" else not bytes_hindrance(device)
+    return Machine(device, dtype, workers, ranks, shards, compiles, by_bytes)
 
 
 @cache
@@ -118,12 +128,12 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": t
 
 
 def choose_precision(
-    wanted: Literal["auto", "float32", "bfloat16", "float64"], device: torch.device
+    wanted: Literal["auto", "float32", "bfloat16", "int8", "float64"], device: torch.device
 ) -> torch.dtype:
-    """The one that is named; else bf16 where the device multiplies it faster than fp32, else fp32."""
-    if wanted != "auto":
-        return PRECISIONS[wanted]
-    return torch.bfloat16 if _bf16_pays(device) else torch.float32
+    """The one that is named; else bf16 where the device multiplies it faster than fp32, else fp32. So it is with int8,
+    which is for products only.
+    """
+    return PRECISIONS.get(wanted) or (torch.bfloat16 if _bf16_pays(device) else torch.float32)
 
 
 def _bf16_pays(device: torch.device) -> bool:

@@ -69,7 +69,7 @@ def _train(
     keep_freed_memory()
     with orderly_end(ranks) as asked, trouble_told(folder), together():
         here = environment(
-            machine.device, machine.dtype, machine.workers, ranks, compiled=bool(machine.compiles)
+            machine.device, machine.arithmetic, machine.workers, ranks, compiled=bool(machine.compiles)
         )
 
         def opened() -> None:

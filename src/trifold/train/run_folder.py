@@ -243,7 +243,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def environment(
-    device: torch.device, dtype: torch.dtype, workers: int, ranks: Ranks = ALONE, *, compiled: bool = False
+    device: torch.device, precision: str, workers: int, ranks: Ranks = ALONE, *, compiled: bool = False
 ) -> dict[str, Any]:
     """What a run depends on beside its recipe."""
     return {
@@ -254,7 +254,7 @@ def environment(
         "platform": platform.platform(),
         "device": str(device) if ranks.world == 1 else device.type,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
-        "precision": str(dtype).removeprefix("torch."),
+        "precision": precision,
         "threads": torch.get_num_threads(),
         "workers": workers,
         "ranks": ranks.world,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from trifold.errors import SettingsError
 from trifold.nn import Transformer
+from trifold.nn.bytes_learning import hindrance, learn_by_bytes
 from trifold.nn.stack import Stack, compile_blocks, recompute_blocks
 from trifold.recipe import TrainSettings
 from trifold.train.ranks import Ranks
@@ -54,10 +55,13 @@ def made_ready(
 ) -> FlatWeights:
     """Give the model the form in which it learns, in this order, and its weights a keeper.
 
-    1. Recomputing: what runs a block is wrapped from within, so that it runs again under whatever comes around it.
-    2. Compiling: blocks become graphs, each for itself, so that what comes around them is not in a graph.
-    3. Sharding, or moving to the device, last: it takes over the parameters, as everything before has left them.
+    1. Products of bytes, the innermost.
+    2. Recomputing: what runs a block is wrapped from within, so that it runs again under whatever comes around it.
+    3. Compiling: blocks become graphs, each for itself, so that what comes around them is not in a graph.
+    4. Sharding, or moving to the device, last: it takes over the parameters, as everything before has left them.
     """
+    if settings.precision == "int8" and not hindrance(device):
+        learn_by_bytes(model)
     if settings.recompute == "blocks":
         recompute_blocks(model)
     if compiles:

@@ -1,0 +1,159 @@
+"""Products of bytes, forward and backward, beside the products they stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from trifold.nn import Inputs, ModelConfig, Transformer, kernels
+from trifold.nn.bytes_learning import LEAST, PORTION, hindrance, learn_by_bytes, learnt_by_bytes
+from trifold.nn.linear import Linear
+
+pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
+
+TYPES = [torch.float32, torch.bfloat16]
+
+
+def rounded(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The slow twin: x ≈ whole numbers in ±127 · scales along `dim`."""
+    scales = x.float().abs().amax(dim, keepdim=True) / 127
+    return (x.float() / scales.clamp_min(1e-37)).round(), scales.squeeze(dim)
+
+
+def given_and_asked(rows: int, inputs: int, outputs: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """x, weight, bias, and the gradient of the product."""
+    sizes = (rows, inputs), (outputs, inputs), (outputs,), (rows, outputs)
+    drawn = torch.Generator().manual_seed(rows + inputs + outputs)
+    return [torch.randn(size, generator=drawn).to(dtype) for size in sizes]
+
+
+def learnt(
+    x: Tensor, weight: Tensor, bias: Tensor | None, g: Tensor, multiply=learnt_by_bytes
+) -> list[Tensor]:
+    """y, dx, dW and db."""
+    leaves = [each.detach().requires_grad_() for each in (x, weight, bias) if each is not None]
+    y = multiply(*leaves, *([None] if bias is None else []))
+    return [y.detach(), *torch.autograd.grad(y, leaves, g)]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_bytes_are_the_nearest_whole_numbers(dtype, dim):
+    x = (torch.randn(70, 90) * torch.logspace(-6, 6, 90)).to(dtype)
+    x[3], x[:, 5] = 0, 0
+    make = kernels.rows_to_bytes if dim else kernels.columns_to_bytes
+    small, scales = make(x)
+    twin, its = rounded(x, dim)
+    assert torch.allclose(scales, its)
+    apart = (small.float() - twin).abs()
+    assert apart.max() <= 1 and apart.mean() < 0.01  # a tie may go to either side
+    assert small.abs().amax(dim).eq(127).sum() == small.shape[1 - dim] - 1  # all but the zeros
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(LEAST, 3 * LEAST), st.integers(LEAST, 200), st.integers(LEAST, 200), st.sampled_from(TYPES)
+)
+def test_all_four_results_are_near_those_of_the_product(rows, inputs, outputs, dtype):
+    parts = given_and_asked(rows, inputs, outputs, dtype)
+    for ours, exact in zip(
+        learnt(*parts), learnt(*(p.float() for p in parts), multiply=F.linear), strict=True
+    ):
+        assert ours.dtype is dtype and ours.shape == exact.shape
+        assert (ours - exact).norm() < 0.02 * exact.norm()
+
+
+@pytest.mark.parametrize("rows", [LEAST, PORTION - 1, PORTION, PORTION + 1, 2 * PORTION + 70])
+def test_what_bytes_can_hold_is_multiplied_without_any_error(rows):
+    """Whole numbers with a 127 in every row and column that has a scale of its own."""
+    x, weight, bias, g = (each.mul(20).round().clamp(-126, 126) for each in given_and_asked(rows, 80, 96))
+    for each in (x, weight, g):
+        diagonal = torch.arange(max(each.shape))
+        each[diagonal % each.shape[0], diagonal % each.shape[1]] = 127
+    for start in range(0, rows, PORTION):  # of a short last portion too, each column has one
+        for each in (x, g):
+            columns = torch.arange(each.shape[1])
+            each[start + columns % (min(rows, start + PORTION) - start), columns] = 127
+    exact = learnt(x.double(), weight.double(), bias.double(), g.double(), multiply=F.linear)
+    for ours, theirs in zip(learnt(x, weight, bias, g), exact, strict=True):
+        assert torch.allclose(ours.double(), theirs, rtol=1e-6)
+
+
+def test_a_row_hangs_on_no_other():
+    x, weight, bias, g = given_and_asked(PORTION + 100, 64, 64)
+    before = learnt(x, weight, bias, g)
+    x[70:] *= 1e4
+    g[70:] *= 1e4
+    after = learnt(x, weight, bias, g)
+    for name, one, other in zip(("y", "dx"), before, after, strict=False):
+        assert torch.equal(one[:70], other[:70]), name
+
+
+def test_tokens_of_small_gradients_count_beside_those_of_large_ones_elsewhere():
+    """What portions are for: a text that is wildly wrong must not round the gradients of all others to zero."""
+    x, weight, bias, g = given_and_asked(2 * PORTION, 64, 64)
+    g[:PORTION] *= 1e-5
+    _, _, dw, _ = learnt(x[:PORTION], weight, bias, g[:PORTION])
+    x[PORTION:] = 0
+    _, _, both, _ = learnt(x, weight, bias, g)
+    assert torch.equal(dw, both)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_nothing_broken_is_made_whole(broken):
+    """An update of NaN or infinity is refused; one that rounding had hidden would not be."""
+    x, weight, bias, g = given_and_asked(80, 64, 64)
+    x[3, 4] = broken
+    y, dx, dw, _ = learnt(x, weight, bias, g)
+    assert y[3].isnan().all() and not y[4].isnan().any() and not dx.isnan().any()
+    assert dw[:, 4].isnan().all() and not dw[:, 5].isnan().any()
+    x[3, 4], g[7, 8] = 0, broken
+    _, dx, dw, db = learnt(x, weight, bias, g)
+    assert dx[7].isnan().all() and dw[8].isnan().all() and not db[8].isfinite()
+
+
+def test_few_rows_narrow_layers_and_what_does_not_learn_are_multiplied_as_ever():
+    for rows, inputs, outputs in ((LEAST - 1, 64, 64), (64, LEAST - 1, 64), (64, 64, LEAST - 1)):
+        parts = given_and_asked(rows, inputs, outputs)
+        for ours, theirs in zip(learnt(*parts), learnt(*parts, multiply=F.linear), strict=True):
+            assert torch.equal(ours, theirs)
+    x, weight, bias, _ = given_and_asked(64, 64, 64)
+    assert torch.equal(learnt_by_bytes(x, weight, bias), F.linear(x, weight, bias))
+    with torch.no_grad():
+        assert torch.equal(learnt_by_bytes(x.requires_grad_(), weight, bias), F.linear(x, weight, bias))
+
+
+def test_layers_of_stacks_learn_by_bytes_and_heads_as_ever():
+    """The gradient is the plain one but for what rounding costs; what a model answers is the same to the last bit."""
+    config = ModelConfig(
+        vocab_size=70, d_model=64, d_ff=128, n_layers=2, n_heads=2, shape="decoder", dropout=0.0
+    )
+    torch.manual_seed(1)
+    plain, model = Transformer(config), Transformer(config)
+    model.load_state_dict(plain.state_dict())
+    learn_by_bytes(model)
+    changed = {n for n, m in model.named_modules() if isinstance(m, Linear) and m.multiply is learnt_by_bytes}
+    assert len(changed) == 2 * 6 and all("blocks" in name for name in changed)
+    tokens = torch.randint(70, (8, 32))
+    with torch.no_grad():
+        assert torch.equal(model.eval()(Inputs(tokens)), plain.eval()(Inputs(tokens)))
+    slopes = []
+    for each in (plain.train(), model.train()):
+        F.cross_entropy(each.lm_head(each(Inputs(tokens))).flatten(0, 1), tokens.flatten()).backward()
+        slopes.append(torch.cat([p.grad.flatten() for p in each.parameters()]))
+    difference = (slopes[0] - slopes[1]).norm() / slopes[0].norm()
+    assert 1e-4 < difference < 0.03
+
+
+def test_where_nothing_is_gained_it_says_why(monkeypatch):
+    assert "for CPUs" in hindrance(torch.device("cuda"))
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+    assert hindrance(torch.device("cpu")) == ""
+    monkeypatch.setattr(kernels, "loops", lambda: None)
+    assert "numba" in hindrance(torch.device("cpu"))
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    assert "processor" in hindrance(torch.device("cpu"))
