@@ -9,9 +9,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.nn import Inputs, ModelConfig, Transformer, kernels
-from trifold.nn.bytes_learning import LEAST, PORTION, hindrance, learn_by_bytes, learnt_by_bytes
+from trifold.nn import Inputs, ModelConfig, Transformer, bytes_learning, kernels
+from trifold.nn.bytes_learning import (
+    PORTION,
+    ROWS,
+    bytes_hindrance,
+    layers_by_bytes,
+    learn_by_bytes,
+    product_by_bytes,
+)
 from trifold.nn.linear import Linear
+from trifold.nn.stack import recompute_blocks
 
 pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
 
@@ -32,7 +40,7 @@ def given_and_asked(rows: int, inputs: int, outputs: int, dtype: torch.dtype = t
 
 
 def learnt(
-    x: Tensor, weight: Tensor, bias: Tensor | None, g: Tensor, multiply=learnt_by_bytes
+    x: Tensor, weight: Tensor, bias: Tensor | None, g: Tensor, multiply=product_by_bytes
 ) -> list[Tensor]:
     """y, dx, dW and db."""
     leaves = [each.detach().requires_grad_() for each in (x, weight, bias) if each is not None]
@@ -55,9 +63,7 @@ def test_bytes_are_the_nearest_whole_numbers(dtype, dim):
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    st.integers(LEAST, 3 * LEAST), st.integers(LEAST, 200), st.integers(LEAST, 200), st.sampled_from(TYPES)
-)
+@given(st.integers(ROWS, 2 * ROWS), st.integers(1, 200), st.integers(1, 200), st.sampled_from(TYPES))
 def test_all_four_results_are_near_those_of_the_product(rows, inputs, outputs, dtype):
     parts = given_and_asked(rows, inputs, outputs, dtype)
     for ours, exact in zip(
@@ -67,7 +73,7 @@ def test_all_four_results_are_near_those_of_the_product(rows, inputs, outputs, d
         assert (ours - exact).norm() < 0.02 * exact.norm()
 
 
-@pytest.mark.parametrize("rows", [LEAST, PORTION - 1, PORTION, PORTION + 1, 2 * PORTION + 70])
+@pytest.mark.parametrize("rows", [ROWS, PORTION - 1, PORTION, PORTION + 1, 2 * PORTION + 70])
 def test_what_bytes_can_hold_is_multiplied_without_any_error(rows):
     """Whole numbers with a 127 in every row and column that has a scale of its own."""
     x, weight, bias, g = (each.mul(20).round().clamp(-126, 126) for each in given_and_asked(rows, 80, 96))
@@ -106,7 +112,7 @@ def test_tokens_of_small_gradients_count_beside_those_of_large_ones_elsewhere():
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_nothing_broken_is_made_whole(broken):
     """An update of NaN or infinity is refused; one that rounding had hidden would not be."""
-    x, weight, bias, g = given_and_asked(80, 64, 64)
+    x, weight, bias, g = given_and_asked(ROWS, 64, 64)
     x[3, 4] = broken
     y, dx, dw, _ = learnt(x, weight, bias, g)
     assert y[3].isnan().all() and not y[4].isnan().any() and not dx.isnan().any()
@@ -116,44 +122,95 @@ def test_nothing_broken_is_made_whole(broken):
     assert dx[7].isnan().all() and dw[8].isnan().all() and not db[8].isfinite()
 
 
-def test_few_rows_narrow_layers_and_what_does_not_learn_are_multiplied_as_ever():
-    for rows, inputs, outputs in ((LEAST - 1, 64, 64), (64, LEAST - 1, 64), (64, 64, LEAST - 1)):
-        parts = given_and_asked(rows, inputs, outputs)
-        for ours, theirs in zip(learnt(*parts), learnt(*parts, multiply=F.linear), strict=True):
-            assert torch.equal(ours, theirs)
-    x, weight, bias, _ = given_and_asked(64, 64, 64)
-    assert torch.equal(learnt_by_bytes(x, weight, bias), F.linear(x, weight, bias))
+def test_few_rows_and_what_does_not_learn_are_multiplied_as_ever():
+    parts = given_and_asked(ROWS - 1, 64, 64)
+    for ours, theirs in zip(learnt(*parts), learnt(*parts, multiply=F.linear), strict=True):
+        assert torch.equal(ours, theirs)
+    x, weight, bias, _ = given_and_asked(ROWS, 64, 64)
+    assert torch.equal(product_by_bytes(x, weight, bias), F.linear(x, weight, bias))
     with torch.no_grad():
-        assert torch.equal(learnt_by_bytes(x.requires_grad_(), weight, bias), F.linear(x, weight, bias))
+        assert torch.equal(product_by_bytes(x.requires_grad_(), weight, bias), F.linear(x, weight, bias))
 
 
-def test_layers_of_stacks_learn_by_bytes_and_heads_as_ever():
-    """The gradient is the plain one but for what rounding costs; what a model answers is the same to the last bit."""
-    config = ModelConfig(
-        vocab_size=70, d_model=64, d_ff=128, n_layers=2, n_heads=2, shape="decoder", dropout=0.0
-    )
+def test_how_tensors_lie_and_which_of_them_learn_makes_no_difference():
+    x, weight, bias, g = given_and_asked(ROWS, 96, 64)
+    y, dx, dw, db = learnt(x, weight, bias, g)
+    turned = [each.t().contiguous().t() for each in (x, weight)]
+    for ours, same in zip(learnt(*turned, bias, g.t().contiguous().t()), (y, dx, dw, db), strict=True):
+        assert torch.equal(ours, same)
+    unbiased = learnt(x, weight, None, g)
+    assert torch.allclose(unbiased[0] + bias, y, atol=1e-5) and torch.equal(unbiased[1], dx)
+    frozen = x.requires_grad_(), weight.detach(), bias.detach()
+    (alone,) = torch.autograd.grad(product_by_bytes(*frozen), frozen[0], g)
+    assert torch.equal(alone, dx)
+    (row,) = torch.autograd.grad(
+        product_by_bytes(*frozen).sum(), frozen[0]
+    )  # a gradient of no memory of its own
+    assert torch.equal(row, learnt(x, weight, bias, torch.ones_like(g))[1])
+
+
+def test_who_asks_for_a_second_derivative_is_told():
+    x, weight, bias, _ = (each.requires_grad_() for each in given_and_asked(ROWS, 64, 64))
+    (dx,) = torch.autograd.grad(product_by_bytes(x, weight, bias).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
+
+
+def stacks(monkeypatch, **values) -> tuple[Transformer, Transformer]:
+    """The same model twice; all layers of the stacks of the second learn by bytes."""
+    monkeypatch.setattr(bytes_learning, "WEIGHTS", 0)
+    shared = {"vocab_size": 70, "d_model": 64, "d_ff": 128, "n_layers": 2, "n_heads": 2, "dropout": 0.0}
     torch.manual_seed(1)
-    plain, model = Transformer(config), Transformer(config)
+    plain, model = (Transformer(ModelConfig.parse(shared | values)) for _ in range(2))
     model.load_state_dict(plain.state_dict())
     learn_by_bytes(model)
-    changed = {n for n, m in model.named_modules() if isinstance(m, Linear) and m.multiply is learnt_by_bytes}
-    assert len(changed) == 2 * 6 and all("blocks" in name for name in changed)
-    tokens = torch.randint(70, (8, 32))
+    return plain, model
+
+
+def slopes(model: Transformer, tokens: Tensor) -> Tensor:
+    model.train().zero_grad()
+    F.cross_entropy(model.lm_head(model(Inputs(tokens))).flatten(0, 1), tokens.flatten()).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def test_layers_of_stacks_learn_by_bytes_and_heads_as_ever(monkeypatch):
+    """The gradient is the plain one but for what rounding costs; what a model answers is the same to the last bit."""
+    plain, model = stacks(monkeypatch, shape="decoder")
+    changed = {
+        n for n, m in model.named_modules() if isinstance(m, Linear) and m.multiply is product_by_bytes
+    }
+    assert len(changed) == layers_by_bytes(model) == 2 * 6 and all("blocks" in name for name in changed)
+    assert layers_by_bytes(plain) == 0
+    tokens = torch.randint(70, (8, ROWS // 8))
     with torch.no_grad():
         assert torch.equal(model.eval()(Inputs(tokens)), plain.eval()(Inputs(tokens)))
-    slopes = []
-    for each in (plain.train(), model.train()):
-        F.cross_entropy(each.lm_head(each(Inputs(tokens))).flatten(0, 1), tokens.flatten()).backward()
-        slopes.append(torch.cat([p.grad.flatten() for p in each.parameters()]))
-    difference = (slopes[0] - slopes[1]).norm() / slopes[0].norm()
-    assert 1e-4 < difference < 0.03
+    one, other = slopes(plain, tokens), slopes(model, tokens)
+    assert 1e-4 < (one - other).norm() / one.norm() < 0.03
+
+
+def test_blocks_that_run_again_give_the_same_bits(monkeypatch):
+    _, model = stacks(monkeypatch, shape="decoder")
+    tokens = torch.randint(70, (8, ROWS // 8))
+    once = slopes(model, tokens)
+    recompute_blocks(model)
+    assert torch.equal(slopes(model, tokens), once)
+
+
+def test_layers_too_small_to_gain_are_left_alone():
+    small, large = (
+        Transformer(ModelConfig(vocab_size=9, d_model=d, d_ff=4 * d, n_heads=2)) for d in (64, 256)
+    )
+    for model in (small, large):
+        learn_by_bytes(model)
+    linear = sum(isinstance(module, Linear) for module in large.modules())
+    assert layers_by_bytes(small) == 0 and layers_by_bytes(large) == linear
 
 
 def test_where_nothing_is_gained_it_says_why(monkeypatch):
-    assert "for CPUs" in hindrance(torch.device("cuda"))
+    assert "for CPUs" in bytes_hindrance(torch.device("cuda"))
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
-    assert hindrance(torch.device("cpu")) == ""
+    assert bytes_hindrance(torch.device("cpu")) == ""
     monkeypatch.setattr(kernels, "loops", lambda: None)
-    assert "numba" in hindrance(torch.device("cpu"))
+    assert "numba" in bytes_hindrance(torch.device("cpu"))
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    assert "processor" in hindrance(torch.device("cpu"))
+    assert "VNNI" in bytes_hindrance(torch.device("cpu"))

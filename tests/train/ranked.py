@@ -66,6 +66,14 @@ def curves() -> None:
         run(f"float32 on {world}", world, DRY | FIFTY)
     run("float64 in 4 parts", 4, EXACT | PARTS)
     run("float32 in 2 parts", 2, DRY | PARTS)
+    by_bytes = DRY | {
+        "train.precision": "int8",
+        "model.d_model": 256,
+        "model.d_ff": 256,
+        "batch.tokens": 2048,
+    }
+    run("int8 on 1", 1, by_bytes)
+    run("int8 in 2 parts", 2, by_bytes | PARTS)
     going_round = EXACT | MORE | {"train.accumulate": 4, "batch.tokens": 128}
     run("accumulating on 1", 1, going_round)
     run("accumulating on 2", 2, going_round)

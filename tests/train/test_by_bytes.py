@@ -9,52 +9,83 @@ import pytest
 import torch
 
 from trifold.errors import SettingsError
-from trifold.nn.bytes_learning import hindrance, learnt_by_bytes
+from trifold.faults.runs import lines_of
+from trifold.nn.bytes_learning import bytes_hindrance
 from trifold.recipe import load_recipe
-from trifold.train.device import find_machine
-from trifold.train.learner import Learner
-from trifold.train.ranks import ALONE
+from trifold.train.device import agreed, find_machine
+from trifold.train.ranks import ALONE, Ranks
 
-BY_BYTES = {"train.precision": "int8", "train.device": "cpu", "model.d_model": 64, "model.d_ff": 96}
+WIDE = {"train__device": "cpu", "model__d_model": 256, "model__d_ff": 256, "batch__tokens": 2048}
+BY_BYTES = WIDE | {"train__precision": "int8"}
 CPU = torch.device("cpu")
+DEVICE = sys.modules["trifold.train.device"]
 
-paying = pytest.mark.skipif(hindrance(CPU) != "", reason="products of bytes do not pay on this machine")
+paying = pytest.mark.skipif(bytes_hindrance(CPU) != "", reason="products of bytes do not pay on this machine")
+
+
+@pytest.fixture
+def products(monkeypatch) -> list[torch.Size]:
+    """The sizes of all products of bytes that are made."""
+    made: list[torch.Size] = []
+    real = torch._int_mm
+    monkeypatch.setattr(torch, "_int_mm", lambda x, y: made.append((*x.shape, y.shape[1])) or real(x, y))
+    return made
 
 
 @paying
-def test_the_run_learns_by_bytes_and_its_model_is_one_like_all_others(run, listening, monkeypatch):
-    seen = []
-    real = Learner.update
-    monkeypatch.setattr(
-        Learner,
-        "update",
-        lambda self, *given, **named: seen.append(self.model) or real(self, *given, **named),
-    )
-    outcome = run(view=listening, **{key.replace(".", "__"): value for key, value in BY_BYTES.items()})
-    layers = {type(m).__name__ for m in seen[0].modules() if getattr(m, "multiply", None) is learnt_by_bytes}
-    assert layers == {"Linear"}
-    assert any(" and int8 arithmetic, float32 master weights" in line for line in listening.lines)
-    assert json.loads((outcome.folder / "environment.json").read_text("utf-8"))["precision"].endswith(
-        " and int8"
-    )
-    config = json.loads((outcome.folder / "model" / "config.json").read_text("utf-8"))
-    assert "int8" not in json.dumps(config)
+def test_the_run_learns_by_bytes_there_and_back_and_says_so(run, listening, products):
+    outcome = run(view=listening, **BY_BYTES, train__steps=2, train__warmup=1)
+    layers = 4 + 2 + 8 + 2  # of one block of each side
+    for part in (
+        "+int8 arithmetic, float32 master weights",
+        f"parameters, {layers} layers learning by bytes;",
+    ):
+        assert any(part in line for line in listening.lines), part
+    assert json.loads((outcome.folder / "environment.json").read_text("utf-8"))["precision"].endswith("+int8")
+    assert products and len(products) % 3 == 0  # y, dx and dW, of one portion each
 
 
-@pytest.mark.parametrize(
-    "why", ["for which numba is not installed", "for which this processor has no instructions"]
-)
-def test_where_it_does_not_pay_the_run_is_as_with_auto_and_says_so(monkeypatch, why):
-    monkeypatch.setattr(sys.modules["trifold.train.device"], "bytes_hindrance", lambda device: why)
-    machines = [
-        find_machine(load_recipe("smoke", BY_BYTES | {"train.precision": precision}).train, 4096, ranks=ALONE)
-        for precision in ("int8", "auto")
-    ]
-    assert machines[0]._replace(by_bytes=None) == machines[1]
-    assert machines[0].arithmetic == machines[1].arithmetic
-    assert f"arithmetic without int8 ({why})" in str(machines[0]) and "int8" not in str(machines[1])
+@paying
+@pytest.mark.parametrize("workers", [1, 2])
+def test_it_learns_what_it_learns_without(run, products, workers):
+    changes = WIDE | {"train__workers": workers, "model__dropout": 0.0}
+    plain = run(**changes, train__precision="auto", folder="plain")
+    assert not products
+    ours = run(**changes, train__precision="int8", folder="ours")
+    assert products
+    one, other = (
+        [line["train/loss"] for line in lines_of(each.folder) if "train/loss" in line]
+        for each in (plain, ours)
+    )
+    assert one[-1] < one[0] - 0.1, "it learns"
+    assert other == pytest.approx(one, rel=0.02) and other != one
+
+
+@pytest.mark.parametrize("why", ["for want of numba", "for want of AVX-512 VNNI"])
+def test_where_it_does_not_pay_the_run_is_as_with_auto_and_says_so(
+    run, listening, monkeypatch, products, why
+):
+    monkeypatch.setattr(DEVICE, "bytes_hindrance", lambda device: why)
+    outcome = run(view=listening, **BY_BYTES, train__steps=2, train__warmup=1)
+    assert not products
+    assert any(f"arithmetic without int8 ({why})" in line for line in listening.lines)
+    assert "int8" not in json.loads((outcome.folder / "environment.json").read_text("utf-8"))["precision"]
+
+
+def test_ranks_learn_by_bytes_together_or_not_at_all(monkeypatch):
+    class Two(Ranks):
+        world = 2
+
+        def total(self, values):
+            return [value + 1 for value in values]  # the other one cannot
+
+    monkeypatch.setattr(DEVICE, "bytes_hindrance", lambda device: "")
+    settings = load_recipe("smoke", {"train.precision": "int8", "train.device": "cpu"}).train
+    assert agreed(find_machine(settings, 4096, ALONE)).by_bytes is True
+    alone = agreed(find_machine(settings, 4096, Two()))
+    assert alone.by_bytes is False and "without int8 (another rank cannot)" in str(alone)
 
 
 def test_graphs_and_bytes_are_refused_together():
     with pytest.raises(SettingsError, match=r"compile: blocks does not go with precision: int8.*leave one"):
-        load_recipe("smoke", BY_BYTES | {"train.compile": "blocks"})
+        load_recipe("smoke", {"train.precision": "int8", "train.compile": "blocks"})

@@ -78,6 +78,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     [
         (["float64 on 2", "float64 on 4", "float64 in 4 parts"], "float64 on 1", 1e-10),
         (["float32 on 2", "float32 on 4", "float32 in 2 parts"], "float32 on 1", 1e-4),
+        (["int8 in 2 parts"], "int8 on 1", 0.03),
         (["accumulating on 2", "accumulating in 2 parts"], "accumulating on 1", 1e-10),
         (["few rows on 4", "few rows in 4 parts"], "few rows on 1", 1e-10),
         (["sittings"], "sittings on 1", 1e-10),

@@ -57,7 +57,7 @@ TEXT: dict[str, Any] = {
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bf16": {"train.precision": "bfloat16"},
-    "int8": {"train.precision": "int8", "model.d_model": 64, "model.d_ff": 64},
+    "int8": {"train.precision": "int8", "model.d_model": 256, "model.d_ff": 256, "batch.tokens": 1024},
     "accumulating": {"train.accumulate": 3},
     "workers": {"train.workers": 2},
     "averaging": {"train.average": 3},

@@ -115,6 +115,11 @@ def _array(x: Tensor) -> NDArray[Any]:
     return (x.view(torch.uint16) if x.dtype is torch.bfloat16 else x).numpy()
 
 
+def copied(parameter: Tensor) -> Tensor:
+    """What loops read of a parameter: an array holds on to its storage, which is to be freed where it is sharded."""
+    return parameter.detach().clone()
+
+
 _thread = threading.local()
 
 
@@ -228,8 +233,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tenso
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-        # Copies: an array holds on to the storage of a parameter, which is to be freed where parameters are sharded.
-        weight, bias = weight.detach().clone(), bias.detach().clone()
+        weight, bias = copied(weight), copied(bias)
         out = torch.empty(x.shape, dtype=x.dtype)
         mean, inverse = np.empty(len(x), np.float32), np.empty(len(x), np.float32)
         _loops().layer_norm(_array(x), _array(weight), _array(bias), epsilon, _array(out), mean, inverse)
@@ -281,6 +285,11 @@ def columns_to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     return small, scales
 
 
+def both_to_bytes(x: Tensor, by_rows: Tensor, its: Tensor, by_columns: Tensor, scales: Tensor) -> None:
+    """x (R, K) ≈ by_rows (R, K) int8 · its (R,) fp32 of its rows ≈ by_columns (R, K) int8 · scales (K,) fp32."""
+    _loops().both_to_bytes(_array(x), *(each.numpy() for each in (by_rows, its, by_columns, scales)))
+
+
 def from_bytes(sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor) -> None:
     """sums (R, N) int32 · rows (R,) · columns (N,) + bias (N,), all fp32 -> out (R, N)."""
     _loops().from_bytes(*(each.numpy() for each in (sums, rows, columns, bias)), _array(out))
@@ -291,11 +300,9 @@ def added_from_bytes(sums: Tensor, rows: Tensor, columns: Tensor, total: Tensor)
     _loops().added_from_bytes(*(each.numpy() for each in (sums, rows, columns, total)))
 
 
-def summed_columns(x: Tensor) -> Tensor:
-    """x (R, K) -> (K,), in fp32."""
-    total = torch.empty(x.shape[1])
+def summed_columns(x: Tensor, total: Tensor) -> None:
+    """total (K,) fp32 += the sums of the columns of x (R, K)."""
     _loops().summed_columns(_array(x), total.numpy())
-    return total
 
 
 def packed_attention(

@@ -35,10 +35,10 @@ class Linear(nn.Module):
     """weight (out, in), a parameter or of one byte a number; bias (out,) or None. `multiply` is how."""
 
     weight: Matrix
+    multiply: Callable[[Tensor, Matrix, Tensor | None], Tensor] = staticmethod(product)
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.multiply: Callable[[Tensor, Matrix, Tensor | None], Tensor] = product
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
@@ -68,4 +68,4 @@ def stacked(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     if len(weights) < len(layers):
         return torch.cat([layer(x) for layer in layers], -1)
     biases = tuple(layer.bias for layer in layers if layer.bias is not None)
-    return layers[0].multiply(x, torch.cat(weights), torch.cat(biases) if biases else None)
+    return layers[0].multiply(x, torch.cat(weights), torch.cat(biases) if biases else None).to(x.dtype)

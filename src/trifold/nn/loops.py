@@ -346,22 +346,42 @@ def added_to(total: Array, part: Array) -> None:
 # --- bytes ---------------------------------------------------------------------------------------------
 
 
+@part
+def size_of(x: Any) -> Any:
+    """|x| as a whole number in the same order, of which compilers find a maximum quicker; NaN is the largest."""
+    return np.float32(wide(x)).view(np.uint32) & np.uint32(0x7FFFFFFF)
+
+
+@part
+def scale_of(size: Any) -> Any:
+    """The scale that makes ±127 of the largest size; NaN of NaN and infinity."""
+    highest = np.uint32(size).view(np.float32)
+    return highest / F(127) if highest < F(np.inf) else F(np.nan)
+
+
+@part
+def factor_of(scale: Any) -> Any:
+    """What is multiplied with to divide by a scale; 0 where there is nothing, or no number."""
+    return F(1) / scale if scale > F(1e-32) else F(0)
+
+
+@part
+def as_byte(x: Any, factor: Any) -> Any:
+    """x · factor to the nearest whole number."""
+    return np.int8(np.int32(np.floor(wide(x) * factor + F(0.5)))) if factor > F(0) else np.int8(0)
+
+
 @piece
 def to_bytes(x: Array, out: Array) -> Any:
     """x (n,) as bytes in ±127, to the nearest; gives their scale. NaN and infinity make it NaN."""
-    bits = np.uint32(0)
+    size = np.uint32(0)
     for j in range(x.shape[0]):
-        # In whole numbers, which compilers compare quicker.
-        size = np.float32(wide(x[j])).view(np.uint32) & np.uint32(0x7FFFFFFF)
-        bits = max(bits, size)
-    highest = np.uint32(bits).view(np.float32)
-    if not highest < F(np.inf):
-        out[:] = 0
-        return F(np.nan)
-    factor = F(127) / highest if highest > F(1e-30) else F(0)
+        size = max(size, size_of(x[j]))
+    scale = scale_of(size)
+    factor = factor_of(scale)
     for j in range(x.shape[0]):
-        out[j] = np.int8(np.int32(np.floor(wide(x[j]) * factor + F(0.5))))
-    return highest / F(127)
+        out[j] = as_byte(x[j], factor)
+    return scale
 
 
 @loop
@@ -374,22 +394,36 @@ def rows_to_bytes(x: Array, out: Array, scales: Array) -> None:
 @loop
 def columns_to_bytes(x: Array, out: Array, scales: Array) -> None:
     """x (R, K) ≈ out (R, K) int8 · scales (K,) of its columns."""
-    highest, factors = np.zeros(x.shape[1], np.uint32), np.empty(x.shape[1], F)
+    sizes, factors = np.zeros(x.shape[1], np.uint32), np.empty(x.shape[1], F)
     for r in range(x.shape[0]):
         row = x[r]
         for j in range(row.shape[0]):
-            size = np.float32(wide(row[j])).view(np.uint32) & np.uint32(0x7FFFFFFF)
-            highest[j] = max(highest[j], size)
+            sizes[j] = max(sizes[j], size_of(row[j]))
     for j in range(x.shape[1]):
-        most = np.uint32(highest[j]).view(np.float32)
-        known = most < F(np.inf)
-        factors[j] = F(127) / most if known and most > F(1e-30) else F(0)
-        scales[j] = most / F(127) if known else F(np.nan)
+        scales[j] = scale_of(sizes[j])
+        factors[j] = factor_of(scales[j])
     for r in range(x.shape[0]):
         row, there = x[r], out[r]
         for j in range(row.shape[0]):
-            v = wide(row[j]) if factors[j] > F(0) else F(0)
-            there[j] = np.int8(np.int32(np.floor(v * factors[j] + F(0.5))))
+            there[j] = as_byte(row[j], factors[j])
+
+
+@loop
+def both_to_bytes(x: Array, by_rows: Array, its: Array, by_columns: Array, scales: Array) -> None:
+    """x (R, K) ≈ by_rows (R, K) int8 · its (R,) of its rows ≈ by_columns (R, K) int8 · scales (K,) of its columns."""
+    sizes, factors = np.zeros(x.shape[1], np.uint32), np.empty(x.shape[1], F)
+    for r in range(x.shape[0]):
+        row = x[r]
+        its[r] = to_bytes(row, by_rows[r])
+        for j in range(row.shape[0]):
+            sizes[j] = max(sizes[j], size_of(row[j]))
+    for j in range(x.shape[1]):
+        scales[j] = scale_of(sizes[j])
+        factors[j] = factor_of(scales[j])
+    for r in range(x.shape[0]):
+        row, there = x[r], by_columns[r]
+        for j in range(row.shape[0]):
+            there[j] = as_byte(row[j], factors[j])
 
 
 @loop
@@ -412,8 +446,7 @@ def added_from_bytes(sums: Array, rows: Array, columns: Array, total: Array) -> 
 
 @loop
 def summed_columns(x: Array, total: Array) -> None:
-    """total (K,) fp32 = the sums of the columns of x (R, K)."""
-    total[:] = 0
+    """total (K,) fp32 += the sums of the columns of x (R, K)."""
     for r in range(x.shape[0]):
         row = x[r]
         for j in range(row.shape[0]):

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from trifold.errors import UsageError
-from trifold.nn.bytes_learning import hindrance as bytes_hindrance
+from trifold.nn.bytes_learning import bytes_hindrance
 from trifold.nn.kernels import loops
 from trifold.recipe import TrainSettings
 from trifold.train.ranks import ALONE, Ranks
@@ -38,7 +38,7 @@ class Machine(NamedTuple):
     @property
     def arithmetic(self) -> str:
         """What is computed in: a type, or two."""
-        return str(self.dtype).removeprefix("torch.") + (" and int8" if self.by_bytes else "")
+        return str(self.dtype).removeprefix("torch.") + ("+int8" if self.by_bytes else "")
 
     def __str__(self) -> str:
         parts = [f"device {self.device if self.ranks.world == 1 else self.device.type}"]
@@ -49,8 +49,9 @@ class Machine(NamedTuple):
         if self.compiles is not None:
             why = hindrance(self.device) or "another rank cannot"
             parts.append("compiled blocks" if self.compiles else f"blocks not compiled ({why})")
-        without = f" without int8 ({bytes_hindrance(self.device)})" if self.by_bytes is False else ""
-        parts.append(f"{self.arithmetic} arithmetic{without}")
+        parts.append(f"{self.arithmetic} arithmetic")
+        if self.by_bytes is False:
+            parts[-1] += f" without int8 ({bytes_hindrance(self.device) or 'another rank cannot'})"
         return ", ".join([*parts, f"{str(wide_type(self.dtype)).removeprefix('torch.')} master weights"])
 
 
@@ -80,10 +81,12 @@ def hindrance(device: torch.device) -> str:
 
 
 def agreed(machine: Machine) -> Machine:
-    """Blocks are compiled by all ranks or by none."""
-    if machine.compiles is None:
-        return machine
-    return machine._replace(compiles=machine.ranks.total([not machine.compiles])[0] == 0)
+    """What is asked for and not everywhere to be had is done by all ranks or by none."""
+
+    def all_can(can: bool | None) -> bool | None:
+        return None if can is None else machine.ranks.total([not can])[0] == 0
+
+    return machine._replace(compiles=all_can(machine.compiles), by_bytes=all_can(machine.by_bytes))
 
 
 def find_device(wanted: str = "auto", ranks: Ranks = ALONE) -> torch.device:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from trifold.nn import Transformer
+from trifold.nn.bytes_learning import layers_by_bytes
 from trifold.nn.kernels import drawing_from
 from trifold.nn.stack import under_graphs
 from trifold.nn.threads import sharing_cores
@@ -57,10 +58,11 @@ class Learner:
         workers: int = 1,
         ranks: Ranks = ALONE,
         compiles: bool = False,
+        by_bytes: bool = False,
     ) -> None:
-        self.weights = made_ready(model, settings, ranks, device, dtype, compiles=compiles)
+        self.weights = made_ready(model, settings, ranks, device, dtype, compiles=compiles, by_bytes=by_bytes)
         assert not compiles or workers == 1, "a replica's graphs would compute with the model's weights"
-        self._compiles = compiles
+        self._compiles, self._by_bytes = compiles, by_bytes
         self.model, self.ranks = model, ranks
         self.task, self.settings, self.seed, self.device = task, settings, seed, device
         self._replicas = [self.model, *(self.weights.replica(self.model) for _ in range(workers - 1))]
@@ -68,6 +70,10 @@ class Learner:
         self.optimizer = OPTIMIZERS[settings.optimizer](self.weights, settings)
         self.average = None if settings.ema is None else MovingAverage(self.weights.master, settings.ema)
         self.peak = settings.learning_rate or peak_rate(model.config.d_model, settings.warmup)
+
+    def __str__(self) -> str:
+        by_bytes = f", {layers_by_bytes(self.model)} layers learning by bytes" if self._by_bytes else ""
+        return f"{self.model.count_parameters():,} parameters{by_bytes}"
 
     def update(
         self,

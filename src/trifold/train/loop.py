@@ -131,6 +131,7 @@ class _Run:
             workers=self.workers,
             ranks=self.ranks,
             compiles=self.compiles,
+            by_bytes=bool(machine.by_bytes),
         )
         self.validator = (
             Validator(prepared, folder, machine.device, self._averaged_without) if self.ranks.speaks else None
@@ -146,7 +147,7 @@ class _Run:
         changed: what is to be said of data files that are others than before.
         """
         settings, progress = self.settings, self.progress
-        self.view.say(f"{self.learner.model.count_parameters():,} parameters; writing to {self.folder.path}")
+        self.view.say(f"{self.learner}; writing to {self.folder.path}")
         log = MetricsLog(self.folder, progress.step, progress.lines) if self.ranks.speaks else NoLog()
         with closing(log) as self.log:
             for line in changed:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trifold.errors import SettingsError
 from trifold.nn import Transformer
-from trifold.nn.bytes_learning import hindrance, learn_by_bytes
+from trifold.nn.bytes_learning import learn_by_bytes
 from trifold.nn.stack import Stack, compile_blocks, recompute_blocks
 from trifold.recipe import TrainSettings
 from trifold.train.ranks import Ranks
@@ -52,6 +52,7 @@ def made_ready(
     dtype: torch.dtype,
     *,
     compiles: bool,
+    by_bytes: bool,
 ) -> FlatWeights:
     """Give the model the form in which it learns, in this order, and its weights a keeper.
 
@@ -60,7 +61,7 @@ def made_ready(
     3. Compiling: blocks become graphs, each for itself, so that what comes around them is not in a graph.
     4. Sharding, or moving to the device, last: it takes over the parameters, as everything before has left them.
     """
-    if settings.precision == "int8" and not hindrance(device):
+    if by_bytes:
         learn_by_bytes(model)
     if settings.recompute == "blocks":
         recompute_blocks(model)
