@@ -16,7 +16,7 @@ from trifold.batches import BatchSettings
 from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.tasks.causal import Causal, CausalSettings, pieces
+from trifold.tasks.causal import ASKED, Causal, CausalSettings, pieces
 from trifold.tasks.ragged import Ragged
 from trifold.tasks.task import Looking
 from trifold.text import Tokenizer, TokenizerSettings, train_tokenizer
@@ -119,6 +119,18 @@ def test_what_stands_around_a_document_is_the_settings_to_say(tokenizer, begin, 
         assert ids == [tokenizer.bos_id] * begin + plain + [tokenizer.eos_id] * end
     firsts = 0 if begin else sum(len(text[:1].encode()) for text in TEXTS)
     assert rows.bytes == sum(len(text.encode()) for text in TEXTS) - firsts
+
+
+def test_bytes_are_those_that_the_tokens_hold():
+    """Nobody guesses repeated spaces where tokens are words, and so they make no text easier."""
+    words = train_tokenizer(TEXTS, TokenizerSettings(kind="word", vocab_size=60, min_frequency=1))
+    plain, spaced = ["to be or", "not to be"], ["to   be\tor", "not to    be"]
+    kept, lost = (task_of(words, begin=True).read(texts) for texts in (plain, spaced))
+    assert (kept.tokens.ids == lost.tokens.ids).all()
+    assert kept.bytes == lost.bytes == sum(map(len, plain))
+    many = ["to be"] * (3 * ASKED // 5) + spaced  # a few among many
+    held = task_of(words, begin=True).read(many[::-1]).bytes
+    assert held == 5 * (3 * ASKED // 5) + lost.bytes
 
 
 def by_bytes(**how):

@@ -73,7 +73,7 @@ def _from_disk(settings: CausalSettings, asked: Asked) -> tuple[Causal, TokenCac
         )
     side: Side = "train" if data.holdout else "all"
     task = _task(settings, asked, lambda: sample(asked, side))
-    key = f"causal begin={settings.begin} end={settings.end} bytes=2"  # how bytes are counted changed once
+    key = f"causal begin={settings.begin} end={settings.end} bytes=3"  # how bytes are counted has changed
     train = cached(asked, data.train, task.tokenizer, key, task.read, side)
     for fate in _never_asked(task, train.starts):
         asked.say(f"{train.report.name}: {fate}")
