@@ -113,6 +113,10 @@ def prepare(recipe: Recipe, tokenizer_folder: Path, view: View) -> Prepared:
         view.say,
     )
     refuse_unread(recipe.task, asked)
+    if recipe.train.warmup >= recipe.train.steps:
+        view.say(
+            f"train.warmup: {recipe.train.warmup:,} steps of {recipe.train.steps:,}: the rate rises to the end"
+        )
     material = build(recipe.task, asked)
     task = material.task
     prepared = Prepared(recipe, material, task.examples(material.train), task.examples(material.valid))
