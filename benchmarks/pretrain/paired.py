@@ -11,6 +11,7 @@ finished in --out is not done again, and what was stopped goes on.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -61,8 +62,9 @@ def trained(recipe: str, out: Path, changes: list[str]) -> Path:
 
 
 def bleu(run: Path) -> float:
-    """On the recipe's test text, as the recipe searches and tokenises."""
-    scores = run / "test.json"
+    """On the recipe's test text, as the recipe searches and tokenises; of these weights once."""
+    with (run / "model" / "model.safetensors").open("rb") as file:
+        scores = run / f"test-{hashlib.file_digest(file, 'sha256').hexdigest()[:12]}.json"
     if not scores.is_file():
         scores.write_text(trifold("eval", run, "--json"), encoding="utf-8", newline="\n")
     return float(json.loads(scores.read_text("utf-8"))["scores"]["bleu"]["value"])

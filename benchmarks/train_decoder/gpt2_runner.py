@@ -21,6 +21,7 @@ def main() -> None:
         resid_pdrop=setting.dropout,
         embd_pdrop=setting.dropout,
         attn_pdrop=setting.attention_dropout,
+        activation_function="gelu_pytorch_tanh",  # its own is the same in eight operators
         use_cache=False,
         bos_token_id=0,
         eos_token_id=0,

@@ -50,9 +50,9 @@ def measure(length: int, precision: str) -> None:
         | {"vocab_size": 64, "d_model": 256, "n_layers": 2, "n_heads": 8, "d_ff": 1024}
         | {"max_positions": length, "dropout": 0.0}
     )
+    before = peak_mb()
     model = Transformer(config).to(torch.bfloat16 if precision == "bf16" else torch.float32).train()
     tokens = torch.randint(0, 64, (1, length))
-    before = peak_mb()
     hidden = model(Inputs(tokens, packing=Packing.of(torch.tensor([length]), spare=False)))[0]
     linear_cross_entropy(hidden, model.lm_head.weight, None, tokens[0]).loss.backward()
     say(above_import_mb=round(peak_mb() - before, 1))

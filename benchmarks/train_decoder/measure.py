@@ -20,10 +20,15 @@ from setting import Setting
 from torch import Tensor
 
 
-def arguments(description: str | None, precisions: Sequence[str] = ("fp32", "bf16")) -> argparse.Namespace:
+def arguments(
+    description: str | None,
+    precisions: Sequence[str] = ("fp32", "bf16"),
+    optimizers: Sequence[str] = ("adamw",),
+) -> argparse.Namespace:
     """Read what the driver hands to every runner, set the threads, and fix the seed."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--precision", choices=precisions, required=True)
+    parser.add_argument("--optimizer", choices=optimizers)
     parser.add_argument("--seconds", type=float, default=30.0, help="length of the timed window")
     parser.add_argument("--warmup", type=int, default=4, help="steps before the clock starts")
     parser.add_argument("--threads", type=int, default=2)
@@ -31,6 +36,7 @@ def arguments(description: str | None, precisions: Sequence[str] = ("fp32", "bf1
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
+    args.imported_mb = peak_mb()  # what is imported at the top of a runner is; no model is made yet
     return args
 
 
@@ -68,7 +74,7 @@ def say(**line: object) -> None:
 
 def run_timed(name: str, args: argparse.Namespace, step: Callable[[], tuple[float, int]]) -> None:
     """Call `step`, which gives the loss in nats and the tokens learnt, until the window is full; print the line."""
-    before, losses, tokens = peak_mb(), [], 0
+    losses, tokens = [], 0
     start = end = time.perf_counter()
     while end - start < args.seconds or len(losses) <= args.warmup:
         loss, learnt = step()
@@ -84,7 +90,7 @@ def run_timed(name: str, args: argparse.Namespace, step: Callable[[], tuple[floa
         tokens_per_s=round(tokens / (end - start), 1),
         steps=len(losses) - args.warmup,
         seconds=round(end - start, 2),
-        above_import_mb=round(peak_mb() - before, 1),
+        above_import_mb=round(peak_mb() - args.imported_mb, 1),
         loss_first=round(losses[0], 4),
         loss_last=round(sum(losses[-5:]) / len(losses[-5:]), 4),
     )

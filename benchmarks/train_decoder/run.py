@@ -21,11 +21,18 @@ from setting import Setting, flops_per_token
 
 HERE = Path(__file__).parent
 RUNNERS = {
-    f"{name}-{precision}": (f"{name}_runner.py", precision)
-    for name, precisions in (
-        ("trifold", ("int8", "bf16", "fp32")),  # int8 is what the recipe says
-        ("torch", ("bf16", "fp32")),
-        ("gpt2", ("bf16", "fp32")),
+    f"{name}-{precision}": (f"{file}_runner.py", "--precision", precision, *more)
+    for name, file, precisions, *more in (
+        ("trifold", "trifold", ("int8", "bf16", "fp32")),  # int8 is what the recipe says
+        (
+            "trifold-adamw",
+            "trifold",
+            ("int8", "bf16", "fp32"),
+            "--optimizer",
+            "adamw",
+        ),  # as the peers have it
+        ("torch", "torch", ("bf16", "fp32")),
+        ("gpt2", "gpt2", ("bf16", "fp32")),
     )
     for precision in precisions
 }
@@ -59,6 +66,8 @@ def main() -> int:
             lines.append(line := run_json(command(name, args, "--seconds", args.seconds), args))
             say(f"round {number} {name}: {line['tokens_per_s']:,.0f} tokens/s, loss {line['loss_last']:.2f}")
     for name in () if args.no_memory else args.only.split(","):
+        if "adamw" in name:  # which that step learns by anyway
+            continue
         memory.append(line := run_json(command(name, args, "--wide", "--seconds", 1, "--warmup", 1), args))
         say(f"50,257 words, 16,384 tokens a step, {name}: {line['above_import_mb']:,.0f} MB above import")
     today = date.today().isoformat()
@@ -74,9 +83,9 @@ def main() -> int:
 
 
 def command(name: str, args: argparse.Namespace, *more: object) -> list[object]:
-    file, precision = RUNNERS[name]
+    file, *how = RUNNERS[name]
     python = args.trifold_python if name.startswith("trifold") else sys.executable
-    return [python, HERE / file, "--precision", precision, "--threads", args.threads, *more]
+    return [python, HERE / file, *how, "--threads", args.threads, *more]
 
 
 def run_json(command: Sequence[object], args: argparse.Namespace) -> dict[str, Any]:
@@ -116,7 +125,7 @@ def speeds(lines: Sequence[Mapping[str, Any]], machine: Sequence[Mapping[str, An
         runs.setdefault((line["name"], line["precision"]), []).append(line["tokens_per_s"])
     best = {
         precision: max(
-            (median(v) for (n, p), v in runs.items() if n != "trifold" and p == precision),
+            (median(v) for (n, p), v in runs.items() if "trifold" not in n and p == precision),
             default=float("nan"),
         )
         for precision in ("bf16", "fp32")

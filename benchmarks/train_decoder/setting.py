@@ -17,6 +17,7 @@ class Setting:
     rows: int = 32  # windows a step: 8,192 tokens
     dropout: float = 0.1  # on embeddings and sub-layer outputs
     attention_dropout: float = 0.0  # spares the peers the work
+    gelu: str = "tanh"
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.1

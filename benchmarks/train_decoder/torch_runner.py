@@ -14,7 +14,7 @@ class Block(nn.Module):
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         d = setting.d_model
-        self.heads, self.p = setting.n_heads, setting.attention_dropout
+        self.heads, self.p, self.gelu = setting.n_heads, setting.attention_dropout, setting.gelu
         self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
         self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
         self.up, self.down = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
@@ -26,7 +26,7 @@ class Block(nn.Module):
         )
         seen = F.scaled_dot_product_attention(q, k, v, dropout_p=self.p, is_causal=True)
         x = x + self.drop(self.out(seen.transpose(1, 2).flatten(2)))
-        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh")))
+        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)), approximate=self.gelu)))
 
 
 class GPT(nn.Module):

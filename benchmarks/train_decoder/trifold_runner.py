@@ -34,10 +34,14 @@ PRECISIONS: dict[str, Precision] = {"fp32": "float32", "bf16": "bfloat16", "int8
 
 
 def main() -> None:
-    args = arguments(__doc__, list(PRECISIONS))
+    args = arguments(__doc__, list(PRECISIONS), optimizers=("muon", "adamw"))
     keep_freed_memory()
     device = find_device("cpu")
-    learner, batches, workers = (wide if args.wide else as_the_recipe)(device, PRECISIONS[args.precision])
+    precision = PRECISIONS[args.precision]
+    optimizer = args.optimizer or "muon"
+    learner, batches, workers = (
+        wide(device, precision) if args.wide else as_the_recipe(device, precision, optimizer)
+    )
 
     with undisturbed(workers):
         coming = ahead(batches)
@@ -49,12 +53,17 @@ def main() -> None:
             update = learner.update(next(coming), number)
             return update.loss, update.tokens
 
-        run_timed("trifold", args, step)
+        run_timed("trifold" if optimizer == "muon" else f"trifold, {optimizer}", args, step)
         coming.close()
 
 
-def as_the_recipe(device: torch.device, precision: Precision) -> tuple[Learner, Iterator[list[Batch]], int]:
-    recipe = load_recipe("shakespeare-char", {"train.precision": precision})
+def as_the_recipe(
+    device: torch.device, precision: Precision, optimizer: str
+) -> tuple[Learner, Iterator[list[Batch]], int]:
+    changes: dict[str, object] = {"train.precision": precision}
+    if optimizer != "muon":  # the recipe's
+        changes |= {"train.optimizer": optimizer, "train.muon_iterations": 5}
+    recipe = load_recipe("shakespeare-char", changes)
     prepared = prepare(recipe, Path(tempfile.mkdtemp()), Silent())
     workers = choose_workers(None, device, recipe.batch.tokens)
     learner = Learner(
@@ -64,6 +73,7 @@ def as_the_recipe(device: torch.device, precision: Precision) -> tuple[Learner, 
         seed=1,
         device=device,
         dtype=choose_precision(precision, device),
+        by_bytes=precision == "int8",
         workers=workers,
     )
     return learner, (dealt.shares for dealt in deal(prepared, workers)), workers
@@ -99,6 +109,7 @@ def wide(device: torch.device, precision: Precision) -> tuple[Learner, Iterator[
         seed=1,
         device=device,
         dtype=choose_precision(precision, device),
+        by_bytes=precision == "int8",
         workers=workers,
     )
 
