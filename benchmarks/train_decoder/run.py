@@ -66,8 +66,8 @@ def main() -> int:
             lines.append(line := run_json(command(name, args, "--seconds", args.seconds), args))
             say(f"round {number} {name}: {line['tokens_per_s']:,.0f} tokens/s, loss {line['loss_last']:.2f}")
     for name in () if args.no_memory else args.only.split(","):
-        if "adamw" in name:  # which that step learns by anyway
-            continue
+        if name.startswith("trifold-") and "adamw" not in name:
+            continue  # that step always learns by AdamW
         memory.append(line := run_json(command(name, args, "--wide", "--seconds", 1, "--warmup", 1), args))
         say(f"50,257 words, 16,384 tokens a step, {name}: {line['above_import_mb']:,.0f} MB above import")
     today = date.today().isoformat()

@@ -14,6 +14,7 @@ from torch import Tensor
 from wide import WIDE, random_windows
 
 from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.bytes_learning import bytes_hindrance
 from trifold.nn.packing import Packing
 from trifold.recipe import TrainSettings, load_recipe
 from trifold.tasks.causal import Batch, Causal, CausalSettings
@@ -38,7 +39,9 @@ def main() -> None:
     keep_freed_memory()
     device = find_device("cpu")
     precision = PRECISIONS[args.precision]
-    optimizer = args.optimizer or "muon"
+    optimizer = "adamw" if args.wide else args.optimizer or "muon"
+    if args.precision == "int8" and (why := bytes_hindrance(device)):
+        raise SystemExit(f"no products of bytes here, {why}")
     learner, batches, workers = (
         wide(device, precision) if args.wide else as_the_recipe(device, precision, optimizer)
     )

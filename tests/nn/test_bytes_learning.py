@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.nn import Inputs, ModelConfig, Transformer, bytes_learning, kernels
+from trifold.nn import Inputs, ModelConfig, Transformer, bytes_learning, bytes_product, kernels
 from trifold.nn.bytes_learning import (
     PORTION,
     ROWS,
@@ -18,10 +18,14 @@ from trifold.nn.bytes_learning import (
     learn_by_bytes,
     product_by_bytes,
 )
-from trifold.nn.linear import Linear
+from trifold.nn.linear import Linear, stacked
 from trifold.nn.stack import recompute_blocks
 
 pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
+
+exactly = pytest.mark.skipif(
+    not bytes_product.exact(), reason="this processor has no VNNI, without which bytes are multiplied wrong"
+)
 
 TYPES = [torch.float32, torch.bfloat16]
 
@@ -62,8 +66,14 @@ def test_bytes_are_the_nearest_whole_numbers(dtype, dim):
     assert small.abs().amax(dim).eq(127).sum() == small.shape[1 - dim] - 1  # all but the zeros
 
 
+@exactly
 @settings(max_examples=25, deadline=None)
-@given(st.integers(ROWS, 2 * ROWS), st.integers(1, 200), st.integers(1, 200), st.sampled_from(TYPES))
+@given(
+    st.sampled_from([ROWS, ROWS + 1, PORTION, PORTION + 1, 2 * PORTION + 3]),
+    st.integers(1, 200),
+    st.integers(1, 200),
+    st.sampled_from(TYPES),
+)
 def test_all_four_results_are_near_those_of_the_product(rows, inputs, outputs, dtype):
     parts = given_and_asked(rows, inputs, outputs, dtype)
     for ours, exact in zip(
@@ -73,6 +83,7 @@ def test_all_four_results_are_near_those_of_the_product(rows, inputs, outputs, d
         assert (ours - exact).norm() < 0.02 * exact.norm()
 
 
+@exactly
 @pytest.mark.parametrize("rows", [ROWS, PORTION - 1, PORTION, PORTION + 1, 2 * PORTION + 70])
 def test_what_bytes_can_hold_is_multiplied_without_any_error(rows):
     """Whole numbers with a 127 in every row and column that has a scale of its own."""
@@ -89,6 +100,7 @@ def test_what_bytes_can_hold_is_multiplied_without_any_error(rows):
         assert torch.allclose(ours.double(), theirs, rtol=1e-6)
 
 
+@exactly
 def test_a_row_hangs_on_no_other():
     x, weight, bias, g = given_and_asked(PORTION + 100, 64, 64)
     before = learnt(x, weight, bias, g)
@@ -99,6 +111,7 @@ def test_a_row_hangs_on_no_other():
         assert torch.equal(one[:70], other[:70]), name
 
 
+@exactly
 def test_tokens_of_small_gradients_count_beside_those_of_large_ones_elsewhere():
     """What portions are for: a text that is wildly wrong must not round the gradients of all others to zero."""
     x, weight, bias, g = given_and_asked(2 * PORTION, 64, 64)
@@ -132,6 +145,7 @@ def test_few_rows_and_what_does_not_learn_are_multiplied_as_ever():
         assert torch.equal(product_by_bytes(x.requires_grad_(), weight, bias), F.linear(x, weight, bias))
 
 
+@exactly
 def test_how_tensors_lie_and_which_of_them_learn_makes_no_difference():
     x, weight, bias, g = given_and_asked(ROWS, 96, 64)
     y, dx, dw, db = learnt(x, weight, bias, g)
@@ -173,6 +187,7 @@ def slopes(model: Transformer, tokens: Tensor) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
+@exactly
 def test_layers_of_stacks_learn_by_bytes_and_heads_as_ever(monkeypatch):
     """The gradient is the plain one but for what rounding costs; what a model answers is the same to the last bit."""
     plain, model = stacks(monkeypatch, shape="decoder")
@@ -188,6 +203,7 @@ def test_layers_of_stacks_learn_by_bytes_and_heads_as_ever(monkeypatch):
     assert 1e-4 < (one - other).norm() / one.norm() < 0.03
 
 
+@exactly
 def test_blocks_that_run_again_give_the_same_bits(monkeypatch):
     _, model = stacks(monkeypatch, shape="decoder")
     tokens = torch.randint(70, (8, ROWS // 8))
@@ -209,8 +225,20 @@ def test_layers_too_small_to_gain_are_left_alone():
 def test_where_nothing_is_gained_it_says_why(monkeypatch):
     assert "for CPUs" in bytes_hindrance(torch.device("cuda"))
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+    monkeypatch.setattr(bytes_learning, "exact", lambda: True)
     assert bytes_hindrance(torch.device("cpu")) == ""
+    monkeypatch.setattr(bytes_learning, "exact", lambda: False)
+    assert "VNNI" in bytes_hindrance(torch.device("cpu"))
+    monkeypatch.setattr(bytes_learning, "exact", lambda: True)
     monkeypatch.setattr(kernels, "loops", lambda: None)
     assert "numba" in bytes_hindrance(torch.device("cpu"))
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     assert "VNNI" in bytes_hindrance(torch.device("cpu"))
+
+
+def test_layers_that_are_multiplied_together_go_as_the_largest():
+    large, small = Linear(256, 256), Linear(256, 16)
+    large.multiply = product_by_bytes
+    x = torch.randn(ROWS, 256, requires_grad=True)
+    for layers in ((large, small), (small, large)):
+        assert "ByBytes" in type(stacked(x, layers).grad_fn.next_functions[0][0]).__name__

@@ -473,3 +473,9 @@ def test_more_steps_before_a_decay_has_begun_are_as_if_planned(
     assert any("was 9 and is 12: the warmup-stable-decay schedule decays" in line for line in listening.lines)
     ours, theirs = state_of(tmp_path / "run"), state_of(tmp_path / "long")
     assert [key for key in theirs if ours[key] != theirs[key]] == []
+
+
+@pytest.mark.parametrize(("warmup", "said"), [(1, 0), (2, 1), (4000, 1)])
+def test_a_rate_that_only_rises_is_told(run, listening, warmup, said):
+    run(view=listening, train__schedule="constant", train__steps=2, train__warmup=warmup)
+    assert sum(line.startswith("train.warmup: ") for line in listening.lines) == said

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from trifold.errors import Elsewhere, SettingsError, UsageError
 from trifold.faults.runs import TINY, lines_of, state_of
+from trifold.nn.bytes_learning import bytes_hindrance
 from trifold.recipe import load_recipe
 from trifold.tasks.causal import Causal, CausalSettings, Corpus
 from trifold.tasks.ragged import Ragged
@@ -88,6 +89,9 @@ def test_any_number_of_ranks_learns_what_one_learns(
     made: Made, others: list[str], one: str, most: float
 ) -> None:
     wanted = made.curve(one)
+    if "int8" in one and not bytes_hindrance(torch.device("cpu")):
+        for name in (one, *others):
+            assert "+int8 arithmetic" in made.said(name) and "layers learning by bytes" in made.said(name)
     assert wanted[0] - wanted[-1] > 0.1, "it learns"
     for other in others:
         assert set(made.codes.get(other, [0])) == {0}, made.said(other)

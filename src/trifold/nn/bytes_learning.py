@@ -1,4 +1,4 @@
-"""Learning by products of bytes, which processors multiply twice as fast as bf16.
+"""Learning by products of bytes, which CPUs with VNNI multiply up to twice as fast as bf16.
 
     y = x Wᵀ + b    a scale for each row of x and each row of W      (SwitchBack, Wortsman et al. 2023, section 2, with
     dx = g W        a scale for each row of g and each column of W    a scale a row where theirs has one for all of W)
@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from trifold.nn import kernels
+from trifold.nn.bytes_product import exact
 from trifold.nn.int8 import Int8, Matrix
 from trifold.nn.linear import Linear, product
 from trifold.nn.stack import Stack
 
 PORTION = 1024  # rows: what is summed of them, four bytes each, still is in the last cache when it is scaled
-# From so many on it is quicker than bf16, there and back (Zen 5): at 512 × 256 × 256 by a tenth, at 2,048 × 512 × 512
-# by six; beside fp32 it is so at a quarter of the rows.
+# Rows of x and numbers of W from which on it pays, there and back (Zen 5): beside bf16 512 rows and 256 × 256 numbers
+# take a tenth less time, 2,048 rows and 512 × 512 a third less. Beside fp32 128 rows would be enough.
 ROWS, WEIGHTS = 512, 2**16
 
 
@@ -36,7 +37,7 @@ def bytes_hindrance(device: torch.device) -> str:
     """Why nothing is gained by it here, or nothing."""
     if device.type != "cpu":
         return "which is for CPUs"
-    if not torch.cpu._is_vnni_supported():
+    if not (torch.cpu._is_vnni_supported() and exact()):
         return "for want of AVX-512 VNNI"
     return "" if kernels.loops() is not None else "for want of numba"
 
@@ -60,7 +61,7 @@ def product_by_bytes(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> T
     rows = x.numel() // x.shape[-1]
     if isinstance(weight, Int8) or rows < ROWS or kernels.compiled(x) is None:
         return product(x, weight, bias)
-    if 1 in weight.shape:  # torch._int_mm (2.13) takes a matrix of one column turned for one as it is
+    if 1 in weight.shape:  # of a turned matrix with one column torch._int_mm (2.13) takes the wrong numbers
         return product(x, weight, bias)
     y: Tensor = _ByBytes.apply(x.reshape(rows, -1), weight, bias)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], -1)
@@ -73,10 +74,10 @@ class _ByBytes(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         matrix, scales = kernels.rows_to_bytes(kernels.copied(weight))
         added = torch.zeros_like(scales) if bias is None else kernels.copied(bias).float()
-        y, kept = x.new_empty(len(x), len(weight)), Portions(x)
-        for here, by_rows, its in kept:
-            kernels.from_bytes(torch._int_mm(by_rows, matrix.t()), its, scales, added, y[here])
-        ctx.save_for_backward(kept.by_columns, kept.scales, weight)
+        y, by_columns, column_scales = x.new_empty(len(x), len(weight)), *_room(x)
+        for rows, by_rows, row_scales in _portions(x, by_columns, column_scales):
+            kernels.from_bytes(torch._int_mm(by_rows, matrix.t()), row_scales, scales, added, y[rows])
+        ctx.save_for_backward(by_columns, column_scales, weight)
         return y
 
     @staticmethod
@@ -85,37 +86,34 @@ class _ByBytes(torch.autograd.Function):
         x, x_scales, weight = ctx.saved_tensors
         g, (of_x, of_weight, of_bias) = gradients[0].contiguous(), ctx.needs_input_grad
         matrix, scales = kernels.columns_to_bytes(kernels.copied(weight))
-        dx, dw, db = g.new_empty(x.shape), torch.zeros(weight.shape), torch.zeros(len(weight))
-        none, portions = torch.zeros_like(scales), Portions(g)
-        for number, (here, by_rows, its) in enumerate(portions):
-            if of_x:
-                kernels.from_bytes(torch._int_mm(by_rows, matrix), its, scales, none, dx[here])
-            if of_weight:
-                sums = torch._int_mm(portions.by_columns[here].t(), x[here])
-                kernels.added_from_bytes(sums, portions.scales[number], x_scales[number], dw)
-            if of_bias:
-                kernels.summed_columns(g[here], db)
-        return (
-            dx if of_x else None,
-            dw.to(g.dtype) if of_weight else None,
-            db.to(g.dtype) if of_bias else None,
-        )
+        zeros = torch.zeros_like(scales)
+        dx = g.new_empty(x.shape) if of_x else None
+        dw = torch.zeros(weight.shape) if of_weight else None
+        db = torch.zeros(len(weight)) if of_bias else None
+        by_columns, g_scales = _room(g)
+        for number, (rows, by_rows, row_scales) in enumerate(_portions(g, by_columns, g_scales)):
+            if dx is not None:
+                kernels.from_bytes(torch._int_mm(by_rows, matrix), row_scales, scales, zeros, dx[rows])
+            if dw is not None:
+                sums = torch._int_mm(by_columns[rows].t(), x[rows])
+                kernels.added_from_bytes(sums, g_scales[number], x_scales[number], dw)
+            if db is not None:
+                kernels.summed_columns(g[rows], db)
+        return dx, None if dw is None else dw.to(g.dtype), None if db is None else db.to(g.dtype)
 
 
-class Portions:
-    """x (R, K) as bytes, some rows at a time: where they are, their bytes by rows (r, K) and the scales (r,) of these.
+def _room(x: Tensor) -> tuple[Tensor, Tensor]:
+    """For x (R, K) as bytes by columns (R, K), and the scales of each portion (portions, K)."""
+    return torch.empty(x.shape, dtype=torch.int8), torch.empty(-(-len(x) // PORTION), x.shape[1])
 
-    What was gone through is in by_columns (R, K), with the scales (portions, K).
+
+def _portions(x: Tensor, by_columns: Tensor, column_scales: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Some rows at a time: which they are, their bytes by rows, and the scales of these. What was gone through is in
+    by_columns and column_scales.
     """
-
-    def __init__(self, x: Tensor) -> None:
-        self.x, self.by_columns = x, torch.empty(x.shape, dtype=torch.int8)
-        self.scales = torch.empty(-(-len(x) // PORTION), x.shape[1])
-
-    def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        for number, scales in enumerate(self.scales):
-            here = slice(number * PORTION, (number + 1) * PORTION)
-            x = self.x[here]
-            by_rows, its = torch.empty(x.shape, dtype=torch.int8), torch.empty(len(x))
-            kernels.both_to_bytes(x, by_rows, its, self.by_columns[here], scales)
-            yield here, by_rows, its
+    for number, scales in enumerate(column_scales):
+        rows = slice(number * PORTION, (number + 1) * PORTION)
+        by_rows = torch.empty(x[rows].shape, dtype=torch.int8)
+        row_scales = torch.empty(len(by_rows))
+        kernels.both_to_bytes(x[rows], by_rows, row_scales, by_columns[rows], scales)
+        yield rows, by_rows, row_scales

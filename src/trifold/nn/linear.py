@@ -63,9 +63,10 @@ def fused(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
 
 
 def stacked(x: Tensor, layers: Sequence[Linear]) -> Tensor:
-    """The outputs of several layers on one input, side by side in one tensor (…, sum of outs)."""
+    """The outputs of several layers on one input, side by side (…, sum of outs): as the largest does it."""
     weights = [layer.weight for layer in layers if not isinstance(layer.weight, Int8)]
     if len(weights) < len(layers):
         return torch.cat([layer(x) for layer in layers], -1)
     biases = tuple(layer.bias for layer in layers if layer.bias is not None)
-    return layers[0].multiply(x, torch.cat(weights), torch.cat(biases) if biases else None).to(x.dtype)
+    multiply = max(layers, key=lambda layer: layer.weight.shape[0]).multiply
+    return multiply(x, torch.cat(weights), torch.cat(biases) if biases else None).to(x.dtype)

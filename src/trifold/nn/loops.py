@@ -348,7 +348,7 @@ def added_to(total: Array, part: Array) -> None:
 
 @part
 def size_of(x: Any) -> Any:
-    """|x| as a whole number in the same order, of which compilers find a maximum quicker; NaN is the largest."""
+    """|x| as a whole number in the same order, of which compilers find a maximum quicker; NaN above infinity."""
     return np.float32(wide(x)).view(np.uint32) & np.uint32(0x7FFFFFFF)
 
 
@@ -361,7 +361,7 @@ def scale_of(size: Any) -> Any:
 
 @part
 def factor_of(scale: Any) -> Any:
-    """What is multiplied with to divide by a scale; 0 where there is nothing, or no number."""
+    """What is multiplied with to divide by a scale; 0 where that would overflow, or is no number."""
     return F(1) / scale if scale > F(1e-32) else F(0)
 
 

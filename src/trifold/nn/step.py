@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn.attention import Attention
+from trifold.nn.bytes_product import exact
 from trifold.nn.cache import Cache, SlidingKeys
 from trifold.nn.capture import Place
 from trifold.nn.crew import FEW, KINDS, step_loops, suits
@@ -76,7 +77,7 @@ def covered(stack: Any, cache: Cache, x: Tensor) -> bool:
     if sum(weight.shape[0] * weight.shape[1] for weight in matrices) < LEAST:
         return False
     if x.shape[0] > FEW and not (
-        x.dtype is torch.bfloat16 and all(isinstance(weight, Int8) for weight in matrices)
+        x.dtype is torch.bfloat16 and all(isinstance(weight, Int8) for weight in matrices) and exact()
     ):
         return False
     inside = [part for block in stack.blocks for part in parts(block)]

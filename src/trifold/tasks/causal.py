@@ -45,7 +45,6 @@ Cut = Literal["pieces", "windows", "drop"]
 
 PROMPT = 16  # tokens of a document that a sample goes on from, where the recipe names no prompts
 WRITTEN = 128  # tokens of a sample, where the recipe does not say
-ASKED = 2**18  # characters of which it is tried whether the tokenizer keeps them
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece that stands for a byte
 
 
@@ -126,26 +125,15 @@ class Causal:
         before = [self.tokenizer.required("bos")] if self.settings.begin else []
         behind = [self.tokenizer.required("eos")] if self.settings.end else []
         encoded = self.tokenizer.encode(texts)
-        held = self._held(texts, encoded)
-        size = sum(len(text.encode("utf-8")) for text in held)
+        # Some tokenizers lose capitals or repeated spaces, which nobody guesses then; some put spaces between.
+        held = self.tokenizer.decode(encoded)
+        size = sum(min(len(each.encode("utf-8")) for each in pair) for pair in zip(texts, held, strict=True))
         if not before:  # nothing says how likely the first token of a document is
             alone = self.tokenizer.decode([ids[:1] for ids in encoded])
-            for text, ids, first in zip(held, encoded, alone, strict=True):
+            for text, ids, first in zip(texts, encoded, alone, strict=True):
                 if ids:
                     size -= _bytes_of_first(text, str(self.tokenizer.library.id_to_token(ids[0])), first)
         return Corpus(Ragged.of([[*before, *ids, *behind] for ids in encoded]), size)
-
-    def _held(self, texts: Sequence[str], encoded: Sequence[Sequence[int]]) -> Sequence[str]:
-        """What the tokens hold of the texts: some tokenizers lose capitals or repeated spaces, which nobody guesses.
-
-        Whether this one does is asked of some texts, from everywhere.
-        """
-        some = slice(None, None, 1 + sum(map(len, texts)) // ASKED)
-        return (
-            texts
-            if self.tokenizer.decode(encoded[some]) == list(texts[some])
-            else self.tokenizer.decode(encoded)
-        )
 
     def examples(self, rows: Corpus | TokenCache, draw: int | None = None) -> Pieces | Stream:
         """Pieces; with `draw`, and where windows are asked for, the cuts fall at other places with each draw."""
