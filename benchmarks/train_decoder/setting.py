@@ -15,7 +15,7 @@ class Setting:
     n_heads: int = 6
     context: int = 256
     rows: int = 32  # windows a step: 8,192 tokens
-    dropout: float = 0.1  # on embeddings and sub-layer outputs
+    dropout: float = 0.2  # on embeddings and sub-layer outputs
     attention_dropout: float = 0.0  # spares the peers the work
     gelu: str = "tanh"
     learning_rate: float = 1e-3
