@@ -236,7 +236,7 @@ def test_where_nothing_is_gained_it_says_why(monkeypatch):
     assert "VNNI" in bytes_hindrance(torch.device("cpu"))
 
 
-def test_layers_that_are_multiplied_together_go_as_the_largest():
+def test_layers_that_are_multiplied_together_are_so_by_bytes_if_one_of_them_is():
     large, small = Linear(256, 256), Linear(256, 16)
     large.multiply = product_by_bytes
     x = torch.randn(ROWS, 256, requires_grad=True)

@@ -63,10 +63,11 @@ def fused(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
 
 
 def stacked(x: Tensor, layers: Sequence[Linear]) -> Tensor:
-    """The outputs of several layers on one input, side by side (…, sum of outs): as the largest does it."""
+    """The outputs of several layers on one input, side by side (…, sum of outs); if one has a way of its own, by that."""
     weights = [layer.weight for layer in layers if not isinstance(layer.weight, Int8)]
     if len(weights) < len(layers):
         return torch.cat([layer(x) for layer in layers], -1)
     biases = tuple(layer.bias for layer in layers if layer.bias is not None)
-    multiply = max(layers, key=lambda layer: layer.weight.shape[0]).multiply
-    return multiply(x, torch.cat(weights), torch.cat(biases) if biases else None).to(x.dtype)
+    own = [layer.multiply for layer in layers if layer.multiply is not product]
+    together = torch.cat(weights), torch.cat(biases) if biases else None
+    return own[0](x, *together).to(x.dtype) if own else F.linear(x, *together)
