@@ -63,7 +63,7 @@ def fused(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
 
 
 def stacked(x: Tensor, layers: Sequence[Linear]) -> Tensor:
-    """The outputs of several layers on one input, side by side (…, sum of outs); if one has a way of its own, by that."""
+    """The outputs of several layers on one input, side by side (…, sum of outs), by the `multiply` one was given."""
     weights = [layer.weight for layer in layers if not isinstance(layer.weight, Int8)]
     if len(weights) < len(layers):
         return torch.cat([layer(x) for layer in layers], -1)
