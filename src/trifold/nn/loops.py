@@ -391,14 +391,10 @@ def rows_to_bytes(x: Array, out: Array, scales: Array) -> None:
         scales[r] = to_bytes(x[r], out[r])
 
 
-@loop
-def columns_to_bytes(x: Array, out: Array, scales: Array) -> None:
-    """x (R, K) ≈ out (R, K) int8 · scales (K,) of its columns."""
-    sizes, factors = np.zeros(x.shape[1], np.uint32), np.empty(x.shape[1], F)
-    for r in range(x.shape[0]):
-        row = x[r]
-        for j in range(row.shape[0]):
-            sizes[j] = max(sizes[j], size_of(row[j]))
+@piece
+def by_columns_to_bytes(x: Array, sizes: Array, out: Array, scales: Array) -> None:
+    """The same by columns, whose largest sizes (K,) are known: x (R, K) ≈ out (R, K) int8 · scales (K,)."""
+    factors = np.empty(x.shape[1], F)
     for j in range(x.shape[1]):
         scales[j] = scale_of(sizes[j])
         factors[j] = factor_of(scales[j])
@@ -409,21 +405,26 @@ def columns_to_bytes(x: Array, out: Array, scales: Array) -> None:
 
 
 @loop
+def columns_to_bytes(x: Array, out: Array, scales: Array) -> None:
+    """x (R, K) ≈ out (R, K) int8 · scales (K,) of its columns."""
+    sizes = np.zeros(x.shape[1], np.uint32)
+    for r in range(x.shape[0]):
+        row = x[r]
+        for j in range(row.shape[0]):
+            sizes[j] = max(sizes[j], size_of(row[j]))
+    by_columns_to_bytes(x, sizes, out, scales)
+
+
+@loop
 def both_to_bytes(x: Array, by_rows: Array, its: Array, by_columns: Array, scales: Array) -> None:
     """x (R, K) ≈ by_rows (R, K) int8 · its (R,) of its rows ≈ by_columns (R, K) int8 · scales (K,) of its columns."""
-    sizes, factors = np.zeros(x.shape[1], np.uint32), np.empty(x.shape[1], F)
+    sizes = np.zeros(x.shape[1], np.uint32)
     for r in range(x.shape[0]):
         row = x[r]
         its[r] = to_bytes(row, by_rows[r])
         for j in range(row.shape[0]):
             sizes[j] = max(sizes[j], size_of(row[j]))
-    for j in range(x.shape[1]):
-        scales[j] = scale_of(sizes[j])
-        factors[j] = factor_of(scales[j])
-    for r in range(x.shape[0]):
-        row, there = x[r], by_columns[r]
-        for j in range(row.shape[0]):
-            there[j] = as_byte(row[j], factors[j])
+    by_columns_to_bytes(x, sizes, by_columns, scales)
 
 
 @loop
