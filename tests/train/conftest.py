@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from trifold.faults.runs import TINY as TINY_RUN
 from trifold.train import Outcome, train
+from trifold.train.ranks import Ranks
 from trifold.train.view import Silent, Snapshot
 
 TINY = TINY_RUN | {"task.best_by": "bleu"}
@@ -87,3 +88,16 @@ def state_of() -> Callable[[Path], dict[str, Any]]:
         return {"progress": progress, "metrics": metrics, **files}
 
     return state
+
+
+@pytest.fixture
+def beside_one_that_cannot() -> Ranks:
+    """Two ranks, of which this is one; whatever is asked of both, the other has not."""
+
+    class Two(Ranks):
+        world = 2
+
+        def total(self, values: Sequence[float]) -> list[float]:
+            return [value + 1 for value in values]
+
+    return Two()

@@ -13,7 +13,7 @@ from trifold.faults.runs import lines_of
 from trifold.nn.bytes_learning import bytes_hindrance
 from trifold.recipe import load_recipe
 from trifold.train.device import agreed, find_machine
-from trifold.train.ranks import ALONE, Ranks
+from trifold.train.ranks import ALONE
 
 WIDE = {"train__device": "cpu", "model__d_model": 256, "model__d_ff": 256, "batch__tokens": 2048}
 BY_BYTES = WIDE | {"train__precision": "int8"}
@@ -72,17 +72,11 @@ def test_where_it_does_not_pay_the_run_is_as_with_auto_and_says_so(
     assert "int8" not in json.loads((outcome.folder / "environment.json").read_text("utf-8"))["precision"]
 
 
-def test_ranks_learn_by_bytes_together_or_not_at_all(monkeypatch):
-    class Two(Ranks):
-        world = 2
-
-        def total(self, values):
-            return [value + 1 for value in values]  # the other one cannot
-
+def test_ranks_learn_by_bytes_together_or_not_at_all(monkeypatch, beside_one_that_cannot):
     monkeypatch.setattr(DEVICE, "bytes_hindrance", lambda device: "")
     settings = load_recipe("smoke", {"train.precision": "int8", "train.device": "cpu"}).train
     assert agreed(find_machine(settings, 4096, ALONE)).by_bytes is True
-    alone = agreed(find_machine(settings, 4096, Two()))
+    alone = agreed(find_machine(settings, 4096, beside_one_that_cannot))
     assert alone.by_bytes is False and "without int8 (another rank cannot)" in str(alone)
 
 

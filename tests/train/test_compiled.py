@@ -17,7 +17,7 @@ from trifold.nn import stack
 from trifold.recipe import load_recipe
 from trifold.train.device import agreed, find_machine, hindrance
 from trifold.train.learner import Learner
-from trifold.train.ranks import ALONE, Ranks
+from trifold.train.ranks import ALONE
 from trifold.train.setup import prepare
 from trifold.train.view import Silent
 
@@ -124,18 +124,12 @@ def test_where_nothing_compiles_a_run_says_why_and_learns_without(run, listening
     assert json.loads((outcome.folder / "environment.json").read_text("utf-8"))["compiled"] is False
 
 
-def test_ranks_compile_together_or_not_at_all(monkeypatch):
-    class Two(Ranks):
-        world = 2
-
-        def total(self, values):
-            return [value + 1 for value in values]  # the other one cannot
-
+def test_ranks_compile_together_or_not_at_all(monkeypatch, beside_one_that_cannot):
     monkeypatch.setattr(DEVICE, "hindrance", lambda device: "")
     monkeypatch.setattr(DEVICE, "loops", object)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)  # of which as many workers would be made
     settings = load_recipe("smoke", {"train.compile": "blocks", "train.device": "cpu"}).train
-    machine = find_machine(settings, 100_000, Two())
+    machine = find_machine(settings, 100_000, beside_one_that_cannot)
     assert machine.compiles and machine.workers == 1
     alone = agreed(machine)
     assert alone.compiles is False and "another rank cannot" in str(alone)
