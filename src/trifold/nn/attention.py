@@ -16,11 +16,12 @@ from torch.nn import functional as F
 from trifold.nn.cache import LayerCache
 from trifold.nn.capture import Place
 from trifold.nn.config import ModelConfig
-from trifold.nn.kernels import compiled, packed_attention, short_attention
+from trifold.nn.kernels import compiled, short_attention
 from trifold.nn.layers import Dropout
 from trifold.nn.linear import Linear, fused, stacked
 from trifold.nn.masks import Mask
 from trifold.nn.offsets import Offsets
+from trifold.nn.packed_attention import packed_attention
 from trifold.nn.packing import Packing
 from trifold.nn.query import asks_once, attend_once
 from trifold.nn.relative import Relations, RelativeScores

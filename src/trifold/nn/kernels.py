@@ -9,8 +9,8 @@ Every division by l is moved from the (T, S) weights to the (T, D) rows, and the
 instead of a row: passes over rows of some ten numbers cost a library call more than a pass over their product does.
 `attention._two_products` is the same by the book.
 
-And the compiled loops (loops.py), where numba is installed: dropout, layer norm, attention over packed rows, and the
-softmax over the vocabulary. They serve learning, in bf16 and fp32.
+And the compiled loops (loops.py), where numba is installed: dropout, layer norm and the softmax over the vocabulary,
+beside what packed_attention.py and bytes_learning.py make of them. They serve learning, in bf16 and fp32.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-from trifold.nn.packing import Packing
 
 # Well above where numbers of bf16 and fp32 lose bits or their reciprocals overflow (1e-38).
 LEAST_SUM = 1e-30
@@ -103,13 +101,14 @@ def compiled(x: Tensor, *, learning: bool | None = None) -> ModuleType | None:
     return loops() if wanted else None
 
 
-def _loops() -> Any:
+def present() -> Any:
+    """The loops, where it is known that they are there."""
     found = loops()
     assert found is not None
     return found
 
 
-def _array(x: Tensor) -> NDArray[Any]:
+def array(x: Tensor) -> NDArray[Any]:
     """The same memory, contiguous, as the loops take it: bf16 as uint16."""
     x = x.detach().contiguous()
     return (x.view(torch.uint16) if x.dtype is torch.bfloat16 else x).numpy()
@@ -186,17 +185,17 @@ class _Dropped(torch.autograd.Function):
     ) -> Tensor:
         ctx.chance, ctx.adds = (seed, threshold, scale), x is not None
         out = torch.empty(y.shape, dtype=y.dtype)
-        into = _array(out).reshape(-1)
+        into = array(out).reshape(-1)
         if x is None:
-            _loops().dropped(_array(y).reshape(-1), *ctx.chance, into)
+            present().dropped(array(y).reshape(-1), *ctx.chance, into)
         else:
-            _loops().added_dropped(_array(x).reshape(-1), _array(y).reshape(-1), *ctx.chance, into)
+            present().added_dropped(array(x).reshape(-1), array(y).reshape(-1), *ctx.chance, into)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         out = torch.empty(gradients[0].shape, dtype=gradients[0].dtype)
-        _loops().dropped(_array(gradients[0]).reshape(-1), *ctx.chance, _array(out).reshape(-1))
+        present().dropped(array(gradients[0]).reshape(-1), *ctx.chance, array(out).reshape(-1))
         return gradients[0] if ctx.adds else None, out, None, None, None
 
 
@@ -211,15 +210,15 @@ class _GeluTanh(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         out = torch.empty(x.shape, dtype=x.dtype)
-        _loops().gelu_tanh(_array(x).reshape(-1), _array(out).reshape(-1))
+        present().gelu_tanh(array(x).reshape(-1), array(out).reshape(-1))
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         out = torch.empty(x.shape, dtype=x.dtype)
-        _loops().gelu_tanh_backward(
-            _array(gradients[0]).reshape(-1), _array(x).reshape(-1), _array(out).reshape(-1)
+        present().gelu_tanh_backward(
+            array(gradients[0]).reshape(-1), array(x).reshape(-1), array(out).reshape(-1)
         )
         return out
 
@@ -236,7 +235,7 @@ class _LayerNorm(torch.autograd.Function):
         weight, bias = copied(weight), copied(bias)
         out = torch.empty(x.shape, dtype=x.dtype)
         mean, inverse = np.empty(len(x), np.float32), np.empty(len(x), np.float32)
-        _loops().layer_norm(_array(x), _array(weight), _array(bias), epsilon, _array(out), mean, inverse)
+        present().layer_norm(array(x), array(weight), array(bias), epsilon, array(out), mean, inverse)
         ctx.save_for_backward(x, weight)
         ctx.moments = mean, inverse
         return out
@@ -246,8 +245,8 @@ class _LayerNorm(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         out = torch.empty(x.shape, dtype=x.dtype)
         sums = torch.empty(2, x.shape[1])
-        _loops().layer_norm_backward(
-            _array(gradients[0]), _array(x), _array(weight), *ctx.moments, _array(out), *sums.numpy()
+        present().layer_norm_backward(
+            array(gradients[0]), array(x), array(weight), *ctx.moments, array(out), *sums.numpy()
         )
         d_weight, d_bias = sums.to(weight.dtype)
         return out, d_weight, d_bias, None
@@ -259,14 +258,14 @@ def exponentials(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     Of a column with target -1 both are 0.
     """
     inverse, picked = torch.empty(2, len(targets))
-    _loops().exponentials(_array(logits), targets.numpy(), inverse.numpy(), picked.numpy())
+    present().exponentials(array(logits), targets.numpy(), inverse.numpy(), picked.numpy())
     return inverse, picked
 
 
 def add_to(total: Tensor, part: Tensor) -> None:
     """total += part, fp32 += bf16 or fp32: without the copy in fp32 that the operator makes of a bf16 part."""
     if part.dtype is torch.bfloat16 and compiled(part, learning=True) is not None:
-        _loops().added_to(_array(total).reshape(-1), _array(part).reshape(-1))
+        present().added_to(array(total).reshape(-1), array(part).reshape(-1))
     else:
         total += part
 
@@ -274,109 +273,32 @@ def add_to(total: Tensor, part: Tensor) -> None:
 def rows_to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (R, K) ≈ bytes (R, K) int8 · scales (R,) fp32 of its rows."""
     small, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0])
-    _loops().rows_to_bytes(_array(x), small.numpy(), scales.numpy())
+    present().rows_to_bytes(array(x), small.numpy(), scales.numpy())
     return small, scales
 
 
 def columns_to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (R, K) ≈ bytes (R, K) int8 · scales (K,) fp32 of its columns."""
     small, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[1])
-    _loops().columns_to_bytes(_array(x), small.numpy(), scales.numpy())
+    present().columns_to_bytes(array(x), small.numpy(), scales.numpy())
     return small, scales
 
 
 def both_to_bytes(x: Tensor, by_rows: Tensor, its: Tensor, by_columns: Tensor, scales: Tensor) -> None:
     """x (R, K) ≈ by_rows (R, K) int8 · its (R,) fp32 of its rows ≈ by_columns (R, K) int8 · scales (K,) fp32."""
-    _loops().both_to_bytes(_array(x), *(each.numpy() for each in (by_rows, its, by_columns, scales)))
+    present().both_to_bytes(array(x), *(each.numpy() for each in (by_rows, its, by_columns, scales)))
 
 
 def from_bytes(sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor) -> None:
     """sums (R, N) int32 · rows (R,) · columns (N,) + bias (N,), all fp32 -> out (R, N)."""
-    _loops().from_bytes(*(each.numpy() for each in (sums, rows, columns, bias)), _array(out))
+    present().from_bytes(*(each.numpy() for each in (sums, rows, columns, bias)), array(out))
 
 
 def added_from_bytes(sums: Tensor, rows: Tensor, columns: Tensor, total: Tensor) -> None:
     """total (R, N) += sums (R, N) int32 · rows (R,) · columns (N,), all fp32."""
-    _loops().added_from_bytes(*(each.numpy() for each in (sums, rows, columns, total)))
+    present().added_from_bytes(*(each.numpy() for each in (sums, rows, columns, total)))
 
 
 def summed_columns(x: Tensor, total: Tensor) -> None:
     """total (K,) fp32 += the sums of the columns of x (R, K)."""
-    _loops().summed_columns(_array(x), total.numpy())
-
-
-def packed_attention(
-    q: Tensor, kv: Tensor | None, queries: Packing, keys: Packing, width: int, *, causal: bool
-) -> Tensor:
-    """Attention of packed rows with heads of `width`, each row to itself or to its row of a memory -> (N, H·D).
-
-    q (N, H·D) and kv (M, 2·H·D): keys, then values; or q (N, 3·H·D) and no kv: queries, keys, values.
-    """
-    out: Tensor = _PackedAttention.apply(q, kv, queries, keys, width, causal)  # type: ignore[no-untyped-call]
-    return out
-
-
-def _roomy(packing: Packing) -> tuple[int, int]:
-    """Rows and steps of the grid, a little rounded up: products of few different shapes, of widths that suit."""
-    rows, steps = packing.shape
-    coarse = 1 << max(0, rows.bit_length() - 4)  # an eighth at most
-    return -(-rows // coarse) * coarse, -(-steps // 8) * 8
-
-
-class _PackedAttention(torch.autograd.Function):
-    """The products of all rows and heads at once on a grid; between them the loops, which know where the rows end."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, kv: Tensor | None, queries: Packing, keys: Packing, width: int, causal: bool
-    ) -> Tensor:
-        own = kv is None
-        heads = q.shape[1] // (3 * width if own else width)
-        ctx.places = [(0, 0), (0, heads * width), (0, 2 * heads * width)]  # (tensor, column) of q, k, v
-        if not own:
-            ctx.places = [(0, 0), (1, 0), (1, heads * width)]
-        ctx.sizes = [x.shape for x in (q, kv) if x is not None]
-        ctx.starts = q_starts, k_starts = queries.starts.numpy(), keys.starts.numpy()
-        ctx.scale = 1 / math.sqrt(width)
-        given = [_array(x) for x in (q, kv) if x is not None]
-        (rows, steps), (_, memory) = _roomy(queries), _roomy(keys)
-        laid = []
-        for (which, column), starts, length, factor in zip(
-            ctx.places,
-            (q_starts, k_starts, k_starts),
-            (steps, memory, memory),
-            (ctx.scale, 1.0, 1.0),
-            strict=True,
-        ):
-            grid = q.new_empty(rows, heads, length, width)
-            _loops().to_heads(given[which], column, starts, factor, _array(grid))
-            laid.append(grid.flatten(0, 1))
-        qs, ks, vs = laid
-        weights = torch.bmm(qs, ks.transpose(1, 2))
-        _loops().softmax_rows(_array(weights.view(rows, heads, steps, memory)), q_starts, k_starts, causal)
-        seen = torch.bmm(weights, vs).view(rows, heads, steps, width)
-        out = q.new_empty(q.shape[0], heads * width)
-        _loops().from_heads(_array(seen), q_starts, 1.0, _array(out), 0)
-        ctx.save_for_backward(qs, ks, vs, weights)
-        ctx.grid = rows, heads
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        qs, ks, vs, weights = ctx.saved_tensors
-        q_starts, k_starts = ctx.starts
-        gs = torch.empty_like(qs)
-        grid = (*ctx.grid, qs.shape[1], qs.shape[2])
-        _loops().to_heads(_array(gradients[0]), 0, q_starts, 1.0, _array(gs.view(grid)))
-        d_v = torch.bmm(weights.transpose(1, 2), gs)
-        d_scores = torch.bmm(gs, vs.transpose(1, 2))
-        _loops().softmax_rows_backward(_array(weights.flatten(0, 1)), _array(d_scores.flatten(0, 1)))
-        d_q, d_k = torch.bmm(d_scores, ks), torch.bmm(d_scores.transpose(1, 2), qs)
-        out = [torch.empty(size, dtype=qs.dtype) for size in ctx.sizes]
-        arrays = [_array(x) for x in out]
-        for (which, column), starts, gradient, factor in zip(
-            ctx.places, (q_starts, k_starts, k_starts), (d_q, d_k, d_v), (ctx.scale, 1.0, 1.0), strict=True
-        ):
-            laid = _array(gradient.unflatten(0, ctx.grid))
-            _loops().from_heads(laid, starts, factor, arrays[which], column)
-        return out[0], out[1] if len(out) > 1 else None, None, None, None, None
+    present().summed_columns(array(x), total.numpy())

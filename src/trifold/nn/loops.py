@@ -260,19 +260,21 @@ def from_heads(y: Array, starts: Array, factor: float, out: Array, column: int) 
 
 
 @loop
-def softmax_rows(scores: Array, q_starts: Array, k_starts: Array, causal: bool) -> None:
-    """scores (B', H, T', S') -> weights, in place; 0 where there is no key to attend to, or no query that asks."""
-    rows, heads, _, keys = scores.shape
+def softmax_rows(scores: Array, q_starts: Array, k_starts: Array, first: int, causal: bool) -> None:
+    """scores (B', H, T', S') of the queries from `first` -> weights, in place; 0 where there is no key to attend to, or
+    no query that asks.
+    """
+    rows, heads, steps, keys = scores.shape
     held = np.empty(keys, F)
     for b in range(rows):
         asked = b + 1 < len(q_starts)
-        queries = q_starts[b + 1] - q_starts[b] if asked else 0
+        queries = min(max(q_starts[b + 1] - q_starts[b] - first, 0), steps) if asked else 0
         real = k_starts[b + 1] - k_starts[b] if asked else 0
         for h in range(heads):
             held[:] = 0  # and so it stays beyond what is seen, which never becomes less
             for t in range(queries):
                 row = scores[b, h, t]
-                seen = min(real, t + 1) if causal else real
+                seen = min(real, first + t + 1) if causal else real
                 largest, total = LEAST, F(0)
                 for s in range(seen):
                     x = ordinal(wide(row[s]))
