@@ -269,6 +269,10 @@ def test_text_that_looks_like_something_else_stays_text(write, text):
             r"beta2 0\.9 means nothing with optimizer adafactor: leave it out, or choose adam or adamw or muon",
         ),
         ({"momentum": 0.9}, r"momentum 0\.9 means nothing with optimizer adam: leave it out, or choose muon"),
+        (
+            {"optimizer": "muon", "muon_polynomial": "polar-express", "muon_iterations": 6},
+            r"muon_iterations 6 is more than polar-express has: .*; set it to 5 or less",
+        ),
         ({"optimizer": "adamw", "relative_step": False}, r"relative_step False means nothing with .* adamw"),
         ({"weight_decay_on": "hidden"}, r"weight_decay_on hidden means nothing with optimizer adam"),
         (

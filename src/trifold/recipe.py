@@ -43,6 +43,7 @@ BELONGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "muon_rate": ("optimizer", ("muon",)),
     "muon_scale": ("optimizer", ("muon",)),
     "muon_iterations": ("optimizer", ("muon",)),
+    "muon_polynomial": ("optimizer", ("muon",)),
 }
 
 
@@ -105,6 +106,11 @@ class TrainSettings(Settings):
     )
     muon_iterations: int = Field(
         5, ge=1, description="muon: Newton–Schulz steps that make an update orthogonal; fewer cost less time"
+    )
+    muon_polynomial: Literal["jordan", "polar-express"] = Field(
+        "jordan",
+        description="muon: what a step does to singular values: the same quintic every step; or the best for so many "
+        "steps (at most 5), two of which do what three of the others do",
     )
     clip: float | None = Field(None, gt=0, description="largest norm of the gradient")
     ema: float | None = Field(
@@ -222,6 +228,11 @@ class TrainSettings(Settings):
         if self.ema is not None and self.average > 1:
             raise ValueError(
                 f"ema {self.ema} and average {self.average} are two ways of averaging weights: choose one"
+            )
+        if self.muon_polynomial == "polar-express" and self.muon_iterations > 5:
+            raise ValueError(
+                f"muon_iterations {self.muon_iterations} is more than polar-express has: of 5, values of 0.0004 of the "
+                "largest already end near 1; set it to 5 or less"
             )
         if self.optimizer == "adafactor" and self.learning_rate is None:
             raise ValueError(

@@ -2,10 +2,10 @@
 
     M ← μ M + (1 − μ) G,   O = orthogonal((1 − μ) G + μ M) ≈ U Vᵀ where U S Vᵀ is its SVD,   w ← w − η λ w − η s(n, m) O
 
-Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, with Nesterov's momentum and Newton–Schulz steps
-(five; `muon_iterations`), in bf16 as there where training computes in low precision, else in fp32. The scale s for
-n × m weights (out × in): √max(1, n / m) there ("original"), 0.2 √max(n, m) in Liu et al. 2025, section 2.2
-("match-rms"), which gives the updates the size of AdamW's, so that one learning rate serves both.
+Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, with Nesterov's momentum; `orthogonal.py` is in bf16 as
+there where training computes in low precision, else in fp32. The scale s for n × m weights (out × in): √max(1, n / m)
+there ("original"), 0.2 √max(n, m) in Liu et al. 2025, section 2.2 ("match-rms"), which gives the updates the size of
+AdamW's, so that one learning rate serves both.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from trifold.recipe import TrainSettings
 from trifold.train.optimizers.adamw import AdamW
 from trifold.train.optimizers.groups import is_hidden
+from trifold.train.optimizers.orthogonal import POLYNOMIALS, orthogonal
 from trifold.train.weights import FlatWeights
 
 # train.muon_scale -> the scale of an n × m update
@@ -28,8 +29,6 @@ SCALES: dict[str, Callable[[int, int], float]] = {
     "original": lambda n, m: math.sqrt(max(1.0, n / m)),
     "none": lambda n, m: 1.0,
 }
-# x ↦ a x + b x³ + c x⁵ lifts small singular values quickest, and leaves them all within about 0.7 … 1.2.
-QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 class Muon:
@@ -56,14 +55,18 @@ class Muon:
         self._rest.step(gradient, rate)
         rate *= settings.muon_rate
         slopes = self._weights.named(gradient)
+        decay, polynomial = 1 - rate * settings.weight_decay, POLYNOMIALS[settings.muon_polynomial]
         for shape, names in self._alike.items():
-            ahead = torch.stack([slopes[name] for name in names])
-            momentum = self._momenta[shape].lerp_(ahead, 1 - settings.momentum)
-            ahead = ahead.lerp_(momentum, settings.momentum).to(self._dtype)
-            updates = orthogonal(ahead, settings.muon_iterations)
+            momenta = self._momenta[shape]
+            directions = torch.empty_like(momenta, dtype=self._dtype)
+            # One matrix after another, each of which stays in the processor's caches until it is done with.
+            for name, momentum, direction in zip(names, momenta, directions, strict=True):
+                momentum.lerp_(slopes[name], 1 - settings.momentum)
+                direction.copy_(slopes[name].lerp(momentum, settings.momentum))
+            updates = orthogonal(directions, polynomial, settings.muon_iterations)
             scale = rate * SCALES[settings.muon_scale](*shape)
             for name, update in zip(names, updates, strict=True):
-                self._views[name].mul_(1 - rate * settings.weight_decay).add_(update, alpha=-scale)
+                self._views[name].mul_(decay).add_(update, alpha=-scale)
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -74,18 +77,3 @@ class Muon:
             for name, momentum in zip(names, self._momenta[shape], strict=True)
         }
         return {**momenta, **self._rest.state}
-
-
-def orthogonal(x: Tensor, iterations: int) -> Tensor:
-    """(N, n, m) -> matrices with the same singular vectors and values near 1, by Newton–Schulz steps in x's dtype.
-
-    A step lifts small values by 3.4445 at most: of five, those above 0.2 % of the matrix's norm end above 0.65.
-    """
-    a, b, c = QUINTIC
-    if x.shape[-2] > x.shape[-1]:  # the smaller of the two products
-        return orthogonal(x.mT, iterations).mT
-    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp_min(1e-7)
-    for _ in range(iterations):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x
