@@ -231,7 +231,7 @@ class TrainSettings(Settings):
             )
         if self.muon_polynomial == "polar-express" and self.muon_iterations > 5:
             raise ValueError(
-                f"muon_iterations {self.muon_iterations} is more than polar-express has: of 5, values of 0.0004 of the "
+                f"muon_iterations {self.muon_iterations} is more than polar-express has: of 5, values of 0.0006 of the "
                 "largest already end near 1; set it to 5 or less"
             )
         if self.optimizer == "adafactor" and self.learning_rate is None:

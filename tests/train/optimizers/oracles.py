@@ -28,10 +28,10 @@ def best_quintic(lowest: float, highest: float) -> tuple[tuple[float, float, flo
 
 
 def best_quintics(iterations: int, lowest: float) -> tuple[list[tuple[float, float, float]], float]:
-    """One after the other, from lowest … 1, each with 1 % of room above; and how far from 1 the last ends."""
+    """One after the other, from lowest … 1, each with 2 % of room above; and how far from 1 the last ends."""
     found, highest = [], 1.0
     for _ in range(iterations):
-        quintic, error = best_quintic(lowest, 1.01 * highest)
+        quintic, error = best_quintic(lowest, 1.02 * highest)
         found.append(quintic)
         lowest, highest = 1 - error, 1 + error
     return found, error

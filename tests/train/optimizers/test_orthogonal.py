@@ -30,7 +30,7 @@ def test_products_are_the_polynomial_of_the_singular_values(name, iterations, sh
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("name", "iterations"), [("jordan", 5), ("polar-express", 3)])
+@pytest.mark.parametrize(("name", "iterations"), [("jordan", 5), ("polar-express", 2)])
 def test_the_singular_vectors_stay_and_the_values_come_near_one(name, iterations, shape, dtype):
     x = torch.randn(3, *shape)
     found = orthogonal(x.to(dtype), POLYNOMIALS[name], iterations).float()
@@ -38,7 +38,7 @@ def test_the_singular_vectors_stay_and_the_values_come_near_one(name, iterations
         u, s, v = torch.linalg.svd(before, full_matrices=False)
         inner = u.T @ after @ v.T
         off = inner - torch.diag(inner.diagonal())
-        assert float(off.abs().max()) < (1e-4 if dtype is torch.float32 else 0.2)
+        assert float(off.abs().max()) < (1e-4 if dtype is torch.float32 else 0.1)
         strong = s > 0.1 * s.max()  # five steps lift by 3.4445⁵ at most
         assert bool((inner.diagonal()[strong] > 0.5).all() and (inner.diagonal() < 1.45).all())
 
@@ -46,28 +46,35 @@ def test_the_singular_vectors_stay_and_the_values_come_near_one(name, iterations
 @pytest.mark.parametrize("iterations", [1, 2, 3, 4, 5])
 def test_polar_express_is_the_best_of_so_many_steps(iterations):
     low, high = 1e-5, 0.9
-    while high / low > 1 + 1e-9:  # the smallest value that ends within 0.6 … 1.4
+    while high / low > 1 + 1e-9:  # the smallest value that ends within 0.7 … 1.3
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if best_quintics(iterations, middle)[1] < 0.4 else (middle, high)
+        low, high = (low, middle) if best_quintics(iterations, middle)[1] < 0.3 else (middle, high)
     wanted, _ = best_quintics(iterations, high)
     for ours, best in zip(POLYNOMIALS["polar-express"].steps(iterations), wanted, strict=True):
         assert ours == pytest.approx(best, abs=2e-5)
-    assert high == pytest.approx([0.118, 0.0289, 0.0069, 0.00164, 0.00039][iterations - 1], rel=0.01)
+    assert high == pytest.approx([0.15964, 0.03988, 0.00964, 0.00232, 0.00056][iterations - 1], rel=0.01)
 
 
 @given(
-    values=st.lists(st.floats(0, 1), min_size=1, max_size=12).filter(any),
+    values=st.lists(st.floats(0, 1) | st.sampled_from([0.0, 1e-6, 1.0]), min_size=1, max_size=12).filter(any),
     iterations=st.integers(1, 5),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    along_axes=st.booleans(),
 )
-def test_no_value_runs_away_whatever_the_matrix(values, iterations, dtype):
-    """Above 1 the first quintic is steep: what all values are divided by must never be less than the largest."""
+def test_no_value_runs_away_whatever_the_matrix(values, iterations, dtype, along_axes):
+    """Above 1 the first quintic is steep, and each is above what the one before may leave."""
     n = len(values)
-    u, v = (torch.linalg.qr(torch.randn(m, n))[0] for m in (n, n + 3))
-    x = (u @ torch.diag(torch.tensor(values)) @ v.T).to(dtype)
-    for matrix in (x, x.mT, x[:, :1]):
-        found = orthogonal(matrix[None], POLYNOMIALS["polar-express"], iterations)[0]
-        assert float(torch.linalg.matrix_norm(found.float(), 2)) < 1.75
+    u = (
+        torch.eye(n) if along_axes else torch.linalg.qr(torch.randn(n, n))[0]
+    )  # where no rounding averages out
+    for m in (n, n + 3, 4 * n):
+        v = torch.linalg.qr(torch.randn(m, n))[0]
+        x = (u @ torch.diag(torch.tensor(values)) @ v.T).to(dtype)
+        for matrix in (x, x.mT):
+            found = orthogonal(matrix[None], POLYNOMIALS["polar-express"], iterations)[0]
+            assert float(torch.linalg.matrix_norm(found.float(), 2)) < (
+                1.31 if dtype is torch.float32 else 1.45
+            )
 
 
 def test_two_steps_of_polar_express_do_what_three_of_jordans_do():
@@ -80,7 +87,8 @@ def test_two_steps_of_polar_express_do_what_three_of_jordans_do():
         found = orthogonal(x, POLYNOMIALS[name], iterations)[0]
         return float((found * (u @ v)).sum() / found.norm() / math.sqrt(96))
 
-    assert nearness("jordan", 2) + 0.1 < nearness("jordan", 3) < nearness("polar-express", 2)
+    assert nearness("jordan", 2) + 0.1 < nearness("polar-express", 2)
+    assert nearness("polar-express", 2) == pytest.approx(nearness("jordan", 3), abs=0.02)
 
 
 @pytest.mark.parametrize("name", POLYNOMIALS)
