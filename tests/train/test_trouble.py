@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 import torch
@@ -48,9 +49,17 @@ def test_what_nobody_foresaw_is_not_dressed_up(run, monkeypatch):
         run()
 
 
-def test_a_disk_that_refuses_is_told_by_its_place(run, monkeypatch):
-    failing(monkeypatch, 5, OSError(errno.ENOSPC, "No space left on device", "/some/file"))
-    with pytest.raises(
-        CheckpointError, match=r"/some/file: could not be written \(No space left.*--resume auto"
-    ):
+@pytest.mark.parametrize(
+    ("number", "place", "remedy"),
+    [
+        (errno.ENOSPC, "/some/file", "free some disk space and repeat"),
+        (errno.ENOENT, b"/some/file", r"put the folder back, which was moved or removed, and repeat"),
+        (errno.EACCES, "/some/file", "make it writable and repeat"),
+        (errno.EIO, "/some/file", "free some disk space and repeat"),
+    ],
+)
+def test_a_disk_that_refuses_is_told_by_its_place(run, monkeypatch, number, place, remedy):
+    failing(monkeypatch, 5, OSError(number, os.strerror(number), place))
+    told = rf"^/some/file: could not be written \({os.strerror(number)}\); {remedy} the command with --resume auto"
+    with pytest.raises(CheckpointError, match=told):
         run()
