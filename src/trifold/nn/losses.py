@@ -124,46 +124,50 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        asked, wanted = targets >= 0, targets.clamp_min(0)
+        asked, wanted = (targets >= 0).float(), targets.clamp_min(0)
         rows, classes = len(hidden), weight.shape[0]
         d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         d_bias = None if bias is None else torch.zeros(classes, dtype=torch.float32, device=weight.device)
         d_hidden = torch.empty_like(hidden)
-        h32 = hidden.float() * asked[:, None]
-        inverse, picked = h32.new_empty(rows), h32.new_empty(rows)
+        nll = smooth = d_weight.new_zeros(())
+        mean_weight = weight.float().mean(0)
         # Of a chunk (classes, rows) the products come out quicker than of its transpose: the matrices lie as they want.
         classes_last = weight.t().contiguous()
         buffer = hidden.new_empty(classes * min(CHUNK, rows))
-        for start in range(0, rows, CHUNK):
+        for start in range(
+            0, rows, CHUNK
+        ):  # all that is as long as the rows is made in parts that stay in the caches
             part = slice(start, min(start + CHUNK, rows))
-            here = hidden[part]
+            here, real, of_rows = hidden[part], asked[part], wanted[part]
             z = buffer[: classes * len(here)].view(classes, len(here))
             torch.mm(weight, here.t(), out=z)
             if bias is not None:
                 z += bias[:, None]
-            inverse[part], picked[part] = _normalised(z, here, targets[part], weight, bias)
-            d_hidden[part] = torch.mm(classes_last, z).t()
-            kernels.add_to(d_weight, torch.mm(z, (h32[part] * inverse[part, None]).to(hidden.dtype)))
+            inverse, picked = _normalised(z, here, targets[part], weight, bias)
+            nll = nll + picked.sum()
+            h32 = here.float().mul_(real[:, None])
+            kernels.add_to(d_weight, torch.mm(z, (h32 * inverse[:, None]).to(hidden.dtype)))
             if d_bias is not None:
-                d_bias += (z * inverse[part]).sum(1)
-        # What is left has rank one or is a look-up: (1 − ε) onehot(y) and ε / V, for all rows at once.
-        of_target, mean_weight = weight[wanted].float(), weight.float().mean(0)
-        uniform = smoothing * mean_weight
-        d_h = (
-            d_hidden.float().mul_(inverse[:, None]) - ((1 - smoothing) * of_target + uniform) * asked[:, None]
-        )
-        d_weight.index_add_(0, wanted, h32, alpha=smoothing - 1)
-        d_weight -= (smoothing / classes) * h32.sum(0)
-        # log Σ exp z = z_y − log p_y, and mean(z) = h · mean(W) + mean(b): no pass over the logits.
-        z_target, z_mean = (h32 * of_target).sum(-1), h32 @ mean_weight
-        if bias is not None and d_bias is not None:
-            d_bias.index_add_(0, wanted, asked.float(), alpha=smoothing - 1)
-            d_bias -= (smoothing / classes) * asked.sum()
-            z_target = z_target + bias[wanted].float() * asked
-            z_mean = z_mean + bias.float().mean() * asked
-        nll = picked.sum()
-        loss = nll + smoothing * (z_target - z_mean).sum()
-        d_hidden = d_h.to(hidden.dtype)
+                d_bias += (z * inverse).sum(1)
+            d_hidden[part] = torch.mm(classes_last, z).t()
+            # What is left has rank one or is a look-up: (1 − ε) onehot(y) and ε / V.
+            of_target = weight[of_rows].float()
+            d_h = d_hidden[part].float().mul_(inverse[:, None])
+            d_h.addcmul_(of_target, real[:, None], value=smoothing - 1)
+            d_weight.index_add_(0, of_rows, h32, alpha=smoothing - 1)
+            if d_bias is not None:
+                d_bias.index_add_(0, of_rows, real, alpha=smoothing - 1)
+            if smoothing:
+                d_h.addcmul_(mean_weight, real[:, None], value=-smoothing)
+                d_weight -= (smoothing / classes) * h32.sum(0)
+                # log Σ exp z = z_y − log p_y, and mean(z) = h · mean(W) + mean(b): no pass over the logits.
+                above = (h32 * of_target).sum(-1) - h32 @ mean_weight
+                if bias is not None and d_bias is not None:
+                    above += (bias[of_rows].float() - bias.float().mean()) * real
+                    d_bias -= (smoothing / classes) * real.sum()
+                smooth = smooth + above.sum()
+            d_hidden[part] = d_h
+        loss = nll + smoothing * smooth
         ctx.save_for_backward(d_hidden, d_weight, d_bias)
         ctx.dtype = weight.dtype
         ctx.mark_non_differentiable(nll)
