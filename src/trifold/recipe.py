@@ -7,12 +7,10 @@ the command line sets the value under that dotted key. A recipe can set typed va
 from __future__ import annotations
 
 import importlib.resources
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from trifold.batches import BatchSettings
@@ -25,6 +23,7 @@ from trifold.tasks.distill import DistillSettings
 from trifold.tasks.kinds import USUAL, TaskSettings
 from trifold.tasks.translate import TranslateSettings
 from trifold.text import TokenizerSettings
+from trifold.yaml_dialect import YAMLError, dumped, load, parse
 
 # Schedules whose every rate depends on the number of steps.
 ENDING = ("linear", "cosine", "warmup-stable-decay")
@@ -110,7 +109,7 @@ class TrainSettings(Settings):
     muon_polynomial: Literal["jordan", "polar-express"] = Field(
         "jordan",
         description="muon: what a step does to singular values: the same quintic every step; or the best for so many "
-        "steps (at most 5), two of which do what three of the others do",
+        "steps (at most 5), two of which do about what three of the others do",
     )
     clip: float | None = Field(None, gt=0, description="largest norm of the gradient")
     ema: float | None = Field(
@@ -231,8 +230,8 @@ class TrainSettings(Settings):
             )
         if self.muon_polynomial == "polar-express" and self.muon_iterations > 5:
             raise ValueError(
-                f"muon_iterations {self.muon_iterations} is more than polar-express has: of 5, values of 0.0006 of the "
-                "largest already end near 1; set it to 5 or less"
+                f"muon_iterations {self.muon_iterations} is more than polar-express has: of 5, values of about "
+                "0.0006 of the largest already end near 1; set it to 5 or less"
             )
         if self.optimizer == "adafactor" and self.learning_rate is None:
             raise ValueError(
@@ -284,14 +283,14 @@ class Recipe(Settings):
 
     def resolved(self) -> str:
         """As YAML, with every default written out."""
-        return yaml.dump(self.model_dump(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        return dumped(self.model_dump())
 
 
 def recipe_names() -> dict[str, str]:
     """Name -> description of what ships."""
     folder = importlib.resources.files("trifold") / "recipes"
     found = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
-    recipes = {f.name.removesuffix(".yaml"): _parse_yaml(f.read_text("utf-8"), f.name) for f in found}
+    recipes = {f.name.removesuffix(".yaml"): parse(f.read_text("utf-8"), f.name) for f in found}
     return {name: recipe.get("description", "") for name, recipe in recipes.items()}
 
 
@@ -315,7 +314,7 @@ def _read(name: str | Path) -> tuple[dict[str, Any], str]:
         if not path.is_file():
             raise UsageError(f"{path}: no such recipe file")
         try:
-            return _parse_yaml(path.read_text("utf-8"), str(path)), path.stem
+            return parse(path.read_text("utf-8"), str(path)), path.stem
         except UnicodeDecodeError as error:
             raise SettingsError(
                 f"{path}: byte {error.start + 1} is not valid UTF-8; save the file as UTF-8"
@@ -326,52 +325,7 @@ def _read(name: str | Path) -> tuple[dict[str, Any], str]:
     if not shipped.is_file():
         near = nearest(str(name), list(recipe_names()))
         raise UsageError(f"unknown recipe {str(name)!r}{near}\n  all of them: trifold recipes")
-    return _parse_yaml(shipped.read_text("utf-8"), str(name)), str(name)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 but for what surprises in it: 5e-4 is a number, `no` is a word, and no key stands twice."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 (as the library declares it)
-        first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":bool", ":timestamp"))]
-        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        if twice := [key for place, key in enumerate(keys) if key in keys[:place]]:
-            problem = f"the key {str(twice[0])!r} stands twice, keep one of them"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what `_Loader` would not read back as the same text."""
-
-    def represent_str(self, text: str) -> yaml.ScalarNode:
-        # YAML 1.1 takes these for line ends, unless they are escaped.
-        style = '"' if any(sign in text for sign in "\x85\u2028\u2029") else None
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
-
-
-_Dumper.add_representer(str, _Dumper.represent_str)
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile("^(?:true|True|false|False)$"), list("tTfF")
-)
-for _side in (_Loader, _Dumper):
-    _exponent = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
-    _side.add_implicit_resolver("tag:yaml.org,2002:float", _exponent, list("-+0123456789"))
-
-
-def _parse_yaml(text: str, place: str) -> dict[str, Any]:
-    try:
-        values = yaml.load(text, _Loader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise SettingsError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise SettingsError(f"{place}: a recipe is a mapping of keys to values")
-    return values
+    return parse(shipped.read_text("utf-8"), str(name)), str(name)
 
 
 def _split_override(text: str) -> tuple[str, Any]:
@@ -379,8 +333,8 @@ def _split_override(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise UsageError(f"{text!r} is not of the form key=value, such as train.steps=2000")
     try:
-        return key, yaml.load(value, _Loader)
-    except yaml.YAMLError:
+        return key, load(value)
+    except YAMLError:
         return key, value
 
 

@@ -1,0 +1,70 @@
+"""YAML as recipes are written: what surprises in YAML 1.1 left out, and no value that runs code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+from yaml import YAMLError
+
+from trifold.errors import SettingsError
+
+__all__ = ["YAMLError", "dumped", "load", "parse"]
+
+
+def load(text: str) -> Any:
+    """Raises YAMLError."""
+    return yaml.load(text, _Loader)
+
+
+def dumped(values: Mapping[str, Any]) -> str:
+    """Text that `load` reads back as the same values, in their order."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def parse(text: str, place: str) -> dict[str, Any]:
+    """A mapping, of the file named `place`. Raises SettingsError."""
+    try:
+        values = load(text)
+    except (YAMLError, RecursionError) as error:
+        raise SettingsError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise SettingsError(f"{place}: a recipe is a mapping of keys to values")
+    return values
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 but for what surprises in it: 5e-4 is a number, `no` is a word, and no key stands twice."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 (as the library declares it)
+        first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":bool", ":timestamp"))]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if twice := [key for place, key in enumerate(keys) if key in keys[:place]]:
+            problem = f"the key {str(twice[0])!r} stands twice, keep one of them"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would not read back as the same text."""
+
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        # YAML 1.1 takes these for line ends, unless they are escaped.
+        style = '"' if any(sign in text for sign in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("^(?:true|True|false|False)$"), list("tTfF")
+)
+for _side in (_Loader, _Dumper):
+    _exponent = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", _exponent, list("-+0123456789"))
