@@ -6,6 +6,7 @@ and rename passes through the functions below, and is looked up here when it doe
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -15,6 +16,20 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 Bytes: TypeAlias = bytes | memoryview
+
+# What is to be done where a disk refuses; most often it is full.
+REMEDIES = {
+    errno.ENOENT: "put back what was moved or removed",
+    errno.EACCES: "make it writable",
+    errno.EPERM: "make it writable",
+    errno.EROFS: "make the disk writable",
+    errno.EIO: "see whether the disk is sound",
+}
+
+
+def remedy(error: OSError) -> str:
+    """What the user can do about it."""
+    return REMEDIES.get(error.errno or 0, "free some disk space")
 
 
 def write(path: Path, pieces: Iterable[Bytes]) -> str:

@@ -53,9 +53,9 @@ def test_what_nobody_foresaw_is_not_dressed_up(run, monkeypatch):
     ("number", "place", "remedy"),
     [
         (errno.ENOSPC, "/some/file", "free some disk space and repeat"),
-        (errno.ENOENT, b"/some/file", r"put the folder back, which was moved or removed, and repeat"),
+        (errno.ENOENT, b"/some/file", "put back what was moved or removed and repeat"),
         (errno.EACCES, "/some/file", "make it writable and repeat"),
-        (errno.EIO, "/some/file", "free some disk space and repeat"),
+        (errno.EIO, "/some/file", "see whether the disk is sound and repeat"),
     ],
 )
 def test_a_disk_that_refuses_is_told_by_its_place(run, monkeypatch, number, place, remedy):

@@ -9,8 +9,8 @@ Every division by l is moved from the (T, S) weights to the (T, D) rows, and the
 instead of a row: passes over rows of some ten numbers cost a library call more than a pass over their product does.
 `attention._two_products` is the same by the book.
 
-And the compiled loops (loops.py), where numba is installed: dropout, layer norm and the softmax over the vocabulary,
-beside what packed_attention.py and bytes_learning.py make of them. They serve learning, in bf16 and fp32.
+And the compiled loops (loops.py), where numba is installed: dropout, GELU, layer norm and the softmax over the
+vocabulary, beside what packed_attention.py and bytes_learning.py make of them. They serve learning, in bf16 and fp32.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 which know where the rows end.
 
 A causal query sees no later key. So queries are taken in parts of about PART, each of which is multiplied with the keys
-up to its own end only: of T tokens, about half of the T × T products and weights are never made.
+up to its own end only: of 128, 256 and 512 tokens, 25, 38 and 44 % of all products and weights are never made.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _roomy(packing: Packing) -> tuple[int, int]:
 
 
 def _parts(steps: int, memory: int, causal: bool) -> list[tuple[slice, slice]]:
-    """Queries, and the keys that some of them may see."""
+    """Queries, and the keys that some of them may see; steps is a multiple of 8."""
     if not causal:
         return [(slice(0, steps), slice(0, memory))]
     count = max(1, round(steps / PART))
@@ -94,7 +94,7 @@ class _PackedAttention(torch.autograd.Function):
         gs = torch.empty_like(qs)
         present().to_heads(array(gradients[0]), 0, q_starts, 1.0, array(gs.unflatten(0, ctx.grid)))
         d_q, d_k, d_v = torch.empty_like(qs), torch.zeros_like(ks), torch.zeros_like(vs)
-        for (asks, sees), part in zip(ctx.parts, weights, strict=True):
+        for (asks, sees), part in zip(ctx.parts, weights, strict=True):  # in bf16 each part's sum is rounded
             d_v[:, sees].baddbmm_(part.transpose(1, 2), gs[:, asks])
             d_scores = torch.bmm(gs[:, asks], vs[:, sees].transpose(1, 2))
             present().softmax_rows_backward(array(part.flatten(0, 1)), array(d_scores.flatten(0, 1)))

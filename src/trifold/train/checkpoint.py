@@ -93,7 +93,7 @@ def save(folder: Path, checkpoint: Checkpoint, whole: Whole = as_it_is) -> Path:
         disk.remove(aside)
         _put_back(folder)
         raise CheckpointError(
-            f"{final}: could not be written ({error}); free some disk space or choose another --out, then --resume auto"
+            f"{final}: could not be written ({error}); {disk.remedy(error)} or choose another --out, then --resume auto"
         ) from error
     return final
 

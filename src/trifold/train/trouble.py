@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from trifold import disk
 from trifold.errors import CheckpointError, TrifoldError
 from trifold.train.run_folder import RunFolder
 
-# What is to be done where a disk refuses; room is what else it lacks.
-REMEDIES = {
-    errno.ENOENT: "put the folder back, which was moved or removed,",
-    errno.EACCES: "make it writable",
-    errno.EROFS: "make the disk writable",
-}
 LACKING = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 
 
@@ -27,11 +21,10 @@ def trouble_told(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = os.fsdecode(error.filename or folder.path)
-        remedy = REMEDIES.get(error.errno or 0, "free some disk space")
+        place = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
         raise CheckpointError(
-            f"{place}: could not be written ({error.strerror or error}); {remedy} and repeat the command with "
-            "--resume auto"
+            f"{place or folder.path}: could not be written ({error.strerror or error}); {disk.remedy(error)} and "
+            "repeat the command with --resume auto"
         ) from error
     except (MemoryError, RuntimeError) as error:
         if not _lacks_memory(error):

@@ -2,7 +2,7 @@
 
     M ← μ M + (1 − μ) G,   O = orthogonal((1 − μ) G + μ M) ≈ U Vᵀ where U S Vᵀ is its SVD,   w ← w − η λ w − η s(n, m) O
 
-Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, with Nesterov's momentum; `orthogonal.py` is in bf16 as
+Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, with Nesterov's momentum; `orthogonal` is in bf16 as
 there where training computes in low precision, else in fp32. The scale s for n × m weights (out × in): √max(1, n / m)
 there ("original"), 0.2 √max(n, m) in Liu et al. 2025, section 2.2 ("match-rms"), which gives the updates the size of
 AdamW's, so that one learning rate serves both.

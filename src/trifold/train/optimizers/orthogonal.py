@@ -18,8 +18,8 @@ Quintic = tuple[float, float, float]
 # above 0.2 % of the matrix's norm end above 0.65 (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
 JORDAN: Quintic = (3.4445, -4.7750, 2.0315)
 
-# The quintics that together bring the smallest values, up from 0.16 (of one step), 0.04 (two), 0.01, 0.0023, 0.0006
-# (five) of the largest, to 0.7 … 1.3: each the best for what the one before leaves, and for 2 % of rounding on top.
+# The quintics that together bring values up from 0.16 (of one step), 0.04 (two), 0.01, 0.0023, 0.0006 (five), where
+# the largest may be 1, to 0.7 … 1.3: each the best for what the one before leaves, and for 2 % of rounding on top.
 # OPENING[n] is the first of n; those behind it are the last of LATER (Amsel et al. 2025, The Polar Express, section 3,
 # https://arxiv.org/abs/2505.16932).
 OPENING: dict[int, Quintic] = {
