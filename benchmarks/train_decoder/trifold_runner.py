@@ -65,7 +65,11 @@ def as_the_recipe(
 ) -> tuple[Learner, Iterator[list[Batch]], int]:
     changes: dict[str, object] = {"train.precision": precision}
     if optimizer != "muon":  # the recipe's
-        changes |= {"train.optimizer": optimizer, "train.muon_iterations": 5, "train.muon_polynomial": "jordan"}
+        changes |= {
+            "train.optimizer": optimizer,
+            "train.muon_iterations": 5,
+            "train.muon_polynomial": "jordan",
+        }
     recipe = load_recipe("shakespeare-char", changes)
     prepared = prepare(recipe, Path(tempfile.mkdtemp()), Silent())
     workers = choose_workers(None, device, recipe.batch.tokens)
