@@ -70,18 +70,17 @@ def orthogonal(x: Tensor, polynomial: Polynomial, iterations: int) -> Tensor:
             x, gram, square = x / largest, gram / largest**2, square / largest**4
         change = square.mul_(c).add_(gram, alpha=b)
         if wide and number == iterations - 1:
-            return _last_two(change, a, gram, steps[-1]) @ x
+            change.diagonal(dim1=-2, dim2=-1).add_(a)
+            return _last_two(change, gram, steps[-1]) @ x
         x = torch.baddbmm(x, change, x, beta=a)
     return x
 
 
-def _last_two(change: Tensor, a: float, gram: Tensor, last: Quintic) -> Tensor:
-    """Both factors of x in one, (N, n, n): products n × n for products n × m.
+def _last_two(first: Tensor, gram: Tensor, last: Quintic) -> Tensor:
+    """The first factor of x and that of the last step in one, (N, n, n): products n × n for products n × m.
 
     Its own rounding is not in the Gram matrix that it goes by, which more steps behind it could not bear.
     """
-    first = change
-    first.diagonal(dim1=-2, dim2=-1).add_(a)
     gram = first @ gram @ first  # of first @ x
     a, b, c = last
     change = (gram @ gram).mul_(c).add_(gram, alpha=b)
