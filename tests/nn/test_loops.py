@@ -32,6 +32,37 @@ def close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
     assert float((ours.detach().float() - theirs.detach().float()).abs().max()) <= limit
 
 
+@pytest.mark.parametrize("how", ["narrow", "round_off", "shorten"])
+def test_numbers_are_rounded_as_the_library_rounds_them(how: str) -> None:
+    """Of every exponent and sign, of every kind of last bits, ties among them; infinite ones and none at all too."""
+    from numba import njit
+
+    from trifold.nn import loops
+
+    rounded = getattr(loops, how)
+
+    @njit(fastmath=loops.MATHS)
+    def run(x, out):
+        for j in range(len(x)):
+            out[j] = rounded(out[j], x[j])
+
+    last = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x18000, 0x3A7FFF, 0x7F8000, 0x7FFFFF], np.uint32)
+    upper = np.arange(512, dtype=np.uint32) << np.uint32(23)
+    bits = (upper[:, None] | last).reshape(-1)
+    x = bits.view(np.float32)
+    if (
+        how == "shorten"
+    ):  # ties go elsewhere; and what is no number says so in its upper half, as that of a bf16 does
+        x = x[(bits & 0xFFFF != 0x8000) & (~np.isnan(x) | (bits & 0xFFFF == 0))]
+    out = np.empty(x.size, np.uint16)
+    run(x, out)
+    ours, theirs = torch.from_numpy(out).view(torch.bfloat16), torch.from_numpy(x).bfloat16()
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    if how == "round_off":
+        same |= (ours == 0) & (theirs.abs() < 1.2e-38)
+    assert same.all(), x[~same.numpy()]
+
+
 @both
 def test_a_layer_norm_is_the_librarys(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
