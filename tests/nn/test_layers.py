@@ -153,6 +153,48 @@ def test_a_gate_multiplies_the_inner_layer() -> None:
         torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_what_is_made_again_on_the_way_back_has_the_gradients_of_what_is_kept(
+    activation: str, gated: bool, frozen: bool
+) -> None:
+    config = CONFIG.model_copy(update={"gated": gated, "activation": activation})
+    layer = FeedForward(config).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    layer.out_proj.requires_grad_(not frozen)
+    x = torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True)
+    inner = ACTIVATIONS[activation]((layer.gate_proj or layer.in_proj)(x))
+    kept = layer.out_proj(inner * layer.in_proj(x) if gated else inner)
+    learn = [x, *(p for p in layer.parameters() if p.requires_grad)]
+    above = torch.randn_like(kept)
+    again = layer(x)
+    torch.testing.assert_close(again, kept)
+    found, wanted = (torch.autograd.grad(y, learn, above) for y in (again, kept))
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_it_is_made_of_the_same_bits_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled loops and the library's operators differ in the last bits: not so there and back."""
+    layer, made = FeedForward(CONFIG.model_copy(update={"activation": "gelu-tanh"})), []
+    nn.init.normal_(layer.in_proj.weight)
+    activation = layer.activation
+    monkeypatch.setattr(layer, "activation", lambda x: made.append(activation(x)) or made[-1])
+    layer(torch.randn(40, 12)).sum().backward()
+    there, back = made
+    assert torch.equal(there, back)
+
+
+def test_who_asks_a_feed_forward_for_a_second_derivative_is_told() -> None:
+    layer = FeedForward(CONFIG.model_copy(update={"activation": "gelu"}))
+    x = torch.randn(3, 12, requires_grad=True)
+    (dx,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
+
+
 def test_dropout_inside_the_feed_forward() -> None:
     layer = FeedForward(CONFIG.model_copy(update={"activation_dropout": 0.5}))
     for parameter in layer.parameters():

@@ -114,6 +114,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
+# Activations that for their own way back keep what they give.
+KEPT_ANYWAY = frozenset({"relu", "tanh"})
+
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
 
 
@@ -141,11 +144,17 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
         if self.gate_proj is None:
-            inner = self.activation(self.in_proj(x))
+            inner: tuple[Tensor, ...] = (self.in_proj(x),)
         else:
-            gate, inner = fused(x, (self.gate_proj, self.in_proj))
-            inner = self.activation(gate) * inner
-        return self.out_proj(self.drop(inner))
+            inner = fused(x, (self.gate_proj, self.in_proj))
+        if self.drop.active or (self.named in KEPT_ANYWAY and self.gate_proj is None):
+            return self.out_proj(self.drop(self._activated(*inner)))
+        return self.out_proj.of(self._activated, *inner)
+
+    def _activated(self, x: Tensor, *gated: Tensor) -> Tensor:
+        """activation(x), times what it is the gate of."""
+        x = self.activation(x)
+        return x * gated[0] if gated else x
 
 
 class Residual(nn.Module):

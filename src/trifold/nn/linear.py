@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from trifold.nn.bytes_product import bytes_product, many
@@ -46,9 +49,54 @@ class Linear(nn.Module):
         """x (…, in) -> (…, out)."""
         return self.multiply(x, self.weight, self.bias).to(x.dtype)
 
+    def of(self, function: Callable[..., Tensor], *inner: Tensor) -> Tensor:
+        """function(*inner) (…, in) -> (…, out), where the function is cheap, and the same whenever it is called.
+
+        For the way back `inner` is kept, and not what the function makes of it, which is made again.
+        """
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in inner)
+        if not learns or self.multiply is not product or torch.compiler.is_compiling():
+            return self(
+                function(*inner)
+            )  # bytes are all that is kept by others, and graphs choose for themselves
+        y: Tensor = _ProductOf.apply(function, self.weight, self.bias, *inner)  # type: ignore[no-untyped-call]
+        return y
+
     def extra_repr(self) -> str:
         outputs, inputs = self.weight.shape
         return f"{inputs} -> {outputs}{'' if self.bias is not None else ', no bias'}"
+
+
+class _ProductOf(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, function: Callable[..., Tensor], weight: Tensor, bias: Tensor | None, *inner: Tensor
+    ) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(weight, *inner)
+        _, x = _made(function, inner)
+        return F.linear(x.detach(), weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g,), (weight, *inner), wanted = gradients, ctx.saved_tensors, ctx.needs_input_grad
+        inner, x = _made(ctx.function, inner)
+        below = torch.autograd.grad(x, inner, g @ weight)
+        flat = g.flatten(0, -2)
+        d_weight = flat.mT @ x.detach().flatten(0, -2) if wanted[1] else None
+        d_bias = flat.sum(0) if wanted[2] else None
+        return None, d_weight, d_bias, *below
+
+
+def _made(function: Callable[..., Tensor], inner: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """What the function is applied to, and gives, as where it learns: there and back it is the same to the last bit.
+
+    What autograd keeps of it in between is no affair of those who watch what is kept.
+    """
+    with torch.enable_grad(), saved_tensors_hooks(lambda x: x, lambda x: x):
+        leaves = [x.detach().requires_grad_() for x in inner]
+        return leaves, function(*leaves)
 
 
 def fused(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:

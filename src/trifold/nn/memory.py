@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
 from trifold.nn.kernels import loops
+from trifold.nn.layers import KEPT_ANYWAY
 
 
 def sides(config: ModelConfig) -> dict[str, ModelConfig]:
@@ -25,9 +26,9 @@ def saved_elements(
     For each token, with E the width, A = H·D and F the feed-forward width, a sub-layer leaves its input, what its norms
     read (an RMS norm: also what it scaled) and the dropout's mask (E each; once for both where they work in parallel);
     an attention also q, k, v and its output twice, by heads and merged (A each), and H·S weights unless a fused kernel
-    computes them anew; the feed-forward its F activations. An estimate: small tensors, copies of weights and the
-    allocator's own share are left out. compiled: by the loops of loops.py; where they are installed, unless said.
-    recompute: blocks keep their inputs only, and one of them at a time what it needs.
+    computes them anew; the feed-forward what goes into its activation (F, and as much into its gate). An estimate: small
+    tensors, copies of weights and the allocator's own share are left out. compiled: by the loops of loops.py; where
+    they are installed, unless said. recompute: blocks keep their inputs only, and one of them at a time what it needs.
     """
     compiled = loops() is not None if compiled is None else compiled
     mask = 1 if config.dropout and not compiled else 0  # the compiled loops draw theirs again
@@ -56,8 +57,10 @@ def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int
         "parallel-two-norms": 2 + read + mask,
     }[config.residual]
     attention = 5 * merged + config.n_heads * _weights_per_key(config, length) * length
-    inner = 1 if config.activation == "relu" else 2  # relu's gradient needs its output only
-    feed_forward = config.d_ff * (inner + 2 if config.gated else inner)
+    inner = 2 if config.gated else 1  # what goes into the activation, or comes out of it
+    if config.activation_dropout:  # then both; and of a gate the product too
+        inner = 4 if config.gated else 1 if config.activation in KEPT_ANYWAY else 2
+    feed_forward = config.d_ff * inner
     return config.d_model * residuals + attentions * attention + feed_forward
 
 
