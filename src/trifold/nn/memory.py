@@ -26,7 +26,7 @@ def saved_elements(
     For each token, with E the width, A = H·D and F the feed-forward width, a sub-layer leaves its input, what its norms
     read (an RMS norm: also what it scaled) and the dropout's mask (E each; once for both where they work in parallel);
     an attention also q, k, v and its output twice, by heads and merged (A each), and H·S weights unless a fused kernel
-    computes them anew; the feed-forward what goes into its activation (F, and as much into its gate). An estimate: small
+    computes them anew; the feed-forward what goes into its activation (F, and F of a gate). An estimate: small
     tensors, copies of weights and the allocator's own share are left out. compiled: by the loops of loops.py; where
     they are installed, unless said. recompute: blocks keep their inputs only, and one of them at a time what it needs.
     """
