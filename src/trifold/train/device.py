@@ -173,7 +173,7 @@ def keep_freed_memory() -> None:
     """Ask glibc to keep freed blocks instead of giving them back to the system after every operation.
 
     Activations of some megabytes come and go hundreds of times a step; each return and renewed request costs a page
-    fault for every 4 KiB. What is LARGE is given back all the same: there it is the least part of the time, and the gaps
+    fault for every 4 KiB. What is LARGE is given back all the same: it is the least part of the time there, and gaps
     left between, into which nothing else fits, took a tenth of all memory. Does nothing where the C library is another.
     """
     if not sys.platform.startswith("linux"):
