@@ -26,6 +26,7 @@ VARIANTS = [
     {"gated": True, "activation": "silu", "norm": "rms", "d_decoder_ff": 90, "n_decoder_heads": 2},
     {"shape": "decoder", "residual": "parallel", "norm_placement": "pre", "n_kv_heads": 1},
     {"shape": "decoder", "residual": "parallel-two-norms", "norm_placement": "pre"},
+    {"activation_dropout": 0.1},
     {"activation": "gelu", "activation_dropout": 0.1},
     {"gated": True, "activation": "relu", "activation_dropout": 0.1},
     {"target_vocab_size": 70, "tie_lm_head": False, "lm_head_bias": True},

@@ -64,3 +64,16 @@ def test_layers_side_by_side() -> None:
     alone = [layer(x) for layer in layers]
     assert all(torch.equal(a, b) for a, b in zip(fused(x, layers), alone, strict=True))
     assert torch.equal(stacked(x, layers), torch.cat(alone, -1))
+
+
+def test_gradients_flow_through_it_of_an_activation_too() -> None:
+    layer = Linear(8, 5)
+    torch.nn.init.normal_(layer.bias)
+    del layer.weight
+    layer.weight = small = Int8.of(torch.randn(5, 8))
+    x = torch.randn(3, 8, requires_grad=True)
+    y = layer.of(torch.nn.functional.gelu, x)
+    twin = torch.nn.functional.gelu(x) @ small.wide().T + layer.bias
+    torch.testing.assert_close(y, twin)
+    ours, theirs = (torch.autograd.grad(each.square().sum(), x)[0] for each in (y, twin))
+    torch.testing.assert_close(ours, theirs)

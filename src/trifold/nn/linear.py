@@ -52,13 +52,17 @@ class Linear(nn.Module):
     def of(self, function: Callable[..., Tensor], *inner: Tensor) -> Tensor:
         """function(*inner) (…, in) -> (…, out), where the function is cheap, and the same whenever it is called.
 
-        For the way back `inner` is kept, and not what the function makes of it, which is made again.
+        For the way back `inner` is kept, and not what the function makes of it, which is made again: there is no second
+        derivative, then. Not so where weights are bytes, where others multiply (by bytes), where hooks wait for the
+        layer's input, and in a graph, whose compiler chooses what to keep.
         """
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in inner)
-        if not learns or self.multiply is not product or torch.compiler.is_compiling():
-            return self(
-                function(*inner)
-            )  # bytes are all that is kept by others, and graphs choose for themselves
+        plain = self.multiply is product and not isinstance(self.weight, Int8)
+        hooked = (
+            self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+        )
+        if not learns or not plain or hooked or torch.compiler.is_compiling():
+            return self(function(*inner))
         y: Tensor = _ProductOf.apply(function, self.weight, self.bias, *inner)  # type: ignore[no-untyped-call]
         return y
 
@@ -83,18 +87,19 @@ class _ProductOf(torch.autograd.Function):
         (g,), (weight, *inner), wanted = gradients, ctx.saved_tensors, ctx.needs_input_grad
         inner, x = _made(ctx.function, inner)
         below = torch.autograd.grad(x, inner, g @ weight)
-        flat = g.flatten(0, -2)
-        d_weight = flat.mT @ x.detach().flatten(0, -2) if wanted[1] else None
+        flat = g.reshape(-1, g.shape[-1])
+        d_weight = flat.mT @ x.detach().reshape(-1, x.shape[-1]) if wanted[1] else None
         d_bias = flat.sum(0) if wanted[2] else None
         return None, d_weight, d_bias, *below
 
 
 def _made(function: Callable[..., Tensor], inner: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """What the function is applied to, and gives, as where it learns: there and back it is the same to the last bit.
+    """Copies of `inner` that take gradients, and what the function gives of them.
 
-    What autograd keeps of it in between is no affair of those who watch what is kept.
+    With gradients enabled on both ways, by which the compiled kernels are chosen: so both give the same bits. The hooks
+    keep this graph's tensors from those around it, such as checkpointing's.
     """
-    with torch.enable_grad(), saved_tensors_hooks(lambda x: x, lambda x: x):
+    with torch.enable_grad(), saved_tensors_hooks(lambda x: x.detach(), lambda x: x):
         leaves = [x.detach().requires_grad_() for x in inner]
         return leaves, function(*leaves)
 

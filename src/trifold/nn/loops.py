@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import njit, types
+from numba.core import config
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
@@ -32,7 +33,9 @@ part = njit(inline="always", fastmath=MATHS, error_model="numpy")
 piece = njit(nogil=True, fastmath=MATHS, error_model="numpy")
 
 # Whether it has an instruction that rounds to bf16: without one the compiler would call a function that is not there.
-ROUNDS_OFF = bool(get_host_cpu_features().get("avx512bf16"))
+ROUNDS_OFF = "+avx512bf16" in (
+    get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+)
 
 
 # --- numbers -------------------------------------------------------------------------------------------
@@ -72,7 +75,7 @@ def _narrow(like: Any, x: Any) -> Callable[..., Any]:
 
 
 def round_off(like: Any, x: Any) -> Any:
-    """The same by the processor's own instruction, if it has one, which makes 0 of numbers below 1e-38. For loops that
+    """`narrow` by the processor's own instruction, if it has one, which makes 0 of numbers below 1e-38. For loops that
     reckon much: in others the compiler, which thinks it dear, takes fewer numbers at a time for its sake.
     """
 
@@ -102,8 +105,8 @@ def _round_off(like: Any, x: Any) -> Callable[..., Any]:
 
 
 def shorten(like: Any, x: Any) -> Any:
-    """The same with ties away from zero, which is quicker: for numbers where a tie is chance, and that come from bf16:
-    where what is no number has its last bits only to say so, it would become infinite.
+    """`narrow` with ties away from zero, which is quicker: for numbers where a tie is chance, and that come from bf16.
+    A NaN with bits in its lower half, which those have not, would become infinite or a zero.
     """
 
 
@@ -424,7 +427,9 @@ def factor_of(scale: Any) -> Any:
 
 @part
 def as_byte(x: Any, factor: Any) -> Any:
-    """x · factor to the nearest whole number in ±127, ties to even: added to 1.5 · 2²³ it is what the last bits say."""
+    """x · factor to the nearest whole number in ±127, ties to even: added to 1.5 · 2²³ it is what the last bits say. Of
+    NaN any byte: its scale says what it is.
+    """
     return np.int8(np.float32(wide(x) * factor + F(12582912)).view(np.int32))
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from trifold.nn import kernels
 
-CHUNK = 512  # rows of logits made at once, half as many of fp32; each chunk costs a pass over all of dW
+CHUNK = 512  # rows of logits made at once; each chunk costs a pass over the weight's whole gradient
 LARGEST_LOSS = 60.0  # nats; beyond, a probability comes close to the smallest number that bf16 and fp32 have
 
 
@@ -131,15 +131,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden)
         nll = smooth = d_weight.new_zeros(())
         mean_weight = weight.float().mean(0)
-        # Of a chunk (classes, rows) the products come out quicker than of its transpose: the matrices lie as they want,
-        # or as products of bf16 do, which are made in fp32 only by adding them up.
+        # Of a chunk (classes, rows) the products come out quicker than of its transpose: the matrices lie as they want.
+        # Those of fp32 read a turned matrix as it lies, and can be added to dW at once; those of bf16 cannot.
         whole = hidden.dtype is torch.float32
         classes_last = weight.t() if whole else weight.t().contiguous()
-        chunk = min(rows, CHUNK // 2 if whole else CHUNK)
-        buffer = hidden.new_empty(classes * chunk)
+        buffer = hidden.new_empty(classes * min(CHUNK, rows))
         # All that is as long as the rows is made in parts that stay in the caches.
-        for start in range(0, rows, max(1, chunk)):
-            part = slice(start, min(start + chunk, rows))
+        for start in range(0, rows, CHUNK):
+            part = slice(start, min(start + CHUNK, rows))
             here, real, of_rows = hidden[part], asked[part], wanted[part]
             z = buffer[: classes * len(here)].view(classes, len(here))
             torch.mm(weight, here.t(), out=z)

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
 from trifold.nn.kernels import loops
-from trifold.nn.layers import KEPT_ANYWAY
 
 
 def sides(config: ModelConfig) -> dict[str, ModelConfig]:
@@ -19,23 +18,31 @@ def sides(config: ModelConfig) -> dict[str, ModelConfig]:
 
 
 def saved_elements(
-    config: ModelConfig, tokens: int, length: int, *, compiled: bool | None = None, recompute: bool = False
+    config: ModelConfig,
+    tokens: int,
+    length: int,
+    *,
+    compiled: bool | None = None,
+    recompute: bool = False,
+    by_bytes: bool = False,
 ) -> int:
     """Elements that the forward pass leaves for the backward pass, `tokens` on each side in rows of `length`.
 
     For each token, with E the width, A = H·D and F the feed-forward width, a sub-layer leaves its input, what its norms
     read (an RMS norm: also what it scaled) and the dropout's mask (E each; once for both where they work in parallel);
     an attention also q, k, v and its output twice, by heads and merged (A each), and H·S weights unless a fused kernel
-    computes them anew; the feed-forward what goes into its activation (F, and F of a gate). An estimate: small
-    tensors, copies of weights and the allocator's own share are left out. compiled: by the loops of loops.py; where
-    they are installed, unless said. recompute: blocks keep their inputs only, and one of them at a time what it needs.
+    computes them anew; the feed-forward what goes into its activation (F, and F of a gate), or with dropout there, or
+    learning by bytes, what comes out too. An estimate: small tensors, copies of weights and the allocator's own share
+    are left out. compiled: by the loops of loops.py; where they are installed, unless said. recompute: blocks keep
+    their inputs only, and one of them at a time what it needs. by_bytes: layers learn by products of bytes.
     """
     compiled = loops() is not None if compiled is None else compiled
     mask = 1 if config.dropout and not compiled else 0  # the compiled loops draw theirs again
     layers = 0
     for side, sized in sides(config).items():
         crosses = side == "decoder" and config.shape == "encoder-decoder"
-        block = _saved_by_block(sized, length, mask, attentions=2 if crosses else 1)
+        block = _saved_by_block(sized, length, mask, attentions=2 if crosses else 1, by_bytes=by_bytes)
+        block += sized.d_ff if config.activation_dropout and not compiled else 0
         layers += sized.n_layers * config.d_model + block if recompute else sized.n_layers * block
     stacks = len(sides(config))
     # The stacks' outputs, and what their last norms read.
@@ -46,7 +53,7 @@ def saved_elements(
 _READ = {"layer": 1, "rms": 2}  # tensors of width E that a norm leaves
 
 
-def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int) -> int:
+def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int, *, by_bytes: bool) -> int:
     """For one token: what its residuals leave, and what stands in its sub-layers."""
     merged = config.n_heads * config.head_width
     read = _READ[config.norm]
@@ -58,8 +65,8 @@ def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int
     }[config.residual]
     attention = 5 * merged + config.n_heads * _weights_per_key(config, length) * length
     inner = 2 if config.gated else 1  # what goes into the activation, or comes out of it
-    if config.activation_dropout:  # then both; and of a gate the product too
-        inner = 4 if config.gated else 1 if config.activation in KEPT_ANYWAY else 2
+    if config.activation_dropout or by_bytes:  # both; and of a gate the product too
+        inner = 4 if config.gated else 2
     feed_forward = config.d_ff * inner
     return config.d_model * residuals + attentions * attention + feed_forward
 
@@ -106,6 +113,7 @@ def training_memory(
     recompute: bool = False,
     on_cpu: bool = True,
     graphs: bool = False,
+    by_bytes: bool = False,
 ) -> TrainingMemory:
     """Bytes to learn from batches of `tokens` source and as many target tokens in rows of `length`.
 
@@ -116,16 +124,16 @@ def training_memory(
     activations  what the backward pass needs again, by `saved_elements`, in the precision of the arithmetic
     runtime      of the process, on a CPU
 
-    graphs: blocks are compiled, and have no use for the loops.
+    graphs: blocks are compiled, and have no use for the loops. by_bytes: layers learn by products of bytes.
     """
     width, compiled = BYTES[precision], on_cpu and not graphs and loops() is not None
-    activations = width * saved_elements(config, tokens, length, compiled=compiled, recompute=recompute)
+    kept = saved_elements(config, tokens, length, compiled=compiled, recompute=recompute, by_bytes=by_bytes)
     return TrainingMemory(
         weights=(4 if precision == "float32" else 4 + width) * parameters,
         gradients=(width * workers + 4) * parameters,
         optimizer=optimizer * parameters,
         validation=(validation if on_cpu else validation - 4)
         * parameters,  # the file is made in the host's memory
-        activations=activations,
+        activations=width * kept,
         runtime=RUNTIME if on_cpu else 0,
     )

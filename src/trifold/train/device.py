@@ -167,14 +167,15 @@ def _has_mps() -> bool:
 
 
 LARGE = 48 * 2**20  # bytes
+LARGEST = 32 * 2**20  # that glibc before 2.35 takes for large
 
 
 def keep_freed_memory() -> None:
     """Ask glibc to keep freed blocks instead of giving them back to the system after every operation.
 
     Activations of some megabytes come and go hundreds of times a step; each return and renewed request costs a page
-    fault for every 4 KiB. What is LARGE is given back all the same: it is the least part of the time there, and gaps
-    left between, into which nothing else fits, took a tenth of all memory. Does nothing where the C library is another.
+    fault for every 4 KiB. Blocks of LARGE bytes and more are given back all the same: few are that large, so it costs
+    little time, and kept they left gaps that took a tenth of all memory. Does nothing where the C library is another.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -183,7 +184,7 @@ def keep_freed_memory() -> None:
     except (OSError, AttributeError):
         return
     mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
-    mallopt(mmap_threshold, LARGE)
+    _ = mallopt(mmap_threshold, LARGE) or mallopt(mmap_threshold, LARGEST)
     mallopt(trim_threshold, (1 << 31) - 1)
 
 

@@ -61,6 +61,7 @@ def needed(
         recompute=train.recompute == "blocks",
         on_cpu=on_cpu,
         graphs=train.compile == "blocks",
+        by_bytes=train.precision == "int8",
     )
     if train.sharding == "full" and ranks.world > 1:
         memory = memory._replace(
