@@ -71,6 +71,7 @@ def curves() -> None:
         "model.d_model": 256,
         "model.d_ff": 256,
         "batch.tokens": 2048,
+        "train.learning_rate": 0.002,  # so wide a model at the rate of a narrow one would make much of little
     }
     run("int8 on 1", 1, by_bytes)
     run("int8 in 2 parts", 2, by_bytes | PARTS)
