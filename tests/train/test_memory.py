@@ -87,3 +87,16 @@ def test_what_is_needed_is_counted_without_allocating():
     need = needed(recipe, config, 20, torch.bfloat16, 2, on_cpu=True)
     assert need.parameters > 200_000_000
     assert need.memory.weights == 6 * need.parameters
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_who_learns_by_bytes_keeps_what_comes_out_of_an_activation_too(gated):
+    config = ModelConfig(
+        d_model=64, n_layers=2, n_heads=4, d_ff=160, vocab_size=100, activation="gelu", gated=gated
+    )
+    kept = {}
+    for precision in ("bfloat16", "int8"):
+        recipe = load_recipe("smoke", {"train.precision": precision})
+        kept[precision] = needed(recipe, config, 20, torch.bfloat16, 2, on_cpu=True).memory.activations
+    inner = 2 * 160 * (config.encoder_layers + config.decoder_layers) * recipe.batch.tokens
+    assert kept["int8"] - kept["bfloat16"] == (2 if gated else 1) * inner
