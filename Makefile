@@ -44,8 +44,8 @@ bench: $(VENV)/ready-plots ## measure training and generating side by side with 
 
 faults: $(VENV)/ready-dev ## kill, break and fill up tiny runs until every figure of reliability is reached (hours)
 	@echo "faults: every promise, in full; then every bug that one of them must find"
-	@$(BIN)/trifold doctor --faults --size full
-	@$(BIN)/trifold doctor --faults --plant all
+	@$(BIN)/python -m tests.faults --size full
+	@$(BIN)/python -m tests.faults --plant all
 
 clean: ## remove the environments and the caches (what was trained, in runs/, is kept)
 	@echo "clean: environments and caches"

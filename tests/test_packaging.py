@@ -32,7 +32,7 @@ SLOW = {
 
 # Files that may be longer than 400 lines, each with the reason. A reader should not need this list.
 LONGER: dict[str, str] = {
-    "src/trifold/nn/loops.py": "what numba has compiled it keeps until the file changes, and looks at no other",
+    "src/trifold/fast/loops.py": "what numba has compiled it keeps until the file changes, and looks at no other",
 }
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from trifold.cli import main
 from trifold.errors import SettingsError, UsageError
 from trifold.nn.config import PRESETS
+from trifold.objectives.kinds import reads
 from trifold.recipe import Recipe, TrainSettings, load_recipe, recipe_names
-from trifold.tasks.kinds import reads
 from trifold.train.schedule import rate
 
 

@@ -13,11 +13,11 @@ from measure import arguments, run_timed
 from torch import Tensor
 from wide import WIDE, random_windows
 
+from trifold.fast.int8_training import bytes_hindrance
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.bytes_learning import bytes_hindrance
 from trifold.nn.packing import Packing
+from trifold.objectives.causal import Batch, Causal, CausalSettings
 from trifold.recipe import TrainSettings, load_recipe
-from trifold.tasks.causal import Batch, Causal, CausalSettings
 from trifold.train.dealing import ahead, deal
 from trifold.train.device import (
     choose_precision,

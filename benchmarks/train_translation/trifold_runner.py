@@ -13,9 +13,9 @@ from prepare import BOS, EOS, PAD
 
 from trifold.batches import BatchSettings, plan_epoch, shares
 from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.translate import Batch, Examples, Translate, TranslateSettings
+from trifold.ragged import Ragged
 from trifold.recipe import TrainSettings
-from trifold.tasks.ragged import Ragged
-from trifold.tasks.translate import Batch, Examples, Translate, TranslateSettings
 from trifold.train.dealing import ahead
 from trifold.train.device import choose_workers, keep_freed_memory, undisturbed
 from trifold.train.learner import Learner

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trifold.data.pictures import PictureSettings
 from trifold.errors import CheckpointError, DataError, UsageError
+from trifold.fast.int8 import Int8
 from trifold.generate import (
     GenerationConfig,
     Hypothesis,
@@ -30,11 +31,10 @@ from trifold.hub import resolve as find_folder
 from trifold.hub.filling import Stored
 from trifold.hub.pictures import read_pictures, write_pictures
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.int8 import Int8
 from trifold.nn.transformer import shifted
-from trifold.tasks.predict import Predicts
-from trifold.tasks.ragged import Ragged
-from trifold.tasks.writing import write
+from trifold.predict.predict import Predicts
+from trifold.predict.writing import write
+from trifold.ragged import Ragged
 from trifold.text import Tokenizer, read_tokenizer
 
 Dtype = Literal["float32", "bfloat16", "float16"]

@@ -18,10 +18,10 @@ from trifold.data import DataSettings
 from trifold.errors import SettingsError, UsageError
 from trifold.generate import GenerationConfig
 from trifold.nn.config import PRESETS, ModelConfig
+from trifold.objectives.distill import DistillSettings
+from trifold.objectives.kinds import USUAL, TaskSettings
+from trifold.objectives.translate import TranslateSettings
 from trifold.settings import Settings, nearest
-from trifold.tasks.distill import DistillSettings
-from trifold.tasks.kinds import USUAL, TaskSettings
-from trifold.tasks.translate import TranslateSettings
 from trifold.text import TokenizerSettings
 from trifold.yaml_dialect import YAMLError, dumped, load, parse
 

@@ -5,8 +5,6 @@ import json
 import pytest
 import torch
 
-from trifold.faults import PLANTS, PROMISES
-
 pytestmark = pytest.mark.slow
 
 
@@ -20,25 +18,7 @@ def test_it_says_what_there_is(trifold):
     assert told["memory_free"] > 0 and told["disk_free"] > 0
 
 
-@pytest.mark.parametrize("words", [["--only", "kills"], ["--plant", "no-flush"], ["--trials", "2"]])
-def test_what_belongs_to_faults_is_not_overlooked(trifold, words):
-    done = trifold("doctor", *words)
+def test_the_old_option_names_its_successor(trifold):
+    done = trifold("doctor", "--faults")
     assert done.code == 2
-    assert "go with --faults" in done.err
-
-
-@pytest.mark.parametrize(("option", "near"), [("--only", "kills"), ("--plant", "no-flush")])
-def test_an_unknown_name_is_answered_with_the_nearest(trifold, option, near):
-    done = trifold("doctor", "--faults", option, near[:-1])
-    assert done.code == 2
-    assert f"did you mean '{near}'?" in done.err
-
-
-def test_a_promise_is_tried_and_a_bug_is_found(trifold):
-    kept = trifold("doctor", "--faults", "--only", "losses", "--trials", "5")
-    assert kept.code == 0
-    assert PROMISES["losses"].about in kept.out and "1 of 1 promises kept" in kept.out
-    found = trifold("doctor", "--faults", "--plant", "ignored-count", "--trials", "20", "--json")
-    (verdict,) = json.loads(found.out)
-    assert (found.code, verdict["name"], verdict["trials"]) == (1, PLANTS["ignored-count"].breaks, 20)
-    assert verdict["failures"]
+    assert "make faults" in done.err

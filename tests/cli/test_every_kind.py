@@ -8,8 +8,8 @@ import shlex
 import pytest
 from tests.cli.kinds_of_runs import KINDS, Runs
 
+from trifold.objectives.kinds import use
 from trifold.recipe import load_recipe
-from trifold.tasks.kinds import use
 
 pytestmark = pytest.mark.slow
 

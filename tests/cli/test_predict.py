@@ -8,7 +8,7 @@ from tests.cli.readers import HEADS, folder_of, pictures_folder
 from tests.text.folders import WORDS
 
 import trifold as library
-from trifold.tasks.predict import TASKS
+from trifold.predict.predict import TASKS
 
 pytestmark = pytest.mark.slow
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from tests.data.caches import BYTES, corpus_of, encode, files_of, opened, settings_of
+from tests.faults.damage import recording
 
 from trifold.data import open_tokens
 from trifold.errors import DataError, SettingsError
-from trifold.faults.damage import recording
 
 TINY = {
     "data.documents": "line",
@@ -94,7 +94,7 @@ import sys, time
 from functools import partial
 from trifold.cli import main
 from trifold.data import open_tokens, token_build
-from trifold.tasks import streams
+from trifold.objectives import streams
 def slowly(documents, real=token_build._bunches):
     for texts in real(documents):
         time.sleep(float(sys.argv[1]))

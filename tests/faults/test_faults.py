@@ -8,17 +8,16 @@ import subprocess
 import sys
 
 import pytest
-
-from trifold.faults import PLANTS, PROMISES
+from tests.faults import PLANTS, PROMISES
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="processes are copied")]
-PROGRAM = [sys.executable, "-c", "import sys; from trifold.cli import main; sys.exit(main())"]
+PROGRAM = [sys.executable, "-m", "tests.faults", "--json"]
 
 
-def doctor(*words: str) -> dict[str, dict[str, object]]:
-    """What `trifold doctor --faults` finds, in a process of its own, because it copies itself."""
+def harness(*words: str) -> dict[str, dict[str, object]]:
+    """Verdicts by name. The harness runs in its own process, because it forks."""
     done = subprocess.run(
-        [*PROGRAM, "doctor", "--faults", "--json", *words],
+        [*PROGRAM, *words],
         capture_output=True,
         encoding="utf-8",
         check=False,
@@ -29,7 +28,7 @@ def doctor(*words: str) -> dict[str, dict[str, object]]:
 
 
 def test_every_promise_is_kept():
-    sample = doctor("--size", "sample")
+    sample = harness("--size", "sample")
     assert {name: verdict["trials"] for name, verdict in sample.items()} == {
         name: promise.sample for name, promise in PROMISES.items()
     }
@@ -37,7 +36,7 @@ def test_every_promise_is_kept():
 
 
 def test_every_planted_bug_is_found():
-    found = doctor("--plant", "all")
+    found = harness("--plant", "all")
     assert found.keys() == PLANTS.keys()
     assert [name for name, verdict in found.items() if not verdict["failures"]] == []
 

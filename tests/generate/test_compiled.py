@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from trifold.fast import decoding_step as step
 from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
-from trifold.nn import Inputs, ModelConfig, Transformer, step
+from trifold.nn import Inputs, ModelConfig, Transformer
 
 pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
 

@@ -10,10 +10,10 @@ import torch
 
 import trifold
 from trifold.errors import UsageError
+from trifold.fast.int8 import Int8
 from trifold.hub import load_model, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.int8 import Int8
 
 TINY = {"vocab_size": 31, "max_positions": 20, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from trifold.nn import ModelConfig, Transformer, crew
+from trifold.fast import thread_pool
+from trifold.nn import ModelConfig, Transformer
 
 
 @pytest.fixture
@@ -34,4 +35,4 @@ def make_model() -> Callable[..., Transformer]:
 
 @pytest.fixture
 def small_products_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "WORTH", 0)
+    monkeypatch.setattr(thread_pool, "WORTH", 0)

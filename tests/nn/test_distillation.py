@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.capture import calls
 from trifold.nn.distillation import (
     Looked,
     copy_layers,
@@ -23,6 +22,7 @@ from trifold.nn.distillation import (
     soft_target_loss,
     spread,
 )
+from trifold.nn.hooks import calls
 from trifold.nn.losses import CHUNK
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from trifold.nn import Inputs, Transformer, kernels
-from trifold.nn.kernels import Redrawing, drawing_from, own_generator
+from trifold.fast import kernels
+from trifold.fast.kernels import Redrawing, drawing_from, own_generator
+from trifold.nn import Inputs, Transformer
 from trifold.nn.packing import Packing
 from trifold.nn.stack import recompute_blocks
 

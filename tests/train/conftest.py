@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults.runs import TINY as TINY_RUN
 
-from trifold.faults.runs import TINY as TINY_RUN
 from trifold.train import Outcome, train
 from trifold.train.ranks import Ranks
 from trifold.train.view import Silent, Snapshot

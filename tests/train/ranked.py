@@ -19,12 +19,12 @@ from unittest import mock
 
 import torch
 from safetensors.torch import save_file
+from tests.faults.groups import ranked
+from tests.faults.runs import TINY, training
 
 from trifold.errors import DataError
-from trifold.faults.groups import ranked
-from trifold.faults.runs import TINY, training
+from trifold.objectives.translate import Translate
 from trifold.recipe import load_recipe
-from trifold.tasks.translate import Translate
 from trifold.train import checkpoint, loop, setup, train
 from trifold.train.dealing import deal
 from trifold.train.learner import Learner
@@ -266,7 +266,7 @@ def bad_days() -> None:
 
 def _no_resume(rank: int) -> None:
     real = loop.train
-    mock.patch("trifold.faults.runs.train", lambda *a, **k: real(*a, **(k | {"resume": None}))).start()
+    mock.patch("tests.faults.runs.train", lambda *a, **k: real(*a, **(k | {"resume": None}))).start()
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 import torch
+from tests.faults.runs import lines_of
 
 from trifold.errors import SettingsError
-from trifold.faults.runs import lines_of
-from trifold.nn.bytes_learning import bytes_hindrance
+from trifold.fast.int8_training import bytes_hindrance
 from trifold.recipe import load_recipe
 from trifold.train.device import agreed, find_machine
 from trifold.train.ranks import ALONE

@@ -14,9 +14,9 @@ import torch
 
 from trifold.errors import SettingsError, TrifoldError, UsageError
 from trifold.hub import load_model
+from trifold.objectives.translate import Translate
 from trifold.recipe import load_recipe
 from trifold.scores import Score
-from trifold.tasks.translate import Translate
 from trifold.train import checkpoint, signals, train
 from trifold.train.adam import Adam
 from trifold.train.learner import Learner

@@ -19,13 +19,13 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tests.faults.runs import TINY, lines_of, state_of
 
 from trifold.errors import Elsewhere, SettingsError, UsageError
-from trifold.faults.runs import TINY, lines_of, state_of
-from trifold.nn.bytes_learning import bytes_hindrance
+from trifold.fast.int8_training import bytes_hindrance
+from trifold.objectives.causal import Causal, CausalSettings, Corpus
+from trifold.ragged import Ragged
 from trifold.recipe import load_recipe
-from trifold.tasks.causal import Causal, CausalSettings, Corpus
-from trifold.tasks.ragged import Ragged
 from trifold.train import checkpoint, setup
 from trifold.train.dealing import deal, everyones
 from trifold.train.device import find_device

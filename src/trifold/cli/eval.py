@@ -145,7 +145,7 @@ def _reads(model: str, recipe: Recipe | None) -> Reads:
     Raises UsageError where nothing says what a model has learnt.
     """
     if recipe is not None:
-        from trifold.tasks.kinds import reads
+        from trifold.objectives.kinds import reads
 
         return reads(recipe.task)
     from trifold.hub import read_config, resolve

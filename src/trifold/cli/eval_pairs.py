@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trifold.cli.generate import given, one_line
 from trifold.cli.streams import note, print_json, writing
 from trifold.errors import UsageError
-from trifold.tasks.translate import TranslateSettings
+from trifold.objectives.translate import TranslateSettings
 
 if TYPE_CHECKING:
     from trifold.data import Pairs

@@ -13,11 +13,11 @@ from trifold.data import DataSettings, read_documents
 from trifold.errors import CheckpointError, UsageError
 from trifold.generate import GenerationConfig
 from trifold.hub import resolve
-from trifold.tasks.causal import Causal, CausalSettings
-from trifold.tasks.kinds import TaskSettings, build, measured, reads
-from trifold.tasks.task import Asked, Evaluation, Looking
-from trifold.tasks.text_to_text import TextToTextSettings
-from trifold.tasks.tokenizers import FILE
+from trifold.objectives.causal import Causal, CausalSettings
+from trifold.objectives.kinds import TaskSettings, build, measured, reads
+from trifold.objectives.task import Asked, Evaluation, Looking
+from trifold.objectives.text_to_text import TextToTextSettings
+from trifold.objectives.tokenizers import FILE
 from trifold.train.view import score_text
 
 if TYPE_CHECKING:

@@ -127,7 +127,7 @@ def run(
 
     from trifold.cli.answers import PORTION, opened
     from trifold.data import iter_lines
-    from trifold.tasks.predict import TASKS, choose
+    from trifold.predict.predict import TASKS, choose
 
     pipeline = opened(model, device, dtype)
     name = choose(pipeline.config, task)

@@ -45,8 +45,8 @@ def run(
     with suppress(AttributeError, ValueError):  # not every system has it, and only the main thread may say so
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until training listens, it would end the process
     try:
+        from trifold.objectives.kinds import use
         from trifold.recipe import load_recipe
-        from trifold.tasks.kinds import use
         from trifold.train import train
         from trifold.train.ranks import joined
         from trifold.train.view import choose_view

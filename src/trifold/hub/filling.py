@@ -15,12 +15,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from trifold.fast.int8 import Int8
+from trifold.fast.threads import sharing_cores
 from trifold.nn import Transformer
 from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
-from trifold.nn.int8 import Int8
 from trifold.nn.linear import Linear
-from trifold.nn.threads import sharing_cores
 
 Stored = Literal["int8"]
 BOUNDARY = 64  # bytes: every tensor begins at a line of memory

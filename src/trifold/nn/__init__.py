@@ -1,9 +1,9 @@
 """The Transformer itself: tensors in, tensors out. No text, files, ranks or families."""
 
 from trifold.nn.cache import Cache
-from trifold.nn.capture import capture
 from trifold.nn.config import PRESETS, ModelConfig, RotaryScaling
 from trifold.nn.embeddings import Inputs
+from trifold.nn.hooks import capture
 from trifold.nn.masks import Mask
 from trifold.nn.transformer import Memory, Transformer
 

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trifold.fast.kernels import compiled, short_attention
+from trifold.fast.packed_attention import packed_attention
+from trifold.fast.single_query import asks_once, attend_once
 from trifold.nn.cache import LayerCache
-from trifold.nn.capture import Place
 from trifold.nn.config import ModelConfig
-from trifold.nn.kernels import compiled, short_attention
+from trifold.nn.hooks import Place
 from trifold.nn.layers import Dropout
 from trifold.nn.linear import Linear, fused, stacked
 from trifold.nn.masks import Mask
 from trifold.nn.offsets import Offsets
-from trifold.nn.packed_attention import packed_attention
 from trifold.nn.packing import Packing
-from trifold.nn.query import asks_once, attend_once
 from trifold.nn.relative import Relations, RelativeScores
 from trifold.nn.rotary import Turns
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.nn.attention import Attention, merge_heads, split_heads
-from trifold.nn.capture import Entered
+from trifold.nn.hooks import Entered
 from trifold.nn.losses import CHUNK
 from trifold.nn.masks import Mask
 from trifold.nn.transformer import Transformer

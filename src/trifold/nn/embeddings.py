@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trifold.nn.capture import Place
+from trifold.fast.int8 import Int8, Matrix
 from trifold.nn.config import ModelConfig
-from trifold.nn.int8 import Int8, Matrix
+from trifold.nn.hooks import Place
 from trifold.nn.layers import Dropout, new_norm
 from trifold.nn.linear import Linear
 from trifold.nn.masks import places

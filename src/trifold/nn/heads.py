@@ -18,9 +18,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from trifold.fast.int8 import Matrix
 from trifold.nn.config import ModelConfig
 from trifold.nn.embeddings import Inputs, TokenEmbedding
-from trifold.nn.int8 import Matrix
 from trifold.nn.layers import ACTIVATIONS, Dropout, new_norm
 from trifold.nn.linear import Linear, product
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trifold.nn import kernels
+from trifold.fast import kernels
 from trifold.nn.config import ModelConfig
 from trifold.nn.linear import Linear, fused
 

@@ -11,9 +11,9 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from trifold.nn.bytes_product import bytes_product, many
-from trifold.nn.crew import thin, thin_product
-from trifold.nn.int8 import Int8, Matrix
+from trifold.fast.int8 import Int8, Matrix
+from trifold.fast.int8_matmul import bytes_product, many
+from trifold.fast.thread_pool import thin, thin_product
 
 
 def product(

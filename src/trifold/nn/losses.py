@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.nn import kernels
+from trifold.fast import kernels
 
 CHUNK = 512  # rows of logits made at once; each chunk costs a pass over the weight's whole gradient
 LARGEST_LOSS = 60.0  # nats; beyond, a probability comes close to the smallest number that bf16 and fp32 have

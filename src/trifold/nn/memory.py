@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from trifold.fast.kernels import loops
 from trifold.nn.config import ModelConfig
-from trifold.nn.kernels import loops
 
 
 def sides(config: ModelConfig) -> dict[str, ModelConfig]:

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trifold.fast.decoding_step import step
+from trifold.fast.kernels import Redrawing, own_generator
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, LayerCache
-from trifold.nn.capture import Place
 from trifold.nn.config import ModelConfig
-from trifold.nn.kernels import Redrawing, own_generator
+from trifold.nn.hooks import Place
 from trifold.nn.layers import Dropout, FeedForward, Residual, new_norm
 from trifold.nn.masks import Mask
 from trifold.nn.offsets import OFFSETS, Offsets
 from trifold.nn.rotary import Rotary, Turns
-from trifold.nn.step import step
 
 
 class Block(nn.Module):

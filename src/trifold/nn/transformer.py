@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn.cache import KEYS, Cache
-from trifold.nn.capture import capture
 from trifold.nn.config import ModelConfig
 from trifold.nn.embeddings import Embeddings, Inputs, PatchEmbeddings, TokenEmbedding
 from trifold.nn.heads import ASKED_OF_PLACES, HEADS, LanguageModelHead
+from trifold.nn.hooks import capture
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
 from trifold.nn.stack import Stack

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 import torch
 
 from trifold.errors import UsageError
-from trifold.nn.bytes_learning import bytes_hindrance
-from trifold.nn.kernels import loops
+from trifold.fast.int8_training import bytes_hindrance
+from trifold.fast.kernels import loops
 from trifold.recipe import TrainSettings
 from trifold.train.ranks import ALONE, Ranks
 from trifold.train.sharding import check_sharding

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trifold.fast.int8_training import layers_by_bytes
+from trifold.fast.kernels import drawing_from
+from trifold.fast.threads import sharing_cores
 from trifold.nn import Transformer
-from trifold.nn.bytes_learning import layers_by_bytes
-from trifold.nn.kernels import drawing_from
 from trifold.nn.stack import under_graphs
-from trifold.nn.threads import sharing_cores
+from trifold.objectives.task import Batch, Task
 from trifold.recipe import TrainSettings
-from trifold.tasks.task import Batch, Task
 from trifold.train.ema import MovingAverage
 from trifold.train.optimizers import OPTIMIZERS, check_state
 from trifold.train.ranks import ALONE, Ranks

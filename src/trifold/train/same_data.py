@@ -22,9 +22,9 @@ from trifold.data.settings import Source
 from trifold.errors import DataError
 from trifold.hub import resolve
 from trifold.hub.folder import DOWNLOADED
+from trifold.objectives.distill import DistillSettings
+from trifold.objectives.text_to_text import TextToTextSettings
 from trifold.recipe import Recipe
-from trifold.tasks.distill import DistillSettings
-from trifold.tasks.text_to_text import TextToTextSettings
 from trifold.train.run_folder import RunFolder, read_object
 
 Files: TypeAlias = Mapping[

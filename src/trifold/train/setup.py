@@ -15,9 +15,9 @@ from trifold.batches import BatchSettings, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
 from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.kinds import build, refuse_unread
+from trifold.objectives.task import Asked, Examples, Material, Planned, Task
 from trifold.recipe import Recipe
-from trifold.tasks.kinds import build, refuse_unread
-from trifold.tasks.task import Asked, Examples, Material, Planned, Task
 from trifold.train.start import begin_from
 from trifold.train.view import View
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from trifold.errors import SettingsError
+from trifold.fast.int8_training import learn_by_bytes
 from trifold.nn import Transformer
-from trifold.nn.bytes_learning import learn_by_bytes
 from trifold.nn.stack import Stack, compile_blocks, recompute_blocks
 from trifold.recipe import TrainSettings
 from trifold.train.ranks import Ranks

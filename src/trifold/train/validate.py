@@ -11,7 +11,7 @@ from torch import Tensor
 from trifold import disk
 from trifold.hub import save_model
 from trifold.nn import Transformer
-from trifold.tasks.task import Evaluation, Looking
+from trifold.objectives.task import Evaluation, Looking
 from trifold.train import checkpoint
 from trifold.train.run_folder import RunFolder
 from trifold.train.setup import Prepared

@@ -185,7 +185,7 @@ def draw(wanted: list[str], ours: list[str], scores: Mapping[str, float]) -> Fig
 
     from trifold.look import curves
     from trifold.look.figures import new_figure
-    from trifold.tasks.classify import confusion
+    from trifold.objectives.classify import confusion
 
     names = sorted({*wanted, *ours})
     numbers: Callable[[list[str]], Any] = lambda labels: np.array([names.index(one) for one in labels])  # noqa: E731

@@ -1,0 +1,1 @@
+"""Faster versions of the operations in `nn`, by device and precision."""

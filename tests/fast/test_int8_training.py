@@ -1,0 +1,247 @@
+"""Products of bytes, forward and backward, beside the products they stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from trifold.fast import int8_matmul as bytes_product
+from trifold.fast import int8_training as bytes_learning
+from trifold.fast import kernels
+from trifold.fast.int8_training import (
+    PORTION,
+    ROWS,
+    bytes_hindrance,
+    layers_by_bytes,
+    learn_by_bytes,
+    product_by_bytes,
+)
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.linear import Linear, stacked
+from trifold.nn.stack import recompute_blocks
+
+pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
+
+exactly = pytest.mark.skipif(
+    not bytes_product.exact(), reason="this processor has no VNNI, without which bytes are multiplied wrong"
+)
+
+TYPES = [torch.float32, torch.bfloat16]
+
+
+def rounded(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The slow twin: x ≈ whole numbers in ±127 · scales along `dim`."""
+    scales = x.float().abs().amax(dim, keepdim=True) / 127
+    return (x.float() / scales.clamp_min(1e-37)).round(), scales.squeeze(dim)
+
+
+def given_and_asked(rows: int, inputs: int, outputs: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """x, weight, bias, and the gradient of the product."""
+    sizes = (rows, inputs), (outputs, inputs), (outputs,), (rows, outputs)
+    drawn = torch.Generator().manual_seed(rows + inputs + outputs)
+    return [torch.randn(size, generator=drawn).to(dtype) for size in sizes]
+
+
+def learnt(
+    x: Tensor, weight: Tensor, bias: Tensor | None, g: Tensor, multiply=product_by_bytes
+) -> list[Tensor]:
+    """y, dx, dW and db."""
+    leaves = [each.detach().requires_grad_() for each in (x, weight, bias) if each is not None]
+    y = multiply(*leaves, *([None] if bias is None else []))
+    return [y.detach(), *torch.autograd.grad(y, leaves, g)]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_bytes_are_the_nearest_whole_numbers(dtype, dim):
+    x = (torch.randn(70, 90) * torch.logspace(-6, 6, 90)).to(dtype)
+    x[3], x[:, 5] = 0, 0
+    make = kernels.rows_to_bytes if dim else kernels.columns_to_bytes
+    small, scales = make(x)
+    twin, its = rounded(x, dim)
+    assert torch.allclose(scales, its)
+    apart = (small.float() - twin).abs()
+    assert apart.max() <= 1 and apart.mean() < 0.01  # a tie may go to either side
+    assert small.abs().amax(dim).eq(127).sum() == small.shape[1 - dim] - 1  # all but the zeros
+
+
+@exactly
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from([ROWS, ROWS + 1, PORTION, PORTION + 1, 2 * PORTION + 3]),
+    st.integers(1, 200),
+    st.integers(1, 200),
+    st.sampled_from(TYPES),
+)
+def test_all_four_results_are_near_those_of_the_product(rows, inputs, outputs, dtype):
+    parts = given_and_asked(rows, inputs, outputs, dtype)
+    for ours, exact in zip(
+        learnt(*parts), learnt(*(p.float() for p in parts), multiply=F.linear), strict=True
+    ):
+        assert ours.dtype is dtype and ours.shape == exact.shape
+        assert (ours - exact).norm() < 0.02 * exact.norm()
+
+
+@exactly
+@pytest.mark.parametrize("rows", [ROWS, PORTION - 1, PORTION, PORTION + 1, 2 * PORTION + 70])
+def test_what_bytes_can_hold_is_multiplied_without_any_error(rows):
+    """Whole numbers with a 127 in every row and column that has a scale of its own."""
+    x, weight, bias, g = (each.mul(20).round().clamp(-126, 126) for each in given_and_asked(rows, 80, 96))
+    for each in (x, weight, g):
+        diagonal = torch.arange(max(each.shape))
+        each[diagonal % each.shape[0], diagonal % each.shape[1]] = 127
+    for start in range(0, rows, PORTION):  # of a short last portion too, each column has one
+        for each in (x, g):
+            columns = torch.arange(each.shape[1])
+            each[start + columns % (min(rows, start + PORTION) - start), columns] = 127
+    exact = learnt(x.double(), weight.double(), bias.double(), g.double(), multiply=F.linear)
+    for ours, theirs in zip(learnt(x, weight, bias, g), exact, strict=True):
+        assert torch.allclose(ours.double(), theirs, rtol=1e-6)
+
+
+@exactly
+def test_a_row_hangs_on_no_other():
+    x, weight, bias, g = given_and_asked(PORTION + 100, 64, 64)
+    before = learnt(x, weight, bias, g)
+    x[70:] *= 1e4
+    g[70:] *= 1e4
+    after = learnt(x, weight, bias, g)
+    for name, one, other in zip(("y", "dx"), before, after, strict=False):
+        assert torch.equal(one[:70], other[:70]), name
+
+
+@exactly
+def test_tokens_of_small_gradients_count_beside_those_of_large_ones_elsewhere():
+    """What portions are for: a text that is wildly wrong must not round the gradients of all others to zero."""
+    x, weight, bias, g = given_and_asked(2 * PORTION, 64, 64)
+    g[:PORTION] *= 1e-5
+    _, _, dw, _ = learnt(x[:PORTION], weight, bias, g[:PORTION])
+    x[PORTION:] = 0
+    _, _, both, _ = learnt(x, weight, bias, g)
+    assert torch.equal(dw, both)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_nothing_broken_is_made_whole(broken):
+    """An update of NaN or infinity is refused; one that rounding had hidden would not be."""
+    x, weight, bias, g = given_and_asked(ROWS, 64, 64)
+    x[3, 4] = broken
+    y, dx, dw, _ = learnt(x, weight, bias, g)
+    assert y[3].isnan().all() and not y[4].isnan().any() and not dx.isnan().any()
+    assert dw[:, 4].isnan().all() and not dw[:, 5].isnan().any()
+    x[3, 4], g[7, 8] = 0, broken
+    _, dx, dw, db = learnt(x, weight, bias, g)
+    assert dx[7].isnan().all() and dw[8].isnan().all() and not db[8].isfinite()
+
+
+def test_few_rows_and_what_does_not_learn_are_multiplied_as_ever():
+    parts = given_and_asked(ROWS - 1, 64, 64)
+    for ours, theirs in zip(learnt(*parts), learnt(*parts, multiply=F.linear), strict=True):
+        assert torch.equal(ours, theirs)
+    x, weight, bias, _ = given_and_asked(ROWS, 64, 64)
+    assert torch.equal(product_by_bytes(x, weight, bias), F.linear(x, weight, bias))
+    with torch.no_grad():
+        assert torch.equal(product_by_bytes(x.requires_grad_(), weight, bias), F.linear(x, weight, bias))
+
+
+@exactly
+def test_how_tensors_lie_and_which_of_them_learn_makes_no_difference():
+    x, weight, bias, g = given_and_asked(ROWS, 96, 64)
+    y, dx, dw, db = learnt(x, weight, bias, g)
+    turned = [each.t().contiguous().t() for each in (x, weight)]
+    for ours, same in zip(learnt(*turned, bias, g.t().contiguous().t()), (y, dx, dw, db), strict=True):
+        assert torch.equal(ours, same)
+    unbiased = learnt(x, weight, None, g)
+    assert torch.allclose(unbiased[0] + bias, y, atol=1e-5) and torch.equal(unbiased[1], dx)
+    frozen = x.requires_grad_(), weight.detach(), bias.detach()
+    (alone,) = torch.autograd.grad(product_by_bytes(*frozen), frozen[0], g)
+    assert torch.equal(alone, dx)
+    (row,) = torch.autograd.grad(
+        product_by_bytes(*frozen).sum(), frozen[0]
+    )  # a gradient of no memory of its own
+    assert torch.equal(row, learnt(x, weight, bias, torch.ones_like(g))[1])
+
+
+def test_who_asks_for_a_second_derivative_is_told():
+    x, weight, bias, _ = (each.requires_grad_() for each in given_and_asked(ROWS, 64, 64))
+    (dx,) = torch.autograd.grad(product_by_bytes(x, weight, bias).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
+
+
+def stacks(monkeypatch, **values) -> tuple[Transformer, Transformer]:
+    """The same model twice; all layers of the stacks of the second learn by bytes."""
+    monkeypatch.setattr(bytes_learning, "WEIGHTS", 0)
+    shared = {"vocab_size": 70, "d_model": 64, "d_ff": 128, "n_layers": 2, "n_heads": 2, "dropout": 0.0}
+    torch.manual_seed(1)
+    plain, model = (Transformer(ModelConfig.parse(shared | values)) for _ in range(2))
+    model.load_state_dict(plain.state_dict())
+    learn_by_bytes(model)
+    return plain, model
+
+
+def slopes(model: Transformer, tokens: Tensor) -> Tensor:
+    model.train().zero_grad()
+    F.cross_entropy(model.lm_head(model(Inputs(tokens))).flatten(0, 1), tokens.flatten()).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@exactly
+def test_layers_of_stacks_learn_by_bytes_and_heads_as_ever(monkeypatch):
+    """The gradient is the plain one but for what rounding costs; what a model answers is the same to the last bit."""
+    plain, model = stacks(monkeypatch, shape="decoder")
+    changed = {
+        n for n, m in model.named_modules() if isinstance(m, Linear) and m.multiply is product_by_bytes
+    }
+    assert len(changed) == layers_by_bytes(model) == 2 * 6 and all("blocks" in name for name in changed)
+    assert layers_by_bytes(plain) == 0
+    tokens = torch.randint(70, (8, ROWS // 8))
+    with torch.no_grad():
+        assert torch.equal(model.eval()(Inputs(tokens)), plain.eval()(Inputs(tokens)))
+    one, other = slopes(plain, tokens), slopes(model, tokens)
+    assert 1e-4 < (one - other).norm() / one.norm() < 0.03
+
+
+@exactly
+def test_blocks_that_run_again_give_the_same_bits(monkeypatch):
+    _, model = stacks(monkeypatch, shape="decoder")
+    tokens = torch.randint(70, (8, ROWS // 8))
+    once = slopes(model, tokens)
+    recompute_blocks(model)
+    assert torch.equal(slopes(model, tokens), once)
+
+
+def test_layers_too_small_to_gain_are_left_alone():
+    small, large = (
+        Transformer(ModelConfig(vocab_size=9, d_model=d, d_ff=4 * d, n_heads=2)) for d in (64, 256)
+    )
+    for model in (small, large):
+        learn_by_bytes(model)
+    linear = sum(isinstance(module, Linear) for module in large.modules())
+    assert layers_by_bytes(small) == 0 and layers_by_bytes(large) == linear
+
+
+def test_where_nothing_is_gained_it_says_why(monkeypatch):
+    assert "for CPUs" in bytes_hindrance(torch.device("cuda"))
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+    monkeypatch.setattr(bytes_learning, "exact", lambda: True)
+    assert bytes_hindrance(torch.device("cpu")) == ""
+    monkeypatch.setattr(bytes_learning, "exact", lambda: False)
+    assert "VNNI" in bytes_hindrance(torch.device("cpu"))
+    monkeypatch.setattr(bytes_learning, "exact", lambda: True)
+    monkeypatch.setattr(kernels, "loops", lambda: None)
+    assert "numba" in bytes_hindrance(torch.device("cpu"))
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    assert "VNNI" in bytes_hindrance(torch.device("cpu"))
+
+
+def test_layers_that_are_multiplied_together_are_so_by_bytes_if_one_of_them_is():
+    large, small = Linear(256, 256), Linear(256, 16)
+    large.multiply = product_by_bytes
+    x = torch.randn(ROWS, 256, requires_grad=True)
+    for layers in ((large, small), (small, large)):
+        assert "ByBytes" in type(stacked(x, layers).grad_fn.next_functions[0][0]).__name__

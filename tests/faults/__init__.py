@@ -1,0 +1,73 @@
+"""Faults, made on purpose: promises about training that can be tried on any machine, and tried to be broken.
+
+A promise is a law of a tiny but real run (`promises.py`); a trial breaks something at random and looks whether the law
+holds. A plant (`plants.py`) is a bug that one of them forbids: put in, it must be found, else the harness is worthless.
+`python -m tests.faults` runs them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+from unittest import mock
+
+from tests.faults.harness import Command, Trying, Verdict, try_promise
+from tests.faults.plants import PLANTS
+from tests.faults.promises import PROMISES
+from tests.faults.runs import PLANTED, TINY
+
+from trifold.train import train
+
+__all__ = ["PLANTS", "PROMISES", "Size", "Trying", "Verdict", "plant_all", "planted", "try_all"]
+
+Size = Literal["sample", "short", "full"]
+
+
+def try_all(
+    names: Sequence[str],
+    size: Size,
+    folder: Path,
+    command: Command,
+    *,
+    trials: int | None = None,
+    trying: Trying = lambda name, number, trials: None,
+) -> Iterator[Verdict]:
+    """Try promises in `folder`, one after the other; `command` is the command line `trifold` as a function."""
+    _warm(folder)
+    for name in names:
+        promise = PROMISES[name]
+        asked = trials or getattr(promise, size)
+        yield try_promise(name, promise, asked, folder / name, command, trying=trying)
+
+
+def plant_all(names: Sequence[str], folder: Path, command: Command) -> Iterator[Verdict]:
+    """Put in one bug after the other, and try the promise that it breaks until it is found; a verdict without failures
+    is of a bug that was not.
+    """
+    _warm(folder)
+    for name in names:
+        plant = PLANTS[name]
+        promise = PROMISES[plant.breaks]
+        with planted(name):
+            verdict = try_promise(
+                plant.breaks, promise, promise.short, folder / name, command, until_broken=True
+            )
+        yield verdict._replace(name=name, about=f"{plant.about} (breaks {plant.breaks})")
+
+
+@contextmanager
+def planted(plant: str | None) -> Iterator[None]:
+    """A bug is in the code while inside, if one is named."""
+    if plant is None:
+        yield
+        return
+    with mock.patch.dict(os.environ, {PLANTED: plant}), PLANTS[plant].put_in():
+        yield
+
+
+def _warm(folder: Path) -> None:
+    """Load and compile what a run needs, so that no copy of this process has to."""
+    train("smoke", out=folder / "warm", **TINY)

@@ -1,0 +1,90 @@
+"""Fault injection: kill, damage and starve tiny training runs, and count what survives.
+
+python -m tests.faults                              every promise, minutes
+python -m tests.faults --size full                  every promise, hours
+python -m tests.faults --only kills --only damage   chosen promises
+python -m tests.faults --plant all                  put in one bug after the other; each must be found
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.faults import PLANTS, PROMISES, Verdict, plant_all, planted, try_all
+
+from trifold.cli import main
+
+# One thread, because the harness forks this process.
+SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def run() -> int:
+    """Parse the command line and run the trials; 0 if every promise was kept, or every planted bug found."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--size", choices=("sample", "short", "full"), default="short", help="number of trials"
+    )
+    parser.add_argument("--only", action="append", choices=list(PROMISES), help="this promise; repeatable")
+    parser.add_argument("--trials", type=int, help="trials of each promise")
+    parser.add_argument("--plant", choices=["all", *PLANTS], help="put this bug into the code")
+    parser.add_argument(
+        "--where", type=Path, help="a folder on the disk to test; default: the temporary folder"
+    )
+    parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
+    chosen = parser.parse_args()
+    if os.name != "posix":
+        parser.error("the harness forks processes, which this system does not support")
+    if any(os.environ.get(name) != value for name, value in SINGLE_THREADED.items()):
+        command = [sys.executable, "-m", "tests.faults", *sys.argv[1:]]
+        return subprocess.run(command, env=os.environ | SINGLE_THREADED, check=False).returncode
+
+    every = chosen.plant == "all"
+    verdicts = []
+    temporary = tempfile.TemporaryDirectory(prefix="trifold-faults-", dir=chosen.where)
+    with temporary as folder, planted(None if every else chosen.plant):
+        for verdict in _trials(chosen, Path(folder), every=every):
+            verdicts.append(verdict)
+            if not chosen.json:
+                _print(verdict)
+    good = sum(bool(verdict.failures) == every for verdict in verdicts)
+    if chosen.json:
+        print(json.dumps([verdict._asdict() for verdict in verdicts]))
+    else:
+        print(f"{good} of {len(verdicts)} {'bugs were found' if every else 'promises kept'}")
+    return 0 if good == len(verdicts) else 1
+
+
+def _trials(chosen: argparse.Namespace, folder: Path, *, every: bool) -> Iterator[Verdict]:
+    if every:
+        names = [name for name, plant in PLANTS.items() if not chosen.only or plant.breaks in chosen.only]
+        return plant_all(names, folder, main)
+    names = chosen.only or ([PLANTS[chosen.plant].breaks] if chosen.plant else list(PROMISES))
+    return try_all(names, chosen.size, folder, main, trials=chosen.trials, trying=_progress)
+
+
+def _progress(name: str, number: int, trials: int) -> None:
+    """Overwrite one line. A progress bar would need a thread, and this process is forked all the time."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{name} {number + 1:,} of {trials:,} … ", end="", file=sys.stderr, flush=True)
+
+
+def _print(verdict: Verdict) -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    count = f"{verdict.trials:6,} trials {len(verdict.failures):4} failures {verdict.seconds:7.1f} s"
+    print(f"{verdict.name:17}{verdict.about:76}{count}", flush=True)
+    for failure in verdict.failures[:3]:
+        print(f"  {failure}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

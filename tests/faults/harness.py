@@ -1,0 +1,76 @@
+"""Trials: as many as are asked for, each in a folder and with random numbers of its own."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.faults.runs import Box, Broken, Reference
+
+
+class Promise(NamedTuple):
+    """What is promised, how it is tried, and how often: in `make test`, on a user's machine, and in full."""
+
+    about: str
+    trial: Callable[[Box], None]
+    sample: int
+    short: int
+    full: int
+    row: str  # of the reliability goals
+
+
+class Verdict(NamedTuple):
+    """What came of the trials; `failures` says what went wrong in each that failed."""
+
+    name: str
+    about: str
+    trials: int
+    failures: list[str]
+    seconds: float
+
+
+Command = Callable[[Sequence[str]], int]
+# Hears, before each trial, of the promise, the trial's number and how many there are.
+Trying = Callable[[str, int, int], None]
+
+
+def try_promise(
+    name: str,
+    promise: Promise,
+    trials: int,
+    folder: Path,
+    command: Command,
+    *,
+    seed: int = 1,
+    until_broken: bool = False,
+    trying: Trying = lambda name, number, trials: None,
+) -> Verdict:
+    """Run the trials in `folder`, which is emptied behind each of them; `command` is the command line `trifold`.
+
+    until_broken: the first failure is enough.
+    """
+    failures: list[str] = []
+    references: dict[str, Reference] = {}
+    start = time.perf_counter()
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(trials):
+        trying(name, number, trials)
+        place = folder / f"trial {number}"
+        place.mkdir(parents=True)
+        box = Box(place, random.Random(f"{name} {seed} {number}"), number, references, command)
+        try:
+            promise.trial(box)
+        except Broken as broken:
+            failures.append(f"trial {number}: {broken}")
+        except Exception as error:
+            failures.append(f"trial {number}: {type(error).__name__}: {error}")
+        shutil.rmtree(place, ignore_errors=True)
+        if failures and until_broken:
+            trials = number + 1
+            break
+    shutil.rmtree(folder, ignore_errors=True)
+    return Verdict(name, promise.about, trials, failures, time.perf_counter() - start)

@@ -1,0 +1,313 @@
+"""Tiny real runs, each in a process of its own that can be killed, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trifold.errors import Elsewhere, TrifoldError
+from trifold.train import checkpoint, train
+from trifold.train.view import Silent
+
+# Everything that matters is said here, so that the shipped recipe may change.
+TINY: dict[str, Any] = {
+    "model.norm_placement": "post",
+    "model.dropout": 0.1,
+    "model.d_model": 16,
+    "model.n_heads": 2,
+    "model.n_layers": 1,
+    "model.d_ff": 32,
+    "batch.tokens": 512,
+    "generate.max_new_tokens": 6,
+    "train.schedule": "inverse-sqrt",
+    "train.learning_rate": 0.01,
+    "train.precision": "float32",
+    "train.device": "cpu",
+    "train.steps": 12,
+    "train.warmup": 4,
+    "train.validate_every": 6,
+    "train.save_every": 3,
+    "train.keep_last": 4,
+    "train.log_every": 1,
+}
+
+# Of raw text, which the box makes.
+TEXT: dict[str, Any] = {
+    "data.train": "TEXT",
+    "data.valid": None,
+    "data.test": None,
+    "data.documents": "blank",
+    "data.holdout": 0.2,
+    "model.max_positions": 24,
+    "batch.tokens": 200,
+}
+
+# Ways to train that must all survive; each changes something that a resumed run could get wrong.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bf16": {"train.precision": "bfloat16"},
+    "int8": {"train.precision": "int8", "model.d_model": 256, "model.d_ff": 256, "batch.tokens": 1024},
+    "accumulating": {"train.accumulate": 3},
+    "workers": {"train.workers": 2},
+    "averaging": {"train.average": 3},
+    "behind": {"train.save_behind": True},
+    "pre-norm, gated": {"model.norm_placement": "pre", "model.gated": True, "model.activation": "silu"},
+    "rotary, grouped": {"model.positions": "rotary", "model.n_kv_heads": 1},
+    "two layers, clipped": {"model.n_layers": 2, "train.clip": 0.5},
+    "cosine": {"train.schedule": "cosine"},
+    "merges that drop out": {
+        "tokenizer.kind": "bpe",
+        "tokenizer.vocab_size": 60,
+        "tokenizer.dropout": 0.3,
+    },
+    "weight decay, all kept": {"train.weight_decay": 0.1, "train.keep_every": 6, "train.keep_last": 1},
+    "small batches": {"batch.tokens": 200, "batch.rows": 7},
+    "left to right": {
+        **TEXT,
+        "task": {"kind": "causal"},
+        "model.shape": "decoder",
+        "model.norm_placement": "pre",
+        "data.cut": "windows",
+    },
+    "left to right, packed": {
+        **TEXT,
+        "task": {"kind": "causal"},
+        "model.shape": "decoder",
+    },
+    "masked": {
+        **TEXT,
+        "task": {"kind": "masked", "mask": "words"},
+        "tokenizer": {"kind": "bpe", "vocab_size": 60, "special": ["cls", "sep", "mask"]},
+        "model.shape": "encoder",
+        "model.positions": "learned",
+        "model.heads": ["lm"],
+    },
+    "moving average, recomputed": {"train.ema": 0.9, "train.recompute": "blocks"},
+    "adamw, bf16, accumulating": {
+        "train.optimizer": "adamw",
+        "train.weight_decay": 0.1,
+        "train.precision": "bfloat16",
+        "train.accumulate": 2,
+    },
+    "muon": {"train.optimizer": "muon"},
+    "adafactor": {"train.optimizer": "adafactor"},
+    "stable, then decaying": {"train.schedule": "warmup-stable-decay", "train.decay": 0.5},
+    "spikes left out": {"train.on_spike": "skip", "train.spike_factor": 1.05, "train.spike_window": 5},
+    "compiled": {
+        **TEXT,
+        "train.compile": "blocks",
+        "model.n_layers": 2,
+        "task": {"kind": "causal"},
+        "model.shape": "decoder",
+    },
+}
+SLOW = ("compiled",)  # to begin, so that it is for those who resume it a few times only
+CRASHED = 70  # a traceback; TrifoldError is 1
+
+TIMES = ("seconds", "train/tokens_per_second")
+
+
+class Broken(Exception):
+    """A promise was not kept."""
+
+
+class Written(Silent):
+    """What is said goes into a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def say(self, line: str) -> None:
+        """A line more."""
+        with self._path.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(line + "\n")
+
+
+@dataclass
+class Reference:
+    """A run that nobody disturbed."""
+
+    folder: Path
+    state: dict[str, Any]
+    seconds: float
+
+
+@dataclass
+class Box:
+    """Where one trial takes place: a folder of its own, random numbers of its own, and references for all."""
+
+    folder: Path
+    rng: random.Random
+    number: int
+    references: dict[str, Reference] = field(default_factory=dict)
+    command: Callable[[Sequence[str]], int] = field(
+        default=lambda words: CRASHED
+    )  # `trifold` with these words
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "said.txt"
+
+    def said(self) -> str:
+        """All that runs in this box have said."""
+        return self.log.read_text("utf-8") if self.log.is_file() else ""
+
+    def expect(self, kept: bool, what: str) -> None:
+        """Raises Broken, with the last words of the run, unless `kept`."""
+        if not kept:
+            raise Broken(f"{what}; last words: {' | '.join(self.said().splitlines()[-3:])}")
+
+    def train(self, changes: Mapping[str, Any], **how: Any) -> int:
+        """Train in a child process, into this box; the exit code, negative where a signal killed it."""
+        return forked(training(self.run, changes, self.log), log=self.log, **how)
+
+    def finish(self, changes: Mapping[str, Any], reference: Reference) -> None:
+        """Resume to the end, and compare with the run that nobody disturbed."""
+        code = self.train(changes)
+        self.expect(code == 0, f"resuming ended with {code}")
+        ours, theirs = state_of(self.run), reference.state
+        differing = [key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)]
+        self.expect(not differing, f"not the same as never stopped: {', '.join(sorted(differing))}")
+
+    def all_is_saved(self, when: str) -> None:
+        """The last step that was learnt is the last that is saved, and may be loaded."""
+        learnt = max((line["step"] for line in lines_of(self.run) if "train/loss" in line), default=0)
+        found = checkpoint.newest_sound(self.run / "checkpoints")
+        saved = 0 if found is None else checkpoint.step_of(found.path)
+        self.expect(saved == learnt, f"{when}: step {learnt} was learnt, and step {saved} is saved")
+
+    def config(self, *, slow: bool = False) -> tuple[dict[str, Any], Reference]:
+        """One of the ways to train, each in its turn, and its reference; with `slow`, also of those slow to begin."""
+        names = [name for name in CONFIGS if slow or name not in SLOW]
+        name = names[self.number % len(names)]
+        return CONFIGS[name], self.reference(name)
+
+    def reference(self, name: str = "plain") -> Reference:
+        """Made once, when it is first asked for."""
+        if name not in self.references:
+            folder = self.folder.parent / f"reference {name}"
+            shutil.rmtree(folder, ignore_errors=True)
+            log = self.folder.parent / "references" / f"{name}.txt"
+            log.parent.mkdir(exist_ok=True)
+            start = time.perf_counter()
+            code = forked(training(folder, CONFIGS[name], log), log=log)
+            if code:
+                raise Broken(f"the undisturbed run `{name}` ended with {code}: {log.read_text('utf-8')}")
+            self.references[name] = Reference(folder, state_of(folder), time.perf_counter() - start)
+        return self.references[name]
+
+
+def training(folder: Path, changes: Mapping[str, Any], log: Path, **more: Any) -> Callable[[], int]:
+    """A training as work for a child process."""
+
+    def work() -> int:
+        overrides = {**TINY, **changes}
+        if overrides.get("data.train") == "TEXT":
+            overrides["data.train"] = str(_text(log.parent.parent))
+        try:
+            return train("smoke", out=folder, resume="auto", view=Written(log), **more, **overrides).exit_code
+        except TrifoldError as error:
+            if not isinstance(error, Elsewhere):
+                Written(log).say(f"error: {error}")
+            return error.exit_code
+
+    return work
+
+
+def _text(folder: Path) -> Path:
+    """Forty short documents of words, some longer than the model reads at once: always the same."""
+    drawn, words = random.Random(5), ["sun", "rain", "snow", "hail", "fog"]
+    documents = [" ".join(drawn.choices(words, k=drawn.randint(1, 12))) for _ in range(40)]
+    file = folder / "text.txt"
+    file.write_text("\n\n".join(documents) + "\n", encoding="utf-8", newline="\n")
+    return file
+
+
+def forked(
+    work: Callable[[], int],
+    *,
+    after: float | None = None,
+    number: int = signal.SIGKILL,
+    log: Path | None = None,
+) -> int:
+    """Do `work` in a child process and return its exit code, negative where a signal ended it.
+
+    after: seconds until the child gets the signal `number`, if it is still there.
+    """
+    child = os.fork()
+    if child == 0:
+        code = CRASHED
+        try:
+            code = work()
+        except BaseException:
+            if log is not None:
+                Written(log).say(traceback.format_exc())
+        finally:
+            os._exit(code)
+    end = None if after is None else time.perf_counter() + after
+    while True:
+        done, status = os.waitpid(child, 0 if end is None else os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if end is not None and time.perf_counter() >= end:
+            os.kill(child, number)
+            end = None
+        else:
+            time.sleep(0.0005)
+
+
+PLANTED = "TRIFOLD_FAULTS_PLANTED"  # the bug that is in, for processes that are no copies of this one
+PROGRAM = f"""
+import os, sys
+from trifold.cli import main
+from tests.faults import planted
+with planted(os.environ.get({PLANTED!r})):
+    sys.exit(main())
+"""
+
+
+def fresh(words: Sequence[str], log: Path, **environ: str) -> subprocess.Popen[bytes]:
+    """`trifold` with these words, begun in a new process, which shares nothing with this one but the bug that is in."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    with log.open("ab") as said:
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *words],
+            env=os.environ | {"PYTHONPATH": paths} | environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+        )
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """All that a run decides and leaves on disk, but for the times."""
+    last = checkpoint.saved(folder / "checkpoints")[-1]
+    progress = json.loads((last / checkpoint.PROGRESS).read_text("utf-8"))
+    metrics = lines_of(folder)
+    for values in (progress, *metrics):
+        for key in TIMES:
+            values.pop(key, None)
+    kept = [*last.glob("*.safetensors"), *folder.glob("model/*"), *folder.glob("samples/*")]
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(kept)}
+    return {"progress": progress, "metrics": metrics, **files}
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl; empty where there is none."""
+    file = folder / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []

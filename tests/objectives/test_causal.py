@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+from torch.nn import functional as F
+
+from trifold.batches import BatchSettings
+from trifold.errors import SettingsError
+from trifold.generate import GenerationConfig
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.objectives.causal import Causal, CausalSettings, pieces
+from trifold.objectives.task import Looking
+from trifold.ragged import Ragged
+from trifold.text import Tokenizer, TokenizerSettings, train_tokenizer
+
+TEXTS = ["to be, or not to be", "a", "", "naïve ☂", "that is the question: whether"]
+WIDTH = 8
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS, TokenizerSettings(kind="char", vocab_size=60, min_frequency=1))
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    """Every parameter random, so that no zero hides a mistake."""
+    torch.manual_seed(3)
+    config = ModelConfig(
+        shape="decoder", vocab_size=tokenizer.vocab_size, max_positions=WIDTH, positions="learned",
+        norm_placement="pre", d_model=16, n_layers=2, n_heads=2, d_ff=24, dropout=0.0, scale_embeddings=False,
+    )  # fmt: skip
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def task_of(tokenizer, cut="pieces", **settings):
+    return Causal(CausalSettings(**settings), tokenizer, WIDTH, cut)
+
+
+def looking(**changes):
+    usual = {"batches": BatchSettings(tokens=40), "generation": GenerationConfig(), "samples": 2, "seed": 1}
+    return Looking(**usual | {"poll": lambda: None} | changes)
+
+
+# --- rows to examples ----------------------------------------------------------------------------------------
+
+lengths = st.lists(st.integers(0, 40), min_size=1, max_size=12)
+
+
+def corpus(lengths):
+    """Documents whose tokens say where they stand: 100 · document + place."""
+    return Ragged.of([[100 * document + place for place in range(n)] for document, n in enumerate(lengths)])
+
+
+def asked(found):
+    return [
+        int(token)
+        for start, size in zip(found.starts, found.sizes, strict=True)
+        for token in found.ids[start + 1 : start + 1 + size]
+    ]
+
+
+@given(lengths, st.integers(1, 20), st.sampled_from(["pieces", "windows"]), st.integers(0, 2**64 - 1))
+def test_every_token_but_the_first_of_a_document_is_asked_for_once(lengths, width, cut, draw):
+    found = pieces(corpus(lengths), width, cut, draw)
+    wanted = [100 * document + place for document, n in enumerate(lengths) for place in range(1, n)]
+    assert sorted(asked(found)) == wanted
+    assert ((found.sizes >= 1) & (found.sizes <= width)).all()
+    assert found.lengths.shape == (len(found.sizes), 1)
+
+
+@given(lengths, st.integers(1, 20), st.sampled_from(["pieces", "windows", "drop"]), st.integers(0, 2**64 - 1))
+def test_no_piece_reaches_into_another_document(lengths, width, cut, draw):
+    found = pieces(corpus(lengths), width, cut, draw)
+    for start, size in zip(found.starts, found.sizes, strict=True):
+        stretch = found.ids[start : start + size + 1]
+        assert (np.diff(stretch) == 1).all()
+
+
+@given(lengths, st.integers(1, 20))
+def test_what_is_dropped_is_whole_documents(lengths, width):
+    wanted = [
+        100 * document + place
+        for document, n in enumerate(lengths)
+        if n - 1 <= width
+        for place in range(1, n)
+    ]
+    assert asked(pieces(corpus(lengths), width, "drop")) == wanted
+
+
+def test_windows_lie_elsewhere_with_each_draw_and_in_the_same_places_with_the_same():
+    rows = corpus([1000, 5])
+    one, two, again = (pieces(rows, 16, "windows", draw) for draw in (7, 8, 7))
+    assert one.starts.tolist() == again.starts.tolist() != two.starts.tolist()
+    firsts = {int(pieces(rows, 16, "windows", draw).sizes[0]) for draw in range(200)}
+    assert firsts == set(range(1, 17))
+    # Without a draw, as for a validation, they are pieces.
+    assert pieces(rows, 16, "windows").starts.tolist() == pieces(rows, 16).starts.tolist()
+
+
+@pytest.mark.parametrize(("begin", "end"), [(True, True), (True, False), (False, True), (False, False)])
+def test_what_stands_around_a_document_is_the_settings_to_say(tokenizer, begin, end):
+    rows = task_of(tokenizer, begin=begin, end=end).read(TEXTS)
+    for number, text in enumerate(TEXTS):
+        ids = rows.tokens.ids[rows.tokens.starts[number] : rows.tokens.starts[number + 1]].tolist()
+        (plain,) = tokenizer.encode([text])
+        assert ids == [tokenizer.bos_id] * begin + plain + [tokenizer.eos_id] * end
+    firsts = 0 if begin else sum(len(text[:1].encode()) for text in TEXTS)
+    assert rows.bytes == sum(len(text.encode()) for text in TEXTS) - firsts
+
+
+def test_bytes_are_those_that_the_tokens_hold():
+    """Nobody guesses repeated spaces where tokens are words, and so they make no text easier."""
+    words = train_tokenizer(TEXTS, TokenizerSettings(kind="word", vocab_size=60, min_frequency=1))
+    plain, spaced = ["to be or", "not to be"], ["to   be\tor", "not to    be"]
+    kept, lost, both = (task_of(words, begin=True).read(texts) for texts in (plain, spaced, plain + spaced))
+    assert (kept.tokens.ids == lost.tokens.ids).all()
+    assert kept.bytes == lost.bytes == both.bytes / 2 == sum(map(len, plain))
+
+
+def test_bytes_that_only_decoding_puts_there_count_for_nothing():
+    library = Library(models.WordPiece({"[UNK]": 0, "a": 1, "(": 2, ")": 3}, unk_token="[UNK]"))
+    library.pre_tokenizer, library.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    tokenizer = Tokenizer(library)
+    assert tokenizer.decode(tokenizer.encode(["(a)"])) != ["(a)"]
+    assert task_of(tokenizer, begin=False, end=False).read(["(a)"]).bytes == 2  # less the first
+
+
+def by_bytes(**how):
+    """Byte-level BPE, of nothing but bytes or with merges."""
+    return train_tokenizer(["日本 日本 😀😀 été"] * 5, TokenizerSettings(kind="byte-bpe", **how))
+
+
+def by_fallback(*, before):
+    """Pieces of SentencePiece's kind, for "▁a" and "日", and bytes for all else; with a space before a text or not."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a", "日"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    library = Library(models.BPE(vocabulary, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
+    spaces, strip = normalizers.Replace(" ", "▁"), decoders.Strip(" ", 1, 0)
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁")] * before + [spaces])
+    library.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()] + [strip] * before
+    )
+    return Tokenizer(library)
+
+
+def by_bytes_with_a_space_before():
+    tokenizer = by_bytes(vocab_size=260)
+    tokenizer.library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return Tokenizer(tokenizer.library)
+
+
+BYTES_OF_THE_FIRST = {
+    "bytes": (by_bytes(vocab_size=260), {"é": 1, "日本": 1, "😀": 1, "a é": 1, "": 0}),
+    "bytes, merged": (by_bytes(vocab_size=290), {"日本": 6, "😀": 4, "été": 2, "ü": 1}),
+    "a space before": (by_bytes_with_a_space_before(), {"é": 0, "a": 0, " é": 1}),
+    "byte fallback": (by_fallback(before=False), {"é": 1, "日": 3, "本": 1, "😀": 1, " a": 2, "a": 1}),
+    "byte fallback, a space before": (by_fallback(before=True), {"a": 1, "aé": 1, " a": 0, "é": 0}),
+}
+
+
+@pytest.mark.parametrize("kind", BYTES_OF_THE_FIRST)
+def test_half_a_character_has_its_own_bytes_and_no_more(kind):
+    tokenizer, known = BYTES_OF_THE_FIRST[kind]
+    for text, first in known.items():
+        rows = task_of(tokenizer, begin=False).read([text] * 5)
+        assert rows.bytes == 5 * (len(text.encode()) - first), text
+
+
+@given(st.lists(st.text("aé日😀 \ufffd", max_size=4), max_size=4))
+def test_where_every_token_is_a_byte_one_a_document_is_not_asked_for(texts):
+    rows = task_of(BYTES_OF_THE_FIRST["bytes"][0], begin=False).read(texts)
+    assert rows.bytes == sum(max(len(text.encode()) - 1, 0) for text in texts)
+
+
+# --- examples to batch to loss -------------------------------------------------------------------------------
+
+
+def test_each_place_is_asked_for_the_token_behind_it(tokenizer):
+    task = task_of(tokenizer)
+    examples = task.examples(task.read(TEXTS))
+    chosen = np.array([3, 0, 5])
+    batch = task.batch(examples, chosen)
+    rows = [examples.ids[examples.starts[n] :][: examples.sizes[n] + 1].tolist() for n in chosen]
+    assert batch.inputs.tokens[0, : batch.tokens].tolist() == [token for row in rows for token in row[:-1]]
+    assert batch.wanted[: batch.tokens].tolist() == [token for row in rows for token in row[1:]]
+    assert (batch.wanted[batch.tokens :] == -1).all()
+    assert task.counts(batch) == {"tokens": batch.tokens} == {"tokens": int(examples.sizes[chosen].sum())}
+    assert task.batch(examples, chosen, 2).tokens == 6
+
+
+def by_hand(model, examples, rows):
+    """Negative log-likelihoods and hits, piece by piece, with whole logits."""
+    losses, hits = [], []
+    for n in rows:
+        ids = torch.from_numpy(examples.ids[examples.starts[n] :][: examples.sizes[n] + 1]).long()
+        logits = model.answer(Inputs(ids[None, :-1]))["lm"][0]
+        losses.append(F.cross_entropy(logits, ids[1:], reduction="none"))
+        hits.append(logits.argmax(-1) == ids[1:])
+    return torch.cat(losses), torch.cat(hits)
+
+
+@pytest.mark.parametrize("begin", [True, False])
+def test_pieces_of_a_batch_do_not_see_each_other(tokenizer, model, begin):
+    task = task_of(tokenizer, begin=begin)
+    examples = task.examples(task.read(TEXTS))
+    every = np.arange(len(examples.sizes))
+    with torch.no_grad():
+        term = task.loss(model, task.batch(examples, every))["tokens"]
+        losses, _ = by_hand(model, examples, every)
+    assert term.count == len(losses)
+    assert torch.allclose(term.sum, losses.sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_learning_takes_the_packed_way_and_gives_the_same_gradient(tokenizer, model, dtype):
+    task = task_of(tokenizer)
+    examples = task.examples(task.read(TEXTS))
+    every = np.arange(len(examples.sizes))
+    packed, plain = deepcopy(model).to(dtype), deepcopy(model)
+    task.loss(packed, task.batch(examples, every))["tokens"].sum.backward()
+    by_hand(plain, examples, every)[0].sum().backward()
+    ours, theirs = (torch.cat([p.grad.float().flatten() for p in m.parameters()]) for m in (packed, plain))
+    assert (ours - theirs).norm() <= (1e-5 if dtype is torch.float32 else 0.1) * theirs.norm()
+
+
+@given(st.integers(1, 64), st.integers(1, 40))
+def test_windows_of_one_length_leave_less_than_a_hundredth_empty(rows, sixteenths):
+    tokens = Ragged.of([list(range(rows * 16 * sixteenths + 1))])
+    found = pieces(tokens, 16 * sixteenths)
+    tokenizer = train_tokenizer(["a"], TokenizerSettings(kind="char", vocab_size=5, min_frequency=1))
+    task = Causal(CausalSettings(), tokenizer, 16 * sixteenths)
+    batch = task.batch(found, np.arange(len(found.sizes)))
+    filled = batch.inputs.tokens.shape[1]
+    assert filled - batch.tokens < 64
+    if batch.tokens >= 6400:
+        assert batch.tokens >= 0.99 * filled
+
+
+# --- scores --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begin", [True, False])
+def test_the_scores_are_those_of_the_definitions_whatever_the_batches(tokenizer, model, begin):
+    task = task_of(tokenizer, begin=begin)
+    rows = task.read(TEXTS)
+    examples = task.examples(rows)
+    with torch.no_grad():
+        losses, hits = by_hand(model, examples, range(len(examples.sizes)))
+    nll = float(losses.double().sum())
+    for tokens in (10, 1000):
+        loss, scores = task.measure(model, rows, looking(batches=BatchSettings(tokens=tokens, max_length=2)))
+        assert loss == pytest.approx(nll / len(losses), rel=1e-5)
+        assert scores["perplexity"] == pytest.approx(math.exp(nll / len(losses)), rel=1e-5)
+        assert scores["bits_per_byte"] == pytest.approx(nll / math.log(2) / rows.bytes, rel=1e-5)
+        assert scores["accuracy"] == pytest.approx(100 * float(hits.float().mean()), rel=1e-5)
+
+
+def test_best_by_chooses_the_number_that_must_grow(tokenizer, model):
+    for best_by in ("loss", "accuracy"):
+        task = task_of(tokenizer, best_by=best_by)
+        rows = task.read(TEXTS)
+        found = task.evaluate(model, rows, task.examples(rows), looking())
+        assert found.value == (-found.loss if best_by == "loss" else found.scores["accuracy"])
+    with pytest.raises(SettingsError, match=r"task\.best_by: .*got 'bleu'"):
+        CausalSettings.parse({"best_by": "bleu"}, at="task")
+
+
+def test_a_validation_can_be_interrupted(tokenizer, model):
+    class Stop(Exception):
+        pass
+
+    def stop():
+        raise Stop
+
+    task = task_of(tokenizer)
+    rows = task.read(TEXTS)
+    with pytest.raises(Stop):
+        task.evaluate(model, rows, task.examples(rows), looking(poll=stop))
+
+
+# --- samples -------------------------------------------------------------------------------------------------
+
+
+def test_samples_go_on_from_beginnings_of_documents_and_depend_on_the_seed_alone(tokenizer, model):
+    task = task_of(tokenizer)
+    rows = task.read(TEXTS)
+    one, again, other = (task.samples(model, rows, looking(samples=3, seed=seed)) for seed in (1, 1, 2))
+    assert one == again != other
+    assert len(one) == 3
+    for sample in one:
+        assert sample.reference is None
+        assert any(text.startswith(sample.source) for text in TEXTS)
+    assert any(sample.ours for sample in one)
+
+
+def test_the_recipes_prompts_are_continued(tokenizer, model):
+    task = task_of(tokenizer, prompts=["to be", ""])
+    rows = task.read(TEXTS)
+    assert [sample.source for sample in task.samples(model, rows, looking(samples=5))] == ["to be", ""]
+    greedy = GenerationConfig(do_sample=False, max_new_tokens=2)
+    found = [task.samples(model, rows, looking(generation=greedy, seed=seed)) for seed in (1, 2)]
+    assert found[0] == found[1]
+    assert all(len(sample.ours) <= 2 for sample in found[0])
+    assert task.samples(model, rows, looking(samples=0)) == []
+
+
+def test_a_text_that_grows_long_can_be_left_at_any_token(tokenizer, model):
+    """A signal during a validation is not to wait for the end of a batch of texts."""
+    task, polls = task_of(tokenizer, prompts=["to be"]), []
+    greedy = GenerationConfig(do_sample=False, max_new_tokens=3, min_new_tokens=3)
+    task.samples(model, task.read(TEXTS), looking(generation=greedy, poll=lambda: polls.append(1)))
+    assert len(polls) >= 3, "one batch of texts, of three tokens each"
+
+
+# --- disk ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begin", [True, False])
+def test_others_begin_a_text_as_the_task_does(tokenizer, tmp_path, begin):
+    from transformers import AutoTokenizer
+
+    task_of(tokenizer, begin=begin).save(tmp_path)
+    (plain,) = tokenizer.encode(["to be"])
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs("to be")["input_ids"] == [tokenizer.bos_id] * begin + plain

@@ -1,0 +1,243 @@
+"""Learning labels: what a batch holds, what is asked of it, and that what was learnt is what is loaded."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import trifold
+from trifold.batches import BatchSettings
+from trifold.data import Pairs
+from trifold.errors import DataError, SettingsError
+from trifold.generate import GenerationConfig
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.objectives.classify import (
+    Classify,
+    ClassifySettings,
+    accuracy,
+    confusion,
+    in_order,
+    macro_f1,
+)
+from trifold.objectives.task import Looking
+from trifold.text import TokenizerSettings, train_tokenizer
+
+TEXTS = ["good and fine", "bad", "so bad it is good", "fine", "it is bad and it is sad"]
+LABELS = ["glad", "sad", "glad", "glad", "sad"]
+READS = ("pooler", "first", "last", "eos")
+
+
+def rows(texts=TEXTS, labels=LABELS):
+    return Pairs(list(texts), list(labels), list(range(1, len(texts) + 1)))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    settings = TokenizerSettings(kind="word", vocab_size=40, min_frequency=1, special=["cls", "sep"])
+    return train_tokenizer(TEXTS, settings)
+
+
+def model_of(tokenizer, reads="pooler", shape="encoder"):
+    torch.manual_seed(3)
+    config = ModelConfig(
+        shape=shape, vocab_size=tokenizer.vocab_size, max_positions=16, positions="learned", d_model=16, n_layers=2,
+        n_heads=2, d_ff=24, dropout=0.0, heads=["pooler", "sequence"] if reads == "pooler" else ["sequence"],
+        classifier_input=reads, label_names=["glad", "sad"], eos_id=tokenizer.sep_id, pad_id=tokenizer.pad_id,
+    )  # fmt: skip
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def looking(**changes):
+    usual = {"batches": BatchSettings(tokens=16), "generation": GenerationConfig(), "samples": 2, "seed": 1}
+    return Looking(**usual | {"poll": lambda: None} | changes)
+
+
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("shape", ["encoder", "decoder"])
+def test_packed_logits_are_those_of_each_text_by_itself(tokenizer, reads, shape):
+    model = model_of(tokenizer, reads, shape)
+    task = Classify(ClassifySettings(), tokenizer, model.config)
+    examples = task.examples(rows())
+    batch = task.batch(examples, np.array([4, 0, 2, 1, 3]))
+    found = task.logits(model, batch)
+    for place, row in enumerate([4, 0, 2, 1, 3]):
+        ids = torch.tensor([tokenizer.rows([TEXTS[row]])[0].ids])
+        alone = model.answer(Inputs(ids), heads=["sequence"])["sequence"][0]
+        assert torch.allclose(found[place], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_is_cross_entropy_as_a_sum(tokenizer, smoothing):
+    model = model_of(tokenizer)
+    task = Classify(ClassifySettings(label_smoothing=smoothing), tokenizer, model.config)
+    batch = task.batch(task.examples(rows()), np.arange(5))
+    term = task.loss(model, batch)["tokens"]
+    logits = task.logits(model, batch)
+    assert task.counts(batch) == {"tokens": 5} == {"tokens": term.count}
+    wanted = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing).sum()
+    assert torch.allclose(term.sum, wanted)
+    plain = term.sum if term.nll is None else term.nll
+    assert torch.allclose(plain, F.cross_entropy(logits, batch.labels, reduction="sum"))
+
+
+@pytest.mark.parametrize("tokens", [8, 11, 23, 40])
+def test_scores_do_not_depend_on_batches(tokenizer, tokens):
+    model = model_of(tokenizer)
+    task = Classify(ClassifySettings(), tokenizer, model.config)
+    examples = task.examples(rows())
+    whole = task.evaluate(model, rows(), examples, looking(batches=BatchSettings(tokens=4000)))
+    parts = task.evaluate(model, rows(), examples, looking(batches=BatchSettings(tokens=tokens)))
+    assert parts.loss == pytest.approx(whole.loss, abs=1e-5)
+    assert parts.scores == whole.scores
+    assert [sample.reference for sample in parts.samples] == LABELS[:2]
+
+
+def test_long_texts_are_cut_where_that_is_asked_for_and_said(tokenizer):
+    said = []
+    task = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config, 5, said.append)
+    examples = task.examples(rows())
+    assert examples.lengths.max() == 5
+    ends = examples.texts.ids[examples.texts.starts[1:] - 1]
+    assert (ends == tokenizer.sep_id).all()  # what stands around a text stays
+    assert any("2 texts were cut" in line for line in said)
+
+
+def test_a_label_that_training_did_not_know_is_named_with_its_line(tokenizer):
+    task = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config)
+    with pytest.raises(DataError, match="'angry'") as told:
+        task.examples(rows(["good", "bad"], ["glad", "angry"]))
+    assert ":2:" in str(told.value)
+
+
+def test_a_missing_head_is_named(tokenizer):
+    config = model_of(tokenizer).config.model_copy(update={"heads": ("lm",)})
+    with pytest.raises(SettingsError, match="pooler, sequence is missing"):
+        Classify(ClassifySettings(), tokenizer, config)
+
+
+def test_an_end_that_is_not_there_cannot_be_read(tokenizer):
+    config = model_of(tokenizer, "eos").config.model_copy(update={"eos_id": tokenizer.unk_id})
+    task = Classify(ClassifySettings(), tokenizer, config)
+    with pytest.raises(SettingsError, match="classifier_input"):
+        task.batch(task.examples(rows()), np.arange(5))
+
+
+# --- labels and scores ---------------------------------------------------------------------------------------
+
+
+def test_labels_are_in_the_order_of_names_and_numbers():
+    assert in_order(["10 stars", "2 stars", "1 star", "2 stars"]) == ("1 star", "2 stars", "10 stars")
+    assert in_order([f"LABEL_{n}" for n in range(12)]) == tuple(f"LABEL_{n}" for n in range(12))
+    assert in_order(["b", "1", "a", "", "01"]) == in_order(["01", "", "a", "1", "b"])
+
+
+def test_scores_of_a_table_counted_by_hand():
+    table = confusion(np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 0, 0]), 4)
+    assert table.tolist() == [[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    assert accuracy(table) == pytest.approx(100 * 3 / 6)
+    assert macro_f1(table) == pytest.approx(100 * (4 / 7 + 2 / 4 + 0) / 3)
+
+
+# --- runs ----------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "model.d_model": 16, "model.n_heads": 2, "model.n_layers": 1, "model.d_ff": 32, "model.dropout": 0.0,
+    "model.max_positions": 32, "tokenizer.vocab_size": 60, "tokenizer.kind": "word", "batch.tokens": 256,
+    "train.device": "cpu", "train.precision": "float32", "train.warmup": 5, "train.learning_rate": 0.02,
+    "data.source": "text", "data.target": "label",
+}  # fmt: skip
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Texts whose label is the one telling word in them."""
+    lines = [
+        {"text": f"some {word} words of {other} sort {n}", "label": label}
+        for word, label in (("merry", "3 glad"), ("dull", "20 sad"), ("odd", "100 odd"))
+        for other in ("this", "that", "any")
+        for n in range(6)
+    ]
+    path = tmp_path / "labels.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.slow
+def test_it_learns_and_what_is_loaded_says_what_was_learnt(table, tmp_path):
+    settings = SMALL | {"data.train": str(table), "data.valid": str(table), "data.test": str(table)}
+    steps = {"train.steps": 60, "train.validate_every": 60, "train.save_every": 60}
+    outcome = trifold.train("demo-read-packages", out=tmp_path / "run", **settings, **steps)
+    assert outcome.scores == {"accuracy": 100.0, "macro_f1": 100.0}
+    loaded = trifold.load(tmp_path / "run")
+    assert loaded.config.labels == ("3 glad", "20 sad", "100 odd")
+    assert [best[0].label for best in loaded.classify(["some dull words", "some odd words"])] == [
+        "20 sad",
+        "100 odd",
+    ]
+    from tests.command_line import ask
+
+    told = json.loads(ask("eval", str(tmp_path / "run"), "--json").out)
+    assert told["scores"] == {"accuracy": 100.0, "macro_f1": 100.0}
+
+
+@pytest.mark.slow
+def test_it_begins_from_a_model_of_masked_words(table, tmp_path):
+    raw = {key: value for key, value in SMALL.items() if key not in ("data.source", "data.target")}
+    steps = {"train.steps": 6, "train.validate_every": 6, "train.save_every": 6}
+    trifold.train(
+        "demo-read",
+        out=tmp_path / "first",
+        **raw,
+        **steps,
+        **{"data.train": str(table), "data.valid": str(table)},
+    )
+    first = tmp_path / "first"
+    own = {"tokenizer.file": str(first / "model"), "train.start_from": str(first)}
+    few = {"train.steps": 2, "train.learning_rate": 1e-12, "train.warmup": 0, "train.validate_every": 2}
+    trifold.train(
+        "demo-read-packages", out=tmp_path / "second", **SMALL | own | few,
+        **{"data.train": str(table), "data.valid": str(table), "data.test": None, "train.save_every": 1},
+    )  # fmt: skip
+    before, after = (
+        dict(trifold.load(tmp_path / run).model.named_parameters()) for run in ("first", "second")
+    )
+    shared = [name for name in before if not name.startswith(("heads.", "lm_head."))]
+    assert shared
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in shared)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"model.shape": "encoder-decoder", "model.heads": None, "model.classifier_input": "first"},
+            "model.shape",
+        ),
+        ({"data.valid": None}, "data.valid"),
+        ({"data.target": "nothing"}, "nothing"),
+        ({"model.problem_type": "regression"}, "problem_type"),
+    ],
+)
+def test_what_does_not_go_together_is_said(table, tmp_path, changes, words):
+    settings = SMALL | {"data.train": str(table), "data.valid": str(table), "data.test": None} | changes
+    with pytest.raises(trifold.errors.TrifoldError, match=words):
+        trifold.train("demo-read-packages", out=tmp_path / "run", **settings)
+
+
+def test_one_label_is_no_choice(tmp_path):
+    path = tmp_path / "one.tsv"
+    path.write_text("text\tlabel\na b\tx\nb c\tx\n", encoding="utf-8")
+    with pytest.raises(DataError, match="the only label is 'x'"):
+        trifold.train(
+            "demo-read-packages",
+            out=tmp_path / "run",
+            **SMALL | {"data.train": str(path), "data.valid": str(path), "data.test": None},
+        )

@@ -1,0 +1,167 @@
+"""Tokens in any order: what a question sees, what a batch asks, the reference's perm_mask and target_mapping."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from trifold.batches import BatchSettings
+from trifold.errors import SettingsError
+from trifold.generate import GenerationConfig
+from trifold.hub import save_model
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.objectives.permutation import Permutation, PermutationSettings
+from trifold.objectives.task import Looking
+from trifold.text import TokenizerSettings, train_tokenizer
+from trifold.text.marks import mark
+
+TEXTS = ["to be, or not to be", "a", "that is the question: whether it is nobler", "in the mind to suffer"]
+WIDTH = 16
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    settings = TokenizerSettings(kind="char", vocab_size=60, min_frequency=1, special=("cls", "sep", "mask"))
+    return train_tokenizer(TEXTS, settings)
+
+
+def config_of(tokenizer, **values):
+    small = {
+        "shape": "encoder", "vocab_size": tokenizer.vocab_size, "max_positions": WIDTH, "d_model": 16,
+        "n_layers": 2, "n_heads": 2, "d_ff": 24, "positions": "relative-sinusoidal", "segment_offsets": True,
+        "query_stream": True, "scale_embeddings": False, "heads": ["lm"], "lm_head_bias": True,
+        "norm_epsilon": 1e-12, "activation": "gelu", "dropout": 0.0, "pad_id": tokenizer.pad_id,
+        "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id,
+    }  # fmt: skip
+    return ModelConfig.parse(small | values)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    torch.manual_seed(3)
+    model = Transformer(config_of(tokenizer)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def rows(tokenizer):
+    return mark(tokenizer, TEXTS)
+
+
+def task_of(tokenizer, **values):
+    return Permutation(PermutationSettings(**values), tokenizer, config_of(tokenizer), WIDTH)
+
+
+def test_a_batch_asks_for_what_stands_there_and_pads_the_rest(tokenizer, rows):
+    task = task_of(tokenizer, share=3)
+    examples = task.examples(rows)
+    batch = task.batch(examples, np.arange(len(examples.sizes)), draw=5)
+    asked, wanted, ranks = batch.asked, batch.wanted, batch.inputs.ranks
+    real = wanted >= 0
+    assert int(real.sum()) == batch.tokens == task.counts(batch)["tokens"]
+    assert torch.equal(batch.inputs.tokens.gather(1, asked)[real], wanted[real])
+    assert torch.equal(ranks.gather(1, asked)[real] > 0, torch.ones(batch.tokens, dtype=torch.bool))
+    assert int((ranks > 0).sum()) == batch.tokens
+    special = torch.from_numpy(task.special)[batch.inputs.tokens]
+    assert not (ranks[special] > 0).any()
+    assert special[~batch.inputs.attend].all()
+    assert bool((batch.inputs.tokens == tokenizer.cls_id).any(1).all())
+
+
+def test_an_order_is_a_function_of_draw_and_example_alone(tokenizer, rows):
+    task = task_of(tokenizer, share=3)
+    examples = task.examples(rows)
+    together = task.batch(examples, np.array([2, 0, 1]), draw=9)
+    alone = task.batch(examples, np.array([1]), draw=9)
+    width = alone.inputs.tokens.shape[1]
+    assert torch.equal(together.inputs.ranks[2, :width], alone.inputs.ranks[0])
+    other = task.batch(examples, np.array([2, 0, 1]), draw=10)
+    assert not torch.equal(together.inputs.ranks, other.inputs.ranks)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**64 - 1))
+def test_no_question_sees_itself_or_what_comes_later(tokenizer, rows, model, draw):
+    """By the gradient of each question for the embedding of each place, which are made places of their own."""
+    task = task_of(tokenizer, share=3)
+    examples = task.examples(rows)
+    batch = task.batch(examples, np.array([2]), draw=draw)
+    ranks, length = batch.inputs.ranks[0], batch.inputs.tokens.shape[1]
+    own = Inputs(torch.arange(3, 3 + length)[None], ranks=batch.inputs.ranks)  # every token only once
+    table = model.encoder_embeddings.tokens.weight
+    answers = model.ask(own, batch.asked)[0]
+    for place, answer in zip(batch.asked[0].tolist(), answers, strict=True):
+        weights = torch.randn_like(answer)
+        (gradient,) = torch.autograd.grad((answer * weights).sum(), [table], retain_graph=True)
+        reached = gradient[3 : 3 + length].abs().sum(-1) > 0
+        assert reached.tolist() == (ranks < ranks[place]).tolist()
+
+
+def test_the_order_from_left_to_right_is_a_causal_language_models(model):
+    """What question i sees are the tokens before i: those that a causal model has read when it is asked for i."""
+    tokens, ranks = torch.arange(3, 11)[None], torch.arange(1, 9)[None]
+    table = model.encoder_embeddings.tokens.weight
+    answers = model.ask(Inputs(tokens, ranks=ranks), torch.arange(8)[None])[0]
+    contents = model(Inputs(tokens, ranks=ranks))[0]
+    for place in range(8):
+        for states, last in ((answers, place), (contents, place + 1)):
+            weights = torch.randn_like(states[place])
+            (gradient,) = torch.autograd.grad(
+                (states[place] * weights).sum(), [table], retain_graph=True, allow_unused=True
+            )
+            reached = gradient[3:11].abs().sum(-1) > 0
+            assert reached.tolist() == [at < last for at in range(8)]
+
+
+def test_the_loss_is_the_references(tokenizer, rows, model, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    save_model(tmp_path, model)
+    theirs = transformers.XLNetLMHeadModel.from_pretrained(tmp_path).eval()
+    task = task_of(tokenizer, share=3)
+    examples = task.examples(rows)
+    batch = task.batch(examples, np.arange(len(examples.sizes)), draw=2)
+    ranks, real = batch.inputs.ranks, batch.inputs.attend
+    hidden = torch.where(
+        ranks[:, :, None] == 0, ranks[:, None, :] > 0, ranks[:, None, :] >= ranks[:, :, None]
+    )
+    logits = theirs(
+        batch.inputs.tokens,
+        attention_mask=real.long(),
+        perm_mask=hidden.float(),
+        target_mapping=F.one_hot(batch.asked, real.shape[1]).float(),
+    ).logits
+    expected = F.cross_entropy(logits.flatten(0, 1), batch.wanted.flatten(), ignore_index=-1, reduction="sum")
+    term = task.loss(model, batch)["tokens"]
+    assert term.count == batch.tokens
+    torch.testing.assert_close(term.sum, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(term.nll, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_validation_asks_the_same_each_time_and_shows_answers(tokenizer, rows, model):
+    task = task_of(tokenizer, share=3)
+    looking = Looking(BatchSettings(tokens=40), GenerationConfig(), samples=2, seed=1, poll=lambda: None)
+    one, again = (task.evaluate(model, rows, task.examples(rows), looking) for _ in range(2))
+    assert one == again
+    assert one.scores["perplexity"] == pytest.approx(math.exp(one.loss))
+    assert one.value == -one.loss
+    assert [sample.reference for sample in one.samples] == [TEXTS[0][:14], TEXTS[0][14:]]
+    assert all("<mask>" in sample.source for sample in one.samples if sample.source != sample.reference)
+
+
+def test_a_model_that_cannot_ask_is_refused(tokenizer):
+    config = config_of(tokenizer, query_stream=False)
+    with pytest.raises(SettingsError, match=r"model\.query_stream=true"):
+        Permutation(PermutationSettings(), tokenizer, config, WIDTH)
+    with pytest.raises(SettingsError, match=r"model\.heads=\[lm\]"):
+        Permutation(
+            PermutationSettings(), tokenizer, config_of(tokenizer, heads=[], lm_head_bias=False), WIDTH
+        )

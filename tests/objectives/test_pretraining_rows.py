@@ -1,0 +1,248 @@
+"""Raw text on its way to examples: every token is read, or counted and said to be left out."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trifold.batches import BatchSettings
+from trifold.data import DataSettings
+from trifold.errors import SettingsError
+from trifold.generate import GenerationConfig
+from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.causal import CausalSettings, Pieces
+from trifold.objectives.denoise import DenoiseSettings
+from trifold.objectives.kinds import build, refuse_unread
+from trifold.objectives.masked import MaskedSettings
+from trifold.objectives.pairs import Pairs, PairsSettings
+from trifold.objectives.permutation import PermutationSettings
+from trifold.objectives.spans import SpansSettings
+from trifold.objectives.task import Asked, Looking
+from trifold.text import TokenizerSettings, make_tokenizer
+
+READS = {"shape": "encoder", "heads": ["lm"]}
+TASKS = {
+    "masked": (MaskedSettings(), READS),
+    "permutation": (
+        PermutationSettings(),
+        READS | {"positions": "relative-sinusoidal", "query_stream": True, "segment_offsets": True},
+    ),
+    "denoise": (DenoiseSettings(), {}),
+    "spans": (SpansSettings(), {}),
+    "causal": (CausalSettings(), {"shape": "decoder"}),
+    "causal, nothing around": (CausalSettings(begin=False, end=False), {"shape": "decoder"}),
+    "follows": (PairsSettings(), READS | {"heads": ["lm", "pooler", "next-sentence"]}),
+    "order": (PairsSettings(pairs="order", short=0.5), READS | {"heads": ["lm", "pooler", "next-sentence"]}),
+}  # fmt: skip
+
+# Documents of sentences of so many words.
+TEXTS = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=6), min_size=1, max_size=8)
+# Two documents that make pairs, and two that are read whole, whatever is left out of the others.
+ALWAYS = [[3, 2], [1, 3]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where a run would keep its tokenizer: its words are numbers, so a token lost is one that can be missed."""
+    folder = tmp_path_factory.mktemp("rows")
+    words = " ".join(["Word", *(f"w{number}" for number in range(99)), "."])
+    wanted = TokenizerSettings(
+        kind="word", vocab_size=200, min_frequency=1, special=("cls", "sep", "mask"), sentinels=20
+    )
+    make_tokenizer([words], wanted).save(folder)
+    return folder
+
+
+def written(documents):
+    """Each document a line, its sentences told by their full stops and capital letters."""
+    lines, number = [], 0
+    for document in documents:
+        sentences = []
+        for size in document:
+            sentences.append(" ".join(["Word", *(f"w{(number + n) % 99}" for n in range(size - 1))]) + ".")
+            number += size
+        lines.append(" ".join(sentences))
+    return "\n".join(lines) + "\n"
+
+
+def built(folder, kind, documents, width, cut):
+    """The material, and what was said of the training text."""
+    task, model = TASKS[kind]
+    for name, text in (("train.txt", documents), ("valid.txt", ALWAYS)):
+        (folder / name).write_text(written(text), encoding="utf-8")
+    data = DataSettings(train=str(folder / "train.txt"), valid=str(folder / "valid.txt"), cut=cut)
+    config = ModelConfig.parse(
+        {"d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1, "max_positions": width} | model
+    )
+    said = []
+    material = build(task, Asked(data, TokenizerSettings(), config, BatchSettings(), 1, folder, said.append))
+    return material, [line for line in said if line.startswith("train.txt: ")]
+
+
+def read_of(examples, total):
+    """How often each token of the text is read, or asked for."""
+    seen = np.zeros(total, np.int64)
+    if isinstance(examples, Pairs):
+        stretches = examples.bounds[:, [0, 2]]
+    elif isinstance(examples, Pieces):  # a piece ends with the token before which the next one begins
+        stretches = np.stack([examples.starts, examples.starts + examples.sizes + 1], axis=1)
+    else:
+        stretches = np.stack([examples.starts, examples.starts + examples.sizes], axis=1)
+    for start, end in stretches:
+        seen[start:end] += 1
+    return seen
+
+
+LOST = (
+    r"left out, with ([\d,]+) tokens",
+    r"cut, ([\d,]+) tokens are lost",
+    r"([\d,]+) documents of a single token: nothing is asked for",
+)
+
+
+def counted(said):
+    return sum(
+        int(found.replace(",", "")) for law in LOST for line in said for found in re.findall(law, line)
+    )
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@settings(max_examples=25)
+@given(texts=TEXTS, width=st.integers(9, 40), cut=st.sampled_from(["pieces", "windows", "drop"]))
+def test_what_is_not_read_is_counted_and_said(folder, kind, texts, width, cut):
+    material, said = built(folder, kind, [*ALWAYS, *texts], width, cut)
+    rows = material.train
+    total = len(rows.tokens.ids) if hasattr(rows, "tokens") else len(rows.ids)
+    for draw in (None, 7) if cut == "windows" and kind not in ("follows", "order") else (None,):
+        examples = material.task.examples(rows, draw)
+        seen = read_of(examples, total)
+        shared = len(examples.starts) if isinstance(examples, Pieces) else 0  # the ends of pieces, read again
+        assert seen.max() <= 1 or shared
+        assert np.count_nonzero(seen) + counted(said) == total, said
+
+
+@pytest.mark.parametrize("kind", ["follows", "order"])
+@settings(max_examples=25)
+@given(texts=TEXTS, width=st.integers(9, 40), draw=st.integers(0, 2**64 - 1))
+def test_every_token_is_in_one_pair_or_counted_as_left_whatever_the_draw(folder, kind, texts, width, draw):
+    material, _ = built(folder, kind, [*ALWAYS, *texts], width, "pieces")
+    pairs = material.task.examples(material.train, draw)
+    seen = read_of(pairs, len(material.train.ids))
+    assert seen.max() == 1
+    assert seen.sum() + sum(count.tokens for count in pairs.left) == len(seen)
+    assert pairs.left.single.number == sum(len(document) == 1 for document in texts)
+
+
+@pytest.mark.parametrize("kind", ["follows", "order"])
+@settings(max_examples=25)
+@given(
+    texts=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=14), min_size=1, max_size=5),
+    draw=st.integers(0, 2**64 - 1),
+)
+def test_where_no_pair_is_too_long_only_a_last_sentence_is_left(folder, kind, texts, draw):
+    material, _ = built(folder, kind, [*ALWAYS, *texts], 16, "pieces")
+    rows = material.train
+    pairs = material.task.examples(rows, draw)
+    seen = read_of(pairs, len(rows.ids)).astype(bool)
+    assert pairs.left.cut.number == 0
+    for start, end in zip(rows.bounds, rows.bounds[1:], strict=False):
+        left = ~seen[start:end]
+        assert not (np.diff(left.astype(int)) < 0).any()  # nothing is read behind what is left
+        assert rows.sentences[start:end][left].sum() == left.any()
+
+
+def test_each_fate_of_sentences_is_said_by_its_name(folder):
+    _, said = built(folder, "follows", [[4, 4, 4], [7], [30, 30], *ALWAYS], 13, "pieces")
+    (name, *_), fates = said, [line.removeprefix("train.txt: ") for line in said[1:]]
+    assert name == "train.txt: 5 documents; 5 used, 359 characters"
+    assert fates == [
+        "1 documents of a single sentence: left out, with 8 tokens",
+        "1 last sentences without another to make a pair with (about as many each epoch): left out, with 5 tokens",
+        "1 of 4 pairs have more than 10 tokens (about as many each epoch): cut, 52 tokens are lost",
+        "half of the pairs, drawn anew each epoch, read a second text of another document in the place of theirs, "
+        "as far as it fits",
+    ]  # fmt: skip
+
+
+def test_validation_texts_that_are_left_out_are_said_too(folder):
+    task, model = TASKS["masked"]
+    (folder / "train.txt").write_text(written(ALWAYS), encoding="utf-8")
+    (folder / "valid.txt").write_text(written([[20], [2]]), encoding="utf-8")
+    data = DataSettings(train=str(folder / "train.txt"), valid=str(folder / "valid.txt"), cut="drop")
+    config = ModelConfig.parse(
+        {"d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1, "max_positions": 16} | model
+    )
+    said = []
+    build(task, Asked(data, TokenizerSettings(), config, BatchSettings(), 1, folder, said.append))
+    assert "valid.txt: 1 of 2 documents have more than 14 tokens: left out, with 21 tokens" in said
+
+
+def test_from_a_cache_the_same_is_said_as_from_memory(folder, tmp_path):
+    """Of five documents one is but a mark of spaces, which is no token, and two are a single token."""
+    plain = make_tokenizer(["sun rain"], TokenizerSettings(kind="bpe", vocab_size=20, min_frequency=1))
+    plain.save(tmp_path)
+    (tmp_path / "text.txt").write_text("sun rain\nsun\n\u2581\nrain rain rain\nrain\n", encoding="utf-8")
+    said = {}
+    for place in ("memory", "disk"):
+        cache = {"cache": str(tmp_path / "cache")} if place == "disk" else {}
+        data = DataSettings.parse(dict.fromkeys(("train", "valid"), str(tmp_path / "text.txt")) | cache)
+        config = ModelConfig.parse(
+            {"d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1, "shape": "decoder", "max_positions": 512}
+        )
+        said[place] = []
+        task = CausalSettings(begin=False, end=False, prompts=["sun " * 600, "sun"])
+        build(
+            task, Asked(data, TokenizerSettings(), config, BatchSettings(), 1, tmp_path, said[place].append)
+        )
+    for lines in said.values():
+        assert "text.txt: 1 documents without a token: left out" in lines
+        assert "text.txt: 2 documents of a single token: nothing is asked for there" in lines
+        assert any("documents is read and never asked for" in line for line in lines)
+        assert "task.prompts: 1 have more than 512 tokens: their beginnings are continued" in lines
+
+
+def test_what_no_vocabulary_holds_and_what_cannot_change_places_is_said(folder):
+    _, said = built(folder, "denoise", [[4], [2, 2], *ALWAYS], 30, "pieces")
+    assert said[1:] == ["train.txt: 1 of 4 documents are a single sentence: there is nothing to permute"]
+    (folder / "valid.txt").write_text(written(ALWAYS), encoding="utf-8")
+    (folder / "train.txt").write_text("Word w1 nobody.\nWord w2.\n", encoding="utf-8")
+    for kind, fate in (("masked", "read, and never asked for"), ("causal", "read and asked for as <unk>")):
+        task, model = TASKS[kind]
+        said = []
+        data = DataSettings(train=str(folder / "train.txt"), valid=str(folder / "train.txt"))
+        config = ModelConfig.parse({"d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1} | model)
+        material = build(
+            task, Asked(data, TokenizerSettings(), config, BatchSettings(), 1, folder, said.append)
+        )
+        assert any(line.endswith(f"tokens are unknown (<unk>): {fate}") for line in said) or any(
+            f"tokens are unknown: {fate}" in line for line in said
+        )
+        if kind == "causal":
+            assert said[-1].endswith("so no bits per byte, for nobody guesses what that was")
+            looking = Looking(BatchSettings(), GenerationConfig(), samples=0, seed=1, poll=lambda: None)
+            _, scores = material.task.measure(Transformer(material.config).eval(), material.valid, looking)
+            assert set(scores) == {"perplexity", "accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("follows", "data.cut", "drop"),
+        ("masked", "tokenizer.dropout", 0.1),
+        ("causal", "tokenizer.dropout", 0.1),
+    ],
+)
+def test_what_a_task_would_not_look_at_is_refused(folder, kind, key, value):
+    room, name = key.split(".")
+    recipe = {"data": {"train": "a.txt", "valid": "b.txt"}, "tokenizer": {"kind": "bpe"}}
+    recipe[room][name] = value
+    asked = Asked(
+        DataSettings(**recipe["data"]), TokenizerSettings(**recipe["tokenizer"]), ModelConfig(), BatchSettings(),
+        1, folder, print,
+    )  # fmt: skip
+    with pytest.raises(SettingsError, match=rf"{key}: a task of kind \w+ has no use for it"):
+        refuse_unread(TASKS[kind][0], asked)

@@ -1,0 +1,154 @@
+"""What an encoder-decoder reads and is to write, for each way of spoiling a text: nothing lost, nothing made up."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.batches import BatchSettings
+from trifold.errors import SettingsError
+from trifold.generate import GenerationConfig
+from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.denoise import DenoiseSettings, Noise, noise
+from trifold.objectives.rewriting import Rewriting
+from trifold.objectives.spans import SpansSettings, taken_out
+from trifold.objectives.task import Looking
+from trifold.text import TokenizerSettings, make_tokenizer
+from trifold.text.marks import mark, sentinel_ids
+from trifold.text.sentinels import Sentinelled
+
+WIDTH = 16
+WORDS = [f"w{number}" for number in range(40)]
+# Of several sentences, and with words that are not known; some longer than the model reads at once.
+TEXTS = [
+    "W1 w2 w3 w4. W5 w6 w7! W8 w9 strange w11 w12.",
+    " ".join(WORDS),
+    "W3 unheard w5 w6. W7 w8 w9.",
+    "w39",
+    "never seen",
+]
+EVERY = np.arange(7)
+draws = st.integers(0, 2**64 - 1)
+rates = st.sampled_from([0.0, 0.2, 0.5])
+KINDS = ["denoise", "spans"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    known = [*WORDS, *(word.capitalize() for word in WORDS), ".", "!"]
+    settings = TokenizerSettings(
+        kind="word", vocab_size=200, min_frequency=1, special=("mask",), sentinels=12
+    )
+    return make_tokenizer([" ".join(known)], settings)
+
+
+@pytest.fixture(scope="module")
+def rows(tokenizer):
+    return mark(tokenizer, TEXTS)
+
+
+def task_of(tokenizer, kind, **values):
+    """A task of either kind; without values, as its paper has it."""
+    if kind == "denoise":
+        settings = DenoiseSettings.parse(values)
+        spoil = noise(settings, tokenizer, WIDTH)
+    else:
+        settings = SpansSettings.parse(values)
+        spoil = taken_out(settings, tokenizer, WIDTH)
+    return Rewriting(settings, tokenizer, spoil, WIDTH, start_id=tokenizer.bos_id)
+
+
+def sides(task, examples, chosen, draw):
+    """Of each chosen example the text, what is read of it, and what is to be written, without the </s> of both."""
+    pairs, found = task.spoilt(examples, chosen, draw=draw), []
+    for place, row in enumerate(chosen.tolist()):
+        both = []
+        for side in (pairs.sources, pairs.targets):
+            ids = side.ids[side.starts[place] : side.starts[place + 1]].tolist()
+            assert ids.pop() == task.tokenizer.eos_id and task.tokenizer.eos_id not in ids
+            both.append(ids)
+        found.append((examples[row][0].tolist(), *both))
+    return found
+
+
+@given(
+    draws, st.fixed_dictionaries(dict.fromkeys(Noise.model_fields, rates)).filter(lambda r: any(r.values()))
+)
+def test_of_a_noised_text_all_is_asked_for_and_only_what_was_there_is_read(tokenizer, rows, draw, noise):
+    task = task_of(tokenizer, "denoise", noise=noise)
+    for text, read, wanted in sides(task, task.examples(rows), EVERY, draw):
+        assert wanted == text
+        new = Counter(read) - Counter(text)
+        assert set(new) <= {tokenizer.mask_id}
+        unknown = tokenizer.unk_id
+        assert read.count(unknown) == text.count(unknown)  # special tokens stay
+        assert max(len(read), len(wanted)) < WIDTH  # … and </s> has room
+
+
+@given(draws, st.sampled_from([0.15, 0.3, 0.5]), st.sampled_from([1.0, 3.0]))
+def test_of_a_text_without_its_spans_both_sides_make_the_text(tokenizer, rows, draw, rate, mean):
+    task, sentinels = task_of(tokenizer, "spans", rate=rate, mean_span=mean), sentinel_ids(tokenizer)
+    for text, read, wanted in sides(task, task.examples(rows), EVERY, draw):
+        halves = Sentinelled(np.array(read, np.int64), np.array(wanted, np.int64))
+        assert halves.original(sentinels).tolist() == text
+        taken = len(wanted) - sum(token in sentinels for token in wanted)
+        if len(text) > 1:  # unknown words are taken out like others
+            assert taken == min(max(round(len(text) * rate), 1), len(text) - 1)
+        assert max(len(read), len(wanted)) < WIDTH
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(draw=draws)
+def test_what_becomes_of_a_text_is_its_draw_and_number_whatever_the_batch(tokenizer, rows, kind, draw):
+    task = task_of(tokenizer, kind)
+    examples = task.examples(rows)
+    together = sides(task, examples, np.array([2, 0, 3, 1]), draw)
+    assert [sides(task, examples, np.array([row]), draw)[0] for row in (2, 0, 3, 1)] == together
+
+
+@pytest.mark.parametrize(("kind", "values"), [("denoise", {}), ("spans", {"rate": 0.5})])
+def test_each_epoch_spoils_anew(tokenizer, rows, kind, values):
+    """But for spans of so few tokens that there is only one: by the paper's law that is the end of the text."""
+    task = task_of(tokenizer, kind, **values)
+    examples = task.examples(rows)
+    assert len({str(sides(task, examples, EVERY, draw)) for draw in range(6)}) == 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_holds_these_sides(tokenizer, rows, kind):
+    task = task_of(tokenizer, kind)
+    examples, end = task.examples(rows), tokenizer.eos_id
+    batch, pairs = task.batch(examples, EVERY, draw=3), sides(task, examples, EVERY, 3)
+    read = [token for _, source, _ in pairs for token in (*source, end)]
+    asked = [token for _, _, target in pairs for token in (*target, end)]
+    given = [token for _, _, target in pairs for token in (tokenizer.bos_id, *target)]
+    assert batch.source.tokens[0, : len(read)].tolist() == read
+    assert batch.wanted[: len(asked)].tolist() == asked and (batch.wanted[len(asked) :] == -1).all()
+    assert batch.target.tokens[0, : len(asked)].tolist() == given
+    assert task.counts(batch) == {"tokens": len(asked)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_validation_is_the_same_each_time_and_writes_as_many_as_it_is_told(tokenizer, rows, kind):
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size, max_positions=WIDTH, d_model=16, n_layers=1, n_heads=2, d_ff=16
+    )
+    model = Transformer(config).eval()
+    looking = Looking(BatchSettings(tokens=60), GenerationConfig(), 2, 0, lambda: None)
+    for count in (0, 3):
+        task = task_of(tokenizer, kind, written=count)
+        one, again = (task.evaluate(model, rows, task.examples(rows), looking) for _ in range(2))
+        assert one == again and len(one.samples) == count
+        assert ("exact_match" in one.scores) == bool(count)
+
+
+def test_too_few_sentinels_for_the_longest_text_are_refused(tokenizer):
+    few = make_tokenizer(["a b c"], TokenizerSettings(kind="word", min_frequency=1, sentinels=7))
+    with pytest.raises(SettingsError, match=r"have up to 8 spans.*set tokenizer\.sentinels=8"):
+        task_of(few, "spans", rate=0.5, mean_span=1.0)

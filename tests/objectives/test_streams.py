@@ -1,0 +1,103 @@
+"""A language model learns from a cache what it learns from memory: every token once, whatever is resumed or resized."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trifold.batches import BatchSettings
+from trifold.data import DataSettings, Encoder, TokenCache, open_tokens
+from trifold.objectives.causal import Causal, CausalSettings
+from trifold.objectives.streams import Stream, in_memory
+from trifold.ragged import Ragged
+from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
+
+TEXTS = [f"{'sun rain snow '[: n % 14]}{n} times" for n in range(200)] + ["fog " * 300]
+
+
+def reader() -> Tokenizer:
+    return make_tokenizer(TEXTS, TokenizerSettings(kind="char", vocab_size=40))
+
+
+def task_of(begin: bool = True, end: bool = True) -> Causal:
+    return Causal(CausalSettings(begin=begin, end=end), reader(), 16)
+
+
+def cache_of(task: Causal, folder: Path) -> TokenCache:
+    def encode(texts):
+        corpus = task.read(texts)
+        return corpus.tokens.ids, corpus.tokens.lengths, corpus.bytes
+
+    path = folder / "text.txt"
+    path.write_text("\n".join(TEXTS), encoding="utf-8")
+    settings = DataSettings(cache=str(folder / "cache"))
+    return open_tokens(
+        str(path), settings, Encoder(encode, "key", task.tokenizer.vocab_size), part_bytes=1000
+    )
+
+
+def asked_for(task: Causal, examples, plan) -> Counter[tuple[int, int]]:
+    """How often each token is asked for after which."""
+    found: Counter[tuple[int, int]] = Counter()
+    for rows in plan:
+        batch = task.batch(examples, rows)
+        assert int((batch.wanted >= 0).sum()) == batch.tokens
+        read = batch.inputs.tokens[0, : batch.tokens].tolist()
+        found.update(zip(read, batch.wanted[: batch.tokens].tolist(), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("begin", [True, False])
+@pytest.mark.parametrize("draw", [None, 7, 2**64 - 1])
+def test_the_same_tokens_are_asked_for_as_from_memory(tmp_path, begin, draw):
+    task = task_of(begin, end=begin)
+    cache, corpus = cache_of(task, tmp_path), task.read(TEXTS)
+    assert cache.bytes == corpus.bytes
+    pieces, stream = task.examples(corpus), task.examples(cache, draw)
+    assert isinstance(stream, Stream)
+    plan = stream.plan(BatchSettings(tokens=64), seed=1, epoch=0)
+    expected = asked_for(task, pieces, [np.arange(len(pieces.sizes))])
+    assert asked_for(task, stream, plan) == expected
+    assert stream.tokens == sum(expected.values())
+
+
+def test_batches_have_the_tokens_that_were_asked_for(tmp_path):
+    task = task_of()
+    stream = task.examples(cache_of(task, tmp_path))
+    plan = stream.plan(BatchSettings(tokens=70), seed=1, epoch=0)
+    sizes = [task.batch(stream, rows).tokens for rows in plan]
+    assert sorted(sizes)[2:] == [64] * (len(sizes) - 2)  # but for the last row and the last batch
+    few = stream.plan(BatchSettings(tokens=70, rows=2), seed=1, epoch=0)
+    assert {task.batch(stream, rows).tokens for rows in few} >= {32}
+
+
+def test_rows_begin_elsewhere_with_each_draw(tmp_path):
+    task = task_of()
+    cache = cache_of(task, tmp_path)
+    places = [tuple(task.examples(cache, draw).chosen(np.array([5]))[0]) for draw in (None, 1, 2)]
+    assert len(set(places)) == 3
+
+
+def test_a_small_cache_fits_into_memory(tmp_path):
+    task = task_of()
+    cache, corpus = cache_of(task, tmp_path), task.read(TEXTS)
+    inside = in_memory(cache)
+    assert isinstance(inside, Ragged)
+    assert np.array_equal(inside.ids, corpus.tokens.ids)
+    assert np.array_equal(inside.starts, corpus.tokens.starts)
+
+
+def test_what_a_cache_is_named_by_outlives_saving_and_loading(tmp_path):
+    """A resumed run must find the cache of its first sitting."""
+    for kind in ("byte-bpe", "bpe", "unigram", "word", "char"):
+        tokenizer = make_tokenizer(TEXTS, TokenizerSettings(kind=kind, vocab_size=300))
+        for begin in (True, False):
+            folder = tmp_path / f"{kind}-{begin}"
+            folder.mkdir()
+            tokenizer.save(folder, prepend_bos=begin)
+            assert Tokenizer.load(folder).reading == tokenizer.reading
+            assert Tokenizer.load(folder, dropout=0.1 if "bpe" in kind else 0.0).reading == tokenizer.reading
+    assert reader().reading != make_tokenizer(TEXTS, TokenizerSettings(kind="word", vocab_size=40)).reading

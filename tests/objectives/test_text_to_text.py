@@ -1,0 +1,146 @@
+"""Several tasks as one: templates, numbers as text, shares, and the scores of each part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.errors import DataError, SettingsError
+from trifold.objectives.text_to_text import NO_NUMBER, number_text, pearson, rows_each, text_number
+from trifold.pipeline import load
+from trifold.recipe import load_recipe
+from trifold.train import train
+from trifold.train.setup import prepare
+from trifold.train.view import Silent
+
+
+@pytest.mark.parametrize(
+    ("value", "step", "text"),
+    [(2.57, 0.2, "2.6"), (5, 0.2, "5.0"), (0.09, 0.2, "0.0"), (3.3, 1, "3"), (0.13, 0.05, "0.15")],
+)
+def test_numbers_are_written_in_multiples_of_the_step(value, step, text):
+    assert number_text(value, step) == text
+    assert abs(text_number(text) - value) <= step / 2 + 1e-9
+
+
+def test_what_is_no_number_counts_as_one_that_no_answer_is():
+    assert [text_number(text) for text in (" 3.4 ", "three", "", "nan", "1e999")] == [3.4, *[NO_NUMBER] * 4]
+
+
+def test_pearson_is_numpys():
+    a, b = np.random.default_rng(0).random((2, 30))
+    assert pearson(a, b) == pytest.approx(100 * np.corrcoef(a, b)[0, 1])
+    assert pearson([1, 1], [0, 1]) == 0.0
+
+
+@given(
+    st.lists(st.integers(1, 5000), min_size=1, max_size=6),
+    st.integers(1, 3000),
+    st.sampled_from([1.0, 2.0, 8.0]),
+)
+def test_parts_are_mixed_by_their_sizes_up_to_the_limit(sizes, limit, temperature):
+    counts = rows_each(sizes, limit, temperature)
+    capped = np.minimum(sizes, limit)
+    assert sum(counts) == capped.sum()
+    if temperature == 1:
+        assert counts == capped.tolist()  # Raffel et al. 2020, section 3.5.2
+    else:
+        shares = capped ** (1 / temperature)
+        assert np.abs(np.array(counts) - capped.sum() * shares / shares.sum()).max() <= 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two parts: a word is copied; a number is said of two words, of which a row in ten is blank."""
+    folder = tmp_path_factory.mktemp("parts")
+    names = ["ant", "bee", "cat", "dog"]
+    copies = "\n".join(f"{name}\t{name}" for name in names * 10)
+    (folder / "copy.tsv").write_text(f"source\ttarget\n{copies}\n", encoding="utf-8")
+    rows = [(a, b, 4.93 if a == b else 1.07) for a in names for b in names]
+    likes = "\n".join(f"x\t{score}\t{a}\t{b}" for a, b, score in rows)
+    (folder / "like.tsv").write_text(f"genre\tscore\tone\ttwo\n{likes}\nx\t3\t\tbee\n", encoding="utf-8")
+    parts = {
+        "copy": {"input": "copy: {source}"},
+        "like": {"input": "like one: {one} two: {two}", "target": "score", "number": 0.2, "score": "pearson"},
+    }
+    for name, part in parts.items():
+        part |= dict.fromkeys(("train", "valid"), str(folder / f"{name}.tsv"))
+    recipe = {
+        "task": {"kind": "text-to-text", "parts": parts, "limit": 20},
+        "data": {},
+        "tokenizer": {"kind": "word", "vocab_size": 60, "min_frequency": 1},
+        "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_positions": 24, "dropout": 0.0},
+        "batch": {"tokens": 150},
+        "train": {
+            "schedule": "constant", "learning_rate": 0.02, "warmup": 4, "precision": "float32", "device": "cpu",
+            "steps": 60, "validate_every": 30, "save_every": 30, "keep_last": 4, "log_every": 1,
+        },
+        "generate": {"max_new_tokens": 4},
+    }  # fmt: skip
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return folder
+
+
+class Listening(Silent):
+    def __init__(self):
+        self.lines = []
+
+    def say(self, line):
+        self.lines.append(line)
+
+
+def test_rows_are_templates_filled_and_shares_are_said(folder, tmp_path):
+    view = Listening()
+    prepared = prepare(load_recipe(folder / "recipe.yaml"), tmp_path, view)
+    rows = prepared.material.train
+    assert rows.sources[:1] == ["copy: ant"] and rows.targets[:1] == ["ant"]
+    assert (rows.sources[40], rows.targets[40]) == ("like one: ant two: ant", "5.0")
+    assert (rows.sources[41], rows.targets[41]) == ("like one: ant two: bee", "1.0")
+    said = "\n".join(view.lines)
+    assert "like: 1 of 17 rows with a blank text: left out" in said
+    assert "copy: 40 rows, 20 of them an epoch" in said and "like: 16 rows, 16 of them an epoch" in said
+    epochs = [prepared.examples(epoch).chosen for epoch in (0, 1, 0)]
+    assert epochs[0].tolist() == epochs[2].tolist() != epochs[1].tolist()
+    for chosen in epochs:
+        assert len(chosen) == len(set(chosen.tolist())) == 36 and (chosen[20:] == np.arange(40, 56)).all()
+    assert len(prepared.valid.chosen) == 56
+
+
+def test_it_learns_both_and_a_loaded_model_answers(folder, tmp_path):
+    outcome = train(folder / "recipe.yaml", out=tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()]
+    losses = [line["valid/loss"] for line in lines if "valid/loss" in line]
+    assert losses[-1] < losses[0]
+    assert set(outcome.scores) == {"copy", "like", "mean"}
+    assert outcome.scores["mean"] == pytest.approx((outcome.scores["copy"] + outcome.scores["like"]) / 2)
+    assert outcome.scores["copy"] > 60
+    assert "like: Pearson" in next(Path(tmp_path / "samples").glob("*.scores.txt")).read_text("utf-8")
+    assert load(tmp_path).generate("copy: bee", max_new_tokens=3)
+
+
+REFUSED = [
+    ({"data.train": "a,b"}, SettingsError, r"move it to task\.parts\.NAME\.train"),
+    ({"task.parts": {}}, SettingsError, "no task is named"),
+    (
+        {"task.parts.copy.input": "copy"},
+        SettingsError,
+        r"task\.parts\.copy\.input: no column stands in braces",
+    ),
+    ({"task.parts.copy.valid": None}, SettingsError, r"task\.parts\.copy\.valid: no data"),
+    ({"task.parts.copy.number": 0.2}, DataError, "copy.train, line .: 'ant' is no number"),
+    ({"task.parts.copy.score": "pearson"}, SettingsError, "pearson compares numbers"),
+    ({"task.parts.copy.input": "{word}"}, DataError, "no column 'word'"),
+    ({"model.max_positions": 3}, DataError, "no row has at most 3 tokens"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), REFUSED)
+def test_what_does_not_hang_together_is_refused(folder, tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
+        prepare(load_recipe(folder / "recipe.yaml", changes), tmp_path, Silent())

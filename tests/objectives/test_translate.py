@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from trifold.data import Pairs
+from trifold.errors import DataError, SettingsError
+from trifold.generate import GenerationConfig
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.objectives import Translate, TranslateSettings
+from trifold.text import TokenizerSettings, train_tokenizer
+
+PAIRS = Pairs(
+    sources=["ab", "c", "abcdef", "b", "fedcba", "aa"],
+    targets=["x", "yz", "xyzxyz", "", "zyx", "zzzz"],
+    lines=[1, 2, 3, 4, 5, 6],
+)
+EVERY = np.arange(6)
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    settings = TokenizerSettings(kind="char", vocab_size=20, min_frequency=1)
+    return train_tokenizer(PAIRS.sources, settings), train_tokenizer(PAIRS.targets, settings)
+
+
+@pytest.fixture
+def task(tokenizers):
+    return Translate(TranslateSettings(), *tokenizers)
+
+
+@pytest.fixture
+def examples(task):
+    return task.examples(PAIRS)
+
+
+@pytest.fixture
+def model(tokenizers):
+    """Every parameter random, so that no zero hides a mistake."""
+    source, target = tokenizers
+    config = ModelConfig(
+        vocab_size=source.vocab_size, target_vocab_size=target.vocab_size, max_positions=32,
+        d_model=16, n_layers=2, n_heads=2, d_ff=24, dropout=0.0, lm_head_bias=True,
+    )  # fmt: skip
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+# --- examples and batches ------------------------------------------------------------------------------------
+
+
+def test_both_sides_end_with_the_end_token(task, examples):
+    assert examples.lengths.tolist() == [[3, 2], [2, 3], [7, 7], [2, 1], [7, 4], [3, 5]]
+    last = examples.targets.ids[examples.targets.starts[1:] - 1]
+    assert (last == task.target.eos_id).all()
+    assert task.target.decode([examples.targets.ids[: examples.targets.starts[1]].tolist()]) == ["x"]
+
+
+def rows_of(batch, side) -> list[list[int]]:
+    """The tokens of each row of a packed batch."""
+    inputs = getattr(batch, side)
+    (rows, width), places = inputs.packing.shape, inputs.packing.places[: inputs.packing.real]
+    taken = [[] for _ in range(rows)]
+    for token, place in zip(inputs.tokens[0].tolist(), places.tolist(), strict=False):
+        taken[place // width].append(token)
+    return taken
+
+
+def ids(ragged, row: int) -> list[int]:
+    return ragged.ids[ragged.starts[row] : ragged.starts[row + 1]].tolist()
+
+
+@pytest.mark.parametrize("chosen", [EVERY, np.array([4, 0, 2]), np.array([3]), np.array([2, 2])])
+def test_the_decoder_reads_what_it_should_have_written_one_later(task, examples, chosen):
+    batch = task.batch(examples, chosen)
+    assert rows_of(batch, "source") == [ids(examples.sources, row) for row in chosen]
+    assert rows_of(batch, "target") == [[task.start_id, *ids(examples.targets, row)[:-1]] for row in chosen]
+
+
+def test_every_real_target_token_is_asked_for_and_nothing_else(task, examples):
+    batch = task.batch(examples, EVERY)
+    real = int(examples.lengths[:, 1].sum())
+    assert batch.wanted.tolist() == [*examples.targets.ids.tolist(), *[-1] * (len(batch.wanted) - real)]
+    assert batch.tokens == real
+    assert task.counts(batch) == {"tokens": real}
+
+
+def test_rows_are_cut_only_where_that_is_asked_for(task, examples):
+    batch = task.batch(examples, EVERY, width=3)
+    assert rows_of(batch, "source") == [ids(examples.sources, row)[:3] for row in EVERY]
+    cut = [ids(examples.targets, row)[:3] for row in EVERY]
+    assert rows_of(batch, "target") == [[task.start_id, *row[:-1]] for row in cut]
+    assert batch.tokens == np.minimum(examples.lengths[:, 1], 3).sum()
+
+
+# --- loss ----------------------------------------------------------------------------------------------------
+
+
+def by_hand(task, model, examples, smoothing: float) -> torch.Tensor:
+    """The sum over a padded batch, with whole logits: no packing, and padding ignored by the library."""
+    source = examples.sources.padded(EVERY, 7, task.source.pad_id)
+    target = examples.targets.padded(EVERY, 7, task.target.pad_id)
+    read = torch.cat([torch.full((6, 1), task.start_id), target[:, :-1]], dim=1)
+    real = torch.arange(7) < torch.from_numpy(examples.lengths[:, :1])
+    logits = model.lm_head(model(Inputs(source, real), Inputs(read)))
+    wanted = examples.targets.padded(EVERY, 7, -100)
+    return F.cross_entropy(
+        logits.flatten(0, 1), wanted.flatten(), ignore_index=-100, reduction="sum", label_smoothing=smoothing
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_cross_entropy_of_a_padded_batch_with_padding_ignored(
+    tokenizers, examples, model, smoothing
+):
+    task = Translate(TranslateSettings(label_smoothing=smoothing), *tokenizers)
+    term = task.loss(model, task.batch(examples, EVERY))["tokens"]
+    assert torch.allclose(term.sum, by_hand(task, model, examples, smoothing), rtol=1e-5)
+    assert torch.allclose(term.nll, by_hand(task, model, examples, 0.0), rtol=1e-5)
+    assert term.count == examples.lengths[:, 1].sum()
+
+
+def test_its_gradient_too(task, examples, model):
+    parameters = list(model.parameters())
+    ours = torch.autograd.grad(task.loss(model, task.batch(examples, EVERY))["tokens"].sum, parameters)
+    theirs = torch.autograd.grad(by_hand(task, model, examples, 0.1), parameters)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=2e-5)
+
+
+def test_a_row_costs_the_same_whoever_stands_beside_it(task, examples, model):
+    with torch.no_grad():
+        together = task.loss(model, task.batch(examples, EVERY))["tokens"].sum
+        alone = [task.loss(model, task.batch(examples, np.array([row])))["tokens"].sum for row in EVERY]
+        halves = [
+            task.loss(model, task.batch(examples, rows))["tokens"].sum for rows in (EVERY[:2], EVERY[2:])
+        ]
+    assert torch.allclose(together, sum(alone), rtol=1e-5)
+    assert torch.allclose(together, sum(halves), rtol=1e-5)
+
+
+# --- prediction ----------------------------------------------------------------------------------------------
+
+TEXTS = ["ab", "f", "abcdefabc", "fedcba", "b", "aa", "cdef"]
+
+
+def test_a_prediction_depends_neither_on_order_nor_on_batches(task, model):
+    config = GenerationConfig(num_beams=2, num_return_sequences=2, max_new_tokens=9)
+    found = task.predict(model, TEXTS, config)
+    again = task.predict(model, TEXTS[::-1], config)[::-1]
+    alone = [task.predict(model, [text], config)[0] for text in TEXTS]
+    small = task.predict(model, TEXTS, config, batch_tokens=12)
+    for other in (again, alone, small):
+        assert [[h.tokens for h in each] for each in other] == [[h.tokens for h in each] for each in found]
+        for one, two in zip(other, found, strict=True):
+            assert [h.score for h in one] == pytest.approx([h.score for h in two], abs=1e-4)
+    assert len({tuple(each[0].tokens) for each in found}) > 1
+
+
+def test_every_text_is_heard_of_once(task, model):
+    heard = []
+    task.predict(model, TEXTS, GenerationConfig(max_new_tokens=2), batch_tokens=12, on_done=heard.append)
+    assert sum(heard) == len(TEXTS) and len(heard) > 1
+
+
+def test_translate_is_the_best_hypothesis_as_text(task, model):
+    config = GenerationConfig(max_new_tokens=5)
+    best = [found[0].tokens for found in task.predict(model, TEXTS, config)]
+    assert task.translate(model, TEXTS, config) == task.target.decode(best)
+
+
+@pytest.mark.parametrize(("texts", "which"), [([""], "text 1 of 1"), (["a", "b", ""], "text 3 of 3")])
+def test_a_text_without_tokens_is_refused_by_its_number(task, model, texts, which):
+    with pytest.raises(DataError, match=rf"{which} has no tokens"):
+        task.predict(model, texts, GenerationConfig())
+
+
+def test_no_text_gives_no_answer(task, model):
+    assert task.predict(model, [], GenerationConfig()) == []
+
+
+# --- scores and settings -------------------------------------------------------------------------------------
+
+
+def test_scores_are_computed_as_the_settings_say(tokenizers):
+    plain = Translate(TranslateSettings(), *tokenizers).scores(["A b."], ["a b ."])
+    lower = Translate(TranslateSettings(tokenize="none", lowercase=True), *tokenizers).scores(
+        ["A b ."], ["a b ."]
+    )
+    assert set(plain) == {"bleu", "chrf", "exact_match"}
+    assert "tok:13a" in plain["bleu"].signature and "case:mixed" in plain["bleu"].signature
+    assert "tok:none" in lower["bleu"].signature and "case:lc" in lower["bleu"].signature
+    assert lower["exact_match"].value == 100 and plain["exact_match"].value == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"best_by": "blue"}, r"task\.best_by: .*'bleu', 'chrf', 'exact_match' or 'loss', got 'blue'"),
+        ({"tokenize": "31a"}, r"task\.tokenize: sacreBLEU has no tokenizer '31a'; did you mean '13a'\?"),
+        ({"label_smoothing": 1.0}, r"task\.label_smoothing: .*less than 1"),
+    ],
+)
+def test_what_the_first_validation_would_trip_over_is_refused_before(values, message):
+    with pytest.raises(SettingsError, match=message):
+        TranslateSettings.parse(values, at="task")

@@ -1,0 +1,75 @@
+"""Masks are filled as the reference's pipeline fills them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.hub.parity import randomised
+from tests.predict.references import FAMILIES, TEXTS, both, close
+from tests.text import folders
+
+import trifold
+from trifold.errors import DataError
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+SIDE = {"layers": 1, "attention_heads": 4, "ffn_dim": 48}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_the_reference(family, tmp_path):
+    pair = both(tmp_path, family, "ForMaskedLM")
+    theirs = pair.pipeline("fill-mask", top_k=7)
+    mask = pair.tokenizer.mask_token
+    texts = [
+        *(f"{text} {mask}, fox" for text in TEXTS),
+        f"{mask} {TEXTS[0]}",
+        f"{TEXTS[0]} {mask}",
+        f"fox{mask}.",
+    ]
+    for mine, expected in zip(pair.ours.fill_mask(texts, top_k=7), theirs(texts), strict=True):
+        assert len(mine) == 1
+        assert [one.token for one in mine[0]] == [one["token"] for one in expected]
+        assert [one.text for one in mine[0]] == [one["token_str"] for one in expected]
+        assert [one.sequence for one in mine[0]] == [one["sequence"] for one in expected]
+        assert all(close(a.score, b["score"]) for a, b in zip(mine[0], expected, strict=True))
+
+
+def test_several_masks_are_filled_each_by_itself(tmp_path):
+    pair = both(tmp_path, "bert", "ForMaskedLM")
+    text = "the [MASK] brown [MASK]"
+    expected = pair.pipeline("fill-mask", top_k=3)(text)
+    mine = pair.ours.fill_mask(text, top_k=3)
+    assert [[one.token for one in mask] for mask in mine] == [
+        [one["token"] for one in mask] for mask in expected
+    ]
+    for mask in mine:
+        for one in mask:
+            assert one.sequence.count("[MASK]") == 1 + (one.text == "[MASK]")
+            assert "[CLS]" not in one.sequence or one.text == "[CLS]"
+
+
+def test_a_mask_that_is_cut_away_is_an_error(tmp_path):
+    ours = both(tmp_path, "bert", "ForMaskedLM").ours
+    with pytest.raises(DataError, match="or what was cut away held it"):
+        ours.fill_mask("fox " * 90 + "[MASK]", on_overflow="truncate")
+
+
+def test_an_encoder_decoder_fills_masks_too(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folders.OLD["bart"](tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    sides = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in SIDE.items()}
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "bos", "eos")}
+    torch.manual_seed(4)
+    config = transformers.BartConfig(
+        **sides, **ids, vocab_size=len(tokenizer), d_model=32, decoder_start_token_id=2
+    )
+    model = randomised(transformers.BartForConditionalGeneration(config)).eval()
+    model.save_pretrained(tmp_path)
+    theirs = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer, top_k=3)
+    texts = [f"{text} <mask> fox" for text in TEXTS]
+    found = trifold.load(tmp_path).fill_mask(texts, top_k=3)
+    for mine, expected in zip(found, theirs(texts), strict=True):
+        assert [one.token for one in mine[0]] == [one["token"] for one in expected]
+        assert all(close(a.score, b["score"]) for a, b in zip(mine[0], expected, strict=True))

@@ -1,0 +1,110 @@
+"""Which tasks a model can do, and which it does when nobody says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trifold.errors import UsageError
+from trifold.nn import ModelConfig, Transformer
+from trifold.pipeline import Pipeline
+from trifold.predict.predict import TASKS, choose, tasks_of
+from trifold.text import TokenizerSettings, train_tokenizer
+
+SMALL = {"vocab_size": 40, "max_positions": 24, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
+
+
+def config(shape: str, *heads: str, **values: Any) -> ModelConfig:
+    return ModelConfig.parse(SMALL | {"shape": shape, "heads": list(heads)} | values)
+
+
+CHOSEN: dict[str, tuple[ModelConfig, str]] = {
+    "masks": (config("encoder", "lm"), "fill-mask"),
+    "classes": (config("encoder", "pooler", "sequence", classifier_input="pooler"), "classify"),
+    "classes of a decoder": (config("decoder", "sequence", classifier_input="last"), "classify"),
+    "classes of both": (config("encoder-decoder", "sequence", classifier_input="eos"), "classify"),
+    "tokens": (config("encoder", "token"), "tag"),
+    "spans": (config("encoder", "span"), "answer"),
+    "sentences": (config("encoder", "pooler", "next-sentence"), "next-sentence"),
+    "a pooler": (config("encoder", "pooler"), "embed"),
+    "nothing": (config("encoder"), "embed"),
+    "a bare decoder": (config("decoder"), "embed"),
+}
+UNCLEAR = {
+    "both trainings": (
+        config("encoder", "lm", "pooler", "next-sentence"),
+        "name one of fill-mask, next-sentence, embed",
+    ),
+    "a writer": (config("decoder", "lm"), "this model writes: use `generate`"),
+    "a translator": (config("encoder-decoder", "lm"), "this model writes: use `generate`"),
+}
+
+
+@pytest.mark.parametrize("case", CHOSEN)
+def test_the_heads_say_what_a_model_is_for(case):
+    model, task = CHOSEN[case]
+    assert choose(model, None) == choose(model, task) == task
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+def test_what_is_not_clear_is_asked(case):
+    model, said = UNCLEAR[case]
+    with pytest.raises(UsageError, match=said):
+        choose(model, None)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_model_does_what_it_can_and_refuses_the_rest(task):
+    for model, _ in [*CHOSEN.values(), *UNCLEAR.values()]:
+        if task in tasks_of(model):
+            assert choose(model, task) == task
+        else:
+            with pytest.raises(UsageError, match=f"task {task}: it needs a .*; it can .*embed"):
+                choose(model, task)
+
+
+def test_a_decoder_looks_one_way_and_fills_no_masks():
+    assert tasks_of(config("decoder", "lm")) == ["embed"]
+    assert "fill-mask" in tasks_of(config("encoder-decoder", "lm"))
+
+
+def test_options_are_those_of_the_tasks():
+    assert TASKS["classify"].options == ("top_k",)
+    assert TASKS["embed"].options == ("pooling", "normalise")
+    assert TASKS["tag"].options == ("merge", "ignore")
+    assert TASKS["next-sentence"].options == ()
+    assert TASKS["answer"].options[:2] == ("top_k", "max_answer_length")
+
+
+@pytest.fixture
+def pipe() -> Pipeline:
+    tokenizer = train_tokenizer(["the quick fox"], TokenizerSettings(kind="char", min_frequency=1))
+    return Pipeline(
+        Transformer(config("encoder", "pooler", "sequence", classifier_input="pooler")), tokenizer
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda pipe: pipe.predict("a", task="clasify"), "'clasify' is not known; did you mean 'classify'"),
+        (lambda pipe: pipe.predict("fox", topk=2), "topk: no option of classify; did you mean 'top_k'"),
+        (lambda pipe: pipe.predict("fox", task="embed", merge="max"), "merge: no option of embed"),
+        (lambda pipe: pipe.tag("fox"), "task tag: it needs a token head"),
+        (lambda pipe: pipe.answer("who", "fox"), "task answer: it needs a span head"),
+        (lambda pipe: pipe.classify(["a", "b"], ["c"]), "2 texts and 1 second texts"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(pipe, call, said):
+    with pytest.raises(UsageError, match=said):
+        call(pipe)
+
+
+def test_one_text_gives_one_prediction_and_a_pair_is_one_for_all(pipe):
+    one = pipe.classify("the", "fox")
+    assert pipe.classify(["the"], "fox") == pipe.classify(("the",), ["fox"]) == [one]
+    assert pipe.predict(["the", "quick"], "fox", top_k=1) == pipe.classify(
+        ["the", "quick"], ["fox"] * 2, top_k=1
+    )
+    assert pipe.predict([]) == []

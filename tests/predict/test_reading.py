@@ -1,0 +1,148 @@
+"""The law of everything that reads: what is said of an input depends on nothing beside it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from tests.cli.readers import BERT, HEADS, model_of
+from tests.text import folders
+
+from trifold.errors import CheckpointError, DataError, UsageError
+from trifold.nn import ModelConfig, Transformer
+from trifold.pipeline import Pipeline, load
+from trifold.predict.predict import TASKS
+from trifold.text import Tokenizer, TokenizerSettings, read_tokenizer, train_tokenizer
+
+LINE = some.lists(some.sampled_from(folders.WORDS[:40]), min_size=1, max_size=4).map(" ".join)
+LINES = some.lists(LINE, min_size=1, max_size=5)
+
+
+@cache
+def tokenizer(place: Any) -> Tokenizer:
+    return read_tokenizer(folders.bert(place))
+
+
+@pytest.fixture(scope="module")
+def pipes(tmp_path_factory) -> dict[str, Pipeline]:
+    words = tokenizer(tmp_path_factory.getbasetemp() / "bert")
+    return {task: Pipeline(model_of(task, words.vocab_size), words) for task in HEADS}
+
+
+@pytest.mark.parametrize("task", TASKS)
+@settings(max_examples=15)
+@given(texts=LINES, tokens=some.sampled_from([1, 30, 4096]))
+def test_a_batch_says_what_each_says_alone(pipes, task, texts, tokens):
+    pipe = pipes[task]
+    texts = [f"{text} [MASK]" for text in texts] if task == "fill-mask" else texts
+    pairs = [text[::-1] or "x" for text in texts] if TASKS[task].pairs == "must" else None
+    done: list[int] = []
+    together = pipe.predict(texts, pairs, task=task, batch_tokens=tokens, on_done=done.append)
+    assert sum(done) == len(texts)
+    for number, text in enumerate(texts):
+        alone = pipe.predict(text, None if pairs is None else pairs[number], task=task)
+        assert _near(together[number], alone)
+
+
+def _near(one: Any, other: Any) -> bool:
+    """The same words, and numbers that are nearly the same."""
+    if isinstance(one, torch.Tensor):
+        return torch.allclose(one, other, rtol=0, atol=1e-5)
+    if isinstance(one, float):
+        return abs(one - other) <= 1e-5
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_near, one, other))
+    return bool(one == other)
+
+
+def test_reading_changes_nothing_in_the_model(pipes):
+    pipe = pipes["classify"]
+    pipe.model.train()
+    noisy = pipe.classify("the quick fox")
+    assert pipe.model.training
+    pipe.model.eval()
+    assert noisy == pipe.classify("the quick fox")  # no dropout while it reads
+    assert all(parameter.grad is None for parameter in pipe.model.parameters())
+
+
+def test_a_text_that_is_too_long_is_named_or_cut_and_told(pipes):
+    pipe, long = pipes["classify"], " ".join(folders.WORDS * 2)
+    with pytest.raises(DataError, match=r"text 2 of 2: .* reads at most 48; shorten the text, or cut it"):
+        pipe.classify(["fox", long])
+    told: list[str] = []
+    cut = pipe.classify(["fox", long], on_overflow="truncate", on_cut=told.append)
+    assert len(told) == 1 and told[0].startswith("1 texts were cut to fit")
+    assert _near(cut[0], pipe.classify("fox"))
+    with pytest.raises(UsageError, match="on_overflow: 'window' is neither error nor truncate"):
+        pipe.classify("fox", on_overflow="window")
+
+
+def test_segments_are_told_where_the_tokenizers_settings_say_so(pipes, tmp_path):
+    pipe = pipes["classify"]
+    told = pipe.classify("the fox", "a wolf")
+    pipe.save(tmp_path)
+    assert load(tmp_path).classify("the fox", "a wolf") == told
+    words = Tokenizer(pipe.tokenizer.library, names=pipe.tokenizer.names, complete=False)
+    assert pipe.tokenizer.tells_segments and not words.tells_segments
+    assert not _near(Pipeline(pipe.model, words).classify("the fox", "a wolf"), told)
+
+
+def test_a_tokenizer_of_another_model_is_found_out(pipes):
+    small = Transformer(ModelConfig.parse(BERT | HEADS["classify"] | {"vocab_size": 20}))
+    with pytest.raises(CheckpointError, match="they do not belong together"):
+        Pipeline(small, pipes["classify"].tokenizer).classify("the quick brown fox")
+
+
+def test_without_a_tokenizer_nothing_is_read(pipes):
+    with pytest.raises(UsageError, match="no tokenizer: use logits"):
+        Pipeline(pipes["classify"].model).classify("fox")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
+def test_other_shapes_can_be_asked_too(shape, pooling, pipes):
+    words = pipes["embed"].tokenizer
+    sizes = {
+        "vocab_size": words.vocab_size,
+        "max_positions": 40,
+        "d_model": 16,
+        "n_layers": 2,
+        "n_heads": 4,
+        "d_ff": 24,
+    }
+    pipe = Pipeline(Transformer(ModelConfig.parse({"shape": shape, **sizes})).eval(), words)
+    texts = ["the quick brown fox", "wolf"]
+    together = pipe.embed(texts, pooling=pooling)
+    assert all(
+        _near(one, pipe.embed(text, pooling=pooling)) for one, text in zip(together, texts, strict=True)
+    )
+    ids = words.rows(texts[:1])[0].ids
+    row = torch.tensor([[*ids, pipe.config.eos_id] if shape == "encoder-decoder" else ids])
+    states = pipe.hidden_states(row, decoder_tokens=row if shape == "encoder-decoder" else None)
+    last = states["encoder" if shape == "encoder-decoder" else "decoder"][-1][0]
+    torch.testing.assert_close(
+        together[0], last.mean(0) if pooling == "mean" else last[-1], rtol=0, atol=1e-5
+    )
+
+
+def test_an_encoder_decoder_reads_an_end_once_whether_or_not_the_tokenizer_gives_it(pipes, tmp_path):
+    words = train_tokenizer(["the quick fox"], TokenizerSettings(kind="char", min_frequency=1))
+    sizes = {
+        "vocab_size": words.vocab_size,
+        "max_positions": 12,
+        "d_model": 16,
+        "n_layers": 1,
+        "n_heads": 2,
+        "d_ff": 16,
+    }
+    heads = {"heads": ["sequence"], "classifier_input": "eos"}
+    pipe = Pipeline(Transformer(ModelConfig.parse(sizes | heads)).eval(), words)
+    said = pipe.classify(["the fox", "x", "quick " * 9], on_overflow="truncate")
+    pipe.save(tmp_path)
+    again = load(tmp_path)
+    assert again.tokenizer.rows(["x"])[0].ids[-1] == pipe.config.eos_id
+    assert _near(said, again.classify(["the fox", "x", "quick " * 9], on_overflow="truncate"))

@@ -1,0 +1,66 @@
+"""Tags are those of the reference's pipeline, in every way of merging."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from tests.predict.references import FAMILIES, TEXTS, both, close
+from tests.text import folders
+
+from trifold.errors import UsageError
+from trifold.nn import ModelConfig, Transformer
+from trifold.pipeline import Pipeline, load
+from trifold.text import read_tokenizer
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+NAMES = dict(enumerate(["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "plain"]))
+
+
+def balanced(pair):
+    """The same, where no class is the likeliest everywhere."""
+    with torch.no_grad():
+        said = [pair.theirs(**pair.tokenizer(text, return_tensors="pt")).logits[0] for text in TEXTS]
+        pair.theirs.classifier.bias -= torch.cat(said).mean(0)
+    pair.theirs.save_pretrained(pair.folder)
+    return pair._replace(ours=load(pair.folder))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_the_reference(family, tmp_path):
+    pair = balanced(both(tmp_path, family, "ForTokenClassification", id2label=NAMES))
+    theirs = pair.pipeline("token-classification")
+    said = set()
+    for merge, ignore in product(["none", "simple", "first", "average", "max"], [("O",), ()]):
+        found = pair.ours.tag(TEXTS, merge=merge, ignore=ignore)
+        expected = theirs(TEXTS, aggregation_strategy=merge, ignore_labels=list(ignore))
+        for text, mine, one in zip(TEXTS, found, expected, strict=True):
+            same(mine, one, "entity" if merge == "none" else "entity_group")
+            assert all(tag.text == text[tag.start : tag.end] for tag in mine)
+            said |= {tag.label for tag in mine}
+    assert len(said) > 3, "a model that says one thing proves nothing"
+
+
+def same(mine, theirs, key):
+    assert [one.label for one in mine] == [one[key] for one in theirs]
+    assert [(one.start, one.end) for one in mine] == [(one["start"], one["end"]) for one in theirs]
+    assert all(close(a.score, b["score"]) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_other_labels_may_be_left_out(tmp_path):
+    ours = both(tmp_path, "bert", "ForTokenClassification", id2label=NAMES).ours
+    every = ours.tag(TEXTS[0], merge="none", ignore=())
+    assert len(every) == len(ours.tokenizer.encode([TEXTS[0]])[0])
+    left = ours.tag(TEXTS[0], merge="none", ignore=("O", "B-PER"))
+    assert left == [one for one in every if one.label not in ("O", "B-PER")]
+
+
+def test_a_tokenizer_that_does_not_know_places_is_refused(tmp_path):
+    tokenizer = read_tokenizer(folders.bertweet(tmp_path))
+    config = ModelConfig(
+        shape="encoder", vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=1, d_ff=16, heads=("token",)
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="tags would have no place"):
+        Pipeline(Transformer(config), tokenizer).tag("a")

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.ragged import Ragged
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), min_size=1, max_size=12)
+
+
+@given(SEQUENCES)
+def test_it_holds_what_it_was_given(sequences):
+    ragged = Ragged.of(sequences)
+    assert len(ragged) == len(sequences)
+    assert ragged.lengths.tolist() == [len(sequence) for sequence in sequences]
+    assert [
+        ragged.ids[a:b].tolist() for a, b in zip(ragged.starts, ragged.starts[1:], strict=False)
+    ] == sequences
+
+
+@given(SEQUENCES, st.data())
+def test_padded_is_each_row_cut_or_filled(sequences, data):
+    rows = np.array(data.draw(st.lists(st.integers(0, len(sequences) - 1), min_size=1, max_size=8)))
+    width, pad = data.draw(st.integers(0, 12)), data.draw(st.integers(0, 5))
+    table = Ragged.of(sequences).padded(rows, width, pad)
+    assert table.dtype is torch.int64
+    assert table.shape == (len(rows), width)
+    assert table.tolist() == [(sequences[row] + [pad] * width)[:width] for row in rows]
+
+
+def test_no_sequence_at_all():
+    assert len(Ragged.of([])) == 0
+    assert Ragged.of([]).lengths.tolist() == []
+
+
+@given(SEQUENCES, st.data())
+def test_joined_is_the_beginnings_of_the_rows_one_after_the_other(sequences, data):
+    rows = np.array(data.draw(st.lists(st.integers(0, len(sequences) - 1), min_size=1, max_size=8)))
+    lengths = np.array([data.draw(st.integers(0, len(sequences[row]))) for row in rows])
+    wanted = [token for row, length in zip(rows, lengths, strict=True) for token in sequences[row][:length]]
+    assert Ragged.of(sequences).joined(rows, lengths).tolist() == wanted
