@@ -124,3 +124,39 @@ def test_a_wrong_key_of_one_of_several_kinds_is_named_as_the_user_wrote_it(value
 def test_the_kind_chooses():
     assert Carriage.parse({"drawn_by": {"kind": "motor"}}).drawn_by == Motor()
     assert Carriage.parse({}).drawn_by == Horse()
+
+
+class Renamed(Settings):
+    renamed = {"colour": "color", "cut": {"pieces": "chunks"}, "trim": "cut"}  # noqa: RUF012
+
+    color: str = "red"
+    cut: Literal["chunks", "drop"] = "chunks"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected", "warning"),
+    [
+        ({"colour": "blue"}, {"color": "blue", "cut": "chunks"}, "'colour' is deprecated; use 'color'"),
+        (
+            {"cut": "pieces"},
+            {"color": "red", "cut": "chunks"},
+            "'cut: pieces' is deprecated; use 'cut: chunks'",
+        ),
+        ({"trim": "drop"}, {"color": "red", "cut": "drop"}, "'trim' is deprecated; use 'cut'"),
+        ({"color": "blue", "colour": "green"}, {"color": "green", "cut": "chunks"}, "'colour' is deprecated"),
+    ],
+)
+def test_deprecated_names_are_accepted_with_one_warning(values, expected, warning, capsys, monkeypatch):
+    monkeypatch.setattr("trifold.settings._warned", set())
+    for _ in range(2):
+        assert Renamed.parse(values).model_dump() == expected
+    printed = capsys.readouterr().err
+    assert warning in printed
+    assert printed.count("\n") == 1
+
+
+def test_names_that_are_not_deprecated_give_no_warning(capsys):
+    assert Renamed.parse({"color": "blue", "cut": "drop"}).cut == "drop"
+    with pytest.raises(SettingsError, match="cut: input should be 'chunks' or 'drop', got 'tin'"):
+        Renamed.parse({"cut": "tin"})
+    assert capsys.readouterr().err == ""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Mapping
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from trifold.errors import SettingsError
 
@@ -17,6 +18,27 @@ class Settings(BaseModel):
     """Base of every settings class; an instance never changes and never holds a key that it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    # Names of the previous release, accepted with a warning: {"old_key": "new_key", "key": {"old": "new"}}.
+    renamed: ClassVar[Mapping[str, str | Mapping[str, str]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, values: Any) -> Any:
+        """Replace deprecated keys and values. If both names of a key are given, the later one wins."""
+        if not cls.renamed or not isinstance(values, Mapping):
+            return values
+        current: dict[str, Any] = {}
+        for key, value in values.items():
+            new = cls.renamed.get(key)
+            if isinstance(new, str):
+                warn_renamed(key, new)
+                key, new = new, cls.renamed.get(new)
+            if isinstance(new, Mapping) and isinstance(value, str) and value in new:
+                warn_renamed(f"{key}: {value}", f"{key}: {new[value]}")
+                value = new[value]
+            current[key] = value
+        return current
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], at: str = "") -> Self:
@@ -32,6 +54,16 @@ class Settings(BaseModel):
                 key = _key(cls, problem["loc"], at)
                 lines.setdefault(key, f"{key}: {_explain(cls, problem)}")
             raise SettingsError("\n".join(lines.values())) from None
+
+
+_warned: set[str] = set()
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """Print a deprecation warning to stderr, once per process and old name."""
+    if old not in _warned:
+        _warned.add(old)
+        print(f"warning: {old!r} is deprecated; use {new!r}", file=sys.stderr)
 
 
 def nearest(value: str, known: list[str], kind: str = "names") -> str:
