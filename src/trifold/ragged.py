@@ -1,4 +1,4 @@
-"""Many token sequences of different lengths as two arrays: all ids one after the other, and where each begins."""
+"""Ragged token sequences: all ids in one array, and the offset of each sequence. Chunks of them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Ragged:
-    """ids (sum of lengths,) int32, starts (N + 1,) int64."""
+    """N sequences: ids (total tokens,) int32, starts (N + 1,) int64."""
 
     ids: NDArray[np.int32]
     starts: NDArray[np.int64]
 
-    @classmethod
-    def of(cls, sequences: Sequence[Sequence[int]]) -> Ragged:
+    @staticmethod
+    def of(sequences: Sequence[Sequence[int]]) -> Ragged:
         lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         ids = np.fromiter(chain.from_iterable(sequences), dtype=np.int32, count=int(starts[-1]))
-        return cls(ids, starts)
+        return Ragged(ids, starts)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -33,16 +33,59 @@ class Ragged:
     def lengths(self) -> NDArray[np.int64]:
         return np.diff(self.starts)
 
+    def tolist(self) -> list[list[int]]:
+        """The sequences as lists."""
+        return [part.tolist() for part in np.split(self.ids, self.starts[1:-1])] if len(self) else []
+
     def joined(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The first `lengths` tokens of the chosen rows, one row after the other: (sum of lengths,)."""
-        firsts = np.repeat(self.starts[rows] - np.cumsum(lengths) + lengths, lengths)
-        return self.ids[firsts + np.arange(len(firsts))]
+        """The first `lengths` tokens of each of `rows`, concatenated: (sum of lengths,)."""
+        return self.ids[positions(self.starts[rows], lengths)]
 
     def padded(self, rows: NDArray[np.int64], width: int, pad: int) -> Tensor:
-        """The chosen rows, cut or filled with `pad` to `width`: (len(rows), width) int64."""
+        """The given rows, truncated or padded to `width`: (len(rows), width) int64."""
         lengths = np.minimum(self.lengths[rows], width)
         columns = np.arange(width)
         real = columns < lengths[:, None]
         table = np.full(real.shape, pad, dtype=np.int64)
         table[real] = self.ids[(self.starts[rows][:, None] + columns)[real]]
         return torch.from_numpy(table)
+
+
+def positions(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The positions start, start + 1, … start + length - 1 of every range, concatenated: (sum of lengths,)."""
+    firsts = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+    return firsts + np.arange(len(firsts))
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Chunk n is the `sizes[n]` tokens from position `starts[n]` of the ids."""
+
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+def split_into_chunks(
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    size: int,
+    *,
+    first: NDArray[np.int64] | None = None,
+    drop: bool = False,
+) -> Chunks:
+    """Split sequences into chunks of at most `size` tokens, in order and without overlap.
+
+    first: (N,) the size of the first chunk of each sequence that is longer than `size`; `size` by default.
+    drop: leave out the longer sequences instead of splitting them.
+    """
+    long = lengths > size
+    if drop:
+        head = lengths = np.where(long, 0, lengths)
+    else:
+        head = np.where(long, size if first is None else first, lengths)
+    count = (lengths > 0) - (head - lengths) // size  # the head, and the rest divided by size and rounded up
+    sequence = np.repeat(np.arange(len(lengths)), count)
+    number = np.arange(len(sequence)) - np.repeat(np.cumsum(count) - count, count)
+    begins = np.where(number == 0, 0, head[sequence] + (number - 1) * size)
+    ends = np.minimum(head[sequence] + number * size, lengths[sequence])
+    return Chunks(starts[sequence] + begins, ends - begins)

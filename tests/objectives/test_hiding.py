@@ -212,7 +212,7 @@ def test_pairs_are_neighbouring_runs_of_sentences(make, rows, tokenizer, positio
     for row in range(len(examples.of)):
         start, middle, end = examples.bounds[row]
         assert start < middle < end and rows.sentences[middle]
-        assert rows.bounds[examples.of[row]] <= start and end <= rows.bounds[examples.of[row] + 1]
+        assert rows.starts[examples.of[row]] <= start and end <= rows.starts[examples.of[row] + 1]
         if positions == 64:
             assert rows.sentences[start] and (end == len(rows.ids) or rows.sentences[end])
 

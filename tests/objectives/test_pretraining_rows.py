@@ -149,7 +149,7 @@ def test_where_no_pair_is_too_long_only_a_last_sentence_is_left(folder, kind, te
     pairs = material.task.examples(rows, draw)
     seen = read_of(pairs, len(rows.ids)).astype(bool)
     assert pairs.left.cut.number == 0
-    for start, end in zip(rows.bounds, rows.bounds[1:], strict=False):
+    for start, end in zip(rows.starts, rows.starts[1:], strict=False):
         left = ~seen[start:end]
         assert not (np.diff(left.astype(int)) < 0).any()  # nothing is read behind what is left
         assert rows.sentences[start:end][left].sum() == left.any()

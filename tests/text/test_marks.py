@@ -38,9 +38,9 @@ def test_marks_are_where_the_text_has_them(kind):
     own = tokenizer(kind)
     marked = mark(own, TEXTS)
     assert [
-        marked.ids[a:b].tolist() for a, b in zip(marked.bounds, marked.bounds[1:], strict=False)
+        marked.ids[a:b].tolist() for a, b in zip(marked.starts, marked.starts[1:], strict=False)
     ] == own.encode(TEXTS)
-    whole = slice(0, marked.bounds[1])
+    whole = slice(0, marked.starts[1])
     heads = np.flatnonzero(marked.sentences[whole])
     said = [
         text.strip()
@@ -71,7 +71,7 @@ def test_where_no_space_parts_words_a_character_is_one(kind, size):
     texts = ["我们今天去看书", "กินข้าว"]
     own = train_tokenizer(texts, TokenizerSettings(kind=kind, vocab_size=size, min_frequency=1))
     marked = mark(own, texts)
-    for start, end, text in zip(marked.bounds, marked.bounds[1:], texts, strict=False):
+    for start, end, text in zip(marked.starts, marked.starts[1:], texts, strict=False):
         assert marked.words[start] and marked.words[start:end].sum() == len(text) <= end - start
 
 
@@ -80,7 +80,7 @@ def test_a_token_of_parts_of_two_characters_begins_no_word(kind):
     texts = ["我用Python写书很", "我用Python看书很个人", "用人我很"]
     own = train_tokenizer(texts * 9, TokenizerSettings(kind=kind, vocab_size=300, min_frequency=1))
     marked = mark(own, texts)
-    for start, end, text in zip(marked.bounds, marked.bounds[1:], texts, strict=False):
+    for start, end, text in zip(marked.starts, marked.starts[1:], texts, strict=False):
         ids, heads = marked.ids[start:end], np.flatnonzero(marked.words[start:end])
         said = [one.strip() for one in own.decode([part.tolist() for part in np.split(ids, heads[1:])])]
         assert "".join(said) == text  # so no character is in two words

@@ -166,7 +166,7 @@ class PairsOfTexts:
 
     def _cuts(self, rows: Marked, number: int, draw: int) -> list[tuple[int, int, int]]:
         """Start, middle and end of the pairs of one document, however long they are."""
-        start, end = int(rows.bounds[number]), int(rows.bounds[number + 1])
+        start, end = int(rows.starts[number]), int(rows.starts[number + 1])
         heads = np.append(start + np.flatnonzero(rows.sentences[start:end]), end)
         rng = keyed(draw, number)
         cuts, at = [], 0

@@ -152,7 +152,7 @@ def _permuted(task: Rewriting, documents: Marked) -> Iterator[str]:
     """And of documents whose sentences cannot change places."""
     yield from _cut(task, documents)
     begun = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents.sentences)])
-    if alone := int((np.diff(begun[documents.bounds]) == 1).sum()):
+    if alone := int((np.diff(begun[documents.starts]) == 1).sum()):
         yield f"{alone:,} of {len(documents):,} documents are a single sentence: there is nothing to permute"
 
 

@@ -54,4 +54,4 @@ def stretches(documents: Marked, room: int, around: int, cut: Cut, draw: int | N
     number = np.arange(len(document)) - np.repeat(np.cumsum(count) - count, count)
     begins = np.where(number == 0, 0, first[document] + (number - 1) * room)
     ends = np.minimum(first[document] + number * room, lengths[document])
-    return Stretches(documents, documents.bounds[document] + begins, ends - begins, around)
+    return Stretches(documents, documents.starts[document] + begins, ends - begins, around)

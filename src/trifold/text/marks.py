@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trifold.errors import UsageError
+from trifold.ragged import Ragged
 from trifold.text.sentences import split_sentences
 from trifold.text.spans import Flags, Ids
 from trifold.text.tokenizer import Tokenizer
@@ -26,24 +27,11 @@ _LINE = re.compile(r".*(?:\n\s*|\Z)")  # with the blank lines behind it
 
 
 @dataclass(frozen=True)
-class Marked:
-    """Token ids of many texts, one after the other, and flags at first tokens of words and of sentences.
+class Marked(Ragged):
+    """Token ids of many texts, with flags (total tokens,) at the first token of each word and of each sentence."""
 
-    ids (sum of lengths,) int32; bounds (N + 1,): where each text begins.
-    """
-
-    ids: NDArray[np.int32]
-    bounds: Ids
     words: Flags
     sentences: Flags
-
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
-
-    @property
-    def lengths(self) -> Ids:
-        """(N,) tokens of each text."""
-        return np.diff(self.bounds)
 
 
 def sentence_starts(text: str) -> list[int]:
@@ -79,15 +67,15 @@ def mark(tokenizer: Tokenizer, texts: Sequence[str]) -> Marked:
         if _UNSPACED.search(text):
             starts_word |= _beside_unspaced(text, encoding.offsets)
         words.append(starts_word)
-        starts = np.zeros(len(numbers) + 1, np.bool_)
-        starts[0] = True
+        starts_sentence = np.zeros(len(numbers) + 1, np.bool_)
+        starts_sentence[0] = True
         if inner := sentence_starts(text):
             ends = np.maximum.accumulate(np.array([end for _, end in encoding.offsets], np.int64))
-            starts[np.searchsorted(ends, inner, side="right")] = True
-        sentences.append(starts[: len(numbers)])
+            starts_sentence[np.searchsorted(ends, inner, side="right")] = True
+        sentences.append(starts_sentence[: len(numbers)])
     lengths = np.array([len(each) for each in ids], dtype=np.int64)
-    bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return Marked(_joined(ids, np.int32), bounds, _joined(words, np.bool_), _joined(sentences, np.bool_))
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return Marked(_joined(ids, np.int32), starts, _joined(words, np.bool_), _joined(sentences, np.bool_))
 
 
 def _beside_unspaced(text: str, offsets: Sequence[tuple[int, int]]) -> Flags:
