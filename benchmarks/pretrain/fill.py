@@ -25,8 +25,8 @@ from trifold.nn import Inputs
 from trifold.nn.masks import padding
 from trifold.pipeline import Pipeline, load
 from trifold.text import Tokenizer
-from trifold.text.marks import mark
-from trifold.text.spans import keyed, words
+from trifold.text.annotation import annotate
+from trifold.text.spans import example_rng, find_words
 
 SIZES = {1: "word", 2: "pair", 3: "triple"}
 Word = tuple[int, ...]  # its tokens
@@ -46,13 +46,13 @@ class Gap(NamedTuple):
 
 def sentences(tokenizer: Tokenizer, texts: list[str], longest: int) -> list[list[Word]]:
     """Texts as words of tokens, those that a model can read."""
-    marked = mark(tokenizer, texts)
+    marked = annotate(tokenizer, texts)
     found = []
-    for start, end in zip(marked.bounds, marked.bounds[1:], strict=False):
+    for start, end in zip(marked.starts, marked.starts[1:], strict=False):
         if end - start > longest:
             continue
         ids = marked.ids[start:end].tolist()
-        bounds = words(np.ones(len(ids), np.bool_), marked.words[start:end]).tolist()
+        bounds = find_words(np.ones(len(ids), np.bool_), marked.word_starts[start:end]).tolist()
         found.append([tuple(ids[a:b]) for a, b in bounds])
     return found
 
@@ -60,12 +60,12 @@ def sentences(tokenizer: Tokenizer, texts: list[str], longest: int) -> list[list
 def gaps(tokenizer: Tokenizer, dev: list[list[Word]], size: int, count: int, seed: int) -> list[Gap]:
     """One gap a sentence, in sentences that leave as many words to be seen at least."""
     found = []
-    for number in keyed(seed, 0).permutation(len(dev)):
+    for number in example_rng(seed, 0).permutation(len(dev)):
         sentence = dev[number]
         plain = [_letters(tokenizer, word) for word in sentence]
         places = [at for at in range(len(sentence) - size + 1) if all(plain[at : at + size])]
         if places and len(sentence) >= 2 * size + 2:
-            found.append(Gap(sentence, int(keyed(seed, int(number) + 1).choice(places)), size))
+            found.append(Gap(sentence, int(example_rng(seed, int(number) + 1).choice(places)), size))
         if len(found) == count:
             break
     return found

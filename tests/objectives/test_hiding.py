@@ -16,7 +16,7 @@ from trifold.objectives.masked import MaskedSettings, MaskedWords
 from trifold.objectives.pairs import PairsOfTexts, PairsSettings
 from trifold.objectives.task import Looking
 from trifold.text import TokenizerSettings, train_tokenizer
-from trifold.text.marks import mark
+from trifold.text.annotation import annotate
 
 TEXTS = [
     "One two three four. Five six seven. Eight nine ten.",
@@ -34,7 +34,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def rows(tokenizer):
-    return mark(tokenizer, TEXTS)
+    return annotate(tokenizer, TEXTS)
 
 
 @pytest.fixture
@@ -78,16 +78,16 @@ def test_the_loss_is_the_cross_entropy_at_hidden_places_and_nowhere_else(make, r
     hidden = [task.hidden(examples, row, draw=5) for row in EVERY]
     logits = model.answer(padded(hidden))["lm"]
     expected = sum(
-        float(F.cross_entropy(logits[n, row.places], torch.from_numpy(row.targets), reduction="sum"))
+        float(F.cross_entropy(logits[n, row.positions], torch.from_numpy(row.targets), reduction="sum"))
         for n, row in enumerate(hidden)
     )
     (term,) = task.loss(model, batch).values()
     assert float(term.sum) == pytest.approx(expected, rel=1e-4)
-    assert term.count == batch.tokens == sum(len(row.places) for row in hidden) > 0
+    assert term.count == batch.tokens == sum(len(row.positions) for row in hidden) > 0
     nll, right = task.hiding.right(model, batch, model(batch.inputs)[0])
     assert nll == pytest.approx(expected, rel=1e-4)
     assert right == sum(
-        int((logits[n, row.places].argmax(-1) == torch.from_numpy(row.targets)).sum())
+        int((logits[n, row.positions].argmax(-1) == torch.from_numpy(row.targets)).sum())
         for n, row in enumerate(hidden)
     )
 
@@ -140,7 +140,7 @@ def test_texts_come_back_their_words_are_hidden_whole_and_their_special_tokens_n
             found = task.hidden(examples, row, draw=draw)
             assert found.original.tolist() == [tokenizer.cls_id, *ids, tokenizer.sep_id]
             hidden = np.zeros(len(found.inputs), np.bool_)
-            hidden[found.places] = True
+            hidden[found.positions] = True
             assert not hidden[0] and not hidden[-1]
             together = whole_or_not(hidden[1:-1], starts)
             assert together or mask == "plain"
@@ -211,10 +211,10 @@ def test_pairs_are_neighbouring_runs_of_sentences(make, rows, tokenizer, positio
     assert examples.lengths.max() <= positions
     for row in range(len(examples.of)):
         start, middle, end = examples.bounds[row]
-        assert start < middle < end and rows.sentences[middle]
+        assert start < middle < end and rows.sentence_starts[middle]
         assert rows.starts[examples.of[row]] <= start and end <= rows.starts[examples.of[row] + 1]
         if positions == 64:
-            assert rows.sentences[start] and (end == len(rows.ids) or rows.sentences[end])
+            assert rows.sentence_starts[start] and (end == len(rows.ids) or rows.sentence_starts[end])
 
 
 @pytest.mark.parametrize("kind", ["follows", "order"])
@@ -296,7 +296,7 @@ def test_a_pair_is_as_long_as_its_batch_was_planned_for(make, rows, kind, positi
 
 
 def test_the_order_of_texts_needs_one_document_and_another_s_text_two(make, tokenizer):
-    alone = mark(tokenizer, [". ".join(TEXTS)])
+    alone = annotate(tokenizer, [". ".join(TEXTS)])
     task, _ = make(PairsOfTexts, PairsSettings(pairs="order"))
     assert len(task.examples(alone).of)
     task, _ = make(PairsOfTexts, PairsSettings())

@@ -19,7 +19,7 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.objectives.permutation import Permutation, PermutationSettings
 from trifold.objectives.task import Looking
 from trifold.text import TokenizerSettings, train_tokenizer
-from trifold.text.marks import mark
+from trifold.text.annotation import annotate
 
 TEXTS = ["to be, or not to be", "a", "that is the question: whether it is nobler", "in the mind to suffer"]
 WIDTH = 16
@@ -54,7 +54,7 @@ def model(tokenizer):
 
 @pytest.fixture(scope="module")
 def rows(tokenizer):
-    return mark(tokenizer, TEXTS)
+    return annotate(tokenizer, TEXTS)
 
 
 def task_of(tokenizer, **values):

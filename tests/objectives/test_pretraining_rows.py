@@ -152,7 +152,7 @@ def test_where_no_pair_is_too_long_only_a_last_sentence_is_left(folder, kind, te
     for start, end in zip(rows.starts, rows.starts[1:], strict=False):
         left = ~seen[start:end]
         assert not (np.diff(left.astype(int)) < 0).any()  # nothing is read behind what is left
-        assert rows.sentences[start:end][left].sum() == left.any()
+        assert rows.sentence_starts[start:end][left].sum() == left.any()
 
 
 def test_each_fate_of_sentences_is_said_by_its_name(folder):

@@ -19,8 +19,8 @@ from trifold.objectives.rewriting import Rewriting
 from trifold.objectives.spans import SpansSettings, taken_out
 from trifold.objectives.task import Looking
 from trifold.text import TokenizerSettings, make_tokenizer
-from trifold.text.marks import mark, sentinel_ids
-from trifold.text.sentinels import Sentinelled
+from trifold.text.annotation import annotate, sentinel_ids
+from trifold.text.corruption import SpanCorruptedRow
 
 WIDTH = 16
 WORDS = [f"w{number}" for number in range(40)]
@@ -49,7 +49,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def rows(tokenizer):
-    return mark(tokenizer, TEXTS)
+    return annotate(tokenizer, TEXTS)
 
 
 def task_of(tokenizer, kind, **values):
@@ -94,7 +94,7 @@ def test_of_a_noised_text_all_is_asked_for_and_only_what_was_there_is_read(token
 def test_of_a_text_without_its_spans_both_sides_make_the_text(tokenizer, rows, draw, rate, mean):
     task, sentinels = task_of(tokenizer, "spans", rate=rate, mean_span=mean), sentinel_ids(tokenizer)
     for text, read, wanted in sides(task, task.examples(rows), EVERY, draw):
-        halves = Sentinelled(np.array(read, np.int64), np.array(wanted, np.int64))
+        halves = SpanCorruptedRow(np.array(read, np.int64), np.array(wanted, np.int64))
         assert halves.original(sentinels).tolist() == text
         taken = len(wanted) - sum(token in sentinels for token in wanted)
         if len(text) > 1:  # unknown words are taken out like others

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.text.noise_rows import MASK, SPECIAL, long_row, rows
 
-from trifold.text.corruption import MASKS, Replacement, mask_spans
-from trifold.text.spans import keyed, runs, words
+from trifold.text.corruption import MASK_FUNCTIONS, Replacement, mask_spans
+from trifold.text.spans import example_rng, find_runs, find_words
 
 TO = Replacement(MASK, np.arange(SPECIAL, 500))
-KINDS = list(MASKS)
+KINDS = list(MASK_FUNCTIONS)
 seeds = st.integers(0, 2**64 - 1)
 
 
@@ -20,20 +20,20 @@ seeds = st.integers(0, 2**64 - 1)
 def test_the_row_comes_back_and_special_tokens_stay(kind, row, seed, rate):
     ids, free, starts = row
     before = ids.copy()
-    found = MASKS[kind](ids, free, starts, keyed(seed, 0), TO, rate)
+    found = MASK_FUNCTIONS[kind](ids, free, starts, example_rng(seed, 0), TO, rate)
     assert (ids == before).all()
     assert (found.original == ids).all() and len(found.inputs) == len(ids)
-    assert (found.targets == ids[found.places]).all()
-    assert free[found.places].all() and (np.diff(found.places) > 0).all()
+    assert (found.targets == ids[found.positions]).all()
+    assert free[found.positions].all() and (np.diff(found.positions) > 0).all()
     chosen = np.zeros(len(ids), np.bool_)
-    chosen[found.places] = True
+    chosen[found.positions] = True
     assert (found.inputs[~chosen] == ids[~chosen]).all()
-    assert found.spans.tolist() == runs(chosen).tolist()
+    assert found.spans.tolist() == find_runs(chosen).tolist()
 
 
 @given(st.sampled_from(KINDS), rows(), seeds)
 def test_the_same_generator_hides_the_same(kind, row, seed):
-    first, second = (MASKS[kind](*row, keyed(seed, 7), TO, 0.3) for _ in range(2))
+    first, second = (MASK_FUNCTIONS[kind](*row, example_rng(seed, 7), TO, 0.3) for _ in range(2))
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
 
 
@@ -41,7 +41,9 @@ def test_the_same_generator_hides_the_same(kind, row, seed):
 def test_examples_and_epochs_differ(kind):
     row = long_row(200)
     found = {
-        tuple(MASKS[kind](*row, keyed(draw, number), TO, 0.15).places) for draw in (1, 2) for number in (1, 2)
+        tuple(MASK_FUNCTIONS[kind](*row, example_rng(draw, number), TO, 0.15).positions)
+        for draw in (1, 2)
+        for number in (1, 2)
     }
     assert len(found) == 4
 
@@ -52,7 +54,10 @@ def test_the_rate_is_kept_whatever_the_length(kind, size):
     shares = []
     for number in range(1500 if size < 50 else 100):
         ids, free, starts = long_row(size, seed=number)
-        shares.append(len(MASKS[kind](ids, free, starts, keyed(0, number), TO, 0.15).places) / free.sum())
+        shares.append(
+            len(MASK_FUNCTIONS[kind](ids, free, starts, example_rng(0, number), TO, 0.15).positions)
+            / free.sum()
+        )
     shares = np.array(shares)
     assert abs(shares.mean() - 0.15) < 4 * shares.std() / np.sqrt(len(shares)) + 0.001
 
@@ -60,8 +65,8 @@ def test_the_rate_is_kept_whatever_the_length(kind, size):
 @pytest.mark.parametrize("kind", KINDS)
 def test_eight_of_ten_become_the_mask_one_another_token_one_itself(kind):
     row = long_row(20_000)
-    found = [MASKS[kind](*row, keyed(0, number), TO, 0.15) for number in range(3)]
-    inputs = np.concatenate([each.inputs[each.places] for each in found])
+    found = [MASK_FUNCTIONS[kind](*row, example_rng(0, number), TO, 0.15) for number in range(3)]
+    inputs = np.concatenate([each.inputs[each.positions] for each in found])
     targets = np.concatenate([each.targets for each in found])
     masked, same = (inputs == MASK).mean(), (inputs == targets).mean()
     error = 4 * np.sqrt(0.16 / len(inputs) * (3.8 if kind == "spans" else 1) * 1.7)
@@ -75,15 +80,15 @@ def test_eight_of_ten_become_the_mask_one_another_token_one_itself(kind):
 @given(row=rows(), seed=seeds)
 def test_words_are_hidden_whole(kind, row, seed):
     ids, free, starts = row
-    hidden = set(MASKS[kind](ids, free, starts, keyed(seed, 0), TO, 0.3).places.tolist())
-    for start, end in words(free, starts):
+    hidden = set(MASK_FUNCTIONS[kind](ids, free, starts, example_rng(seed, 0), TO, 0.3).positions.tolist())
+    for start, end in find_words(free, starts):
         assert len(hidden.intersection(range(start, end))) in (0, end - start)
 
 
 def test_spans_have_spanberts_lengths_and_one_fate_each():
     ids, free, starts = long_row(3000)
     starts = np.ones_like(starts)  # words of one token each: lengths can be counted
-    found = [mask_spans(ids, free, starts, keyed(0, number), TO) for number in range(60)]
+    found = [mask_spans(ids, free, starts, example_rng(0, number), TO) for number in range(60)]
     lengths = np.concatenate([each.spans[:, 1] - each.spans[:, 0] for each in found])
     assert lengths.max() == 10
     assert lengths.mean() == pytest.approx(3.8, abs=4 * lengths.std() / np.sqrt(len(lengths)))
@@ -96,10 +101,10 @@ def test_spans_have_spanberts_lengths_and_one_fate_each():
 @given(row=rows(), seed=seeds)
 def test_both_sides_of_a_span_can_be_seen(row, seed):
     ids, free, starts = row
-    found = mask_spans(ids, free, starts, keyed(seed, 0), TO, 0.4)
+    found = mask_spans(ids, free, starts, example_rng(seed, 0), TO, 0.4)
     for start, end in found.spans:
-        assert start == 0 or start - 1 not in found.places
-        assert end not in found.places
+        assert start == 0 or start - 1 not in found.positions
+        assert end not in found.positions
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,12 +113,14 @@ def test_nothing_and_nothing_free_are_left_alone(kind):
         (np.zeros(0, np.int64), np.zeros(0, np.bool_)),
         (np.array([5, 6]), np.zeros(2, np.bool_)),
     ):
-        found = MASKS[kind](ids, free, np.zeros(len(ids), np.bool_), keyed(0, 0), TO, 0.5)
-        assert (found.inputs == ids).all() and not len(found.places) and found.spans.shape == (0, 2)
+        found = MASK_FUNCTIONS[kind](ids, free, np.zeros(len(ids), np.bool_), example_rng(0, 0), TO, 0.5)
+        assert (found.inputs == ids).all() and not len(found.positions) and found.spans.shape == (0, 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_token_is_hidden_at_the_rate(kind):
     one = np.array([20]), np.array([True]), np.array([True])
-    hidden = sum(len(MASKS[kind](*one, keyed(0, number), TO, 0.15).places) for number in range(3000))
+    hidden = sum(
+        len(MASK_FUNCTIONS[kind](*one, example_rng(0, number), TO, 0.15).positions) for number in range(3000)
+    )
     assert hidden / 3000 == pytest.approx(0.15, abs=0.027)

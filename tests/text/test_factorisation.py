@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.text.factorisation import ASKING, ranked
-from trifold.text.spans import keyed, runs
+from trifold.text.corruption import PREDICTION_CHOICES, draw_ranks
+from trifold.text.spans import example_rng, find_runs
 
 flags = st.lists(st.booleans(), min_size=0, max_size=60).map(lambda values: np.array(values, dtype=np.bool_))
-ways = st.sampled_from(sorted(ASKING))
+ways = st.sampled_from(sorted(PREDICTION_CHOICES))
 
 
 @given(flags, ways, st.integers(1, 7), st.integers(1, 5), st.integers(0, 2**64 - 1))
 def test_only_free_tokens_are_asked_for_each_once_and_the_same_draw_asks_the_same(
     free, way, share, longest, draw
 ):
-    one, again = (ASKING[way](free, share, longest, keyed(draw, 3)) for _ in range(2))
+    one, again = (PREDICTION_CHOICES[way](free, share, longest, example_rng(draw, 3)) for _ in range(2))
     assert one.tolist() == again.tolist()
     assert len(set(one.tolist())) == len(one)
     assert free[one].all()
@@ -26,11 +26,13 @@ def test_only_free_tokens_are_asked_for_each_once_and_the_same_draw_asks_the_sam
         assert sorted(one.tolist()) == np.flatnonzero(free).tolist()
 
 
-@pytest.mark.parametrize("way", sorted(ASKING))
+@pytest.mark.parametrize("way", sorted(PREDICTION_CHOICES))
 @pytest.mark.parametrize("size", [5, 31, 200])
 def test_one_in_so_many_is_asked_for_whatever_the_length(way, size):
     free, share, rounds = np.ones(size, np.bool_), 6, 3000
-    counts = np.array([len(ASKING[way](free, share, 5, keyed(1, row))) for row in range(rounds)])
+    counts = np.array(
+        [len(PREDICTION_CHOICES[way](free, share, 5, example_rng(1, row))) for row in range(rounds)]
+    )
     error = counts.std() / np.sqrt(rounds)
     assert counts.mean() == pytest.approx(size / share, abs=4 * error + 1e-9)
 
@@ -38,7 +40,7 @@ def test_one_in_so_many_is_asked_for_whatever_the_length(way, size):
 def test_every_token_is_asked_for_as_often_as_any_other_of_a_random_order():
     seen = np.zeros(40)
     for row in range(6000):
-        seen[ASKING["tokens"](np.ones(40, np.bool_), 4, 5, keyed(2, row))] += 1
+        seen[PREDICTION_CHOICES["tokens"](np.ones(40, np.bool_), 4, 5, example_rng(2, row))] += 1
     assert seen / 6000 == pytest.approx(np.full(40, 0.25), abs=0.03)
 
 
@@ -46,8 +48,8 @@ def test_spans_are_no_longer_than_said_and_lie_in_a_context_of_their_own():
     lengths = set()
     for row in range(300):
         flagged = np.zeros(240, np.bool_)
-        flagged[ASKING["spans"](np.ones(240, np.bool_), 6, 4, keyed(3, row))] = True
-        found = runs(flagged)
+        flagged[PREDICTION_CHOICES["spans"](np.ones(240, np.bool_), 6, 4, example_rng(3, row))] = True
+        found = find_runs(flagged)
         # Neighbours of two contexts may touch, but no three.
         assert (found[:, 1] - found[:, 0]).max() <= 8
         lengths |= set((found[:, 1] - found[:, 0]).tolist())
@@ -57,11 +59,11 @@ def test_spans_are_no_longer_than_said_and_lie_in_a_context_of_their_own():
 @given(flags, st.integers(0, 2**64 - 1))
 def test_ranks_number_the_places_and_are_0_elsewhere(free, draw):
     places = np.flatnonzero(free)
-    ranks = ranked(places, len(free), keyed(draw, 0))
+    ranks = draw_ranks(places, len(free), example_rng(draw, 0))
     assert sorted(ranks[places].tolist()) == list(range(1, len(places) + 1))
     assert not ranks[~free].any()
 
 
 def test_orders_are_all_likely():
-    found = {tuple(ranked(np.arange(3), 3, keyed(9, row)).tolist()) for row in range(200)}
+    found = {tuple(draw_ranks(np.arange(3), 3, example_rng(9, row)).tolist()) for row in range(200)}
     assert len(found) == 6

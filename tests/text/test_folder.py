@@ -120,7 +120,7 @@ def test_a_long_second_text_is_read_in_parts_that_overlap(name: str, tmp_path: P
         assert (len(rows) > 1) == (limit < 10_000)
     with pytest.raises(UsageError, match="its parts overlap by 9: shorten the first text"):
         ours.windows(question, long, max_length=16, stride=9)
-    assert ours.knows_places
+    assert ours.has_offsets
 
 
 def test_only_the_text_that_may_be_cut_is_cut(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.text.noise_rows import MASK, SPECIAL, long_row, rows
 
-from trifold.text.noises import NOISES, Row, infill, noised
-from trifold.text.spans import keyed, runs
+from trifold.text.corruption import NOISES, NoiseInput, apply_noises, infill_spans
+from trifold.text.spans import example_rng, find_runs
 
 seeds = st.integers(0, 2**64 - 1)
 KINDS = list(NOISES)
@@ -20,7 +20,7 @@ KINDS = list(NOISES)
 @given(rows(), seeds, st.dictionaries(st.sampled_from(KINDS), st.sampled_from([0.0, 0.1, 0.3, 0.9, 1.0])))
 def test_what_is_read_comes_from_where_it_is_said(row, seed, rates):
     ids, free, starts = row
-    found = noised(Row(ids, free, starts), keyed(seed, 0), rates, MASK)
+    found = apply_noises(NoiseInput(ids, free, starts), example_rng(seed, 0), rates, MASK)
     assert (found.targets == ids).all()
     old = found.origin >= 0
     assert (found.inputs[~old] == MASK).all()
@@ -34,32 +34,32 @@ def test_what_is_read_comes_from_where_it_is_said(row, seed, rates):
 
 @given(rows(), seeds, st.sampled_from(KINDS))
 def test_the_same_generator_gives_the_same(row, seed, kind):
-    first, second = (NOISES[kind](Row(*row), keyed(seed, 1), 0.5, MASK) for _ in range(2))
+    first, second = (NOISES[kind](NoiseInput(*row), example_rng(seed, 1), 0.5, MASK) for _ in range(2))
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
 
 
 @given(rows(), seeds, st.dictionaries(st.sampled_from(KINDS), st.sampled_from([0.1, 0.6, 1.0])))
 def test_the_same_generator_gives_the_same_of_all_noises_together(row, seed, rates):
-    first, second = (noised(Row(*row), keyed(seed, 1), rates, MASK) for _ in range(2))
+    first, second = (apply_noises(NoiseInput(*row), example_rng(seed, 1), rates, MASK) for _ in range(2))
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
 
 
 @given(rows(), seeds, st.sampled_from(["mask", "delete", "infill"]))
 def test_what_is_not_spoilt_keeps_its_order(row, seed, kind):
-    found = NOISES[kind](Row(*row), keyed(seed, 0), 0.5, MASK)
+    found = NOISES[kind](NoiseInput(*row), example_rng(seed, 0), 0.5, MASK)
     assert (np.diff(found.origin[found.origin >= 0]) > 0).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_examples_differ(kind):
-    row = Row(*long_row(100))
-    assert len({tuple(NOISES[kind](row, keyed(1, n), 0.9, MASK).inputs) for n in range(4)}) >= 3
+    row = NoiseInput(*long_row(100))
+    assert len({tuple(NOISES[kind](row, example_rng(1, n), 0.9, MASK).inputs) for n in range(4)}) >= 3
 
 
 @given(rows(), seeds, st.sampled_from(["permute", "rotate"]))
 def test_moving_loses_nothing_and_special_tokens_keep_their_places(row, seed, kind):
     ids, free, starts = row
-    found = NOISES[kind](Row(ids, free, starts), keyed(seed, 0), 1.0, MASK)
+    found = NOISES[kind](NoiseInput(ids, free, starts), example_rng(seed, 0), 1.0, MASK)
     assert sorted(found.origin) == list(range(len(ids)))
     assert (found.inputs[~free] == ids[~free]).all()
     back = np.empty_like(ids)
@@ -69,8 +69,10 @@ def test_moving_loses_nothing_and_special_tokens_keep_their_places(row, seed, ki
 
 def test_sentences_stay_whole_and_every_order_is_equally_likely():
     starts = np.array([1, 0, 0, 1, 1, 0], np.bool_)
-    row = Row(np.arange(20, 26), np.ones(6, np.bool_), starts)
-    seen = Counter(tuple(NOISES["permute"](row, keyed(0, n), 1.0, MASK).origin.tolist()) for n in range(3000))
+    row = NoiseInput(np.arange(20, 26), np.ones(6, np.bool_), starts)
+    seen = Counter(
+        tuple(NOISES["permute"](row, example_rng(0, n), 1.0, MASK).origin.tolist()) for n in range(3000)
+    )
     sentences = [(0, 1, 2), (3,), (4, 5)]
     orders = {a + b + c for a in sentences for b in sentences for c in sentences if len({a, b, c}) == 3}
     assert set(seen) == orders
@@ -78,18 +80,21 @@ def test_sentences_stay_whole_and_every_order_is_equally_likely():
 
 
 def test_a_share_of_the_sentences_moves():
-    row = Row(np.arange(20, 220), np.ones(200, np.bool_), np.arange(200) % 2 == 0)
+    row = NoiseInput(np.arange(20, 220), np.ones(200, np.bool_), np.arange(200) % 2 == 0)
     moved = [
-        (NOISES["permute"](row, keyed(0, n), 0.3, MASK).origin != np.arange(200)).mean() for n in range(300)
+        (NOISES["permute"](row, example_rng(0, n), 0.3, MASK).origin != np.arange(200)).mean()
+        for n in range(300)
     ]
     assert np.mean(moved) == pytest.approx(0.3 * 29 / 30, abs=0.01)  # one of thirty falls into its own place
 
 
 def test_a_row_begins_anywhere():
-    row = Row(np.arange(20, 25), np.ones(5, np.bool_), np.zeros(5, np.bool_))
-    seen = Counter(int(NOISES["rotate"](row, keyed(0, n), 1.0, MASK).inputs[0]) for n in range(5000))
+    row = NoiseInput(np.arange(20, 25), np.ones(5, np.bool_), np.zeros(5, np.bool_))
+    seen = Counter(int(NOISES["rotate"](row, example_rng(0, n), 1.0, MASK).inputs[0]) for n in range(5000))
     assert all(abs(seen[first] - 1000) < 4.5 * np.sqrt(1000) for first in range(20, 25))
-    still = sum(int(NOISES["rotate"](row, keyed(0, n), 0.25, MASK).inputs[0]) == 20 for n in range(4000))
+    still = sum(
+        int(NOISES["rotate"](row, example_rng(0, n), 0.25, MASK).inputs[0]) == 20 for n in range(4000)
+    )
     assert still / 4000 == pytest.approx(0.75 + 0.05, abs=0.03)
 
 
@@ -99,7 +104,7 @@ def test_the_rate_is_kept(kind, size):
     lost = []
     for number in range(2000 if size < 50 else 100):
         ids, free, starts = long_row(size, seed=number)
-        found = NOISES[kind](Row(ids, free, starts), keyed(3, number), 0.3, MASK)
+        found = NOISES[kind](NoiseInput(ids, free, starts), example_rng(3, number), 0.3, MASK)
         kept = found.origin[(found.origin >= 0) & (found.inputs != MASK)]
         lost.append(1 - (len(kept) - 2) / (size - 2))
     lost = np.array(lost)
@@ -107,15 +112,15 @@ def test_the_rate_is_kept(kind, size):
 
 
 def test_infilling_has_bart_s_spans():
-    row = Row(np.arange(20, 3020), np.ones(3000, np.bool_), np.zeros(3000, np.bool_))
+    row = NoiseInput(np.arange(20, 3020), np.ones(3000, np.bool_), np.zeros(3000, np.bool_))
     lengths = []
     for number in range(40):
-        found = infill(row, keyed(0, number), 0.3, MASK)
+        found = infill_spans(row, example_rng(0, number), 0.3, MASK)
         assert not (np.diff(np.flatnonzero(found.inputs == MASK)) == 1).any()  # no mask beside another
         there = found.origin[found.origin >= 0]
         gone = np.ones(3000, np.bool_)
         gone[there] = False
-        spans = runs(gone)
+        spans = find_runs(gone)
         new = (found.inputs == MASK).sum() - len(spans)
         lengths += [*(spans[:, 1] - spans[:, 0]), *[0] * new]
     lengths = np.array(lengths)
@@ -125,11 +130,13 @@ def test_infilling_has_bart_s_spans():
 
 @given(st.integers(1, 12), seeds)
 def test_new_masks_keep_to_the_room(size, seed):
-    row = Row(np.arange(20, 20 + size), np.ones(size, np.bool_), np.zeros(size, np.bool_), room=size)
-    assert len(infill(row, keyed(seed, 0), 0.9, MASK).inputs) <= size
+    row = NoiseInput(
+        np.arange(20, 20 + size), np.ones(size, np.bool_), np.zeros(size, np.bool_), max_length=size
+    )
+    assert len(infill_spans(row, example_rng(seed, 0), 0.9, MASK).inputs) <= size
 
 
 def test_rates_of_nought_leave_a_row_alone():
     ids, free, starts = long_row(50)
-    found = noised(Row(ids, free, starts), keyed(0, 0), dict.fromkeys(KINDS, 0.0), MASK)
+    found = apply_noises(NoiseInput(ids, free, starts), example_rng(0, 0), dict.fromkeys(KINDS, 0.0), MASK)
     assert (found.inputs == ids).all() and found.origin.tolist() == list(range(50))

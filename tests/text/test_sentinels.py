@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.text.noise_rows import SENTINELS, long_row, rows
 
-from trifold.text.sentinels import corrupt_spans, most_spans, noise_mask
-from trifold.text.spans import keyed, runs
+from trifold.text.corruption import corrupt_spans, draw_noise_mask, max_spans
+from trifold.text.spans import example_rng, find_runs
 
 seeds = st.integers(0, 2**64 - 1)
 rates = st.sampled_from([0.15, 0.15, 0.3, 0.5, 0.9])
@@ -21,7 +21,7 @@ means = st.sampled_from([1.0, 3.0, 3.0, 10.0])
 @given(rows(), seeds, rates, means)
 def test_the_row_comes_back_and_special_tokens_stay(row, seed, rate, mean):
     ids, free, _ = row
-    found = corrupt_spans(ids, free, keyed(seed, 0), SENTINELS, rate, mean)
+    found = corrupt_spans(ids, free, example_rng(seed, 0), SENTINELS, rate, mean)
     assert (found.original(SENTINELS) == ids).all()
     assert sorted(found.inputs[found.inputs < 10]) == sorted(ids[~free])
     # Every token is on one side, once; sentinels stand in order, on both sides.
@@ -34,28 +34,28 @@ def test_the_row_comes_back_and_special_tokens_stay(row, seed, rate, mean):
 
 @given(st.integers(2, 600), seeds, rates, means)
 def test_the_numbers_are_those_of_the_paper(size, seed, rate, mean):
-    mask = noise_mask(size, keyed(seed, 0), rate, mean)
+    mask = draw_noise_mask(size, example_rng(seed, 0), rate, mean)
     noise = min(max(round(size * rate), 1), size - 1)
     assert mask.sum() == noise
-    spans = runs(mask)
-    assert len(spans) == min(max(round(noise / mean), 1), size - noise) <= most_spans(size, rate, mean)
+    spans = find_runs(mask)
+    assert len(spans) == min(max(round(noise / mean), 1), size - noise) <= max_spans(size, rate, mean)
     if len(spans) > 1:
         assert not mask[0] and mask[-1]  # begins with what stays, ends with a span
 
 
 def test_512_tokens_lose_77_in_26_spans():
-    mask = noise_mask(512, keyed(0, 0), 0.15, 3.0)
-    assert (mask.sum(), len(runs(mask))) == (77, 26)
+    mask = draw_noise_mask(512, example_rng(0, 0), 0.15, 3.0)
+    assert (mask.sum(), len(find_runs(mask))) == (77, 26)
 
 
 def test_all_ways_of_cutting_are_equally_likely():
-    seen = Counter(tuple(noise_mask(8, keyed(0, row), 0.5, 2.0).tolist()) for row in range(3600))
+    seen = Counter(tuple(draw_noise_mask(8, example_rng(0, row), 0.5, 2.0).tolist()) for row in range(3600))
     assert len(seen) == 9  # 4 tokens of noise in 2 pieces, 3 ways, and as many for the others
     assert all(abs(count - 400) < 4.5 * np.sqrt(400) for count in seen.values())
 
 
 def test_a_single_span_lies_anywhere():
-    seen = Counter(int(np.argmax(noise_mask(20, keyed(0, row), 0.15, 3.0))) for row in range(3600))
+    seen = Counter(int(np.argmax(draw_noise_mask(20, example_rng(0, row), 0.15, 3.0))) for row in range(3600))
     assert sorted(seen) == list(range(18))  # 3 tokens of noise
     assert all(abs(count - 200) < 4.5 * np.sqrt(200) for count in seen.values())
 
@@ -63,27 +63,27 @@ def test_a_single_span_lies_anywhere():
 def test_none_and_one_stay_as_they_are():
     for size in (0, 1):
         ids = np.arange(20, 20 + size)
-        found = corrupt_spans(ids, np.ones(size, np.bool_), keyed(1, 1), SENTINELS)
+        found = corrupt_spans(ids, np.ones(size, np.bool_), example_rng(1, 1), SENTINELS)
         assert (found.inputs == ids).all() and not len(found.targets)
 
 
 def test_nothing_free_stays_as_it_is():
     ids = np.array([5, 6, 7])
-    found = corrupt_spans(ids, np.zeros(3, np.bool_), keyed(1, 1), SENTINELS)
+    found = corrupt_spans(ids, np.zeros(3, np.bool_), example_rng(1, 1), SENTINELS)
     assert (found.inputs == ids).all() and not len(found.targets)
 
 
 def test_seeds_and_examples_decide():
     ids, free, _ = long_row(300)
     found = {
-        key: tuple(corrupt_spans(ids, free, keyed(*key), SENTINELS).inputs)
+        key: tuple(corrupt_spans(ids, free, example_rng(*key), SENTINELS).inputs)
         for key in [(1, 1), (1, 2), (2, 1)]
     }
     assert len(set(found.values())) == 3
-    assert tuple(corrupt_spans(ids, free, keyed(1, 1), SENTINELS).inputs) == found[1, 1]
+    assert tuple(corrupt_spans(ids, free, example_rng(1, 1), SENTINELS).inputs) == found[1, 1]
 
 
 def test_too_few_sentinels_are_refused():
     ids, free, _ = long_row(300)
-    with pytest.raises(ValueError, match="spans need as many sentinels, and there are 2"):
-        corrupt_spans(ids, free, keyed(1, 1), SENTINELS[:2])
+    with pytest.raises(ValueError, match="spans need as many sentinels; the tokenizer has 2"):
+        corrupt_spans(ids, free, example_rng(1, 1), SENTINELS[:2])

@@ -11,24 +11,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.text.spans import Geometric, Poisson, by_chance, choose, draw_spans, keyed, runs, spread, words
+from trifold.text.spans import (
+    Geometric,
+    Poisson,
+    choose_units,
+    draw_span_lengths,
+    example_rng,
+    find_runs,
+    find_words,
+    place_spans,
+    round_randomly,
+)
 
 LAWS = [Geometric(), Geometric(0.5, 3), Poisson(), Poisson(0.5)]
 
 
 def test_the_numbers_of_an_example_are_its_own():
     drawn = {
-        key: tuple(keyed(*key).random(4)) for key in [(1, 1), (1, 2), (2, 1), (2**64 - 1, 0), (0, 2**63)]
+        key: tuple(example_rng(*key).random(4))
+        for key in [(1, 1), (1, 2), (2, 1), (2**64 - 1, 0), (0, 2**63)]
     }
     assert len(set(drawn.values())) == 5
-    assert all(tuple(keyed(*key).random(4)) == numbers for key, numbers in drawn.items())
+    assert all(tuple(example_rng(*key).random(4)) == numbers for key, numbers in drawn.items())
 
 
 @given(st.lists(st.booleans()))
 def test_runs_are_all_that_is_true(flags):
     flags = np.array(flags, dtype=np.bool_)
     back = np.zeros_like(flags)
-    for start, end in runs(flags):
+    for start, end in find_runs(flags):
         assert start < end and not back[max(0, start - 1) : end].any()
         back[start:end] = True
     assert (back == flags).all()
@@ -37,7 +48,7 @@ def test_runs_are_all_that_is_true(flags):
 @given(st.lists(st.tuples(st.booleans(), st.booleans())))
 def test_words_part_the_free_tokens(flags):
     free, starts = np.array(flags, dtype=np.bool_).reshape(-1, 2).T
-    bounds = words(free, starts)
+    bounds = find_words(free, starts)
     covered = [place for start, end in bounds for place in range(start, end)]
     assert covered == np.flatnonzero(free).tolist()
     for start, end in bounds:
@@ -46,51 +57,54 @@ def test_words_part_the_free_tokens(flags):
 
 
 def test_a_number_by_chance_has_the_mean_that_was_wanted():
-    rng = keyed(0, 0)
-    drawn = np.array([by_chance(2.3, rng) for _ in range(20_000)])
+    rng = example_rng(0, 0)
+    drawn = np.array([round_randomly(2.3, rng) for _ in range(20_000)])
     assert set(drawn) == {2, 3} and drawn.mean() == pytest.approx(2.3, abs=0.015)
-    assert {by_chance(7.0, rng) for _ in range(100)} == {7}
+    assert {round_randomly(7.0, rng) for _ in range(100)} == {7}
 
 
 @pytest.mark.parametrize("lengths", [[1] * 7, [1] * 40, [3, 1, 2, 2, 5], [4], [1, 9]])
 @pytest.mark.parametrize("rate", [0.15, 0.5])
 def test_units_are_chosen_at_the_rate_whatever_their_lengths(lengths, rate):
-    lengths, rng = np.array(lengths), keyed(1, 2)
-    totals = np.array([lengths[choose(lengths, rate, rng)].sum() for _ in range(2000)])
+    lengths, rng = np.array(lengths), example_rng(1, 2)
+    totals = np.array([lengths[choose_units(lengths, rate, rng)].sum() for _ in range(2000)])
     error = totals.std() / np.sqrt(len(totals))
     assert abs(totals.mean() - rate * lengths.sum()) < 4 * error + 1e-9
 
 
 def test_single_tokens_differ_from_the_rate_by_less_than_one():
-    sizes = {len(choose(np.ones(1000, np.int64), 0.15, keyed(0, row))) for row in range(50)}
+    sizes = {len(choose_units(np.ones(1000, np.int64), 0.15, example_rng(0, row))) for row in range(50)}
     assert sizes == {150}
-    assert {len(choose(np.ones(10, np.int64), 0.15, keyed(0, row))) for row in range(50)} == {1, 2}
+    assert {len(choose_units(np.ones(10, np.int64), 0.15, example_rng(0, row))) for row in range(50)} == {
+        1,
+        2,
+    }
 
 
 # --- lengths --------------------------------------------------------------------------------------------------
 
 
 def test_the_geometric_law_is_spanberts():
-    law = Geometric().within(1000)
+    law = Geometric().truncate(1000)
     assert len(law.probabilities) == 11 and law.probabilities[0] == 0
     assert law.probabilities[2:] / law.probabilities[1:-1] == pytest.approx(np.full(9, 0.8))
     assert law.mean == pytest.approx(3.8, abs=0.01)  # Joshi et al. 2020, section 3.1
 
 
 def test_the_poisson_law_is_the_books():
-    law = Poisson().within(1000)
+    law = Poisson().truncate(1000)
     assert law.probabilities[:4] == pytest.approx([np.exp(-3) * x for x in (1, 3, 4.5, 4.5)])
     assert law.mean == pytest.approx(3, abs=1e-6)
 
 
 @pytest.mark.parametrize("law", LAWS)
 def test_lengths_follow_their_law_and_cover_the_rate(law):
-    rng, items = keyed(5, 5), 400
-    drawn = [draw_spans(items, 0.15, law, rng) for _ in range(500)]
+    rng, items = example_rng(5, 5), 400
+    drawn = [draw_span_lengths(items, 0.15, law, rng) for _ in range(500)]
     totals = np.array([lengths.sum() for lengths in drawn])
     assert abs(totals.mean() - 0.15 * items) < 4 * totals.std() / np.sqrt(len(totals))
     lengths = np.concatenate(drawn)
-    wanted = law.within(items // 2).probabilities
+    wanted = law.truncate(items // 2).probabilities
     counts = np.bincount(lengths, minlength=len(wanted))
     error = np.sqrt(wanted * (1 - wanted) / len(lengths))
     assert (np.abs(counts / len(lengths) - wanted) < 4.5 * error + 1e-9).all()
@@ -99,8 +113,8 @@ def test_lengths_follow_their_law_and_cover_the_rate(law):
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("items", [1, 2, 5, 9, 13])
 def test_short_rows_keep_the_rate_and_half_of_their_context(law, items):
-    rng = keyed(5, items)
-    drawn = [draw_spans(items, 0.15, law, rng) for _ in range(2500)]
+    rng = example_rng(5, items)
+    drawn = [draw_span_lengths(items, 0.15, law, rng) for _ in range(2500)]
     assert max(int(lengths.max(initial=0)) for lengths in drawn) <= max(1, items // 2)
     totals = np.array([lengths.sum() for lengths in drawn])
     assert abs(totals.mean() - 0.15 * items) < 4 * totals.std() / np.sqrt(len(totals)) + 0.004 * items
@@ -108,9 +122,9 @@ def test_short_rows_keep_the_rate_and_half_of_their_context(law, items):
 
 @given(st.integers(0, 60), st.floats(0.01, 0.99), st.sampled_from(LAWS), st.integers(0, 1000))
 def test_spans_fit_between_each_other(items, rate, law, seed):
-    lengths = draw_spans(items, rate, law, keyed(seed, 0))
+    lengths = draw_span_lengths(items, rate, law, example_rng(seed, 0))
     lengths = lengths[lengths > 0]
-    first = spread(lengths, items, keyed(seed, 1))
+    first = place_spans(lengths, items, example_rng(seed, 1))
     ends = first + lengths
     assert len(first) == 0 or (first[0] >= 0 and ends[-1] <= items)
     assert (first[1:] > ends[:-1]).all()
@@ -118,8 +132,8 @@ def test_spans_fit_between_each_other(items, rate, law, seed):
 
 def test_every_way_of_laying_spans_is_equally_likely():
     lengths, items = np.array([2, 1]), 7
-    rng = keyed(9, 9)
-    seen = Counter(tuple(spread(lengths, items, rng).tolist()) for _ in range(8000))
+    rng = example_rng(9, 9)
+    seen = Counter(tuple(place_spans(lengths, items, rng).tolist()) for _ in range(8000))
     ways = [(a, b) for a, b in combinations(range(items), 2) if a + 2 < b]
     assert set(seen) == set(ways) and len(ways) == comb(7 - 3 - 1 + 2, 2)
     mean = 8000 / len(ways)

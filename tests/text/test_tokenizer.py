@@ -18,7 +18,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from trifold.errors import DataError, SettingsError
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer, train_tokenizer
-from trifold.text.marks import unknown
+from trifold.text.annotation import count_unknown
 
 KINDS = ["byte-bpe", "bpe", "unigram", "word", "char"]
 CORPUS = [
@@ -117,7 +117,7 @@ def test_blank_text_has_no_tokens() -> None:
 def test_unknown_things_are_counted_not_hidden() -> None:
     tokenizer = TRAINED["bpe", True]
     (ids,) = tokenizer.encode(["dog ☃☃ dog"])
-    assert unknown(tokenizer, np.array(ids, np.int32)) == 2
+    assert count_unknown(tokenizer, np.array(ids, np.int32)) == 2
     assert tokenizer.decode([ids]) == ["dog  dog"]
     assert "<unk>" in tokenizer.pieces(ids)
 

@@ -38,8 +38,8 @@ from trifold.predict.writing import write
 from trifold.ragged import Ragged
 from trifold.settings import Settings
 from trifold.text import Tokenizer
-from trifold.text.marks import unknown
-from trifold.text.spelling import BYTES
+from trifold.text.annotation import count_unknown
+from trifold.text.decoding import BYTE_ALPHABET
 
 Cut = Literal["pieces", "windows", "drop"]
 
@@ -184,7 +184,7 @@ class Causal:
             nll, right, count = nll + float(found.nll), right + int(found.right), count + batch.tokens
         loss = nll / max(count, 1)
         scores = {"perplexity": math.exp(min(loss, 700.0))}
-        if not unknown(self.tokenizer, rows.tokens.ids):  # else nobody guessed what those bytes were
+        if not count_unknown(self.tokenizer, rows.tokens.ids):  # else nobody guessed what those bytes were
             scores["bits_per_byte"] = nll / math.log(2) / max(rows.bytes, 1)
         return loss, scores | {"accuracy": 100 * right / max(count, 1)}
 
@@ -269,7 +269,7 @@ def _bytes_of_first(text: str, piece: str, alone: str) -> int:
     if "\ufffd" in alone:  # half a character
         if _BYTE.fullmatch(piece):
             size = 1
-        elif BYTES.keys() >= set(piece):
+        elif BYTE_ALPHABET.keys() >= set(piece):
             size = len(piece)
     return size - (alone.startswith(" ") and not text.startswith(" "))  # a space that the tokenizer put there
 

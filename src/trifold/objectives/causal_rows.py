@@ -15,7 +15,7 @@ from trifold.objectives.streams import cached, in_memory, sample
 from trifold.objectives.task import Asked, Material
 from trifold.objectives.tokenizers import tokenizer_of
 from trifold.text import Tokenizer
-from trifold.text.marks import unknown
+from trifold.text.annotation import count_unknown
 
 _BUNCH = 1 << 20
 UNGUESSED = "so no bits per byte, for nobody guesses what that was"
@@ -142,7 +142,7 @@ def _cut(task: Causal, corpus: Corpus) -> Iterator[str]:
 
 
 def _unknown(task: Causal, corpus: Corpus) -> Iterator[str]:
-    if lost := unknown(task.tokenizer, corpus.tokens.ids):
+    if lost := count_unknown(task.tokenizer, corpus.tokens.ids):
         yield f"{lost:,} of {len(corpus.tokens.ids):,} tokens are unknown: read and asked for as <unk>"
 
 

@@ -19,9 +19,9 @@ from trifold.errors import SettingsError
 from trifold.objectives.rewriting import RewritingSettings, Spoil
 from trifold.settings import Settings
 from trifold.text import Tokenizer
-from trifold.text.marks import special_flags
-from trifold.text.noises import Row, noised
-from trifold.text.spans import MOST_IN_SPANS, Flags, Ids, Random
+from trifold.text.annotation import special_flags
+from trifold.text.corruption import NoiseInput, apply_noises
+from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, Rng
 
 
 class Noise(Settings):
@@ -32,7 +32,7 @@ class Noise(Settings):
     delete: float = Field(0.0, ge=0, lt=1, description="share of the tokens that are left out")
     mask: float = Field(0.0, ge=0, lt=1, description="share of the tokens that become the mask")
     infill: float = Field(
-        0.3, ge=0, le=MOST_IN_SPANS, description="share of the tokens in spans that become one mask"
+        0.3, ge=0, le=MAX_SPAN_RATE, description="share of the tokens in spans that become one mask"
     )
 
     @model_validator(mode="after")
@@ -58,9 +58,9 @@ def noise(settings: DenoiseSettings, tokenizer: Tokenizer, width: int) -> Spoil:
         )
     special, mask = special_flags(tokenizer), -1 if tokenizer.mask_id is None else tokenizer.mask_id
 
-    def spoil(ids: Ids, words: Flags, sentences: Flags, rng: Random) -> tuple[Ids, Ids]:
-        row = Row(ids, ~special[ids], sentences, room=width - 1)
-        found = noised(row, rng, rates, mask)
+    def spoil(ids: Ids, words: Flags, sentences: Flags, rng: Rng) -> tuple[Ids, Ids]:
+        row = NoiseInput(ids, ~special[ids], sentences, max_length=width - 1)
+        found = apply_noises(row, rng, rates, mask)
         return found.inputs, found.targets
 
     return spoil

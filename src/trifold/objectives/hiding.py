@@ -26,9 +26,9 @@ from trifold.nn.packing import Packing, rounded
 from trifold.objectives.terms import Term
 from trifold.settings import Settings
 from trifold.text import Tokenizer
-from trifold.text.corruption import MASKS, Mask, Masked, Replacement, expanded, mask_spans
-from trifold.text.marks import special_flags
-from trifold.text.spans import MOST_IN_SPANS, Flags, Geometric, Ids, keyed
+from trifold.text.annotation import special_flags
+from trifold.text.corruption import MASK_FUNCTIONS, MaskedRow, MaskFunction, Replacement, mask_spans
+from trifold.text.spans import MAX_SPAN_RATE, Flags, Geometric, Ids, example_rng, expand_spans
 
 
 class HidingSettings(Settings):
@@ -130,10 +130,10 @@ class Hiding:
             raise SettingsError(
                 "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[cls, sep, mask]"
             )
-        if settings.mask == "spans" and settings.rate > MOST_IN_SPANS:
+        if settings.mask == "spans" and settings.rate > MAX_SPAN_RATE:
             raise SettingsError(
                 f"task.rate: {settings.rate} of the words do not fit into spans that stand apart; at most "
-                f"{MOST_IN_SPANS}, or set task.mask=words"
+                f"{MAX_SPAN_RATE}, or set task.mask=words"
             )
         if settings.masked + settings.random > 1:
             raise SettingsError(f"task.masked + task.random is {settings.masked + settings.random}, above 1")
@@ -146,14 +146,14 @@ class Hiding:
         ordinary = np.flatnonzero(~self.special[: tokenizer.vocab_size])
         self.to = Replacement(tokenizer.mask_id, ordinary, settings.masked, settings.random)
         law = Geometric(settings.span_p, settings.span_longest)
-        own: dict[str, Mask] = {**MASKS, "spans": partial(mask_spans, law=law)}
+        own: dict[str, MaskFunction] = {**MASK_FUNCTIONS, "spans": partial(mask_spans, law=law)}
         self.mask = own[settings.mask]
 
-    def hide(self, ids: Ids, starts: Flags, draw: int, row: int) -> Masked:
+    def hide(self, ids: Ids, starts: Flags, draw: int, row: int) -> MaskedRow:
         """Hide tokens of one row, a function of (draw, row)."""
-        return self.mask(ids, ~self.special[ids], starts, keyed(draw, row), self.to, self.settings.rate)
+        return self.mask(ids, ~self.special[ids], starts, example_rng(draw, row), self.to, self.settings.rate)
 
-    def packed(self, rows: Sequence[Masked], segments: Sequence[Ids] | None = None) -> Hidden:
+    def packed(self, rows: Sequence[MaskedRow], segments: Sequence[Ids] | None = None) -> Hidden:
         """Rows as one long row."""
         lengths = np.array([len(row.inputs) for row in rows], dtype=np.int64)
         packing = Packing.of(torch.from_numpy(lengths))
@@ -164,9 +164,9 @@ class Hiding:
         if segments is not None and self.config.n_token_types > 1:
             kinds = np.zeros(packing.filled, np.int64)
             kinds[: packing.real] = np.concatenate(segments)
-        asked = sum(len(row.places) for row in rows)
+        asked = sum(len(row.positions) for row in rows)
         room, last = rounded(asked), packing.filled - 1  # filling asks the last token, which is filling too
-        places = np.concatenate([row.places + first for row, first in zip(rows, firsts, strict=True)])
+        places = np.concatenate([row.positions + first for row, first in zip(rows, firsts, strict=True)])
         targets = np.concatenate([row.targets for row in rows])
         inputs = Inputs(
             torch.from_numpy(tokens)[None],
@@ -177,11 +177,11 @@ class Hiding:
         return hidden if not self.settings.boundary else self._with_sides(hidden, rows, firsts, room, last)
 
     def _with_sides(
-        self, hidden: Hidden, rows: Sequence[Masked], firsts: Ids, room: int, last: int
+        self, hidden: Hidden, rows: Sequence[MaskedRow], firsts: Ids, room: int, last: int
     ) -> Hidden:
         spans = np.concatenate([row.spans + first for row, first in zip(rows, firsts, strict=True)])
         lengths = spans[:, 1] - spans[:, 0]
-        inside = expanded(spans) - np.repeat(spans[:, 0], lengths)
+        inside = expand_spans(spans) - np.repeat(spans[:, 0], lengths)
         inside = np.where(inside < self.config.boundary_positions, inside, -1)
         return replace(
             hidden,

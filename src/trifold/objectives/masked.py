@@ -26,8 +26,8 @@ from trifold.objectives.stretches import Cut, Stretches, stretches
 from trifold.objectives.task import Evaluation, Looking, Sample
 from trifold.objectives.terms import Term
 from trifold.text import Tokenizer
-from trifold.text.corruption import Masked
-from trifold.text.marks import Marked
+from trifold.text.annotation import AnnotatedTexts
+from trifold.text.corruption import MaskedRow
 from trifold.text.spans import Ids
 
 
@@ -73,7 +73,7 @@ class MaskedWords:
 
     # rows -> examples
 
-    def examples(self, rows: Marked, draw: int | None = None) -> Stretches:
+    def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Stretches:
         """Stretches of the documents that the model can read at once."""
         return stretches(rows, self.room, self.around.size, self.cut, draw)
 
@@ -85,7 +85,7 @@ class MaskedWords:
         """Hide tokens of the chosen examples, a function of (draw, number of the example), and pack them."""
         return self.hiding.packed([self.hidden(examples, int(row), width, draw) for row in rows])
 
-    def hidden(self, examples: Stretches, row: int, width: int | None = None, draw: int = 0) -> Masked:
+    def hidden(self, examples: Stretches, row: int, width: int | None = None, draw: int = 0) -> MaskedRow:
         """One example with its special tokens and some others hidden."""
         ids, words, _ = examples[row]
         room = len(ids) if width is None else max(0, width - self.around.size)
@@ -108,7 +108,9 @@ class MaskedWords:
     # scores
 
     @torch.no_grad()
-    def evaluate(self, model: Transformer, rows: Marked, examples: Stretches, looking: Looking) -> Evaluation:
+    def evaluate(
+        self, model: Transformer, rows: AnnotatedTexts, examples: Stretches, looking: Looking
+    ) -> Evaluation:
         """The same tokens hidden at every validation."""
         nll, right, count = 0.0, 0, 0
         for batch in every_batch(self, model, examples, looking):
@@ -142,11 +144,11 @@ class MaskedWords:
             count += len(places)
         return math.exp(min(total / max(count, 1), 700.0))
 
-    def _only(self, ids: Ids, place: int) -> Masked:
+    def _only(self, ids: Ids, place: int) -> MaskedRow:
         inputs = ids.copy()
         inputs[place] = self.hiding.to.mask
         at = np.array([place], dtype=np.int64)
-        return Masked(inputs, at, ids[at], np.array([[place, place + 1]], dtype=np.int64))
+        return MaskedRow(inputs, at, ids[at], np.array([[place, place + 1]], dtype=np.int64))
 
     @torch.no_grad()
     def samples(self, model: Transformer, examples: Stretches, count: int) -> list[Sample]:

@@ -31,8 +31,8 @@ from trifold.objectives.measuring import every_batch, value_of
 from trifold.objectives.task import Evaluation, Looking
 from trifold.objectives.terms import Term
 from trifold.text import Tokenizer
-from trifold.text.marks import Marked
-from trifold.text.spans import Flags, Ids, Random, keyed
+from trifold.text.annotation import AnnotatedTexts
+from trifold.text.spans import Flags, Ids, Rng, example_rng
 
 HEADS = ("lm", "pooler", "next-sentence")
 
@@ -74,7 +74,7 @@ class Pairs:
     they are `apart` they do not belong together so: the second is that of the example `other`, or they change places.
     """
 
-    documents: Marked
+    documents: AnnotatedTexts
     of: Ids
     bounds: Ids  # (N, 3)
     apart: Flags
@@ -93,7 +93,7 @@ class Pairs:
     def text(self, row: int, which: int) -> tuple[Ids, Flags]:
         """Ids of the first (0) or second (1) text, and where words start."""
         part = slice(self.bounds[row, which], self.bounds[row, which + 1])
-        return self.documents.ids[part].astype(np.int64), self.documents.words[part]
+        return self.documents.ids[part].astype(np.int64), self.documents.word_starts[part]
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class PairsOfTexts:
 
     # rows -> examples
 
-    def examples(self, rows: Marked, draw: int | None = None) -> Pairs:
+    def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Pairs:
         """Runs of sentences that fill the model's width, parted in two between sentences, and half of these parted or
         turned round, by the draw.
 
@@ -157,18 +157,18 @@ class PairsOfTexts:
                 "with data.documents=blank that blank lines part documents, hold out more, or take another text"
             )
         bounds = np.array([self._fitting(*pair) for pair in whole.tolist()], dtype=np.int64)
-        rng, every = keyed(draw or 0, 2**62), np.arange(len(of))
+        rng, every = example_rng(draw or 0, 2**62), np.arange(len(of))
         apart = rng.random(len(of)) < 0.5
         other = np.where(apart, _of_others(of, rng), every) if follows else every
         return Pairs(
             rows, of, bounds, apart, other, self.room, self.around.size, _left(rows, of, whole, bounds)
         )
 
-    def _cuts(self, rows: Marked, number: int, draw: int) -> list[tuple[int, int, int]]:
+    def _cuts(self, rows: AnnotatedTexts, number: int, draw: int) -> list[tuple[int, int, int]]:
         """Start, middle and end of the pairs of one document, however long they are."""
         start, end = int(rows.starts[number]), int(rows.starts[number + 1])
-        heads = np.append(start + np.flatnonzero(rows.sentences[start:end]), end)
-        rng = keyed(draw, number)
+        heads = np.append(start + np.flatnonzero(rows.sentence_starts[start:end]), end)
+        rng = example_rng(draw, number)
         cuts, at = [], 0
         while at < len(heads) - 1:
             target = int(rng.integers(2, self.room + 1)) if rng.random() < self.settings.short else self.room
@@ -245,7 +245,9 @@ class PairsOfTexts:
     # scores
 
     @torch.no_grad()
-    def evaluate(self, model: Transformer, rows: Marked, examples: Pairs, looking: Looking) -> Evaluation:
+    def evaluate(
+        self, model: Transformer, rows: AnnotatedTexts, examples: Pairs, looking: Looking
+    ) -> Evaluation:
         """The same tokens hidden, and the same pairs parted, at every validation. Half of the pairs is chance."""
         nll, right, count, told, pairs = 0.0, 0, 0, 0, 0
         for batch in every_batch(self, model, examples, looking):
@@ -270,14 +272,14 @@ class PairsOfTexts:
         self.tokenizer.save(folder)
 
 
-def _of_others(of: Ids, rng: Random) -> Ids:
+def _of_others(of: Ids, rng: Rng) -> Ids:
     """For each example one of another document, any of them; `of` (N,) are the documents, in order."""
     first, behind = np.searchsorted(of, of), np.searchsorted(of, of, side="right")
     drawn: Ids = rng.integers(len(of) - (behind - first))
     return np.where(drawn < first, drawn, drawn + behind - first)
 
 
-def _left(rows: Marked, of: Ids, whole: Ids, bounds: Ids) -> Left:
+def _left(rows: AnnotatedTexts, of: Ids, whole: Ids, bounds: Ids) -> Left:
     """whole, bounds (N, 3): the pairs of documents `of` before and after they were cut to the model's width."""
     used = np.bincount(of, weights=whole[:, 2] - whole[:, 0], minlength=len(rows)).astype(np.int64)
     rest, paired = rows.lengths - used, used > 0

@@ -34,9 +34,9 @@ from trifold.objectives.task import Evaluation, Looking, Sample
 from trifold.objectives.terms import Term
 from trifold.settings import Settings
 from trifold.text import Tokenizer
-from trifold.text.factorisation import ASKING, ranked
-from trifold.text.marks import Marked, special_flags
-from trifold.text.spans import Ids, keyed
+from trifold.text.annotation import AnnotatedTexts, special_flags
+from trifold.text.corruption import PREDICTION_CHOICES, draw_ranks
+from trifold.text.spans import Ids, example_rng
 
 HIDDEN = "_"  # what stands for a token that is asked for, in samples of a tokenizer without a mask
 
@@ -104,7 +104,7 @@ class Permutation:
 
     # rows -> examples
 
-    def examples(self, rows: Marked, draw: int | None = None) -> Stretches:
+    def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Stretches:
         """Stretches of the documents that the model can read at once."""
         return stretches(rows, self.room, self.around.size, self.cut, draw)
 
@@ -128,9 +128,9 @@ class Permutation:
 
     def order(self, ids: Ids, draw: int, row: int) -> Ids:
         """The ranks of a row's tokens; special ones are never asked for."""
-        rng, settings = keyed(draw, row), self.settings
-        places = ASKING[settings.ask](~self.special[ids], settings.share, settings.longest, rng)
-        return ranked(places, len(ids), rng)
+        rng, settings = example_rng(draw, row), self.settings
+        places = PREDICTION_CHOICES[settings.ask](~self.special[ids], settings.share, settings.longest, rng)
+        return draw_ranks(places, len(ids), rng)
 
     def _row(self, examples: Stretches, row: int, width: int | None = None) -> Ids:
         ids, _, _ = examples[row]
@@ -154,7 +154,9 @@ class Permutation:
     # scores
 
     @torch.no_grad()
-    def evaluate(self, model: Transformer, rows: Marked, examples: Stretches, looking: Looking) -> Evaluation:
+    def evaluate(
+        self, model: Transformer, rows: AnnotatedTexts, examples: Stretches, looking: Looking
+    ) -> Evaluation:
         """The same orders at every validation."""
         head, nll, right, count = model.lm_head, 0.0, 0, 0
         assert head is not None

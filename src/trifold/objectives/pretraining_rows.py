@@ -21,13 +21,13 @@ from trifold.objectives.spans import SpansSettings, taken_out
 from trifold.objectives.task import Asked, Material
 from trifold.objectives.tokenizers import tokenizer_of
 from trifold.text import Tokenizer
-from trifold.text.marks import Marked, mark, unknown
+from trifold.text.annotation import AnnotatedTexts, annotate, count_unknown
 
 AnyTask = TypeVar("AnyTask", MaskedWords, Permutation, PairsOfTexts, Rewriting)
 # Given the tokenizer and the model's config with what that decides.
 Make = Callable[[Tokenizer, ModelConfig], AnyTask]
 # What becomes of documents that the task does not read as they are: a line for each fate that befalls any.
-Fates = Callable[[AnyTask, Marked], Iterator[str]]
+Fates = Callable[[AnyTask, AnnotatedTexts], Iterator[str]]
 
 
 def masked(settings: MaskedSettings, asked: Asked) -> Material:
@@ -96,7 +96,7 @@ def _material(
     config = with_tokens_of(asked.model, tokenizer)
     task = make(tokenizer, config)
 
-    def read(documents: Documents) -> Marked:
+    def read(documents: Documents) -> AnnotatedTexts:
         name = documents.report.name
         marked = _marked(tokenizer, documents.texts, name, asked, unknown_fate)
         try:
@@ -112,7 +112,7 @@ def _material(
     return Material(task, config, train, valid, f"{tokenizer.vocab_size:,}", lambda epoch: anew)
 
 
-def _check_asked(task: AnyTask, rows: Marked, name: str, asked: Asked) -> None:
+def _check_asked(task: AnyTask, rows: AnnotatedTexts, name: str, asked: Asked) -> None:
     """Raises DataError where a validation asks for no token, and every model would be perfect."""
     examples = task.examples(rows)
     whole = asked.batches.model_copy(update={"max_length": None, "on_overflow": "drop"})
@@ -124,19 +124,19 @@ def _check_asked(task: AnyTask, rows: Marked, name: str, asked: Asked) -> None:
         )
 
 
-def _marked(tokenizer: Tokenizer, texts: list[str], name: str, asked: Asked, fate: str) -> Marked:
+def _marked(tokenizer: Tokenizer, texts: list[str], name: str, asked: Asked, fate: str) -> AnnotatedTexts:
     """Raises DataError where no text has a token."""
-    found = mark(tokenizer, texts)
+    found = annotate(tokenizer, texts)
     if empty := int((found.lengths == 0).sum()):
         if empty == len(found):
             raise DataError(f"{name}: no document has a token; is the tokenizer for this text?")
         asked.say(f"{name}: {empty:,} documents without a token: left out")
-    if lost := unknown(tokenizer, found.ids):
+    if lost := count_unknown(tokenizer, found.ids):
         asked.say(f"{name}: {lost:,} of {len(found.ids):,} tokens are unknown (<unk>): {fate}")
     return found
 
 
-def _cut(task: MaskedWords | Permutation | Rewriting, documents: Marked) -> Iterator[str]:
+def _cut(task: MaskedWords | Permutation | Rewriting, documents: AnnotatedTexts) -> Iterator[str]:
     """Of documents that are longer than the model reads at once."""
     long = documents.lengths > task.room
     if long.any():
@@ -148,15 +148,15 @@ def _cut(task: MaskedWords | Permutation | Rewriting, documents: Marked) -> Iter
         yield f"{int(long.sum()):,} of {len(documents):,} documents have more than {task.room:,} tokens: {fate}"
 
 
-def _permuted(task: Rewriting, documents: Marked) -> Iterator[str]:
+def _permuted(task: Rewriting, documents: AnnotatedTexts) -> Iterator[str]:
     """And of documents whose sentences cannot change places."""
     yield from _cut(task, documents)
-    begun = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents.sentences)])
+    begun = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents.sentence_starts)])
     if alone := int((np.diff(begun[documents.starts]) == 1).sum()):
         yield f"{alone:,} of {len(documents):,} documents are a single sentence: there is nothing to permute"
 
 
-def _paired(task: PairsOfTexts, documents: Marked) -> Iterator[str]:
+def _paired(task: PairsOfTexts, documents: AnnotatedTexts) -> Iterator[str]:
     """Of what is in no pair; which that is, is drawn anew each epoch, and these are the numbers of one."""
     pairs = task.examples(documents)
     single, last, cut = pairs.left

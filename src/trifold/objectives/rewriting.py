@@ -32,11 +32,11 @@ from trifold.ragged import Ragged
 from trifold.scores import exact_match
 from trifold.settings import Settings
 from trifold.text import Tokenizer
-from trifold.text.marks import Marked
-from trifold.text.spans import Flags, Ids, Random, keyed
+from trifold.text.annotation import AnnotatedTexts
+from trifold.text.spans import Flags, Ids, Rng, example_rng
 
 # ids, and where words and sentences start -> what is read, and what is to be written
-Spoil = Callable[[Ids, Flags, Flags, Random], tuple[Ids, Ids]]
+Spoil = Callable[[Ids, Flags, Flags, Rng], tuple[Ids, Ids]]
 
 
 class RewritingSettings(Settings):
@@ -80,7 +80,7 @@ class Rewriting:
 
     # rows -> examples
 
-    def examples(self, rows: Marked, draw: int | None = None) -> Stretches:
+    def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Stretches:
         """Stretches of the documents that the model can read at once."""
         return stretches(rows, self.room, 1, self.cut, draw)
 
@@ -95,7 +95,7 @@ class Rewriting:
         for row in rows.tolist():
             ids, words, sentences = examples[row]
             room = len(ids) if width is None else width - 1
-            source, target = self.spoil(ids[:room], words[:room], sentences[:room], keyed(draw, row))
+            source, target = self.spoil(ids[:room], words[:room], sentences[:room], example_rng(draw, row))
             sources.append([*source.tolist(), end])
             targets.append([*target.tolist(), end])
         return Examples(Ragged.of(sources), Ragged.of(targets))
@@ -119,7 +119,9 @@ class Rewriting:
 
     # scores
 
-    def evaluate(self, model: Transformer, rows: Marked, examples: Stretches, looking: Looking) -> Evaluation:
+    def evaluate(
+        self, model: Transformer, rows: AnnotatedTexts, examples: Stretches, looking: Looking
+    ) -> Evaluation:
         """The same texts spoilt in the same way at every validation."""
         loss = mean_loss(self, model, examples, looking)
         scores = {"perplexity": math.exp(min(loss, 700.0))}

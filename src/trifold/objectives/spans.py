@@ -12,9 +12,9 @@ from pydantic import Field
 from trifold.errors import SettingsError
 from trifold.objectives.rewriting import RewritingSettings, Spoil
 from trifold.text import Tokenizer
-from trifold.text.marks import sentinel_ids, special_flags
-from trifold.text.sentinels import corrupt_spans, most_spans
-from trifold.text.spans import Flags, Ids, Random
+from trifold.text.annotation import sentinel_ids, special_flags
+from trifold.text.corruption import corrupt_spans, max_spans
+from trifold.text.spans import Flags, Ids, Rng
 
 
 class SpansSettings(RewritingSettings):
@@ -28,14 +28,14 @@ class SpansSettings(RewritingSettings):
 def taken_out(settings: SpansSettings, tokenizer: Tokenizer, width: int) -> Spoil:
     """Span corruption. Raises SettingsError for too few sentinels."""
     sentinels, special = sentinel_ids(tokenizer), special_flags(tokenizer)
-    needed = most_spans(width, settings.rate, settings.mean_span)
+    needed = max_spans(width, settings.rate, settings.mean_span)
     if len(sentinels) < needed:
         raise SettingsError(
             f"tokenizer.sentinels: texts of {width} tokens have up to {needed} spans, and the tokenizer has "
             f"{len(sentinels)} sentinels; set tokenizer.sentinels={needed}, or make texts shorter (model.max_positions)"
         )
 
-    def spoil(ids: Ids, words: Flags, sentences: Flags, rng: Random) -> tuple[Ids, Ids]:
+    def spoil(ids: Ids, words: Flags, sentences: Flags, rng: Rng) -> tuple[Ids, Ids]:
         # What is special inside a text (an unknown word) would cut a span in two: it is taken out like the others.
         inside = ~special[ids] | (ids == tokenizer.unk_id)
         found = corrupt_spans(ids, inside, rng, sentinels, settings.rate, settings.mean_span)

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trifold.text.marks import Marked
-from trifold.text.spans import Flags, Ids, keyed
+from trifold.text.annotation import AnnotatedTexts
+from trifold.text.spans import Flags, Ids, example_rng
 
 Cut = Literal["pieces", "windows", "drop"]
 
@@ -18,7 +18,7 @@ Cut = Literal["pieces", "windows", "drop"]
 class Stretches:
     """Examples: `sizes[n]` tokens of the documents from `starts[n]` on, and `around` special ones beside them."""
 
-    documents: Marked
+    documents: AnnotatedTexts
     starts: Ids
     sizes: Ids
     around: int
@@ -32,10 +32,16 @@ class Stretches:
         """Ids, and where words and sentences start."""
         start, documents = self.starts[row], self.documents
         part = slice(start, start + self.sizes[row])
-        return documents.ids[part].astype(np.int64), documents.words[part], documents.sentences[part]
+        return (
+            documents.ids[part].astype(np.int64),
+            documents.word_starts[part],
+            documents.sentence_starts[part],
+        )
 
 
-def stretches(documents: Marked, room: int, around: int, cut: Cut, draw: int | None = None) -> Stretches:
+def stretches(
+    documents: AnnotatedTexts, room: int, around: int, cut: Cut, draw: int | None = None
+) -> Stretches:
     """Documents of at most `room` tokens as they are; longer ones in pieces of that length.
 
     With a draw, and where windows are asked for, the first piece of a longer document has a length drawn from it, so
@@ -44,7 +50,7 @@ def stretches(documents: Marked, room: int, around: int, cut: Cut, draw: int | N
     lengths = documents.lengths
     first = np.minimum(lengths, room)
     if cut == "windows" and draw is not None:
-        drawn = keyed(draw, 2**63).integers(1, room + 1, size=len(lengths))
+        drawn = example_rng(draw, 2**63).integers(1, room + 1, size=len(lengths))
         first = np.where(lengths > room, drawn, first)
     if cut == "drop":
         lengths = np.where(lengths > room, 0, lengths)

@@ -34,7 +34,7 @@ from trifold.ragged import Ragged
 from trifold.scores import SCORES
 from trifold.settings import Settings
 from trifold.text import Tokenizer
-from trifold.text.spans import Ids, keyed
+from trifold.text.spans import Ids, example_rng
 
 NO_NUMBER = -1.0  # what a text counts as that is none, in the paper's code too
 
@@ -175,7 +175,7 @@ class TextToText:
         wanted, chosen = self.rows_an_epoch(rows), []
         for number, (_, first, end) in enumerate(rows.parts):
             whole, more = divmod(wanted[number], end - first)
-            some = keyed(draw or 0, number).permutation(end - first)[:more]
+            some = example_rng(draw or 0, number).permutation(end - first)[:more]
             chosen += [np.tile(np.arange(first, end), whole), first + np.sort(some)]
         return Mixture(rows, np.concatenate(chosen))
 

@@ -49,7 +49,7 @@ def answer(
     half a part). Raises DataError for a side without tokens, UsageError for a question that leaves no room.
     """
     tokenizer = reading.reader
-    if not tokenizer.knows_places:
+    if not tokenizer.has_offsets:
         raise UsageError(
             "this tokenizer does not know where in a text its tokens stand: answers would have no place"
         )

@@ -54,7 +54,7 @@ def tag(
     if merge not in ("none", "simple", *WORDS):
         raise UsageError(f"merge: {merge!r} is not known; known: none, simple, {', '.join(WORDS)}")
     tokenizer = reading.reader
-    if not tokenizer.knows_places:
+    if not tokenizer.has_offsets:
         raise UsageError(
             "this tokenizer does not know where in a text its tokens stand: tags would have no place"
         )

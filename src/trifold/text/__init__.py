@@ -1,9 +1,9 @@
 """Tokenizers: train, load, save, encode, decode; chat templates."""
 
+from trifold.text.decoding import TextStream
 from trifold.text.encoded import Encoded, report
 from trifold.text.folder import read_tokenizer
 from trifold.text.settings import TokenizerSettings
-from trifold.text.streaming import TextStream
 from trifold.text.tokenizer import Tokenizer
 from trifold.text.training import make_tokenizer, train_tokenizer
 

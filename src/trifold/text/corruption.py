@@ -1,27 +1,39 @@
-"""Masked language models: which tokens are hidden, and what stands in their place.
+"""Corruptions of token sequences: masking (BERT), denoising (BART), sentinels (T5), permutation (XLNet).
 
-    plain     single tokens                                  Devlin et al. 2019, section 3.1, task 1
-    words     all tokens of a word                           the same authors' second release: whole word masking
-    spans     runs of whole words, their lengths geometric   Joshi et al. 2020 (SpanBERT), section 3.1
-
-15 % of the tokens are hidden: 80 % of these become the mask, 10 % any other token, 10 % stay what they are. Each is
-a pure function of a row and a random generator, and its answer holds what gives the row back.
-
-T tokens, M of them hidden, in S runs.
+Each is a pure function of a row and a random generator; the result holds what is needed to restore the row.
+Shapes: T tokens, M masked tokens in S spans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from trifold.text.spans import Flags, Geometric, Ids, Random, choose, draw_spans, runs, spread, words
+from trifold.text.spans import (
+    Flags,
+    Geometric,
+    Ids,
+    Poisson,
+    Rng,
+    choose_units,
+    draw_span_lengths,
+    expand_spans,
+    find_runs,
+    find_words,
+    place_spans,
+    round_randomly,
+)
+
+# --- masked language modelling --------------------------------------------------------------------------
+#
+# 15 % of the tokens are selected: 80 % of these become the mask, 10 % a random token, 10 % stay unchanged
+# (Devlin et al. 2019, section 3.1, task 1).
 
 
 class Replacement(NamedTuple):
-    """What hidden tokens become: the mask, one of the `ordinary` tokens (any that is not special), or themselves."""
+    """What selected tokens become: the mask, one of the `ordinary` (not special) tokens, or themselves."""
 
     mask: int
     ordinary: Ids
@@ -29,83 +41,317 @@ class Replacement(NamedTuple):
     random: float = 0.1
 
 
-class Masked(NamedTuple):
-    """inputs (T,), the hidden places (M,) in order, what stood there (M,), and the places [from, to) of runs (S, 2)."""
+class MaskedRow(NamedTuple):
+    """inputs (T,), selected positions (M,) in order, original tokens there (M,), and bounds of their runs (S, 2)."""
 
     inputs: Ids
-    places: Ids
+    positions: Ids
     targets: Ids
     spans: Ids
 
     @property
     def original(self) -> Ids:
-        """The row before."""
+        """The row before masking."""
         row = self.inputs.copy()
-        row[self.places] = self.targets
+        row[self.positions] = self.targets
         return row
 
 
 def mask_tokens(
-    ids: Ids, free: Flags, starts: Flags, rng: Random, to: Replacement, rate: float = 0.15
-) -> Masked:
-    """Hide single tokens; `starts` is not looked at."""
-    places = np.flatnonzero(free)
-    chosen = places[choose(np.ones(len(places), np.int64), rate, rng)]
-    return _hidden(ids, chosen, rng, to)
+    ids: Ids, free: Flags, starts: Flags, rng: Rng, replacement: Replacement, rate: float = 0.15
+) -> MaskedRow:
+    """Mask single tokens (`starts` is unused)."""
+    chosen = _choose_tokens(free, rate, rng)
+    return _mask(ids, chosen, rng, replacement)
 
 
 def mask_words(
-    ids: Ids, free: Flags, starts: Flags, rng: Random, to: Replacement, rate: float = 0.15
-) -> Masked:
-    """Hide whole words; what becomes of it is drawn for each of its tokens."""
-    bounds = words(free, starts)
-    bounds = bounds[choose(bounds[:, 1] - bounds[:, 0], rate, rng)]
-    return _hidden(ids, expanded(bounds), rng, to)
+    ids: Ids, free: Flags, starts: Flags, rng: Rng, replacement: Replacement, rate: float = 0.15
+) -> MaskedRow:
+    """Mask whole words (whole word masking); the replacement is drawn per token."""
+    bounds = find_words(free, starts)
+    bounds = bounds[choose_units(bounds[:, 1] - bounds[:, 0], rate, rng)]
+    return _mask(ids, expand_spans(bounds), rng, replacement)
 
 
 def mask_spans(
     ids: Ids,
     free: Flags,
     starts: Flags,
-    rng: Random,
-    to: Replacement,
+    rng: Rng,
+    replacement: Replacement,
     rate: float = 0.15,
-    law: Geometric = Geometric(),  # noqa: B008 (a value that cannot change)
-) -> Masked:
-    """Hide spans of whole words; what becomes of it is drawn once a span.
+    law: Geometric = Geometric(),  # noqa: B008 (immutable)
+) -> MaskedRow:
+    """Mask spans of whole words (SpanBERT, Joshi et al. 2020, section 3.1); the replacement is drawn per span.
 
-    The number of spans is drawn first and then each length by its law, so that short rows do not shorten spans by
-    using up their 15 %. Spans never touch: the tokens at both sides of one can be seen.
+    The number of spans is drawn first and then every length, so that short rows do not shorten spans by exhausting
+    their 15 %. Spans never touch: the tokens on both sides of a span stay visible.
     """
-    bounds = words(free, starts)
-    lengths = draw_spans(len(bounds), rate, law, rng)
-    first = spread(lengths, len(bounds), rng)
+    bounds = find_words(free, starts)
+    lengths = draw_span_lengths(len(bounds), rate, law, rng)
+    first = place_spans(lengths, len(bounds), rng)
     if not len(first):
-        return _hidden(ids, np.zeros(0, np.int64), rng, to)
-    places = expanded(np.stack([bounds[first, 0], bounds[first + lengths - 1, 1]], axis=1))
-    return _hidden(ids, places[free[places]], rng, to, together=True)
+        return _mask(ids, np.zeros(0, np.int64), rng, replacement)
+    positions = expand_spans(np.stack([bounds[first, 0], bounds[first + lengths - 1, 1]], axis=1))
+    return _mask(ids, positions[free[positions]], rng, replacement, per_span=True)
 
 
-Mask = Callable[[Ids, Flags, Flags, Random, Replacement, float], Masked]
-MASKS: dict[str, Mask] = {"plain": mask_tokens, "words": mask_words, "spans": mask_spans}
+MaskFunction = Callable[[Ids, Flags, Flags, Rng, Replacement, float], MaskedRow]
+MASK_FUNCTIONS: dict[str, MaskFunction] = {"plain": mask_tokens, "words": mask_words, "spans": mask_spans}
 
 
-def expanded(bounds: Ids) -> Ids:
-    """All places of (S, 2) runs, one run after the other."""
-    lengths = bounds[:, 1] - bounds[:, 0]
-    shift = bounds[:, 0] - np.cumsum(lengths) + lengths
-    return np.repeat(shift, lengths) + np.arange(lengths.sum())
-
-
-def _hidden(ids: Ids, places: Ids, rng: Random, to: Replacement, *, together: bool = False) -> Masked:
+def _mask(
+    ids: Ids, positions: Ids, rng: Rng, replacement: Replacement, *, per_span: bool = False
+) -> MaskedRow:
     flags = np.zeros(len(ids), np.bool_)
-    flags[places] = True
-    spans = runs(flags)
-    dice = rng.random(len(spans) if together else len(places))
-    if together:
+    flags[positions] = True
+    spans = find_runs(flags)
+    dice = rng.random(len(spans) if per_span else len(positions))
+    if per_span:
         dice = np.repeat(dice, spans[:, 1] - spans[:, 0])
-    others = to.ordinary[rng.integers(len(to.ordinary), size=len(places))]
-    inputs, targets = ids.copy(), ids[places]
-    seen = np.where(dice < to.masked + to.random, others, targets)
-    inputs[places] = np.where(dice < to.masked, to.mask, seen)
-    return Masked(inputs, places, targets, spans)
+    random_tokens = replacement.ordinary[rng.integers(len(replacement.ordinary), size=len(positions))]
+    inputs, targets = ids.copy(), ids[positions]
+    unmasked = np.where(dice < replacement.masked + replacement.random, random_tokens, targets)
+    inputs[positions] = np.where(dice < replacement.masked, replacement.mask, unmasked)
+    return MaskedRow(inputs, positions, targets, spans)
+
+
+def _choose_tokens(free: Flags, rate: float, rng: Rng) -> Ids:
+    positions = np.flatnonzero(free)
+    return positions[choose_units(np.ones(len(positions), np.int64), rate, rng)]
+
+
+# --- BART's noises (Lewis et al. 2020, section 2.2) -----------------------------------------------------
+#
+# The authors' model was trained with infill 0.3 and permute 1. Special tokens keep their positions.
+
+
+class NoiseInput(NamedTuple):
+    """ids (T,), which of them may change, sentence starts, and the maximum length of the noised row."""
+
+    ids: Ids
+    free: Flags
+    starts: Flags
+    max_length: int | None = None
+
+
+class NoisedRow(NamedTuple):
+    """inputs (I,), targets (T,) the original row, and the original position of each input; -1 for inserted masks."""
+
+    inputs: Ids
+    targets: Ids
+    origin: Ids
+
+
+def permute_sentences(row: NoiseInput, rng: Rng, rate: float, mask: int) -> NoisedRow:
+    """Shuffle a share of the sentences among each other."""
+    positions = np.flatnonzero(row.free)
+    heads = np.flatnonzero(row.starts[positions] | (np.arange(len(positions)) == 0))
+    order = np.arange(len(heads))
+    moved = rng.permutation(len(heads))[: round_randomly(rate * len(heads), rng)]
+    order[moved] = rng.permutation(moved)
+    sentences = np.split(np.arange(len(positions)), heads[1:])
+    shuffled = np.concatenate([sentences[number] for number in order]) if len(heads) else positions
+    return _reorder(row, positions, shuffled)
+
+
+def rotate(row: NoiseInput, rng: Rng, rate: float, mask: int) -> NoisedRow:
+    """With probability `rate`, start the row at a random token and append what preceded it."""
+    positions = np.flatnonzero(row.free)
+    by = int(rng.integers(len(positions))) if len(positions) and rng.random() < rate else 0
+    return _reorder(row, positions, np.roll(np.arange(len(positions)), -by))
+
+
+def delete_tokens(row: NoiseInput, rng: Rng, rate: float, mask: int) -> NoisedRow:
+    """Delete a share of the tokens."""
+    kept = np.ones(len(row.ids), np.bool_)
+    kept[_choose_tokens(row.free, rate, rng)] = False
+    return NoisedRow(row.ids[kept], row.ids, np.flatnonzero(kept))
+
+
+def replace_by_mask(row: NoiseInput, rng: Rng, rate: float, mask: int) -> NoisedRow:
+    """Replace a share of the tokens by the mask."""
+    inputs = row.ids.copy()
+    inputs[_choose_tokens(row.free, rate, rng)] = mask
+    return NoisedRow(inputs, row.ids, np.arange(len(inputs)))
+
+
+def infill_spans(
+    row: NoiseInput,
+    rng: Rng,
+    rate: float,
+    mask: int,
+    law: Poisson = Poisson(),  # noqa: B008 (immutable)
+) -> NoisedRow:
+    """Replace spans that hold a share of the tokens by one mask each; spans never touch.
+
+    Each span of length 0 inserts a mask, neither inside nor next to another span, while `max_length` permits.
+    """
+    positions = np.flatnonzero(row.free)
+    lengths = draw_span_lengths(len(positions), rate, law, rng)
+    inserted, lengths = int((lengths == 0).sum()), lengths[lengths > 0]
+    first = place_spans(lengths, len(positions), rng)
+    removed, gaps = np.zeros(len(row.ids), np.bool_), np.ones(len(positions) + 1, np.bool_)
+    for start, length in zip(first, lengths, strict=True):
+        removed[positions[start : start + length]] = True
+        gaps[start : start + length + 1] = False
+    inputs, origin, kept = row.ids.copy(), np.arange(len(row.ids)), ~removed
+    heads = find_runs(removed)[:, 0]
+    if row.max_length is not None:
+        inserted = max(0, min(inserted, row.max_length - int(kept.sum()) - len(heads)))
+    inputs[heads], origin[heads], kept[heads] = mask, -1, True
+    slots = np.append(positions, positions[-1] + 1) if len(positions) else positions
+    at = slots[np.sort(rng.permutation(np.flatnonzero(gaps))[:inserted])] if inserted else positions[:0]
+    kept = np.insert(kept, at, True)
+    return NoisedRow(np.insert(inputs, at, mask)[kept], row.ids, np.insert(origin, at, -1)[kept])
+
+
+Noise = Callable[[NoiseInput, Rng, float, int], NoisedRow]
+# Order of application: sentences are permuted while they are complete.
+NOISES: dict[str, Noise] = {
+    "permute": permute_sentences,
+    "rotate": rotate,
+    "delete": delete_tokens,
+    "mask": replace_by_mask,
+    "infill": infill_spans,
+}
+
+
+def apply_noises(row: NoiseInput, rng: Rng, rates: Mapping[str, float], mask: int) -> NoisedRow:
+    """Apply every noise whose rate is not 0, in the order of NOISES."""
+    current, origin = row, np.arange(len(row.ids))
+    for name, noise in NOISES.items():
+        if rates.get(name, 0.0) > 0:
+            inputs, _, source = noise(current, rng, rates[name], mask)
+            old = source >= 0  # inserted tokens are masks and do not change again
+            free = old & current.free[source] & (inputs != mask)
+            starts = old & current.starts[source]
+            current = NoiseInput(inputs, free, starts, row.max_length)
+            origin = np.where(old, origin[source], -1)
+    return NoisedRow(current.ids, row.ids, origin)
+
+
+def _reorder(row: NoiseInput, positions: Ids, order: Ids) -> NoisedRow:
+    origin = np.arange(len(row.ids))
+    origin[positions] = positions[order]
+    return NoisedRow(row.ids[origin], row.ids, origin)
+
+
+# --- T5's span corruption (Raffel et al. 2020, sections 3.1.4 and 3.3.4) --------------------------------
+#
+#     original   Thank you for inviting me to your party last week
+#     input      Thank you <0> me to your party <1> week
+#     target     <0> for inviting <1> last
+#
+# The distribution is that of the authors' code. Of n >= 2 tokens, round(rate * n) are noise (at least one, and at
+# least one is not), in round(noise / mean) spans (at least one). Noise and rest are both divided uniformly at random
+# into that many non-empty parts, which alternate, starting with the rest and ending with noise. The code writes no
+# sentinel after the last span, although section 3.1.4 mentions one.
+#
+# Up to about thirty tokens form a single span, which would always lie at the end. The authors train on packed rows
+# of 512 tokens; rows here can be short documents, so a single span is placed uniformly at random instead.
+
+
+class SpanCorruptedRow(NamedTuple):
+    """inputs: the row with one sentinel per span; targets: every sentinel, followed by the tokens it replaces."""
+
+    inputs: Ids
+    targets: Ids
+
+    def original(self, sentinels: Ids) -> Ids:
+        """The row before corruption."""
+        heads = np.flatnonzero(np.isin(self.targets, sentinels))
+        bounds = zip(heads, np.append(heads, len(self.targets))[1:], strict=True)
+        spans = {int(self.targets[head]): self.targets[head + 1 : end].tolist() for head, end in bounds}
+        row = [token for each in self.inputs.tolist() for token in spans.get(each, [each])]
+        return np.array(row, dtype=np.int64)
+
+
+def corrupt_spans(
+    ids: Ids, free: Flags, rng: Rng, sentinels: Ids, rate: float = 0.15, mean: float = 3.0
+) -> SpanCorruptedRow:
+    """Replace spans of a row (T,) by sentinels; tokens that are not `free` stay and split a span.
+
+    Raises ValueError if there are more spans than sentinels.
+    """
+    noise = np.zeros(len(ids), np.bool_)
+    noise[np.flatnonzero(free)] = draw_noise_mask(int(free.sum()), rng, rate, mean)
+    spans = find_runs(noise)
+    if len(spans) > len(sentinels):
+        raise ValueError(f"{len(spans)} spans need as many sentinels; the tokenizer has {len(sentinels)}")
+    used = sentinels[: len(spans)]
+    inputs, kept = ids.copy(), ~noise
+    inputs[spans[:, 0]], kept[spans[:, 0]] = used, True
+    lengths = spans[:, 1] - spans[:, 0]
+    targets = np.insert(ids[noise], np.cumsum(lengths) - lengths, used)
+    return SpanCorruptedRow(inputs[kept], targets)
+
+
+def draw_noise_mask(tokens: int, rng: Rng, rate: float, mean: float) -> Flags:
+    """(tokens,): True at noise tokens."""
+    if tokens < 2:
+        return np.zeros(tokens, np.bool_)
+    noise = min(max(round(tokens * rate), 1), tokens - 1)
+    spans = min(max(round(noise / mean), 1), tokens - noise)
+    if spans == 1:
+        positions = np.arange(tokens) - rng.integers(tokens - noise + 1)
+        return (positions >= 0) & (positions < noise)
+    lengths = np.stack([_partition(tokens - noise, spans, rng), _partition(noise, spans, rng)], axis=1)
+    return np.repeat(np.arange(2 * spans) % 2 == 1, lengths.ravel())
+
+
+def max_spans(tokens: int, rate: float, mean: float) -> int:
+    """The maximum number of spans, and therefore sentinels, of a row of `tokens` tokens."""
+    noise = max(round(max(tokens, 2) * rate), 1)
+    return max(round(noise / mean), 1)
+
+
+def _partition(items: int, count: int, rng: Rng) -> Ids:
+    """Lengths of `count` non-empty parts of `items`; all partitions are equally likely."""
+    cuts = np.sort(rng.permutation(items - 1)[: count - 1]) + 1
+    return np.diff(cuts, prepend=0, append=items)
+
+
+# --- XLNet's permutation language modelling (Yang et al. 2019, sections 2.2-2.3) ------------------------
+#
+#     max E_z Σ_{t > c} log P(x_{z_t} | x_{z_1}, …, x_{z_{t-1}})
+#
+# Only the last 1/K of the factorization order z is predicted (partial prediction). A row's order is an array of
+# ranks: 0 for all other tokens, which see each other, and 1, 2, … for the predicted tokens. In the content stream a
+# token sees ranks up to its own; in the query stream it sees lower ranks only.
+
+
+def choose_last_in_order(free: Flags, share: int, longest: int, rng: Rng) -> Ids:
+    """Positions of the last 1/share of a random order (`longest` is unused)."""
+    positions = np.flatnonzero(free)
+    order = rng.permutation(positions)
+    return np.asarray(order[: round_randomly(len(positions) / share, rng)], dtype=np.int64)
+
+
+def choose_spans_in_context(free: Flags, share: int, longest: int, rng: Rng) -> Ids:
+    """Positions of spans of 1 to `longest` tokens, each at a random place within `share` times as many tokens.
+
+    1/share of the remainder at the end of a row is chosen too (section 3.1: K = 6, at most 5).
+    """
+    positions, chosen, start = np.flatnonzero(free), [], 0
+    while start < len(positions):
+        length = int(rng.integers(1, longest + 1))
+        context = length * share
+        if context > len(positions) - start:
+            context = len(positions) - start
+            length = round_randomly(context / share, rng)
+        first = start + int(rng.integers(context - length + 1))
+        chosen.append(positions[first : first + length])
+        start += context
+    return np.concatenate([np.zeros(0, np.int64), *chosen])
+
+
+PREDICTION_CHOICES = {"spans": choose_spans_in_context, "tokens": choose_last_in_order}
+
+
+def draw_ranks(positions: Ids, size: int, rng: Rng) -> Ids:
+    """(size,) ranks: 1, 2, … at these positions in random order; 0 elsewhere."""
+    ranks = np.zeros(size, np.int64)
+    ranks[rng.permutation(positions)] = np.arange(1, len(positions) + 1)
+    return ranks

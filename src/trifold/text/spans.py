@@ -1,10 +1,10 @@
-"""Where noise lies in a row of tokens: how many, how long, at which places. What is done there, say its callers.
+"""Random spans and words: how many tokens a corruption changes, how long its spans are, and where they lie.
 
-A rate is a promise about the mean: with n tokens that may change, rate · n of them do on average, whatever n is. What
-is left over when rate · n is no whole number is decided by chance, never rounded away.
+A rate is the expected share of changed tokens: of n tokens, rate * n are selected on average for every n. A
+fractional remainder is rounded up or down at random, never always in the same direction.
 
-    free     (T,) boolean: True at tokens that may change; special tokens may not
-    starts   (T,) boolean: True where a word (or a sentence) begins
+    free     (T,) bool: tokens that may change; special tokens may not
+    starts   (T,) bool: first tokens of words (or sentences)
 """
 
 from __future__ import annotations
@@ -16,32 +16,38 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from trifold.ragged import positions
+
 Ids: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
-Random: TypeAlias = np.random.Generator
+Rng: TypeAlias = np.random.Generator
+
+MAX_SPAN_RATE = 0.5  # beyond it too many drawn spans do not fit, and the expected rate is not reached
 
 
-def keyed(draw: int, row: int) -> Random:
-    """The random numbers of one example: a function of the epoch's `draw` (64 bits) and the number of its row."""
+def example_rng(draw: int, row: int) -> Rng:
+    """Random generator of one example: a function of the epoch's `draw` (64 bits) and the row number."""
     return np.random.Generator(np.random.Philox(key=np.array([draw % 2**64, row], dtype=np.uint64)))
 
 
-def by_chance(wanted: float, rng: Random) -> int:
-    """A whole number whose mean is `wanted`."""
-    return int(wanted + rng.random())
+def round_randomly(value: float, rng: Rng) -> int:
+    """Round up or down at random so that the mean is `value`."""
+    return int(value + rng.random())
 
 
-def runs(flags: Flags) -> Ids:
-    """(S, 2): the places [from, to) of every run of True."""
+def find_runs(flags: Flags) -> Ids:
+    """(S, 2): start and end (exclusive) of every run of True."""
     steps = np.diff(flags.astype(np.int8), prepend=0, append=0)
     return np.stack([np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)], axis=1)
 
 
-# --- words ---------------------------------------------------------------------------------------------
+def expand_spans(bounds: Ids) -> Ids:
+    """All positions in (S, 2) spans, span by span."""
+    return positions(bounds[:, 0], bounds[:, 1] - bounds[:, 0])
 
 
-def words(free: Flags, starts: Flags) -> Ids:
-    """(W, 2): the places [from, to) of every word; a token that may not change ends the word before it."""
+def find_words(free: Flags, starts: Flags) -> Ids:
+    """(W, 2): start and end (exclusive) of every word; a token that is not free ends the word before it."""
     after_fixed = np.concatenate([[True], ~free[:-1]])[: len(free)]
     begins = free & (starts | after_fixed)
     edges = np.flatnonzero(np.append(begins | ~free, True))
@@ -49,24 +55,22 @@ def words(free: Flags, starts: Flags) -> Ids:
     return np.stack([first, edges[np.searchsorted(edges, first, side="right")]], axis=1)
 
 
-def choose(lengths: Ids, rate: float, rng: Random) -> Ids:
-    """Units of `lengths` tokens, drawn until rate · (all tokens) are together: which, in order.
+def choose_units(lengths: Ids, rate: float, rng: Rng) -> Ids:
+    """Indices, in order, of units drawn at random until they hold rate * (all tokens).
 
-    The unit that would go beyond is taken with the probability that makes the mean exact.
+    lengths: tokens per unit. The unit that exceeds the target is taken with the probability that makes the mean exact.
     """
     order = rng.permutation(len(lengths))
     sizes = lengths[order]
-    left = rate * sizes.sum() - (
-        np.cumsum(sizes) - sizes
-    )  # tokens still wanted when the turn of a unit comes
-    return np.sort(order[rng.random() * sizes < left])
+    missing = rate * sizes.sum() - (np.cumsum(sizes) - sizes)  # tokens still to select before each unit
+    return np.sort(order[rng.random() * sizes < missing])
 
 
 # --- spans ---------------------------------------------------------------------------------------------
 
 
-class Law(NamedTuple):
-    """How long spans are: the probability of each length from 0 on, and their mean."""
+class LengthDistribution(NamedTuple):
+    """Span lengths: the probability of each length from 0 on, and the mean length."""
 
     probabilities: NDArray[np.float64]
     mean: float
@@ -78,8 +82,8 @@ class Geometric(NamedTuple):
     p: float = 0.2
     longest: int = 10
 
-    def within(self, limit: int) -> Law:
-        """The same of no more than `limit` items."""
+    def truncate(self, limit: int) -> LengthDistribution:
+        """The distribution restricted to at most `limit` items."""
         return _geometric(self.p, min(self.longest, limit))
 
 
@@ -88,53 +92,50 @@ class Poisson(NamedTuple):
 
     mean: float = 3.0
 
-    def within(self, limit: int) -> Law:
-        """The same of no more than `limit` items."""
-        return _poisson(self.mean, min(limit, round(4 * self.mean) + 16))  # beyond, less than a millionth
+    def truncate(self, limit: int) -> LengthDistribution:
+        """The distribution restricted to at most `limit` items."""
+        return _poisson(
+            self.mean, min(limit, round(4 * self.mean) + 16)
+        )  # the tail is below one in a million
 
 
-MOST_IN_SPANS = 0.5  # of the items: beyond, too many spans do not fit, and a rate is a promise
+def draw_span_lengths(items: int, rate: float, kind: Geometric | Poisson, rng: Rng) -> Ids:
+    """Independent lengths of spans that cover rate * items on average.
 
-
-def draw_spans(items: int, rate: float, kind: Geometric | Poisson, rng: Random) -> Ids:
-    """Lengths of the spans that together cover rate · items on average: independent, each by the law.
-
-    No span covers more than half of the items (nor less than one may be): some context always stays. What does not fit
-    beside the others is left out.
+    A span covers at most half of the items (but may always cover one), so that context remains. Spans that do not fit
+    next to the others are dropped.
     """
-    law = kind.within(max(1, items // 2))
-    if not items or not law.mean:
+    distribution = kind.truncate(max(1, items // 2))
+    if not items or not distribution.mean:
         return np.zeros(0, np.int64)
-    lengths = rng.choice(len(law.probabilities), by_chance(rate * items / law.mean, rng), p=law.probabilities)
-    taken = np.cumsum(lengths + (lengths > 0))  # with the item that parts a span from the next
+    probabilities = distribution.probabilities
+    count = round_randomly(rate * items / distribution.mean, rng)
+    lengths = rng.choice(len(probabilities), count, p=probabilities)
+    taken = np.cumsum(lengths + (lengths > 0))  # each non-empty span needs one item as a separator
     return lengths[taken <= items + 1]
 
 
-def spread(lengths: Ids, items: int, rng: Random) -> Ids:
-    """Where spans of `lengths` (each at least 1) begin among so many items, in this order and never touching.
-
-    All ways of laying them are equally likely.
-    """
+def place_spans(lengths: Ids, items: int, rng: Rng) -> Ids:
+    """Start positions of non-empty spans in this order that never touch; all placements are equally likely."""
     count = len(lengths)
-    gaps = items - int(lengths.sum()) - (count - 1) if count else 0  # items that no span needs
+    gaps = items - int(lengths.sum()) - (count - 1) if count else 0  # items in no span and no separator
     bars = np.sort(rng.permutation(gaps + count)[:count])
     return bars + np.cumsum(lengths) - lengths
 
 
 @cache
-def _geometric(p: float, longest: int) -> Law:
+def _geometric(p: float, longest: int) -> LengthDistribution:
     lengths = np.arange(longest + 1)
-    weights = np.where(lengths > 0, (1 - p) ** (lengths - 1.0), 0.0)
-    return _law(weights)
+    return _normalize(np.where(lengths > 0, (1 - p) ** (lengths - 1.0), 0.0))
 
 
 @cache
-def _poisson(mean: float, longest: int) -> Law:
+def _poisson(mean: float, longest: int) -> LengthDistribution:
     weights = np.full(longest + 1, exp(-mean))
     weights[1:] *= np.cumprod(mean / np.arange(1, longest + 1))
-    return _law(weights)
+    return _normalize(weights)
 
 
-def _law(weights: NDArray[np.float64]) -> Law:
+def _normalize(weights: NDArray[np.float64]) -> LengthDistribution:
     probabilities = weights / weights.sum()
-    return Law(probabilities, float(probabilities @ np.arange(len(weights))))
+    return LengthDistribution(probabilities, float(probabilities @ np.arange(len(weights))))

@@ -18,12 +18,11 @@ from trifold import disk
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.text.chat import render, values_of
 from trifold.text.checks import read_library
+from trifold.text.decoding import BYTE_ALPHABET, TextStream, clean_up_spaces
 from trifold.text.dropout import MergeDropout
 from trifold.text.encoded import Cut, Encoded, around, fit, parts
 from trifold.text.regexes import panicked
 from trifold.text.special import named_in, settings_in
-from trifold.text.spelling import BYTES, closed_up
-from trifold.text.streaming import TextStream
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL = [PAD, BOS, EOS, UNK]  # a tokenizer trained here has them as ids 0, 1, 2, 3
@@ -151,7 +150,7 @@ class Tokenizer:
         return "token_type_ids" in (self.settings.get("model_input_names") or ())
 
     @property
-    def knows_places(self) -> bool:
+    def has_offsets(self) -> bool:
         """Whether offsets are places in the text; not so where something else cuts it into words first."""
         return self._words is None
 
@@ -161,7 +160,7 @@ class Tokenizer:
         texts = self.library.decode_batch(rows, skip_special_tokens=not keep_special)
         if self._words is not None:
             texts = [text.strip() for text in texts]
-        return [closed_up(text) for text in texts] if self._closes_up else list(texts)
+        return [clean_up_spaces(text) for text in texts] if self._closes_up else list(texts)
 
     def stream(self, *, keep_special: bool = False) -> TextStream:
         """The text of ids that come one by one; never half a character."""
@@ -385,7 +384,7 @@ class Tokenizer:
         piece = str(self.library.id_to_token(token))
         if not isinstance(self.library.decoder, decoders.ByteLevel) or token in self._special_ids:
             return piece
-        return bytes(BYTES[c] for c in piece).decode("utf-8", "backslashreplace").replace(" ", SPACE)
+        return bytes(BYTE_ALPHABET[c] for c in piece).decode("utf-8", "backslashreplace").replace(" ", SPACE)
 
     @cached_property
     def _special_ids(self) -> set[int]:

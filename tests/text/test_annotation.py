@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 
 from trifold.text import TokenizerSettings, train_tokenizer
-from trifold.text.marks import _beside_unspaced, mark, sentence_starts, sentinel_ids, special_flags
-from trifold.text.spans import words
+from trifold.text.annotation import (
+    _borders_unspaced,
+    annotate,
+    find_sentence_starts,
+    sentinel_ids,
+    special_flags,
+)
+from trifold.text.spans import find_words
 
 TEXT = 'Mr. Jones saw it. "Was it red?" It was!  Nobody knew… Then J. Smith came.\nanother line'
 TEXTS = [TEXT, "a b c", "", "Ende. Anfang. 3 Uhr. e.g. this"]
@@ -21,45 +27,50 @@ def tokenizer(kind, **more):
 
 
 def test_sentences_start_behind_closing_signs_and_line_ends():
-    starts = [0, *sentence_starts(TEXT), len(TEXT)]
+    starts = [0, *find_sentence_starts(TEXT), len(TEXT)]
     parts = [TEXT[a:b].strip() for a, b in pairwise(starts)]
     assert parts == [
         "Mr. Jones saw it.", '"Was it red?"', "It was!", "Nobody knew…", "Then J. Smith came.", "another line",
     ]  # fmt: skip
-    assert sentence_starts("") == [] == sentence_starts("One.") == sentence_starts("No. 3 is e.g. here. ")
-    assert sentence_starts("今日は。明日は。") == [4]
-    assert sentence_starts("\n\n One.\n\nTwo.") == [9]
-    assert len(sentence_starts("यह एक है। वह दो है। यह तीन है।")) == 2
-    assert len(sentence_starts("Sie las z. B. Peter vor. Dann ging er.")) == 1
+    assert (
+        find_sentence_starts("")
+        == []
+        == find_sentence_starts("One.")
+        == find_sentence_starts("No. 3 is e.g. here. ")
+    )
+    assert find_sentence_starts("今日は。明日は。") == [4]
+    assert find_sentence_starts("\n\n One.\n\nTwo.") == [9]
+    assert len(find_sentence_starts("यह एक है। वह दो है। यह तीन है।")) == 2
+    assert len(find_sentence_starts("Sie las z. B. Peter vor. Dann ging er.")) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_marks_are_where_the_text_has_them(kind):
     own = tokenizer(kind)
-    marked = mark(own, TEXTS)
+    marked = annotate(own, TEXTS)
     assert [
         marked.ids[a:b].tolist() for a, b in zip(marked.starts, marked.starts[1:], strict=False)
     ] == own.encode(TEXTS)
     whole = slice(0, marked.starts[1])
-    heads = np.flatnonzero(marked.sentences[whole])
+    heads = np.flatnonzero(marked.sentence_starts[whole])
     said = [
         text.strip()
         for text in own.decode([part.tolist() for part in np.split(marked.ids[whole], heads[1:])])
     ]
-    starts = [0, *sentence_starts(TEXT), len(TEXT)]
+    starts = [0, *find_sentence_starts(TEXT), len(TEXT)]
     wanted = [TEXT[a:b].strip() for a, b in pairwise(starts)]
     if kind in ("byte-bpe", "char"):
         assert said == wanted
     else:
         assert len(said) == len(wanted)
-    assert not marked.sentences[~marked.words].any() or kind == "char"
+    assert not marked.sentence_starts[~marked.word_starts].any() or kind == "char"
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "word"])
 def test_words_are_those_of_the_text(kind):
     own = tokenizer(kind)
-    marked = mark(own, ["Nobody saw another line"])
-    bounds = words(np.ones(len(marked.ids), np.bool_), marked.words)
+    marked = annotate(own, ["Nobody saw another line"])
+    bounds = find_words(np.ones(len(marked.ids), np.bool_), marked.word_starts)
     assert [
         own.decode([marked.ids[a:b].tolist()])[0].strip() for a, b in bounds
     ] == "Nobody saw another line".split()
@@ -70,18 +81,18 @@ def test_where_no_space_parts_words_a_character_is_one(kind, size):
     """Also where it is several tokens, bytes here."""
     texts = ["我们今天去看书", "กินข้าว"]
     own = train_tokenizer(texts, TokenizerSettings(kind=kind, vocab_size=size, min_frequency=1))
-    marked = mark(own, texts)
+    marked = annotate(own, texts)
     for start, end, text in zip(marked.starts, marked.starts[1:], texts, strict=False):
-        assert marked.words[start] and marked.words[start:end].sum() == len(text) <= end - start
+        assert marked.word_starts[start] and marked.word_starts[start:end].sum() == len(text) <= end - start
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "char"])
 def test_a_token_of_parts_of_two_characters_begins_no_word(kind):
     texts = ["我用Python写书很", "我用Python看书很个人", "用人我很"]
     own = train_tokenizer(texts * 9, TokenizerSettings(kind=kind, vocab_size=300, min_frequency=1))
-    marked = mark(own, texts)
+    marked = annotate(own, texts)
     for start, end, text in zip(marked.starts, marked.starts[1:], texts, strict=False):
-        ids, heads = marked.ids[start:end], np.flatnonzero(marked.words[start:end])
+        ids, heads = marked.ids[start:end], np.flatnonzero(marked.word_starts[start:end])
         said = [one.strip() for one in own.decode([part.tolist() for part in np.split(ids, heads[1:])])]
         assert "".join(said) == text  # so no character is in two words
 
@@ -89,8 +100,8 @@ def test_a_token_of_parts_of_two_characters_begins_no_word(kind):
 def test_letters_behind_a_character_that_is_a_word_begin_one():
     text = "我用Python写"
     apart, astride = [(0, 1), (1, 2), (2, 3), (3, 8), (8, 9)], [(0, 2), (1, 4), (4, 8), (8, 9), (8, 9)]
-    assert _beside_unspaced(text, apart).tolist() == [True, True, True, False, True]
-    assert _beside_unspaced(text, astride).tolist() == [True, False, False, True, False]
+    assert _borders_unspaced(text, apart).tolist() == [True, True, True, False, True]
+    assert _borders_unspaced(text, astride).tolist() == [True, False, False, True, False]
 
 
 def test_special_tokens_and_sentinels():

@@ -1,0 +1,108 @@
+"""Encoded texts annotated with word and sentence starts, for corruptions that respect them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trifold.errors import UsageError
+from trifold.ragged import Ragged
+from trifold.text.sentences import split_sentences
+from trifold.text.spans import Flags, Ids
+from trifold.text.tokenizer import Tokenizer
+
+# Thai, Lao, Burmese, Khmer, Kana and Han have no spaces between words: each character counts as a word.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff]"
+)
+_LINE = re.compile(r".*(?:\n\s*|\Z)")  # with the blank lines that follow
+
+
+@dataclass(frozen=True)
+class AnnotatedTexts(Ragged):
+    """Token ids of many texts, with flags at the first tokens of words and of sentences (sum of lengths,)."""
+
+    word_starts: Flags
+    sentence_starts: Flags
+
+
+def find_sentence_starts(text: str) -> list[int]:
+    """Characters at which a sentence starts, except the first one. A line break always ends a sentence."""
+    found, position = [], 0
+    for line in _LINE.findall(text):
+        for sentence in split_sentences(line):
+            found.append(position)
+            position += len(sentence)
+    visible = len(text) - len(text.lstrip())
+    return [start for start in found if start > visible]
+
+
+def annotate(tokenizer: Tokenizer, texts: Sequence[str]) -> AnnotatedTexts:
+    """Encode texts without special tokens. Raises UsageError if the tokenizer gives no character offsets."""
+    if not tokenizer.has_offsets:
+        raise UsageError(
+            "this tokenizer splits text before tokenization and gives no character offsets; "
+            "choose another one for pretraining (tokenizer.kind, or tokenizer.file of another family)"
+        )
+    ids: list[list[int]] = []
+    words, sentences = [np.zeros(0, np.bool_)], [np.zeros(0, np.bool_)]
+    for text, encoding in zip(texts, tokenizer.encodings(texts), strict=True):
+        ids.append(encoding.ids)
+        # A token outside all words (None) is a word of its own.
+        numbers = [-1 - at if word is None else word for at, word in enumerate(encoding.word_ids)]
+        starts_word = np.diff(np.array(numbers, np.int64), prepend=-(2**40)) != 0
+        if _UNSPACED.search(text):
+            starts_word |= _borders_unspaced(text, encoding.offsets)
+        words.append(starts_word)
+        starts = np.zeros(len(numbers) + 1, np.bool_)
+        starts[0] = True
+        if inner := find_sentence_starts(text):
+            ends = np.maximum.accumulate(np.array([end for _, end in encoding.offsets], np.int64))
+            starts[np.searchsorted(ends, inner, side="right")] = True
+        sentences.append(starts[: len(numbers)])
+    rows = Ragged.of(ids)
+    return AnnotatedTexts(rows.ids, rows.starts, np.concatenate(words), np.concatenate(sentences))
+
+
+def _borders_unspaced(text: str, offsets: Sequence[tuple[int, int]]) -> Flags:
+    """Tokens that start at, or right after, a character that is a word.
+
+    A character may be several tokens, and a token may hold parts of two characters.
+    """
+    flags, end = np.zeros(len(offsets), np.bool_), 0
+    for at, (first, last) in enumerate(offsets):
+        after = end > 0 and _UNSPACED.match(text, end - 1) is not None
+        flags[at] = first >= end and (after or _UNSPACED.match(text, first) is not None)
+        end = max(end, last)
+    return flags
+
+
+def count_unknown(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> int:
+    """Number of unknown tokens.
+
+    0 if the unknown token also starts or ends a text, as in GPT-2, whose byte alphabet covers every text.
+    """
+    if tokenizer.unk_id in (None, tokenizer.bos_id, tokenizer.eos_id):
+        return 0
+    return int(np.count_nonzero(ids == tokenizer.unk_id))
+
+
+def special_flags(tokenizer: Tokenizer) -> Flags:
+    """(V,): True at ids of special tokens, which corruption must not change."""
+    added = tokenizer.library.get_added_tokens_decoder()
+    flags = np.zeros(max([tokenizer.vocab_size, *(number + 1 for number in added)]), np.bool_)
+    flags[[number for number, token in added.items() if token.special]] = True
+    return flags
+
+
+def sentinel_ids(tokenizer: Tokenizer) -> Ids:
+    """Ids of T5's sentinels <extra_id_0>, <extra_id_1>, … in order, as far as the vocabulary has them."""
+    found: list[int] = []
+    while (token := tokenizer.library.token_to_id(f"<extra_id_{len(found)}>")) is not None:
+        found.append(token)
+    return np.array(found, dtype=np.int64)
