@@ -132,7 +132,7 @@ def read(folder: Path, kind: str, rows: int = 20_000) -> dict[str, Any]:
     plan = ShuffledRows(len(blocks), 16, seed=1, epoch=0)
     start, tokens = time.perf_counter(), 0
     for batch in plan[: rows // 16]:
-        _, places, lengths = blocks.stretches(batch)
+        _, places, lengths = blocks.chunks(batch)
         where = np.repeat(places - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
         tokens += len(cache.ids[where])
     seconds = time.perf_counter() - start
@@ -153,31 +153,19 @@ def count(folder: Path, kind: str) -> dict[str, Any]:
     plan = ShuffledRows(len(blocks), 64, seed=1, epoch=0)
     start = time.perf_counter()
     steps = len(plan) // 4
-    shares = [deal(plan, rank, 2)[:steps] for rank in range(2)]
-    rest = _From(plan, 2 * steps)
     read, there = np.zeros(1 << 16, np.int64), np.zeros(1 << 16, np.int64)
-    for batches in (*shares, *(deal(rest, rank, 3) for rank in range(3))):
-        for batch in batches:
-            _, places, lengths = blocks.stretches(batch)
+    for number in range(len(plan)):
+        ranks, batch = 2 if number < 2 * steps else 3, plan[number]
+        for rank in range(ranks):
+            share = deal(blocks.lengths, batch, number, accumulate=ranks, rank=rank, world=ranks)
+            rows = np.concatenate([batch[:0], *share.parts])
+            _, places, lengths = blocks.chunks(rows)
             where = np.repeat(places - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
             read += np.bincount(cache.ids[where], minlength=1 << 16)
     for place in range(0, len(cache.ids), 1 << 22):
         there += np.bincount(cache.ids[place : place + (1 << 22)], minlength=1 << 16)
     assert np.array_equal(read, there), "an id was lost or doubled"
     return {"tokens": int(read.sum()), "ids": int((read > 0).sum()), "seconds": time.perf_counter() - start}
-
-
-class _From(list):  # type: ignore[type-arg]
-    """The rest of a plan, not computed before it is read."""
-
-    def __init__(self, plan: ShuffledRows, start: int) -> None:
-        self.plan, self.start = plan, start
-
-    def __len__(self) -> int:
-        return len(self.plan) - self.start
-
-    def __getitem__(self, number: Any) -> Any:
-        return self.plan[self.start + number]
 
 
 STEPS = {"build": build, "open": open_again, "read": read, "count": count}

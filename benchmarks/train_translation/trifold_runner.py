@@ -11,7 +11,7 @@ from measure import Clock, arguments, print_line, setting_of
 from numpy.typing import NDArray
 from prepare import BOS, EOS, PAD
 
-from trifold.batches import BatchSettings, plan_epoch, shares
+from trifold.batches import BatchSettings, plan_epoch, split_batch
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.translate import Batch, Examples, Translate, TranslateSettings
 from trifold.ragged import Ragged
@@ -65,7 +65,7 @@ def main() -> None:
     def batches() -> Iterator[tuple[NDArray[np.int64], list[Batch]]]:
         for epoch in range(1_000_000):
             for rows in plan_epoch(lengths, BatchSettings(tokens=setting.batch_tokens), seed=1, epoch=epoch):
-                yield rows, [task.batch(examples, share) for share in shares(lengths, rows, workers)]
+                yield rows, [task.batch(examples, share) for share in split_batch(lengths, rows, workers)]
 
     clock = Clock("trifold", args)
     with undisturbed(workers):

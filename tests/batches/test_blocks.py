@@ -1,4 +1,4 @@
-"""Rows of a stream hold every token once, in an order that is computed and not kept."""
+"""Rows of a stream contain every token once, in a computed order."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.batches import Blocks, ShuffledRows, deal
+from trifold.batches import Blocks, ShuffledRows
 
 pytestmark = pytest.mark.slow
 
 
-def starts_of(lengths: list[int]) -> np.ndarray:
+def offsets_of(lengths: list[int]) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
 
 
 LENGTHS = st.lists(st.one_of(st.integers(1, 4), st.integers(1, 60)), min_size=1, max_size=40)
 
 
-@given(lengths=LENGTHS, width=st.integers(1, 30), seed=st.integers(0, 5), spare=st.integers(0, 1))
-def test_every_token_is_in_one_row(lengths: list[int], width: int, seed: int, spare: int) -> None:
-    starts = starts_of(lengths)
-    blocks = Blocks.of_epoch(starts, width, seed=seed, epoch=0, spare=spare)
+@given(lengths=LENGTHS, width=st.integers(1, 30), seed=st.integers(0, 5), skip_last=st.integers(0, 1))
+def test_every_token_is_in_one_row(lengths: list[int], width: int, seed: int, skip_last: int) -> None:
+    starts = offsets_of(lengths)
+    blocks = Blocks.of_epoch(starts, width, seed=seed, epoch=0, skip_last=skip_last)
     if not blocks.tokens:
         return
     found: Counter[int] = Counter()
     for row in range(len(blocks)):
-        documents, places, sizes = blocks.stretches(np.array([row]))
+        documents, begins, sizes = blocks.chunks(np.array([row]))
         assert 1 <= sizes.sum() <= width
         assert sizes.sum() == width or row in (0, len(blocks) - 1)
-        for document, place, size in zip(documents, places, sizes, strict=True):
-            assert starts[document] <= place < place + size <= starts[document + 1] - spare
-            found.update(range(place, place + size))
-    spared = {end - 1 for end in starts[1:]} if spare else set()
-    assert found == Counter(set(range(starts[-1])) - spared)
+        for document, begin, size in zip(documents, begins, sizes, strict=True):
+            assert starts[document] <= begin < begin + size <= starts[document + 1] - skip_last
+            found.update(range(begin, begin + size))
+    skipped = {end - 1 for end in starts[1:]} if skip_last else set()
+    assert found == Counter(set(range(starts[-1])) - skipped)
 
 
 @given(
     lengths=LENGTHS, width=st.integers(1, 30), rows=st.lists(st.integers(0, 10**6), min_size=1, max_size=9)
 )
-def test_rows_asked_for_together_are_those_asked_for_alone(
+def test_chunks_of_several_rows_equal_those_of_each_row(
     lengths: list[int], width: int, rows: list[int]
 ) -> None:
-    blocks = Blocks.of_epoch(starts_of(lengths), width, seed=1, epoch=2, spare=1)
+    blocks = Blocks.of_epoch(offsets_of(lengths), width, seed=1, epoch=2, skip_last=1)
     if not blocks.tokens:
         return
     chosen = np.array(rows) % len(blocks)
-    together = blocks.stretches(chosen)
-    alone = [blocks.stretches(chosen[n : n + 1]) for n in range(len(chosen))]
+    together = blocks.chunks(chosen)
+    alone = [blocks.chunks(chosen[n : n + 1]) for n in range(len(chosen))]
     for number, found in enumerate(together):
         assert found.tolist() == [value for one in alone for value in one[number]]
 
@@ -65,44 +65,23 @@ def test_the_order_is_a_permutation(rows: int, size: int, seed: int, epoch: int)
         plan[len(plan)]
 
 
-def test_the_order_looks_like_chance() -> None:
-    """As many fixed points, descents and matches between epochs as a shuffle has."""
+def test_the_order_looks_random() -> None:
+    """Fixed points, descents and matches between epochs are as frequent as in a random shuffle."""
     count = 20_000
     first, second = (np.concatenate(list(ShuffledRows(count, 500, seed=1, epoch=epoch))) for epoch in (0, 1))
     assert np.count_nonzero(first == np.arange(count)) < 8
     assert np.count_nonzero(first == second) < 8
     assert abs(np.count_nonzero(np.diff(first) < 0) / count - 0.5) < 0.02
     assert abs(np.corrcoef(first, np.arange(count))[0, 1]) < 0.03
-    halves = first.reshape(-1, 500) < count // 2  # each batch is drawn from everywhere
+    halves = first.reshape(-1, 500) < count // 2  # each batch samples the whole corpus
     assert np.abs(halves.mean(axis=1) - 0.5).max() < 0.1
 
 
-def test_a_plan_of_any_size_is_there_at_once() -> None:
+def test_a_plan_of_any_size_takes_no_time() -> None:
     plan = ShuffledRows(10**12, 64, seed=1, epoch=0)
     batch = plan[10**9]
     assert len(set(batch.tolist())) == 64
     assert 0 <= batch.min() < batch.max() < 10**12
-    assert len(deal(plan, 3, 4)) == -(-len(plan) // 4)
-    assert deal(plan, 3, 4)[5].tolist() == plan[23].tolist()
-
-
-@given(
-    rows=st.integers(1, 200),
-    worlds=st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4])),
-    done=st.integers(0, 60),
-)
-def test_ranks_share_the_rows_over_a_resume_with_other_ranks(
-    rows: int, worlds: tuple[int, int], done: int
-) -> None:
-    plan = ShuffledRows(rows, 3, seed=1, epoch=0)
-    before, after = worlds
-    done = min(done, len(plan) // before)
-    found: list[int] = []
-    for rank in range(before):
-        found += [row for batch in deal(plan, rank, before)[:done] for row in batch.tolist()]
-    for rank in range(after):
-        found += [row for batch in deal(plan[done * before :], rank, after) for row in batch.tolist()]
-    assert sorted(found) == list(range(rows))
 
 
 def test_lengths_take_no_memory() -> None:

@@ -1,4 +1,4 @@
-"""The laws of a plan: every row once, limits kept, a pure function, dealt fairly."""
+"""A plan contains every row once, respects the limits, and is a pure function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.batches import BatchSettings, deal, overlong, padding_share, plan_epoch, shares
+from trifold.batches import BatchSettings, overlong, padding_share, plan_epoch
 from trifold.errors import DataError, SettingsError
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=80).map(
@@ -29,7 +29,7 @@ SETTINGS = st.builds(
 
 
 def packed_size(lengths: Any, batch: Any) -> int:
-    """Tokens of the fuller side, with the one place that a packed row keeps free."""
+    """Tokens of the longer side, plus the position that a packed row keeps free."""
     return int(lengths[batch].sum(axis=0).max()) + 1
 
 
@@ -66,7 +66,7 @@ def many(rows: int) -> Any:
     return np.stack([source, np.maximum(1, source + rng.integers(-4, 5, rows))], axis=1)
 
 
-def test_epochs_and_seeds_differ_in_order_and_in_company() -> None:
+def test_epochs_and_seeds_differ_in_order_and_in_composition() -> None:
     lengths, settings = many(3000), BatchSettings(tokens=512)
     plans = [
         plan_epoch(lengths, settings, seed=seed, epoch=epoch) for seed, epoch in [(0, 0), (0, 1), (1, 0)]
@@ -74,11 +74,11 @@ def test_epochs_and_seeds_differ_in_order_and_in_company() -> None:
     for i, plan in enumerate(plans):
         for other in plans[:i]:
             assert [len(batch) for batch in plan] != [len(batch) for batch in other]
-            companies = {frozenset(batch.tolist()) for batch in plan} & {frozenset(b.tolist()) for b in other}
-            assert len(companies) < len(plan) / 10
+            shared = {frozenset(batch.tolist()) for batch in plan} & {frozenset(b.tolist()) for b in other}
+            assert len(shared) < len(plan) / 10
 
 
-def test_without_shuffling_the_order_is_that_of_lengths() -> None:
+def test_without_shuffling_rows_are_sorted_by_length() -> None:
     lengths = many(500)
     order = np.concatenate(plan_epoch(lengths, BatchSettings(tokens=300), seed=0, epoch=0, shuffle=False))
     assert (np.diff(lengths[order, 1]) >= 0).all()
@@ -86,14 +86,14 @@ def test_without_shuffling_the_order_is_that_of_lengths() -> None:
     assert (np.diff(order)[equal] > 0).all()
 
 
-def test_a_known_plan_stays_as_it_is() -> None:
-    """Resuming relies on it: a change of these numbers breaks the runs of users."""
+def test_a_recorded_plan_does_not_change() -> None:
+    """Resuming relies on it: other numbers break existing runs."""
     lengths = np.array([[3, 4], [9, 9], [1, 2], [4, 4], [2, 2], [8, 9]])
     plan = plan_epoch(lengths, BatchSettings(tokens=12), seed=7, epoch=2)
     assert [batch.tolist() for batch in plan] == [[1], [2, 4, 0], [3], [5]]
 
 
-def test_little_is_padding() -> None:
+def test_sorted_batches_need_little_padding() -> None:
     lengths = many(20_000)
     plan = plan_epoch(lengths, BatchSettings(tokens=4096), seed=0, epoch=0)
     assert padding_share(lengths[:, 1:], plan) < 0.02
@@ -102,7 +102,7 @@ def test_little_is_padding() -> None:
     assert padding_share(lengths, at_random) > 0.3
 
 
-def test_the_share_of_padding_is_counted_by_side() -> None:
+def test_padding_is_counted_per_side() -> None:
     lengths = np.array([[2, 4], [4, 1]])
     assert padding_share(lengths, [np.array([0, 1])]) == pytest.approx(1 - 11 / 16)
     assert padding_share(lengths[:, 1:], [np.array([0, 1])]) == pytest.approx(1 - 5 / 8)
@@ -110,12 +110,12 @@ def test_the_share_of_padding_is_counted_by_side() -> None:
     assert padding_share(lengths, []) == 0
 
 
-# --- rows that are too long ---------------------------------------------------------------------------------
+# --- overlong rows -----------------------------------------------------------------------------------------
 
 LONG = np.array([[5, 5], [11, 2], [3, 12], [10, 10]])
 
 
-def test_rows_that_are_too_long_are_left_out_cut_or_refused_never_lost_silently() -> None:
+def test_overlong_rows_are_dropped_truncated_or_rejected() -> None:
     drop, cut, refuse = (
         BatchSettings.parse({"tokens": 20, "max_length": 10, "on_overflow": way})
         for way in ("drop", "truncate", "error")
@@ -129,58 +129,29 @@ def test_rows_that_are_too_long_are_left_out_cut_or_refused_never_lost_silently(
         plan_epoch(LONG, refuse, seed=0, epoch=0)
 
 
-def test_a_row_longer_than_a_batch_is_alone_or_refused() -> None:
+def test_a_row_longer_than_a_batch_forms_its_own_batch_or_is_rejected() -> None:
     plan = plan_epoch(LONG, BatchSettings(tokens=11), seed=0, epoch=0)
     assert sorted(map(len, plan)) == [1, 1, 1, 1]
     with pytest.raises(DataError, match=r"row 2: 12 tokens, more than batch\.tokens=11 \(1 such rows\)"):
         plan_epoch(LONG, BatchSettings(tokens=11, on_overflow="error"), seed=0, epoch=0)
 
 
-def test_when_no_row_is_left_it_says_so() -> None:
-    with pytest.raises(DataError, match="no row is left: all 4 are longer than 2 tokens"):
+def test_a_plan_without_rows_is_an_error() -> None:
+    with pytest.raises(DataError, match="no rows remain: all 4 are longer than 2 tokens"):
         plan_epoch(LONG, BatchSettings(max_length=2), seed=0, epoch=0)
     assert plan_epoch(LONG[:0], BatchSettings(max_length=2), seed=0, epoch=0) == []
 
 
 @pytest.mark.parametrize("values", [{"tokens": 0}, {"rows": 0}, {"on_overflow": "cut"}, {"token": 5}])
-def test_wrong_settings_name_their_key(values: dict[str, Any]) -> None:
+def test_errors_name_the_key(values: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=rf"batches\.{next(iter(values))}: "):
         BatchSettings.parse(values, at="batches")
 
 
-def test_wrong_shapes_are_refused() -> None:
+def test_wrong_shapes_are_rejected() -> None:
     for shape in [(4,), (4, 3), (4, 2, 1)]:
         with pytest.raises(ValueError, match="expected"):
             plan_epoch(np.ones(shape, dtype=int), BatchSettings(), seed=0, epoch=0)
-
-
-# --- ranks ----------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 40), st.integers(1, 9))
-def test_ranks_together_see_the_plan_in_its_order(batches: int, world: int) -> None:
-    plan = [np.array([number]) for number in range(batches)]
-    dealt = [deal(plan, rank, world) for rank in range(world)]
-    assert len({len(steps) for steps in dealt}) == 1
-    in_order = [batch for step in zip(*dealt, strict=True) for batch in step if len(batch)]
-    assert [int(batch[0]) for batch in in_order] == list(range(batches))
-    assert len(dealt[0]) == -(-batches // world)
-
-
-@given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 99))
-def test_shares_of_a_batch_are_its_rows_and_weigh_the_same(rows: int, parts: int, seed: int) -> None:
-    lengths = np.random.default_rng(seed).integers(5, 30, (100, 2))
-    batch = np.random.default_rng(seed).permutation(100)[:rows]
-    cut = shares(lengths, batch, parts)
-    assert len(cut) == min(parts, rows) and all(len(share) for share in cut)
-    assert sorted(np.concatenate(cut)) == sorted(batch)
-    weights = [int(lengths[share].sum()) for share in cut]
-    assert max(weights) - min(weights) <= 60  # never more than the longest row
-
-
-def test_a_rank_outside_the_world_is_refused() -> None:
-    with pytest.raises(ValueError, match="rank 2 of 2"):
-        deal([], 2, 2)
 
 
 def test_a_plan_for_165_000_rows_takes_less_than_a_second() -> None:

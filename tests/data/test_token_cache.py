@@ -256,12 +256,17 @@ def test_every_id_once_over_a_resume_and_another_number_of_ranks(tmp_path: Path)
     cache = opened(corpus_of(tmp_path, 500), tmp_path)
     blocks = Blocks.of_epoch(cache.starts, 64, seed=1, epoch=3)
     plan = ShuffledRows(len(blocks), 5, seed=1, epoch=3)
-    batches = [batch for rank in range(2) for batch in deal(plan, rank, 2)[:7]]
-    batches += [batch for rank in range(3) for batch in deal(plan[14:], rank, 3)]
+    batches = [
+        rows
+        for part, ranks in ((plan[:14], 2), (plan[14:], 3))
+        for index, batch in enumerate(part)
+        for rank in range(ranks)
+        for rows in deal(blocks.lengths, batch, index, rank=rank, world=ranks).parts
+    ]
     read = np.zeros(len(cache.ids), np.int64)
     counted: Counter[int] = Counter()
     for batch in batches:
-        for document, place, length in zip(*blocks.stretches(batch), strict=True):
+        for document, place, length in zip(*blocks.chunks(batch), strict=True):
             assert cache.starts[document] <= place < place + length <= cache.starts[document + 1]
             read[place : place + length] += 1
             counted.update(cache.ids[place : place + length].tolist())

@@ -138,13 +138,18 @@ def _read_by_ranks(cache: TokenCache, rng: Random) -> NDArray[np.int64]:
     """How often each id is read in an epoch that some ranks begin and others, in another number, end."""
     blocks = Blocks.of_epoch(cache.starts, WIDTH, seed=1, epoch=0)
     plan = ShuffledRows(len(blocks), 64, seed=rng.randrange(100), epoch=0)
-    first, second = rng.choice([1, 2, 4]), rng.choice([1, 2, 3, 4])
-    steps = len(plan) // (2 * first)
-    begun = [batch for rank in range(first) for batch in deal(plan, rank, first)[:steps]]
-    rest = [plan[number] for number in range(steps * first, len(plan))]
+    accumulate, worlds, workers = rng.choice([1, 2, 4]), rng.choices([1, 2, 3, 4], k=2), rng.choice([1, 2])
+    change = len(plan) // (2 * accumulate) * accumulate
     read = np.zeros(256, np.int64)
-    for batch in (*begun, *(batch for rank in range(second) for batch in deal(rest, rank, second))):
-        _, places, lengths = blocks.stretches(batch)
-        where = np.repeat(places - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-        read += np.bincount(cache.ids[where], minlength=256)
+    for number in range(len(plan)):
+        world = worlds[number >= change]
+        for rank in range(world):
+            share = deal(
+                blocks.lengths, plan[number], number % accumulate,
+                accumulate=accumulate, rank=rank, world=world, workers=workers,
+            )  # fmt: skip
+            for rows in share.parts:
+                _, starts, lengths = blocks.chunks(rows)
+                where = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+                read += np.bincount(cache.ids[where], minlength=256)
     return read

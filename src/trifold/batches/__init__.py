@@ -1,16 +1,18 @@
-"""Lengths of rows to a seekable plan of batches."""
+"""Lengths of rows to a seekable plan of batches, and batches to ranks."""
 
-from trifold.batches.blocks import Blocks, ShuffledRows, Stretches
-from trifold.batches.plan import BatchSettings, deal, overlong, padding_share, plan_epoch, shares
+from trifold.batches.blocks import Blocks, Chunks, ShuffledRows
+from trifold.batches.dealing import Share, deal, split_batch
+from trifold.batches.plan import BatchSettings, overlong, padding_share, plan_epoch
 
 __all__ = [
     "BatchSettings",
     "Blocks",
+    "Chunks",
+    "Share",
     "ShuffledRows",
-    "Stretches",
     "deal",
     "overlong",
     "padding_share",
     "plan_epoch",
-    "shares",
+    "split_batch",
 ]

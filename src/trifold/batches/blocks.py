@@ -1,8 +1,8 @@
-"""A corpus of any size in rows of one length, planned in memory that does not depend on its size.
+"""A corpus of any size as rows of equal length, planned in constant memory.
 
-The documents lie one after the other, and every `width` tokens are a row: a piece of one document, or the end of one
-and the beginning of the next. Row n of an epoch is found by looking where it begins, and the order of rows is a
-permutation that is computed, not kept; so nothing is as long as the corpus but the corpus.
+The documents are concatenated, and every `width` tokens form a row. A row holds a chunk of one document, or the end
+of one and the beginning of the next. Row n of an epoch is found by binary search, and the order of the rows is a
+computed permutation, so no array grows with the corpus.
 """
 
 from __future__ import annotations
@@ -16,93 +16,92 @@ from numpy.typing import NDArray
 
 from trifold.batches.plan import random_bits
 
-Numbers = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 _ROUNDS = 6
 
 
-class Starts(Protocol):
-    """(documents + 1,) the first token of each document, and the end of the last: an array in memory or on the disk."""
+class Offsets(Protocol):
+    """(documents + 1,) the first token of each document and the end of the last, in memory or on disk."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, key: Any, /) -> Any: ...
 
 
-class Stretches(NamedTuple):
-    """`lengths[i]` tokens of document `documents[i]`, from place `places[i]` of the corpus on."""
+class Chunks(NamedTuple):
+    """Chunk i: `lengths[i]` tokens of document `documents[i]`, from token `starts[i]` of the corpus."""
 
-    documents: Numbers
-    places: Numbers
-    lengths: Numbers
+    documents: Integers
+    starts: Integers
+    lengths: Integers
 
 
 @dataclass(frozen=True)
 class Blocks:
     """Rows of `width` tokens; the first and the last may be shorter.
 
-    shift: the first row is that much shorter, so that rows begin elsewhere in each epoch. spare: the last so many
-    tokens of each document are in no row (a language model is asked for them, and never reads them).
+    shift: the first row is this much shorter, so that row boundaries differ between epochs. skip_last: the number of
+    tokens at the end of each document that are in no row. A language model predicts them but does not read them.
     """
 
-    starts: Starts
+    starts: Offsets
     width: int
     shift: int = 0
-    spare: int = 0
+    skip_last: int = 0
 
     @classmethod
-    def of_epoch(cls, starts: Starts, width: int, *, seed: int, epoch: int, spare: int = 0) -> Blocks:
-        """With a shift drawn from (seed, epoch)."""
+    def of_epoch(cls, starts: Offsets, width: int, *, seed: int, epoch: int, skip_last: int = 0) -> Blocks:
+        """Blocks with a shift drawn from (seed, epoch)."""
         shift = int(random_bits(seed, epoch).random_raw() % width)
-        return cls(starts, width, shift, spare)
+        return cls(starts, width, shift, skip_last)
 
     @property
     def tokens(self) -> int:
-        """In all rows together."""
+        """The number of tokens in all rows."""
         documents = len(self.starts) - 1
-        return int(self.starts[documents]) - self.spare * documents
+        return int(self.starts[documents]) - self.skip_last * documents
 
     def __len__(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return (self.tokens + self.shift + self.width - 1) // self.width
 
     @property
-    def lengths(self) -> Numbers:
+    def lengths(self) -> Integers:
         """(rows, 1) `width` for every row, in the memory of one number."""
         return np.broadcast_to(np.int64(self.width), (len(self), 1))
 
-    def stretches(self, rows: Numbers) -> Stretches:
-        """What the chosen rows hold, one row after the other, and of each row one document after the other."""
+    def chunks(self, rows: Integers) -> Chunks:
+        """The chunks of the given rows, in order."""
         begins = np.maximum(rows * self.width - self.shift, 0)
         ends = np.minimum((rows + 1) * self.width - self.shift, self.tokens)
-        first, last = self._document(begins), self._document(ends - 1)
+        first, last = self._find_document(begins), self._find_document(ends - 1)
         counts = last - first + 1
-        inside = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        documents = np.repeat(first, counts) + inside
-        here, behind = self._begin(documents), self._begin(documents + 1)
-        begins = np.maximum(np.repeat(begins, counts), here)
-        lengths = np.minimum(np.repeat(ends, counts), behind) - begins
-        found = lengths > 0  # a document of spare tokens alone has none
-        places = begins + self.spare * documents
-        return Stretches(documents[found], places[found], lengths[found])
+        offset_in_row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        documents = np.repeat(first, counts) + offset_in_row
+        begins = np.maximum(np.repeat(begins, counts), self._begin(documents))
+        lengths = np.minimum(np.repeat(ends, counts), self._begin(documents + 1)) - begins
+        non_empty = lengths > 0  # a document of skipped tokens alone has no chunk
+        starts = begins + self.skip_last * documents
+        return Chunks(documents[non_empty], starts[non_empty], lengths[non_empty])
 
-    def _begin(self, documents: Numbers) -> Numbers:
-        """Where documents begin among the tokens that are in rows."""
-        begins: Numbers = self.starts[documents] - self.spare * documents
+    def _begin(self, documents: Integers) -> Integers:
+        """Where documents begin, counting only tokens that are in rows."""
+        begins: Integers = self.starts[documents] - self.skip_last * documents
         return begins
 
-    def _document(self, places: Numbers) -> Numbers:
-        """The document that each place is in, by halving; a row of documents on the disk is not read whole for it."""
-        low, high = np.zeros_like(places), np.full_like(places, len(self.starts) - 1)
+    def _find_document(self, positions: Integers) -> Integers:
+        """The document of each position, by binary search, which does not read all offsets from disk."""
+        low, high = np.zeros_like(positions), np.full_like(positions, len(self.starts) - 1)
         while (high - low > 1).any():
             middle = (low + high) // 2
-            before = self._begin(middle) <= places
+            before = self._begin(middle) <= positions
             low, high = np.where(before, middle, low), np.where(before, high, middle)
         return low
 
 
-class ShuffledRows(Sequence[Numbers]):
-    """The plan of an epoch: every one of `rows` in one batch of `size`, in an order drawn from (seed, epoch)."""
+class ShuffledRows(Sequence[Integers]):
+    """The plan of an epoch: batches of `size` rows, in an order drawn from (seed, epoch)."""
 
     def __init__(self, rows: int, size: int, *, seed: int, epoch: int, shuffle: bool = True) -> None:
         self.rows, self.size, self.shuffle = rows, size, shuffle
@@ -112,42 +111,42 @@ class ShuffledRows(Sequence[Numbers]):
         return (self.rows + self.size - 1) // self.size
 
     @overload
-    def __getitem__(self, number: int) -> Numbers: ...
+    def __getitem__(self, number: int) -> Integers: ...
 
     @overload
-    def __getitem__(self, number: slice) -> list[Numbers]: ...
+    def __getitem__(self, number: slice) -> list[Integers]: ...
 
-    def __getitem__(self, number: int | slice) -> Numbers | list[Numbers]:
+    def __getitem__(self, number: int | slice) -> Integers | list[Integers]:
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
         if not -len(self) <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
         start = number % len(self) * self.size
-        places = np.arange(start, min(start + self.size, self.rows))
-        return permuted(places, self.rows, self._keys) if self.shuffle else places
+        positions = np.arange(start, min(start + self.size, self.rows))
+        return permute(positions, self.rows, self._keys) if self.shuffle else positions
 
 
-def permuted(places: Numbers, count: int, keys: NDArray[np.uint64]) -> Numbers:
-    """The numbers below `count` that a random permutation of them, given by `keys`, has at `places`.
+def permute(positions: Integers, count: int, keys: NDArray[np.uint64]) -> Integers:
+    """The values of a pseudorandom permutation of range(count), given by `keys`, at `positions`.
 
-    A Feistel network over the next power of four (Luby and Rackoff 1988): what it sends beyond `count` is sent on until
-    it comes back (Black and Rogaway 2002).
+    A Feistel network over the next power of four (Luby and Rackoff 1988). Results of `count` or more are permuted
+    again until they are smaller (cycle walking, Black and Rogaway 2002).
     """
     bits = np.uint64(max(1, (max(count - 1, 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << bits) - np.uint64(1)
-    values = places.astype(np.uint64)
+    values = positions.astype(np.uint64)
     out = np.ones(len(values), dtype=np.bool_)
     while out.any():
         left, right = values[out] >> bits, values[out] & mask
         for key in keys:
-            left, right = right, left ^ (_mixed(right ^ key) & mask)
+            left, right = right, left ^ (_mix(right ^ key) & mask)
         values[out] = left << bits | right
         out = values >= np.uint64(count)
     return values.astype(np.int64)
 
 
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The end of splitmix64 (Steele et al. 2014): every bit of the input changes half of the output's."""
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of splitmix64 (Steele et al. 2014): each input bit flips half of the output bits."""
     values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return values ^ values >> np.uint64(31)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from trifold.batches.blocks import Starts
+from trifold.batches.blocks import Offsets
 from trifold.data import DocumentSplits, Side, TokenCache, read_document_splits, read_documents
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
@@ -146,7 +146,7 @@ def _unknown(task: Causal, corpus: Corpus) -> Iterator[str]:
         yield f"{lost:,} of {len(corpus.tokens.ids):,} tokens are unknown: read and asked for as <unk>"
 
 
-def _never_asked(task: Causal, starts: Starts) -> Iterator[str]:
+def _never_asked(task: Causal, starts: Offsets) -> Iterator[str]:
     """What of documents that begin there is asked of nobody, however they are cut."""
     begin, end = task.settings.begin, task.settings.end
     if not begin:
@@ -159,7 +159,7 @@ def _never_asked(task: Causal, starts: Starts) -> Iterator[str]:
         yield f"{short:,} documents of a single token: nothing is asked for there"
 
 
-def _short(starts: Starts) -> int:
+def _short(starts: Offsets) -> int:
     """Documents of one token, counted a bunch at a time: starts may be more than memory holds."""
     bunches = (starts[first : first + _BUNCH + 1] for first in range(0, len(starts) - 1, _BUNCH))
     return sum(int(np.count_nonzero(np.diff(bunch) == 1)) for bunch in bunches)

@@ -33,7 +33,7 @@ class Stream:
     @classmethod
     def of(cls, cache: TokenCache, width: int, draw: int | None = None) -> Stream:
         """With `draw`, rows begin at other places."""
-        return cls(cache.ids, Blocks(cache.starts, width, shift=(draw or 0) % width, spare=1))
+        return cls(cache.ids, Blocks(cache.starts, width, shift=(draw or 0) % width, skip_last=1))
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -47,7 +47,7 @@ class Stream:
 
     def chosen(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where the pieces of the rows begin among the ids, and how many tokens each reads."""
-        _, places, lengths = self.blocks.stretches(rows)
+        _, places, lengths = self.blocks.chunks(rows)
         return places, lengths
 
     def plan(self, settings: BatchSettings, *, seed: int, epoch: int) -> Plan:

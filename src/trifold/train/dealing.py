@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import NamedTuple, TypeVar
 
-from trifold.batches import shares
+from trifold.batches import deal as deal_batch
 from trifold.objectives.task import Batch
 from trifold.train.setup import Prepared
 
@@ -46,21 +46,19 @@ def deal(
     batches go round, each rank learns whole ones; where they do not, every rank learns a share of each. What a rank has
     is cut once more, into a share for each worker.
     """
-    whole, turn = accumulate % world == 0, 0
+    turn = 0
     while True:
         examples, draw = prepared.examples(epoch), prepared.draw(epoch)
         lengths, plan = examples.lengths, prepared.plan(examples, epoch)
         for there in range(number, len(plan)):
             rows = plan[there]
-            if whole:
-                mine = shares(lengths, rows, workers) if turn % world == rank else []
-            else:
-                mine = shares(lengths, rows, workers * world)[rank::world]
+            dealt = deal_batch(
+                lengths, rows, turn, accumulate=accumulate, rank=rank, world=world, workers=workers
+            )
             turn += 1
-            idle = [] if whole or mine else [rows[:1]]
             made = [
                 [prepared.task.batch(examples, part, prepared.width, draw=draw) for part in parts]
-                for parts in (mine, idle)
+                for parts in dealt
             ]
             yield Dealt(epoch, there, *made)
         epoch, number = epoch + 1, 0
