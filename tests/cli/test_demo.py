@@ -122,7 +122,7 @@ def test_a_demo_that_is_at_work_keeps_its_folder(inner, trifold, tmp_path):
 @pytest.mark.parametrize("rest", [["translate"], ["read"], ["write"]])
 def test_no_time_is_wrong_and_touches_nothing(rest, trifold, monkeypatch, tmp_path):
     monkeypatch.setattr("trifold.recipe.load_recipe", load_recipe)
-    monkeypatch.setattr("trifold.data.embedded.rows", lambda name, split: [])
+    monkeypatch.setattr("trifold.data.embedded.load_rows", lambda name, split: [])
     clear(tmp_path / "demo")
     (tmp_path / "demo" / "old").touch()
     done = trifold("demo", *rest, "--minutes", "0", "--out", str(tmp_path / "demo"))

@@ -1,4 +1,4 @@
-"""Functions and docstrings of a library: of a small one made here, and (slow) of the real one."""
+"""Functions and docstrings of a small library made here, and (slow) of the real standard library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trifold.data import embedded, stdlib
-from trifold.data.bodies import judge
+from trifold.data.stdlib import FunctionCheck, check_function
 from trifold.errors import DataError
 
 FILES = {
@@ -67,12 +67,12 @@ def library(tmp_path, monkeypatch):
         path = tmp_path / "python" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(content), encoding="utf-8")
-    monkeypatch.setattr(stdlib, "FEWEST", 1)
+    monkeypatch.setattr(stdlib, "MIN_EXAMPLES", 1)
     return tmp_path / "python"
 
 
-def test_functions_are_bare_and_each_is_there_once(library):
-    found = {function.signature: function for function in stdlib.functions(library)}
+def test_functions_are_stripped_and_unique(library):
+    found = {function.signature: function for function in stdlib.read_functions(library)}
     assert set(found) == {
         "def first(a, b=2):",
         "async def second(self, *, key: int=3) -> str:",
@@ -84,17 +84,17 @@ def test_functions_are_bare_and_each_is_there_once(library):
     }
     assert found["def first(a, b=2):"].text == "def first(a, b=2):\n    return a + b"
     assert '"""' not in found["async def second(self, *, key: int=3) -> str:"].text
-    assert found["def f(a):"].module == "other.shared"  # the first in the order of names
+    assert found["def f(a):"].module == "other.shared"  # the first by path
 
 
-def test_every_text_is_a_function_that_does_something_and_begins_with_its_signature(library):
-    for function in stdlib.functions(library):
-        assert judge(function.text) == (True, True)
+def test_every_function_does_something_and_starts_with_its_signature(library):
+    for function in stdlib.read_functions(library):
+        assert check_function(function.text) == (True, True)
         assert function.text.startswith(function.signature + "\n")
 
 
-def test_docstrings_know_their_package_unless_several_have_them(library):
-    assert {(one.package, one.text) for one in stdlib.docstrings(library)} == {
+def test_docstrings_have_a_package_unless_several_share_them(library):
+    assert {(one.package, one.text) for one in stdlib.read_docstrings(library)} == {
         (None, "A module by itself, with some words."),
         (None, "What it does, in five words."),
         (None, "Does nothing at all, but says so."),
@@ -109,7 +109,7 @@ def test_docstrings_know_their_package_unless_several_have_them(library):
 def test_the_packages_with_most_docstrings():
     counts = {f"p{number:02}": number for number in range(1, 20)}
     found = [stdlib.Docstring(name, f"{name} {n}") for name, count in counts.items() for n in range(count)]
-    assert stdlib.packages([*found, *[stdlib.Docstring(None, "a")] * 50]) == [
+    assert stdlib.largest_packages([*found, *[stdlib.Docstring(None, "a")] * 50]) == [
         f"p{n:02}" for n in range(8, 20)
     ]
 
@@ -118,49 +118,51 @@ def test_the_packages_with_most_docstrings():
     st.lists(st.text("abcé", min_size=1), min_size=1, max_size=6),
     st.data(),
 )
-def test_docstrings_that_differ_in_case_space_and_punctuation_are_on_one_side(said, data):
+def test_docstrings_that_differ_in_case_space_and_punctuation_share_a_split(words, data):
     between = st.text(" \n\t.,:;()'*0123456789_", max_size=4)
     texts = [
-        "".join(data.draw(st.sampled_from([word, word.upper()])) + data.draw(between) for word in said)
+        "".join(data.draw(st.sampled_from([word, word.upper()])) + data.draw(between) for word in words)
         for _ in range(2)
     ]
-    assert stdlib.side(stdlib.Docstring("a", texts[0])) == stdlib.side(stdlib.Docstring("b", texts[1]))
+    assert stdlib.split_of(stdlib.Docstring("a", texts[0])) == stdlib.split_of(
+        stdlib.Docstring("b", texts[1])
+    )
 
 
-def test_a_side_is_drawn_by_the_letters():
-    drawn = Counter(stdlib.side(stdlib.Docstring(None, "word" * n)) for n in range(2000))
+def test_splits_have_the_expected_sizes():
+    drawn = Counter(stdlib.split_of(stdlib.Docstring(None, "word" * n)) for n in range(2000))
     assert [round(drawn[part] / 100) for part in ("train", "valid", "test")] == [16, 1, 3]
 
 
-def test_modules_are_held_out_whole_and_their_signatures_are_not_known():
+def test_whole_modules_with_unknown_signatures_are_held_out():
     found = [
         stdlib.Function(
             f"m{number}", f"def f{number % 150}(a):", f"def f{number % 150}(a):\n    return a({number})"
         )
         for number in range(400)
     ]
-    parts = stdlib.divided(found)
+    parts = stdlib.split_functions(found)
     modules = {name: {one.module for one in part} for name, part in parts.items()}
     assert all(modules.values())
     assert not modules["train"] & modules["test"]
     assert not modules["train"] & modules["valid"]
     assert not {one.signature for one in parts["train"]} & {one.signature for one in parts["test"]}
-    again = stdlib.divided(found[::-1])
+    again = stdlib.split_functions(found[::-1])
     assert {name: sorted(part) for name, part in again.items()} == {
         n: sorted(part) for n, part in parts.items()
     }
 
 
-@pytest.mark.parametrize("collect", [stdlib.functions, stdlib.docstrings])
-def test_an_installation_without_sources_is_told_so(collect, tmp_path):
-    with pytest.raises(DataError, match="libpython3-stdlib") as told:
+@pytest.mark.parametrize("collect", [stdlib.read_functions, stdlib.read_docstrings])
+def test_an_installation_without_sources_is_an_error(collect, tmp_path):
+    with pytest.raises(DataError, match="libpython3-stdlib") as error:
         collect(tmp_path)
-    assert str(tmp_path) in str(told.value)
+    assert str(tmp_path) in str(error.value)
 
 
 @pytest.mark.slow
 def test_the_real_library_is_enough_for_the_demos():
-    functions = embedded.splits("functions")
+    functions = embedded.load_splits("functions")
     modules = {name: {row["module"] for row in rows} for name, rows in functions.items()}
     assert not modules["test"] & (modules["train"] | modules["valid"])
     assert not {row["signature"] for row in functions["train"]} & {
@@ -168,9 +170,9 @@ def test_the_real_library_is_enough_for_the_demos():
     }
     assert len(functions["train"]) > 5000
     assert len({row["signature"] for row in functions["test"]}) >= 100
-    assert all(judge(row["text"]).does for row in functions["test"])
+    assert all(check_function(row["text"]).does_something for row in functions["test"])
 
-    raw, labelled = embedded.splits("docstrings"), embedded.splits("packages")
+    raw, labelled = embedded.load_splits("docstrings"), embedded.load_splits("packages")
     texts = {name: {row["text"] for row in rows} for name, rows in raw.items()}
     plain = {
         name: {"".join(filter(str.isalpha, text.lower())) for text in part} for name, part in texts.items()
@@ -178,10 +180,137 @@ def test_the_real_library_is_enough_for_the_demos():
     assert not plain["train"] & plain["test"]
     assert all({row["text"] for row in rows} <= texts[name] for name, rows in labelled.items())
     labels = {name: {row["package"] for row in rows} for name, rows in labelled.items()}
-    assert len(labels["train"]) == stdlib.PACKAGES
+    assert len(labels["train"]) == stdlib.N_PACKAGES
     assert labels["test"] <= labels["train"]
 
 
-def test_what_is_written_is_what_the_tree_says():
+def test_a_stripped_function_has_no_docstring():
     (function,) = ast.parse("def f(a):\n    '''Text.'''\n    return  a").body
-    assert ast.unparse(stdlib._bare(function)) == "def f(a):\n    return a"
+    assert ast.unparse(stdlib._strip(function)) == "def f(a):\n    return a"
+
+
+# --- does a function do something? ---
+
+NO_EFFECT = {
+    "pass": "pass",
+    "a docstring": '"""Says much."""',
+    "an ellipsis": "...",
+    "a number": "42",
+    "a bare name": "self",
+    "a bare attribute": "self.tk",
+    "an unused comparison": "a == b",
+    "return": "return",
+    "return None": "return None",
+    "return of a constant": "return True",
+    "return of a bare name": "return self",
+    "an import": "import os",
+    "global": "global a",
+    "not implemented": "raise NotImplementedError",
+    "not implemented, with a message": "raise NotImplementedError('later')",
+    "return of a negative number": "return -1",
+    "return of an empty list": "return []",
+    "return of an empty dictionary": "return {}",
+    "return of constants": "return (None, [0, -1], {'a': {}}, {1})",
+    "return of an empty f-string": "return f''",
+    "unreachable code after a return": "return a\n    return close()",
+    "an assignment to itself": "a = a",
+    "an assignment of an attribute to itself": "self.a = self.a",
+    "a bare annotation": "a: int",
+    "assert True": "assert True",
+    "del of a name": "del a, b",
+    "a lambda": "lambda: f()",
+    "a condition": "if a:\n        pass\n    elif b:\n        ...\n    else:\n        a",
+    "a condition with one exit": "if a:\n        return None",
+    "a loop": "for each in self:\n        continue",
+    "an endless loop": "while True:\n        pass",
+    "with": "with a as c:\n        pass",
+    "try": "try:\n        pass\n    except OSError:\n        pass\n    finally:\n        return",
+    "match": "match a:\n        case [1, *_]:\n            pass",
+    "an inner function": "def g():\n        pass",
+    "an inner function with one exit": "def g():\n        return 1\n    return 2",
+    "an inner class": "class A:\n        def g(self):\n            return []",
+    "a block in a block": "for each in a:\n        if each:\n            with b:\n                pass",
+    "several of them": '"""Text."""\n    pass\n    return None',
+}
+EFFECT = {
+    "a call": "close()",
+    "an assignment": "self.a = b",
+    "return of an attribute": "return self._parser",
+    "return of a sum": "return a + 1",
+    "return of a call": "return len(self)",
+    "return of a tuple": "return (a, b)",
+    "return of a list": "return [*a]",
+    "return of a dictionary": "return {**a}",
+    "return of an f-string": "return f'{a}'",
+    "return of a negative": "return -a",
+    "return of a function": "return lambda: f()",
+    "assignment of another": "a = b = a",
+    "assignment of a call": "a[f()] = a[f()]",
+    "an annotation with a value": "a: int = b",
+    "assert False": "assert False",
+    "a call after a block without effect": "if a:\n        pass\n    close()",
+    "a call in a condition": "if f(a):\n        pass",
+    "a call in a loop": "while self.step():\n        pass",
+    "a call in a block": "if a:\n        pass\n    else:\n        close()",
+    "a loop over an attribute": "for self.a in b:\n        pass",
+    "with a call": "with open(a):\n        pass",
+    "a call in an except block": "try:\n        pass\n    except OSError:\n        close()",
+    "a call in match": "match a:\n        case 1 if f():\n            pass",
+    "an inner function with a call": "def g():\n        return close()\n    return g",
+    "a decorated inner function": "@a\n    def g():\n        pass",
+    "a default": "def g(c=f()):\n        pass",
+    "a choice between constants": "if a:\n        return True\n    return False",
+    "two exits, one of them an error": "if a:\n        raise NotImplementedError\n    return b",
+    "raise of another error": "raise ValueError(a)",
+    "bare raise": "raise",
+    "yield": "yield a",
+    "del": "del self[a]",
+    "assert": "assert a",
+    "one of several": "pass\n    return self.close()",
+}
+BROKEN = {
+    "an open bracket": "return len(self",
+    "two brackets too many": "return len(self)))",
+    "no body": "",
+    "no indentation": "\nreturn 1",
+    "else without if": "else:\n        pass",
+    "an unterminated string": "return 'a",
+    "an invalid character": "return a $ b",
+    "a null": "return \0",
+}
+
+
+@pytest.mark.parametrize("body", NO_EFFECT.values(), ids=NO_EFFECT)
+def test_bodies_without_effect(body):
+    assert check_function(f"def f(self, a, b=None):\n    {body}") == (True, False)
+
+
+@pytest.mark.parametrize("body", EFFECT.values(), ids=EFFECT)
+def test_bodies_that_do_something(body):
+    assert check_function(f"def f(self, a, b=None):\n    {body}") == (True, True)
+    assert check_function(f"async def f(self, a, b=None):\n    {body}") == (True, True)
+
+
+@pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN)
+def test_invalid_python(body):
+    assert check_function(f"def f(self, a, b=None):\n    {body}") == (False, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f():\n    g()\ng()",
+        "f()",
+        "def f():\n    g()\n\ndef g():\n    f()",
+        "def f():\n    return " + "(" * 5000,
+    ],
+)
+def test_only_a_single_function_parses(text):
+    assert check_function(text) == (False, False)
+
+
+@pytest.mark.parametrize(
+    "body", ["return " + "-" * 2000 + "1", "if a:\n  b()\n " + "elif a:\n  b()\n " * 1500]
+)
+def test_deep_nesting_does_not_crash(body):
+    assert isinstance(check_function(f"def f(a):\n {body}"), FunctionCheck)

@@ -49,12 +49,12 @@ def run(
     minutes: Annotated[float | None, typer.Option(metavar="N", help="Train no longer than this.")] = None,
     json: Json = False,
 ) -> None:
-    """Train a small model from text that is here already, use it, and score it beside something simpler.
+    """Train a small model from text that is here already, use it, and score it.
 
     \b
     translate  English to French on the embedded phrasebook; sentences it has never seen
-    write      a GPT on the standard library's sources; functions it completes, beside a trigram model's
-    read       a masked language model of its docstrings; which package one comes from, beside naive Bayes
+    write      a GPT on the standard library's sources; functions it completes
+    read       a masked language model of its docstrings; which package one comes from
     """  # noqa: D301 (the sign keeps its lines apart in the help)
     chosen = name or (USUAL if json or not _at_a_terminal() else ask())
     demo = import_module(f"trifold.cli.demos.{chosen}")

@@ -282,5 +282,5 @@ _READERS: dict[str, Callable[[Part, DataSettings], Iterator[Document]]] = {
 }
 _NAMED: dict[str, Callable[[str, str], Iterator[tuple[str, Mapping[str, Any]]]]] = {
     "hub:": lambda source, split: hub.places(source),
-    "embedded:": embedded.places,
+    "embedded:": embedded.iter_rows,
 }

@@ -252,7 +252,7 @@ def _open_hub(source: str, settings: DataSettings, split: str) -> Iterator[Row]:
 
 
 def _open_embedded(source: str, settings: DataSettings, split: str) -> Iterator[Row]:
-    return _named(embedded.places(source, split), settings)
+    return _named(embedded.iter_rows(source, split), settings)
 
 
 def _named(places: Iterator[tuple[str, Mapping[str, Any]]], settings: DataSettings) -> Iterator[Row]:

@@ -1,8 +1,8 @@
-"""The standard library's own sources: text that every Python carries, found through the interpreter.
+"""Functions and docstrings of the Python standard library, the training data of `trifold demo write` and `demo read`.
 
-Functions are kept without decorators, docstrings and comments, written the way `ast.unparse` writes them, so that a
-small model need not learn everybody's taste in white space. What is held out is held out by names and texts alone:
-the same function or docstring falls on the same side in every version of Python.
+Functions are stripped of decorators, docstrings and comments and printed by `ast.unparse`, so that a small model does
+not have to learn formatting. The split of an example depends on its names and text only, so it is the same in every
+version of Python.
 """
 
 from __future__ import annotations
@@ -18,27 +18,35 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from trifold.data.bodies import FunctionNode, does_something, is_docstring
 from trifold.errors import DataError
 
-OTHERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}  # folders left out
-FEWEST = 1000  # functions (or docstrings) below which an installation has no sources worth the name
-WORDS = 5  # of a docstring that says something
-PACKAGES = 12  # with most docstrings, between which one is told
+EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+MIN_EXAMPLES = 1000  # an installation with fewer functions or docstrings has no usable sources
+MIN_WORDS = 5  # of a docstring
+N_PACKAGES = 12  # classes of `demo read`
 
-Owner: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+_Documented: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+_EFFECTS = ast.Call | ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr
+_DEFERRED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda  # their bodies do not run here
+_EXITS = ast.Return | ast.Raise
+_COMPOUND = (
+    ast.Expr | ast.If | ast.For | ast.While | ast.With | ast.Try | ast.TryStar | ast.Match
+    | ast.ExceptHandler | ast.match_case
+)  # fmt: skip
 
 
 class Module(NamedTuple):
-    """A file of the library by its dotted name, and by what it belongs to."""
+    """A module of the library; `package` is its top-level folder, None for a single file."""
 
     name: str
-    package: str | None  # the folder at the top that it lies in, None of a file by itself
+    package: str | None
     tree: ast.Module
 
 
 class Function(NamedTuple):
-    """A function: its signature is one line, from `def` to the colon, and a prefix of its text."""
+    """A function; `signature` is the first line of `text`, from `def` to the colon."""
 
     module: str
     signature: str
@@ -46,132 +54,239 @@ class Function(NamedTuple):
 
 
 class Docstring(NamedTuple):
-    """What a module, a class or a function says of itself."""
+    """A docstring; `package` is None if it is not in a package or if several packages contain it."""
 
     package: str | None
     text: str
 
 
-def home() -> Path:
-    """The folder of the library, as this interpreter has it."""
+class FunctionCheck(NamedTuple):
+    """Whether a text parses as exactly one function, and whether the body of that function does something."""
+
+    parses: bool
+    does_something: bool
+
+
+def library_folder() -> Path:
+    """The folder of the standard library of this interpreter."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-# --- files ------------------------------------------------------------------------------------------------
-
-
-def modules(folder: Path) -> Iterator[Module]:
-    """Every module that can be read, in the order of names; tests and what others have installed are left out."""
+def read_modules(folder: Path) -> Iterator[Module]:
+    """Every module that can be parsed, sorted by path, without tests and installed packages."""
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).with_suffix("").parts
-        if OTHERS.isdisjoint(parts[:-1]) and (tree := _parsed(path)) is not None:
+        if EXCLUDED_FOLDERS.isdisjoint(parts[:-1]) and (tree := _parse(path)) is not None:
             yield Module(".".join(parts), parts[0] if len(parts) > 1 else None, tree)
 
 
-def _parsed(path: Path) -> ast.Module | None:
-    """None of a file that is kept for another Python, or is no Python at all."""
+def _parse(path: Path) -> ast.Module | None:
+    """None if the file is not valid Python for this version."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes that their authors will have to mend
+        warnings.simplefilter("ignore")  # invalid escape sequences
         try:
             return ast.parse(path.read_bytes())
         except (SyntaxError, ValueError, OSError, RecursionError):
             return None
 
 
-def _enough(found: int, what: str, folder: Path) -> None:
-    """Raises DataError where an installation has no sources."""
-    if found < FEWEST:
+def _check_count(found: int, kind: str, folder: Path) -> None:
+    if found < MIN_EXAMPLES:
         raise DataError(
-            f"{folder}: {found:,} {what} in the standard library's sources, and {FEWEST:,} are needed: this Python "
-            "was installed without them (as archives or compiled files only); use one from python.org, uv or your "
-            "system's full package (Debian: libpython3-stdlib), which keeps .py files there"
+            f"{folder}: found {found:,} {kind} in the sources of the standard library, at least {MIN_EXAMPLES:,} are "
+            "needed: this Python was installed without source files; use one from python.org, uv or the full package "
+            "of your system (Debian: libpython3-stdlib)"
         )
 
 
-def _drawn(text: str, sides: int) -> int:
-    """Which of so many equal shares a text falls into."""
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big") % sides
+def _hash_bucket(text: str, buckets: int) -> int:
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") % buckets
 
 
 # --- functions --------------------------------------------------------------------------------------------
 
 
-def functions(folder: Path) -> list[Function]:
-    """Functions and methods whose body does something, each text once. Raises DataError where there are too few."""
+def read_functions(folder: Path) -> list[Function]:
+    """Functions and methods whose body does something, without duplicates. Raises DataError if there are too few."""
     found: dict[str, Function] = {}
-    for module in modules(folder):
-        for node in _defined(module.tree.body):
-            text = ast.unparse(_bare(node))
+    for module in read_modules(folder):
+        for node in _definitions(module.tree.body):
+            text = ast.unparse(_strip(node))
             if does_something(node):
                 found.setdefault(text, Function(module.name, text.partition("\n")[0], text))
-    _enough(len(found), "functions", folder)
+    _check_count(len(found), "functions", folder)
     return list(found.values())
 
 
-def _defined(body: Iterable[ast.stmt]) -> Iterator[FunctionNode]:
-    """Functions of a module and methods of its classes; not those inside functions, which belong to their texts."""
+def split_functions(functions: Iterable[Function]) -> dict[str, list[Function]]:
+    """Split into train, valid and test by module. No signature of the test split occurs in the training split."""
+    splits: dict[str, list[Function]] = {"train": [], "valid": [], "test": []}
+    for function in functions:
+        bucket = _hash_bucket(function.module, 20)
+        splits[{0: "test", 1: "test", 2: "valid"}.get(bucket, "train")].append(function)
+    known = {function.signature for function in splits["train"]}
+    splits["test"] = [function for function in splits["test"] if function.signature not in known]
+    return splits
+
+
+def _definitions(body: Iterable[ast.stmt]) -> Iterator[FunctionNode]:
+    """Functions of a module and methods of its classes, without nested functions."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             yield statement
         elif isinstance(statement, ast.ClassDef):
-            yield from _defined(statement.body)
+            yield from _definitions(statement.body)
         elif isinstance(statement, ast.If | ast.Try):
-            yield from _defined([*statement.body, *statement.orelse])
+            yield from _definitions([*statement.body, *statement.orelse])
 
 
-def _bare(function: FunctionNode) -> FunctionNode:
-    """The function itself, without decorators, and without docstrings also of what it holds."""
+def _strip(function: FunctionNode) -> FunctionNode:
+    """Remove the decorators and all docstrings, those of nested definitions included."""
     function.decorator_list = []
     for node in ast.walk(function):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and is_docstring(
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and _is_string(
             node.body[0]
         ):
             node.body = node.body[1:] or [ast.Pass()]
     return function
 
 
-def divided(found: Iterable[Function]) -> dict[str, list[Function]]:
-    """The parts train, valid and test: whole modules. No signature of a test function is one of a training function."""
-    parts: dict[str, list[Function]] = {"train": [], "valid": [], "test": []}
-    for function in found:
-        parts[{0: "test", 1: "test", 2: "valid"}.get(_drawn(function.module, 20), "train")].append(function)
-    known = {function.signature for function in parts["train"]}
-    parts["test"] = [function for function in parts["test"] if function.signature not in known]
-    return parts
+def _is_string(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+    return False
 
 
 # --- docstrings -------------------------------------------------------------------------------------------
 
 
 @cache
-def docstrings(folder: Path) -> list[Docstring]:
-    """Docstrings of some words' length, each text once: one that several packages share belongs to none of them.
-
-    Raises DataError where there are too few.
-    """
+def read_docstrings(folder: Path) -> list[Docstring]:
+    """Docstrings of at least MIN_WORDS words, without duplicates. Raises DataError if there are too few."""
     found: dict[str, Docstring] = {}
-    for module in modules(folder):
+    for module in read_modules(folder):
         for node in ast.walk(module.tree):
-            if isinstance(node, Owner) and (text := ast.get_docstring(node, clean=False)):
+            if isinstance(node, _Documented) and (text := ast.get_docstring(node, clean=False)):
                 text = inspect.cleandoc(text).strip()
-                if len(text.split()) < WORDS:
+                if len(text.split()) < MIN_WORDS:
                     continue
-                before = found.get(text)
-                shared = before is not None and before.package != module.package
-                found[text] = Docstring(None if shared else module.package, text)
-    _enough(len(found), "docstrings", folder)
+                earlier = found.get(text)
+                is_shared = earlier is not None and earlier.package != module.package
+                found[text] = Docstring(None if is_shared else module.package, text)
+    _check_count(len(found), "docstrings", folder)
     return list(found.values())
 
 
-def side(docstring: Docstring) -> str:
-    """The part that it belongs to, train, valid or test, by its letters alone: texts that differ in case, white space,
-    digits and punctuation only are on one side.
+def split_of(docstring: Docstring) -> str:
+    """The split of a docstring: train, valid or test.
+
+    It depends on the letters only: texts that differ in case, white space, digits or punctuation share a split.
     """
-    said = "".join(filter(str.isalpha, docstring.text.lower()))
-    return {0: "test", 1: "test", 2: "test", 3: "valid"}.get(_drawn(said, 20), "train")
+    letters = "".join(filter(str.isalpha, docstring.text.lower()))
+    return {0: "test", 1: "test", 2: "test", 3: "valid"}.get(_hash_bucket(letters, 20), "train")
 
 
-def packages(found: Iterable[Docstring]) -> list[str]:
-    """Those with most docstrings, in the order of names."""
-    counts = Counter(docstring.package for docstring in found if docstring.package is not None)
-    return sorted(name for name, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:PACKAGES])
+def largest_packages(docstrings: Iterable[Docstring]) -> list[str]:
+    """The names of the N_PACKAGES packages with most docstrings, sorted."""
+    counts = Counter(docstring.package for docstring in docstrings if docstring.package is not None)
+    return sorted(
+        name for name, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:N_PACKAGES]
+    )
+
+
+# --- does a function do something? ------------------------------------------------------------------------
+
+
+def check_function(text: str) -> FunctionCheck:
+    """Check a generated function, given as source text."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # invalid escape sequences, comparisons with literals
+        try:
+            body = ast.parse(text).body
+            if len(body) != 1 or not isinstance(body[0], ast.FunctionDef | ast.AsyncFunctionDef):
+                return FunctionCheck(False, False)
+            return FunctionCheck(True, does_something(body[0]))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return FunctionCheck(False, False)
+
+
+def does_something(function: FunctionNode) -> bool:
+    """Whether the body has a statement with an effect, or can return or raise in more than one way.
+
+    Statements without an effect: pass, docstrings, constants, names, imports, bare annotations, `x = x`, `del x`,
+    `assert True`, `return` of nothing, a name or a constant, `raise NotImplementedError`, and blocks, functions and
+    classes that contain nothing else.
+    """
+    exits = (n for n, statement in enumerate(function.body, start=1) if isinstance(statement, _EXITS))
+    reachable = function.body[: next(exits, None)]
+    return not all(map(_is_noop, reachable)) or len(set(_exits(reachable))) > 1
+
+
+def _is_noop(node: ast.AST) -> bool:
+    match node:
+        case ast.Pass() | ast.Break() | ast.Continue() | ast.Global() | ast.Nonlocal():
+            return True
+        case ast.Import() | ast.ImportFrom() | ast.AnnAssign(value=None):
+            return True
+        case ast.Return(value=value):
+            return value is None or isinstance(value, ast.Name) or _is_constant(value)
+        case ast.Raise(exc=ast.Name(id=name)) | ast.Raise(exc=ast.Call(func=ast.Name(id=name))):
+            return name == "NotImplementedError"
+        case ast.Assign(targets=targets, value=value):
+            return {*map(ast.unparse, targets)} == {ast.unparse(value)} and not _has_effect(value)
+        case ast.Delete(targets=targets):
+            return all(isinstance(target, ast.Name) for target in targets)
+        case ast.Assert(test=test):
+            return isinstance(test, ast.Constant) and bool(test.value)
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return not (node.decorator_list or _has_effect(node.args) or does_something(node))
+        case ast.ClassDef():
+            return not node.decorator_list and all(map(_is_noop, ast.iter_child_nodes(node)))
+    if isinstance(node, _COMPOUND):
+        return all(map(_is_noop, ast.iter_child_nodes(node)))
+    return not (isinstance(node, ast.stmt) or _has_effect(node))
+
+
+def _is_constant(value: ast.expr | None) -> bool:
+    """`0`, `-1`, `[]`, `(None, {})` or `f''`. The key of `**a` in a dict display is None, which is not constant."""
+    match value:
+        case ast.UnaryOp(operand=operand):
+            return _is_constant(operand)
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts) | ast.JoinedStr(values=parts):
+            return all(map(_is_constant, parts))
+        case ast.Dict(keys=keys, values=values):
+            return all(map(_is_constant, [*keys, *values]))
+    return isinstance(value, ast.Constant)
+
+
+def _has_effect(node: ast.AST) -> bool:
+    """Whether evaluating an expression calls, awaits, yields or assigns anything."""
+    return any(
+        isinstance(child, _EFFECTS)
+        or (isinstance(child, ast.Attribute | ast.Subscript) and not isinstance(child.ctx, ast.Load))
+        for child in _executed_nodes(node)
+    )
+
+
+def _exits(body: Iterable[ast.stmt]) -> Iterator[str]:
+    """The source of every `return` and `raise`; reaching the end of the body counts as `return None`."""
+    last = None
+    for last in body:
+        for node in _executed_nodes(last):
+            if isinstance(node, _EXITS):
+                text = ast.unparse(node)
+                yield "return None" if text == "return" else text
+    if not isinstance(last, _EXITS):
+        yield "return None"
+
+
+def _executed_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """The node and its descendants, without the bodies of nested functions, lambdas and classes."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, _DEFERRED):
+            yield node
+            stack += ast.iter_child_nodes(node)

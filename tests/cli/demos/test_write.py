@@ -11,7 +11,7 @@ import pytest
 import trifold.train.loop  # noqa: F401 (it takes load_recipe as it is, before a fixture changes it)
 from trifold.cli.demos import write
 from trifold.data import embedded, stdlib
-from trifold.data.bodies import Verdict
+from trifold.data.stdlib import FunctionCheck
 from trifold.recipe import load_recipe
 
 TINY = {
@@ -36,9 +36,9 @@ def small(monkeypatch):
     )
     monkeypatch.setattr(write, "ASKED", 6)
     monkeypatch.setitem(embedded.SOURCES, "functions", a_library)
-    embedded.splits.cache_clear()
+    embedded.load_splits.cache_clear()
     yield
-    embedded.splits.cache_clear()
+    embedded.load_splits.cache_clear()
 
 
 @pytest.mark.slow
@@ -49,10 +49,9 @@ def test_it_trains_completes_judges_and_says_what_to_do_next(trifold, tmp_path):
     assert done.code == 0, done.err
     for expected in (
         "6 functions",
-        "the GPT",
-        "the trigram",
-        "parse and do something",
-        "nats a token",
+        "signature",
+        "do something",
+        "nats per token",
         "and now:",
     ):
         assert expected in done.out
@@ -65,36 +64,33 @@ def test_it_trains_completes_judges_and_says_what_to_do_next(trifold, tmp_path):
 def test_json_is_one_last_line_for_programs(trifold, tmp_path):
     done = trifold("demo", "write", "--out", str(tmp_path / "demo"), "--json")
     told = json.loads(done.out.splitlines()[-1])
-    assert {*told} == {"seconds", "steps", "signatures", "gpt", "trigram", "examples", "folder"}
+    assert {*told} == {"seconds", "steps", "signatures", "gpt", "examples", "folder"}
     assert (told["steps"], told["signatures"], len(told["examples"])) == (4, 6, 6)
-    for name in ("gpt", "trigram"):
-        assert 0 <= told[name]["does_something"] <= told[name]["parses"] <= 6
-    # A trigram model knows these by heart; four steps teach next to nothing.
-    assert told["trigram"]["loss"] < told["gpt"]["loss"]
+    assert 0 <= told["gpt"]["does_something"] <= told["gpt"]["parses"] <= 6
     pytest.importorskip("matplotlib")
     assert (tmp_path / "demo" / "completions.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_where_python_has_no_sources_it_says_so_and_touches_nothing(trifold, monkeypatch, tmp_path):
-    monkeypatch.setattr(stdlib, "home", lambda: tmp_path / "nothing")
-    embedded.splits.cache_clear()
+    monkeypatch.setattr(stdlib, "library_folder", lambda: tmp_path / "nothing")
+    embedded.load_splits.cache_clear()
     for which in ("write", "read"):
         done = trifold("demo", which, "--out", str(tmp_path / "demo"))
         assert (done.code, done.out) == (1, "")
         assert "error: " in done.err
         assert "use one from python.org" in done.err
         assert not (tmp_path / "demo").exists()
-    embedded.splits.cache_clear()
+    embedded.load_splits.cache_clear()
 
 
 def test_completions_are_counted():
     found = [
         write.judged("def f(a):", body) for body in ("\n    return a + 1", "\n    pass", "\n    return (", "")
     ]
-    assert [one.verdict for one in found] == [
-        Verdict(True, True),
-        Verdict(True, False),
-        *[Verdict(False, False)] * 2,
+    assert [one.check for one in found] == [
+        FunctionCheck(True, True),
+        FunctionCheck(True, False),
+        *[FunctionCheck(False, False)] * 2,
     ]
     assert write.score(found, 2.5) == (2, 1, 2.5)
     assert found[0].text == "def f(a):\n    return a + 1"
@@ -111,9 +107,7 @@ def test_what_is_printed_can_be_typed(tmp_path):
     assert "  trifold generate runs/demo-write \"def f(a, b='x'):\"" in plain
 
 
-def test_the_scores_stand_side_by_side():
-    shown = write.scored({"trigram": write.Score(5, 2, 3.5), "GPT": write.Score(80, 77, 2.9)}, 100)
-    assert [line.split() for line in shown.splitlines()[2:]] == [
-        ["trigram", "5", "2", "3.500", "nats", "a", "token"],
-        ["GPT", "80", "77", "2.900", "nats", "a", "token"],
-    ]
+def test_the_scores_are_one_sentence():
+    shown = write.scored(write.Score(80, 77, 2.9), 100)
+    assert "100 functions, 80 parse and 77 do something" in shown
+    assert "2.900 nats per token" in shown

@@ -1,8 +1,8 @@
 """A small GPT learns Python from the standard library's sources, and completes functions that it has never seen.
 
 Whole modules are held out, and of their functions those whose signature no training function has. Of each the first
-sample counts: it must parse, and its body must do something (data/bodies.py says what). A trigram model of the same
-tokens is drawn from and judged in the same way.
+sample counts: it must parse, and its body must do something (see data/stdlib.py). examples/trigram.py computes the same
+scores for a trigram model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trifold.cli.demos.showing import argument, counting, in_short, mark, save_p
 from trifold.cli.streams import note, print_json
 
 if TYPE_CHECKING:
-    from trifold.data.bodies import Verdict
+    from trifold.data.stdlib import FunctionCheck
     from trifold.generate import GenerationConfig
     from trifold.look.figures import Figure
     from trifold.pipeline import Pipeline
@@ -35,7 +35,7 @@ class Completion(NamedTuple):
 
     signature: str
     body: str
-    verdict: Verdict
+    check: FunctionCheck
 
     @property
     def text(self) -> str:
@@ -52,7 +52,7 @@ class Score(NamedTuple):
 
 def run(out: Path, minutes: float | None, json: bool) -> None:
     """Train, complete, and say how often that came to something."""
-    from trifold.data.embedded import rows
+    from trifold.data.embedded import load_rows
     from trifold.pipeline import load
     from trifold.recipe import load_recipe
     from trifold.train import train
@@ -60,7 +60,7 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
 
     recipe = load_recipe("demo-write", {} if minutes is None else {"train.minutes": minutes})
     note("reading the sources of this Python's standard library …")
-    train_rows, valid_rows, test_rows = (rows("functions", split) for split in ("train", "valid", "test"))
+    test_rows = load_rows("functions", "test")
     clear(out)
     outcome = train(recipe, out=out, resume="auto", view=choose_view())
     if not outcome.finished:
@@ -69,13 +69,10 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     pipeline, config = load(str(out)), recipe.generate
     signatures = asked([row["signature"] for row in test_rows], pipeline, config)
     ours = by_model(pipeline, signatures, config)
-    theirs, loss = by_trigram(
-        pipeline, [row["text"] for row in train_rows], [row["text"] for row in valid_rows], signatures, config
-    )
-    scores = {"trigram": score(theirs, loss), "GPT": score(ours, _loss(out))}
+    scores = score(ours, _loss(out))
     examples = worth_showing(ours)
     picture = save_picture(
-        lambda: draw(pipeline, out, spread(examples, DRAWN), loss),
+        lambda: draw(pipeline, out, spread(examples, DRAWN)),
         out / "completions.png",
         "what it wrote",
     )
@@ -85,23 +82,20 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
                 "seconds": round(outcome.seconds, 1),
                 "steps": outcome.steps,
                 "signatures": len(signatures),
-                **{
-                    name.lower(): {
-                        "parses": each.parses,
-                        "does_something": each.does,
-                        "loss": round(each.loss, 4),
-                    }
-                    for name, each in scores.items()
+                "gpt": {
+                    "parses": scores.parses,
+                    "does_something": scores.does,
+                    "loss": round(scores.loss, 4),
                 },
                 "examples": [
-                    {"signature": one.signature, "ours": one.text, "does_something": one.verdict.does}
+                    {"signature": one.signature, "ours": one.text, "does_something": one.check.does_something}
                     for one in spread(ours, LISTED)
                 ],
                 "folder": str(out),
             }
         )
         return
-    listed = spread(list(zip(ours, theirs, strict=True)), LISTED)
+    listed = spread(ours, LISTED)
     print(f"\n{len(ours):,} functions of modules that training never saw, {len(listed)} of them:\n")
     print(in_table(listed))
     whole = spread(examples, WHOLE)
@@ -133,50 +127,17 @@ def by_model(pipeline: Pipeline, signatures: list[str], config: GenerationConfig
     return [judged(signature, body) for signature, body in zip(signatures, bodies, strict=True)]
 
 
-def by_trigram(
-    pipeline: Pipeline, texts: list[str], held_out: list[str], signatures: list[str], config: GenerationConfig
-) -> tuple[list[Completion], float]:
-    """The same of a trigram model of the same tokens, and its loss on held-out functions, in nats a token."""
-    import numpy as np
-
-    from trifold.cli.demos.trigram import Trigram
-
-    reader, end = pipeline.reader, pipeline.config.eos_id
-
-    def documents(of: list[str]) -> list[list[int]]:
-        return [[*ids, end] for ids in pipeline.read(of)]
-
-    model = Trigram(documents(texts), reader.vocab_size)
-    held = documents(held_out)
-    loss = model.nats(held) / sum(len(ids) - 1 for ids in held)
-    rng = np.random.default_rng(config.seed)
-    bodies = reader.decode(
-        [
-            model.write(
-                prompt,
-                end=end,
-                most=config.max_new_tokens or 0,
-                temperature=config.temperature or 1.0,
-                top_k=config.top_k or reader.vocab_size,
-                rng=rng,
-            )
-            for prompt in pipeline.read(signatures)
-        ]
-    )
-    return [judged(signature, body) for signature, body in zip(signatures, bodies, strict=True)], loss
-
-
 def judged(signature: str, body: str) -> Completion:
     """With what the grammar says of it."""
-    from trifold.data.bodies import judge
+    from trifold.data.stdlib import check_function
 
-    return Completion(signature, body, judge(signature + body))
+    return Completion(signature, body, check_function(signature + body))
 
 
 def score(completions: list[Completion], loss: float) -> Score:
     """Counted."""
-    verdicts = [one.verdict for one in completions]
-    return Score(sum(v.parses for v in verdicts), sum(v.does for v in verdicts), loss)
+    checks = [one.check for one in completions]
+    return Score(sum(c.parses for c in checks), sum(c.does_something for c in checks), loss)
 
 
 def _loss(run: Path) -> float:
@@ -191,39 +152,30 @@ def _loss(run: Path) -> float:
 
 def worth_showing(completions: list[Completion]) -> list[Completion]:
     """Those that do something, in some lines but not too many, where there are such."""
-    good = [one for one in completions if one.verdict.does]
+    good = [one for one in completions if one.check.does_something]
     return [one for one in good if 3 <= len(one.text.splitlines()) <= LINES] or good
 
 
-def in_table(pairs: list[tuple[Completion, Completion]]) -> str:
-    """Signatures, and what both models wrote behind them."""
+def in_table(completions: list[Completion]) -> str:
+    """Signatures and completions, one per row."""
     from trifold.look.canvas import table
 
     rows = [
-        (
-            in_short(ours.signature, 40),
-            mark(ours.verdict.does),
-            in_short(ours.body, 52) or "–",
-            mark(theirs.verdict.does),
-            in_short(theirs.body, 36) or "–",
-        )
-        for ours, theirs in pairs
+        (in_short(one.signature, 40), mark(one.check.does_something), in_short(one.body, 80) or "–")
+        for one in completions
     ]
-    return table([("signature", "", "the GPT", "", "the trigram"), *rows])
+    return table([("signature", "", "completion"), *rows])
 
 
-def scored(scores: dict[str, Score], count: int) -> str:
-    """A row a model."""
-    from trifold.look.canvas import table
-
-    heading = (f"of {count} functions", "parse", "parse and do something", "loss on held-out functions")
-    rows = [
-        (name, str(one.parses), str(one.does), f"{one.loss:.3f} nats a token") for name, one in scores.items()
-    ]
-    return table([heading, *rows], "lrrr")
+def scored(scores: Score, count: int) -> str:
+    """The scores in one sentence."""
+    return (
+        f"Of {count} functions, {scores.parses} parse and {scores.does} do something; "
+        f"the loss on held-out functions is {scores.loss:.3f} nats per token."
+    )
 
 
-def draw(pipeline: Pipeline, run: Path, completions: list[Completion], trigram: float) -> Figure:
+def draw(pipeline: Pipeline, run: Path, completions: list[Completion]) -> Figure:
     """How it learnt, and what it wrote, with how sure it was of each token."""
     from trifold.look import curves, sureness
     from trifold.look.figures import new_figure
@@ -236,7 +188,7 @@ def draw(pipeline: Pipeline, run: Path, completions: list[Completion], trigram: 
     wide, tall = columns * 0.066, max(3.6, lines * 0.14)
     figure = new_figure(4.6 + wide, tall + 0.5)
     left, right = figure.subplots(1, 2, width_ratios=(4.2, max(wide, 2.0)))
-    curves.draw_curve(left, run, {"trigram": trigram})
+    curves.draw_curve(left, run, {})
     left.set_title("how it learnt", fontsize=11, fontweight="bold")
     sureness.draw(right, texts, lines, columns)
     right.set_title(

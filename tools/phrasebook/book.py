@@ -22,9 +22,10 @@ from functools import cache
 from math import prod
 from typing import NamedTuple
 
-from trifold.data.phrasebook import grammar
-from trifold.data.phrasebook.constructions import TABLE
-from trifold.data.phrasebook.sayings import Construction
+from tools.phrasebook import grammar
+from tools.phrasebook.constructions import TABLE
+from tools.phrasebook.sayings import Construction
+
 from trifold.errors import UsageError
 
 __all__ = ["Phrase", "constructions", "lemmas", "meetings", "pairs", "phrases_of", "split", "word_forms"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trifold.data.phrasebook import slots as s
-from trifold.data.phrasebook.grammar import (
+from tools.phrasebook import slots as s
+from tools.phrasebook.grammar import (
     ADJECTIVES,
     ADVERBS,
     BE,
@@ -15,7 +15,7 @@ from trifold.data.phrasebook.grammar import (
     clause,
     np,
 )
-from trifold.data.phrasebook.sayings import (
+from tools.phrasebook.sayings import (
     BECAUSE,
     GO,
     MET,
@@ -37,7 +37,7 @@ from trifold.data.phrasebook.sayings import (
     some,
     who_acts,
 )
-from trifold.data.phrasebook.slots import ACTS, ASKED, DEEDS, FRIENDS, HAPPENINGS, MOVES, WHOEVER, said_of
+from tools.phrasebook.slots import ACTS, ASKED, DEEDS, FRIENDS, HAPPENINGS, MOVES, WHOEVER, said_of
 
 # fmt: off
 HABITS = [

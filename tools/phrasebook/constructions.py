@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trifold.data.phrasebook import deeds, states
-from trifold.data.phrasebook.sayings import Construction
+from tools.phrasebook import deeds, states
+from tools.phrasebook.sayings import Construction
 
 TABLE: list[Construction] = [
     *states.LIKING,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trifold.data.phrasebook import english, french
-from trifold.data.phrasebook import slots as s
-from trifold.data.phrasebook.grammar import (
+from tools.phrasebook import english, french
+from tools.phrasebook import slots as s
+from tools.phrasebook.grammar import (
     ADVERBS,
     BE,
     NOUNS,

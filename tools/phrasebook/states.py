@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trifold.data.phrasebook import slots as s
-from trifold.data.phrasebook.grammar import ADVERBS, BE, NOUNS, PRONOUNS, VERB, Piece, clause, nouns, np
-from trifold.data.phrasebook.sayings import (
+from tools.phrasebook import slots as s
+from tools.phrasebook.grammar import ADVERBS, BE, NOUNS, PRONOUNS, VERB, Piece, clause, nouns, np
+from tools.phrasebook.sayings import (
     ANYTHING,
     FEEL,
     GO,
@@ -32,7 +32,7 @@ from trifold.data.phrasebook.sayings import (
     none,
     one,
 )
-from trifold.data.phrasebook.slots import ASKED, WHOEVER, said_of
+from tools.phrasebook.slots import ASKED, WHOEVER, said_of
 
 # fmt: off
 LIKING = [

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from math import ceil
 from typing import TypeVar
 
-from trifold.data.phrasebook.grammar import (
+from tools.phrasebook.grammar import (
     ADJECTIVES,
     ADVERBS,
     IL,
@@ -35,7 +35,7 @@ from trifold.data.phrasebook.grammar import (
     nouns,
     np,
 )
-from trifold.data.phrasebook.lexicon import DESCRIBES
+from tools.phrasebook.lexicon import DESCRIBES
 
 Event = tuple[Verb, Piece]
 Row = TypeVar("Row")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from trifold.data.phrasebook import english, french, lexicon
+from tools.phrasebook import english, french, lexicon
 
 
 class Piece(NamedTuple):

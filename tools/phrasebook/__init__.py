@@ -1,0 +1,1 @@
+"""Generator of the English-French phrasebook that trifold ships (`embedded:phrasebook`)."""
