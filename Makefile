@@ -1,11 +1,11 @@
-# Everything runs in .venv, which is made once and refreshed when pyproject.toml or constraints.txt change.
-# `make help` says what there is.
+# All targets use .venv, which is created once and updated when pyproject.toml or constraints.txt change.
+# `make help` lists the targets.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
-# One thread a worker: many small tensors gain nothing from more, and the workers would fight over the cores.
+# One thread per worker: small tensors gain nothing from more threads.
 WORKERS ?= 2
 TESTS  := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
@@ -14,11 +14,11 @@ TESTS  := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-help: ## say what there is
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/ready-dev ## make .venv with everything that work on trifold needs
-	@echo "setup: ready, with $$($(BIN)/python --version); try $(BIN)/trifold --help"
+setup: $(VENV)/ready-dev ## create .venv with all development tools
+	@echo "setup: ready with $$($(BIN)/python --version); try $(BIN)/trifold --help"
 
 demo: $(VENV)/ready-plots ## train English to French on the embedded phrasebook and use it
 	@echo "demo: training a translator on the embedded phrasebook"
@@ -28,38 +28,38 @@ test: $(VENV)/ready-dev ## run every test
 	@echo "test: every test, $(WORKERS) workers"
 	@$(TESTS)
 
-check: $(VENV)/ready-dev ## run style, types, import ranks and the quick tests (before every commit)
+check: $(VENV)/ready-dev ## check style, types and import order; run the quick tests (before every commit)
 	@echo "check: ruff format, ruff, mypy, import-linter, quick tests"
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports >$(VENV)/ranks.txt || { cat $(VENV)/ranks.txt; exit 1; }
+	@$(BIN)/lint-imports >$(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
 	@$(TESTS) -m "not slow"
 
-bench: $(VENV)/ready-plots ## measure training and generating side by side with other toolkits (each in its own environment)
-	@echo "bench: trifold and its peers, one after the other"
+bench: $(VENV)/ready-plots ## compare training and generation with other toolkits
+	@echo "bench: trifold and other toolkits, interleaved"
 	@$(BIN)/python benchmarks/run.py train
 	@$(BIN)/python benchmarks/run.py decoder
 	@$(BIN)/python benchmarks/run.py generate
 
-faults: $(VENV)/ready-dev ## kill, break and fill up tiny runs until every figure of reliability is reached (hours)
-	@echo "faults: every promise, in full; then every bug that one of them must find"
+faults: $(VENV)/ready-dev ## fault injection with the full number of trials (hours)
+	@echo "faults: all promises; then all planted bugs"
 	@$(BIN)/python -m tests.faults --size full
 	@$(BIN)/python -m tests.faults --plant all
 
-clean: ## remove the environments and the caches (what was trained, in runs/, is kept)
+clean: ## remove environments and caches (runs/ is kept)
 	@echo "clean: environments and caches"
 	@rm -rf $(VENV) .bench-venv benchmarks/.cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
-	  { echo "error: trifold needs Python 3.11 or newer, and $(PYTHON) is not; say which: make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@echo "setup: making $(VENV) with $$($(PYTHON) --version)"
+	  { echo "error: trifold needs Python 3.11 or newer; use make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "setup: creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "error: $(PYTHON) cannot make environments (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 
-# A stamp stands for an installed set of extras; the larger set holds the smaller one, so it is a stamp for both.
+# A stamp file marks an installed set of extras. The larger set includes the smaller one.
 $(VENV)/ready-plots: $(BIN)/python pyproject.toml constraints.txt
 	@if [ $(VENV)/ready-dev -nt pyproject.toml ] && [ $(VENV)/ready-dev -nt constraints.txt ]; then :; else \
 	  echo "setup: installing trifold with its pinned versions (a few minutes the first time)"; \
