@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
+from trifold import fast
+from trifold.nn import ModelConfig, Transformer
+
 torch.set_num_threads(1)
+fast.enable()  # as `trifold.load` and `trifold.train` do; the tests of nn disable it
 
 # The same examples every time, and no complaint about a machine that is busy.
 settings.register_profile(
@@ -39,3 +44,25 @@ def data_folder() -> Path:
     if not folder.is_dir():
         pytest.fail(f"TRIFOLD_DATA={named}: no such folder")
     return folder
+
+
+@pytest.fixture
+def make_model() -> Callable[..., Transformer]:
+    """A small model in evaluation mode with the given values in its config."""
+
+    def make(**values: object) -> Transformer:
+        small = {
+            "vocab_size": 29,
+            "max_positions": 40,
+            "d_model": 16,
+            "n_layers": 2,
+            "n_heads": 4,
+            "d_ff": 24,
+        }
+        model = Transformer(ModelConfig.parse(small | values)).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        return model
+
+    return make

@@ -38,12 +38,14 @@ def measure(length: int, precision: str) -> None:
     """A GPT of 2 layers and 8 heads learns from one text of so many tokens."""
     import torch
 
+    from trifold import fast
     from trifold.nn import Inputs, ModelConfig, Transformer
     from trifold.nn.losses import linear_cross_entropy
     from trifold.nn.packing import Packing
     from trifold.recipe import load_recipe
     from trifold.train.device import keep_freed_memory
 
+    fast.enable()
     keep_freed_memory()
     config = ModelConfig.parse(
         load_recipe("shakespeare-char").model.model_dump()

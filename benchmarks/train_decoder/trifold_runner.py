@@ -13,6 +13,7 @@ from measure import arguments, run_timed
 from torch import Tensor
 from wide import WIDE, random_windows
 
+from trifold import fast
 from trifold.fast.int8_training import bytes_hindrance
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.packing import Packing
@@ -36,6 +37,7 @@ PRECISIONS: dict[str, Precision] = {"fp32": "float32", "bf16": "bfloat16", "int8
 
 def main() -> None:
     args = arguments(__doc__, list(PRECISIONS), optimizers=("muon", "adamw"))
+    fast.enable()
     keep_freed_memory()
     device = find_device("cpu")
     precision = PRECISIONS[args.precision]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from measure import Clock, arguments, print_line
 from trifold_runner import positions
 
+from trifold import fast
 from trifold.recipe import load_recipe
 from trifold.train.dealing import ahead, deal
 from trifold.train.device import (
@@ -24,6 +25,7 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 def main() -> None:
     args = arguments(__doc__)
     recipe = load_recipe("multi30k-en-de")
+    fast.enable()
     keep_freed_memory()
     prepared = prepare(recipe, args.data / "recipe-tokenizer", Silent())
     device = find_device("cpu")

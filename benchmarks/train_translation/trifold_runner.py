@@ -11,6 +11,7 @@ from measure import Clock, arguments, print_line, setting_of
 from numpy.typing import NDArray
 from prepare import BOS, EOS, PAD
 
+from trifold import fast
 from trifold.batches import BatchSettings, plan_epoch, split_batch
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.translate import Batch, Examples, Translate, TranslateSettings
@@ -40,6 +41,7 @@ def positions(batch: list[Batch]) -> int:
 def main() -> None:
     args = arguments(__doc__)
     setting = setting_of(args.data)
+    fast.enable()
     keep_freed_memory()
     pairs = json.loads((args.data / "pairs.json").read_text(encoding="utf-8"))
     sources, targets = ([[*ids, EOS] for ids in pairs[side]] for side in ("source", "target"))

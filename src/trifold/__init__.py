@@ -57,6 +57,8 @@ def __getattr__(name: str) -> Any:
     if name not in _ROOMS:
         raise AttributeError(f"module 'trifold' has no attribute {name!r}; it offers {', '.join(__all__)}")
     value = globals()[name] = getattr(importlib.import_module(_ROOMS[name]), name)
+    if _ROOMS[name] == "trifold.nn":
+        importlib.import_module("trifold.fast").enable()
     return value
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from trifold import fast
 from trifold.data.pictures import PictureSettings
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.fast.int8 import Int8
@@ -314,6 +315,7 @@ def load(
     a weight, which is quicker to generate with, a little off (docs say how much), and can neither learn nor be saved.
     Raises CheckpointError where there is no model, or it is damaged or of an unknown family.
     """
+    fast.enable()
     folder = find_folder(str(name))
     if (folder / "recipe.yaml").is_file():
         raise CheckpointError(f"{name}: the run has no model yet (it is written at the first validation)")

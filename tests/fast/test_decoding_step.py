@@ -21,7 +21,7 @@ from trifold.nn import (
 )
 from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
-from trifold.nn.linear import Linear
+from trifold.nn.layers import Linear
 
 pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
 

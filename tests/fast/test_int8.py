@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from trifold.fast import int8
 from trifold.fast.int8 import Int8
-from trifold.nn.linear import Linear, fused, product, stacked
+from trifold.fast.linear import activation_linear, linear, linears, stacked
+from trifold.nn.layers import Linear
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31), st.floats(1e-6, 1e6))
@@ -48,8 +49,8 @@ def test_it_is_read_as_its_full_twin(dtype: torch.dtype) -> None:
     wide = small.values.double() * small.scales.double()[:, None]
     theirs = x.double() @ wide.T
     limit = 1e-5 if dtype is torch.float32 else 3e-2
-    assert torch.allclose(product(x, small).double(), theirs, atol=limit * float(theirs.abs().max()))
-    assert product(x, small, bias).dtype is dtype
+    assert torch.allclose(linear(x, small).double(), theirs, atol=limit * float(theirs.abs().max()))
+    assert linear(x, small, bias).dtype is dtype
 
 
 def test_layers_side_by_side() -> None:
@@ -62,7 +63,7 @@ def test_layers_side_by_side() -> None:
         layer.weight = small
     x = torch.randn(70, 8)
     alone = [layer(x) for layer in layers]
-    assert all(torch.equal(a, b) for a, b in zip(fused(x, layers), alone, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(linears(x, layers), alone, strict=True))
     assert torch.equal(stacked(x, layers), torch.cat(alone, -1))
 
 
@@ -72,7 +73,7 @@ def test_gradients_flow_through_it_of_an_activation_too() -> None:
     del layer.weight
     layer.weight = small = Int8.of(torch.randn(5, 8))
     x = torch.randn(3, 8, requires_grad=True)
-    y = layer.of(torch.nn.functional.gelu, x)
+    y = activation_linear(layer, torch.nn.functional.gelu, x)
     twin = torch.nn.functional.gelu(x) @ small.wide().T + layer.bias
     torch.testing.assert_close(y, twin)
     ours, theirs = (torch.autograd.grad(each.square().sum(), x)[0] for each in (y, twin))

@@ -15,14 +15,16 @@ from trifold.fast import kernels
 from trifold.fast.int8_training import (
     PORTION,
     ROWS,
+    Int8TrainedLinear,
     bytes_hindrance,
     layers_by_bytes,
     learn_by_bytes,
     product_by_bytes,
 )
+from trifold.fast.linear import stacked
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.linear import Linear, stacked
-from trifold.nn.stack import recompute_blocks
+from trifold.nn.layers import Linear
+from trifold.train.blocks import recompute_blocks
 
 pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
 
@@ -194,9 +196,7 @@ def slopes(model: Transformer, tokens: Tensor) -> Tensor:
 def test_layers_of_stacks_learn_by_bytes_and_heads_as_ever(monkeypatch):
     """The gradient is the plain one but for what rounding costs; what a model answers is the same to the last bit."""
     plain, model = stacks(monkeypatch, shape="decoder")
-    changed = {
-        n for n, m in model.named_modules() if isinstance(m, Linear) and m.multiply is product_by_bytes
-    }
+    changed = {n for n, m in model.named_modules() if isinstance(m, Int8TrainedLinear)}
     assert len(changed) == layers_by_bytes(model) == 2 * 6 and all("blocks" in name for name in changed)
     assert layers_by_bytes(plain) == 0
     tokens = torch.randint(70, (8, ROWS // 8))
@@ -241,7 +241,7 @@ def test_where_nothing_is_gained_it_says_why(monkeypatch):
 
 def test_layers_that_are_multiplied_together_are_so_by_bytes_if_one_of_them_is():
     large, small = Linear(256, 256), Linear(256, 16)
-    large.multiply = product_by_bytes
+    large.__class__ = Int8TrainedLinear
     x = torch.randn(ROWS, 256, requires_grad=True)
     for layers in ((large, small), (small, large)):
         assert "ByBytes" in type(stacked(x, layers).grad_fn.next_functions[0][0]).__name__

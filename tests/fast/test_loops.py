@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from trifold.fast import kernels
 from trifold.fast.packed_attention import PART, packed_attention
-from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.losses import linear_cross_entropy, plain_cross_entropy
+from trifold.nn import Inputs, ModelConfig, Transformer, ops, rng
+from trifold.nn.losses import LossSums, linear_cross_entropy
 from trifold.nn.packing import Packing
 
 pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
@@ -142,12 +142,12 @@ def test_neighbouring_draws_of_dropout_are_not_alike() -> None:
 
 def test_a_thread_can_draw_from_a_generator_of_its_own() -> None:
     y = torch.ones(1000, requires_grad=True)
-    with kernels.drawing_from(torch.Generator().manual_seed(3)):
+    with rng.use_thread_rng(torch.Generator().manual_seed(3)):
         first = kernels.dropped(y, 0.5)
     torch.manual_seed(99)
-    with kernels.drawing_from(torch.Generator().manual_seed(3)):
+    with rng.use_thread_rng(torch.Generator().manual_seed(3)):
         assert torch.equal(first, kernels.dropped(y, 0.5))
-    assert kernels.own_generator() is None
+    assert rng.thread_rng() is None
 
 
 @both
@@ -271,7 +271,7 @@ def test_the_loss_with_loops_is_the_loss_by_the_book() -> None:
     hidden, weight, bias = (leaf(*shape, dtype=torch.float32) for shape in ((700, 16), (901, 16), (901,)))
     targets = torch.randint(0, 901, (700,))
     ours = linear_cross_entropy(hidden, weight, bias, targets, 0.1)
-    theirs = plain_cross_entropy(hidden, weight, bias, targets, 0.1)
+    theirs = LossSums(*ops.PLAIN["cross_entropy"](hidden, weight, bias, targets, 0.1))
     assert torch.allclose(ours.loss, theirs.loss, rtol=1e-6) and torch.allclose(
         ours.nll, theirs.nll, rtol=1e-6
     )

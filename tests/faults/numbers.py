@@ -18,8 +18,9 @@ from tests.faults.runs import TINY, Box, forked, lines_of, state_of, training
 from torch import Tensor
 
 from trifold.errors import SettingsError
-from trifold.nn import attention, losses
-from trifold.nn.attention import Kernel
+from trifold.fast import attention
+from trifold.fast.attention import Kernel
+from trifold.nn import losses
 from trifold.nn.masks import Mask
 from trifold.recipe import Recipe, load_recipe
 from trifold.train import checkpoint, memory, refusals, setup

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from trifold import disk
 from trifold.data import lines, parts, readers, token_build, token_cache
-from trifold.nn import attention, losses
+from trifold.fast import attention
+from trifold.nn import losses
 from trifold.nn.masks import Mask
 from trifold.train import checkpoint, dealing, learner, loop, run_folder, saver, schedule, setup, signals
 from trifold.train.checkpoint import Checkpoint, Found

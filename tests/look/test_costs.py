@@ -10,7 +10,7 @@ from trifold.look.costs import forward_flops, inference_memory, training_memory
 from trifold.look.parameters import count
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.losses import linear_cross_entropy
-from trifold.nn.memory import saved_elements
+from trifold.train.memory_estimate import saved_elements
 
 pytestmark = pytest.mark.slow
 

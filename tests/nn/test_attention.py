@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from trifold.fast.attention import Kernel, attend
 from trifold.nn import Cache, Mask, ModelConfig
-from trifold.nn.attention import Attention, Kernel, attend
+from trifold.nn.attention import Attention
 
 
 def by_the_book(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from trifold.fast import cross_entropy
 from trifold.nn import losses
-from trifold.nn.losses import judge, linear_cross_entropy, plain_cross_entropy
+from trifold.nn.losses import judge, linear_cross_entropy
+from trifold.nn.ops import PLAIN
 
 
 def gradients(loss: Tensor, *leaves: Tensor | None) -> list[Tensor]:
@@ -32,11 +34,11 @@ def test_one_pass_is_the_book(
     bias = torch.randn(classes, requires_grad=True) if biased else None
     targets = torch.randint(-1, classes, (rows,))  # -1 asks nothing
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(losses, "CHUNK", 4)  # so that a few rows are several chunks
+        patch.setattr(cross_entropy, "CHUNK", 4)  # so that a few rows are several chunks
         fast = linear_cross_entropy(hidden, weight, bias, targets, smoothing)
         with torch.no_grad():
             without = linear_cross_entropy(hidden.detach(), weight.detach(), bias, targets, smoothing)
-    plain = plain_cross_entropy(hidden, weight, bias, targets, smoothing)
+    plain = losses.LossSums(*PLAIN["cross_entropy"](hidden, weight, bias, targets, smoothing))
     for ours in (fast, without):
         torch.testing.assert_close(ours.loss, plain.loss, rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(ours.nll, plain.nll, rtol=1e-5, atol=1e-4)
@@ -55,7 +57,7 @@ def test_in_bf16_the_sums_stay_close() -> None:
     targets = torch.randint(100, (200,))
     exact = [x.clone().requires_grad_() for x in (hidden, weight)]
     rounded = [x.bfloat16().requires_grad_() for x in (hidden, weight)]
-    plain = plain_cross_entropy(*exact, None, targets, 0.1)
+    plain = losses.LossSums(*PLAIN["cross_entropy"](*exact, None, targets, 0.1))
     fast = linear_cross_entropy(*rounded, None, targets, 0.1)
     assert abs(fast.loss.item() / plain.loss.item() - 1) < 2e-3
     assert abs(fast.nll.item() / plain.nll.item() - 1) < 2e-3
@@ -110,7 +112,7 @@ def test_judging_sums_what_whole_logits_say(rows: int, classes: int, biased: boo
         found = judge(hidden, weight, bias, targets)
     asked = targets >= 0
     logits = torch.nn.functional.linear(hidden, weight, bias)[asked]
-    plain = plain_cross_entropy(hidden[asked], weight, bias, targets[asked])
+    plain = losses.LossSums(*PLAIN["cross_entropy"](hidden[asked], weight, bias, targets[asked], 0.0))
     assert float(found.nll) == pytest.approx(float(plain.nll), rel=1e-5, abs=1e-6)
     assert int(found.right) == int((logits.argmax(-1) == targets[asked]).sum())
 

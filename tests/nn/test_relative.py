@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trifold.nn import Inputs, Mask, ModelConfig, Transformer
 from trifold.nn.positions import sinusoidal_table
 from trifold.nn.relative import RelativeScores, Waves
-from trifold.nn.stack import recompute_blocks
+from trifold.train.blocks import recompute_blocks
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {

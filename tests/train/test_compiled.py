@@ -13,8 +13,8 @@ from torch._dynamo.utils import counters
 
 from trifold.batches import shares
 from trifold.errors import SettingsError
-from trifold.nn import stack
 from trifold.recipe import load_recipe
+from trifold.train import blocks
 from trifold.train.device import agreed, find_machine, hindrance
 from trifold.train.learner import Learner
 from trifold.train.ranks import ALONE
@@ -104,7 +104,7 @@ def test_sizes_make_no_graphs_of_their_own(tiny, tmp_path):
 @compiling
 @pytest.mark.slow
 def test_a_case_too_many_is_an_error_and_not_left_to_the_block_itself(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(stack, "MOST_GRAPHS", 1)
+    monkeypatch.setattr(blocks, "MOST_GRAPHS", 1)
     with pytest.raises(Exception, match="recompile_limit"):  # an encoder's blocks, and then a decoder's
         gradient(tiny, tmp_path, compiles=True, model__dropout=0.0)
 

@@ -7,10 +7,10 @@ import torch
 
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
-from trifold.nn.memory import TrainingMemory
 from trifold.recipe import load_recipe
 from trifold.train import memory
 from trifold.train.memory import Need, check_fits, needed, there_is
+from trifold.train.memory_estimate import TrainingMemory
 
 GIB = 2**30
 

@@ -39,7 +39,7 @@ def machine() -> dict[str, Any]:
     device = find_device()
     precision = str(choose_precision("auto", device)).removeprefix("torch.")
     here = environment(device, precision, workers=1)
-    del here["workers"]
+    del here["workers"], here["fast"]
     free, whose = there_is(device)
     return {
         **here,

@@ -12,8 +12,8 @@ from trifold.cli.streams import print_json
 
 if TYPE_CHECKING:
     from trifold.nn.config import ModelConfig
-    from trifold.nn.memory import TrainingMemory
     from trifold.recipe import Recipe
+    from trifold.train.memory_estimate import TrainingMemory
 
 Precision = Literal["float32", "bfloat16"]
 EXAMPLES = (
@@ -230,7 +230,7 @@ def _flops(told: dict[str, Any]) -> str:
 
 def _training(told: dict[str, Any]) -> str:
     from trifold.look.canvas import table
-    from trifold.nn.memory import TrainingMemory
+    from trifold.train.memory_estimate import TrainingMemory
 
     names = (*TrainingMemory._fields, "total")
     return table([("", "memory"), *((name, _size(told["training_bytes"][name])) for name in names)], " r")

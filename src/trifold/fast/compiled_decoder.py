@@ -31,8 +31,7 @@ from trifold.fast.thread_pool import KINDS, deal, matrix_fields, work_off
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, LayerCache
 from trifold.nn.hooks import Place
-from trifold.nn.layers import FeedForward, Residual, RMSNorm
-from trifold.nn.linear import Linear
+from trifold.nn.layers import FeedForward, Linear, Residual, RMSNorm
 from trifold.nn.masks import Mask
 from trifold.nn.rotary import Turns
 

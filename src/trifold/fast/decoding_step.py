@@ -17,17 +17,36 @@ from torch import Tensor, nn
 from trifold.fast.compiled_decoder import Program, parts
 from trifold.fast.int8 import Int8
 from trifold.fast.int8_matmul import exact
+from trifold.fast.int8_training import Int8TrainedLinear
 from trifold.fast.thread_pool import FEW, KINDS, step_loops, suits
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, SlidingKeys
 from trifold.nn.hooks import Place
-from trifold.nn.layers import Dropout, FeedForward, LayerNorm, RMSNorm
-from trifold.nn.linear import Linear
+from trifold.nn.layers import Dropout, FeedForward, LayerNorm, Linear, RMSNorm
 from trifold.nn.masks import Mask
+from trifold.nn.offsets import Offsets
+from trifold.nn.ops import decoding_step as plain_decoding_step
 from trifold.nn.rotary import Turns
 
 LEAST = 4 * 10**6  # weights of a stack
-KNOWN = (Attention, FeedForward, Linear, LayerNorm, RMSNorm, nn.Identity, Dropout, Place)
+KNOWN = (Attention, FeedForward, Linear, Int8TrainedLinear, LayerNorm, RMSNorm, nn.Identity, Dropout, Place)
+
+
+def decoding_step(
+    stack: Any,
+    x: Tensor,
+    mask: Mask,
+    memory: Tensor | None,
+    memory_mask: Mask | None,
+    cache: Cache,
+    bias: Offsets | None,
+    rotary: Turns | None,
+) -> Tensor:
+    """The compiled step where it covers the case, else the plain one."""
+    out = step(stack, x, mask, memory_mask, cache, bias, rotary)
+    if out is not None:
+        return out
+    return plain_decoding_step(stack, x, mask, memory, memory_mask, cache, bias, rotary)
 
 
 def step(
@@ -36,7 +55,7 @@ def step(
     mask: Mask,
     memory_mask: Mask | None,
     cache: Cache,
-    bias: Tensor | None,
+    bias: Any,
     rotary: Turns | None,
 ) -> Tensor | None:
     """x (R, 1, E) -> (R, 1, E) as the stack would have it, the cache one token longer; None where it is not covered."""

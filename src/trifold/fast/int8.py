@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 PORTION = 2**22  # weights rounded at a time, so that their fp32 copy stays small
 
@@ -18,12 +19,27 @@ class Int8(nn.Module):
 
     values: Tensor
     scales: Tensor
+    requires_grad = False
 
     def __init__(self, values: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
         self.register_buffer("values", values)
         self.register_buffer("scales", scales)
         self.dtype = dtype
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Makes F.linear(x, matrix, bias) and F.embedding(numbers, matrix) work, so that modules need no check."""
+        if function is F.linear:
+            x, matrix, bias = args
+            y = matrix.times(x)
+            return y if bias is None else y + bias
+        if function is F.embedding:
+            numbers, matrix = args
+            return matrix.rows(numbers)
+        return NotImplemented
 
     @classmethod
     @torch.no_grad()

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from trifold.fast import kernels
-from trifold.fast.int8 import Int8, Matrix
+from trifold.fast.int8 import Int8
 from trifold.fast.int8_matmul import exact
-from trifold.nn.linear import Linear, product
+from trifold.nn import ops
+from trifold.nn.layers import Linear
 from trifold.nn.stack import Stack
 
 PORTION = 1024  # rows: what is summed of them, four bytes each, still is in the last cache when it is scaled
@@ -42,27 +43,35 @@ def bytes_hindrance(device: torch.device) -> str:
     return "" if kernels.loops() is not None else "for want of numba"
 
 
+class Int8TrainedLinear(Linear):
+    """A linear layer whose training uses int8 matmul."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, in) -> (…, out)."""
+        return product_by_bytes(x, self.weight, self.bias).to(x.dtype)
+
+
 def learn_by_bytes(model: nn.Module) -> None:
     """From now on the large linear layers of the model's stacks learn by products of bytes."""
     for stack in model.modules():
         if isinstance(stack, Stack):
             for layer in stack.modules():
                 if isinstance(layer, Linear) and layer.weight.shape[0] * layer.weight.shape[1] >= WEIGHTS:
-                    layer.multiply = product_by_bytes
+                    layer.__class__ = Int8TrainedLinear
 
 
 def layers_by_bytes(model: nn.Module) -> int:
     """How many linear layers do so."""
-    return sum(isinstance(m, Linear) and m.multiply is product_by_bytes for m in model.modules())
+    return sum(isinstance(module, Int8TrainedLinear) for module in model.modules())
 
 
-def product_by_bytes(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+def product_by_bytes(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (…, K) · weight (N, K)ᵀ + bias (N,) -> (…, N): in bytes where x has gradients and rows enough, else as ever."""
     rows = x.numel() // x.shape[-1]
     if isinstance(weight, Int8) or rows < ROWS or kernels.compiled(x) is None:
-        return product(x, weight, bias)
+        return ops.linear(x, weight, bias)
     if 1 in weight.shape:  # of a turned matrix with one column torch._int_mm (2.13) takes the wrong numbers
-        return product(x, weight, bias)
+        return ops.linear(x, weight, bias)
     y: Tensor = _ByBytes.apply(x.reshape(rows, -1), weight, bias)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], -1)
 

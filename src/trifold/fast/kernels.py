@@ -17,9 +17,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -28,6 +25,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from trifold.nn.rng import thread_rng
 
 # Well above where numbers of bf16 and fp32 lose bits or their reciprocals overflow (1e-38).
 LEAST_SUM = 1e-30
@@ -119,45 +118,6 @@ def copied(parameter: Tensor) -> Tensor:
     return parameter.detach().clone()
 
 
-_thread = threading.local()
-
-
-@contextmanager
-def drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """Dropout in this thread draws from this generator, not from the one that all threads share."""
-    before = own_generator()
-    _thread.generator = generator
-    try:
-        yield
-    finally:
-        _thread.generator = before
-
-
-def own_generator() -> torch.Generator | None:
-    """The generator of this thread, if it has one."""
-    return getattr(_thread, "generator", None)
-
-
-class Redrawing(AbstractContextManager[None]):
-    """Made before a computation; under it the same computation draws the same again, in any thread, however often.
-
-    It knows of this thread's own generator only. Without one it does nothing: the common ones are the library's.
-    """
-
-    def __init__(self) -> None:
-        generator = own_generator()
-        self._state = None if generator is None else generator.get_state()
-        self._before: torch.Generator | None = None
-
-    def __enter__(self) -> None:
-        self._before = own_generator()
-        if self._state is not None:
-            _thread.generator = torch.Generator().set_state(self._state)
-
-    def __exit__(self, *_: object) -> None:
-        _thread.generator = self._before
-
-
 def dropped(y: Tensor, p: float) -> Tensor:
     """Each element 0 with probability p, else times 1 / (1 − p)."""
     out: Tensor = _Dropped.apply(None, y, *_chance(p))  # type: ignore[no-untyped-call]
@@ -172,7 +132,7 @@ def added_dropped(x: Tensor, y: Tensor, p: float) -> Tensor:
 
 def _chance(p: float) -> tuple[np.uint32, np.uint32, np.float32]:
     """Seed, threshold of its hashes, and scale."""
-    seed = int(torch.randint(2**32, (), generator=own_generator()))
+    seed = int(torch.randint(2**32, (), generator=thread_rng()))
     return np.uint32(seed), np.uint32(min(round(p * 2**32), 2**32 - 1)), np.float32(1 / (1 - p))
 
 

@@ -14,14 +14,14 @@ from trifold.fast.instruction import ATTENTION
 from trifold.fast.thread_pool import KINDS, run_line, step_loops
 from trifold.nn.masks import Mask
 
-WORTH = 2**18  # numbers in W^Q from which on it is worth to begin with compiled loops
+WORTH = 512  # width of all heads together from which on it is worth to begin with compiled loops
 
 
-def asks_once(q: Tensor, k: Tensor, mask: Mask, size: int) -> bool:
-    """Whether this is a case for `attend_once`; `size`: numbers in W^Q."""
+def asks_once(q: Tensor, k: Tensor, mask: Mask) -> bool:
+    """Whether this is a case for `attend_once`."""
     return (
         q.shape[2] == 1
-        and size >= WORTH
+        and q.shape[1] * q.shape[3] >= WORTH
         and not torch.is_grad_enabled()
         and q.device.type == "cpu"
         and k.dtype in KINDS

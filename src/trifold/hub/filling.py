@@ -20,7 +20,7 @@ from trifold.fast.threads import sharing_cores
 from trifold.nn import Transformer
 from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
-from trifold.nn.linear import Linear
+from trifold.nn.layers import Linear
 
 Stored = Literal["int8"]
 BOUNDARY = 64  # bytes: every tensor begins at a line of memory
@@ -132,7 +132,6 @@ def _matrices(model: Transformer) -> dict[nn.Parameter, list[nn.Module]]:
     found: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
         if isinstance(module, Linear | TokenEmbedding | LanguageModelHead):
-            assert isinstance(module.weight, nn.Parameter)
             found.setdefault(module.weight, []).append(module)
     return found
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trifold.look.parameters import attention_matrices, count, feed_forward_matrices
-from trifold.nn import memory
 from trifold.nn.config import ModelConfig
-from trifold.nn.memory import BYTES, TrainingMemory, sides
+from trifold.train import memory_estimate
+from trifold.train.memory_estimate import BYTES, TrainingMemory
 
 
 class Flops(NamedTuple):
@@ -47,7 +47,7 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
     they stand at the side of the stack it has.
     """
     lengths = {"encoder": source_length, "decoder": target_length}
-    met = {side: _layer_elements(sized, lengths[side]) for side, sized in sides(config).items()}
+    met = {side: _layer_elements(sized, lengths[side]) for side, sized in config.stacks.items()}
     source = met.get("encoder", 0) + _embedding_elements(config) * bool(config.encoder_layers)
     target = met.get("decoder", 0) + _embedding_elements(config) * bool(config.decoder_layers)
     if config.shape == "encoder-decoder":
@@ -112,7 +112,7 @@ def training_memory(
     so many workers.
     """
     parameters = count(config)
-    return memory.training_memory(
+    return memory_estimate.training_memory(
         config, parameters, tokens, length, precision, workers=workers, on_cpu=on_cpu
     )
 

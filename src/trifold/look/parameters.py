@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
-from trifold.nn.memory import sides
 
 
 class Part(NamedTuple):
@@ -43,7 +42,7 @@ def feed_forward_matrices(config: ModelConfig) -> int:
 
 def _parts(config: ModelConfig) -> Iterator[Part]:
     yield from _embeddings(config)
-    for side, sized in sides(config).items():
+    for side, sized in config.stacks.items():
         blocks = max(config.block_of_layer or (sized.n_layers - 1,)) + 1
         crosses = side == "decoder" and config.shape == "encoder-decoder"
         if config.positions == "relative":
@@ -82,7 +81,7 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
     else:
         yield Part("source embeddings", f"V·{letter}", config.vocab_size * width)
         yield Part("target embeddings", f"V·{letter}", config.target_vocab_size * width)
-    for side in sides(config):
+    for side in config.stacks:
         if config.positions == "learned":
             rows = config.max_positions + config.position_offset
             places = f"(P+{config.position_offset})" if config.position_offset else "P"

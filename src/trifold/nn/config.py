@@ -273,6 +273,15 @@ class ModelConfig(Settings):
             }
         )
 
+    @property
+    def stacks(self) -> dict[str, ModelConfig]:
+        """The stacks of this shape by name, "encoder" and "decoder", each with its sizes."""
+        both = {
+            "encoder": (self.encoder_layers, self),
+            "decoder": (self.decoder_layers, self.decoder_side),
+        }
+        return {side: sized for side, (layers, sized) in both.items() if layers}
+
     def closes(self, side: Literal["encoder", "decoder"]) -> bool:
         """Whether that stack ends in a norm: as said, or where its layers leave their sum without one."""
         said = self.encoder_final_norm if side == "encoder" else self.decoder_final_norm

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trifold.fast.int8 import Int8, Matrix
 from trifold.nn.config import ModelConfig
 from trifold.nn.hooks import Place
-from trifold.nn.layers import Dropout, new_norm
-from trifold.nn.linear import Linear
+from trifold.nn.layers import Dropout, Linear, new_norm
 from trifold.nn.masks import places
 from trifold.nn.packing import Packing
 from trifold.nn.positions import POSITIONS
@@ -96,19 +94,15 @@ class _Lookup(torch.autograd.Function):
 class TokenEmbedding(nn.Module):
     """weight (V, E). One-hot rows times the table are a look-up."""
 
-    weight: Matrix
-
     def __init__(self, vocab_size: int, d_model: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) ids -> (B, T, E)."""
-        if isinstance(self.weight, Int8):
-            return self.weight.rows(tokens)
-        if not torch.is_grad_enabled():
-            return F.embedding(tokens, self.weight)
-        return _Lookup.apply(self.weight, tokens)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            return _Lookup.apply(self.weight, tokens)  # type: ignore[no-untyped-call]
+        return F.embedding(tokens, self.weight)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]} x {self.weight.shape[1]}"

@@ -18,11 +18,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from trifold.fast.int8 import Matrix
+from trifold.nn import ops
 from trifold.nn.config import ModelConfig
 from trifold.nn.embeddings import Inputs, TokenEmbedding
-from trifold.nn.layers import ACTIVATIONS, Dropout, new_norm
-from trifold.nn.linear import Linear, product
+from trifold.nn.layers import ACTIVATIONS, Dropout, Linear, new_norm
 
 
 class LanguageModelHead(nn.Module):
@@ -31,9 +30,7 @@ class LanguageModelHead(nn.Module):
     f is the identity; or a scale; or norm(activation(h D + d)), as masked language models have it.
     """
 
-    weight: Matrix
-
-    def __init__(self, config: ModelConfig, weight: Matrix) -> None:
+    def __init__(self, config: ModelConfig, weight: nn.Parameter) -> None:
         super().__init__()
         width = weight.shape[1]
         self.weight = weight
@@ -44,12 +41,6 @@ class LanguageModelHead(nn.Module):
         self.norm = new_norm(config, width) if transform else None
         self.scale, self.soft_cap = config.logits_scale, config.logit_soft_cap
 
-    @property
-    def matrix(self) -> Tensor:
-        """W (V, E) for a loss, which computes its gradient beside it; weights of int8 do not learn."""
-        assert isinstance(self.weight, Tensor), "weights of int8 do not learn"
-        return self.weight
-
     def features(self, hidden: Tensor) -> Tensor:
         """f(h): what the output projection reads. hidden (…, E)."""
         if self.dense is not None and self.activation is not None and self.norm is not None:
@@ -58,7 +49,7 @@ class LanguageModelHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden (…, E) -> logits (…, V) in float32."""
-        logits = product(self.features(hidden), self.weight, self.bias, torch.float32).float()
+        logits = ops.linear(self.features(hidden), self.weight, self.bias, torch.float32)
         return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
 
 

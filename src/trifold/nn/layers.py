@@ -14,18 +14,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trifold.fast import kernels
+from trifold.nn import ops
 from trifold.nn.config import ModelConfig
-from trifold.nn.linear import Linear, fused
+
+
+class Linear(nn.Module):
+    """y = x Wᵀ + b: weight (out, in), bias (out,) or None."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, in) -> (…, out)."""
+        return ops.linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        outputs, inputs = self.weight.shape
+        return f"{inputs} -> {outputs}{'' if self.bias is not None else ', no bias'}"
 
 
 class Dropout(nn.Module):
-    """Zeroes each element with probability p and scales the rest to keep the expectation (Srivastava et al. 2014).
-
-    On a CPU the random numbers would cost more than the model's smaller products. The compiled loops hash them from
-    one drawn seed; without the loops eight bytes are drawn at a time, p is taken to the nearest 1/256, and the scale
-    is that of the probability really used.
-    """
+    """Zeroes each element with probability p and scales the rest to keep the expectation (Srivastava et al. 2014)."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -36,36 +47,14 @@ class Dropout(nn.Module):
         return self.training and self.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.active:
-            return x
-        if kernels.compiled(x) is not None:
-            return kernels.dropped(x, self.p)
-        return x * keep_mask(x, self.p) if _cheaply(x) else F.dropout(x, self.p)
+        return ops.dropout(x, self.p) if self.active else x
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """x + drop(y), in one pass where there is something to drop."""
-        if self.active and kernels.compiled(y) is not None:
-            return kernels.added_dropped(x, y, self.p)
-        if self.active and _cheaply(x):
-            return torch.addcmul(x, y, keep_mask(y, self.p))
-        return x + self(y)
+        """x + drop(y)."""
+        return ops.add_dropout(x, y, self.p) if self.active else x + y
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
-
-
-def _cheaply(x: Tensor) -> bool:
-    """Whether random numbers are to be spared; a graph draws its own where it uses them."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def keep_mask(like: Tensor, p: float) -> Tensor:
-    """Same shape and dtype as `like`: 0 with probability p (to the nearest 1/256), else 1 / (1 - p)."""
-    threshold = min(max(round(p * 256), 1), 255)
-    words = torch.empty((like.numel() + 7) // 8, dtype=torch.int64)
-    words.random_(-(2**63), None, generator=kernels.own_generator())
-    drawn = words.view(torch.uint8)[: like.numel()].view(like.shape)
-    return drawn.to(like.dtype).ge_(threshold).mul_(256 / (256 - threshold))
 
 
 class LayerNorm(nn.Module):
@@ -78,9 +67,7 @@ class LayerNorm(nn.Module):
         self.epsilon = config.norm_epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.bias is not None and kernels.compiled(x) is not None:
-            return kernels.layer_norm(x, self.weight, self.bias, self.epsilon)
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+        return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
 
 
 class RMSNorm(nn.Module):
@@ -102,7 +89,7 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))) (Hendrycks & Gimpel 2016, section 2)."""
-    return kernels.gelu_tanh(x) if kernels.compiled(x) is not None else F.gelu(x, approximate="tanh")
+    return ops.gelu_tanh(x)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -113,9 +100,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
 }
-
-# Activations that for their own way back keep what they give.
-KEPT_ANYWAY = frozenset({"relu", "tanh"})
 
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
 
@@ -146,15 +130,11 @@ class FeedForward(nn.Module):
         if self.gate_proj is None:
             inner: tuple[Tensor, ...] = (self.in_proj(x),)
         else:
-            inner = fused(x, (self.gate_proj, self.in_proj))
-        if self.drop.active or (self.named in KEPT_ANYWAY and self.gate_proj is None):
-            return self.out_proj(self.drop(self._activated(*inner)))
-        return self.out_proj.of(self._activated, *inner)
-
-    def _activated(self, x: Tensor, *gated: Tensor) -> Tensor:
-        """activation(x), times what it is the gate of."""
-        x = self.activation(x)
-        return x * gated[0] if gated else x
+            inner = ops.linears(x, (self.gate_proj, self.in_proj))
+        if not self.drop.active:
+            return ops.activation_linear(self.out_proj, self.activation, *inner)
+        y = self.activation(inner[0])
+        return self.out_proj(self.drop(y * inner[1] if self.gate_proj is not None else y))
 
 
 class Residual(nn.Module):

@@ -48,9 +48,16 @@ class Mask:
         """True where the mask forbids nothing."""
         return self.keys is None and not self.causal and self.window is None and self.ranks is None
 
-    @cached_property
+    @property
     def has_blind_rows(self) -> bool:
-        """True where some query may attend to nothing: its row has no real key, or it comes first in the order."""
+        """True where some query may attend to nothing: its row has no real key, or it comes first in the order.
+
+        Also True while a graph is traced, which must not depend on the values of a mask.
+        """
+        return torch.compiler.is_compiling() or self._has_blind_rows
+
+    @cached_property
+    def _has_blind_rows(self) -> bool:
         if self.ranks is not None:
             queries, keys = (self.ranks if self.asked is None else self.asked).shape[1], self.ranks.shape[1]
             allowed = self.dense(queries, keys, self.ranks.device)

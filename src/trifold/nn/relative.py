@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn.config import ModelConfig
-from trifold.nn.layers import Dropout
-from trifold.nn.linear import Linear
+from trifold.nn.layers import Dropout, Linear
 from trifold.nn.masks import Mask
 from trifold.nn.positions import waves
 

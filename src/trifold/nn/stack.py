@@ -7,16 +7,12 @@ How a stack runs a block is a part of it too: straight, or keeping nothing but t
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from trifold.fast.decoding_step import step
-from trifold.fast.kernels import Redrawing, own_generator
+from trifold.nn import ops
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, LayerCache
 from trifold.nn.config import ModelConfig
@@ -113,66 +109,6 @@ def straight(block: Callable[..., Any], *inputs: Any, **named: Any) -> Tensor:
     return made
 
 
-def recomputed(block: Callable[..., Any], *inputs: Any, **named: Any) -> Tensor:
-    """block(…), of which only the inputs are kept: the way back runs it again (Chen et al. 2016, section 4).
-
-    The same bits as `straight`, dropout too, in about a third more time.
-    """
-    if not torch.is_grad_enabled():
-        return straight(block, *inputs, **named)
-
-    def run(*inputs: Any) -> Tensor:
-        # A mask remembers what it has made; the second run must make what the first one made.
-        own = (replace(each) if isinstance(each, Mask) else each for each in inputs)
-        return straight(block, *own, **named)
-
-    # Common generators are kept by the library, for all threads at once: only where this one has none of its own.
-    common = own_generator() is None or inputs[0].device.type != "cpu"
-    redrawing = Redrawing()
-    return checkpoint(
-        run,
-        *inputs,
-        use_reentrant=False,
-        preserve_rng_state=common,
-        context_fn=lambda: (nullcontext(), redrawing),
-    )
-
-
-def recompute_blocks(model: nn.Module) -> None:
-    """From now on the model's stacks keep only the inputs of their blocks for the way back."""
-    for stack in model.modules():
-        if isinstance(stack, Stack):
-            stack.run = recomputed
-
-
-# Of the one function that all blocks share: a graph for each kind of mask, each window, each scale that a layer has.
-MOST_GRAPHS = 128
-
-
-def compile_blocks(model: nn.Module) -> None:
-    """From now on the model's stacks run their blocks as graphs, each compiled when it is first met, `under_graphs`.
-
-    Every size is a variable from the beginning. Hooks within a block are not heard any more, and the second of two
-    streams (`ask`) stays as it is. What earlier models have compiled is forgotten, lest it count among the graphs of
-    this one.
-    """
-    torch._dynamo.reset()
-    for stack in model.modules():
-        if isinstance(stack, Stack):
-            for block in stack.blocks:
-                block.forward = torch.compile(block.forward, dynamic=True)
-
-
-def under_graphs() -> AbstractContextManager[None]:
-    """While inside, a case beyond MOST_GRAPHS is an error. Left to the block itself, as is usual, it would draw other
-    dropout, and a resumed run, which meets its cases in another order, would not be the same.
-    """
-    limits: AbstractContextManager[None] = torch._dynamo.config.patch(
-        recompile_limit=MOST_GRAPHS, fail_on_recompile_limit_hit=True
-    )
-    return limits
-
-
 class Stack(nn.Module):
     """n layers, one after the other; `block_of_layer` may let several share a block. `states` name their outputs."""
 
@@ -216,10 +152,20 @@ class Stack(nn.Module):
                 positions = mask.places(queries, x.device)[:, mask.offset : mask.offset + queries]
             rotary = self.rotary.turns(positions, mask, x)
         if cache is not None:
-            stepped = step(self, x, mask, memory_mask, cache, bias, rotary)
-            if stepped is not None:
-                return stepped
-            cache.settle()
+            return ops.decoding_step(self, x, mask, memory, memory_mask, cache, bias, rotary)
+        return self.run_layers(x, mask, memory, memory_mask, None, bias, rotary)
+
+    def run_layers(
+        self,
+        x: Tensor,
+        mask: Mask,
+        memory: Tensor | None,
+        memory_mask: Mask | None,
+        cache: Cache | None,
+        bias: Offsets | None,
+        rotary: Turns | None,
+    ) -> Tensor:
+        """One block after the other, then the final norm: x (B, T, E) -> (B, T, E)."""
         masks = {window: mask if window is None else replace(mask, window=window) for window in self.windows}
         caches = [None] * len(self.order) if cache is None else cache.layers
         for number, window, state, layer_cache in zip(

@@ -167,7 +167,7 @@ class Causal:
         """Cross-entropy over the tokens asked for, in nats."""
         hidden, head = model(batch.inputs)[0], model.lm_head
         assert head is not None
-        sums = linear_cross_entropy(head.features(hidden), head.matrix, head.bias, batch.wanted)
+        sums = linear_cross_entropy(head.features(hidden), head.weight, head.bias, batch.wanted)
         return {"tokens": Term(sums.loss, batch.tokens, nll=sums.nll)}
 
     # scores
@@ -180,7 +180,7 @@ class Causal:
         nll, right, count = 0.0, 0, 0
         for batch in every_batch(self, model, pieces(rows.tokens, self.width), looking):
             hidden = model(batch.inputs)[0]
-            found = judge(head.features(hidden), head.matrix, head.bias, batch.wanted)
+            found = judge(head.features(hidden), head.weight, head.bias, batch.wanted)
             nll, right, count = nll + float(found.nll), right + int(found.right), count + batch.tokens
         loss = nll / max(count, 1)
         scores = {"perplexity": math.exp(min(loss, 700.0))}

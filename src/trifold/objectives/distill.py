@@ -167,7 +167,7 @@ class Distill:
             head, their_head = model.lm_head, teacher.lm_head
             assert head is not None and their_head is not None
             losses["soft"] = soft_target_loss(
-                head.features(states), head.matrix, head.bias, their_head, wanted, settings.temperature
+                head.features(states), head.weight, head.bias, their_head, wanted, settings.temperature
             )
         if settings.cosine:
             losses["cosine"] = cosine_loss(states, wanted)

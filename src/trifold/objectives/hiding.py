@@ -202,7 +202,7 @@ class Hiding:
         head = model.lm_head
         assert head is not None
         features = head.features(states.index_select(0, batch.places))
-        sums = linear_cross_entropy(features, head.matrix, head.bias, batch.targets)
+        sums = linear_cross_entropy(features, head.weight, head.bias, batch.targets)
         terms = {"tokens": Term(sums.loss, batch.tokens, nll=sums.nll)}
         if batch.left is not None and batch.right is not None and batch.inside is not None:
             boundary = model.heads["boundary"]
@@ -210,7 +210,7 @@ class Hiding:
             left, right = (states.index_select(0, places) for places in (batch.left, batch.right))
             wanted = torch.where(batch.inside < 0, -1, batch.targets)
             guess = boundary(left, right, batch.inside.clamp_min(0))
-            sided = linear_cross_entropy(guess, head.matrix, boundary.bias, wanted)
+            sided = linear_cross_entropy(guess, head.weight, boundary.bias, wanted)
             terms["boundary"] = Term(sided.loss, batch.sided, self.settings.boundary)
         return terms
 
@@ -220,7 +220,7 @@ class Hiding:
         head = model.lm_head
         assert head is not None
         features = head.features(states.index_select(0, batch.places))
-        found = judge(features, head.matrix, head.bias, batch.targets)
+        found = judge(features, head.weight, head.bias, batch.targets)
         return float(found.nll), int(found.right)
 
 

@@ -148,7 +148,7 @@ class Permutation:
         head = model.lm_head
         assert head is not None
         features = head.features(model.ask(batch.inputs, batch.asked).flatten(0, 1))
-        sums = linear_cross_entropy(features, head.matrix, head.bias, batch.wanted.flatten())
+        sums = linear_cross_entropy(features, head.weight, head.bias, batch.wanted.flatten())
         return {"tokens": Term(sums.loss, batch.tokens, nll=sums.nll)}
 
     # scores
@@ -162,7 +162,7 @@ class Permutation:
         assert head is not None
         for batch in every_batch(self, model, examples, looking):
             features = head.features(model.ask(batch.inputs, batch.asked).flatten(0, 1))
-            found = judge(features, head.matrix, head.bias, batch.wanted.flatten())
+            found = judge(features, head.weight, head.bias, batch.wanted.flatten())
             nll, right, count = nll + float(found.nll), right + int(found.right), count + batch.tokens
         loss = nll / max(count, 1)
         scores = {"accuracy": 100 * right / max(count, 1), "perplexity": math.exp(min(loss, 700.0))}

@@ -140,7 +140,7 @@ class Translate:
         assert model.lm_head is not None
         head = model.lm_head
         sums = linear_cross_entropy(
-            head.features(hidden), head.matrix, head.bias, batch.wanted, self.settings.label_smoothing
+            head.features(hidden), head.weight, head.bias, batch.wanted, self.settings.label_smoothing
         )
         return {"tokens": Term(sums.loss, batch.tokens, nll=sums.nll)}
 

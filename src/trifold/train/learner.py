@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from trifold.fast.int8_training import layers_by_bytes
-from trifold.fast.kernels import drawing_from
 from trifold.fast.threads import sharing_cores
 from trifold.nn import Transformer
-from trifold.nn.stack import under_graphs
+from trifold.nn.rng import use_thread_rng
 from trifold.objectives.task import Batch, Task
 from trifold.recipe import TrainSettings
+from trifold.train.blocks import under_graphs
 from trifold.train.ema import MovingAverage
 from trifold.train.optimizers import OPTIMIZERS, check_state
 from trifold.train.ranks import ALONE, Ranks
@@ -135,7 +135,7 @@ class Learner:
     def _drawing(self, seed: int) -> AbstractContextManager[None]:
         """Dropout draws from a generator that threads do not share; devices and graphs know only the common ones."""
         if self.device.type == "cpu" and not self._compiles:
-            return drawing_from(torch.Generator().manual_seed(seed))
+            return use_thread_rng(torch.Generator().manual_seed(seed))
         torch.manual_seed(seed)
         return nullcontext()
 

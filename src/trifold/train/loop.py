@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from trifold import fast
 from trifold.recipe import Recipe, load_recipe
 from trifold.train import checkpoint
 from trifold.train.dealing import Dealt, ahead, deal, everyones
@@ -53,6 +54,7 @@ def train(
     Under `torchrun` all processes train together, and all return the same; what only one of them has to complain of,
     the others raise as Elsewhere.
     """
+    fast.enable()
     with joined() as ranks:
         chosen = (
             recipe if isinstance(recipe, Recipe) else ranks.in_turn(lambda: load_recipe(recipe, overrides))

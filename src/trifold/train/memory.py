@@ -11,8 +11,8 @@ import torch
 
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig, Transformer
-from trifold.nn.memory import TrainingMemory, training_memory
 from trifold.recipe import Recipe
+from trifold.train.memory_estimate import TrainingMemory, training_memory
 from trifold.train.ranks import ALONE, Ranks
 
 Limit = tuple[int, str]  # bytes that may still be taken, and whose limit that is

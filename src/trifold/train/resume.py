@@ -111,6 +111,7 @@ DECIDING = (
     "workers",
     "ranks",
     "compiled",
+    "fast",
 )
 
 

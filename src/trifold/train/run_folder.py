@@ -25,7 +25,7 @@ import torch
 from filelock import FileLock, Timeout
 
 import trifold
-from trifold import disk
+from trifold import disk, fast
 from trifold.errors import UsageError
 from trifold.recipe import Recipe
 from trifold.train import checkpoint
@@ -259,6 +259,7 @@ def environment(
         "workers": workers,
         "ranks": ranks.world,
         "compiled": compiled,
+        "fast": fast.enabled(),
         "git": _git_revision(),
     }
 

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from trifold.errors import SettingsError
 from trifold.fast.int8_training import learn_by_bytes
 from trifold.nn import Transformer
-from trifold.nn.stack import Stack, compile_blocks, recompute_blocks
+from trifold.nn.stack import Stack
 from trifold.recipe import TrainSettings
+from trifold.train.blocks import compile_blocks, recompute_blocks
 from trifold.train.ranks import Ranks
 from trifold.train.weights import FlatWeights, cast_buffers, wide_type
 

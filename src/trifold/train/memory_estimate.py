@@ -8,15 +8,6 @@ from trifold.fast.kernels import loops
 from trifold.nn.config import ModelConfig
 
 
-def sides(config: ModelConfig) -> dict[str, ModelConfig]:
-    """The stacks that there are, each with the sizes that it has."""
-    both = {
-        "encoder": (config.encoder_layers, config),
-        "decoder": (config.decoder_layers, config.decoder_side),
-    }
-    return {side: sized for side, (layers, sized) in both.items() if layers}
-
-
 def saved_elements(
     config: ModelConfig,
     tokens: int,
@@ -39,12 +30,12 @@ def saved_elements(
     compiled = loops() is not None if compiled is None else compiled
     mask = 1 if config.dropout and not compiled else 0  # the compiled loops draw theirs again
     layers = 0
-    for side, sized in sides(config).items():
+    for side, sized in config.stacks.items():
         crosses = side == "decoder" and config.shape == "encoder-decoder"
         block = _saved_by_block(sized, length, mask, attentions=2 if crosses else 1, by_bytes=by_bytes)
         block += sized.d_ff if config.activation_dropout and not compiled else 0
         layers += sized.n_layers * config.d_model + block if recompute else sized.n_layers * block
-    stacks = len(sides(config))
+    stacks = len(config.stacks)
     # The stacks' outputs, and what their last norms read.
     ends = stacks + (_READ[config.norm] * stacks if config.norm_placement != "post" else 0)
     return tokens * (layers + config.d_model * (ends + stacks * mask))

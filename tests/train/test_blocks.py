@@ -5,16 +5,17 @@ from __future__ import annotations
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor
 
-from trifold.fast import kernels
-from trifold.fast.kernels import Redrawing, drawing_from, own_generator
+from trifold import fast
 from trifold.nn import Inputs, Transformer
 from trifold.nn.packing import Packing
-from trifold.nn.stack import recompute_blocks
+from trifold.nn.rng import ReplayThreadRng, thread_rng, use_thread_rng
+from trifold.train.blocks import recompute_blocks
 
 KINDS = {
     "translator": {"dropout": 0.3},
@@ -59,7 +60,7 @@ def packed_inputs() -> Inputs:
 def learn(model: Transformer, inputs: Inputs, seed: int = 1) -> tuple[Tensor, list[Tensor | None]]:
     """The hidden states, and the gradients of a sum of them."""
     model.zero_grad()
-    with drawing_from(torch.Generator().manual_seed(seed)):
+    with use_thread_rng(torch.Generator().manual_seed(seed)):
         hidden = model(inputs, inputs if model.encoder is not None and model.decoder is not None else None)
         weights = torch.linspace(-1, 1, hidden.shape[-1], dtype=hidden.dtype)
         (hidden * weights).sum().backward()
@@ -71,17 +72,16 @@ def same(ours: tuple[Tensor, list[Tensor | None]], theirs: tuple[Tensor, list[Te
     return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("loops", ["compiled", "plain"])
+@pytest.mark.parametrize("operations", ["fast", "plain"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("values", KINDS.values(), ids=KINDS)
-def test_recomputing_gives_the_same_bits_dropout_and_all(make_model, monkeypatch, values, dtype, loops):
-    if loops == "plain":
-        monkeypatch.setattr(kernels, "loops", lambda: None)
-    model, inputs = make_model(**values).train().to(dtype), inputs_of()
-    straight, other = learn(model, inputs), learn(model, inputs, seed=2)
-    assert not same(straight, other), "the seed decides what is dropped"
-    recompute_blocks(model)
-    assert same(learn(model, inputs), straight)
+def test_recomputing_gives_the_same_bits_dropout_and_all(make_model, values, dtype, operations):
+    with fast.disabled() if operations == "plain" else nullcontext():
+        model, inputs = make_model(**values).train().to(dtype), inputs_of()
+        straight, other = learn(model, inputs), learn(model, inputs, seed=2)
+        assert not same(straight, other), "the seed decides what is dropped"
+        recompute_blocks(model)
+        assert same(learn(model, inputs), straight)
 
 
 @pytest.mark.parametrize(
@@ -184,20 +184,20 @@ def test_what_does_not_learn_runs_straight(make_model):
 
 
 def test_redrawing_draws_what_is_drawn_next_and_puts_back_the_generator():
-    with drawing_from(torch.Generator().manual_seed(3)):
-        torch.rand(5, generator=own_generator())
-        again, before = Redrawing(), own_generator()
-        first = torch.rand(4, generator=own_generator())
-        after = torch.rand(4, generator=own_generator())
+    with use_thread_rng(torch.Generator().manual_seed(3)):
+        torch.rand(5, generator=thread_rng())
+        again, before = ReplayThreadRng(), thread_rng()
+        first = torch.rand(4, generator=thread_rng())
+        after = torch.rand(4, generator=thread_rng())
         for _ in range(2):
             with again:
-                assert torch.equal(torch.rand(4, generator=own_generator()), first)
-            assert own_generator() is before
+                assert torch.equal(torch.rand(4, generator=thread_rng()), first)
+            assert thread_rng() is before
         with ThreadPoolExecutor(1) as pool:
 
             def elsewhere() -> Tensor:
                 with again:
-                    return torch.rand(4, generator=own_generator())
+                    return torch.rand(4, generator=thread_rng())
 
             assert torch.equal(pool.submit(elsewhere).result(), first)
         assert not torch.equal(first, after)

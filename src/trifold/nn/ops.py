@@ -1,0 +1,221 @@
+"""The operations of the model that may have a faster version, each with its plain definition.
+
+Modules call them as `ops.linear(…)`, so a replacement takes effect at once. `trifold.fast.enable()` installs the faster
+versions; each of those decides whether it suits its input and otherwise calls the plain definition.
+
+Shapes: B batch, T queries, S keys, H heads, D head size, E model width, V vocabulary; K and N: inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trifold.nn.rng import thread_rng
+
+if TYPE_CHECKING:
+    from trifold.nn.attention import Attention
+    from trifold.nn.cache import Cache, LayerCache
+    from trifold.nn.hooks import Place
+    from trifold.nn.layers import Dropout, Linear
+    from trifold.nn.masks import Mask
+    from trifold.nn.offsets import Offsets
+    from trifold.nn.rotary import Turns
+    from trifold.nn.stack import Stack
+
+# --- linear layers -------------------------------------------------------------------------------------
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """x (…, K) times weight (N, K) transposed, plus bias (N,) -> (…, N) of type `dtype`, or that of x."""
+    return F.linear(x, weight, bias).to(dtype or x.dtype)
+
+
+def linears(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
+    """The outputs of several linear layers on one input."""
+    return tuple(layer(x) for layer in layers)
+
+
+def activation_linear(
+    layer: Linear, activation: Callable[[Tensor], Tensor], x: Tensor, gated: Tensor | None = None
+) -> Tensor:
+    """layer(activation(x)), or layer(activation(x) · gated). A faster version may recompute the activation in the
+    backward pass instead of saving it.
+    """
+    inner = activation(x)
+    out: Tensor = layer(inner if gated is None else inner * gated)
+    return out
+
+
+# --- elementwise operations and norms ------------------------------------------------------------------
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))                    (Hendrycks & Gimpel 2016, section 2)."""
+    return F.gelu(x, approximate="tanh")
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    """(x − mean) / √(variance + ε) · weight + bias over the last dimension               (Ba et al. 2016)."""
+    return F.layer_norm(x, weight.shape, weight, bias, epsilon)
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Zeroes each element with probability p and multiplies the others by 1 / (1 − p)   (Srivastava et al. 2014)."""
+    return torch.where(_kept(x, p), x * (1 / (1 - p)), 0.0)
+
+
+def add_dropout(x: Tensor, y: Tensor, p: float) -> Tensor:
+    """x + dropout(y, p)."""
+    return torch.add(x, torch.where(_kept(y, p), y, 0.0), alpha=1 / (1 - p))
+
+
+def _kept(like: Tensor, p: float) -> Tensor:
+    """A boolean mask, False with probability p: element j is kept where the hash of (seed, j) is at least p · 2³².
+
+    One seed is drawn from the thread's generator. The hash is Wellons' "lowbias32" (2018), computed modulo 2³².
+    """
+    seed = int(torch.randint(2**32, (), generator=thread_rng()))
+    low = 2**32 - 1
+    x = (torch.arange(like.numel(), device=like.device) * 0x9E3779B1 + seed) & low
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & low
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & low
+    return ((x ^ (x >> 16)) >= min(round(p * 2**32), low)).view(like.shape)
+
+
+# --- attention -----------------------------------------------------------------------------------------
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    *,
+    bias: Tensor | None = None,
+    soft_cap: float | None = None,
+    drop: Dropout | None = None,
+    pattern: Place | None = None,
+) -> Tensor:
+    """softmax(Q Kᵀ / √D + mask) V: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D)    (Vaswani et al. 2017).
+
+    H / H' heads share a head of keys and values, and B / B' consecutive rows share a row of them. A soft cap c turns
+    scores s into c·tanh(s / c) (Gemma 2); then `bias` (B or 1, H, T or 1, S) is added. The weights pass through
+    `pattern` and `drop`. A query that may attend to nothing gives 0.
+    """
+    rows = q.shape[0]
+    q, k, v = share_keys(q, k, v)
+    scores = torch.matmul(q * (1 / math.sqrt(q.shape[-1])), k.transpose(-1, -2))
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    offsets = mask.additive(scores.shape[-2], scores.shape[-1], scores, bias)
+    if offsets is not None:
+        scores = scores + offsets
+    if offsets is not None and mask.has_blind_rows:
+        # Rows that may attend to nothing are removed before the softmax: after it, their gradients would be NaN.
+        blind = (offsets == float("-inf")).all(-1, keepdim=True)
+        weights = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
+    else:
+        weights = torch.softmax(scores, dim=-1)
+    if pattern is not None:
+        weights = pattern(weights)
+    if drop is not None:
+        weights = drop(weights)
+    return unshare_keys(torch.matmul(weights, v), rows)
+
+
+def share_keys(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Repeat shared heads of keys and values, and turn the rows that share a row of keys into queries of one row:
+    q (B, H, T, D) -> (B', H, B/B'·T, D), k and v (B', H', S, D) -> (B', H, S, D).
+    """
+    if k.shape[1] < q.shape[1]:
+        k, v = (y.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for y in (k, v))
+    if k.shape[0] < q.shape[0]:
+        q = q.unflatten(0, (k.shape[0], -1)).transpose(1, 2).flatten(2, 3)
+    return q, k, v
+
+
+def unshare_keys(out: Tensor, rows: int) -> Tensor:
+    """(B', H, B/B'·T, D) -> (B, H, T, D), with B = `rows`."""
+    if out.shape[0] == rows:
+        return out
+    return out.unflatten(2, (rows // out.shape[0], -1)).transpose(1, 2).flatten(0, 1)
+
+
+def attention(
+    layer: Attention,
+    x: Tensor,
+    memory: Tensor | None,
+    mask: Mask,
+    bias: Offsets | None,
+    rotary: Turns | None,
+    cache: LayerCache | None,
+) -> Tensor:
+    """All heads of an attention layer, concatenated: x (B, T, E) -> (B, T, H·D). See `Attention.forward`."""
+    return layer.attend(x, memory, mask, bias, rotary, cache)
+
+
+# --- loss ----------------------------------------------------------------------------------------------
+
+
+def cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of the logits hidden (N, E) · weight (V, E)ᵀ + bias with targets (N,), -1 where a row has none:
+    sums over rows of the smoothed loss, and of the negative log-likelihood, which has no gradient.
+    """
+    logits = F.linear(hidden, weight, bias)
+    logits = logits if logits.dtype is torch.float64 else logits.float()
+    loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing, ignore_index=-1)
+    return loss, F.cross_entropy(logits, targets, reduction="sum", ignore_index=-1).detach()
+
+
+# --- decoding ------------------------------------------------------------------------------------------
+
+
+def decoding_step(
+    stack: Stack,
+    x: Tensor,
+    mask: Mask,
+    memory: Tensor | None,
+    memory_mask: Mask | None,
+    cache: Cache,
+    bias: Offsets | None,
+    rotary: Turns | None,
+) -> Tensor:
+    """All layers of a decoder with a cache, which advances: x (B, T, E) -> (B, T, E). See `Stack.forward`."""
+    cache.settle()
+    return stack.run_layers(x, mask, memory, memory_mask, cache, bias, rotary)
+
+
+# --- the table -----------------------------------------------------------------------------------------
+
+_ELEMENTWISE = (gelu_tanh, layer_norm, dropout, add_dropout)
+_OPERATIONS = (
+    linear,
+    linears,
+    activation_linear,
+    *_ELEMENTWISE,
+    attend,
+    attention,
+    cross_entropy,
+    decoding_step,
+)
+PLAIN: dict[str, Callable[..., Any]] = {operation.__name__: operation for operation in _OPERATIONS}
+
+
+def install(versions: dict[str, Callable[..., Any]]) -> None:
+    """Replace the named operations by versions with the same signature; all others become plain."""
+    assert versions.keys() <= PLAIN.keys(), f"no such operations: {sorted(versions.keys() - PLAIN.keys())}"
+    globals().update(PLAIN | versions)
+
+
+def installed(name: str) -> Callable[..., Any]:
+    """The version of an operation that is in use."""
+    version: Callable[..., Any] = globals()[name]
+    return version
