@@ -20,12 +20,12 @@ from trifold.fast.int8 import Int8
 from trifold.generate import (
     GenerationConfig,
     Hypothesis,
-    Limit,
+    OutputLimit,
     generate_tokens,
-    limit,
+    output_limit,
     resolve,
     stream_text,
-    until_stop,
+    truncate_at_stop,
 )
 from trifold.hub import load_model, save_model
 from trifold.hub import resolve as find_folder
@@ -221,10 +221,10 @@ class Pipeline(Predicts):
         for _, said in stream_text(self.model, inputs, config, self.writer, draft=draft, on_end=ended):
             yield said
 
-    def limit(self, text: str, **arguments: Any) -> Limit:
+    def limit(self, text: str, **arguments: Any) -> OutputLimit:
         """The most tokens that an output for this text may have, and whose word that is; arguments of `generate`."""
         _, config = self._asked(arguments)
-        return limit(config, self.config, len(self.read([text])[0]))
+        return output_limit(config, self.config, len(self.read([text])[0]))
 
     def read(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text as the model reads it: special tokens around it, a source with its end.
@@ -246,7 +246,7 @@ class Pipeline(Predicts):
         """The text of each output, up to the first of the stop strings that these arguments of `generate` name."""
         _, config = self._asked(arguments)
         texts = self.writer.decode(outputs)
-        return [until_stop(text, config.stop_strings or ()) for text in texts]
+        return [truncate_at_stop(text, config.stop_strings or ()) for text in texts]
 
     # --- disk ------------------------------------------------------------------------------------------
 

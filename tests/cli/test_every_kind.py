@@ -141,7 +141,7 @@ def test_what_is_cut_off_where_the_model_ends_is_said_once(trifold, runs, kind):
     folder, lines = str(runs[kind]), b"Today sun .\nsnow\n"
     asked = trifold("generate", folder, "-", "--json", "--min-new-tokens", "4", stdin=lines)
     outputs = [json.loads(line)["outputs"][0] for line in asked.out.splitlines()]
-    assert {(one["finish_reason"], one["limit"]) for one in outputs} == {("length", "asked")}
+    assert {(one["finish_reason"], one["limit"]) for one in outputs} == {("length", "requested")}
     assert asked.err == ""
     more = ["--max-new-tokens", "99", "--min-new-tokens", "99"]
     cut = trifold("generate", folder, "-", "--json", *more, stdin=lines)

@@ -55,7 +55,7 @@ def test_json_has_every_output_with_its_score_best_first(trifold, run):
 def test_an_output_that_nobody_limited_says_where_it_was_cut_off(trifold, run):
     done = trifold("generate", str(run), "one", "--min-new-tokens", "90", "--json")
     (output,) = json.loads(done.out)["outputs"]
-    assert (output["finish_reason"], output["limit"]) == ("length", "usual")
+    assert (output["finish_reason"], output["limit"]) == ("length", "default")
     assert done.err == (
         "the output did not end, and was cut off at the length that is usual where none is asked for: "
         "max_new_tokens says how far to go\n"

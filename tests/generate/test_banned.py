@@ -9,7 +9,7 @@ from tests.generate.test_streaming import CODECS
 
 from trifold.errors import UsageError
 from trifold.generate import GenerationConfig, generate_tokens
-from trifold.generate.banned import Banned
+from trifold.generate.processors import BannedText
 
 PIECES = ("ab", "cabc", "bb", "", "jaaj")  # tokens 13 … 17
 VOCABULARY = 18
@@ -45,7 +45,7 @@ def test_the_tokens_that_complete_a_word_are_found_and_no_others(name, banned, t
     every = range(codec.vocab_size)
     wholes = codec.decode([[*ids, token] for token in every])
     expected = [token for token, whole in zip(every, wholes, strict=True) if holds(whole, banned)]
-    rows, tokens = Banned(banned, codec, codec.vocab_size).next([ids, ids])
+    rows, tokens = BannedText(banned, codec, codec.vocab_size).completions([ids, ids])
     assert rows == [0] * len(expected) + [1] * len(expected)
     assert tokens == expected * 2
 
@@ -90,10 +90,10 @@ def test_a_ban_is_a_table_without_those_words(kit, seed, way, banned):
 
 def test_a_ban_within_words_and_across_them_and_of_spaces_alone():
     codec = CODECS["byte level"]
-    banned = Banned(["nd", " ", "d a"], codec, codec.vocab_size)
+    banned = BannedText(["nd", " ", "d a"], codec, codec.vocab_size)
 
     def after(text: str) -> set[str]:
-        _, tokens = banned.next(codec.encode([text]))
+        _, tokens = banned.completions(codec.encode([text]))
         return set(codec.decode([[token] for token in tokens]))
 
     assert "d" in after("an") and "d" not in after("ad")
@@ -109,20 +109,18 @@ def test_where_every_word_is_banned_the_text_ends_or_the_user_hears_of_it(kit):
     endless = kit.Scripted(model.says, 5)
     endless.config = model.config.model_copy(update={"eos_id": 5})
     config = GenerationConfig(bad_words_ids=[[0], [1], [2], [3], [4]])
-    with pytest.raises(
-        UsageError, match="bad_words_ids forbid every token, and the model has none that ends"
-    ):
+    with pytest.raises(UsageError, match="bad_words_ids forbid every token, and the model has no end token"):
         generate_tokens(endless, kit.batch([[3]]), config)
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"bad_words_ids": [[3, 99]]}, "bad_words_ids: 99 is not an id, the vocabulary has 18 tokens"),
-        ({"force_words_ids": [[[3], [18]]], "num_beams": 2}, "force_words_ids: 18 is not an id"),
-        ({"forced_bos_token_id": 40}, "forced_bos_token_id: 40 is not an id"),
-        ({"forced_eos_token_id": [2, 40]}, "forced_eos_token_id: 40 is not an id"),
-        ({"bad_words": ["a"]}, "bad_words is text: give the tokenizer too"),
+        ({"bad_words_ids": [[3, 99]]}, "bad_words_ids: 99 is not a token id; the vocabulary has 18 tokens"),
+        ({"force_words_ids": [[[3], [18]]], "num_beams": 2}, "force_words_ids: 18 is not a token id"),
+        ({"forced_bos_token_id": 40}, "forced_bos_token_id: 40 is not a token id"),
+        ({"forced_eos_token_id": [2, 40]}, "forced_eos_token_id: 40 is not a token id"),
+        ({"bad_words": ["a"]}, "bad_words is text: pass the tokenizer too"),
     ],
 )
 def test_what_is_no_token_is_refused_by_name(kit, asked, said):

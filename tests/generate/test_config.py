@@ -78,24 +78,24 @@ def test_argument_before_stored_before_default():
 @pytest.mark.parametrize("asked", [{"do_sample": True}, {"temperature": 0.8}])
 def test_asking_for_samples_drops_stored_beams(asked):
     config = resolve({"num_beams": 5, "length_penalty": 0.6, "max_new_tokens": 7}, asked)
-    assert config.samples
+    assert config.is_sampling
     assert (config.num_beams, config.length_penalty, config.max_new_tokens) == (1, 1.0, 7)
 
 
 @pytest.mark.parametrize("asked", [{"do_sample": False}, {"num_beams": 4}])
 def test_asking_for_no_samples_drops_stored_sampling(asked):
     config = resolve({"do_sample": True, "temperature": 0.8, "top_p": 0.9}, asked)
-    assert not config.samples
+    assert not config.is_sampling
     assert config.temperature is None
 
 
 def test_a_seed_alone_does_not_make_it_sampling():
-    assert not GenerationConfig(seed=3).samples
-    assert GenerationConfig(top_p=1.0).samples
+    assert not GenerationConfig(seed=3).is_sampling
+    assert GenerationConfig(top_p=1.0).is_sampling
 
 
 def test_asking_for_samples_outweighs_a_stored_refusal():
-    assert resolve({"do_sample": False}, {"temperature": 0.8}).samples
+    assert resolve({"do_sample": False}, {"temperature": 0.8}).is_sampling
 
 
 def test_a_banned_part_of_one_alternative_leaves_the_others():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trifold.generate import GenerationConfig
-from trifold.generate.processors import ABSENT, Written, processor
+from trifold.generate.processors import ABSENT, Context, processor
 from trifold.nn import ModelConfig
 
 VOCABULARY, PAD, END = 7, 0, 2
@@ -20,7 +20,7 @@ def after(
 ) -> list[float]:
     rows = torch.tensor([[ABSENT] * absent + written])
     process = processor(GenerationConfig(**asked), MODEL)
-    state = Written(rows, len(written) if generated is None else generated, torch.tensor([left]))
+    state = Context(rows, len(written) if generated is None else generated, torch.tensor([left]))
     return process(LOGITS[None].clone(), state)[0].tolist()
 
 
@@ -55,7 +55,7 @@ def test_no_end_before_the_least_length():
 def test_padding_is_never_said_unless_it_is_also_the_end():
     assert after([3])[PAD] == NEVER
     both = ModelConfig(vocab_size=VOCABULARY, d_model=4, n_heads=2, pad_id=END)
-    state = Written(torch.tensor([[3]]), 1, torch.tensor([9]))
+    state = Context(torch.tensor([[3]]), 1, torch.tensor([9]))
     logits = processor(GenerationConfig(), both)(LOGITS[None].clone(), state)
     assert torch.equal(logits[0], LOGITS)
 

@@ -10,11 +10,11 @@ from tokenizers import decoders, models, pre_tokenizers
 from trifold.errors import UsageError
 from trifold.generate import (
     GenerationConfig,
-    Speaker,
+    TextStreamer,
     generate_tokens,
     stream_text,
     stream_tokens,
-    until_stop,
+    truncate_at_stop,
 )
 from trifold.nn import Inputs
 from trifold.text import Tokenizer
@@ -58,7 +58,7 @@ PARTS = CODECS["byte level"].encode(["🦜 né 日"])[0]
 def test_pieces_are_whole_characters_and_give_the_text(name, text):
     codec = CODECS[name]
     (ids,) = codec.encode([text])
-    speaker = Speaker(codec)
+    speaker = TextStreamer(codec)
     pieces = [speaker.push(token) for token in ids]
     assert "\ufffd" not in "".join(pieces)
     assert "".join(pieces) + speaker.finish() == codec.decode([ids])[0]
@@ -70,7 +70,7 @@ def test_pieces_are_whole_characters_and_give_the_text(name, text):
 def test_whatever_the_tokens_the_pieces_joined_are_the_text(ids):
     """Parts of characters, whole and broken."""
     codec = CODECS["byte level"]
-    speaker = Speaker(codec)
+    speaker = TextStreamer(codec)
     assert "".join([*map(speaker.push, ids), speaker.finish()]) == codec.decode([ids])[0]
 
 
@@ -79,7 +79,7 @@ def test_whatever_the_tokens_the_pieces_joined_are_the_text(ids):
 def test_whatever_the_text_the_pieces_joined_are_the_text(name, text):
     codec = CODECS[name]
     (ids,) = codec.encode([text])
-    speaker = Speaker(codec)
+    speaker = TextStreamer(codec)
     assert "".join([*map(speaker.push, ids), speaker.finish()]) == codec.decode([ids])[0]
 
 
@@ -89,9 +89,9 @@ def test_whatever_the_text_the_pieces_joined_are_the_text(name, text):
 )
 def test_nothing_is_said_that_a_stop_string_takes_back(kit, ids, stops):
     codec = kit.Letters("ab", "cab", "")
-    speaker = Speaker(codec, stops)
+    speaker = TextStreamer(codec, stops)
     said = ""
-    whole = until_stop(codec.decode([ids])[0], stops)
+    whole = truncate_at_stop(codec.decode([ids])[0], stops)
     for token in ids:
         said += speaker.push(token)
         assert whole.startswith(said)
@@ -122,7 +122,7 @@ def test_a_stream_is_the_output(kit, shape, way):
     for row, piece in stream_text(model, inputs, config, codec):
         texts[row] += piece
     whole = codec.decode(tokens)
-    assert texts == [until_stop(text, config.stop_strings or ()) for text in whole]
+    assert texts == [truncate_at_stop(text, config.stop_strings or ()) for text in whole]
 
 
 def test_tokens_come_while_the_model_is_still_writing(kit):
@@ -139,5 +139,5 @@ def test_tokens_come_while_the_model_is_still_writing(kit):
 
 @pytest.mark.parametrize("asked", [{"num_beams": 3}, {"temperature": 1.0, "num_return_sequences": 2}])
 def test_only_one_output_a_row_can_be_streamed(kit, asked):
-    with pytest.raises(UsageError, match="only one output a row can be streamed"):
+    with pytest.raises(UsageError, match="only one output per row can be streamed"):
         next(stream_tokens(kit.lively(), kit.batch([[3]]), GenerationConfig(**asked)))

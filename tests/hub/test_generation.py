@@ -59,7 +59,7 @@ def test_what_is_written_means_the_same_when_read(ours: dict[str, object]) -> No
     for config in (CONFIG, DECODER):
         back = GenerationConfig.parse(read_generation(config, write_generation(config, ours), "here"))
         meant = GenerationConfig.parse(ours)
-        if meant.samples:
+        if meant.is_sampling:
             meant = meant.model_copy(update={"do_sample": True})
         if meant.penalty_alpha is not None:
             meant = meant.model_copy(update={"do_sample": False})

@@ -74,7 +74,7 @@ class Cuts:
     def __init__(self, pipeline: Pipeline) -> None:
         self._fates = {
             "positions": f"where the model has no more positions (max_positions, {pipeline.config.max_positions:,})",
-            "usual": "at the length that is usual where none is asked for: max_new_tokens says how far to go",
+            "default": "at the length that is usual where none is asked for: max_new_tokens says how far to go",
         }
         self._outputs, self._cut = 0, Counter[str]()
 
@@ -133,7 +133,7 @@ def outputs(
 
 def answer_of(pipeline: Pipeline, text: str, said: str, output: Hypothesis, asked: dict[str, Any]) -> Answer:
     """An output for a text, with who cut it off."""
-    limit = pipeline.limit(text, **asked).by if output.finish_reason == "length" else None
+    limit = pipeline.limit(text, **asked).source if output.finish_reason == "length" else None
     return Answer(said, output.score, output.finish_reason, limit)
 
 

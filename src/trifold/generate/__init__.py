@@ -1,35 +1,62 @@
-"""Logits to tokens.
+"""From logits to tokens.
 
-A sentence goes through this room like this: `config` says what is asked for; `live` has the model read the source or
-the prompt, and says after each token what may come next; `processors` reweigh or forbid; `samplers` take one token,
-or a search of `search` follows several beginnings at once; `ends` knows when an output is over (and `limits`, when it
-has to be), which then becomes a `Hypothesis` and leaves the batch. `streaming` turns tokens into text while they come.
-`scoring` asks the reverse question: how likely is a given output?
+The path of a sentence: `config` holds the options; `decoding` reads the source or prompt and gives the logits after
+each token; `processors` penalize or forbid tokens; `sampling` chooses one token, or a search follows several beams;
+`stopping` decides when an output ends; `streaming` turns tokens into text as they come. `search` is the entry point and
+chooses among the searches:
+
+    token_search               greedy, sampling, contrastive
+    speculative                the same tokens, several verified at once
+    beam_search                beams in one group, or in diverse groups
+    constrained_beam_search    beams in which every forced phrase appears
+
+`scoring` computes the probability of a given output.
 """
 
 from __future__ import annotations
 
-from trifold.generate.config import GenerationConfig, resolve
-from trifold.generate.ends import Codec, Hypothesis
-from trifold.generate.limits import Limit, limit
-from trifold.generate.live import Model
-from trifold.generate.run import generate_tokens, stream_text, stream_tokens
-from trifold.generate.scoring import TokenScores, score_tokens
-from trifold.generate.streaming import Speaker, until_stop
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trifold.generate.config import GenerationConfig, resolve, with_generation_options
+    from trifold.generate.decoding import Model
+    from trifold.generate.scoring import TokenScores, score_tokens
+    from trifold.generate.search import generate_tokens, stream_text, stream_tokens
+    from trifold.generate.stopping import Codec, Hypothesis, OutputLimit, output_limit
+    from trifold.generate.streaming import TextStreamer, truncate_at_stop
 
 __all__ = [
     "Codec",
     "GenerationConfig",
     "Hypothesis",
-    "Limit",
     "Model",
-    "Speaker",
+    "OutputLimit",
+    "TextStreamer",
     "TokenScores",
     "generate_tokens",
-    "limit",
+    "output_limit",
     "resolve",
     "score_tokens",
     "stream_text",
     "stream_tokens",
-    "until_stop",
+    "truncate_at_stop",
+    "with_generation_options",
 ]
+
+# Imported on first use, so that GenerationConfig is available without torch.
+_MODULES = {
+    **dict.fromkeys(("GenerationConfig", "resolve", "with_generation_options"), "config"),
+    "Model": "decoding",
+    **dict.fromkeys(("TokenScores", "score_tokens"), "scoring"),
+    **dict.fromkeys(("generate_tokens", "stream_text", "stream_tokens"), "search"),
+    **dict.fromkeys(("Codec", "Hypothesis", "OutputLimit", "output_limit"), "stopping"),
+    **dict.fromkeys(("TextStreamer", "truncate_at_stop"), "streaming"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return value

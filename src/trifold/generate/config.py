@@ -1,32 +1,33 @@
 """GenerationConfig: how logits become tokens, as plain values.
 
-Names are those of the ecosystem's generation_config.json, where it has one. Precedence is argument > stored with the
-model (generation_config.json) > default; `resolve` applies it. `contradictions` says what is refused.
+Field names are those of the Hugging Face generation_config.json where it has them. The options of `trifold generate`
+and the keywords of `Pipeline.generate` are derived from these fields. `resolve` applies the precedence: argument >
+generation_config.json > default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Self
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from trifold.generate.contradictions import contradiction
-from trifold.nn import ModelConfig
 from trifold.settings import Settings
+
+if TYPE_CHECKING:
+    from trifold.nn import ModelConfig
 
 Id = Annotated[int, Field(ge=0)]
 Phrase = Annotated[list[Id], Field(min_length=1)]
 Words = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-LONGEST = (
-    50  # tokens of an output where nobody says; an encoder-decoder gets as many as its source has on top
-)
+DEFAULT_MAX_NEW_TOKENS = 50  # an encoder-decoder gets as many tokens as its source has in addition
 SAMPLING = ("temperature", "top_k", "top_k_form", "top_p", "min_p", "typical_p")
 BEAMS = (
     *("num_beams", "length_penalty", "length_penalty_form", "early_stopping", "renormalize_logits"),
-    "num_beam_groups",
-    *("diversity_penalty", "force_words", "force_words_ids"),
+    *("num_beam_groups", "diversity_penalty", "force_words", "force_words_ids"),
 )
 CONTRASTIVE = ("penalty_alpha", "top_k")
 LOOKUP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
@@ -35,140 +36,189 @@ LOOKUP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
 class GenerationConfig(Settings):
     """Greedy by default.
 
-    `num_beams` makes it a beam search; a temperature, top_k, top_p, min_p or typical_p makes it sampling;
-    `penalty_alpha` a contrastive search; `prompt_lookup_num_tokens` makes greedy and sampling speculative.
+    `num_beams` selects beam search; temperature, top_k, top_p, min_p or typical_p selects sampling; `penalty_alpha`
+    selects contrastive search; `prompt_lookup_num_tokens` makes greedy decoding and sampling speculative.
     """
 
     max_new_tokens: int | None = Field(
-        None, gt=0, description="longest output; None: tokens of the source + 50 (a decoder: 50)"
+        None,
+        gt=0,
+        description="maximum number of new tokens; default: 50, plus the source length for translation",
     )
-    min_new_tokens: int | None = Field(None, ge=0, description="no end before so many tokens")
-    max_length: int | None = Field(None, gt=0, description="longest output, prompt or start token included")
-    min_length: int | None = Field(None, ge=0, description="no end before so many, prompt included")
-    stop_strings: Words | None = Field(None, description="an output ends where its text holds one of these")
-    eos_token_id: Id | Phrase | None = Field(None, description="ids that end an output; None: the model's")
+    min_new_tokens: int | None = Field(None, ge=0, description="minimum number of new tokens")
+    max_length: int | None = Field(
+        None, gt=0, description="maximum length, including the prompt or start token"
+    )
+    min_length: int | None = Field(
+        None, ge=0, description="minimum length, including the prompt or start token"
+    )
+    stop_strings: Words | None = Field(None, description="end the output before any of these strings")
+    eos_token_id: Id | Phrase | None = Field(
+        None, description="token ids that end an output; default: the model's"
+    )
 
-    num_beams: int = Field(1, gt=0)
-    length_penalty: float = Field(1.0, description="the exponent α below; larger favours longer outputs")
+    num_beams: int = Field(1, gt=0, description="number of beams; 1 disables beam search")
+    length_penalty: float = Field(1.0, description="exponent α of the length; larger favours longer outputs")
     length_penalty_form: Literal["power", "gnmt"] = Field(
         "power", description="score / n^α, or score / ((5 + n) / 6)^α (Wu et al. 2016, equation 14)"
     )
     early_stopping: bool | Literal["never"] = Field(
         False,
-        description="true: stop at num_beams finished outputs; false: when going on looks useless; "
-        "never: when going on is proved useless",
+        description="when beam search stops: with num_beams finished outputs (true), when a better output is "
+        "unlikely (false) or impossible (never)",
     )
     renormalize_logits: bool = Field(
-        False, description="what is forbidden makes the other continuations of a beam likelier"
+        False, description="renormalize the probabilities of beams after tokens were forbidden"
     )
     num_beam_groups: int = Field(
-        1, gt=0, description="groups of beams that keep away from each other's tokens"
+        1, gt=0, description="groups of beams that avoid each other's tokens (diverse beam search)"
     )
     diversity_penalty: float | None = Field(
-        None, gt=0, description="off a token's score for each earlier group that just took it"
+        None, gt=0, description="penalty for a token for each beam of an earlier group that just chose it"
     )
     force_words_ids: list[Phrase | Annotated[list[Phrase], Field(min_length=1)]] | None = Field(
-        None, min_length=1, description="phrases that must appear, as ids; a list of phrases: one of them"
+        None, min_length=1, description="phrases that must appear, as ids; a list of phrases: any one of them"
     )
-    force_words: Words | None = Field(None, description="phrases that must appear, as text")
+    force_words: Words | None = Field(None, description="phrases that must appear, as text (beam search)")
 
-    do_sample: bool | None = Field(None, description="None: whether one of temperature … typical_p is given")
-    temperature: float | None = None
-    top_k: int | None = Field(None, gt=0, description="choose among the k likeliest tokens")
-    top_k_form: Literal["proportional", "uniform"] = Field(
-        "proportional", description="by their probabilities, or all k alike"
+    do_sample: bool | None = Field(
+        None, description="sample; default: whether temperature, top_k, top_p, min_p or typical_p is set"
     )
-    top_p: float | None = Field(None, gt=0, le=1, description="… the fewest that hold this much probability")
+    temperature: float | None = Field(None, description="sampling temperature; below 1 favours likely tokens")
+    top_k: int | None = Field(None, gt=0, description="sample among the k most likely tokens")
+    top_k_form: Literal["proportional", "uniform"] = Field(
+        "proportional", description="draw from the top k by probability, or uniformly"
+    )
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="sample among the fewest tokens whose probabilities reach this sum"
+    )
     min_p: float | None = Field(
-        None, ge=0, le=1, description="… those with this share of the likeliest one's"
+        None,
+        ge=0,
+        le=1,
+        description="sample among tokens with at least this share of the highest probability",
     )
     typical_p: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="… the fewest that hold this much, those of the most usual surprise first",
+        description="sample among the most typical tokens whose probabilities reach this sum",
     )
-    seed: int | None = Field(None, ge=0, description="of sampling; None: a new one each time")
+    seed: int | None = Field(
+        None, ge=0, description="random seed for sampling; default: a new one for each call"
+    )
 
     penalty_alpha: float | None = Field(
-        None, gt=0, le=1, description="contrastive search: weight of not resembling what is written"
+        None,
+        gt=0,
+        le=1,
+        description="contrastive search: weight of the penalty for similarity to earlier tokens",
     )
     prompt_lookup_num_tokens: int | None = Field(
-        None, gt=0, description="speculate by so many tokens that followed the same n-gram before"
+        None, gt=0, description="speculate with this many tokens that followed the same n-gram earlier"
     )
     max_matching_ngram_size: int | None = Field(
-        None, gt=0, description="the longest n-gram looked for; None: 2"
+        None, gt=0, description="longest n-gram of the prompt lookup; default: 2"
     )
-    num_assistant_tokens: int = Field(5, gt=0, description="tokens that a draft model writes ahead")
+    num_assistant_tokens: int = Field(
+        5, gt=0, description="number of tokens that a draft model proposes at a time; default: 5"
+    )
 
-    repetition_penalty: float | None = Field(None, gt=0)
-    presence_penalty: float | None = Field(None, description="off the logit of a token already generated")
-    frequency_penalty: float | None = Field(None, description="… for each time it was generated")
-    no_repeat_ngram_size: int | None = Field(None, gt=0)
+    repetition_penalty: float | None = Field(
+        None, gt=0, description="above 1, tokens that already occurred become less likely"
+    )
+    presence_penalty: float | None = Field(
+        None, description="subtracted from the logit of each generated token"
+    )
+    frequency_penalty: float | None = Field(
+        None, description="subtracted from the logit of a token for each time it was generated"
+    )
+    no_repeat_ngram_size: int | None = Field(None, gt=0, description="no n-gram of this size occurs twice")
     bad_words_ids: list[Phrase] | None = Field(
-        None, description="phrases that are never written, as ids; None: padding only"
+        None, description="phrases that are never generated, as ids; default: padding only"
     )
     bad_words: Words | None = Field(
-        None, description="… as text, in whatever tokens: no output holds it, not even within a word"
+        None, description="texts that no output contains, however tokenized and even within a word"
     )
-    forced_bos_token_id: Id | None = Field(None, description="the first token")
-    forced_eos_token_id: Id | Phrase | None = Field(None, description="the last one, where room runs out")
+    forced_bos_token_id: Id | None = Field(None, description="id of the first token of every output")
+    forced_eos_token_id: Id | Phrase | None = Field(
+        None, description="last token of an output that reaches its maximum length"
+    )
 
-    num_return_sequences: int = Field(1, gt=0, description="outputs for each input, best first")
+    num_return_sequences: int = Field(1, gt=0, description="number of outputs for each input, best first")
     prefill_chunk_size: int | None = Field(
-        None, gt=0, description="tokens of a prompt read at once; None: all"
+        None, gt=0, description="read prompts in chunks of this many tokens to save memory; default: at once"
     )
     cache: Literal["growing", "static", "sliding"] | None = Field(
         None,
-        description="room for keys and values: as it is needed, all of it at once, or only for what windows reach; "
-        "None: what suits",
+        description="key/value cache: grows as needed, is allocated at once, or keeps only the attention windows; "
+        "default: by model and length",
     )
 
     @property
-    def samples(self) -> bool:
+    def is_sampling(self) -> bool:
         """Whether tokens are drawn at random."""
         return bool(self.do_sample) or (self.do_sample is None and bool(self.sampling_keys))
 
     @property
     def sampling_keys(self) -> list[str]:
-        """The settings that ask for sampling; in a contrastive search, top_k does not."""
-        contrasts = self.penalty_alpha is not None
+        """The settings that select sampling; top_k of a contrastive search does not."""
+        contrastive = {"top_k"} if self.penalty_alpha is not None else set()
         return [
             key
             for key in SAMPLING
-            if getattr(self, key) is not None and key != "top_k_form" and not (contrasts and key == "top_k")
+            if getattr(self, key) is not None and key not in {"top_k_form", *contrastive}
         ]
 
     @model_validator(mode="after")
-    def _does_not_contradict_itself(self) -> Self:
-        if said := contradiction(self):
-            raise ValueError(said)
+    def _check_conflicts(self) -> Self:
+        for find_conflicts in CONFLICTS:
+            for conflict in find_conflicts(self):
+                raise ValueError(conflict)
         return self
 
 
 def end_ids(config: GenerationConfig, model: ModelConfig) -> list[int]:
-    """The ids that end an output; none for a model whose end is an id that no token has."""
+    """The ids that end an output; empty if the model's end id is outside its vocabulary."""
     ids = model.eos_id if config.eos_token_id is None else config.eos_token_id
     return [end for end in ([ids] if isinstance(ids, int) else ids) if end < model.output_vocab_size]
 
 
-# How an argument asks for a way of generating -> what it then does not inherit.
-_WAYS: tuple[tuple[Callable[[Mapping[str, Any]], bool], tuple[str, ...]], ...] = (
-    (lambda asked: asked.get("penalty_alpha") is not None, (*BEAMS, *SAMPLING, *LOOKUP, "do_sample")),
+def with_generation_options(function: Function) -> Function:
+    """Decorator: replace `**options` in the signature of `function` by the fields of GenerationConfig."""
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation
+        )
+        for name, field in GenerationConfig.model_fields.items()
+    ]
+    described = "\n".join(f"    {name}: {f.description}" for name, f in GenerationConfig.model_fields.items())
+    function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    function.__doc__ = f"{inspect.getdoc(function)}\n\nOptions:\n{described}\n"
+    return function
+
+
+# --- precedence ------------------------------------------------------------------------------------------
+
+# Arguments that select a decoding strategy -> stored settings that they override; the first match counts.
+_STRATEGIES: tuple[tuple[Callable[[Mapping[str, Any]], bool], tuple[str, ...]], ...] = (
+    (lambda given: given.get("penalty_alpha") is not None, (*BEAMS, *SAMPLING, *LOOKUP, "do_sample")),
     (
-        lambda asked: asked.get("do_sample") is True or any(asked.get(key) is not None for key in SAMPLING),
+        lambda given: given.get("do_sample") is True or any(given.get(key) is not None for key in SAMPLING),
         (*BEAMS, *CONTRASTIVE, "do_sample"),
     ),
-    (lambda asked: asked.get("do_sample") is False, ("do_sample", *SAMPLING, *CONTRASTIVE)),
-    (lambda asked: asked.get("num_beams") == 1, BEAMS),
+    (lambda given: given.get("do_sample") is False, ("do_sample", *SAMPLING, *CONTRASTIVE)),
+    (lambda given: given.get("num_beams") == 1, BEAMS),
     (
-        lambda asked: _more_than_one(asked.get("num_beams")),
+        lambda given: isinstance(beams := given.get("num_beams"), int) and beams > 1,
         ("do_sample", *SAMPLING, *CONTRASTIVE, *LOOKUP),
     ),
-    (lambda asked: asked.get("prompt_lookup_num_tokens") is not None, (*BEAMS, *CONTRASTIVE)),
+    (lambda given: given.get("prompt_lookup_num_tokens") is not None, (*BEAMS, *CONTRASTIVE)),
 )
-# Who gives one of these does not inherit the others.
-_ONE_OF = (
+# An argument overrides every stored setting of its group.
+_ALTERNATIVES = (
     ("max_new_tokens", "max_length"),
     ("min_new_tokens", "min_length"),
     ("bad_words", "bad_words_ids"),
@@ -177,23 +227,157 @@ _ONE_OF = (
 
 
 def resolve(
-    stored: Mapping[str, Any] | GenerationConfig, asked: Mapping[str, Any], at: str = ""
+    stored: Mapping[str, Any] | GenerationConfig, given: Mapping[str, Any], at: str = ""
 ) -> GenerationConfig:
-    """Argument > stored > default.
+    """Combine the arguments `given` with the settings `stored` with a model; arguments take precedence.
 
-    Who asks for one way of searching does not inherit the settings of the other: asking for sampling drops the
-    stored beam settings, asking for beams (or do_sample false) the stored sampling ones.
-    Raises SettingsError for unknown keys, wrong types and contradictions.
+    An argument that selects a strategy drops the stored settings of the others: sampling drops beam settings, beams
+    (or do_sample false) drop sampling settings. Raises SettingsError for unknown keys, wrong types and contradictions.
     """
     if isinstance(stored, GenerationConfig):
         stored = stored.model_dump(exclude_unset=True)
-    dropped: tuple[str, ...] = next((keys for wants, keys in _WAYS if wants(asked)), ())
-    for group in _ONE_OF:
-        if any(asked.get(key) is not None for key in group):
+    dropped: tuple[str, ...] = next((keys for selects, keys in _STRATEGIES if selects(given)), ())
+    for group in _ALTERNATIVES:
+        if any(given.get(key) is not None for key in group):
             dropped = (*dropped, *group)
     inherited = {key: value for key, value in stored.items() if key not in dropped}
-    return GenerationConfig.parse({**inherited, **asked}, at)
+    return GenerationConfig.parse({**inherited, **given}, at)
 
 
-def _more_than_one(beams: object) -> bool:
-    return isinstance(beams, int) and beams > 1
+# --- contradictions --------------------------------------------------------------------------------------
+
+
+def _sampling_conflicts(config: GenerationConfig) -> Iterator[str]:
+    if config.temperature is not None and config.temperature <= 0:
+        yield (
+            f"temperature {config.temperature} is not above 0; for greedy decoding, leave it out and set "
+            "do_sample to false"
+        )
+    if config.do_sample is False and (keys := config.sampling_keys):
+        yield (
+            f"{_value(config, keys[0])} and do_sample false contradict each other: "
+            f"leave out {keys[0]}, or set do_sample to true"
+        )
+    if config.is_sampling and config.num_beams > 1:
+        yield (
+            f"num_beams {config.num_beams} and {_sampling_setting(config)} contradict each other: "
+            "beam search does not sample; set num_beams to 1, or remove the sampling options"
+        )
+    if not config.is_sampling and config.num_return_sequences > config.num_beams:
+        yield (
+            f"num_return_sequences {config.num_return_sequences} is more than num_beams {config.num_beams}: "
+            "raise num_beams, or sample (do_sample true)"
+        )
+    if config.top_k_form == "uniform" and config.top_k is None:
+        yield "top_k_form uniform needs top_k: set top_k too"
+    if config.top_k_form == "uniform" and config.temperature is not None:
+        yield (
+            f"temperature {config.temperature} and top_k_form uniform contradict each other: temperature does not "
+            "change uniform probabilities; leave one of them out"
+        )
+
+
+def _contrastive_conflicts(config: GenerationConfig) -> Iterator[str]:
+    if config.penalty_alpha is None:
+        return
+    alpha = f"penalty_alpha {config.penalty_alpha}"
+    if config.top_k is None or config.top_k < 2:
+        yield f"{alpha} (contrastive search) needs at least 2 candidates: set top_k to 2 or more"
+    if config.is_sampling or config.top_k_form == "uniform":
+        yield (
+            f"{alpha} and {_sampling_setting(config)} contradict each other: "
+            "contrastive search does not sample; leave one of them out"
+        )
+    if config.num_beams > 1:
+        yield (
+            f"{alpha} and num_beams {config.num_beams} contradict each other: "
+            "contrastive search has no beams; leave one of them out"
+        )
+
+
+def _beam_conflicts(config: GenerationConfig) -> Iterator[str]:
+    groups, beams, penalty = config.num_beam_groups, config.num_beams, config.diversity_penalty
+    if beams % groups:
+        yield f"num_beam_groups {groups} does not divide num_beams {beams}: make num_beams a multiple of it"
+    if groups > 1 and penalty is None:
+        yield f"num_beam_groups {groups} without a penalty find equal outputs: set diversity_penalty"
+    if groups == 1 and penalty is not None:
+        yield f"diversity_penalty {penalty} needs groups of beams: set num_beam_groups to 2 or more"
+    forced = [key for key in ("force_words", "force_words_ids") if getattr(config, key) is not None]
+    if forced and beams == 1:
+        yield f"{forced[0]} needs a beam search: set num_beams to 2 or more"
+    if forced and groups > 1:
+        yield f"{forced[0]} and num_beam_groups {groups} contradict each other: leave one of them out"
+
+
+def _lookup_conflicts(config: GenerationConfig) -> Iterator[str]:
+    if config.prompt_lookup_num_tokens is None:
+        if config.max_matching_ngram_size is not None:
+            yield (
+                f"max_matching_ngram_size {config.max_matching_ngram_size} is an option of the prompt lookup: "
+                "set prompt_lookup_num_tokens too"
+            )
+        return
+    for key, neutral in (("num_beams", 1), ("penalty_alpha", None)):
+        if getattr(config, key) != neutral:
+            yield (
+                f"{_value(config, 'prompt_lookup_num_tokens')} and {_value(config, key)} contradict each other: "
+                "speculation works with greedy decoding and sampling only; leave one of them out"
+            )
+
+
+def _length_conflicts(config: GenerationConfig) -> Iterator[str]:
+    for minimum, maximum in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
+        low, high = getattr(config, minimum), getattr(config, maximum)
+        if high is not None and (low or 0) > high:
+            yield f"{minimum} {low} is more than {maximum} {high}: lower the first or raise the second"
+    for new, total in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
+        if getattr(config, new) is not None and getattr(config, total) is not None:
+            yield (
+                f"{_value(config, new)} and {_value(config, total)} limit the same length: "
+                f"leave out {total}, which includes the prompt"
+            )
+
+
+def _word_conflicts(config: GenerationConfig) -> Iterator[str]:
+    for text, ids in (("bad_words", "bad_words_ids"), ("force_words", "force_words_ids")):
+        if getattr(config, text) is not None and getattr(config, ids):
+            yield f"{text} and {ids} are both set: use one of them for all phrases"
+    banned = {tuple(phrase) for phrase in config.bad_words_ids or ()}
+    for alternatives in config.force_words_ids or ():
+        phrases = alternatives if isinstance(alternatives[0], list) else [alternatives]
+        found = [next((b for b in banned if _contains(phrase, b)), None) for phrase in phrases]
+        if all(found):
+            yield (
+                f"{phrases[0]} is in force_words_ids, but bad_words_ids forbids {list(found[0] or ())}: "
+                "remove one of them"
+            )
+    for word in config.force_words or ():
+        if any(bad in word for bad in config.bad_words or ()):
+            yield f"{word!r} is in force_words, but bad_words forbids it: remove it from one of them"
+
+
+CONFLICTS = (
+    _sampling_conflicts,
+    _contrastive_conflicts,
+    _beam_conflicts,
+    _lookup_conflicts,
+    _length_conflicts,
+    _word_conflicts,
+)
+
+
+def _contains(phrase: object, part: tuple[int, ...]) -> bool:
+    tokens = tuple(phrase) if isinstance(phrase, list) else (phrase,)
+    return any(tokens[i : i + len(part)] == part for i in range(len(tokens) - len(part) + 1))
+
+
+def _value(config: GenerationConfig, key: str) -> str:
+    return f"{key} {getattr(config, key)}"
+
+
+def _sampling_setting(config: GenerationConfig) -> str:
+    """The setting that selects sampling, with its value."""
+    if config.sampling_keys:
+        return _value(config, config.sampling_keys[0])
+    return "do_sample true" if config.is_sampling else f"top_k_form {config.top_k_form}"

@@ -1,4 +1,4 @@
-"""How likely the model finds given outputs: the same numbers that a search adds up, in one pass."""
+"""The log-probability of given outputs, in one pass: the numbers that a search adds up."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from trifold.errors import DataError
 from trifold.generate.config import GenerationConfig
-from trifold.generate.live import Live, Model, at_rest
+from trifold.generate.decoding import DecodingState, Model, eval_mode
 from trifold.nn import Inputs
 
-CHUNK = 1024  # rows of logits at a time, so that they never stand whole in memory
+CHUNK = 1024  # rows of logits at a time, which limits memory
 
 
 class TokenScores(NamedTuple):
-    """Natural logarithms of probabilities: of each token (B, T), 0 at padding; and of each sequence (B,)."""
+    """Natural log-probabilities of each token (B, T), 0 at padding, and of each sequence (B,)."""
 
     tokens: Tensor
     total: Tensor
@@ -26,43 +26,43 @@ class TokenScores(NamedTuple):
 def score_tokens(model: Model, inputs: Inputs, targets: Inputs) -> TokenScores:
     """log P(target | input), token by token.
 
-    inputs: sources (encoder-decoder) or prompts (decoder). targets: (B, T) without a start token, and with the end
-    token where the end is to be scored; padding at the end of rows. Nothing is forbidden: for an output of a search
-    with bad_words_ids [] and length_penalty 0 the total is its score. Raises DataError for rows that are empty or
-    too long, or that one of the two sides lacks.
+    inputs: sources (encoder-decoder) or prompts (decoder). targets: (B, T) without a start token, with the end token
+    where the end is to be scored; padded at the end of rows. No token is forbidden: the total is the score of a search
+    with bad_words_ids [] and length_penalty 0. Raises DataError for empty or too long rows, and for unequal counts.
     """
     tokens, real = targets.tokens, targets.attend
     rows, width = tokens.shape
     if rows != inputs.tokens.shape[0]:
-        raise DataError(f"{inputs.tokens.shape[0]} inputs and {rows} targets: give one target an input")
+        raise DataError(f"{inputs.tokens.shape[0]} inputs and {rows} targets: pass one target per input")
     if not rows:
         return TokenScores(torch.zeros(tokens.shape), torch.zeros(0))
     real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
-    with at_rest(model):
-        live = Live(model, inputs, GenerationConfig(max_new_tokens=max(width, 1)))
-        longest = _checked_longest(real.sum(1).tolist(), live.limits.tolist())
+    with eval_mode(model):
+        state = DecodingState(model, inputs, GenerationConfig(max_new_tokens=max(width, 1)))
+        longest = _check_lengths(real.sum(1).tolist(), state.limits.tolist())
 
-        scored = torch.zeros(tokens.shape, device=tokens.device)
-        scored[:, 0] = _log_probs(live.logits, tokens[:, 0])
+        scores = torch.zeros(tokens.shape, device=tokens.device)
+        scores[:, 0] = _log_probs(state.logits, tokens[:, 0])
         if longest > 1:
-            hidden = live.read(tokens[:, : longest - 1]).flatten(0, 1)
-            wanted = tokens[:, 1:longest].flatten()
+            hidden = state.read(tokens[:, : longest - 1]).flatten(0, 1)
+            labels = tokens[:, 1:longest].flatten()
             rest = [
-                _log_probs(live.head(h), y)
-                for h, y in zip(hidden.split(CHUNK), wanted.split(CHUNK), strict=True)
+                _log_probs(state.head(h), y)
+                for h, y in zip(hidden.split(CHUNK), labels.split(CHUNK), strict=True)
             ]
-            scored[:, 1:longest] = torch.cat(rest).view(rows, longest - 1)
-    scored = scored.masked_fill(~real, 0.0)
-    return TokenScores(scored, scored.sum(1))
+            scores[:, 1:longest] = torch.cat(rest).view(rows, longest - 1)
+    scores = scores.masked_fill(~real, 0.0)
+    return TokenScores(scores, scores.sum(1))
 
 
-def _checked_longest(lengths: list[int], rooms: list[int]) -> int:
-    for row, (length, room) in enumerate(zip(lengths, rooms, strict=True)):
+def _check_lengths(lengths: list[int], limits: list[int]) -> int:
+    """The longest target. Raises DataError for an empty or too long one."""
+    for row, (length, limit) in enumerate(zip(lengths, limits, strict=True)):
         if not length:
-            raise DataError(f"row {row} is a target with zero tokens: give it text, or leave the row out")
-        if length > room:
+            raise DataError(f"row {row} is a target with zero tokens: add text, or leave the row out")
+        if length > limit:
             raise DataError(
-                f"row {row} is a target of {length} tokens, and the model has room for {room}: shorten it"
+                f"row {row} is a target of {length} tokens; the maximum here is {limit}: shorten it"
             )
     return max(lengths)
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
-from trifold.generate.config import LONGEST
+from trifold.generate.config import DEFAULT_MAX_NEW_TOKENS
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding
 from trifold.ragged import Ragged
@@ -55,7 +55,7 @@ def room(config: GenerationConfig, model: ModelConfig, longest: int) -> int:
     rows = max(config.num_beams, config.num_return_sequences, (config.penalty_alpha and config.top_k) or 1)
     if model.encoder_layers:
         return longest * rows
-    most = config.max_length or longest + (config.max_new_tokens or LONGEST)
+    most = config.max_length or longest + (config.max_new_tokens or DEFAULT_MAX_NEW_TOKENS)
     return max(longest, min(most, model.max_positions)) * rows
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trifold.errors import DataError, UsageError
 from trifold.generate import GenerationConfig, generate_tokens
-from trifold.generate.live import Live
+from trifold.generate.decoding import DecodingState
 from trifold.nn import Inputs, ModelConfig, Transformer
 
 pytestmark = pytest.mark.slow
@@ -119,16 +119,16 @@ def test_a_prompt_may_be_read_in_portions(kit, chunk, left, way, cache):
 def test_at_every_step_the_logits_are_those_of_the_whole_text(kit, cache, left, chunk):
     """Not only the choices: what a cached, chunked, padded search sees is what one pass over each row gives."""
     model, inputs = kit.lively("decoder", **CACHES[cache]), kit.batch(ROWS, left=left)
-    live = Live(model, inputs, GenerationConfig(prefill_chunk_size=chunk, cache=cache))
+    state = DecodingState(model, inputs, GenerationConfig(prefill_chunk_size=chunk, cache=cache))
     texts = [list(row) for row in ROWS]
     with torch.no_grad():
         for _ in range(10):
             alone = [model.lm_head(model.decode(Inputs(torch.tensor([text]))))[0, -1] for text in texts]
-            assert torch.allclose(live.logits, torch.stack(alone), atol=1e-4)
-            tokens = live.logits.argmax(-1)
+            assert torch.allclose(state.logits, torch.stack(alone), atol=1e-4)
+            tokens = state.logits.argmax(-1)
             for text, token in zip(texts, tokens.tolist(), strict=True):
                 text.append(token)
-            live.go_on(tokens)
+            state.advance(tokens)
 
 
 def test_a_thousand_rows_do_not_see_their_neighbours(kit):
@@ -253,7 +253,7 @@ def test_a_decoder_writes_fifty_tokens_unless_told(kit):
 
 def test_an_encoder_writes_nothing(kit):
     model = Transformer(ModelConfig(shape="encoder", vocab_size=9, d_model=8, n_heads=2, n_layers=1))
-    with pytest.raises(UsageError, match="shape encoder writes no text"):
+    with pytest.raises(UsageError, match="shape encoder generates no text"):
         generate_tokens(model, kit.batch([[3]]), GenerationConfig())
 
 
@@ -271,7 +271,9 @@ def test_max_length_counts_the_prompt_of_each_row(kit):
     assert [len(output.tokens) for (output,) in found] == [9 - len(row) for row in ROWS]
     found = generate_tokens(kit.lively(), kit.batch(ROWS), config)
     assert {len(output.tokens) for (output,) in found} == {8}
-    with pytest.raises(DataError, match=r"row 3 is a prompt of 7 tokens, and max_length 6 counts them too"):
+    with pytest.raises(
+        DataError, match=r"row 3 is a prompt of 7 tokens, and max_length 6 includes the prompt"
+    ):
         generate_tokens(kit.lively("decoder"), kit.batch(ROWS), GenerationConfig(max_length=6))
 
 
@@ -290,8 +292,8 @@ def test_max_length_counts_the_prompt_of_each_row(kit):
 )
 def test_the_cache_suits_the_model_and_the_text(kit, window, asked, kind):
     model = kit.lively("decoder", sliding_window=window, max_positions=1000)
-    live = Live(model, kit.batch(ROWS), GenerationConfig(**asked))
-    keys = live.cache.layers[0].own
+    state = DecodingState(model, kit.batch(ROWS), GenerationConfig(**asked))
+    keys = state.cache.layers[0].own
     assert type(keys).__name__ == kind
     if kind == "StaticKeys":
         assert keys.held[0].shape[2] == 7 + asked["max_new_tokens"]

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.generate import GenerationConfig, generate_tokens, samplers
-from trifold.generate.samplers import FILTERS, drawn
+from trifold.generate import GenerationConfig, generate_tokens, sampling
+from trifold.generate.sampling import FILTERS, sampler
 
 NEVER = float("-inf")
 PROBABILITIES = torch.tensor([[0.4, 0.05, 0.3, 0.05, 0.2]])
@@ -50,7 +50,7 @@ def test_top_p_keeps_the_fewest_that_suffice(logits, share):
 def test_frequencies_are_the_probabilities(settings, power):
     rows = 20_000
     config = GenerationConfig(seed=1, **settings)
-    choose = drawn(config, [(row, 0) for row in range(rows)], 1, torch.device("cpu"))
+    choose = sampler(config, [(row, 0) for row in range(rows)], 1, torch.device("cpu"))
     tokens = choose(PROBABILITIES.log().expand(rows, -1), torch.arange(rows), 0)
     expected = PROBABILITIES[0] ** power / (PROBABILITIES[0] ** power).sum()
     found = torch.bincount(tokens, minlength=5) / rows
@@ -59,7 +59,7 @@ def test_frequencies_are_the_probabilities(settings, power):
 
 def test_what_is_impossible_is_never_drawn():
     log_probs = torch.tensor([[NEVER, 0.0, NEVER, NEVER]]).expand(5000, -1)
-    choose = drawn(
+    choose = sampler(
         GenerationConfig(do_sample=True), [(row, 0) for row in range(5000)], 1, torch.device("cpu")
     )
     assert set(choose(log_probs, torch.arange(5000), 0).tolist()) == {1}
@@ -224,7 +224,7 @@ def test_typical_is_the_reference():
 def test_top_p_looks_beyond_the_head_where_the_mass_does(monkeypatch):
     logits = torch.randn(40, 60)
     whole = FILTERS["top_p"](logits, 0.8)
-    monkeypatch.setattr(samplers, "HEAD", 5)
+    monkeypatch.setattr(sampling, "HEAD", 5)
     assert torch.equal(FILTERS["top_p"](logits, 0.8), whole)
     sharp = logits * 20
     assert torch.equal(
@@ -235,7 +235,7 @@ def test_top_p_looks_beyond_the_head_where_the_mass_does(monkeypatch):
 def test_all_k_alike():
     rows = 20_000
     config = GenerationConfig(seed=1, top_k=3, top_k_form="uniform")
-    choose = drawn(config, [(row, 0) for row in range(rows)], 1, torch.device("cpu"))
+    choose = sampler(config, [(row, 0) for row in range(rows)], 1, torch.device("cpu"))
     tokens = choose(PROBABILITIES.log().expand(rows, -1), torch.arange(rows), 0)
     found = torch.bincount(tokens, minlength=5) / rows
     expected = torch.tensor([1 / 3, 0, 1 / 3, 0, 1 / 3])
@@ -244,4 +244,4 @@ def test_all_k_alike():
 
 def test_what_reaches_p_exactly_is_enough():
     logits = torch.tensor([[0.5, 0.25, 0.25]]).log()
-    assert (samplers.top_p(logits, 0.5) > float("-inf")).tolist() == [[True, False, False]]
+    assert (sampling.top_p(logits, 0.5) > float("-inf")).tolist() == [[True, False, False]]

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from trifold.errors import TrifoldError, UsageError
 from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
-from trifold.generate.ends import Ends
-from trifold.generate.live import Live
+from trifold.generate.beam_search import beam_search
+from trifold.generate.decoding import LENGTH_PENALTIES, DecodingState, SearchSetup
 from trifold.generate.processors import processor
-from trifold.generate.samplers import likeliest
-from trifold.generate.search import LENGTH_PENALTIES, beam_search, drained, one_by_one
+from trifold.generate.sampling import greedy
+from trifold.generate.stopping import StoppingCriteria
+from trifold.generate.token_search import run_to_end, token_search
 
 pytestmark = pytest.mark.slow
 
@@ -230,13 +231,13 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all(kit, seed, alpha, limi
 def test_greedy_is_a_beam_of_one(kit, seed, rows, alpha):
     model = kit.Scripted(kit.random_says(seed, 7), 7)
     config = GenerationConfig(max_new_tokens=6, length_penalty=alpha)
-    process, inputs = processor(config, model.config), kit.batch(rows)
-    ends = Ends([END])
-    beams = beam_search(Live(model, inputs, config), config, process, ends)
-    greedy = drained(one_by_one(Live(model, inputs, config), config, process, likeliest, ends))
-    for (beam,), single in zip(beams, greedy, strict=True):
+    setup = SearchSetup(config, processor(config, model.config), StoppingCriteria([END]))
+    inputs = kit.batch(rows)
+    beams = beam_search(DecodingState(model, inputs, config), setup)
+    outputs = run_to_end(token_search(DecodingState(model, inputs, config), setup, greedy))
+    for (beam,), single in zip(beams, outputs, strict=True):
         assert_same([beam], [single])
-    assert generate_tokens(model, inputs, config) == [[output] for output in greedy]
+    assert generate_tokens(model, inputs, config) == [[output] for output in outputs]
 
 
 @pytest.mark.parametrize("beams", [1, 2])
@@ -295,7 +296,7 @@ def test_fewer_outputs_where_fewer_exist(kit):
 @pytest.mark.parametrize("beams", [1, 3])
 def test_scores_that_are_no_numbers_are_refused(kit, beams):
     model = kit.Scripted(lambda source, prefix: [0.5, 0, 0.5, float("nan")], 4)
-    with pytest.raises(TrifoldError, match="not numbers"):
+    with pytest.raises(TrifoldError, match="NaN scores"):
         generate_tokens(model, kit.batch([[3]]), GenerationConfig(num_beams=beams))
 
 

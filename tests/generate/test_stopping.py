@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trifold.errors import UsageError
-from trifold.generate import GenerationConfig, generate_tokens, until_stop
-from trifold.generate.ends import Ends
+from trifold.generate import GenerationConfig, generate_tokens, truncate_at_stop
+from trifold.generate.stopping import StoppingCriteria
 
 PIECES = ("ab", "cabc", "bb", "", "jaaj")  # tokens 13 … 17
 VOCABULARY = 18
@@ -61,7 +61,7 @@ def test_greedy_stops_at_the_first_place_and_no_earlier(kit):
 @given(st.lists(st.integers(3, 17), min_size=1, max_size=60), stops)
 def test_only_the_end_of_a_text_is_read_and_that_is_enough(kit, tokens, strings):
     codec = kit.Letters(*PIECES)
-    ends = Ends([2], strings, codec)
+    ends = StoppingCriteria([2], strings, codec)
     for n in range(1, len(tokens) + 1):
         text = codec.decode([tokens[:n]])[0]
         here = any(string in text for string in strings)
@@ -81,19 +81,19 @@ def test_the_tail_stays_short():
             return ["x" * len(row) for row in ids]
 
     longest: list[int] = []
-    Ends([2], ["stop"], Counting())._tails([[3] * 10_000])
+    StoppingCriteria([2], ["stop"], Counting())._tails([[3] * 10_000])
     assert max(longest) < 20
 
 
 def test_stop_strings_need_a_tokenizer(kit):
-    with pytest.raises(UsageError, match="stop_strings is text: give the tokenizer too"):
+    with pytest.raises(UsageError, match="stop_strings is text: pass the tokenizer too"):
         generate_tokens(kit.lively(), kit.batch([[3]]), GenerationConfig(stop_strings=["."]))
 
 
 def test_text_ends_before_the_first_stop_string():
-    assert until_stop("one two three", ["three", "two"]) == "one "
-    assert until_stop("one", ["two"]) == "one"
-    assert until_stop("one", []) == "one"
+    assert truncate_at_stop("one two three", ["three", "two"]) == "one "
+    assert truncate_at_stop("one", ["two"]) == "one"
+    assert truncate_at_stop("one", []) == "one"
 
 
 def test_a_forced_end_is_a_text_cut_off(kit):

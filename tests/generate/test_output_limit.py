@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.generate import GenerationConfig, generate_tokens, limit
-from trifold.generate.config import LONGEST
+from trifold.generate import GenerationConfig, generate_tokens, output_limit
+from trifold.generate.config import DEFAULT_MAX_NEW_TOKENS
 from trifold.nn import Inputs, ModelConfig
 
 sizes = st.integers(1, 300)
@@ -21,13 +21,13 @@ asked = st.sampled_from(["max_new_tokens", "max_length", None])
 def test_it_is_the_least_and_says_whose_it_is(shape, positions, length, asks, most):
     length = min(length, positions)
     model = ModelConfig(shape=shape, max_positions=positions)
-    found = limit(GenerationConfig.parse({asks: most} if asks else {}), model, length)
+    found = output_limit(GenerationConfig.parse({asks: most} if asks else {}), model, length)
     prompt = length if shape == "decoder" else 1
     room = positions + 1 - prompt  # the last token is said, but never read
-    usual = LONGEST + (length if shape == "encoder-decoder" else 0)
+    usual = DEFAULT_MAX_NEW_TOKENS + (length if shape == "encoder-decoder" else 0)
     wanted = {"max_new_tokens": most, "max_length": most - prompt, None: usual}[asks]
     assert found.tokens == min(room, wanted)
-    assert found.by == ("positions" if room < wanted else "asked" if asks else "usual")
+    assert found.source == ("positions" if room < wanted else "requested" if asks else "default")
 
 
 @pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
@@ -38,4 +38,4 @@ def test_the_searches_keep_to_it(kit, shape):
         for size in (1, 5, 8):
             (found,) = generate_tokens(model, Inputs(torch.full((1, size), 5)), config)
             assert found[0].finish_reason == "length"
-            assert len(found[0].tokens) == limit(config, model.config, size).tokens
+            assert len(found[0].tokens) == output_limit(config, model.config, size).tokens

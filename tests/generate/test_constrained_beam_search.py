@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trifold.errors import UsageError
 from trifold.generate import GenerationConfig, generate_tokens
-from trifold.generate.phrases import Wishes
+from trifold.generate.constrained_beam_search import PhraseConstraints
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,9 @@ def log_p(says, source, tokens) -> float:
 )
 def test_every_output_holds_every_phrase(kit, seed, wished, rows, beams, early_stopping, spare):
     says = kit.random_says(seed, 8)
-    limit = Wishes.of(wished).missing(Wishes.of(wished).start) + spare
+    limit = (
+        PhraseConstraints.from_setting(wished).missing(PhraseConstraints.from_setting(wished).start) + spare
+    )
     config = GenerationConfig(
         num_beams=beams, num_return_sequences=beams, force_words_ids=wished, max_new_tokens=limit,
         early_stopping=early_stopping, length_penalty=0.0,
@@ -77,7 +79,7 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_that_hold_them(kit, se
         early_stopping="never",
         length_penalty=1.0,
     )
-    if Wishes.of(wished).missing(Wishes.of(wished).start) > limit:
+    if PhraseConstraints.from_setting(wished).missing(PhraseConstraints.from_setting(wished).start) > limit:
         with pytest.raises(UsageError, match="the forced words need"):
             generate_tokens(kit.Scripted(says, 6), kit.batch([[3]]), config)
         return
@@ -98,13 +100,13 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_that_hold_them(kit, se
 
 @given(wishes, st.lists(st.integers(3, 7), max_size=12))
 def test_the_machine_knows_what_a_text_holds(wished, text):
-    machine = Wishes.of(wished)
+    machine = PhraseConstraints.from_setting(wished)
     state = machine.start
     for n, token in enumerate(text, start=1):
         before, advances = machine.missing(state), machine.advances(state)
         if before:
             assert any(machine.missing(machine.after(state, each)) < before for each in advances)
-            one_by_one = machine._missing_one_by_one
+            one_by_one = machine._missing_without_overlap
             assert any(one_by_one(machine.after(state, each)) < one_by_one(state) for each in advances)
         state = machine.after(state, token)
         assert (machine.missing(state) == 0) == granted(text[:n], wished)
@@ -112,12 +114,12 @@ def test_the_machine_knows_what_a_text_holds(wished, text):
 
 @given(wishes, st.lists(st.integers(3, 7), max_size=3))
 def test_the_shortest_way_to_hold_them_all(wished, text):
-    machine = Wishes.of(wished)
+    machine = PhraseConstraints.from_setting(wished)
     state = machine.start
     for token in text:
         state = machine.after(state, token)
     shortest = machine.missing(state)
-    assert shortest <= machine._missing_one_by_one(state)
+    assert shortest <= machine._missing_without_overlap(state)
     if shortest <= 4:
         ways = itertools.product(range(3, 8), repeat=max(shortest - 1, 0))
         shorter = any(granted_after(machine, state, way) for way in ways)
@@ -154,7 +156,7 @@ def test_what_cannot_be_is_refused(kit):
             kit.batch([[3]]),
             GenerationConfig(num_beams=2, max_new_tokens=3, force_words_ids=[[4, 5], [6, 7]]),
         )
-    with pytest.raises(UsageError, match=r"2 ends an output"):
+    with pytest.raises(UsageError, match=r"contains 2, which ends an output"):
         generate_tokens(model, kit.batch([[3]]), GenerationConfig(num_beams=2, force_words_ids=[[4, 2]]))
 
 
@@ -166,7 +168,7 @@ def test_words_may_be_text(kit):
     for text in codec.decode([output.tokens for output in outputs]):
         assert "bad" in text and "c" in text
         assert "e" not in text and "fg" not in text
-    with pytest.raises(UsageError, match="bad_words is text: give the tokenizer too"):
+    with pytest.raises(UsageError, match="bad_words is text: pass the tokenizer too"):
         generate_tokens(model, kit.batch([[3]]), config)
     config = GenerationConfig(force_words=[" "], num_beams=2)
     with pytest.raises(UsageError, match="' ' has no tokens"):

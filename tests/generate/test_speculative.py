@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trifold.errors import UsageError
 from trifold.generate import GenerationConfig, generate_tokens
-from trifold.generate.search import Lookup
+from trifold.generate.speculative import PromptLookup
 from trifold.nn import Inputs, ModelConfig, Transformer
 
 pytestmark = pytest.mark.slow
@@ -86,7 +86,7 @@ def test_looking_up_saves_readings_where_a_text_repeats_itself(kit):
 
 
 def test_the_longest_n_gram_goes_first_and_its_last_place():
-    look = Lookup([7, 8, 1, 9, 8, 2, 7, 8, 3], longest=2)
+    look = PromptLookup([7, 8, 1, 9, 8, 2, 7, 8, 3], max_ngram=2)
     assert look.propose([7, 8], 2) == [3, 7]
     assert look.propose([9, 8], 3) == [2, 7, 8]
     assert look.propose([5, 1], 1) == [9]
@@ -105,8 +105,8 @@ def test_a_draft_may_have_fewer_positions(kit):
 def test_what_cannot_speculate_is_refused(kit):
     model, inputs = kit.lively("decoder"), kit.batch([[5]])
     for config, draft, said in (
-        (GenerationConfig(num_beams=2), model, "a beam search cannot use a draft"),
-        (GenerationConfig(penalty_alpha=0.5, top_k=3), model, "a contrastive search cannot use a draft"),
+        (GenerationConfig(num_beams=2), model, "beam search cannot use a draft"),
+        (GenerationConfig(penalty_alpha=0.5, top_k=3), model, "contrastive search cannot use a draft"),
         (GenerationConfig(prompt_lookup_num_tokens=3), model, "leave one of them out"),
         (GenerationConfig(), kit.lively("decoder", vocab_size=24), "vocab_size is 24, and the model's 23"),
         (GenerationConfig(), kit.lively(), "shape is encoder-decoder"),

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.generate.search import top
+from trifold.generate import beam_search
 
 
 @given(
@@ -22,11 +22,11 @@ def test_looking_into_few_chunks_finds_what_sorting_all_finds(seed, vocabulary, 
     scores = torch.randn(3, beams, generator=generator)
     if dead:
         scores[:, 1:] = float("-inf")
-    whole = top.best_continuations(log_probs, scores, count)
+    whole = beam_search.best_continuations(log_probs, scores, count)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(top, "CHUNK", 3)
-        patch.setattr(top, "MANY", 0)
-        found = top.best_continuations(log_probs, scores, count)
+        patch.setattr(beam_search, "CHUNK", 3)
+        patch.setattr(beam_search, "LARGE", 0)
+        found = beam_search.best_continuations(log_probs, scores, count)
     for ours, expected in zip(found, whole, strict=True):
         assert torch.equal(ours, expected)
     rows = torch.arange(3)[:, None]

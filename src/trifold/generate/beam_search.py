@@ -1,0 +1,218 @@
+"""Beam search: the K most likely beginnings of each sentence, in one group or in diverse groups.
+
+Of the 2K best continuations, ends among the first K are finished outputs, and the K best that have not ended continue.
+At most K can end, so K always remain. Ends beyond rank K are dropped. Shapes: B sentences, G groups, K beams,
+R = B·G·K rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trifold.generate.decoding import DecodingState, SearchSetup, refuse_nan
+from trifold.generate.processors import NEVER
+from trifold.generate.stopping import Hypothesis
+
+CHUNK = 64  # tokens of a chunk of the vocabulary in `best_continuations`
+LARGE = 4096  # smallest vocabulary for which chunks are faster
+
+
+class Continuations(NamedTuple):
+    """The best continuations of every sentence (B, n), best first, and the K of them that continue (B, K).
+
+    ended: True where an output is finished. stopped: True where a stop string ended it. next: index of those that
+    continue. exists: False where fewer than K continue. next_scores: NEVER there and at the length limit.
+    """
+
+    scores: Tensor
+    rows: Tensor
+    tokens: Tensor
+    ended: Tensor
+    stopped: Tensor | None
+    next: Tensor
+    next_scores: Tensor
+    exists: Tensor
+
+
+def beam_search(state: DecodingState, setup: SearchSetup) -> list[list[Hypothesis]]:
+    """The finished outputs of each sentence, best first, at most `num_beams`.
+
+    With `num_beam_groups`, each group is a beam search of its own, in which a token costs `diversity_penalty` for
+    every beam of an earlier group that continues with it at this step (Vijayakumar et al. 2018). As in Hugging Face
+    transformers, the penalty is part of the score.
+    """
+    config = setup.config
+    groups, beams = config.num_beam_groups, config.num_beams // config.num_beam_groups
+    penalty, count = config.diversity_penalty or 0.0, len(state.sentences)
+    finished = [FinishedBeams(setup, count, beams) for _ in range(groups)]
+    state.expand(config.num_beams)
+    # All beams are equal at first, so only one of them may be continued.
+    scores = state.logits.new_full((count, groups, beams), NEVER)
+    scores[:, :, 0] = 0
+    while True:
+        log_probs = processed_log_probs(state, setup)
+        chosen: Tensor | None = None
+        steps = []
+        for group in range(groups):
+            group_log_probs = log_probs.view(len(scores), groups, beams, -1)[:, group]
+            if chosen is not None:
+                group_log_probs = group_log_probs - penalty * chosen[:, None]
+            step = _continue(state, setup, group_log_probs, scores[:, group], group * beams)
+            _finish(state, setup, finished[group], step, beams)
+            if group + 1 < groups:
+                chosen = _count_tokens(chosen, step, log_probs)
+            steps.append(step)
+
+        scores = torch.stack([step.next_scores for step in steps], dim=1)
+        remaining = _remaining(state, finished, scores)
+        setup.report(state.generated + 1, len(remaining))
+        if not len(remaining):
+            by_sentence = zip(*(group.outputs for group in finished), strict=True)
+            return [best_first([output for each in found for output in each]) for found in by_sentence]
+        rows = torch.cat([step.rows.gather(1, step.next) for step in steps], dim=1)
+        tokens = torch.cat([step.tokens.gather(1, step.next) for step in steps], dim=1)
+        if len(remaining) == len(scores):
+            state.advance(tokens.flatten(), rows.flatten())
+        else:
+            scores = scores[remaining]
+            state.advance(tokens[remaining].flatten(), rows[remaining].flatten(), remaining)
+
+
+def processed_log_probs(state: DecodingState, setup: SearchSetup) -> Tensor:
+    """(R, V) log-probabilities of the next token after the processors.
+
+    Forbidden tokens do not make the others more likely, so the score of an output is its log-probability under the
+    model; `renormalize_logits` makes the probabilities sum to 1 again.
+    """
+    log_probs = setup.process(state.logits.log_softmax(-1), state.context)
+    return log_probs.log_softmax(-1) if setup.config.renormalize_logits else log_probs
+
+
+def _continue(
+    state: DecodingState, setup: SearchSetup, log_probs: Tensor, scores: Tensor, first: int
+) -> Continuations:
+    """The best continuations of the K beams from beam `first` on, with log_probs (B, K, V) and scores (B, K)."""
+    sentences, beams, vocabulary = log_probs.shape
+    stopping = setup.stopping
+    count = min((1 + len(stopping.ids)) * beams, beams * vocabulary)
+    best, parents, tokens = best_continuations(log_probs, scores, count)
+    refuse_nan(best)
+    stride = setup.config.num_beams
+    rows = torch.arange(first, sentences * stride, stride, device=scores.device)[:, None] + parents
+    stopped = stopping.completes_string(state.generated_tokens, tokens, rows, best > NEVER)
+    ended = stopping.is_end(tokens) if stopped is None else stopping.is_end(tokens) | stopped
+    full = (state.limits <= state.generated + 1)[:, None]
+    next_scores, next_index = best.masked_fill(ended, NEVER).topk(beams)
+    exists = next_scores > NEVER
+    next_scores = next_scores.masked_fill(full, NEVER)
+    return Continuations(best, rows, tokens, ended | full, stopped, next_index, next_scores, exists)
+
+
+def _finish(
+    state: DecodingState, setup: SearchSetup, finished: FinishedBeams, step: Continuations, beams: int
+) -> None:
+    """Add the outputs that ended among the best K."""
+    done = step.ended[:, :beams] & (step.scores[:, :beams] > NEVER)
+    sentences, ranks = done.nonzero().unbind(1)
+    if not len(sentences):
+        return
+    index = (sentences, ranks)
+    final = step.scores[index] / setup.divisor(state.generated + 1)
+    strings = None if step.stopped is None else step.stopped[index]
+    full = state.limits[sentences] == state.generated + 1
+    texts = state.generated_tokens(step.rows[index])
+    found = setup.stopping.hypotheses(texts, step.tokens[index], final, strings, full)
+    for number, output in zip(state.sentences[sentences].tolist(), found, strict=True):
+        finished.add(number, output)
+
+
+def _count_tokens(counts: Tensor | None, step: Continuations, like: Tensor) -> Tensor:
+    """(B, V) number of beams of the groups so far that continue with each token."""
+    if counts is None:
+        counts = like.new_zeros(len(step.tokens), like.shape[-1])
+    tokens = step.tokens.gather(1, step.next)
+    return counts.scatter_add_(1, tokens, step.exists.to(counts.dtype))
+
+
+def _remaining(state: DecodingState, finished: list[FinishedBeams], scores: Tensor) -> Tensor:
+    """Positions of the sentences with an unfinished group; sets `scores` (B, G, K) of finished groups to NEVER."""
+    length = state.generated + 1
+    best = scores[:, :, 0].tolist()
+    remaining = []
+    for index, (number, limit) in enumerate(
+        zip(state.sentences.tolist(), state.limits.tolist(), strict=True)
+    ):
+        is_open = [
+            group.can_improve(number, length, limit, best[index][g]) for g, group in enumerate(finished)
+        ]
+        if any(is_open):
+            remaining.append(index)
+        for g, group_is_open in enumerate(is_open):
+            if not group_is_open:
+                scores[index, g] = NEVER
+    return torch.tensor(remaining, dtype=torch.long, device=scores.device)
+
+
+class FinishedBeams:
+    """The best `keep` outputs so far of each of `count` parallel searches."""
+
+    def __init__(self, setup: SearchSetup, count: int, keep: int) -> None:
+        self.setup, self.keep = setup, keep
+        self.outputs: list[list[Hypothesis]] = [[] for _ in range(count)]
+
+    def add(self, number: int, output: Hypothesis) -> None:
+        """Add an output of search `number`, and drop the worst if there are too many."""
+        self.outputs[number] = best_first([*self.outputs[number], output])[: self.keep]
+
+    def can_improve(self, number: int, length: int, limit: int, best: float) -> bool:
+        """Whether search `number` continues; best: log P of its most likely beginning of `length` tokens.
+
+        The criteria are those of `early_stopping` in Hugging Face transformers.
+        """
+        config, found = self.setup.config, self.outputs[number]
+        if best == NEVER:
+            return False
+        if len(found) < self.keep:
+            return True
+        if config.early_stopping is True:
+            return False
+        # log P can only fall; with a positive α the score is highest at the maximum length.
+        longest = config.early_stopping == "never" and config.length_penalty > 0
+        return best / self.setup.divisor(limit if longest else length) > found[-1].score
+
+
+def best_first(outputs: list[Hypothesis]) -> list[Hypothesis]:
+    """Sort by descending score; the order of ties is kept."""
+    return sorted(outputs, key=lambda output: output.score, reverse=True)
+
+
+def best_continuations(log_probs: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """log_probs (B, K, V) + scores (B, K) -> the best `count` of each sentence: values, beams, tokens; best first.
+
+    For a large vocabulary, only the `count` chunks with the largest maxima are sorted, which contain the best tokens.
+    Maxima are computed at memory speed; top-k over the whole vocabulary is many times slower.
+    """
+    vocabulary = log_probs.shape[-1]
+    chunks = vocabulary // CHUNK
+    if vocabulary < LARGE or chunks < count:
+        values, places = (log_probs + scores[..., None]).flatten(1).topk(count)
+        return values, places // vocabulary, places % vocabulary
+
+    whole = log_probs[..., : chunks * CHUNK].unflatten(-1, (chunks, CHUNK))
+    _, where = (whole.amax(-1) + scores[..., None]).flatten(1).topk(count)
+    sentences = torch.arange(len(scores), device=scores.device)[:, None]
+    beams, starts = where // chunks, where % chunks * CHUNK
+    within = torch.arange(CHUNK, device=scores.device)
+    rest = torch.arange(chunks * CHUNK, vocabulary, device=scores.device)
+
+    # Candidates: the tokens of those chunks, and the incomplete chunk at the end of each beam's vocabulary.
+    tokens = (starts[..., None] + within).flatten(1)
+    beams = beams.repeat_interleave(CHUNK, dim=1)
+    all_beams = torch.arange(scores.shape[1], device=scores.device).repeat_interleave(len(rest))
+    beams = torch.cat([beams, all_beams.expand(len(scores), -1)], dim=1)
+    tokens = torch.cat([tokens, rest.repeat(scores.shape[1]).expand(len(scores), -1)], dim=1)
+    values, places = (log_probs[sentences, beams, tokens] + scores.gather(1, beams)).topk(count)
+    return values, beams.gather(1, places), tokens.gather(1, places)

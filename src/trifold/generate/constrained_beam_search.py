@@ -1,0 +1,249 @@
+"""Beam search in which every forced phrase appears (dynamic beam allocation, Post & Vilar 2018).
+
+Beginnings that miss 0, 1, 2, … tokens of the phrases form separate banks, and the K beams are allocated to the banks in
+turn, so beginnings with a forced token do not compete with those without. A beginning may end only in bank 0, and is
+dropped if it cannot complete the phrases before its length limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from trifold.errors import UsageError
+from trifold.generate.beam_search import FinishedBeams, processed_log_probs
+from trifold.generate.decoding import DecodingState, SearchSetup, refuse_nan
+from trifold.generate.processors import NEVER
+from trifold.generate.stopping import Hypothesis, StoppingCriteria
+
+EXACT = 4  # maximum number of open constraints for which the shortest completion is computed exactly
+State = tuple[tuple[int, ...] | None, ...]
+"""For each constraint: the number of matched tokens of each of its phrases, or None if the constraint is met."""
+
+
+class PhraseConstraints:
+    """Tracks which phrases a text contains. A constraint is a list of phrases of which one must appear.
+
+    Each phrase is matched by the automaton of Knuth, Morris & Pratt (1977): its state is the length of the longest
+    prefix of the phrase that the text ends with.
+    """
+
+    def __init__(self, constraints: Sequence[Sequence[Sequence[int]]]) -> None:
+        self._constraints = [[tuple(phrase) for phrase in phrases] for phrases in constraints]
+        self.start: State = tuple((0,) * len(phrases) for phrases in self._constraints)
+        self._matched = cache(_matched)
+        self.missing = cache(self._missing)
+
+    @classmethod
+    def from_setting(
+        cls, force_words_ids: Sequence[Sequence[int] | Sequence[Sequence[int]]]
+    ) -> PhraseConstraints:
+        """From the setting, where a constraint with one phrase is given as that phrase."""
+        constraints = [[each] if isinstance(each[0], int) else each for each in force_words_ids]
+        return cls(cast(Sequence[Sequence[Sequence[int]]], constraints))
+
+    @property
+    def tokens(self) -> set[int]:
+        """Every token of every phrase."""
+        return {token for phrases in self._constraints for phrase in phrases for token in phrase}
+
+    def after(self, state: State, token: int) -> State:
+        """The state after one more token."""
+        return tuple(
+            None if progress is None else self._constraint_after(phrases, progress, token)
+            for phrases, progress in zip(self._constraints, state, strict=True)
+        )
+
+    def advances(self, state: State) -> set[int]:
+        """The tokens that continue a phrase of an open constraint."""
+        return {
+            phrase[done]
+            for phrases, progress in zip(self._constraints, state, strict=True)
+            if progress is not None
+            for phrase, done in zip(phrases, progress, strict=True)
+        }
+
+    def _missing(self, state: State) -> int:
+        """The number of tokens that complete all constraints; 0 if all are met. One of `advances` always reduces it.
+
+        Exact for few open constraints, where phrases may overlap; for many, the sum without overlaps.
+        """
+        if sum(progress is not None for progress in state) > EXACT:
+            return self._missing_without_overlap(state)
+        reached, visited, steps = [state], {state}, 0
+        while not any(all(progress is None for progress in each) for each in reached):
+            following = [self.after(each, token) for each in reached for token in sorted(self.advances(each))]
+            reached = [each for each in dict.fromkeys(following) if each not in visited]
+            visited.update(reached)
+            steps += 1
+        return steps
+
+    def _missing_without_overlap(self, state: State) -> int:
+        """The phrase with the most progress first, the others from their start."""
+        total = saved = 0
+        for phrases, progress in zip(self._constraints, state, strict=True):
+            if progress is None:
+                continue
+            shortest = min(map(len, phrases))
+            nearest = min(len(phrase) - done for phrase, done in zip(phrases, progress, strict=True))
+            total, saved = total + shortest, max(saved, shortest - nearest)
+        return total - saved
+
+    def _constraint_after(
+        self, phrases: Sequence[tuple[int, ...]], progress: tuple[int, ...], token: int
+    ) -> tuple[int, ...] | None:
+        matched = tuple(
+            self._matched(phrase, done, token) for phrase, done in zip(phrases, progress, strict=True)
+        )
+        is_met = any(done == len(phrase) for phrase, done in zip(phrases, matched, strict=True))
+        return None if is_met else matched
+
+
+def _matched(phrase: tuple[int, ...], done: int, token: int) -> int:
+    """The length of the longest prefix of `phrase` that a text ends with after `done` tokens of it and `token`."""
+    text = (*phrase[:done], token)
+    return next(n for n in range(len(text), -1, -1) if text[len(text) - n :] == phrase[:n])
+
+
+class _Beginning(NamedTuple):
+    """One continuation of one row."""
+
+    score: float
+    row: int
+    token: int
+    state: State
+    missing: int
+
+
+def constrained_beam_search(state: DecodingState, setup: SearchSetup) -> list[list[Hypothesis]]:
+    """The finished outputs of each sentence, best first, at most `num_beams`; each contains all phrases.
+
+    Forced phrases take precedence over forbidden tokens. Raises UsageError if the phrases exceed a row's length limit.
+    """
+    config = setup.config
+    assert config.force_words_ids is not None
+    constraints, beams = PhraseConstraints.from_setting(config.force_words_ids), config.num_beams
+    _check(constraints, setup.stopping, state.limits)
+    finished = FinishedBeams(setup, len(state.sentences), beams)
+    state.expand(beams)
+    states = [constraints.start] * len(state.logits)
+    scores = state.logits.new_full((len(state.sentences), beams), NEVER)
+    scores[:, 0] = 0
+    while True:
+        length = state.generated + 1
+        unprocessed = state.logits.log_softmax(-1)
+        log_probs = processed_log_probs(state, setup)
+        pool = _continuations(log_probs, unprocessed, scores, states, constraints, setup.stopping.ids)
+        following = []
+        for index, (number, limit) in enumerate(
+            zip(state.sentences.tolist(), state.limits.tolist(), strict=True)
+        ):
+            feasible = [each for each in pool[index] if each.missing <= limit - length]
+            chosen = _finish_and_choose(state, setup, finished, number, feasible, is_full=length == limit)
+            best = max((each.score for each in chosen), default=NEVER)
+            following.append(chosen if finished.can_improve(number, length, limit, best) else [])
+        remaining = [index for index, chosen in enumerate(following) if chosen]
+        setup.report(length, len(remaining))
+        if not remaining:
+            return finished.outputs
+
+        # With fewer beginnings than beams, copies of the first one fill the rows; they are never continued.
+        flat: list[_Beginning] = []
+        for index in remaining:
+            copy = following[index][0]._replace(score=NEVER)
+            flat += [*following[index], *[copy] * (beams - len(following[index]))]
+        device = state.logits.device
+        scores = torch.tensor([each.score for each in flat], device=device).view(len(remaining), beams)
+        states = [each.state for each in flat]
+        state.advance(
+            torch.tensor([each.token for each in flat], device=device),
+            torch.tensor([each.row for each in flat], device=device),
+            None if len(remaining) == len(following) else torch.tensor(remaining, device=device),
+        )
+
+
+def _continuations(
+    log_probs: Tensor,
+    unprocessed: Tensor,
+    scores: Tensor,
+    states: list[State],
+    constraints: PhraseConstraints,
+    ends: list[int],
+) -> list[list[_Beginning]]:
+    """For each sentence, best first: the best continuations of each row, and all that continue a phrase.
+
+    Only rows that miss nothing may end.
+    """
+    sentences, beams = scores.shape
+    open_rows = [row for row, state in enumerate(states) if constraints.missing(state)]
+    if open_rows:
+        rows = torch.tensor(open_rows, device=scores.device)[:, None]
+        log_probs[rows, torch.tensor([ends], dtype=torch.long, device=scores.device)] = NEVER
+    forced = [(row, token) for row in open_rows for token in sorted(constraints.advances(states[row]))]
+    values: dict[tuple[int, int], float] = {}
+    before = scores.flatten()
+    if forced:
+        index = torch.tensor(forced, device=scores.device).unbind(1)
+        found = torch.where(log_probs[index] > NEVER, log_probs[index], unprocessed[index])
+        values |= zip(forced, (before[index[0]] + found).tolist(), strict=True)
+    total = log_probs.add_(before[:, None])
+    count = min((1 + len(ends)) * beams, total.shape[-1])
+    best, tokens = total.topk(count)  # enough of each row for the best of all rows
+    refuse_nan(best)
+    for row, (row_scores, row_tokens) in enumerate(zip(best.tolist(), tokens.tolist(), strict=True)):
+        for score, token in zip(row_scores, row_tokens, strict=True):
+            values.setdefault((row, token), score)
+
+    pool: list[list[_Beginning]] = [[] for _ in range(sentences)]
+    for (row, token), score in values.items():
+        if score > NEVER:
+            state = constraints.after(states[row], token)
+            pool[row // beams].append(_Beginning(score, row, token, state, constraints.missing(state)))
+    return [sorted(each, key=lambda one: one.score, reverse=True) for each in pool]
+
+
+def _finish_and_choose(
+    state: DecodingState,
+    setup: SearchSetup,
+    finished: FinishedBeams,
+    number: int,
+    pool: list[_Beginning],
+    *,
+    is_full: bool,
+) -> list[_Beginning]:
+    """Finish the outputs that end among the best K of bank 0; return the K beginnings that continue, best first."""
+    beams, stopping, device = setup.config.num_beams, setup.stopping, state.tokens.device
+    tokens = torch.tensor([each.token for each in pool], dtype=torch.long, device=device)
+    rows = torch.tensor([each.row for each in pool], dtype=torch.long, device=device)
+    found = stopping.completes_string(state.generated_tokens, tokens, rows)
+    stopped: dict[_Beginning, bool] = dict.fromkeys(pool, False)
+    if found is not None:
+        stopped = dict(zip(pool, found.tolist(), strict=True))
+    ended = {each for each in pool if is_full or stopped[each] or each.token in stopping.ids}
+
+    banks: dict[int, list[_Beginning]] = {}
+    for each in pool:
+        banks.setdefault(each.missing, []).append(each)
+    for each in banks.get(0, [])[:beams]:
+        if each in ended:
+            text = state.generated_tokens(torch.tensor([each.row], device=device))[0].tolist()
+            score = each.score / setup.divisor(state.generated + 1)
+            finished.add(number, stopping.hypothesis(text, each.token, score, stopped[each], is_full))
+    open_banks = [[each for each in bank if each not in ended] for _, bank in sorted(banks.items())]
+    chosen = [bank[rank] for rank in range(beams) for bank in open_banks if rank < len(bank)]
+    return sorted(chosen[:beams], key=lambda each: each.score, reverse=True)
+
+
+def _check(constraints: PhraseConstraints, stopping: StoppingCriteria, limits: Tensor) -> None:
+    if ends := constraints.tokens & set(stopping.ids):
+        raise UsageError(f"force_words_ids contains {min(ends)}, which ends an output: leave it out")
+    needed = constraints.missing(constraints.start)
+    for row, limit in enumerate(limits.tolist()):
+        if needed > limit:
+            raise UsageError(
+                f"row {row} may get {limit} tokens, and the forced words need {needed}: raise max_new_tokens"
+            )

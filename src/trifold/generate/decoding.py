@@ -1,0 +1,294 @@
+"""DecodingState: the rows being generated, with their cache and the logits of the next token.
+
+Every sentence has the same number of rows (1, or the number of beams) and they are adjacent: row r belongs to sentence
+r // beams. Shapes: B sentences, R rows, S source or prompt length, V vocabulary, E model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from trifold.errors import DataError, TrifoldError, UsageError
+from trifold.generate.config import GenerationConfig
+from trifold.generate.processors import ABSENT, Context, LogitsProcessor
+from trifold.generate.stopping import StoppingCriteria, output_limit
+from trifold.nn import Cache, Inputs, Memory, ModelConfig
+
+CacheKind = Literal["growing", "static", "sliding"]
+SMALL = 128  # a static cache of at most this many tokens is always allocated at once
+
+StepCallback = Callable[[int, int], None]
+"""(tokens generated so far, sentences not yet finished), called after each step."""
+
+# score = log P / divisor(n, α), where n counts the generated tokens including the end token.
+LENGTH_PENALTIES: dict[str, Callable[[float, float], float]] = {
+    "power": lambda n, alpha: float(n**alpha),
+    "gnmt": lambda n, alpha: float(((5 + n) / 6) ** alpha),  # Wu et al. 2016, equation 14
+}
+
+
+class Model(Protocol):
+    """The model interface of a search. Searches modify the logits that `lm_head` returns in place."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Shape, special tokens and max_positions."""
+
+    @property
+    def lm_head(self) -> Callable[[Tensor], Tensor] | None:
+        """Hidden states (…, E) -> logits (…, V), float32."""
+
+    def encode(self, inputs: Inputs) -> Memory:
+        """Sources (B, S) -> the memory of the decoder."""
+
+    def decode(self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None) -> Tensor:
+        """The next tokens (R, T) -> hidden states (R, T, E); advances the cache."""
+
+    def new_cache(self, kind: CacheKind = "growing", *, room: int | None = None, rollback: int = 0) -> Cache:
+        """An empty cache for at most `room` tokens, of which the last `rollback` can be removed."""
+
+
+class SearchSetup(NamedTuple):
+    """What a search needs besides the state."""
+
+    config: GenerationConfig
+    process: LogitsProcessor
+    stopping: StoppingCriteria
+    on_step: StepCallback | None = None
+
+    def divisor(self, length: int) -> float:
+        """The divisor of log P in the score of an output of `length` tokens."""
+        return LENGTH_PENALTIES[self.config.length_penalty_form](length, self.config.length_penalty)
+
+    def report(self, generated: int, unfinished: int) -> None:
+        """Call `on_step`, if set."""
+        if self.on_step is not None:
+            self.on_step(generated, unfinished)
+
+
+class DecodingState:
+    """Sentences whose source (encoder-decoder) or prompt (decoder) has been read, initially with one row each.
+
+    logits: (R, V) of the next token. hidden: (R, T, E) states of the tokens read last, initially of the prompt.
+    tokens: (R, L), see processors.Context. generated: how many of them were generated. sentences: (B,) original index
+    of each remaining sentence. limits: (B,) maximum number of generated tokens of each.
+    """
+
+    def __init__(self, model: Model, inputs: Inputs, config: GenerationConfig | None = None) -> None:
+        """Raises DataError for an empty or too long row, UsageError for a model without a language-model head."""
+        model_config, head, config = model.config, model.lm_head, config or GenerationConfig()
+        if head is None:
+            raise UsageError(
+                f"a model of shape {model_config.shape} generates no text: use an encoder-decoder or a decoder"
+            )
+        self.head = head
+        self.decode = model.decode
+        self.max_positions = model_config.max_positions
+        lengths = _check_lengths(inputs, model_config)
+        inputs = _trim(inputs)
+        self.sentences = torch.arange(len(lengths), device=lengths.device)
+        self.generated = 0
+        self.memory = model.encode(inputs) if model_config.encoder_layers else None
+
+        prompt, prompt_lengths = inputs, lengths
+        if self.memory is not None:
+            prompt = Inputs(inputs.tokens.new_full((len(lengths), 1), model_config.start_id))
+            prompt_lengths = torch.ones_like(lengths)
+        self.limits = _limits(config, model_config, lengths)
+        width = prompt.tokens.shape[1]
+        room = width + int(self.limits.max())
+        kind = config.cache or _choose_cache(model_config, width, room)
+        rollback = max(config.num_assistant_tokens, config.prompt_lookup_num_tokens or 0)
+        self.cache = model.new_cache(kind, room=room, rollback=rollback)
+
+        # Padding remains between a short prompt and its output; its keys are masked.
+        self.attend = prompt.attend
+        self.position = None if prompt.attend is None else prompt_lengths
+        self.hidden = self._read_prompt(prompt, config.prefill_chunk_size or prompt.tokens.shape[1])
+        last = _last_real(prompt)
+        self.logits = self.head(self.hidden[torch.arange(len(last), device=last.device), last])
+        self.tokens = _right_align(prompt, prompt_lengths)
+
+    @property
+    def context(self) -> Context:
+        """The input of logits processors."""
+        remaining = self.limits - self.generated
+        beams = len(self.tokens) // max(len(remaining), 1)
+        return Context(
+            self.tokens, self.generated, remaining if beams == 1 else remaining.repeat_interleave(beams)
+        )
+
+    def expand(self, beams: int) -> None:
+        """Repeat every row `beams` times within its sentence; the copies share their memory."""
+        self.cache.expand(beams)
+        self._select_rows(self._repeat(beams))
+        self.logits = self.logits.repeat_interleave(beams, dim=0)
+
+    def copy(self, times: int) -> None:
+        """Repeat every sentence `times` times and renumber the sentences."""
+        rows = self._repeat(times)
+        self.select(rows, rows)
+        self.logits = self.logits.repeat_interleave(times, dim=0)
+        self.sentences = torch.arange(len(rows), device=rows.device)
+
+    def generated_tokens(self, rows: Tensor) -> Tensor:
+        """(n,) rows -> (n, generated) their tokens, without prompt or start token."""
+        return self.tokens[rows, self.tokens.shape[1] - self.generated :]
+
+    def advance(self, tokens: Tensor, rows: Tensor | None = None, sentences: Tensor | None = None) -> None:
+        """Row i continues rows[i] (default: itself) with tokens[i]; compute the next logits.
+
+        sentences: positions of the sentences that continue (default: all).
+        """
+        if sentences is not None:
+            assert rows is not None, "sentences cannot be removed without naming rows"
+            self.select(rows, sentences)
+        elif rows is not None:
+            self.cache.reorder(rows)
+            self._select_rows(rows)
+        self.append(tokens)
+        self.hidden = self.read(tokens[:, None])
+        self.logits = self.head(self.hidden[:, -1])
+
+    def append(self, tokens: Tensor) -> None:
+        """Append tokens[i] to row i without reading it."""
+        self.tokens = torch.cat([self.tokens, tokens[:, None]], dim=1)
+        self.generated += 1
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """The next tokens (R, T) of every row -> hidden states (R, T, E); advances the cache."""
+        positions = None
+        if self.attend is not None and self.position is not None:
+            self.attend = torch.cat([self.attend, self.attend.new_ones(tokens.shape)], dim=1)
+            positions = self.position[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+            self.position = self.position + tokens.shape[1]
+        return self.decode(Inputs(tokens, self.attend, positions), self.memory, self.cache)
+
+    def unread(self, count: int) -> None:
+        """Remove the last `count` tokens from the cache; the rows must have no padding."""
+        assert self.attend is None, "rows of a padded batch would lose different tokens"
+        self.cache.truncate(self.cache.length - count)
+
+    def select(self, rows: Tensor, sentences: Tensor) -> None:
+        """Keep these rows, which belong to these sentences (positions in the present order)."""
+        self.cache.select(rows, sentences)
+        self.memory = None if self.memory is None else self.memory.select(sentences)
+        self.sentences, self.limits = self.sentences[sentences], self.limits[sentences]
+        self._select_rows(rows)
+
+    def _read_prompt(self, prompt: Inputs, chunk: int) -> Tensor:
+        """-> hidden states (B, S, E), computed in chunks of at most `chunk` tokens."""
+        tokens, attend = prompt.tokens, prompt.attend
+        positions = None if attend is None else (attend.long().cumsum(1) - 1).clamp(min=0)
+        hidden = []
+        for start in range(0, tokens.shape[1], chunk):
+            columns = slice(start, start + chunk)
+            part = Inputs(
+                tokens[:, columns],
+                None if attend is None else attend[:, : start + chunk],
+                None if positions is None else positions[:, columns],
+            )
+            hidden.append(self.decode(part, self.memory, self.cache))
+        return hidden[0] if len(hidden) == 1 else torch.cat(hidden, dim=1)
+
+    def _repeat(self, times: int) -> Tensor:
+        return torch.arange(len(self.sentences), device=self.sentences.device).repeat_interleave(times)
+
+    def _select_rows(self, rows: Tensor) -> None:
+        self.tokens = self.tokens[rows]
+        self.attend = None if self.attend is None else self.attend[rows]
+        self.position = None if self.position is None else self.position[rows]
+
+
+def _choose_cache(model: ModelConfig, width: int, room: int) -> CacheKind:
+    """Sliding if a window is shorter than the text may become; static if that is at most twice the prompt or small;
+    growing otherwise, since most texts end long before their limit.
+    """
+    if any((model.window(layer) or room) < room for layer in range(model.decoder_layers)):
+        return "sliding"
+    return "static" if room <= max(SMALL, 2 * width) else "growing"
+
+
+def _limits(config: GenerationConfig, model: ModelConfig, lengths: Tensor) -> Tensor:
+    """(B,) the maximum number of generated tokens; lengths (B,) of the sources or prompts."""
+    limits = [output_limit(config, model, length).tokens for length in lengths.tolist()]
+    for row, limit in enumerate(limits):
+        if limit < 1:
+            assert config.max_length is not None
+            raise DataError(
+                f"row {row} is a prompt of {config.max_length - limit} tokens, and max_length {config.max_length} "
+                "includes the prompt: raise it, or set max_new_tokens instead"
+            )
+    return lengths.new_tensor(limits)
+
+
+def _check_lengths(inputs: Inputs, config: ModelConfig) -> Tensor:
+    """(B,) number of real tokens of each row."""
+    rows, width = inputs.tokens.shape
+    attend = inputs.attend
+    lengths = torch.full((rows,), width, device=inputs.tokens.device) if attend is None else attend.sum(1)
+    what = "source" if config.encoder_layers else "prompt"
+    for row, length in enumerate(lengths.tolist()):
+        if length == 0:
+            raise DataError(f"row {row} is a {what} with zero tokens: add text, or leave the row out")
+        if length > config.max_positions:
+            raise DataError(
+                f"row {row} is a {what} of {length} tokens, and the model reads at most {config.max_positions} "
+                "(max_positions): shorten or split the text, or use a model with more positions"
+            )
+    return lengths
+
+
+def _trim(inputs: Inputs) -> Inputs:
+    """Without the columns at the end where every row is padding."""
+    if inputs.attend is None:
+        return inputs
+    width = int(inputs.attend.any(0).nonzero().max()) + 1
+    attend = inputs.attend[:, :width]
+    positions = None if inputs.positions is None else inputs.positions[:, :width]
+    return Inputs(inputs.tokens[:, :width], None if bool(attend.all()) else attend, positions)
+
+
+def _last_real(inputs: Inputs) -> Tensor:
+    """(B,) column of each row's last real token."""
+    rows, width = inputs.tokens.shape
+    columns = torch.arange(width, device=inputs.tokens.device).expand(rows, width)
+    return columns[:, -1] if inputs.attend is None else (columns * inputs.attend).amax(1)
+
+
+def _right_align(inputs: Inputs, lengths: Tensor) -> Tensor:
+    """(B, S) tokens moved to the end of their rows, ABSENT before them, so that generated tokens are adjacent."""
+    if inputs.attend is None:
+        return inputs.tokens
+    width = inputs.tokens.shape[1]
+    moved = torch.full_like(inputs.tokens, ABSENT)
+    real = torch.arange(width, device=lengths.device) >= width - lengths[:, None]
+    moved[real] = inputs.tokens[inputs.attend]
+    return moved
+
+
+def refuse_nan(scores: Tensor) -> None:
+    """Raises TrifoldError if a score is NaN."""
+    if bool(scores.isnan().any()):
+        raise TrifoldError(
+            "the model computes NaN scores: its weights are damaged, or its training diverged; "
+            "use an earlier checkpoint"
+        )
+
+
+@contextmanager
+def eval_mode(model: Any) -> Iterator[None]:
+    """Disable dropout, and restore the mode of the model afterwards."""
+    training = getattr(model, "training", False)
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        if training:
+            model.train()

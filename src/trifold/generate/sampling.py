@@ -1,0 +1,114 @@
+"""Choose the next token: the most likely one, or one drawn from a filtered distribution.
+
+A sampler chooses among log-probabilities and does not change them, so the score of an output is independent of the
+temperature. Shapes: R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trifold.generate.config import GenerationConfig
+from trifold.generate.processors import NEVER
+
+HEAD = 512  # most likely tokens that top_p sorts first; they nearly always suffice
+
+Sampler = Callable[[Tensor, Tensor, int], Tensor]
+"""(log-probabilities (R, V), index of each row's random stream (R,), generated tokens so far) -> tokens (R,)."""
+
+
+def temperature(logits: Tensor, value: float) -> Tensor:
+    """p^(1/T), renormalized: below 1 sharper, above 1 flatter."""
+    return logits / value
+
+
+def top_k(logits: Tensor, value: int) -> Tensor:
+    """Keep the k most likely tokens and ties with the last of them (Fan et al. 2018)."""
+    threshold = logits.topk(min(value, logits.shape[-1])).values[:, -1:]
+    return logits.masked_fill(logits < threshold, NEVER)
+
+
+def top_p(logits: Tensor, value: float) -> Tensor:
+    """Keep the fewest most likely tokens whose probabilities sum to p or more (Holtzman et al. 2020)."""
+    probabilities = logits.softmax(-1)
+    for count in (min(HEAD, logits.shape[-1]), logits.shape[-1]):
+        ordered, tokens = probabilities.topk(count)
+        before = ordered.cumsum(-1) - ordered
+        if bool((before[:, -1] >= value).all()):
+            break
+    removed = torch.ones_like(logits, dtype=torch.bool).scatter_(1, tokens, before >= value)
+    return logits.masked_fill(removed, NEVER)
+
+
+def typical_p(logits: Tensor, value: float) -> Tensor:
+    """Keep the fewest tokens whose probabilities sum to p or more, those with surprise nearest to the entropy first.
+
+    Meister et al. 2023, equation 8; ties with the last token are kept.
+    """
+    logs = logits.log_softmax(-1)
+    probabilities = logs.exp()
+    entropy = -(logs * probabilities).nansum(-1, keepdim=True)
+    distance = (-logs - entropy).abs()
+    ordered, order = distance.sort()
+    mass = probabilities.gather(1, order).cumsum(-1)
+    last = (mass < value).sum(1, keepdim=True).clamp(max=logits.shape[-1] - 1)
+    return logits.masked_fill(distance > ordered.gather(1, last), NEVER)
+
+
+def min_p(logits: Tensor, value: float) -> Tensor:
+    """Keep tokens at least `value` times as likely as the most likely one (Nguyen et al. 2024)."""
+    probabilities = logits.softmax(-1)
+    return logits.masked_fill(probabilities < value * probabilities.amax(-1, keepdim=True), NEVER)
+
+
+# Setting -> filter, in the order of application.
+FILTERS: dict[str, Callable[..., Tensor]] = {
+    "temperature": temperature,
+    "top_k": top_k,
+    "top_p": top_p,
+    "min_p": min_p,
+    "typical_p": typical_p,
+}
+
+# top_k_form -> weights of the filtered tokens.
+WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "proportional": lambda logits: logits.softmax(-1),
+    "uniform": lambda logits: (logits > NEVER).to(logits.dtype),
+}
+
+
+def greedy(log_probs: Tensor, indices: Tensor, generated: int) -> Tensor:
+    """The most likely token."""
+    if (
+        log_probs.device.type == "cpu" and log_probs.dtype is torch.float32
+    ):  # numpy's argmax is many times faster
+        return torch.from_numpy(log_probs.detach().numpy().argmax(-1))
+    return log_probs.argmax(-1)
+
+
+def sampler(
+    config: GenerationConfig, keys: Sequence[tuple[int, int]], steps: int, device: torch.device
+) -> Sampler:
+    """Draw tokens with random numbers that are a function of the seed and a row's key, independent of other rows.
+
+    keys: (index of the input, index of the sample) for each row. steps: the maximum number of tokens of a row.
+    """
+    seed = int(torch.randint(2**62, ())) if config.seed is None else config.seed
+    streams = [np.random.default_rng((seed, *key)).random(steps, dtype=np.float32) for key in keys]
+    uniform = torch.from_numpy(np.stack(streams)).to(device)
+    filters = [(keep, value) for key, keep in FILTERS.items() if (value := getattr(config, key)) is not None]
+    weights = WEIGHTS[config.top_k_form]
+
+    def choose(log_probs: Tensor, indices: Tensor, generated: int) -> Tensor:
+        for keep, value in filters:
+            log_probs = keep(log_probs, value)
+        mass = weights(log_probs).cumsum(-1)
+        # In (0, total], so that the first token whose cumulative mass reaches it has a probability above 0.
+        target = (1 - uniform[indices, generated])[:, None] * mass[:, -1:]
+        return torch.searchsorted(mass, target).squeeze(-1)
+
+    return choose

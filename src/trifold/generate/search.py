@@ -1,0 +1,246 @@
+"""Entry point: settings select a search, the search runs, and outputs are returned for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from trifold.errors import UsageError
+from trifold.generate.beam_search import beam_search, best_first
+from trifold.generate.config import GenerationConfig, end_ids
+from trifold.generate.constrained_beam_search import constrained_beam_search
+from trifold.generate.decoding import DecodingState, Model, SearchSetup, StepCallback, eval_mode
+from trifold.generate.processors import processor
+from trifold.generate.sampling import Sampler, greedy, sampler
+from trifold.generate.speculative import DraftModel, PromptLookup, Proposer, check_draft, speculative_search
+from trifold.generate.stopping import Codec, Hypothesis, StoppingCriteria
+from trifold.generate.streaming import TextStreamer
+from trifold.generate.token_search import Step, Steps, contrastive_search, run_to_end, token_search
+from trifold.nn import Inputs, ModelConfig
+
+TEXT_SETTINGS = ("bad_words", "force_words", "stop_strings")
+ID_SETTINGS = ("bad_words_ids", "force_words_ids", "forced_bos_token_id", "forced_eos_token_id")
+
+EndCallback = Callable[[list[Hypothesis]], None]
+
+
+@torch.inference_mode()
+def generate_tokens(
+    model: Model,
+    inputs: Inputs,
+    config: GenerationConfig,
+    *,
+    numbers: Sequence[int] | None = None,
+    on_step: StepCallback | None = None,
+    codec: Codec | None = None,
+    draft: Model | None = None,
+) -> list[list[Hypothesis]]:
+    """Generate the `num_return_sequences` best outputs for each row of `inputs` (B, S), best first.
+
+    inputs: sources of an encoder-decoder, padded at the end, or prompts of a decoder, padded anywhere. numbers: index
+    of each row in the whole input (default: 0, 1, …); random numbers depend on it, so batching and sorting do not
+    change samples. on_step: called with (tokens generated, unfinished sentences). codec: tokenizer of the outputs, for
+    words and stop strings given as text. draft: a smaller model with the same vocabulary for speculative decoding; the
+    tokens stay the same. Beam search may find fewer outputs if fewer exist. Raises DataError for an empty or too long
+    row, UsageError for incompatible arguments.
+    """
+    numbers = _check_numbers(numbers, inputs.tokens.shape[0])
+    if not numbers:
+        return []
+    config = _encode_words(config, codec, model.config)
+    setup = _setup(model, config, codec, on_step)
+    with eval_mode(model):
+        if config.num_beams > 1:
+            _refuse_draft(config, draft)
+            search = beam_search if config.force_words_ids is None else constrained_beam_search
+            found = search(DecodingState(model, inputs, config), setup)
+            return [outputs[: config.num_return_sequences] for outputs in found]
+        each = config.num_return_sequences
+        flat = run_to_end(_search_without_beams(model, inputs, setup, numbers, draft))
+        return [best_first(flat[start : start + each]) for start in range(0, len(flat), each)]
+
+
+@torch.inference_mode()
+def stream_tokens(
+    model: Model,
+    inputs: Inputs,
+    config: GenerationConfig,
+    *,
+    numbers: Sequence[int] | None = None,
+    codec: Codec | None = None,
+    draft: Model | None = None,
+    on_end: EndCallback | None = None,
+) -> Iterator[tuple[int, int]]:
+    """Yield (row, token) as each is generated, without end tokens; arguments are those of `generate_tokens`.
+
+    on_end: called with the outputs, one per row, after the last token. Raises UsageError for beam search, which knows
+    its tokens only at the end, and for several outputs per row.
+    """
+    for name in ("num_beams", "num_return_sequences"):
+        if getattr(config, name) > 1:
+            raise UsageError(
+                f"{name} {getattr(config, name)}: only one output per row can be streamed; set it to 1"
+            )
+    numbers = _check_numbers(numbers, inputs.tokens.shape[0])
+    config = _encode_words(config, codec, model.config)
+    ends = set(end_ids(config, model.config))
+    if not numbers:
+        return
+    setup = _setup(model, config, codec)
+    with eval_mode(model):
+        steps = _search_without_beams(model, inputs, setup, numbers, draft)
+        while True:
+            try:
+                step = next(steps)
+            except StopIteration as done:
+                if on_end is not None:
+                    on_end(done.value)
+                return
+            for row, token in zip(step.sentences.tolist(), step.tokens.tolist(), strict=True):
+                if token not in ends:
+                    yield row, token
+
+
+def stream_text(
+    model: Model,
+    inputs: Inputs,
+    config: GenerationConfig,
+    codec: Codec,
+    *,
+    numbers: Sequence[int] | None = None,
+    draft: Model | None = None,
+    on_end: EndCallback | None = None,
+) -> Iterator[tuple[int, str]]:
+    """Yield (row, text) in whole characters as they are generated, up to the first stop string."""
+    streamers = [TextStreamer(codec, config.stop_strings or ()) for _ in inputs.tokens]
+    tokens = stream_tokens(model, inputs, config, numbers=numbers, codec=codec, draft=draft, on_end=on_end)
+    for row, token in tokens:
+        if text := streamers[row].push(token):
+            yield row, text
+    for row, streamer in enumerate(streamers):
+        if text := streamer.finish():
+            yield row, text
+
+
+def _setup(
+    model: Model, config: GenerationConfig, codec: Codec | None, on_step: StepCallback | None = None
+) -> SearchSetup:
+    forced_eos = config.forced_eos_token_id is not None
+    strings = config.stop_strings or ()
+    stopping = StoppingCriteria(end_ids(config, model.config), strings, codec, forced_eos=forced_eos)
+    return SearchSetup(config, processor(config, model.config, codec), stopping, on_step)
+
+
+def _search_without_beams(
+    model: Model, inputs: Inputs, setup: SearchSetup, numbers: Sequence[int], draft: Model | None
+) -> Steps:
+    """The searches that keep one row per output; the `num_return_sequences` copies of an input are adjacent."""
+    config = setup.config
+    if config.penalty_alpha is not None:
+        _refuse_draft(config, draft)
+        return (yield from contrastive_search(DecodingState(model, inputs, config), setup))
+    if draft is not None or config.prompt_lookup_num_tokens is not None:
+        return (yield from _speculate(model, inputs, setup, numbers, draft))
+    state = DecodingState(model, inputs, config)
+    choose: Sampler = greedy
+    if config.is_sampling:
+        each = config.num_return_sequences
+        state.copy(each)
+        keys = [(number, sample) for number in numbers for sample in range(each)]
+        choose = sampler(config, keys, int(state.limits.max()), state.logits.device)
+    return (yield from token_search(state, setup, choose))
+
+
+def _speculate(
+    model: Model, inputs: Inputs, setup: SearchSetup, numbers: Sequence[int], draft: Model | None
+) -> Steps:
+    """Speculative decoding, one row and one sample after the other."""
+    config = setup.config
+    if draft is not None:
+        check_draft(model, draft)
+        if config.prompt_lookup_num_tokens is not None:
+            raise UsageError(
+                "a draft model and prompt_lookup_num_tokens would both propose tokens: leave one of them out"
+            )
+    outputs: list[Hypothesis] = []
+    for row, number in enumerate(numbers):
+        tokens = inputs.tokens[row]
+        single = Inputs((tokens if inputs.attend is None else tokens[inputs.attend[row]])[None])
+        for sample in range(config.num_return_sequences):
+            state = DecodingState(model, single, config)
+            limit = int(state.limits[0])
+            choose: Sampler = greedy
+            if config.is_sampling:
+                choose = sampler(config, [(number, sample)], limit, state.logits.device)
+            proposer: Proposer
+            if draft is not None:
+                proposer = DraftModel(draft, single, setup, choose, state.sentences, limit)
+                count = config.num_assistant_tokens
+            else:
+                shared = state.memory is not None and model.config.target_vocab_size is None
+                prompt = [*(single.tokens[0].tolist() if shared else []), *state.tokens[0].tolist()]
+                proposer = PromptLookup(prompt, config.max_matching_ngram_size or 2)
+                count = config.prompt_lookup_num_tokens or 0
+            steps = speculative_search(state, setup, choose, proposer, count)
+            outputs += yield from _renumber(steps, row)
+    return outputs
+
+
+def _renumber(steps: Steps, row: int) -> Steps:
+    """The steps of one sentence as those of sentence `row`."""
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as done:
+            outputs: list[Hypothesis] = done.value
+            return outputs
+        yield Step(step.sentences + row, step.tokens)
+
+
+def _check_numbers(numbers: Sequence[int] | None, rows: int) -> Sequence[int]:
+    numbers = range(rows) if numbers is None else numbers
+    if len(numbers) != rows:
+        raise UsageError(f"numbers has {len(numbers)} entries for {rows} rows of inputs: pass one per row")
+    return numbers
+
+
+def _refuse_draft(config: GenerationConfig, draft: Model | None) -> None:
+    if draft is not None:
+        strategy = "beam search" if config.num_beams > 1 else "contrastive search"
+        raise UsageError(f"{strategy} cannot use a draft model: leave out the draft, or use greedy decoding")
+
+
+def _encode_words(config: GenerationConfig, codec: Codec | None, model: ModelConfig) -> GenerationConfig:
+    """Replace force_words by the ids of each word at the start of a text and after a space.
+
+    Raises UsageError for ids outside the vocabulary, and for words without a tokenizer or without tokens.
+    """
+    for key in ID_SETTINGS:
+        wrong = next((i for i in _flatten(getattr(config, key)) if i >= model.output_vocab_size), None)
+        if wrong is not None:
+            raise UsageError(
+                f"{key}: {wrong} is not a token id; the vocabulary has {model.output_vocab_size:,} tokens (from 0)"
+            )
+    given = [key for key in TEXT_SETTINGS if getattr(config, key) is not None]
+    if not given:
+        return config
+    if codec is None:
+        raise UsageError(f"{given[0]} is text: pass the tokenizer too, or ids")
+    if config.force_words is None:
+        return config
+    phrases = []
+    for word in config.force_words:
+        encoded = [ids for ids in codec.encode([word, f" {word}"]) if ids]
+        if not encoded:
+            raise UsageError(f"{word!r} has no tokens: use another word")
+        phrases.append([ids for index, ids in enumerate(encoded) if ids not in encoded[:index]])
+    return config.model_copy(update={"force_words_ids": phrases, "force_words": None})
+
+
+def _flatten(ids: object) -> Iterator[int]:
+    if isinstance(ids, int):
+        yield ids
+    elif isinstance(ids, list):
+        for each in ids:
+            yield from _flatten(each)

@@ -1,0 +1,136 @@
+"""Speculative decoding: verify several proposed tokens in one forward pass and keep those that would have been chosen
+(Leviathan et al. 2023; prompt lookup: Saxena 2023).
+
+Each token is chosen as in `token_search`, from the same logits and the same random number, so the output is the same.
+Proposals only change the speed. Rows are decoded one by one, because they accept different numbers of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trifold.errors import UsageError
+from trifold.generate.decoding import DecodingState, Model, SearchSetup, refuse_nan
+from trifold.generate.processors import Context
+from trifold.generate.sampling import Sampler
+from trifold.generate.token_search import Step, Steps
+from trifold.nn import Inputs
+
+
+class Proposer(Protocol):
+    """Proposes tokens."""
+
+    def propose(self, text: Sequence[int], count: int) -> list[int]:
+        """At most `count` tokens that may follow `text`, which is everything generated so far."""
+
+
+def speculative_search(
+    state: DecodingState, setup: SearchSetup, choose: Sampler, proposer: Proposer, count: int
+) -> Steps:
+    """The output of one sentence, verifying proposals of `count` tokens at a time."""
+    assert len(state.sentences) == 1, "rows accept different numbers of tokens"
+    limit, score, logits = int(state.limits[0]), state.logits.new_zeros(1), state.logits
+    text: list[int] = []
+    proposed: list[int] = []
+    while True:
+        for index in range(len(logits)):
+            log_probs = setup.process(logits[index : index + 1], state.context).log_softmax(-1)
+            token = choose(log_probs, state.sentences, state.generated)
+            score = score + log_probs[:, int(token)]
+            stopped = setup.stopping.completes_string(state.generated_tokens, token)
+            text.append(int(token))
+            state.append(token)
+            full, by_string = state.generated == limit, stopped is not None and bool(stopped)
+            ended = full or by_string or text[-1] in setup.stopping.ids
+            setup.report(state.generated, int(not ended))
+            yield Step(state.sentences, token)
+            if ended:
+                refuse_nan(score)
+                final = float(score) / setup.divisor(state.generated)
+                return [setup.stopping.hypothesis(text[:-1], text[-1], final, by_string, full)]
+            if index == len(proposed) or text[-1] != proposed[index]:
+                break
+        refuse_nan(score)
+        state.unread(len(proposed) - index)
+        proposed = proposer.propose(text, min(count, limit - len(text) - 1))
+        tokens = torch.tensor([[text[-1], *proposed]], device=token.device)
+        logits = state.head(state.read(tokens)[0])
+
+
+class DraftModel:
+    """Proposes the tokens that a smaller model with the same vocabulary would choose."""
+
+    def __init__(
+        self, model: Model, inputs: Inputs, setup: SearchSetup, choose: Sampler, sentence: Tensor, limit: int
+    ) -> None:
+        """sentence: (1,) index of the row's random stream. limit: maximum number of generated tokens."""
+        config = setup.config.model_copy(update={"max_length": None, "max_new_tokens": limit})
+        self._state = DecodingState(model, inputs, config)
+        self._setup, self._choose, self._sentence = setup, choose, sentence
+        self._available = model.config.max_positions - self._state.tokens.shape[1]
+        self._prompt, self._read = self._state.tokens, list[int]()
+
+    def propose(self, text: Sequence[int], count: int) -> list[int]:
+        """See Proposer."""
+        state, common = self._state, _common_prefix(text[:-1], self._read)
+        count = min(count, self._available - len(text))
+        if count < 1:
+            return []
+        state.unread(len(self._read) - common)
+        self._read = list(text)
+        new = torch.tensor([list(text)[common:]], device=self._prompt.device)
+        proposed: list[int] = []
+        while True:
+            logits = state.head(state.read(new)[:, -1])
+            known = torch.tensor([[*text, *proposed]], device=new.device)
+            length = known.shape[1]
+            remaining = torch.full((1,), count + 1, device=new.device)
+            context = Context(torch.cat([self._prompt, known], dim=1), length, remaining)
+            log_probs = self._setup.process(logits, context).log_softmax(-1)
+            token = self._choose(log_probs, self._sentence, length)
+            proposed.append(int(token))
+            if len(proposed) == count or proposed[-1] in self._setup.stopping.ids:
+                return proposed
+            self._read.append(proposed[-1])
+            new = token[:, None]
+
+
+class PromptLookup:
+    """Proposes the tokens that followed the last n-gram at its previous occurrence in the prompt or the text."""
+
+    def __init__(self, prompt: Sequence[int], max_ngram: int) -> None:
+        self._prompt, self._max_ngram = list(prompt), max_ngram
+
+    def propose(self, text: Sequence[int], count: int) -> list[int]:
+        """See Proposer. The longest n-gram is tried first, and its last occurrence is used."""
+        known = np.array([*self._prompt, *text])
+        for size in range(min(self._max_ngram, len(known) - 1), 0, -1):
+            ngrams = np.lib.stride_tricks.sliding_window_view(known[:-1], size)
+            matches = np.flatnonzero((ngrams == known[-size:]).all(1))
+            if len(matches):
+                start = int(matches[-1]) + size
+                return [int(token) for token in known[start : start + max(count, 0)]]
+        return []
+
+
+def check_draft(model: Model, draft: Model) -> None:
+    """Raises UsageError for a draft model with another shape or vocabulary."""
+    for key in ("shape", "vocab_size", "output_vocab_size", "eos_id", "pad_id", "start_id"):
+        expected, found = getattr(model.config, key), getattr(draft.config, key)
+        if expected != found:
+            raise UsageError(
+                f"the draft model's {key} is {found}, and the model's {expected}: "
+                "use a draft with the same shape and vocabulary"
+            )
+
+
+def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """The number of tokens that both begin with."""
+    return next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )

@@ -1,0 +1,149 @@
+"""When an output ends: at an end token, at a stop string (which may span several tokens), or at its length limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from trifold.generate.config import DEFAULT_MAX_NEW_TOKENS, GenerationConfig
+from trifold.nn import ModelConfig
+
+# Characters at the cut start of a text that may decode differently there: a lost space, half a character.
+MARGIN = 4
+
+Texts = Callable[[Tensor], Tensor]
+"""Rows (n,) -> their generated tokens (n, L)."""
+
+
+class Codec(Protocol):
+    """The tokenizer interface that searches need for words and stop strings given as text."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without special tokens."""
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each sequence, without special tokens."""
+
+    def __hash__(self) -> int:
+        """Needed to cache the texts of its tokens."""
+
+
+class Hypothesis(NamedTuple):
+    """One output: its tokens (without start and end), its score, and why it ended.
+
+    The tokens of an output that ended at a stop string include that string.
+    """
+
+    tokens: list[int]
+    score: float
+    finish_reason: Literal["stop", "length"]
+
+
+class OutputLimit(NamedTuple):
+    """The maximum number of tokens of an output, and whether a setting, the model or the default sets it."""
+
+    tokens: int
+    source: Literal["requested", "positions", "default"]
+
+
+def output_limit(config: GenerationConfig, model: ModelConfig, length: int) -> OutputLimit:
+    """The limit for a source or a prompt of `length` tokens; below 1 if the prompt exceeds max_length.
+
+    The last token is generated but never read, so it needs no position.
+    """
+    prompt = 1 if model.encoder_layers else length
+    available = model.max_positions + 1 - prompt
+    if config.max_length is not None:
+        limit = OutputLimit(config.max_length - prompt, "requested")
+    elif config.max_new_tokens is not None:
+        limit = OutputLimit(config.max_new_tokens, "requested")
+    else:
+        limit = OutputLimit((length if model.encoder_layers else 0) + DEFAULT_MAX_NEW_TOKENS, "default")
+    return OutputLimit(available, "positions") if available < limit.tokens else limit
+
+
+class StoppingCriteria:
+    """The end ids and stop strings of a search.
+
+    forced_eos: an end token at the length limit was forced there, so the output counts as cut off.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[int],
+        strings: Sequence[str] = (),
+        codec: Codec | None = None,
+        *,
+        forced_eos: bool = False,
+    ) -> None:
+        assert codec is not None or not strings, "stop strings need a tokenizer"
+        self.ids, self.strings, self.forced_eos = list(ids), list(strings), forced_eos
+        self._codec = codec
+        self._longest = max(map(len, strings), default=0)
+
+    def is_end(self, tokens: Tensor) -> Tensor:
+        """True where a token is an end token."""
+        if len(self.ids) == 1:
+            return tokens == self.ids[0]
+        return torch.isin(tokens, torch.tensor(self.ids, dtype=tokens.dtype, device=tokens.device))
+
+    def completes_string(
+        self, texts: Texts, tokens: Tensor, rows: Tensor | None = None, real: Tensor | None = None
+    ) -> Tensor | None:
+        """True where tokens (…) complete a stop string in the texts of rows (…); None without stop strings.
+
+        rows: default 0, 1, …. real: places to check (default: all).
+        """
+        if not self.strings:
+            return None
+        rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
+        found = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
+        checked = (torch.ones_like(found) if real is None else real).nonzero(as_tuple=True)
+        generated = texts(rows[checked]).tolist()
+        sequences = [[*text, token] for text, token in zip(generated, tokens[checked].tolist(), strict=True)]
+        found[checked] = torch.tensor(self.end_with_string(sequences), dtype=torch.bool, device=tokens.device)
+        return found
+
+    def end_with_string(self, sequences: list[list[int]]) -> list[bool]:
+        """Whether the last token of each sequence completes a stop string."""
+        return [any(string in tail for string in self.strings) for tail in self._tails(sequences)]
+
+    def hypotheses(
+        self, texts: Tensor, last: Tensor, scores: Tensor, stopped: Tensor | None, full: Tensor
+    ) -> list[Hypothesis]:
+        """Outputs from texts (n, L), last tokens (n,) and scores; stopped by a string, or at the limit (full)."""
+        by_string = torch.zeros_like(full) if stopped is None else stopped
+        columns = (column.tolist() for column in (texts, last, scores, by_string, full))
+        return [self.hypothesis(*row) for row in zip(*columns, strict=True)]
+
+    def hypothesis(self, text: list[int], last: int, score: float, stopped: bool, full: bool) -> Hypothesis:
+        """The output of one text and its last token."""
+        if last in self.ids:
+            return Hypothesis(text, score, "length" if full and self.forced_eos else "stop")
+        return Hypothesis([*text, last], score, "stop" if stopped else "length")
+
+    def _tails(self, sequences: list[list[int]]) -> list[str]:
+        """The end of each text: its last token and enough before it for any stop string that the token completes.
+
+        Tokens may decode to nothing, so a tail that is too short is decoded again with twice the tokens.
+        """
+        assert self._codec is not None
+        tails = [""] * len(sequences)
+        pending, enough = list(range(len(sequences))), self._longest + MARGIN
+        width = enough + 1
+        while pending:
+            cuts = [sequences[index][-width:] for index in pending]
+            texts = self._codec.decode([*cuts, *(cut[:-1] for cut in cuts)])
+            short = []
+            for index, text, before in zip(pending, texts, texts[len(cuts) :], strict=False):
+                if len(sequences[index]) <= width:
+                    tails[index] = text
+                elif len(before) >= enough:
+                    tails[index] = text[MARGIN:]
+                else:
+                    short.append(index)
+            pending, width = short, 2 * width
+        return tails

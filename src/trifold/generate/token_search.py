@@ -1,0 +1,163 @@
+"""Searches that keep one row per output: greedy decoding and sampling, and contrastive search.
+
+Shapes: B sentences, K candidates, E model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trifold.errors import DataError
+from trifold.generate.decoding import DecodingState, SearchSetup, refuse_nan
+from trifold.generate.processors import ABSENT, NEVER, Context
+from trifold.generate.sampling import Sampler
+from trifold.generate.stopping import Hypothesis, Texts
+
+
+class Step(NamedTuple):
+    """The sentences (n,) that received a token, and the tokens (n,), end tokens included."""
+
+    sentences: Tensor
+    tokens: Tensor
+
+
+Steps = Generator[Step, None, list[Hypothesis]]
+"""A search that yields its steps and returns one output per sentence, in their order."""
+
+
+def run_to_end(steps: Steps) -> list[Hypothesis]:
+    """The outputs of a search."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            outputs: list[Hypothesis] = done.value
+            return outputs
+
+
+def token_search(state: DecodingState, setup: SearchSetup, choose: Sampler) -> Steps:
+    """Append the token that `choose` returns to each sentence until it ends."""
+    outputs: dict[int, Hypothesis] = {}
+    scores = state.logits.new_zeros(len(state.sentences))
+    while True:
+        log_probs = setup.process(state.logits, state.context).log_softmax(-1)
+        tokens = choose(log_probs, state.sentences, state.generated)
+        scores = scores + log_probs.gather(1, tokens[:, None]).squeeze(1)
+        refuse_nan(scores)
+        yield Step(state.sentences, tokens)
+        rows = torch.arange(len(tokens), device=tokens.device)
+        remaining = _finish(
+            state, setup, outputs, tokens, scores, rows, state.generated_tokens, state.generated + 1
+        )
+        if not len(remaining):
+            return [outputs[number] for number in sorted(outputs)]
+        if len(remaining) == len(scores):
+            state.advance(tokens)
+        else:
+            scores = scores[remaining]
+            state.advance(tokens[remaining], remaining, remaining)
+
+
+def contrastive_search(state: DecodingState, setup: SearchSetup) -> Steps:
+    """Of the k most likely tokens, choose the one with the best value of
+
+        (1 - α) · p(token)  -  α · max over the previous tokens j of cos(h_token, h_j)
+
+    where h are hidden states (Su et al. 2022, equation 5). The K candidates of a sentence are its K rows: all of them
+    are read, and one is kept. The score of an output is log P, as in every search. Raises DataError for a prompt that
+    fills all positions, because candidates are read before one is chosen.
+    """
+    config = setup.config
+    assert config.penalty_alpha is not None and config.top_k is not None
+    alpha, k = config.penalty_alpha, min(config.top_k, state.logits.shape[-1])
+    _limit_to_positions(state)
+    outputs: dict[int, Hypothesis] = {}
+    history, real = F.normalize(state.hidden, dim=-1), state.attend
+    scores = state.logits.new_zeros(len(state.sentences))
+    chosen = torch.arange(len(scores), device=scores.device) * k  # the row that was kept for each sentence
+    state.expand(k)
+    while True:
+        context = Context(state.tokens[chosen], state.generated, state.limits - state.generated)
+        log_probs = setup.process(state.logits[chosen], context).log_softmax(-1)
+        candidates, tokens = log_probs.topk(k)
+        refuse_nan(candidates)
+        state.advance(tokens.flatten(), chosen.repeat_interleave(k))
+
+        hidden = F.normalize(state.hidden[:, -1].unflatten(0, (-1, k)), dim=-1)  # (B, K, E)
+        similarity = hidden @ history.transpose(1, 2)  # (B, K, previous tokens)
+        if real is not None:
+            similarity = similarity.masked_fill(~real[:, None], NEVER)
+        values = (1 - alpha) * candidates.exp() - alpha * similarity.amax(-1)
+        best = values.masked_fill(candidates == NEVER, NEVER).argmax(-1)
+
+        sentences = torch.arange(len(best), device=best.device)
+        chosen, taken = sentences * k + best, tokens[sentences, best]
+        scores = scores + candidates[sentences, best]
+        history = torch.cat([history, hidden[sentences, best][:, None]], dim=1)
+        real = None if real is None else torch.cat([real, real.new_ones(len(real), 1)], dim=1)
+
+        yield Step(state.sentences, taken)
+        remaining = _finish(
+            state,
+            setup,
+            outputs,
+            taken,
+            scores,
+            chosen,
+            lambda rows: state.generated_tokens(rows)[:, :-1],
+            state.generated,
+        )
+        if not len(remaining):
+            return [outputs[number] for number in sorted(outputs)]
+        if len(remaining) < len(scores):
+            history, scores = history[remaining], scores[remaining]
+            real = None if real is None else real[remaining]
+            rows = (remaining[:, None] * k + torch.arange(k, device=remaining.device)).flatten()
+            state.select(rows, remaining)
+            state.logits = state.logits[rows]
+            chosen = torch.arange(len(remaining), device=remaining.device) * k + chosen[remaining] % k
+
+
+def _finish(
+    state: DecodingState,
+    setup: SearchSetup,
+    outputs: dict[int, Hypothesis],
+    tokens: Tensor,
+    scores: Tensor,
+    rows: Tensor,
+    texts: Texts,
+    length: int,
+) -> Tensor:
+    """Add the sentences that end with `tokens` to `outputs`; return the positions of the others.
+
+    rows: (B,) row of each sentence; texts: the tokens of rows before `tokens`, with which they have `length` tokens.
+    """
+    stopping, full = setup.stopping, state.limits <= length
+    ended = stopping.is_end(tokens) | full
+    stopped = stopping.completes_string(texts, tokens, rows)
+    if stopped is not None:
+        ended |= stopped
+    setup.report(length, int((~ended).sum()))
+    done = ended.nonzero().squeeze(1)
+    if len(done):
+        final = scores[done] / setup.divisor(length)
+        strings = None if stopped is None else stopped[done]
+        found = stopping.hypotheses(texts(rows[done]), tokens[done], final, strings, full[done])
+        outputs.update(zip(state.sentences[done].tolist(), found, strict=True))
+    return (~ended).nonzero().squeeze(1)
+
+
+def _limit_to_positions(state: DecodingState) -> None:
+    limits = state.max_positions - (state.tokens != ABSENT).sum(1)
+    for row, limit in enumerate(limits.tolist()):
+        if limit < 1:
+            raise DataError(
+                f"row {row} is a prompt that fills all {state.max_positions} positions (max_positions), and "
+                "contrastive search needs one more: shorten it"
+            )
+    state.limits = state.limits.minimum(limits)
