@@ -1,0 +1,338 @@
+"""Mutation testing across a refactoring: no bug that the old tests catch may escape the new tests.
+
+    python tools/mutation_test.py old  [--count 300] [--seed 1]    mutate the reference commit, run its tests
+    python tools/mutation_test.py new                              map each caught mutation to this tree, run its tests
+    python tools/mutation_test.py report                           compare
+
+`old` draws mutations of single expressions (comparison, arithmetic, boolean and constant operators) from the sources
+of the reference commit. `new` finds the corresponding expression: equal up to the names of identifiers, in the most
+similar function. Results are appended to build/mutations/*.jsonl, so an interrupted command continues. The tests of a
+module run first, then those that import it, then those of its package, until one fails or the time budget is spent.
+Linux only (fork); a mutated tree is a copy in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "build" / "mutations"
+REFERENCE = "909037c"
+# Not part of the package any more: the phrasebook's generator, the fault harness, the baselines of the demos.
+EXCLUDED = (
+    "data/phrasebook/",
+    "data/embedded.py",
+    "data/bodies.py",
+    "faults/",
+    "naive_bayes.py",
+    "trigram.py",
+)
+HANGS = 90  # seconds for a single test, after which the mutation counts as caught
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    **{
+        ast.Lt: ast.LtE,
+        ast.LtE: ast.Lt,
+        ast.Gt: ast.GtE,
+        ast.GtE: ast.Gt,
+        ast.Eq: ast.NotEq,
+        ast.NotEq: ast.Eq,
+    },
+    **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult},
+    **{ast.And: ast.Or, ast.Or: ast.And},
+}
+
+
+class Site(NamedTuple):
+    """An expression that can be mutated: its place, its shape, its function's shape, and the two texts."""
+
+    path: str
+    line: int
+    column: int
+    shape: str
+    function: tuple[str, ...]
+    original: str
+    mutated: str
+    start: int
+    end: int
+
+
+def sites(source: Path) -> Iterator[Site]:
+    """All expressions of a source tree that can be mutated."""
+    for file in sorted(source.rglob("*.py")):
+        path = file.relative_to(source).as_posix()
+        if any(part in path for part in EXCLUDED):
+            continue
+        text = file.read_text(encoding="utf-8")
+        offsets = [0]
+        for line in text.encode().splitlines(keepends=True):
+            offsets.append(offsets[-1] + len(line))
+        tree = ast.parse(text)
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            tokens = tuple(_shape(node) for node in ast.walk(function) if isinstance(node, ast.stmt))[1:60]
+            for statement in function.body:
+                for node in _expressions(statement):
+                    mutated = _mutated(node)
+                    if mutated is None or _annotated(node):
+                        continue
+                    start = offsets[node.lineno - 1] + node.col_offset
+                    end = offsets[node.end_lineno - 1] + node.end_col_offset
+                    original = text.encode()[start:end].decode()
+                    yield Site(
+                        path,
+                        node.lineno,
+                        node.col_offset,
+                        _shape(node),
+                        tokens,
+                        original,
+                        mutated,
+                        start,
+                        end,
+                    )
+
+
+def _expressions(node: ast.AST) -> Iterator[ast.AST]:
+    """Like `ast.walk`, without the insides of f-strings (Python 3.11 does not know their positions) and functions."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.JoinedStr | ast.FunctionDef):
+            yield from _expressions(child)
+
+
+def _annotated(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr)
+
+
+def _mutated(node: Any) -> str | None:
+    """The mutated expression, in parentheses; None if the node has no mutation."""
+    copy = deepcopy(node)
+    match copy:
+        case ast.Compare(ops=[op]) if type(op) in SWAPS:
+            copy.ops = [SWAPS[type(op)]()]
+        case ast.BinOp(op=op, left=left) if type(op) in SWAPS and not isinstance(
+            left, ast.Constant | ast.JoinedStr
+        ):
+            copy.op = SWAPS[type(op)]()
+        case ast.BoolOp(op=op):
+            copy.op = SWAPS[type(op)]()
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            copy = operand
+        case ast.Constant(value=bool(value)):
+            copy.value = not value
+        case ast.Constant(value=int(value)):
+            copy.value = value + 1
+        case _:
+            return None
+    return f"({ast.unparse(copy)})"
+
+
+def _shape(node: ast.AST) -> str:
+    """The syntax tree without identifiers and strings."""
+    copy = deepcopy(node)
+    for each in ast.walk(copy):
+        for field in ("id", "attr", "arg", "name"):
+            if isinstance(getattr(each, field, None), str):
+                setattr(each, field, "_")
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            each.value = ""
+    return ast.dump(copy)
+
+
+def find(site: Site, candidates: dict[str, list[Site]]) -> Site | None:
+    """The corresponding expression of another tree: equal in shape, in the most similar function."""
+    best, score = None, 0.45
+    for other in candidates.get(site.shape, []):
+        similarity = SequenceMatcher(None, site.function, other.function, autojunk=False).ratio()
+        similarity += 0.05 * (Path(site.path).name == Path(other.path).name) + 0.05 * (
+            site.original == other.original
+        )
+        if similarity > score:
+            best, score = other, similarity
+    return best
+
+
+def tests_of(path: str, tests: Path) -> list[str]:
+    """Test files for a module: its own, those that import it, those of its package."""
+    parts = Path(path).with_suffix("").parts[1:]  # without "trifold"
+    package, module = parts[0], parts[-1]
+    dotted = ".".join(("trifold", *parts))
+    own = [tests / Path(*parts[:-1]) / f"test_{module}.py", tests / f"test_{module}.py"]
+    importing = [
+        file
+        for file in sorted(tests.rglob("test_*.py"))
+        if dotted in (text := file.read_text(encoding="utf-8")) or f"from trifold.{package} import" in text
+    ]
+    rest = sorted((tests / package).rglob("test_*.py"))
+    whole = [tests / "test_pipeline.py", tests / "train" / "test_loop.py", tests / "cli" / "test_train.py"]
+    found = dict.fromkeys(str(file) for file in (*own, *importing, *rest, *whole) if file.exists())
+    return [file for file in found if "/faults/" not in file and "test_docs" not in file]
+
+
+class Runner:
+    """Runs tests against mutated copies of a tree, in forks of a process that has imported the libraries."""
+
+    def __init__(self, tree: Path, budget: float) -> None:
+        import pytest  # noqa: F401
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+
+        self.budget = budget
+        self.folder = Path(tempfile.mkdtemp(prefix="trifold-mutations-"))
+        for name in ("src", "tests", "docs", "examples", "tools", "pyproject.toml", "README.md"):
+            from_, to = tree / name, self.folder / name
+            if from_.is_dir():
+                shutil.copytree(from_, to, ignore=shutil.ignore_patterns("__pycache__"))
+            elif from_.exists():
+                shutil.copy(from_, to)
+
+    def verdict(self, site: Site) -> tuple[str, float]:
+        """Whether the tests catch the mutation ("caught" or "survived"), and the seconds they take."""
+        file = self.folder / "src" / site.path
+        before = file.read_bytes()
+        file.write_bytes(before[: site.start] + site.mutated.encode() + before[site.end :])
+        started = time.monotonic()
+        child = os.fork()
+        if not child:
+            self._test(site)
+        try:
+            verdict = self._wait(child, started)
+        finally:
+            file.write_bytes(before)
+        return verdict, time.monotonic() - started
+
+    def _wait(self, child: int, started: float) -> str:
+        while time.monotonic() - started < self.budget + HANGS:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return "survived" if os.waitstatus_to_exitcode(status) in (0, 77) else "caught"
+            time.sleep(0.1)
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return "caught"  # a test hangs
+
+    def _test(self, site: Site) -> None:
+        """Run the tests in this fork; exit code 77 if the budget is spent without a failure."""
+        os.setpgid(0, 0)
+        os.chdir(self.folder)
+        sink = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(sink, stream)
+        sys.path[:0] = [str(self.folder / "src"), str(self.folder)]
+        os.environ["PYTHONPATH"] = f"{self.folder / 'src'}{os.pathsep}{self.folder}"
+        sys.dont_write_bytecode = True
+        import pytest
+
+        deadline = time.monotonic() + self.budget
+
+        class Budget:
+            def pytest_runtest_setup(self, item: Any) -> None:
+                if time.monotonic() > deadline:
+                    os._exit(77)
+
+        files = tests_of(site.path, self.folder / "tests")
+        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *files], plugins=[Budget()])
+        os._exit(int(code))
+
+
+def main() -> int:
+    """Run one of the three commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("command", choices=("old", "new", "report"))
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests per mutation")
+    chosen = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    if chosen.command == "report":
+        return _report()
+    with tempfile.TemporaryDirectory() as folder:
+        archive = subprocess.run(["git", "archive", REFERENCE], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+        every = list(sites(Path(folder) / "src"))
+        drawn = random.Random(chosen.seed).sample(every, chosen.count)
+        if chosen.command == "old":
+            _run(Path(folder), dict(enumerate(drawn)), RESULTS / "old.jsonl", chosen.budget)
+            return 0
+    old = _read(RESULTS / "old.jsonl")
+    candidates: dict[str, list[Site]] = {}
+    for site in sites(ROOT / "src"):
+        candidates.setdefault(site.shape, []).append(site)
+    caught = {
+        number: find(drawn[number], candidates) for number, line in old.items() if line["verdict"] == "caught"
+    }
+    for number, found in caught.items():
+        if found is None:
+            _append(RESULTS / "new.jsonl", number, drawn[number], "unmapped", 0.0)
+    _run(ROOT, {n: site for n, site in caught.items() if site}, RESULTS / "new.jsonl", 2 * chosen.budget)
+    return 0
+
+
+def _run(tree: Path, chosen: dict[int, Site], results: Path, budget: float) -> None:
+    runner, done = Runner(tree, budget), _read(results)
+    for number, site in chosen.items():
+        if number not in done:
+            verdict, seconds = runner.verdict(site)
+            _append(results, number, site, verdict, seconds)
+            print(f"{number:4} {verdict:9} {seconds:6.1f} s  {site.path}:{site.line}", flush=True)
+    shutil.rmtree(runner.folder)
+
+
+def _append(results: Path, number: int, site: Site, verdict: str, seconds: float) -> None:
+    line = {
+        "number": number,
+        "verdict": verdict,
+        "seconds": round(seconds, 1),
+        "place": f"{site.path}:{site.line}",
+    }
+    with results.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line | {"original": site.original, "mutated": site.mutated}) + "\n")
+
+
+def _read(results: Path) -> dict[int, dict[str, Any]]:
+    if not results.exists():
+        return {}
+    lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    return {line["number"]: line for line in lines}
+
+
+def _report() -> int:
+    """Print the counts and every mutation that only the old tests caught."""
+    old, new = _read(RESULTS / "old.jsonl"), _read(RESULTS / "new.jsonl")
+    caught = [number for number, line in old.items() if line["verdict"] == "caught"]
+    count = {
+        kind: sum(new.get(n, {}).get("verdict") == kind for n in caught) for kind in ("caught", "survived")
+    }
+    unmapped = [n for n in caught if new.get(n, {}).get("verdict") == "unmapped"]
+    print(f"{len(old)} mutations of the old tree, {len(caught)} caught")
+    print(
+        f"new tree: {count['caught']} caught, {count['survived']} missed, {len(unmapped)} without counterpart"
+    )
+    for number in caught:
+        if new.get(number, {}).get("verdict") in ("survived", "unmapped"):
+            line = new[number]
+            print(
+                f"  {line['verdict']} {old[number]['place']} -> {line['place']}: "
+                f"{line['original']} -> {line['mutated']}"
+            )
+    return 1 if count["survived"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
