@@ -1,0 +1,236 @@
+"""Every fast operation gives the results and gradients of its plain definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trifold import fast
+from trifold.fast import decoding_step, single_query, thread_pool
+from trifold.nn import Inputs, Mask, ModelConfig, Transformer, ops
+from trifold.nn.attention import Attention
+from trifold.nn.layers import ACTIVATIONS, Linear
+from trifold.nn.packing import Packing
+from trifold.nn.rng import use_thread_rng
+
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+Case = tuple[Callable[[], Any], Sequence[Tensor]]
+"""A computation, and the tensors whose gradients are compared."""
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+def parameters(layer: torch.nn.Module) -> list[Tensor]:
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return list(layer.parameters())
+
+
+def linear(dtype: torch.dtype) -> Case:
+    x, weight, bias = leaf(4, 33, 24), leaf(40, 24), leaf(40)
+    return lambda: ops.linear(x.to(dtype), weight.to(dtype), bias.to(dtype)), (x, weight, bias)
+
+
+def linear_of_few_rows(dtype: torch.dtype) -> Case:
+    x, weight, bias = (leaf(*shape).detach().to(dtype) for shape in ((2, 1, 24), (40, 24), (40,)))
+
+    def compute() -> Tensor:
+        with torch.no_grad():
+            return ops.linear(x, weight, bias)
+
+    return compute, ()
+
+
+def linears(dtype: torch.dtype) -> Case:
+    layers, x = [Linear(24, 16).to(dtype), Linear(24, 40).to(dtype)], leaf(2, 50, 24)
+    weights = [weight for layer in layers for weight in parameters(layer)]
+    return lambda: ops.linears(x.to(dtype), layers), (x, *weights)
+
+
+def activation_linear(name: str, gated: bool) -> Callable[[torch.dtype], Case]:
+    def case(dtype: torch.dtype) -> Case:
+        layer, inner = Linear(24, 16).to(dtype), [leaf(2, 50, 24) for _ in range(1 + gated)]
+        activation = ACTIVATIONS[name]
+        return lambda: ops.activation_linear(layer, activation, *(x.to(dtype) for x in inner)), (
+            *inner,
+            *parameters(layer),
+        )
+
+    return case
+
+
+def gelu_tanh(dtype: torch.dtype) -> Case:
+    x = leaf(7, 300)
+    return lambda: ops.gelu_tanh(x.to(dtype) * 3), (x,)
+
+
+def layer_norm(dtype: torch.dtype) -> Case:
+    x, weight, bias = leaf(7, 48), leaf(48), leaf(48)
+    return lambda: ops.layer_norm(x.to(dtype), weight.to(dtype), bias.to(dtype), 1e-5), (x, weight, bias)
+
+
+def dropout(dtype: torch.dtype) -> Case:
+    x = leaf(70, 48)
+    return lambda: ops.dropout(x.to(dtype), 0.3), (x,)
+
+
+def add_dropout(dtype: torch.dtype) -> Case:
+    x, y = leaf(70, 48), leaf(70, 48)
+    return lambda: ops.add_dropout(x.to(dtype), y.to(dtype), 0.3), (x, y)
+
+
+def attend(queries: int, groups: int = 1, beams: int = 1, **options: Any) -> Callable[[torch.dtype], Case]:
+    def case(dtype: torch.dtype) -> Case:
+        q, keys = leaf(2 * beams, 4, queries, 8), 200 if queries > 100 else 9
+        k, v = leaf(2, 4 // groups, keys, 8), leaf(2, 4 // groups, keys, 8)
+        real = torch.rand(2, keys) < 0.7
+        real[1] = False  # the second row may attend to nothing
+        return lambda: ops.attend(*(x.to(dtype) for x in (q, k, v)), Mask(real), **options), (q, k, v)
+
+    return case
+
+
+def one_query(dtype: torch.dtype) -> Case:
+    q, k, v = (leaf(*shape).detach().to(dtype) for shape in ((4, 4, 1, 8), (2, 2, 9, 8), (2, 2, 9, 8)))
+    bias = torch.randn(1, 4, 1, 9)
+
+    def compute() -> Tensor:
+        with torch.no_grad():
+            return ops.attend(q, k, v, Mask(), bias=bias, soft_cap=3.0)
+
+    return compute, ()
+
+
+def packed_attention(crosses: bool) -> Callable[[torch.dtype], Case]:
+    def case(dtype: torch.dtype) -> Case:
+        layer = Attention(ModelConfig(d_model=32, n_heads=4), crosses=crosses).to(dtype)
+        weights = parameters(layer)
+        queries, keys = Packing.of(torch.tensor([7, 4, 9])), Packing.of(torch.tensor([3, 8, 5]))
+        x, memory = leaf(1, queries.filled, 32), leaf(1, keys.filled, 32)
+
+        def compute() -> Tensor:
+            mask = Mask(
+                keys.attend if crosses else queries.attend,
+                causal=not crosses,
+                packing=queries,
+                key_packing=keys if crosses else None,
+            )
+            return layer(x.to(dtype), memory.to(dtype) if crosses else None, mask=mask)[:, : queries.real]
+
+        return compute, (x, *([memory] if crosses else []), *weights)
+
+    return case
+
+
+def cross_entropy(smoothing: float, *, trains: bool = True) -> Callable[[torch.dtype], Case]:
+    def case(dtype: torch.dtype) -> Case:
+        hidden, weight, bias = leaf(700, 16), leaf(90, 16), leaf(90)
+        targets = torch.randint(-1, 90, (700,))
+
+        def compute() -> tuple[Tensor, Tensor]:
+            inputs = [x.to(dtype) if trains else x.detach().to(dtype) for x in (hidden, weight, bias)]
+            return ops.cross_entropy(*inputs, targets, smoothing)
+
+        return compute, (hidden, weight, bias) if trains else ()
+
+    return case
+
+
+def step(dtype: torch.dtype) -> Case:
+    config = ModelConfig(vocab_size=50, d_model=32, n_heads=4, d_ff=64, n_layers=2, shape="decoder")
+    model = Transformer(config).eval().to(dtype)
+    tokens = torch.randint(3, 50, (3, 8))
+
+    def compute() -> Tensor:
+        with torch.no_grad():
+            cache = model.new_cache()
+            model.decode(Inputs(tokens[:, :6]), cache=cache)
+            return torch.cat([model.decode(Inputs(tokens[:, t : t + 1]), cache=cache) for t in (6, 7)], 1)
+
+    return compute, ()
+
+
+CASES: dict[str, Callable[[torch.dtype], Case]] = {
+    "linear": linear,
+    "linear of few rows": linear_of_few_rows,
+    "linears": linears,
+    **{f"activation_linear {name}": activation_linear(name, False) for name in ("relu", "gelu", "gelu-tanh")},
+    "activation_linear silu gated": activation_linear("silu", True),
+    "gelu_tanh": gelu_tanh,
+    "layer_norm": layer_norm,
+    "dropout": dropout,
+    "add_dropout": add_dropout,
+    "attend short": attend(5),
+    "attend fused": attend(200),
+    "attend soft cap": attend(5, soft_cap=2.0),
+    "attend shared heads": attend(5, groups=2),
+    "attend shared rows": attend(1, beams=3),
+    "attend one query": one_query,
+    "attention packed": packed_attention(False),
+    "attention packed across": packed_attention(True),
+    "cross_entropy": cross_entropy(0.0),
+    "cross_entropy smoothed": cross_entropy(0.1),
+    "cross_entropy without gradients": cross_entropy(0.1, trains=False),
+    "decoding_step": step,
+}
+
+
+def results(compute: Callable[[], Any], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Outputs, then the gradients of a weighted sum of the outputs that have any."""
+    with use_thread_rng(torch.Generator().manual_seed(5)):
+        out = compute()
+    outputs = [out] if isinstance(out, Tensor) else list(out)
+    total = sum(
+        (y.float() * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum() if y.dim() else y
+        for y in outputs
+        if y.requires_grad
+    )
+    return [*(y.detach() for y in outputs), *(torch.autograd.grad(total, leaves) if leaves else ())]
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_fast_is_plain(
+    case: Callable[[torch.dtype], Case], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((single_query, "WORTH"), (thread_pool, "WORTH"), (decoding_step, "LEAST")):
+        monkeypatch.setattr(module, name, 0)
+    compute, leaves = case(dtype)
+    ours = results(compute, leaves)
+    with fast.disabled():
+        theirs = results(compute, leaves)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype is other.dtype and one.shape == other.shape
+        limit = LIMITS[dtype] * max(1.0, float(other.float().abs().max()))
+        assert float((one.float() - other.float()).abs().max()) <= limit
+
+
+def test_every_operation_has_a_case() -> None:
+    assert {name.split()[0] for name in CASES} == set(ops.PLAIN)
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+def test_plain_dropout_has_the_fast_mask(dtype: torch.dtype) -> None:
+    compute, leaves = dropout(dtype)
+    ours = results(compute, leaves)
+    with fast.disabled():
+        theirs = results(compute, leaves)
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def test_enable_disable_and_enabled() -> None:
+    assert fast.enabled()
+    with fast.disabled():
+        assert not fast.enabled() and ops.linear is ops.PLAIN["linear"]
+        fast.enable()
+        assert not fast.enabled(), "enable() has no effect within disabled()"
+        with fast.disabled():
+            pass
+        assert not fast.enabled()
+    assert fast.enabled()
