@@ -1,35 +1,38 @@
-"""CodeGen (Nijkamp et al. 2022): GPT-J, trained on four machines whose shares of q, v and k lie one after the other."""
+"""CodeGen (Nijkamp et al. 2022): GPT-J whose queries, values and keys are stored in four shares, one per machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
-from trifold.hub.decoders import below, classes, qkv
+from trifold.hub.decoders import classes
 from trifold.hub.families import gptj
-from trifold.hub.family import Family, architecture_of
-from trifold.hub.rules import AnyRule, dealt
-from trifold.nn import ModelConfig
+from trifold.hub.family import Fields, Group
+from trifold.hub.rules import dealt
 
-CLASSES = classes("CodeGen")
 MACHINES = 4
+NAMES = {ours: theirs for ours, theirs in gptj.RULES.names.items() if "{p" not in ours}
 
 
-def _fits(config: ModelConfig) -> bool:
-    return config.n_heads % MACHINES == 0 and gptj.fits(config, CLASSES)
+def _check(file: Any, fields: Fields) -> Fields:
+    if file.n_head % MACHINES:
+        raise SettingsError(f"n_head: {file.n_head} is not a multiple of {MACHINES}, as CodeGen requires")
+    return {}
 
 
-def _read(values: Mapping[str, Any]) -> ModelConfig:
-    config = gptj.read(values, CLASSES)
-    if config.n_heads % MACHINES:
-        raise SettingsError(f"n_head: {config.n_heads} is not a multiple of {MACHINES}, as CodeGen needs")
-    return config
-
-
-def _rules(config: ModelConfig) -> list[AnyRule]:
-    theirs = below(config, "transformer") + "h.{i}.attn.qkv_proj"
-    return [*gptj.all_but_qkv(config), *qkv(theirs, dealt(MACHINES, (1, 1, 1)), order="qvk")]
-
-
-FAMILY = Family("codegen", architecture_of(CLASSES), _fits, gptj.write, _read, _rules, general=1)
+FAMILY = replace(
+    gptj.FAMILY,
+    model_type="codegen",
+    stem="CodeGen",
+    classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+    entries=(*gptj.FAMILY.entries, Group({}, _check)),
+    rules=replace(
+        gptj.RULES,
+        names=NAMES,
+        qkv="attn.qkv_proj",
+        order="qvk",
+        split=lambda config: dealt(MACHINES, (1, 1, 1)),
+    ),
+    general=1,
+)

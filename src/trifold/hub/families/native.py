@@ -1,6 +1,6 @@
-"""Our own form, for what fits no known family: the fields of ModelConfig, and our names of the weights.
+"""Our own format, for what fits no known family: the fields of ModelConfig, and our names of the weights.
 
-A folder that was converted to it says under `family` where it came from, so that it can go back.
+A folder that was converted to it records under `family` where it came from, so that it can be converted back.
 """
 
 from __future__ import annotations
@@ -8,28 +8,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trifold.hub.family import HARMLESS, Family
-from trifold.hub.rules import AnyRule, Rule
+from trifold.hub.family import HARMLESS, Family, Fields
+from trifold.hub.rules import Rule
 from trifold.nn import ModelConfig
 
 
-def _read(values: Mapping[str, Any]) -> ModelConfig:
-    known, passed = ModelConfig.model_fields, HARMLESS | {"family"}
-    return ModelConfig.parse(
-        {key: value for key, value in values.items() if key in known or key not in passed}
-    )
+class NativeFamily(Family):
+    """A family whose keys are the fields of ModelConfig."""
+
+    def architecture(self, config: ModelConfig) -> str:
+        return "Transformer"
+
+    def read(self, values: Mapping[str, Any]) -> ModelConfig:
+        fields, passed = ModelConfig.model_fields, HARMLESS | {"family"}
+        return ModelConfig.parse({k: v for k, v in values.items() if k in fields or k not in passed})
+
+    def write(self, config: ModelConfig) -> Fields:
+        return config.model_dump()
+
+    def fits(self, config: ModelConfig) -> bool:
+        return True
 
 
-def _rules(config: ModelConfig) -> list[AnyRule]:
-    return [Rule("{*path}", "{*path}")]
-
-
-FAMILY = Family(
+FAMILY = NativeFamily(
     model_type="trifold",
-    architecture=lambda config: "Transformer",
-    fits=lambda config: True,
-    write=lambda config: config.model_dump(),
-    read=_read,
-    rules=_rules,
+    stem="Transformer",
+    classes={},
+    entries=(),
+    constants={},
+    rules=lambda config: [Rule("{*path}", "{*path}")],
     general=2,
 )

@@ -1,240 +1,164 @@
-"""XLNet (Yang et al. 2019): an encoder whose scores look at distances and segments, trained on tokens in any order.
+"""XLNet (Yang et al. 2019): an encoder whose scores depend on distances and segments, trained on permuted tokens.
 
-Bidirectional (`attn_type: bi`): a recurrent memory of earlier texts is nothing that a single text needs, so the keys
-that say how much of it is kept change nothing here. Its matrices have an axis a head; texts may be padded on any side.
+Bidirectional (`attn_type: bi`). Keys of the recurrent memory of earlier texts are ignored: a single text needs none.
+Its matrices have an axis for the heads; texts may be padded on either side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field
-
 from trifold.errors import SettingsError
-from trifold.hub.encoders import (
-    BLOCK,
-    IDS,
-    LARGEST_VOCABULARY,
-    below,
-    either_way,
-    encoder_says,
-    head_to_ours,
-    head_to_theirs,
-    modules,
-    unread,
-    word_ids,
-)
+from trifold.hub.encoders import BLOCK, ENCODER_ONLY, VOCABULARY, EncoderRules
 from trifold.hub.family import (
     ACTIVATIONS,
-    Architectures,
     Family,
-    activation,
-    architecture_of,
-    heads_of,
-    ids_to_theirs,
-    key_of,
-    parse_config,
-    to_ours,
-    to_theirs,
+    Fields,
+    Group,
+    Row,
+    below,
+    fixed,
+    ids,
+    ignored,
+    modules,
+    name_of,
+    same,
+    translate,
 )
 from trifold.hub.rules import LEADING_AXIS, TRANSPOSED, AnyRule, Copy, Rule, chain, joined_axes
 from trifold.nn import ModelConfig
-from trifold.nn.config import Head
-from trifold.settings import Settings
 
-ENDLESS = 2**15  # tokens: waves have no end, so this is only where a text is too long to be meant
-
-CLASSES: Architectures = {
-    "XLNetModel": (),
-    "XLNetLMHeadModel": ("lm",),
-    "XLNetForSequenceClassification": ("sequence",),
-    "XLNetForTokenClassification": ("token",),
-    "XLNetForQuestionAnsweringSimple": ("span",),
+CLASSES: dict[str, Fields] = {
+    "Model": {"heads": ()},
+    "LMHeadModel": {"heads": ("lm",), "lm_head_bias": True},
+    "ForSequenceClassification": {"heads": ("sequence",)},
+    "ForTokenClassification": {"heads": ("token",)},
+    "ForQuestionAnsweringSimple": {"heads": ("span",)},
 }
-# Of the recurrent memory, of causal attention, of a search for answers, of the first training: not for one plain text.
-HARMLESS = frozenset(
-    "mem_len reuse_len use_mems_eval use_mems_train same_length start_n_top end_n_top perm_size".split()
-)
-
-# --- config.json ---------------------------------------------------------------------------------------
+LONGEST = 2**15  # tokens; sinusoids do not end, so this only refuses absurd texts
 
 
-class XLNetFile(Settings):
-    """Their keys, types and defaults."""
-
-    vocab_size: int = Field(32000, gt=0, le=LARGEST_VOCABULARY)
-    d_model: int = Field(1024, gt=0)
-    n_layer: int = Field(24, gt=0)
-    n_head: int = Field(16, gt=0)
-    d_head: int | None = Field(None, gt=0)
-    d_inner: int = Field(4096, gt=0)
-    ff_activation: str = "gelu"
-    dropout: float = Field(0.1, ge=0, lt=1)
-    layer_norm_eps: float = Field(1e-12, gt=0)
-    clamp_len: int = -1
-    summary_type: Literal["last", "first"] = "last"
-    summary_use_proj: bool = True
-    summary_activation: str | None = "tanh"
-    summary_last_dropout: float = Field(0.1, ge=0, lt=1)
-    pad_token_id: int | None = Field(5, ge=0)
-    bos_token_id: int | None = Field(1, ge=0)
-    eos_token_id: int | list[int] | None = 2
-    tie_word_embeddings: bool = True
-
-    # What only other models have.
-    attn_type: Literal["bi"] = "bi"
-    bi_data: Literal[False] = False
-    untie_r: Literal[True] = True
-    is_decoder: Literal[False] = False
-    is_encoder_decoder: Literal[False] = False
-    add_cross_attention: Literal[False] = False
-
-    # Ours: files of others have it not.
-    max_positions: int = Field(ENDLESS, gt=0)
+def _clamp(value: int, fields: Fields) -> int | None:
+    return value if value > 0 else None
 
 
-FIXED: dict[str, Any] = {
-    "shape": "encoder",
-    "positions": "relative-sinusoidal",
-    "segment_offsets": True,
-    "query_stream": True,
-    "scale_embeddings": False,
-}
-KEYS = {
-    "vocab_size": "vocab_size",
-    "d_model": "d_model",
-    "n_layer": "n_layers",
-    "n_head": "n_heads",
-    "d_inner": "d_ff",
-    "dropout": "dropout",
-    "layer_norm_eps": "norm_epsilon",
-    "tie_word_embeddings": "tie_lm_head",
-    "max_positions": "max_positions",
-}
-DROPOUTS = ("attention_dropout", "activation_dropout")  # the one probability is everybody's
-SAID = frozenset({*KEYS.values(), *IDS, *DROPOUTS, "activation", "relative_clamp"})
-OF_SEQUENCE = frozenset({"classifier_input", "classifier_transform", "classifier_dropout"})
+def _load_width(value: int | None, fields: Fields) -> None:
+    if value is not None and value * fields["n_heads"] != fields["d_model"]:
+        raise SettingsError(
+            f"d_head: {value} is not d_model {fields['d_model']} / n_head {fields['n_heads']}"
+        )
 
 
-def _of_head(activation: str) -> dict[Head, dict[str, Any]]:
-    return {"lm": {"lm_head_bias": True}}
-
-
-def _fits(config: ModelConfig) -> bool:
-    known = {config.activation, config.classifier_transform or "tanh"} <= set(ACTIVATIONS.values())
-    evenly = config.d_model % config.n_heads == 0 and {
-        config.attention_dropout,
-        config.activation_dropout,
-    } == {config.dropout}
-    said = SAID
-    if "sequence" in config.chosen_heads:
-        said, known = said | OF_SEQUENCE, known and config.classifier_input in ("last", "first")
-    return known and evenly and encoder_says(config, CLASSES, said, _of_head, **FIXED)
-
-
-def _write(config: ModelConfig) -> dict[str, object]:
-    theirs = to_theirs(KEYS, config) | ids_to_theirs(config) | head_to_theirs(config)
-    if config.max_positions == ENDLESS:
-        del theirs["max_positions"]
-    if "sequence" in config.chosen_heads:
-        transform, drop = config.classifier_transform, config.classifier_dropout
-        theirs |= {
-            "summary_type": config.classifier_input,
-            "summary_use_proj": transform is not None,
-            "summary_activation": key_of(ACTIVATIONS, transform) if transform else "",
-            "summary_last_dropout": config.dropout if drop is None else drop,
-        }
-    return theirs | {
-        "d_head": config.head_width,
-        "ff_activation": key_of(ACTIVATIONS, config.activation),
-        "clamp_len": config.relative_clamp or -1,
-        "pad_token_id": config.pad_id,  # the reference gives it no gradient
-    }
-
-
-def _read(values: Mapping[str, Any]) -> ModelConfig:
-    file, heads = parse_config(XLNetFile, values, HARMLESS), heads_of(values, CLASSES)
-    inner = activation("ff_activation", file.ff_activation)
-    config = ModelConfig.parse(
-        FIXED
-        | to_ours(KEYS, file)
-        | word_ids(file.vocab_size, file.pad_token_id, file.bos_token_id, file.eos_token_id)
-        | head_to_ours(values, heads)
-        | {"activation": inner, "relative_clamp": file.clamp_len if file.clamp_len > 0 else None}
-        | dict.fromkeys(DROPOUTS, file.dropout)
-        | {"lm_head_bias": "lm" in heads}
-        | (_summary(file) if "sequence" in heads else {})
-    )
-    if file.d_head not in (None, config.head_width):
-        raise SettingsError(f"d_head: {file.d_head} is not d_model {file.d_model} / n_head {file.n_head}")
-    return config
-
-
-def _summary(file: XLNetFile) -> dict[str, Any]:
-    """The state that stands for the sequence, and what is done with it before it is classified."""
+def _load_summary(file: Any, fields: Fields) -> Fields:
+    """What is applied to the state of a sequence before it is classified."""
+    if "sequence" not in fields["heads"]:
+        return {}
     transform = file.summary_activation or None
     if file.summary_use_proj != (transform is not None):
         raise SettingsError(
             f"summary_activation: {file.summary_activation!r} with summary_use_proj: {file.summary_use_proj}: "
             "a layer and its activation go together"
         )
-    return {
-        "classifier_input": file.summary_type,
-        "classifier_transform": None if transform is None else activation("summary_activation", transform),
-        "classifier_dropout": file.summary_last_dropout,
-    }
+    if transform is not None:
+        transform = translate("summary_activation", transform, ACTIVATIONS)
+    return {"classifier_transform": transform}
 
 
-# --- weights -------------------------------------------------------------------------------------------
+def _save_summary(config: ModelConfig) -> Fields:
+    if "sequence" not in config.chosen_heads:
+        return {}
+    transform = config.classifier_transform
+    name = name_of(transform, ACTIVATIONS) if transform else ""
+    return {"summary_use_proj": transform is not None, "summary_activation": name}
 
-ATTENTION = f"{BLOCK}self_attention.sublayer"
-LAYER = {
-    "self_attention.after": "rel_attn.layer_norm",
-    "feed_forward.sublayer.in_proj": "ff.layer_1",
-    "feed_forward.sublayer.out_proj": "ff.layer_2",
-    "feed_forward.after": "ff.layer_norm",
-}
+
+SUMMARY = Group(
+    {"summary_use_proj": (bool, True), "summary_activation": (str | None, "tanh")},
+    _load_summary,
+    _save_summary,
+)
+
+# --- tensors -------------------------------------------------------------------------------------------
+
+RULES = EncoderRules(
+    "transformer",
+    "layer.{i}.",
+    {
+        "self_attention.after": "rel_attn.layer_norm",
+        "feed_forward.sublayer.in_proj": "ff.layer_1",
+        "feed_forward.sublayer.out_proj": "ff.layer_2",
+        "feed_forward.after": "ff.layer_norm",
+    },
+    inner={"encoder_embeddings.tokens": "word_embedding"},
+    heads={
+        "heads.sequence.dense": "sequence_summary.summary",
+        "heads.sequence.out_proj": "logits_proj",
+        "heads.token.out_proj": "classifier",
+        "heads.span.out_proj": "qa_outputs",
+    },
+)
+# Theirs have an axis for the heads: matrices are (width, heads, width of a head), the one of the output too.
+MATRICES = {"{p:q|k|v}_proj.weight": "{p}", "relative.r_proj.weight": "r"}
+OUTPUTS = {"o_proj.weight": "o", "relative.segments": "seg_embed"}
 VECTORS = {"content": "r_w_bias", "distance": "r_r_bias", "segment": "r_s_bias"}
 
 
-def _attention(config: ModelConfig, theirs: str) -> list[AnyRule]:
-    """Their matrices are (width, heads, width of a head), the one of the output too."""
-    into = chain(TRANSPOSED, joined_axes(1, config.n_heads))
-    rules: list[AnyRule] = [
-        Rule(f"{ATTENTION}.{{p:q|k|v}}_proj.weight", f"{theirs}.{{p}}", into),
-        Rule(f"{ATTENTION}.relative.r_proj.weight", f"{theirs}.r", into),
-        Rule(f"{ATTENTION}.o_proj.weight", f"{theirs}.o", joined_axes(1, config.n_heads)),
-        Rule(f"{ATTENTION}.relative.segments", f"{theirs}.seg_embed", joined_axes(1, config.n_heads)),
-    ]
-    for ours, name in VECTORS.items():
-        rules.append(Rule(f"{ATTENTION}.relative.{ours}", f"{theirs}.{name}", joined_axes(0, config.n_heads)))
-    return rules
-
-
 def _rules(config: ModelConfig) -> list[AnyRule]:
-    base = below(config, "transformer")
-    words, layer = f"{base}word_embedding.weight", f"{base}layer.{{i}}."
+    base, heads = below(config, "transformer"), config.n_heads
+    ours, theirs = f"{BLOCK}self_attention.sublayer.", f"{base}layer.{{i}}.rel_attn."
+    into, out, vector = chain(TRANSPOSED, joined_axes(1, heads)), joined_axes(1, heads), joined_axes(0, heads)
     rules: list[AnyRule] = [
-        Rule("encoder_embeddings.tokens.weight", words),
+        *RULES(config),
         Rule("encoder_embeddings.query", f"{base}mask_emb", LEADING_AXIS),
-        *_attention(config, f"{layer}rel_attn"),
-        *modules(LAYER, BLOCK, layer),
-        *modules(
-            {
-                "heads.sequence.dense": "sequence_summary.summary",
-                "heads.sequence.out_proj": "logits_proj",
-                "heads.token.out_proj": "classifier",
-                "heads.span.out_proj": "qa_outputs",
-            }
-        ),
-        either_way(base, "transformer"),
+        *(Rule(ours + mine, theirs + name, into) for mine, name in MATRICES.items()),
+        *(Rule(ours + mine, theirs + name, out) for mine, name in OUTPUTS.items()),
+        *(Rule(f"{ours}relative.{mine}", theirs + name, vector) for mine, name in VECTORS.items()),
     ]
     if "lm" not in config.chosen_heads:
-        return rules + unread("lm_loss")
-    rules.append(Rule("lm_head.bias", "lm_loss.bias"))
-    tied = Copy("lm_loss.weight", of=words)
-    return [*rules, tied if config.tie_lm_head else Rule("lm_head.weight", "lm_loss.weight")]
+        return rules + ignored("lm_loss.", "weight bias")
+    if not config.tie_lm_head:
+        return rules + modules({"lm_head": "lm_loss"})
+    return [
+        *rules,
+        Rule("lm_head.bias", "lm_loss.bias"),
+        Copy("lm_loss.weight", of=f"{base}word_embedding.weight"),
+    ]
 
 
-FAMILY = Family("xlnet", architecture_of(CLASSES), _fits, _write, _read, _rules)
+FAMILY = Family(
+    model_type="xlnet",
+    stem="XLNet",
+    classes=CLASSES,
+    entries=(
+        Row("vocab_size", "vocab_size", 32000, type=VOCABULARY),
+        Row("d_model", "d_model", 1024),
+        Row("n_layer", "n_layers", 24),
+        Row("n_head", "n_heads", 16),
+        Row("d_inner", "d_ff", 4096),
+        Row("ff_activation", "activation", "gelu", map=ACTIVATIONS),
+        Row("dropout", "dropout", 0.1),
+        Row("layer_norm_eps", "norm_epsilon", 1e-12),
+        Row("summary_last_dropout", "classifier_dropout", 0.1, heads=("sequence",)),
+        Row("tie_word_embeddings", "tie_lm_head", True),
+        ids(5, 1, 2, padded=True),
+        Row("d_head", "d_head", None, load=_load_width),
+        Row("clamp_len", "relative_clamp", -1, type=int, load=_clamp, save=lambda clamp: clamp or -1),
+        Row("summary_type", "classifier_input", "last", type=Literal["last", "first"], heads=("sequence",)),
+        SUMMARY,
+        Row("max_positions", "max_positions", LONGEST),  # ours; files of others do not have it
+        fixed(attn_type="bi", bi_data=False, untie_r=True),
+        ENCODER_ONLY,
+    ),
+    constants={
+        "shape": "encoder",
+        "positions": "relative-sinusoidal",
+        "segment_offsets": True,
+        "query_stream": True,
+        "scale_embeddings": False,
+        "attention_dropout": same("dropout"),
+        "activation_dropout": same("dropout"),
+    },
+    rules=_rules,
+    # Of the recurrent memory, causal attention, the search for answers, and pretraining.
+    ignored="mem_len reuse_len use_mems_eval use_mems_train same_length start_n_top end_n_top perm_size",
+)
