@@ -14,18 +14,19 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from trifold.errors import SettingsError
-from trifold.hub import rules
+from trifold.hub import families, rules
 from trifold.hub.families import FAMILIES
 from trifold.hub.family import Family
 from trifold.look.differences import differences
-from trifold.nn.config import PRESETS, Head, ModelConfig
+from trifold.nn.config import PRESETS, ModelConfig
 from trifold.recipe import Recipe
 from trifold.settings import Settings
 
@@ -49,7 +50,8 @@ MEANINGS = {
     "model.d_ff": "inner width of the feed-forward network",
     "model.positions": "positional encoding",
     "model.norm": "normalization",
-    "model.norm_placement": "after the residual sum (`post`, as in 2017), before each sub-layer (`pre`), or both (`sandwich`)",
+    "model.norm_placement": "after the residual sum (`post`, as in 2017), before each sub-layer (`pre`), or "
+    "both (`sandwich`)",
     "model.norm_epsilon": "added to the variance",
     "model.activation": "activation of the feed-forward network",
     "model.attention_bias": "biases in the projections of attention",
@@ -232,18 +234,6 @@ def _presets() -> str:
 
 # --- families ------------------------------------------------------------------------------------------
 
-# What a class may answer; a family says which of these it has a class for.
-ANSWERS: tuple[tuple[Head, ...], ...] = (
-    (),
-    ("pooler",),
-    ("lm",),
-    ("lm", "pooler", "next-sentence"),
-    ("pooler", "next-sentence"),
-    ("sequence",),
-    ("pooler", "sequence"),
-    ("token",),
-    ("span",),
-)
 KINDS_OF_RULES = {
     rules.Copy: "tied copies",
     rules.Renamed: "other names",
@@ -251,38 +241,33 @@ KINDS_OF_RULES = {
 }
 
 
-def classes(family: Family) -> dict[str, ModelConfig]:
-    """Their classes that a family reads, each with the config of its default values."""
-    plain, found = family.read({}), {}
-    for heads in ANSWERS:
-        try:
-            name = family.architecture(plain.model_copy(update={"heads": heads}))
-            config = family.read({"architectures": [name]})
-        except (StopIteration, SettingsError):
-            continue
-        if config.chosen_heads == heads:
-            found[name] = config
-    return found
-
-
 def _families() -> str:
     rows = []
     for model_type, family in FAMILIES.items():
         if model_type == "trifold":
             continue
-        read = classes(family)
+        read = {name: family.read({"architectures": [name]}) for name in family.architectures}
         writing = next((config for config in read.values() if "lm" in config.chosen_heads), None)
         kinds = {type(rule) for config in read.values() for rule in family.rules(config)}
-        file = inspect.getmodule(family.read).__name__.rpartition(".")[2]  # type: ignore[union-attr]
         rows.append(
             (
-                f"[`{model_type}`](../src/trifold/hub/families/{file}.py)",
+                f"[`{model_type}`](../src/trifold/hub/families/{_file(family)}.py)",
                 "<br>".join(f"`{name}`{_answers(config)}" for name, config in read.items()),
                 ", ".join(said for kind, said in KINDS_OF_RULES.items() if kind in kinds),
                 ", ".join(differences(writing or next(iter(read.values())))),
             )
         )
     return _table(("family", "classes: what they answer", "read besides", "differs from the paper"), rows)
+
+
+def _file(family: Family) -> str:
+    """The file in hub/families that holds the family."""
+    files = [module.name for module in iter_modules(families.__path__)]
+    return next(
+        file
+        for file in files
+        if any(value is family for value in vars(import_module(f"{families.__name__}.{file}")).values())
+    )
 
 
 def _answers(config: ModelConfig) -> str:
