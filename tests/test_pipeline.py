@@ -259,7 +259,7 @@ def test_a_folder_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
     assert again.generate_tokens(tokens, attend, max_new_tokens=4) == pipe.generate_tokens(
         tokens, attend, max_new_tokens=4
     )
-    with pytest.raises(UsageError, match="no tokenizer: use generate_tokens"):
+    with pytest.raises(UsageError, match="no tokenizer; use generate_tokens"):
         again.generate("a dog")
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from trifold.cli import main
 from trifold.errors import SettingsError, UsageError
 from trifold.nn.config import PRESETS
-from trifold.objectives.kinds import reads
 from trifold.recipe import Recipe, TrainSettings, load_recipe, recipe_names
 from trifold.train.schedule import rate
 
@@ -35,12 +34,12 @@ def test_every_shipped_recipe_is_one(name):
     recipe = load_recipe(name)
     assert recipe.name == name
     assert recipe.description.strip() == recipe.description != ""
-    if reads(recipe.task) == "parts":
+    if recipe.task.evaluated.data_kind == "parts":
         assert all(part.train and part.valid for part in recipe.task.parts.values())
         return
     assert recipe.data.train
     # What is learnt from raw text is measured on its validation text; it has no score of its own to be tested by.
-    tested = recipe.data.test or reads(recipe.task) == "documents"
+    tested = recipe.data.test or recipe.task.evaluated.data_kind == "documents"
     assert (recipe.data.valid and tested) or recipe.data.holdout
 
 

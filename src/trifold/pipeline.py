@@ -33,8 +33,9 @@ from trifold.hub.filling import Stored
 from trifold.hub.pictures import read_pictures, write_pictures
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.transformer import shifted
+from trifold.predict.generate_texts import generate_rows
+from trifold.predict.model_reader import require_tokenizer
 from trifold.predict.predict import Predicts
-from trifold.predict.writing import write
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer, read_tokenizer
 
@@ -76,12 +77,12 @@ class Pipeline(Predicts):
     @property
     def reader(self) -> Tokenizer:
         """The tokenizer of what is read. Raises UsageError where there is none."""
-        return _there(self.tokenizer)
+        return require_tokenizer(self.tokenizer, "generate_tokens and logits")
 
     @property
     def writer(self) -> Tokenizer:
         """The tokenizer of what is written. Raises UsageError where there is none."""
-        return _there(self.target_tokenizer)
+        return require_tokenizer(self.target_tokenizer, "generate_tokens and logits")
 
     # --- numbers ---------------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class Pipeline(Predicts):
         draft, config = self._asked(arguments)
         self._refuse_silent()
         rows, codec = Ragged.of(self.read(texts)), self.target_tokenizer
-        return write(self.model, rows, config, first=first, on_done=on_done, codec=codec, draft=draft)
+        return generate_rows(self.model, rows, config, first=first, on_done=on_done, codec=codec, draft=draft)
 
     def stream(
         self, text: str, *, on_end: Callable[[Hypothesis], None] | None = None, **arguments: Any
@@ -286,14 +287,6 @@ class Pipeline(Predicts):
         if "lm" not in config.chosen_heads:
             heads = ", ".join(config.chosen_heads) or "none"
             raise UsageError(f"this model has no language-model head (its heads: {heads}): use `predict`")
-
-
-def _there(tokenizer: Tokenizer | None) -> Tokenizer:
-    if tokenizer is None:
-        raise UsageError(
-            "the model's folder has no tokenizer: use generate_tokens and logits, which take ids"
-        )
-    return tokenizer
 
 
 def _ids(name: str, tokens: Tensor, vocabulary: int) -> Tensor:

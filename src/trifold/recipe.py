@@ -18,9 +18,8 @@ from trifold.data import DataSettings
 from trifold.errors import SettingsError, UsageError
 from trifold.generate import GenerationConfig
 from trifold.nn.config import PRESETS, ModelConfig
+from trifold.objectives import DEFAULT_KIND, TaskSettings, TranslateSettings
 from trifold.objectives.distill import DistillSettings
-from trifold.objectives.kinds import USUAL, TaskSettings
-from trifold.objectives.translate import TranslateSettings
 from trifold.settings import Settings, nearest
 from trifold.text import TokenizerSettings
 from trifold.yaml_dialect import YAMLError, dumped, load, parse
@@ -266,14 +265,14 @@ class Recipe(Settings):
     @classmethod
     def _of_the_usual_kind(cls, values: Any) -> Any:
         """Recipes from before there were kinds say none."""
-        return {"kind": USUAL, **values} if isinstance(values, Mapping) else values
+        return {"kind": DEFAULT_KIND, **values} if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
     def _looks_into_no_graph(self) -> Self:
         if (
             self.train.compile != "none"
             and isinstance(self.task, DistillSettings)
-            and self.task.relations.weighed
+            and self.task.relations.weights
         ):
             raise ValueError(
                 "task.relations look into a block, and train.compile: blocks closes it: set train.compile to none, or "

@@ -8,7 +8,6 @@ import shlex
 import pytest
 from tests.cli.kinds_of_runs import KINDS, Runs
 
-from trifold.objectives.kinds import use
 from trifold.recipe import load_recipe
 
 pytestmark = pytest.mark.slow
@@ -115,7 +114,7 @@ def test_eval_of_a_run_that_lost_its_tokenizer_makes_none(trifold, runs):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_command_that_a_run_ends_with_works(trifold, runs, kind):
-    words = shlex.split(use(load_recipe(str(runs[kind] / "recipe.yaml")).task, runs[kind]))
+    words = shlex.split(load_recipe(str(runs[kind] / "recipe.yaml")).task.usage(runs[kind]))
     done = trifold(*words[1:])
     assert words[0] == "trifold" and words[2] == str(runs[kind]) and done.code == 0, done.err
 
@@ -164,11 +163,11 @@ def test_predict_fills_masks_or_says_what_else(trifold, runs, kind):
     else:
         refused(asked)
     if kind in ("pairs", "order"):
-        refused(plain, "can do several tasks: name one of fill-mask, next-sentence, embed")
+        refused(plain, "supports several tasks; name one of fill-mask, next-sentence, embed")
     elif kind in READERS:
         assert plain.out == asked.out
     else:
-        refused(plain, "use `generate`")
+        refused(plain, "use `trifold generate`")
     said = trifold("predict", folder, TEXT, "--task", "embed")
     assert said.code == 0 and len(said.out.split()) == 16
 
@@ -181,7 +180,7 @@ def test_predict_tells_what_follows_or_what_it_lacks(trifold, runs, kind):
     if kind in ("pairs", "order"):
         assert done.code == 0 and 0 <= json.loads(done.out)["outputs"]["score"] <= 1
     else:
-        refused(done, "it needs a next-sentence head", "it can ")
+        refused(done, "requires a next-sentence head", "it supports ")
 
 
 @pytest.mark.parametrize("kind", KINDS)

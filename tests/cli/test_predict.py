@@ -136,7 +136,7 @@ def test_results_go_to_a_file_where_one_is_named(trifold, models, tmp_path):
 # model, arguments, standard input (None: a terminal), exit code, what is said
 BAD = {
     "an unknown task": ("classify", ("x", "--task", "clasify"), b"", 2, "known; did you mean 'classify'?"),
-    "a task without its head": ("classify", ("x", "--task", "tag"), b"", 2, "it needs a token head, and this"),
+    "a task without its head": ("classify", ("x", "--task", "tag"), b"", 2, "requires a token head; this"),
     "filling masks without a head": ("tag", ("x", "--task", "fill-mask"), b"", 2, "a language-model head that"),
     "several tasks": ("both", ("x",), b"", 2, "name one of fill-mask, next-sentence, embed"),
     "no mask": ("fill-mask", (LINES[0],), b"", 1, "text 1 of 1 has no mask: write [MASK]"),
@@ -155,7 +155,7 @@ BAD = {
     "a second text for who reads one": ("tag", ("a", "--pair", "b"), b"", 2, "tag reads one text at a time"),
     "two pairs for three texts": ("classify", ("a", "b", "c", "--pair", "d", "--pair", "e"), b"", 2, "2 second texts"),
     "pairs twice": ("classify", ("a\tb", "--tsv", "--pair", "c"), b"", 2, "leave one of them out"),
-    "an option of another task": ("classify", ("a", "--merge", "max"), b"", 2, "merge: no option of classify"),
+    "an option of another task": ("classify", ("a", "--merge", "max"), b"", 2, "merge: not an option of classify"),
     "no pooler": ("tag", ("a", "--task", "embed", "--pooling", "pooler"), b"", 2, "this model has no pooler"),
     "none at all": ("classify", ("a", "--top-k", "0"), b"", 2, "--top-k"),
     "a device that is not here": ("classify", ("x", "--device", "abacus"), b"", 2, "abacus"),

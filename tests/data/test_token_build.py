@@ -94,13 +94,13 @@ import sys, time
 from functools import partial
 from trifold.cli import main
 from trifold.data import open_tokens, token_build
-from trifold.objectives import streams
+from trifold.objectives import token_stream
 def slowly(documents, real=token_build._bunches):
     for texts in real(documents):
         time.sleep(float(sys.argv[1]))
         yield texts
 token_build._bunches = slowly
-streams.open_tokens = partial(open_tokens, part_bytes=400, workers=2)
+token_stream.open_tokens = partial(open_tokens, part_bytes=400, workers=2)
 sys.exit(main(sys.argv[2:]))
 """
 

@@ -15,7 +15,6 @@ from tests.faults.groups import ranked
 from tests.faults.runs import CONFIGS, TINY, Box, forked, fresh, lines_of, state_of
 
 from trifold import disk
-from trifold.objectives import translate
 from trifold.objectives.translate import Translate
 from trifold.train import checkpoint, loop
 from trifold.train.checkpoint import newest_sound, step_of
@@ -71,7 +70,7 @@ PHASES: dict[str, tuple[object, str, int]] = {
     "preparing": (loop, "prepare", 1),
     "building": (loop, "Learner", 1),
     "training": (Learner, "update", 12),
-    "validation": (translate, "mean_loss", 2),
+    "validation": (Translate, "measure", 2),
     "generation": (Translate, "predict", 2),
     "saving": (checkpoint, "save", 3),
 }

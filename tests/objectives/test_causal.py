@@ -16,8 +16,8 @@ from trifold.batches import BatchSettings
 from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.objectives.causal import Causal, CausalSettings, pieces
-from trifold.objectives.task import Looking
+from trifold.objectives.causal import Causal, CausalSettings, chunk_corpus
+from trifold.objectives.objective import EvalContext
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer, TokenizerSettings, train_tokenizer
 
@@ -45,13 +45,13 @@ def model(tokenizer):
     return model
 
 
-def task_of(tokenizer, cut="pieces", **settings):
-    return Causal(CausalSettings(**settings), tokenizer, WIDTH, cut)
+def task_of(tokenizer, **settings):
+    return Causal(CausalSettings(**settings), tokenizer, WIDTH)
 
 
 def looking(**changes):
     usual = {"batches": BatchSettings(tokens=40), "generation": GenerationConfig(), "samples": 2, "seed": 1}
-    return Looking(**usual | {"poll": lambda: None} | changes)
+    return EvalContext(**usual | {"poll": lambda: None} | changes)
 
 
 # --- rows to examples ----------------------------------------------------------------------------------------
@@ -67,24 +67,26 @@ def corpus(lengths):
 def asked(found):
     return [
         int(token)
-        for start, size in zip(found.starts, found.sizes, strict=True)
+        for start, size in zip(found.chunks.starts, found.chunks.sizes, strict=True)
         for token in found.ids[start + 1 : start + 1 + size]
     ]
 
 
-@given(lengths, st.integers(1, 20), st.sampled_from(["pieces", "windows"]), st.integers(0, 2**64 - 1))
+@given(lengths, st.integers(1, 20), st.sampled_from(["pieces", "windows"]), st.integers(0, 2**64 - 2048))
 def test_every_token_but_the_first_of_a_document_is_asked_for_once(lengths, width, cut, draw):
-    found = pieces(corpus(lengths), width, cut, draw)
+    found = chunk_corpus(corpus(lengths), width, cut, draw)
     wanted = [100 * document + place for document, n in enumerate(lengths) for place in range(1, n)]
     assert sorted(asked(found)) == wanted
-    assert ((found.sizes >= 1) & (found.sizes <= width)).all()
-    assert found.lengths.shape == (len(found.sizes), 1)
+    assert ((found.chunks.sizes >= 1) & (found.chunks.sizes <= width)).all()
+    assert found.lengths.shape == (len(found.chunks.sizes), 1)
 
 
-@given(lengths, st.integers(1, 20), st.sampled_from(["pieces", "windows", "drop"]), st.integers(0, 2**64 - 1))
+@given(
+    lengths, st.integers(1, 20), st.sampled_from(["pieces", "windows", "drop"]), st.integers(0, 2**64 - 2048)
+)
 def test_no_piece_reaches_into_another_document(lengths, width, cut, draw):
-    found = pieces(corpus(lengths), width, cut, draw)
-    for start, size in zip(found.starts, found.sizes, strict=True):
+    found = chunk_corpus(corpus(lengths), width, cut, draw)
+    for start, size in zip(found.chunks.starts, found.chunks.sizes, strict=True):
         stretch = found.ids[start : start + size + 1]
         assert (np.diff(stretch) == 1).all()
 
@@ -97,22 +99,25 @@ def test_what_is_dropped_is_whole_documents(lengths, width):
         if n - 1 <= width
         for place in range(1, n)
     ]
-    assert asked(pieces(corpus(lengths), width, "drop")) == wanted
+    assert asked(chunk_corpus(corpus(lengths), width, "drop")) == wanted
 
 
 def test_windows_lie_elsewhere_with_each_draw_and_in_the_same_places_with_the_same():
     rows = corpus([1000, 5])
-    one, two, again = (pieces(rows, 16, "windows", draw) for draw in (7, 8, 7))
-    assert one.starts.tolist() == again.starts.tolist() != two.starts.tolist()
-    firsts = {int(pieces(rows, 16, "windows", draw).sizes[0]) for draw in range(200)}
+    one, two, again = (chunk_corpus(rows, 16, "windows", draw) for draw in (7, 8, 7))
+    assert one.chunks.starts.tolist() == again.chunks.starts.tolist() != two.chunks.starts.tolist()
+    firsts = {int(chunk_corpus(rows, 16, "windows", draw).chunks.sizes[0]) for draw in range(200)}
     assert firsts == set(range(1, 17))
     # Without a draw, as for a validation, they are pieces.
-    assert pieces(rows, 16, "windows").starts.tolist() == pieces(rows, 16).starts.tolist()
+    assert (
+        chunk_corpus(rows, 16, "windows").chunks.starts.tolist()
+        == chunk_corpus(rows, 16).chunks.starts.tolist()
+    )
 
 
 @pytest.mark.parametrize(("begin", "end"), [(True, True), (True, False), (False, True), (False, False)])
 def test_what_stands_around_a_document_is_the_settings_to_say(tokenizer, begin, end):
-    rows = task_of(tokenizer, begin=begin, end=end).read(TEXTS)
+    rows = task_of(tokenizer, begin=begin, end=end).encode(TEXTS)
     for number, text in enumerate(TEXTS):
         ids = rows.tokens.ids[rows.tokens.starts[number] : rows.tokens.starts[number + 1]].tolist()
         (plain,) = tokenizer.encode([text])
@@ -125,7 +130,7 @@ def test_bytes_are_those_that_the_tokens_hold():
     """Nobody guesses repeated spaces where tokens are words, and so they make no text easier."""
     words = train_tokenizer(TEXTS, TokenizerSettings(kind="word", vocab_size=60, min_frequency=1))
     plain, spaced = ["to be or", "not to be"], ["to   be\tor", "not to    be"]
-    kept, lost, both = (task_of(words, begin=True).read(texts) for texts in (plain, spaced, plain + spaced))
+    kept, lost, both = (task_of(words, begin=True).encode(texts) for texts in (plain, spaced, plain + spaced))
     assert (kept.tokens.ids == lost.tokens.ids).all()
     assert kept.bytes == lost.bytes == both.bytes / 2 == sum(map(len, plain))
 
@@ -135,7 +140,7 @@ def test_bytes_that_only_decoding_puts_there_count_for_nothing():
     library.pre_tokenizer, library.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     tokenizer = Tokenizer(library)
     assert tokenizer.decode(tokenizer.encode(["(a)"])) != ["(a)"]
-    assert task_of(tokenizer, begin=False, end=False).read(["(a)"]).bytes == 2  # less the first
+    assert task_of(tokenizer, begin=False, end=False).encode(["(a)"]).bytes == 2  # less the first
 
 
 def by_bytes(**how):
@@ -175,13 +180,13 @@ BYTES_OF_THE_FIRST = {
 def test_half_a_character_has_its_own_bytes_and_no_more(kind):
     tokenizer, known = BYTES_OF_THE_FIRST[kind]
     for text, first in known.items():
-        rows = task_of(tokenizer, begin=False).read([text] * 5)
+        rows = task_of(tokenizer, begin=False).encode([text] * 5)
         assert rows.bytes == 5 * (len(text.encode()) - first), text
 
 
 @given(st.lists(st.text("aé日😀 \ufffd", max_size=4), max_size=4))
 def test_where_every_token_is_a_byte_one_a_document_is_not_asked_for(texts):
-    rows = task_of(BYTES_OF_THE_FIRST["bytes"][0], begin=False).read(texts)
+    rows = task_of(BYTES_OF_THE_FIRST["bytes"][0], begin=False).encode(texts)
     assert rows.bytes == sum(max(len(text.encode()) - 1, 0) for text in texts)
 
 
@@ -190,14 +195,18 @@ def test_where_every_token_is_a_byte_one_a_document_is_not_asked_for(texts):
 
 def test_each_place_is_asked_for_the_token_behind_it(tokenizer):
     task = task_of(tokenizer)
-    examples = task.examples(task.read(TEXTS))
+    examples = task.examples(task.encode(TEXTS))
     chosen = np.array([3, 0, 5])
     batch = task.batch(examples, chosen)
-    rows = [examples.ids[examples.starts[n] :][: examples.sizes[n] + 1].tolist() for n in chosen]
+    rows = [
+        examples.ids[examples.chunks.starts[n] :][: examples.chunks.sizes[n] + 1].tolist() for n in chosen
+    ]
     assert batch.inputs.tokens[0, : batch.tokens].tolist() == [token for row in rows for token in row[:-1]]
-    assert batch.wanted[: batch.tokens].tolist() == [token for row in rows for token in row[1:]]
-    assert (batch.wanted[batch.tokens :] == -1).all()
-    assert task.counts(batch) == {"tokens": batch.tokens} == {"tokens": int(examples.sizes[chosen].sum())}
+    assert batch.labels[: batch.tokens].tolist() == [token for row in rows for token in row[1:]]
+    assert (batch.labels[batch.tokens :] == -1).all()
+    assert (
+        task.counts(batch) == {"tokens": batch.tokens} == {"tokens": int(examples.chunks.sizes[chosen].sum())}
+    )
     assert task.batch(examples, chosen, 2).tokens == 6
 
 
@@ -205,7 +214,9 @@ def by_hand(model, examples, rows):
     """Negative log-likelihoods and hits, piece by piece, with whole logits."""
     losses, hits = [], []
     for n in rows:
-        ids = torch.from_numpy(examples.ids[examples.starts[n] :][: examples.sizes[n] + 1]).long()
+        ids = torch.from_numpy(
+            examples.ids[examples.chunks.starts[n] :][: examples.chunks.sizes[n] + 1]
+        ).long()
         logits = model.answer(Inputs(ids[None, :-1]))["lm"][0]
         losses.append(F.cross_entropy(logits, ids[1:], reduction="none"))
         hits.append(logits.argmax(-1) == ids[1:])
@@ -215,8 +226,8 @@ def by_hand(model, examples, rows):
 @pytest.mark.parametrize("begin", [True, False])
 def test_pieces_of_a_batch_do_not_see_each_other(tokenizer, model, begin):
     task = task_of(tokenizer, begin=begin)
-    examples = task.examples(task.read(TEXTS))
-    every = np.arange(len(examples.sizes))
+    examples = task.examples(task.encode(TEXTS))
+    every = np.arange(len(examples.chunks.sizes))
     with torch.no_grad():
         term = task.loss(model, task.batch(examples, every))["tokens"]
         losses, _ = by_hand(model, examples, every)
@@ -227,8 +238,8 @@ def test_pieces_of_a_batch_do_not_see_each_other(tokenizer, model, begin):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_learning_takes_the_packed_way_and_gives_the_same_gradient(tokenizer, model, dtype):
     task = task_of(tokenizer)
-    examples = task.examples(task.read(TEXTS))
-    every = np.arange(len(examples.sizes))
+    examples = task.examples(task.encode(TEXTS))
+    every = np.arange(len(examples.chunks.sizes))
     packed, plain = deepcopy(model).to(dtype), deepcopy(model)
     task.loss(packed, task.batch(examples, every))["tokens"].sum.backward()
     by_hand(plain, examples, every)[0].sum().backward()
@@ -239,10 +250,10 @@ def test_learning_takes_the_packed_way_and_gives_the_same_gradient(tokenizer, mo
 @given(st.integers(1, 64), st.integers(1, 40))
 def test_windows_of_one_length_leave_less_than_a_hundredth_empty(rows, sixteenths):
     tokens = Ragged.of([list(range(rows * 16 * sixteenths + 1))])
-    found = pieces(tokens, 16 * sixteenths)
+    found = chunk_corpus(tokens, 16 * sixteenths)
     tokenizer = train_tokenizer(["a"], TokenizerSettings(kind="char", vocab_size=5, min_frequency=1))
     task = Causal(CausalSettings(), tokenizer, 16 * sixteenths)
-    batch = task.batch(found, np.arange(len(found.sizes)))
+    batch = task.batch(found, np.arange(len(found.chunks.sizes)))
     filled = batch.inputs.tokens.shape[1]
     assert filled - batch.tokens < 64
     if batch.tokens >= 6400:
@@ -255,13 +266,14 @@ def test_windows_of_one_length_leave_less_than_a_hundredth_empty(rows, sixteenth
 @pytest.mark.parametrize("begin", [True, False])
 def test_the_scores_are_those_of_the_definitions_whatever_the_batches(tokenizer, model, begin):
     task = task_of(tokenizer, begin=begin)
-    rows = task.read(TEXTS)
+    rows = task.encode(TEXTS)
     examples = task.examples(rows)
     with torch.no_grad():
-        losses, hits = by_hand(model, examples, range(len(examples.sizes)))
+        losses, hits = by_hand(model, examples, range(len(examples.chunks.sizes)))
     nll = float(losses.double().sum())
     for tokens in (10, 1000):
-        loss, scores = task.measure(model, rows, looking(batches=BatchSettings(tokens=tokens, max_length=2)))
+        context = looking(batches=BatchSettings(tokens=tokens, max_length=2))
+        loss, scores, *_ = task.evaluate(model, rows, examples, context)
         assert loss == pytest.approx(nll / len(losses), rel=1e-5)
         assert scores["perplexity"] == pytest.approx(math.exp(nll / len(losses)), rel=1e-5)
         assert scores["bits_per_byte"] == pytest.approx(nll / math.log(2) / rows.bytes, rel=1e-5)
@@ -271,7 +283,7 @@ def test_the_scores_are_those_of_the_definitions_whatever_the_batches(tokenizer,
 def test_best_by_chooses_the_number_that_must_grow(tokenizer, model):
     for best_by in ("loss", "accuracy"):
         task = task_of(tokenizer, best_by=best_by)
-        rows = task.read(TEXTS)
+        rows = task.encode(TEXTS)
         found = task.evaluate(model, rows, task.examples(rows), looking())
         assert found.value == (-found.loss if best_by == "loss" else found.scores["accuracy"])
     with pytest.raises(SettingsError, match=r"task\.best_by: .*got 'bleu'"):
@@ -286,7 +298,7 @@ def test_a_validation_can_be_interrupted(tokenizer, model):
         raise Stop
 
     task = task_of(tokenizer)
-    rows = task.read(TEXTS)
+    rows = task.encode(TEXTS)
     with pytest.raises(Stop):
         task.evaluate(model, rows, task.examples(rows), looking(poll=stop))
 
@@ -296,7 +308,7 @@ def test_a_validation_can_be_interrupted(tokenizer, model):
 
 def test_samples_go_on_from_beginnings_of_documents_and_depend_on_the_seed_alone(tokenizer, model):
     task = task_of(tokenizer)
-    rows = task.read(TEXTS)
+    rows = task.encode(TEXTS)
     one, again, other = (task.samples(model, rows, looking(samples=3, seed=seed)) for seed in (1, 1, 2))
     assert one == again != other
     assert len(one) == 3
@@ -308,7 +320,7 @@ def test_samples_go_on_from_beginnings_of_documents_and_depend_on_the_seed_alone
 
 def test_the_recipes_prompts_are_continued(tokenizer, model):
     task = task_of(tokenizer, prompts=["to be", ""])
-    rows = task.read(TEXTS)
+    rows = task.encode(TEXTS)
     assert [sample.source for sample in task.samples(model, rows, looking(samples=5))] == ["to be", ""]
     greedy = GenerationConfig(do_sample=False, max_new_tokens=2)
     found = [task.samples(model, rows, looking(generation=greedy, seed=seed)) for seed in (1, 2)]
@@ -321,7 +333,7 @@ def test_a_text_that_grows_long_can_be_left_at_any_token(tokenizer, model):
     """A signal during a validation is not to wait for the end of a batch of texts."""
     task, polls = task_of(tokenizer, prompts=["to be"]), []
     greedy = GenerationConfig(do_sample=False, max_new_tokens=3, min_new_tokens=3)
-    task.samples(model, task.read(TEXTS), looking(generation=greedy, poll=lambda: polls.append(1)))
+    task.samples(model, task.encode(TEXTS), looking(generation=greedy, poll=lambda: polls.append(1)))
     assert len(polls) >= 3, "one batch of texts, of three tokens each"
 
 

@@ -19,11 +19,11 @@ from trifold.objectives.classify import (
     Classify,
     ClassifySettings,
     accuracy,
-    confusion,
-    in_order,
+    confusion_matrix,
     macro_f1,
+    sort_labels,
 )
-from trifold.objectives.task import Looking
+from trifold.objectives.objective import EvalContext
 from trifold.text import TokenizerSettings, train_tokenizer
 
 TEXTS = ["good and fine", "bad", "so bad it is good", "fine", "it is bad and it is sad"]
@@ -57,7 +57,7 @@ def model_of(tokenizer, reads="pooler", shape="encoder"):
 
 def looking(**changes):
     usual = {"batches": BatchSettings(tokens=16), "generation": GenerationConfig(), "samples": 2, "seed": 1}
-    return Looking(**usual | {"poll": lambda: None} | changes)
+    return EvalContext(**usual | {"poll": lambda: None} | changes)
 
 
 @pytest.mark.parametrize("reads", READS)
@@ -134,13 +134,13 @@ def test_an_end_that_is_not_there_cannot_be_read(tokenizer):
 
 
 def test_labels_are_in_the_order_of_names_and_numbers():
-    assert in_order(["10 stars", "2 stars", "1 star", "2 stars"]) == ("1 star", "2 stars", "10 stars")
-    assert in_order([f"LABEL_{n}" for n in range(12)]) == tuple(f"LABEL_{n}" for n in range(12))
-    assert in_order(["b", "1", "a", "", "01"]) == in_order(["01", "", "a", "1", "b"])
+    assert sort_labels(["10 stars", "2 stars", "1 star", "2 stars"]) == ("1 star", "2 stars", "10 stars")
+    assert sort_labels([f"LABEL_{n}" for n in range(12)]) == tuple(f"LABEL_{n}" for n in range(12))
+    assert sort_labels(["b", "1", "a", "", "01"]) == sort_labels(["01", "", "a", "1", "b"])
 
 
 def test_scores_of_a_table_counted_by_hand():
-    table = confusion(np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 0, 0]), 4)
+    table = confusion_matrix(np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 0, 0]), 4)
     assert table.tolist() == [[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
     assert accuracy(table) == pytest.approx(100 * 3 / 6)
     assert macro_f1(table) == pytest.approx(100 * (4 / 7 + 2 / 4 + 0) / 3)

@@ -12,9 +12,9 @@ from trifold.errors import DataError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding
-from trifold.objectives.masked import MaskedSettings, MaskedWords
-from trifold.objectives.pairs import PairsOfTexts, PairsSettings
-from trifold.objectives.task import Looking
+from trifold.objectives.masked import MaskedLM, MaskedSettings
+from trifold.objectives.objective import EvalContext
+from trifold.objectives.sentence_pairs import SentencePairs, SentencePairSettings
 from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.text.annotation import annotate
 
@@ -42,8 +42,8 @@ def make(tokenizer):
     """A task of words or pairs, and a model for it with every parameter random."""
 
     def make(kind, settings, positions=64):
-        heads = ("lm", "boundary") if kind is MaskedWords and settings.boundary else ("lm",)
-        heads += ("pooler", "next-sentence") if kind is PairsOfTexts else ()
+        heads = ("lm", "boundary") if kind is MaskedLM and settings.boundary else ("lm",)
+        heads += ("pooler", "next-sentence") if kind is SentencePairs else ()
         config = ModelConfig(
             shape="encoder", positions="learned", vocab_size=tokenizer.vocab_size, max_positions=positions,
             d_model=16, n_layers=2, n_heads=2, d_ff=24, dropout=0.0, lm_head_bias=True, n_token_types=2,
@@ -59,7 +59,7 @@ def make(tokenizer):
 
 
 def looking():
-    return Looking(BatchSettings(tokens=100), GenerationConfig(), 2, 0, lambda: None)
+    return EvalContext(BatchSettings(tokens=100), GenerationConfig(), 2, 0, lambda: None)
 
 
 def padded(rows):
@@ -72,10 +72,10 @@ def padded(rows):
 @pytest.mark.parametrize("mask", ["plain", "words", "spans"])
 @torch.no_grad()
 def test_the_loss_is_the_cross_entropy_at_hidden_places_and_nowhere_else(make, rows, mask):
-    task, model = make(MaskedWords, MaskedSettings(mask=mask, rate=0.4))
+    task, model = make(MaskedLM, MaskedSettings(mask=mask, rate=0.4))
     examples = task.examples(rows)
     batch = task.batch(examples, EVERY, draw=5)
-    hidden = [task.hidden(examples, row, draw=5) for row in EVERY]
+    hidden = [task.mask(examples, row, draw=5) for row in EVERY]
     logits = model.answer(padded(hidden))["lm"]
     expected = sum(
         float(F.cross_entropy(logits[n, row.positions], torch.from_numpy(row.targets), reduction="sum"))
@@ -84,9 +84,9 @@ def test_the_loss_is_the_cross_entropy_at_hidden_places_and_nowhere_else(make, r
     (term,) = task.loss(model, batch).values()
     assert float(term.sum) == pytest.approx(expected, rel=1e-4)
     assert term.count == batch.tokens == sum(len(row.positions) for row in hidden) > 0
-    nll, right = task.hiding.right(model, batch, model(batch.inputs)[0])
-    assert nll == pytest.approx(expected, rel=1e-4)
-    assert right == sum(
+    found = task.measure(model, batch)
+    assert found["nll"] == pytest.approx(expected, rel=1e-4)
+    assert found["correct"] == sum(
         int((logits[n, row.positions].argmax(-1) == torch.from_numpy(row.targets)).sum())
         for n, row in enumerate(hidden)
     )
@@ -94,10 +94,10 @@ def test_the_loss_is_the_cross_entropy_at_hidden_places_and_nowhere_else(make, r
 
 @torch.no_grad()
 def test_the_boundary_objective_is_spanberts(make, rows):
-    task, model = make(MaskedWords, MaskedSettings(mask="spans", rate=0.5, boundary=0.5))
+    task, model = make(MaskedLM, MaskedSettings(mask="spans", rate=0.5, boundary=0.5))
     examples = task.examples(rows)
     batch = task.batch(examples, EVERY, draw=2)
-    hidden = [task.hidden(examples, row, draw=2) for row in EVERY]
+    hidden = [task.mask(examples, row, draw=2) for row in EVERY]
     states, head, table = model(padded(hidden)), model.heads["boundary"], model.lm_head.weight
     expected, count = 0.0, 0
     for n, row in enumerate(hidden):
@@ -131,13 +131,13 @@ def whole_or_not(hidden, starts):
 def test_texts_come_back_their_words_are_hidden_whole_and_their_special_tokens_never(
     make, rows, tokenizer, mask
 ):
-    task, _ = make(MaskedWords, MaskedSettings(mask=mask, rate=0.5), positions=24)
+    task, _ = make(MaskedLM, MaskedSettings(mask=mask, rate=0.5), positions=24)
     examples, parted = task.examples(rows), False
-    assert len(examples.sizes) > 3
+    assert len(examples.chunks.sizes) > 3
     for draw in range(40):
-        for row in range(len(examples.sizes)):
+        for row in range(len(examples.chunks.sizes)):
             ids, starts, _ = examples[row]
-            found = task.hidden(examples, row, draw=draw)
+            found = task.mask(examples, row, draw=draw)
             assert found.original.tolist() == [tokenizer.cls_id, *ids, tokenizer.sep_id]
             hidden = np.zeros(len(found.inputs), np.bool_)
             hidden[found.positions] = True
@@ -150,7 +150,7 @@ def test_texts_come_back_their_words_are_hidden_whole_and_their_special_tokens_n
 
 @pytest.mark.parametrize("mask", ["plain", "words", "spans"])
 def test_what_is_hidden_is_a_function_of_draw_and_number_whatever_the_batch(make, rows, mask):
-    task, _ = make(MaskedWords, MaskedSettings(mask=mask, rate=0.4))
+    task, _ = make(MaskedLM, MaskedSettings(mask=mask, rate=0.4))
     examples = task.examples(rows)
     found = []
     for chosen in ([0, 1, 2], [2, 1], [1]):
@@ -162,7 +162,7 @@ def test_what_is_hidden_is_a_function_of_draw_and_number_whatever_the_batch(make
 
 
 def test_hidden_tokens_teach_the_whole_model(make, rows):
-    task, model = make(MaskedWords, MaskedSettings(mask="spans", boundary=1.0, rate=0.4))
+    task, model = make(MaskedLM, MaskedSettings(mask="spans", boundary=1.0, rate=0.4))
     batch = task.batch(task.examples(rows), EVERY)
     sum(term.sum for term in task.loss(model, batch).values()).backward()
     still = [name for name, parameter in model.named_parameters() if not parameter.grad.abs().sum() > 0]
@@ -171,7 +171,7 @@ def test_hidden_tokens_teach_the_whole_model(make, rows):
 
 @torch.no_grad()
 def test_pseudo_perplexity_hides_every_token_in_its_turn(make, rows, tokenizer):
-    task, model = make(MaskedWords, MaskedSettings(pseudo_perplexity=2))
+    task, model = make(MaskedLM, MaskedSettings(pseudo_perplexity=2))
     scores = task.evaluate(model, rows, task.examples(rows), looking()).scores
     total, count = 0.0, 0
     for text in TEXTS[:2]:
@@ -185,20 +185,23 @@ def test_pseudo_perplexity_hides_every_token_in_its_turn(make, rows, tokenizer):
 
 
 def test_long_documents_are_read_in_pieces_and_no_token_is_lost(make, rows):
-    task, _ = make(MaskedWords, MaskedSettings(), positions=9)
+    task, _ = make(MaskedLM, MaskedSettings(), positions=9)
     examples = task.examples(rows)
-    assert examples.lengths.max() == 9 and examples.sizes.sum() == len(rows.ids)
-    assert np.concatenate([examples[n][0] for n in range(len(examples.sizes))]).tolist() == rows.ids.tolist()
+    assert examples.lengths.max() == 9 and examples.chunks.sizes.sum() == len(rows.ids)
+    assert (
+        np.concatenate([examples[n][0] for n in range(len(examples.chunks.sizes))]).tolist()
+        == rows.ids.tolist()
+    )
 
 
 def test_windows_fall_at_other_places_with_each_draw(make, rows):
-    task, _ = make(MaskedWords, MaskedSettings(), positions=9)
+    task, _ = make(MaskedLM, MaskedSettings(), positions=9)
     task.cut = "windows"
-    cuts = [task.examples(rows, draw).starts.tolist() for draw in (1, 2, 1)]
+    cuts = [task.examples(rows, draw).chunks.starts.tolist() for draw in (1, 2, 1)]
     assert cuts[0] == cuts[2] != cuts[1]
-    assert all(task.examples(rows, draw).sizes.sum() == len(rows.ids) for draw in range(5))
+    assert all(task.examples(rows, draw).chunks.sizes.sum() == len(rows.ids) for draw in range(5))
     task.cut = "drop"
-    assert not len(task.examples(rows).sizes)
+    assert not len(task.examples(rows).chunks.sizes)
 
 
 # --- pairs ----------------------------------------------------------------------------------------------------
@@ -206,42 +209,44 @@ def test_windows_fall_at_other_places_with_each_draw(make, rows):
 
 @pytest.mark.parametrize("positions", [64, 14])
 def test_pairs_are_neighbouring_runs_of_sentences(make, rows, tokenizer, positions):
-    task, _ = make(PairsOfTexts, PairsSettings(), positions)
+    task, _ = make(SentencePairs, SentencePairSettings(), positions)
     examples = task.examples(rows, 3)
     assert examples.lengths.max() <= positions
-    for row in range(len(examples.of)):
+    for row in range(len(examples.document)):
         start, middle, end = examples.bounds[row]
         assert start < middle < end and rows.sentence_starts[middle]
-        assert rows.starts[examples.of[row]] <= start and end <= rows.starts[examples.of[row] + 1]
+        assert rows.starts[examples.document[row]] <= start and end <= rows.starts[examples.document[row] + 1]
         if positions == 64:
             assert rows.sentence_starts[start] and (end == len(rows.ids) or rows.sentence_starts[end])
 
 
 @pytest.mark.parametrize("kind", ["follows", "order"])
 def test_half_of_the_pairs_do_not_belong_together(make, rows, tokenizer, kind):
-    task, _ = make(PairsOfTexts, PairsSettings(pairs=kind, rate=0.01))
+    task, _ = make(SentencePairs, SentencePairSettings(pairs=kind, rate=0.01))
     answers = []
     for draw in range(400):
         examples = task.examples(rows, draw)
         batch = task.batch(examples, EVERY[:1], draw=draw)
-        tokens, kinds = batch.hidden.inputs.tokens[0], batch.hidden.inputs.segments[0]
-        size = batch.hidden.inputs.packing.real
+        tokens, kinds = batch.masked.inputs.tokens[0], batch.masked.inputs.segments[0]
+        size = batch.masked.inputs.packing.real
         original = tokens.clone()
-        original[batch.hidden.places[: batch.tokens]] = batch.hidden.targets[: batch.tokens]
+        original[batch.masked.positions[: batch.tokens]] = batch.masked.labels[: batch.tokens]
         first, second = (examples.text(0, which)[0].tolist() for which in (0, 1))
         seen = original[:size].tolist()
         middle = seen.index(tokenizer.sep_id)
         a, b = seen[1:middle], seen[middle + 1 : -1]
         assert seen[0] == tokenizer.cls_id and seen[-1] == tokenizer.sep_id
         assert kinds[:size].tolist() == [0] * (middle + 1) + [1] * (size - middle - 1)
-        answer = int(batch.answers[0])
+        answer = int(batch.labels[0])
         if not answer:
             assert (a, b) == (first, second)
         elif kind == "order":
             assert (a, b) == (second, first)
         else:
             others = [
-                examples.text(row, 1)[0].tolist() for row in range(len(examples.of)) if examples.of[row] != 0
+                examples.text(row, 1)[0].tolist()
+                for row in range(len(examples.document))
+                if examples.document[row] != 0
             ]
             assert a == first and b in others
         answers.append(answer)
@@ -250,69 +255,69 @@ def test_half_of_the_pairs_do_not_belong_together(make, rows, tokenizer, kind):
 
 @pytest.mark.parametrize("kind", ["follows", "order"])
 def test_of_pairs_too_words_are_hidden_whole_and_special_tokens_never(make, rows, tokenizer, kind):
-    task, _ = make(PairsOfTexts, PairsSettings(pairs=kind, mask="words", rate=0.5))
+    task, _ = make(SentencePairs, SentencePairSettings(pairs=kind, mask="words", rate=0.5))
     special = [tokenizer.cls_id, tokenizer.sep_id]
     # The same token does not always begin a word here; by its text it does.
     begins = [piece.startswith("▁") for piece in tokenizer.pieces(range(tokenizer.vocab_size))]
     answers = set()
     for draw in range(40):
         batch = task.batch(task.examples(rows, draw), EVERY, draw=draw)
-        hidden = np.zeros(batch.hidden.inputs.packing.real, np.bool_)
-        places = batch.hidden.places[: batch.tokens]
+        hidden = np.zeros(batch.masked.inputs.packing.real, np.bool_)
+        places = batch.masked.positions[: batch.tokens]
         hidden[places] = True
-        original = batch.hidden.inputs.tokens[0].clone()
-        original[places] = batch.hidden.targets[: batch.tokens]
+        original = batch.masked.inputs.tokens[0].clone()
+        original[places] = batch.masked.labels[: batch.tokens]
         ids = original[: len(hidden)].tolist()
         starts = np.array([begins[token] or token in special for token in ids])
         punctuation = np.array([tokenizer.pieces([token])[0].strip("▁") in (".", "") for token in ids])
         assert not hidden[[token in special for token in ids]].any()
         assert whole_or_not(hidden, starts | punctuation)
-        answers |= set(batch.answers.tolist())
+        answers |= set(batch.labels.tolist())
     assert answers == {0, 1}
 
 
 @pytest.mark.parametrize("kind", ["follows", "order"])
 def test_a_pair_is_a_function_of_draw_and_number_whatever_the_batch(make, rows, kind):
-    task, _ = make(PairsOfTexts, PairsSettings(pairs=kind))
+    task, _ = make(SentencePairs, SentencePairSettings(pairs=kind))
     examples = task.examples(rows)
     together = task.batch(examples, EVERY, draw=4)
-    bounds = [*together.firsts.tolist(), together.hidden.inputs.packing.real]
+    bounds = [*together.firsts.tolist(), together.masked.inputs.packing.real]
     for row in EVERY.tolist():
         alone = task.batch(examples, np.array([row]), draw=4)
-        mine = together.hidden.inputs.tokens[0, bounds[row] : bounds[row + 1]]
-        assert mine.tolist() == alone.hidden.inputs.tokens[0, : len(mine)].tolist()
-        assert int(together.answers[row]) == int(alone.answers[0])
+        mine = together.masked.inputs.tokens[0, bounds[row] : bounds[row + 1]]
+        assert mine.tolist() == alone.masked.inputs.tokens[0, : len(mine)].tolist()
+        assert int(together.labels[row]) == int(alone.labels[0])
 
 
 @pytest.mark.parametrize("kind", ["follows", "order"])
 @pytest.mark.parametrize("positions", [64, 14])
 def test_a_pair_is_as_long_as_its_batch_was_planned_for(make, rows, kind, positions):
-    task, _ = make(PairsOfTexts, PairsSettings(pairs=kind), positions)
+    task, _ = make(SentencePairs, SentencePairSettings(pairs=kind), positions)
     for draw in range(20):
         examples = task.examples(rows, draw)
-        every = np.arange(len(examples.of))
-        sizes = [task.batch(examples, every[row : row + 1]).hidden.inputs.packing.real for row in every]
+        every = np.arange(len(examples.document))
+        sizes = [task.batch(examples, every[row : row + 1]).masked.inputs.packing.real for row in every]
         assert sizes == examples.lengths[:, 0].tolist() and max(sizes) <= positions
 
 
 def test_the_order_of_texts_needs_one_document_and_another_s_text_two(make, tokenizer):
     alone = annotate(tokenizer, [". ".join(TEXTS)])
-    task, _ = make(PairsOfTexts, PairsSettings(pairs="order"))
-    assert len(task.examples(alone).of)
-    task, _ = make(PairsOfTexts, PairsSettings())
-    with pytest.raises(DataError, match="of 1 documents 1 have two sentences or more, and pairs need 2"):
+    task, _ = make(SentencePairs, SentencePairSettings(pairs="order"))
+    assert len(task.examples(alone).document)
+    task, _ = make(SentencePairs, SentencePairSettings())
+    with pytest.raises(DataError, match="of 1 documents 1 have two sentences or more; pairs require 2"):
         task.examples(alone)
 
 
 @torch.no_grad()
 def test_the_pair_is_told_from_the_first_state(make, rows):
-    task, model = make(PairsOfTexts, PairsSettings(weight=0.3))
+    task, model = make(SentencePairs, SentencePairSettings(weight=0.3))
     batch = task.batch(task.examples(rows), EVERY)
     total = 0.0
-    starts = [*batch.firsts.tolist(), batch.hidden.inputs.packing.real]
-    for row, answer in enumerate(batch.answers):
+    starts = [*batch.firsts.tolist(), batch.masked.inputs.packing.real]
+    for row, answer in enumerate(batch.labels):
         part = slice(starts[row], starts[row + 1])
-        inputs = Inputs(batch.hidden.inputs.tokens[:, part], segments=batch.hidden.inputs.segments[:, part])
+        inputs = Inputs(batch.masked.inputs.tokens[:, part], segments=batch.masked.inputs.segments[:, part])
         total += float(F.cross_entropy(model.answer(inputs)["next-sentence"], answer[None]))
     terms = task.loss(model, batch)
     assert set(terms) == {"tokens", "pairs"}

@@ -16,8 +16,8 @@ from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
 from trifold.hub import save_model
 from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.objectives.objective import EvalContext
 from trifold.objectives.permutation import Permutation, PermutationSettings
-from trifold.objectives.task import Looking
 from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.text.annotation import annotate
 
@@ -64,14 +64,14 @@ def task_of(tokenizer, **values):
 def test_a_batch_asks_for_what_stands_there_and_pads_the_rest(tokenizer, rows):
     task = task_of(tokenizer, share=3)
     examples = task.examples(rows)
-    batch = task.batch(examples, np.arange(len(examples.sizes)), draw=5)
-    asked, wanted, ranks = batch.asked, batch.wanted, batch.inputs.ranks
+    batch = task.batch(examples, np.arange(len(examples.chunks.sizes)), draw=5)
+    asked, wanted, ranks = batch.positions, batch.labels, batch.inputs.ranks
     real = wanted >= 0
     assert int(real.sum()) == batch.tokens == task.counts(batch)["tokens"]
     assert torch.equal(batch.inputs.tokens.gather(1, asked)[real], wanted[real])
     assert torch.equal(ranks.gather(1, asked)[real] > 0, torch.ones(batch.tokens, dtype=torch.bool))
     assert int((ranks > 0).sum()) == batch.tokens
-    special = torch.from_numpy(task.special)[batch.inputs.tokens]
+    special = torch.from_numpy(task.is_special)[batch.inputs.tokens]
     assert not (ranks[special] > 0).any()
     assert special[~batch.inputs.attend].all()
     assert bool((batch.inputs.tokens == tokenizer.cls_id).any(1).all())
@@ -98,8 +98,8 @@ def test_no_question_sees_itself_or_what_comes_later(tokenizer, rows, model, dra
     ranks, length = batch.inputs.ranks[0], batch.inputs.tokens.shape[1]
     own = Inputs(torch.arange(3, 3 + length)[None], ranks=batch.inputs.ranks)  # every token only once
     table = model.encoder_embeddings.tokens.weight
-    answers = model.ask(own, batch.asked)[0]
-    for place, answer in zip(batch.asked[0].tolist(), answers, strict=True):
+    answers = model.ask(own, batch.positions)[0]
+    for place, answer in zip(batch.positions[0].tolist(), answers, strict=True):
         weights = torch.randn_like(answer)
         (gradient,) = torch.autograd.grad((answer * weights).sum(), [table], retain_graph=True)
         reached = gradient[3 : 3 + length].abs().sum(-1) > 0
@@ -128,7 +128,7 @@ def test_the_loss_is_the_references(tokenizer, rows, model, tmp_path):
     theirs = transformers.XLNetLMHeadModel.from_pretrained(tmp_path).eval()
     task = task_of(tokenizer, share=3)
     examples = task.examples(rows)
-    batch = task.batch(examples, np.arange(len(examples.sizes)), draw=2)
+    batch = task.batch(examples, np.arange(len(examples.chunks.sizes)), draw=2)
     ranks, real = batch.inputs.ranks, batch.inputs.attend
     hidden = torch.where(
         ranks[:, :, None] == 0, ranks[:, None, :] > 0, ranks[:, None, :] >= ranks[:, :, None]
@@ -137,9 +137,9 @@ def test_the_loss_is_the_references(tokenizer, rows, model, tmp_path):
         batch.inputs.tokens,
         attention_mask=real.long(),
         perm_mask=hidden.float(),
-        target_mapping=F.one_hot(batch.asked, real.shape[1]).float(),
+        target_mapping=F.one_hot(batch.positions, real.shape[1]).float(),
     ).logits
-    expected = F.cross_entropy(logits.flatten(0, 1), batch.wanted.flatten(), ignore_index=-1, reduction="sum")
+    expected = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=-1, reduction="sum")
     term = task.loss(model, batch)["tokens"]
     assert term.count == batch.tokens
     torch.testing.assert_close(term.sum, expected, rtol=1e-4, atol=1e-4)
@@ -148,7 +148,7 @@ def test_the_loss_is_the_references(tokenizer, rows, model, tmp_path):
 
 def test_a_validation_asks_the_same_each_time_and_shows_answers(tokenizer, rows, model):
     task = task_of(tokenizer, share=3)
-    looking = Looking(BatchSettings(tokens=40), GenerationConfig(), samples=2, seed=1, poll=lambda: None)
+    looking = EvalContext(BatchSettings(tokens=40), GenerationConfig(), samples=2, seed=1, poll=lambda: None)
     one, again = (task.evaluate(model, rows, task.examples(rows), looking) for _ in range(2))
     assert one == again
     assert one.scores["perplexity"] == pytest.approx(math.exp(one.loss))

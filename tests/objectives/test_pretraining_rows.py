@@ -14,14 +14,12 @@ from trifold.data import DataSettings
 from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.causal import CausalSettings, Pieces
-from trifold.objectives.denoise import DenoiseSettings
-from trifold.objectives.kinds import build, refuse_unread
+from trifold.objectives.causal import CausalSettings, Examples
+from trifold.objectives.denoise import DenoiseSettings, SpansSettings
 from trifold.objectives.masked import MaskedSettings
-from trifold.objectives.pairs import Pairs, PairsSettings
+from trifold.objectives.objective import BuildContext, EvalContext
 from trifold.objectives.permutation import PermutationSettings
-from trifold.objectives.spans import SpansSettings
-from trifold.objectives.task import Asked, Looking
+from trifold.objectives.sentence_pairs import Pairs, SentencePairSettings
 from trifold.text import TokenizerSettings, make_tokenizer
 
 READS = {"shape": "encoder", "heads": ["lm"]}
@@ -35,8 +33,8 @@ TASKS = {
     "spans": (SpansSettings(), {}),
     "causal": (CausalSettings(), {"shape": "decoder"}),
     "causal, nothing around": (CausalSettings(begin=False, end=False), {"shape": "decoder"}),
-    "follows": (PairsSettings(), READS | {"heads": ["lm", "pooler", "next-sentence"]}),
-    "order": (PairsSettings(pairs="order", short=0.5), READS | {"heads": ["lm", "pooler", "next-sentence"]}),
+    "follows": (SentencePairSettings(), READS | {"heads": ["lm", "pooler", "next-sentence"]}),
+    "order": (SentencePairSettings(pairs="order", short=0.5), READS | {"heads": ["lm", "pooler", "next-sentence"]}),
 }  # fmt: skip
 
 # Documents of sentences of so many words.
@@ -79,7 +77,9 @@ def built(folder, kind, documents, width, cut):
         {"d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1, "max_positions": width} | model
     )
     said = []
-    material = build(task, Asked(data, TokenizerSettings(), config, BatchSettings(), 1, folder, said.append))
+    material = task.build(
+        BuildContext(data, TokenizerSettings(), config, BatchSettings(), 1, folder, said.append)
+    )
     return material, [line for line in said if line.startswith("train.txt: ")]
 
 
@@ -88,10 +88,12 @@ def read_of(examples, total):
     seen = np.zeros(total, np.int64)
     if isinstance(examples, Pairs):
         stretches = examples.bounds[:, [0, 2]]
-    elif isinstance(examples, Pieces):  # a piece ends with the token before which the next one begins
-        stretches = np.stack([examples.starts, examples.starts + examples.sizes + 1], axis=1)
+    elif isinstance(examples, Examples):  # a piece ends with the token before which the next one begins
+        stretches = np.stack(
+            [examples.chunks.starts, examples.chunks.starts + examples.chunks.sizes + 1], axis=1
+        )
     else:
-        stretches = np.stack([examples.starts, examples.starts + examples.sizes], axis=1)
+        stretches = np.stack([examples.chunks.starts, examples.chunks.starts + examples.chunks.sizes], axis=1)
     for start, end in stretches:
         seen[start:end] += 1
     return seen
@@ -99,8 +101,8 @@ def read_of(examples, total):
 
 LOST = (
     r"left out, with ([\d,]+) tokens",
-    r"cut, ([\d,]+) tokens are lost",
-    r"([\d,]+) documents of a single token: nothing is asked for",
+    r"truncated, ([\d,]+) tokens are lost",
+    r"([\d,]+) documents of a single token: no label",
 )
 
 
@@ -118,9 +120,11 @@ def test_what_is_not_read_is_counted_and_said(folder, kind, texts, width, cut):
     rows = material.train
     total = len(rows.tokens.ids) if hasattr(rows, "tokens") else len(rows.ids)
     for draw in (None, 7) if cut == "windows" and kind not in ("follows", "order") else (None,):
-        examples = material.task.examples(rows, draw)
+        examples = material.objective.examples(rows, draw)
         seen = read_of(examples, total)
-        shared = len(examples.starts) if isinstance(examples, Pieces) else 0  # the ends of pieces, read again
+        shared = (
+            len(examples.chunks.starts) if isinstance(examples, Examples) else 0
+        )  # the ends of pieces, read again
         assert seen.max() <= 1 or shared
         assert np.count_nonzero(seen) + counted(said) == total, said
 
@@ -130,11 +134,11 @@ def test_what_is_not_read_is_counted_and_said(folder, kind, texts, width, cut):
 @given(texts=TEXTS, width=st.integers(9, 40), draw=st.integers(0, 2**64 - 1))
 def test_every_token_is_in_one_pair_or_counted_as_left_whatever_the_draw(folder, kind, texts, width, draw):
     material, _ = built(folder, kind, [*ALWAYS, *texts], width, "pieces")
-    pairs = material.task.examples(material.train, draw)
+    pairs = material.objective.examples(material.train, draw)
     seen = read_of(pairs, len(material.train.ids))
     assert seen.max() == 1
-    assert seen.sum() + sum(count.tokens for count in pairs.left) == len(seen)
-    assert pairs.left.single.number == sum(len(document) == 1 for document in texts)
+    assert seen.sum() + sum(count.tokens for count in pairs.unused) == len(seen)
+    assert pairs.unused.single.number == sum(len(document) == 1 for document in texts)
 
 
 @pytest.mark.parametrize("kind", ["follows", "order"])
@@ -146,9 +150,9 @@ def test_every_token_is_in_one_pair_or_counted_as_left_whatever_the_draw(folder,
 def test_where_no_pair_is_too_long_only_a_last_sentence_is_left(folder, kind, texts, draw):
     material, _ = built(folder, kind, [*ALWAYS, *texts], 16, "pieces")
     rows = material.train
-    pairs = material.task.examples(rows, draw)
+    pairs = material.objective.examples(rows, draw)
     seen = read_of(pairs, len(rows.ids)).astype(bool)
-    assert pairs.left.cut.number == 0
+    assert pairs.unused.truncated.number == 0
     for start, end in zip(rows.starts, rows.starts[1:], strict=False):
         left = ~seen[start:end]
         assert not (np.diff(left.astype(int)) < 0).any()  # nothing is read behind what is left
@@ -161,10 +165,10 @@ def test_each_fate_of_sentences_is_said_by_its_name(folder):
     assert name == "train.txt: 5 documents; 5 used, 359 characters"
     assert fates == [
         "1 documents of a single sentence: left out, with 8 tokens",
-        "1 last sentences without another to make a pair with (about as many each epoch): left out, with 5 tokens",
-        "1 of 4 pairs have more than 10 tokens (about as many each epoch): cut, 52 tokens are lost",
-        "half of the pairs, drawn anew each epoch, read a second text of another document in the place of theirs, "
-        "as far as it fits",
+        "1 last sentences with none after them to form a pair (about as many in each epoch): left out, with 5 tokens",
+        "1 of 4 pairs have more than 10 tokens (about as many in each epoch): truncated, 52 tokens are lost",
+        "half of the pairs, others in each epoch, get the second text of another document, truncated if it "
+        "does not fit",
     ]  # fmt: skip
 
 
@@ -177,7 +181,7 @@ def test_validation_texts_that_are_left_out_are_said_too(folder):
         {"d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1, "max_positions": 16} | model
     )
     said = []
-    build(task, Asked(data, TokenizerSettings(), config, BatchSettings(), 1, folder, said.append))
+    task.build(BuildContext(data, TokenizerSettings(), config, BatchSettings(), 1, folder, said.append))
     assert "valid.txt: 1 of 2 documents have more than 14 tokens: left out, with 21 tokens" in said
 
 
@@ -195,36 +199,39 @@ def test_from_a_cache_the_same_is_said_as_from_memory(folder, tmp_path):
         )
         said[place] = []
         task = CausalSettings(begin=False, end=False, prompts=["sun " * 600, "sun"])
-        build(
-            task, Asked(data, TokenizerSettings(), config, BatchSettings(), 1, tmp_path, said[place].append)
+        task.build(
+            BuildContext(data, TokenizerSettings(), config, BatchSettings(), 1, tmp_path, said[place].append)
         )
     for lines in said.values():
         assert "text.txt: 1 documents without a token: left out" in lines
-        assert "text.txt: 2 documents of a single token: nothing is asked for there" in lines
-        assert any("documents is read and never asked for" in line for line in lines)
-        assert "task.prompts: 1 have more than 512 tokens: their beginnings are continued" in lines
+        assert "text.txt: 2 documents of a single token: no label in them" in lines
+        assert any("documents is never a label" in line for line in lines)
+        assert "task.prompts: 1 have more than 512 tokens and are truncated" in lines
 
 
 def test_what_no_vocabulary_holds_and_what_cannot_change_places_is_said(folder):
     _, said = built(folder, "denoise", [[4], [2, 2], *ALWAYS], 30, "pieces")
-    assert said[1:] == ["train.txt: 1 of 4 documents are a single sentence: there is nothing to permute"]
+    assert said[1:] == ["train.txt: 1 of 4 documents are a single sentence: nothing to permute"]
     (folder / "valid.txt").write_text(written(ALWAYS), encoding="utf-8")
     (folder / "train.txt").write_text("Word w1 nobody.\nWord w2.\n", encoding="utf-8")
-    for kind, fate in (("masked", "read, and never asked for"), ("causal", "read and asked for as <unk>")):
+    for kind, fate in (("masked", "inputs, but never targets"), ("causal", "input and label are <unk>")):
         task, model = TASKS[kind]
         said = []
         data = DataSettings(train=str(folder / "train.txt"), valid=str(folder / "train.txt"))
         config = ModelConfig.parse({"d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1} | model)
-        material = build(
-            task, Asked(data, TokenizerSettings(), config, BatchSettings(), 1, folder, said.append)
+        material = task.build(
+            BuildContext(data, TokenizerSettings(), config, BatchSettings(), 1, folder, said.append)
         )
         assert any(line.endswith(f"tokens are unknown (<unk>): {fate}") for line in said) or any(
             f"tokens are unknown: {fate}" in line for line in said
         )
         if kind == "causal":
-            assert said[-1].endswith("so no bits per byte, for nobody guesses what that was")
-            looking = Looking(BatchSettings(), GenerationConfig(), samples=0, seed=1, poll=lambda: None)
-            _, scores = material.task.measure(Transformer(material.config).eval(), material.valid, looking)
+            assert said[-1].endswith("bits per byte is undefined with unknown tokens")
+            looking = EvalContext(BatchSettings(), GenerationConfig(), samples=0, seed=1, poll=lambda: None)
+            objective, rows = material.objective, material.valid
+            scores = objective.evaluate(
+                Transformer(material.config).eval(), rows, objective.examples(rows), looking
+            ).scores
             assert set(scores) == {"perplexity", "accuracy"}
 
 
@@ -240,9 +247,9 @@ def test_what_a_task_would_not_look_at_is_refused(folder, kind, key, value):
     room, name = key.split(".")
     recipe = {"data": {"train": "a.txt", "valid": "b.txt"}, "tokenizer": {"kind": "bpe"}}
     recipe[room][name] = value
-    asked = Asked(
+    asked = BuildContext(
         DataSettings(**recipe["data"]), TokenizerSettings(**recipe["tokenizer"]), ModelConfig(), BatchSettings(),
         1, folder, print,
     )  # fmt: skip
-    with pytest.raises(SettingsError, match=rf"{key}: a task of kind \w+ has no use for it"):
-        refuse_unread(TASKS[kind][0], asked)
+    with pytest.raises(SettingsError, match=rf"{key}: has no effect on a task of kind"):
+        TASKS[kind][0].check_unused_keys(asked)

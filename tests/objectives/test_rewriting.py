@@ -14,10 +14,8 @@ from trifold.batches import BatchSettings
 from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.denoise import DenoiseSettings, Noise, noise
-from trifold.objectives.rewriting import Rewriting
-from trifold.objectives.spans import SpansSettings, taken_out
-from trifold.objectives.task import Looking
+from trifold.objectives.denoise import Denoise, DenoiseSettings, Noise, SpansSettings
+from trifold.objectives.objective import EvalContext
 from trifold.text import TokenizerSettings, make_tokenizer
 from trifold.text.annotation import annotate, sentinel_ids
 from trifold.text.corruption import SpanCorruptedRow
@@ -54,18 +52,13 @@ def rows(tokenizer):
 
 def task_of(tokenizer, kind, **values):
     """A task of either kind; without values, as its paper has it."""
-    if kind == "denoise":
-        settings = DenoiseSettings.parse(values)
-        spoil = noise(settings, tokenizer, WIDTH)
-    else:
-        settings = SpansSettings.parse(values)
-        spoil = taken_out(settings, tokenizer, WIDTH)
-    return Rewriting(settings, tokenizer, spoil, WIDTH, start_id=tokenizer.bos_id)
+    settings = (DenoiseSettings if kind == "denoise" else SpansSettings).parse(values)
+    return Denoise(settings, tokenizer, WIDTH, start_id=tokenizer.bos_id)
 
 
 def sides(task, examples, chosen, draw):
     """Of each chosen example the text, what is read of it, and what is to be written, without the </s> of both."""
-    pairs, found = task.spoilt(examples, chosen, draw=draw), []
+    pairs, found = task.corrupt_rows(examples, chosen, draw=draw), []
     for place, row in enumerate(chosen.tolist()):
         both = []
         for side in (pairs.sources, pairs.targets):
@@ -128,7 +121,7 @@ def test_a_batch_holds_these_sides(tokenizer, rows, kind):
     asked = [token for _, _, target in pairs for token in (*target, end)]
     given = [token for _, _, target in pairs for token in (tokenizer.bos_id, *target)]
     assert batch.source.tokens[0, : len(read)].tolist() == read
-    assert batch.wanted[: len(asked)].tolist() == asked and (batch.wanted[len(asked) :] == -1).all()
+    assert batch.labels[: len(asked)].tolist() == asked and (batch.labels[len(asked) :] == -1).all()
     assert batch.target.tokens[0, : len(asked)].tolist() == given
     assert task.counts(batch) == {"tokens": len(asked)}
 
@@ -140,7 +133,7 @@ def test_a_validation_is_the_same_each_time_and_writes_as_many_as_it_is_told(tok
         vocab_size=tokenizer.vocab_size, max_positions=WIDTH, d_model=16, n_layers=1, n_heads=2, d_ff=16
     )
     model = Transformer(config).eval()
-    looking = Looking(BatchSettings(tokens=60), GenerationConfig(), 2, 0, lambda: None)
+    looking = EvalContext(BatchSettings(tokens=60), GenerationConfig(), 2, 0, lambda: None)
     for count in (0, 3):
         task = task_of(tokenizer, kind, written=count)
         one, again = (task.evaluate(model, rows, task.examples(rows), looking) for _ in range(2))

@@ -11,7 +11,7 @@ import pytest
 from trifold.batches import BatchSettings
 from trifold.data import DataSettings, Encoder, TokenCache, open_tokens
 from trifold.objectives.causal import Causal, CausalSettings
-from trifold.objectives.streams import Stream, in_memory
+from trifold.objectives.token_stream import TokenStream, load_into_memory
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
 
@@ -28,7 +28,7 @@ def task_of(begin: bool = True, end: bool = True) -> Causal:
 
 def cache_of(task: Causal, folder: Path) -> TokenCache:
     def encode(texts):
-        corpus = task.read(texts)
+        corpus = task.encode(texts)
         return corpus.tokens.ids, corpus.tokens.lengths, corpus.bytes
 
     path = folder / "text.txt"
@@ -44,9 +44,9 @@ def asked_for(task: Causal, examples, plan) -> Counter[tuple[int, int]]:
     found: Counter[tuple[int, int]] = Counter()
     for rows in plan:
         batch = task.batch(examples, rows)
-        assert int((batch.wanted >= 0).sum()) == batch.tokens
+        assert int((batch.labels >= 0).sum()) == batch.tokens
         read = batch.inputs.tokens[0, : batch.tokens].tolist()
-        found.update(zip(read, batch.wanted[: batch.tokens].tolist(), strict=True))
+        found.update(zip(read, batch.labels[: batch.tokens].tolist(), strict=True))
     return found
 
 
@@ -54,12 +54,12 @@ def asked_for(task: Causal, examples, plan) -> Counter[tuple[int, int]]:
 @pytest.mark.parametrize("draw", [None, 7, 2**64 - 1])
 def test_the_same_tokens_are_asked_for_as_from_memory(tmp_path, begin, draw):
     task = task_of(begin, end=begin)
-    cache, corpus = cache_of(task, tmp_path), task.read(TEXTS)
+    cache, corpus = cache_of(task, tmp_path), task.encode(TEXTS)
     assert cache.bytes == corpus.bytes
     pieces, stream = task.examples(corpus), task.examples(cache, draw)
-    assert isinstance(stream, Stream)
+    assert isinstance(stream, TokenStream)
     plan = stream.plan(BatchSettings(tokens=64), seed=1, epoch=0)
-    expected = asked_for(task, pieces, [np.arange(len(pieces.sizes))])
+    expected = asked_for(task, pieces, [np.arange(len(pieces.lengths))])
     assert asked_for(task, stream, plan) == expected
     assert stream.tokens == sum(expected.values())
 
@@ -77,14 +77,14 @@ def test_batches_have_the_tokens_that_were_asked_for(tmp_path):
 def test_rows_begin_elsewhere_with_each_draw(tmp_path):
     task = task_of()
     cache = cache_of(task, tmp_path)
-    places = [tuple(task.examples(cache, draw).chosen(np.array([5]))[0]) for draw in (None, 1, 2)]
+    places = [tuple(task.examples(cache, draw).select(np.array([5])).starts) for draw in (None, 1, 2)]
     assert len(set(places)) == 3
 
 
 def test_a_small_cache_fits_into_memory(tmp_path):
     task = task_of()
-    cache, corpus = cache_of(task, tmp_path), task.read(TEXTS)
-    inside = in_memory(cache)
+    cache, corpus = cache_of(task, tmp_path), task.encode(TEXTS)
+    inside = load_into_memory(cache)
     assert isinstance(inside, Ragged)
     assert np.array_equal(inside.ids, corpus.tokens.ids)
     assert np.array_equal(inside.starts, corpus.tokens.starts)

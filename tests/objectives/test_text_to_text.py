@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trifold.errors import DataError, SettingsError
-from trifold.objectives.text_to_text import NO_NUMBER, number_text, pearson, rows_each, text_number
+from trifold.objectives.text_to_text import NO_NUMBER, format_number, parse_number, pearson, rows_per_part
 from trifold.pipeline import load
 from trifold.recipe import load_recipe
 from trifold.train import train
@@ -25,12 +25,12 @@ from trifold.train.view import Silent
     [(2.57, 0.2, "2.6"), (5, 0.2, "5.0"), (0.09, 0.2, "0.0"), (3.3, 1, "3"), (0.13, 0.05, "0.15")],
 )
 def test_numbers_are_written_in_multiples_of_the_step(value, step, text):
-    assert number_text(value, step) == text
-    assert abs(text_number(text) - value) <= step / 2 + 1e-9
+    assert format_number(value, step) == text
+    assert abs(parse_number(text) - value) <= step / 2 + 1e-9
 
 
 def test_what_is_no_number_counts_as_one_that_no_answer_is():
-    assert [text_number(text) for text in (" 3.4 ", "three", "", "nan", "1e999")] == [3.4, *[NO_NUMBER] * 4]
+    assert [parse_number(text) for text in (" 3.4 ", "three", "", "nan", "1e999")] == [3.4, *[NO_NUMBER] * 4]
 
 
 def test_pearson_is_numpys():
@@ -45,7 +45,7 @@ def test_pearson_is_numpys():
     st.sampled_from([1.0, 2.0, 8.0]),
 )
 def test_parts_are_mixed_by_their_sizes_up_to_the_limit(sizes, limit, temperature):
-    counts = rows_each(sizes, limit, temperature)
+    counts = rows_per_part(sizes, limit, temperature)
     capped = np.minimum(sizes, limit)
     assert sum(counts) == capped.sum()
     if temperature == 1:
@@ -104,7 +104,10 @@ def test_rows_are_templates_filled_and_shares_are_said(folder, tmp_path):
     assert (rows.sources[41], rows.targets[41]) == ("like one: ant two: bee", "1.0")
     said = "\n".join(view.lines)
     assert "like: 1 of 17 rows with a blank text: left out" in said
-    assert "copy: 40 rows, 20 of them an epoch" in said and "like: 16 rows, 16 of them an epoch" in said
+    assert (
+        "copy: 40 rows, 20 of them in each epoch" in said
+        and "like: 16 rows, 16 of them in each epoch" in said
+    )
     epochs = [prepared.examples(epoch).chosen for epoch in (0, 1, 0)]
     assert epochs[0].tolist() == epochs[2].tolist() != epochs[1].tolist()
     for chosen in epochs:
@@ -130,10 +133,10 @@ REFUSED = [
     (
         {"task.parts.copy.input": "copy"},
         SettingsError,
-        r"task\.parts\.copy\.input: no column stands in braces",
+        r"task\.parts\.copy\.input: no column in braces",
     ),
     ({"task.parts.copy.valid": None}, SettingsError, r"task\.parts\.copy\.valid: no data"),
-    ({"task.parts.copy.number": 0.2}, DataError, "copy.train, line .: 'ant' is no number"),
+    ({"task.parts.copy.number": 0.2}, DataError, "copy.train, line .: 'ant' is not a number"),
     ({"task.parts.copy.score": "pearson"}, SettingsError, "pearson compares numbers"),
     ({"task.parts.copy.input": "{word}"}, DataError, "no column 'word'"),
     ({"model.max_positions": 3}, DataError, "no row has at most 3 tokens"),

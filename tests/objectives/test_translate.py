@@ -85,7 +85,7 @@ def test_the_decoder_reads_what_it_should_have_written_one_later(task, examples,
 def test_every_real_target_token_is_asked_for_and_nothing_else(task, examples):
     batch = task.batch(examples, EVERY)
     real = int(examples.lengths[:, 1].sum())
-    assert batch.wanted.tolist() == [*examples.targets.ids.tolist(), *[-1] * (len(batch.wanted) - real)]
+    assert batch.labels.tolist() == [*examples.targets.ids.tolist(), *[-1] * (len(batch.labels) - real)]
     assert batch.tokens == real
     assert task.counts(batch) == {"tokens": real}
 

@@ -51,7 +51,7 @@ def test_several_masks_are_filled_each_by_itself(tmp_path):
 
 def test_a_mask_that_is_cut_away_is_an_error(tmp_path):
     ours = both(tmp_path, "bert", "ForMaskedLM").ours
-    with pytest.raises(DataError, match="or what was cut away held it"):
+    with pytest.raises(DataError, match="or the mask was truncated"):
         ours.fill_mask("fox " * 90 + "[MASK]", on_overflow="truncate")
 
 

@@ -9,7 +9,7 @@ import pytest
 from trifold.errors import UsageError
 from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline
-from trifold.predict.predict import TASKS, choose, tasks_of
+from trifold.predict.predict import TASKS, choose_task, supported_tasks
 from trifold.text import TokenizerSettings, train_tokenizer
 
 SMALL = {"vocab_size": 40, "max_positions": 24, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
@@ -36,37 +36,37 @@ UNCLEAR = {
         config("encoder", "lm", "pooler", "next-sentence"),
         "name one of fill-mask, next-sentence, embed",
     ),
-    "a writer": (config("decoder", "lm"), "this model writes: use `generate`"),
-    "a translator": (config("encoder-decoder", "lm"), "this model writes: use `generate`"),
+    "a writer": (config("decoder", "lm"), "this is a generation model; use `trifold generate`"),
+    "a translator": (config("encoder-decoder", "lm"), "this is a generation model; use `trifold generate`"),
 }
 
 
 @pytest.mark.parametrize("case", CHOSEN)
 def test_the_heads_say_what_a_model_is_for(case):
     model, task = CHOSEN[case]
-    assert choose(model, None) == choose(model, task) == task
+    assert choose_task(model, None) == choose_task(model, task) == task
 
 
 @pytest.mark.parametrize("case", UNCLEAR)
 def test_what_is_not_clear_is_asked(case):
     model, said = UNCLEAR[case]
     with pytest.raises(UsageError, match=said):
-        choose(model, None)
+        choose_task(model, None)
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_model_does_what_it_can_and_refuses_the_rest(task):
     for model, _ in [*CHOSEN.values(), *UNCLEAR.values()]:
-        if task in tasks_of(model):
-            assert choose(model, task) == task
+        if task in supported_tasks(model):
+            assert choose_task(model, task) == task
         else:
-            with pytest.raises(UsageError, match=f"task {task}: it needs a .*; it can .*embed"):
-                choose(model, task)
+            with pytest.raises(UsageError, match=f"task {task}: requires a .*; it supports .*embed"):
+                choose_task(model, task)
 
 
 def test_a_decoder_looks_one_way_and_fills_no_masks():
-    assert tasks_of(config("decoder", "lm")) == ["embed"]
-    assert "fill-mask" in tasks_of(config("encoder-decoder", "lm"))
+    assert supported_tasks(config("decoder", "lm")) == ["embed"]
+    assert "fill-mask" in supported_tasks(config("encoder-decoder", "lm"))
 
 
 def test_options_are_those_of_the_tasks():
@@ -89,10 +89,10 @@ def pipe() -> Pipeline:
     ("call", "said"),
     [
         (lambda pipe: pipe.predict("a", task="clasify"), "'clasify' is not known; did you mean 'classify'"),
-        (lambda pipe: pipe.predict("fox", topk=2), "topk: no option of classify; did you mean 'top_k'"),
-        (lambda pipe: pipe.predict("fox", task="embed", merge="max"), "merge: no option of embed"),
-        (lambda pipe: pipe.tag("fox"), "task tag: it needs a token head"),
-        (lambda pipe: pipe.answer("who", "fox"), "task answer: it needs a span head"),
+        (lambda pipe: pipe.predict("fox", topk=2), "topk: not an option of classify; did you mean 'top_k'"),
+        (lambda pipe: pipe.predict("fox", task="embed", merge="max"), "merge: not an option of embed"),
+        (lambda pipe: pipe.tag("fox"), "task tag: requires a token head"),
+        (lambda pipe: pipe.answer("who", "fox"), "task answer: requires a span head"),
         (lambda pipe: pipe.classify(["a", "b"], ["c"]), "2 texts and 1 second texts"),
     ],
 )

@@ -62,5 +62,5 @@ def test_a_tokenizer_that_does_not_know_places_is_refused(tmp_path):
     config = ModelConfig(
         shape="encoder", vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=1, d_ff=16, heads=("token",)
     )  # fmt: skip
-    with pytest.raises(UsageError, match="tags would have no place"):
+    with pytest.raises(UsageError, match="positions of tokens, which tags require"):
         Pipeline(Transformer(config), tokenizer).tag("a")

@@ -195,7 +195,7 @@ def test_nonsense_on_one_rank_reaches_the_weights_of_none(made: Made) -> None:
     kept = load_file(made.folder / "nonsense is skipped" / event["batch"])
     prepared = _prepared(made.folder / "warm" / "tokenizer")
     rows = prepared.plan(prepared.train, 0)[4]
-    assert sum(int((kept[f"{share}.wanted"] >= 0).sum()) for share in range(2)) == int(
+    assert sum(int((kept[f"{share}.labels"] >= 0).sum()) for share in range(2)) == int(
         prepared.train.lengths[rows, 1].sum()
     ), "the batches of both ranks"
 
@@ -326,7 +326,7 @@ def test_every_token_is_learnt_once_an_epoch_whatever_the_ranks_and_however_ofte
                 if dealt[0].epoch == 0:
                     for each in dealt:
                         for share in each.shares:
-                            found.update(int(i) for i in share.wanted if i >= 0)
+                            found.update(int(i) for i in share.labels if i >= 0)
     assert place[0] > 0, "the epoch was finished"
     assert found == wanted
 
@@ -372,7 +372,7 @@ def test_what_all_had_to_learn_is_made_once_more(tmp_path: Path) -> None:
     mine = list(islice(deal(prepared, 1, rank=1, world=3), 2))
     again = everyones(prepared, 1, mine, world=3, accumulate=1)
     assert len(again) == 6
-    assert torch.equal(again[2].wanted, mine[0].shares[0].wanted)
+    assert torch.equal(again[2].labels, mine[0].shares[0].labels)
 
 
 # --- without torchrun, and with less than it takes --------------------------------------------------------

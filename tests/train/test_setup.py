@@ -78,7 +78,7 @@ def test_validation_pairs_that_the_model_cannot_read_are_found_before_training(
     assert "valid.en + valid.xx: 1 of 7 pairs are longer than 40 tokens: left out" in listening.lines
     assert len(found.valid_rows) == len(found.valid.lengths) == 6
     with pytest.raises(
-        DataError, match=r"no validation pair has at most 40 tokens; raise model\.max_positions"
+        DataError, match=r"no validation row has at most 40 tokens; raise model\.max_positions"
     ):
         prepared(tmp_path, listening, tiny, data__valid=files("long", LONG))
 

@@ -195,7 +195,7 @@ def test_nonsense_is_left_out_where_that_is_asked_for_and_the_batch_is_kept(run,
     (event, _) = (line for line in lines(outcome) if "event" in line)
     assert event["what"] == "nonsense" and event["loss"] == "nan"
     kept = load_file(outcome.folder / event["batch"])
-    assert kept["0.wanted"].dtype is torch.int64 and "0.source.tokens" in kept
+    assert kept["0.labels"].dtype is torch.int64 and "0.source.tokens" in kept
     about = json.loads((outcome.folder / "refused" / "step-00000003.json").read_text("utf-8"))
     assert about["batches"] == [[0, 2]]
     for path in checkpoint.saved(outcome.folder / "checkpoints"):

@@ -145,9 +145,7 @@ def _reads(model: str, recipe: Recipe | None) -> Reads:
     Raises UsageError where nothing says what a model has learnt.
     """
     if recipe is not None:
-        from trifold.objectives.kinds import reads
-
-        return reads(recipe.task)
+        return recipe.task.evaluated.data_kind
     from trifold.hub import read_config, resolve
 
     shape = read_config(resolve(model)).shape

@@ -14,10 +14,14 @@ from trifold.errors import CheckpointError, UsageError
 from trifold.generate import GenerationConfig
 from trifold.hub import resolve
 from trifold.objectives.causal import Causal, CausalSettings
-from trifold.objectives.kinds import TaskSettings, build, measured, reads
-from trifold.objectives.task import Asked, Evaluation, Looking
+from trifold.objectives.objective import (
+    TOKENIZER_FILE,
+    BuildContext,
+    EvalContext,
+    Evaluation,
+    ObjectiveSettings,
+)
 from trifold.objectives.text_to_text import TextToTextSettings
-from trifold.objectives.tokenizers import FILE
 from trifold.train.view import score_text
 
 if TYPE_CHECKING:
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from trifold.recipe import Recipe
 
 SPLITS = ("test", "valid")
-Measure = Callable[["Pipeline", Looking], Evaluation]
+Measure = Callable[["Pipeline", EvalContext], Evaluation]
 
 
 def evaluate(
@@ -51,7 +55,7 @@ def evaluate(
     if batch_size is not None:
         batches = batches.model_copy(update={"rows": batch_size})
     start = time.perf_counter()
-    found = measure(pipeline, Looking(batches, generation, samples=0, seed=1, poll=lambda: None))
+    found = measure(pipeline, EvalContext(batches, generation, samples=0, seed=1, poll=lambda: None))
     seconds = time.perf_counter() - start
     if json:
         told = {"loss": found.loss, "scores": found.scores, "signatures": list(found.signatures)}
@@ -67,18 +71,20 @@ def evaluate(
 
 def _task(model: str, recipe: Recipe, data: list[str], split: str | None, asked: dict[str, Any]) -> Measure:
     """The validation of a run's task."""
-    task, settings = _ON[reads(recipe.task)](model, recipe, data, split, asked)
+    task, settings = _ON[recipe.task.evaluated.data_kind](model, recipe, data, split, asked)
     folder = resolve(model)
-    if not (folder / FILE).is_file():
-        raise CheckpointError(f"{folder / FILE}: the tokenizer of the model is missing; nothing can be read")
+    if not (folder / TOKENIZER_FILE).is_file():
+        raise CheckpointError(
+            f"{folder / TOKENIZER_FILE}: the tokenizer of the model is missing; nothing can be read"
+        )
 
-    def measure(pipeline: Pipeline, looking: Looking) -> Evaluation:
+    def measure(pipeline: Pipeline, looking: EvalContext) -> Evaluation:
         seed, config = recipe.train.seed, pipeline.config
-        material = build(
-            task, Asked(settings, recipe.tokenizer, config, looking.batches, seed, folder, _once(note))
+        material = task.build(
+            BuildContext(settings, recipe.tokenizer, config, looking.batches, seed, folder, _once(note))
         )
         rows = material.valid
-        return material.task.evaluate(pipeline.model, rows, material.task.examples(rows), looking)
+        return material.objective.evaluate(pipeline.model, rows, material.objective.examples(rows), looking)
 
     return measure
 
@@ -91,15 +97,15 @@ def _language(model: str, data: list[str], asked: dict[str, Any]) -> Measure:
         )
     settings = DataSettings.parse({"documents": "file", **asked, **_only(data)})
 
-    def measure(pipeline: Pipeline, looking: Looking) -> Evaluation:
+    def measure(pipeline: Pipeline, looking: EvalContext) -> Evaluation:
         text = read_documents(data, settings, split="valid")
         note(str(text.report))
         # A document begins as the tokenizer's own texts do.
         reader = pipeline.reader
         begins = reader.bos_id is not None and reader.rows(["a"])[0].ids[0] == reader.bos_id
         task = Causal(CausalSettings(begin=begins, end=False), reader, pipeline.config.max_positions)
-        loss, scores = task.measure(pipeline.model, task.read(text.texts), looking)
-        return Evaluation(loss, scores, -loss)
+        corpus = task.encode(text.texts)
+        return task.evaluate(pipeline.model, corpus, task.examples(corpus), looking)
 
     return measure
 
@@ -121,9 +127,9 @@ def _once(say: Callable[[str], None]) -> Callable[[str], None]:
 
 def _documents(
     model: str, recipe: Recipe, data: list[str], split: str | None, asked: dict[str, Any]
-) -> tuple[TaskSettings, DataSettings]:
+) -> tuple[ObjectiveSettings, DataSettings]:
     """The named files, else a split of the run's own."""
-    task = measured(recipe.task)
+    task = recipe.task.evaluated
     if data:
         return task, recipe.data.model_copy(update=asked | _only(data))
     if split is None:
@@ -140,9 +146,9 @@ def _documents(
 
 def _parts(
     model: str, recipe: Recipe, data: list[str], split: str | None, asked: dict[str, Any]
-) -> tuple[TaskSettings, DataSettings]:
+) -> tuple[ObjectiveSettings, DataSettings]:
     """The validation rows of every part."""
-    task = measured(recipe.task)
+    task = recipe.task.evaluated
     assert isinstance(task, TextToTextSettings)
     if data or split not in (None, "valid"):
         said = f"DATA {data[0]}" if data else f"--split {split}"
@@ -154,7 +160,10 @@ def _parts(
     return task.model_copy(update={"parts": parts}), recipe.data
 
 
-_ON: dict[str, Callable[..., tuple[TaskSettings, DataSettings]]] = {"documents": _documents, "parts": _parts}
+_ON: dict[str, Callable[..., tuple[ObjectiveSettings, DataSettings]]] = {
+    "documents": _documents,
+    "parts": _parts,
+}
 
 
 def _only(source: str | list[str]) -> dict[str, Any]:

@@ -127,10 +127,10 @@ def run(
 
     from trifold.cli.answers import PORTION, opened
     from trifold.data import iter_lines
-    from trifold.predict.predict import TASKS, choose
+    from trifold.predict.predict import TASKS, choose_task
 
     pipeline = opened(model, device, dtype)
-    name = choose(pipeline.config, task)
+    name = choose_task(pipeline.config, task)
     splits = tsv or (TASKS[name].pairs == "must" and not pairs)
     sources = _lines(iter_lines("-")) if reads_lines else _arguments(texts)
     inputs: Iterable[Input] = (_input(place, line, splits, blank=reads_lines) for place, line in sources)

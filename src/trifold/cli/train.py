@@ -45,7 +45,6 @@ def run(
     with suppress(AttributeError, ValueError):  # not every system has it, and only the main thread may say so
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until training listens, it would end the process
     try:
-        from trifold.objectives.kinds import use
         from trifold.recipe import load_recipe
         from trifold.train import train
         from trifold.train.ranks import joined
@@ -73,7 +72,7 @@ def run(
         )
     elif outcome.finished:
         in_shell = Path(shlex.quote(str(outcome.folder)))
-        for line in summary(outcome.folder, outcome.scores, use(chosen.task, in_shell)):
+        for line in summary(outcome.folder, outcome.scores, chosen.task.usage(in_shell)):
             print(line)
     raise typer.Exit(outcome.exit_code)
 

@@ -1,23 +1,22 @@
-"""A language model from left to right (Shannon 1948; Bengio et al. 2003; Radford et al. 2018).
+"""Causal (left-to-right) language model (Shannon 1948; Bengio et al. 2003; Radford et al. 2018).
 
-rows -> example    a document [<s> +] tokens [+ </s>], in pieces or windows of the model's width
-example -> batch   all but the last token of each piece, one piece behind the other; all but its first are asked for
-loss               - Σ log P(t_i | t_<i) over the tokens asked for
-prediction         what continues the beginning of a document
-scores             perplexity, bits per byte, accuracy, over the whole set
+rows -> example    a document [<s> +] tokens [+ </s>], in chunks of the model's width
+example -> batch   inputs: all tokens of a chunk but the last; labels: all but the first
+loss               - Σ log P(t_i | t_<i) over the labels
+scores             perplexity, bits per byte, accuracy
 
-Pieces are packed: no padding, and none sees another. A piece begins at position 0 with the last token of the piece
-before it, so that every token but a document's first is asked for exactly once.
+Chunks are packed without padding and do not attend to each other. A chunk begins at position 0 with the last token of
+the chunk before it, so that every token of a document but its first is a label exactly once.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,261 +24,353 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from trifold.data import TokenCache
+from trifold.batches.blocks import Offsets
+from trifold.data import TokenCache, read_documents
+from trifold.errors import DataError, SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, Transformer
 from trifold.nn.losses import judge, linear_cross_entropy
 from trifold.nn.packing import Packing
-from trifold.objectives.measuring import every_batch, value_of
-from trifold.objectives.streams import Stream
-from trifold.objectives.task import Evaluation, Looking, Sample
-from trifold.objectives.terms import Term
-from trifold.predict.writing import write
-from trifold.ragged import Ragged
-from trifold.settings import Settings
+from trifold.objectives.documents import Cut, describe_long, load_documents, require_documents
+from trifold.objectives.objective import (
+    BuildContext,
+    EvalContext,
+    LossTerm,
+    Objective,
+    ObjectiveSettings,
+    Sample,
+    Scores,
+    TaskBundle,
+    percent,
+    perplexity,
+)
+from trifold.objectives.token_stream import TokenStream, load_into_memory, open_cache, sample_text
+from trifold.predict.generate_texts import generate_rows
+from trifold.ragged import Chunks, Ragged, positions, split_into_chunks
 from trifold.text import Tokenizer
 from trifold.text.annotation import count_unknown
 from trifold.text.decoding import BYTE_ALPHABET
 
-Cut = Literal["pieces", "windows", "drop"]
+PROMPT_LENGTH = 16  # tokens of a validation document that a sample continues
+SAMPLE_LENGTH = 128  # new tokens of a sample by default
+_SCAN = 1 << 20  # document starts to read at once
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that stands for a byte
 
-PROMPT = 16  # tokens of a document that a sample goes on from, where the recipe names no prompts
-WRITTEN = 128  # tokens of a sample, where the recipe does not say
-_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece that stands for a byte
+# --- settings -> rows ------------------------------------------------------------------------------------
 
 
-class CausalSettings(Settings):
-    """A language model that writes from left to right."""
+class CausalSettings(ObjectiveSettings):
+    """Settings of a causal language model."""
+
+    supports_cache = True
 
     kind: Literal["causal"] = "causal"
     best_by: Literal["loss", "accuracy"] = Field(
-        "loss", description="a score of the validation set, or loss, by which the best weights are chosen"
+        "loss", description="validation score that selects the best weights, or loss"
     )
-    begin: bool = Field(
-        True, description="<s> before each document, so that its first token is asked for too"
-    )
-    end: bool = Field(True, description="</s> behind each document, so that the model learns to end")
+    begin: bool = Field(True, description="prepend <s> to each document, so that its first token is a label")
+    end: bool = Field(True, description="append </s> to each document, so that the model learns to stop")
     prompts: tuple[str, ...] = Field(
         (),
         strict=False,
-        description="texts that a validation continues; beginnings of validation documents unless given",
+        description="texts that validation samples continue; by default beginnings of validation documents",
     )
+
+    def _build(self, context: BuildContext) -> TaskBundle:
+        context.require_shape(self.kind, "decoder")
+        if context.model.logit_soft_cap is not None:
+            raise SettingsError(
+                "model.logit_soft_cap: not supported in training, which never materializes the logits; remove it"
+            )
+        train: Corpus | TokenCache
+        if context.data.cache is None:
+            objective, train, valid, name = self._read_into_memory(context)
+        else:
+            objective, train, valid, name = self._open_cache(context)
+        if not (valid.tokens.lengths > 1).any():
+            raise DataError(f"{name}: no validation document has two tokens, so there are no labels")
+        tokenizer, width = objective.tokenizer, objective.width
+        if long := sum(len(ids) + self.begin > width for ids in tokenizer.encode(self.prompts)):
+            context.report(f"task.prompts: {long:,} have more than {width:,} tokens and are truncated")
+        redraws = context.data.cut == "windows"
+        vocabulary = f"{tokenizer.vocab_size:,}"
+        return TaskBundle(
+            objective, context.config_for(tokenizer), train, valid, vocabulary, lambda _epoch: redraws
+        )
+
+    def _read_into_memory(self, context: BuildContext) -> tuple[Causal, Corpus, Corpus, str]:
+        """The objective, training text, validation text and the name of the latter."""
+        train, valid = load_documents(context)
+        tokenizer = context.load_or_train_tokenizer(lambda: train.texts, prepend_bos=self.begin)
+        objective = Causal(self, tokenizer, context.width)
+        corpus = objective.encode(train.texts)._replace(cut=context.data.cut)
+        valid_corpus = objective.encode(valid.texts)
+        name, lengths = train.report.name, corpus.tokens.lengths
+        if empty := int(np.count_nonzero(lengths == 0)):
+            context.report(f"{name}: {empty:,} documents without a token: left out")
+        for line in (
+            *describe_long(lengths, lengths - 1 > objective.width, objective.width, corpus.cut),
+            *self._describe_unlabelled(corpus.tokens.starts),
+            *_describe_unknown(tokenizer, corpus),
+        ):
+            context.report(f"{name}: {line}")
+        _report_valid(context, valid.report.name, tokenizer, valid_corpus)
+        return objective, corpus, valid_corpus, valid.report.name
+
+    def _open_cache(self, context: BuildContext) -> tuple[Causal, TokenCache, Corpus, str]:
+        """The same with the training text in a cache; the validation text is held in memory."""
+        data = context.data
+        require_documents(context)
+        assert data.train is not None
+        if data.cut == "drop":
+            raise SettingsError("data.cut: drop is not supported with data.cache; use pieces or windows")
+        side: Literal["train", "all"] = "train" if data.holdout else "all"
+        tokenizer = context.load_or_train_tokenizer(
+            lambda: sample_text(context, side), prepend_bos=self.begin
+        )
+        objective = Causal(self, tokenizer, context.width)
+
+        def encode(texts: Sequence[str]) -> tuple[Ragged, int]:
+            corpus = objective.encode(texts)
+            return corpus.tokens, corpus.bytes
+
+        key = f"causal begin={self.begin} end={self.end} bytes=3"  # 3: version of the byte count
+        train = open_cache(context, data.train, tokenizer, key, encode, side)
+        for line in self._describe_unlabelled(train.starts):
+            context.report(f"{train.report.name}: {line}")
+        if data.valid is not None:
+            documents = read_documents(data.valid, data.model_copy(update={"cache": None}), split="valid")
+            context.report(str(documents.report))
+            valid, name = objective.encode(documents.texts), documents.report.name
+        else:
+            cache = open_cache(context, data.train, tokenizer, key, encode, "valid")
+            valid, name = Corpus(load_into_memory(cache), cache.bytes), cache.report.name
+        _report_valid(context, name, tokenizer, valid)
+        return objective, train, valid, str(data.valid or "held out")
+
+    def _describe_unlabelled(self, starts: Offsets) -> Iterator[str]:
+        """Lines about tokens that are never labels, however the documents are split."""
+        if not self.begin:
+            yield (
+                f"the first token of each of {len(starts) - 1:,} documents is never a label "
+                "(set task.begin=true to include it)"
+            )
+        # With <s> and </s> every document has two tokens, so the starts need not be read from the disk.
+        if not (self.begin and self.end) and (short := _count_single_tokens(starts)):
+            yield f"{short:,} documents of a single token: no label in them"
+
+
+def _count_single_tokens(starts: Offsets) -> int:
+    """Documents of one token. The starts may not fit into memory and are read in parts."""
+    parts = (starts[first : first + _SCAN + 1] for first in range(0, len(starts) - 1, _SCAN))
+    return sum(int(np.count_nonzero(np.diff(part) == 1)) for part in parts)
+
+
+def _describe_unknown(tokenizer: Tokenizer, corpus: Corpus) -> Iterator[str]:
+    if count := count_unknown(tokenizer, corpus.tokens.ids):
+        yield f"{count:,} of {len(corpus.tokens.ids):,} tokens are unknown: input and label are <unk>"
+
+
+def _report_valid(context: BuildContext, name: str, tokenizer: Tokenizer, corpus: Corpus) -> None:
+    for line in _describe_unknown(tokenizer, corpus):
+        context.report(f"{name}: {line}; bits per byte is undefined with unknown tokens")
+
+
+# --- examples, batches -----------------------------------------------------------------------------------
 
 
 class Corpus(NamedTuple):
-    """Documents as tokens, each with what stands around it.
+    """Encoded documents with their special tokens.
 
-    bytes: of the UTF-8 text that the tokens asked for stand for.
+    bytes: UTF-8 bytes of the text that the labels stand for. cut: treatment of documents that are too long.
     """
 
     tokens: Ragged
     bytes: int
+    cut: Cut = "pieces"
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Stretches of a corpus: piece n reads `sizes[n]` tokens from `starts[n]` on, and is asked for one token later."""
+class Examples:
+    """Chunks of a corpus: the inputs of chunk n are `sizes[n]` tokens from `starts[n]`, the labels one token later."""
 
     ids: NDArray[np.int32]
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    chunks: Chunks
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """(N, 1) tokens read, and as many asked for."""
-        return self.sizes[:, None]
+        """(N, 1) input tokens, equal to the number of labels."""
+        return self.chunks.sizes[:, None]
 
-    def chosen(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the chosen pieces begin among the ids, and how many tokens each reads."""
-        return self.starts[rows], self.sizes[rows]
+    def select(self, rows: NDArray[np.int64]) -> Chunks:
+        """The given chunks."""
+        return Chunks(self.chunks.starts[rows], self.chunks.sizes[rows])
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed pieces: `wanted` (N,) is what follows each place of the long row, -1 where nothing is asked."""
+    """Packed chunks. labels (N,): the token after each position of the packed row, -1 in padding."""
 
     inputs: Inputs
-    wanted: Tensor
+    labels: Tensor
     tokens: int
 
     def to(self, device: torch.device) -> Batch:
-        """The same on another device."""
-        return Batch(self.inputs.to(device), self.wanted.to(device, non_blocking=True), self.tokens)
+        """A copy on another device."""
+        return Batch(self.inputs.to(device), self.labels.to(device, non_blocking=True), self.tokens)
 
 
-class Causal:
-    """The task. width: tokens that the model reads at once. cut: what becomes of longer documents."""
+def chunk_corpus(tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | None = None) -> Examples:
+    """Chunks of at most `width` inputs. With `draw` and windows, the first chunk of a longer document has a random
+    size.
+    """
+    first = None
+    if cut == "windows" and draw is not None:
+        # numpy keeps raw bits the same in all versions. The bias of a remainder of 64 bits is negligible.
+        drawn = np.random.Philox(key=[draw, 0]).random_raw(len(tokens)) % np.uint64(width)
+        first = drawn.astype(np.int64) + 1
+    labels = np.maximum(tokens.lengths - 1, 0)
+    return Examples(
+        tokens.ids, split_into_chunks(tokens.starts[:-1], labels, width, first=first, drop=cut == "drop")
+    )
 
-    row_name, read_name, token_name = "pieces", "tokens", "tokens"
-    packs = True
 
-    def __init__(
-        self, settings: CausalSettings, tokenizer: Tokenizer, width: int, cut: Cut = "pieces"
-    ) -> None:
-        self.settings, self.tokenizer, self.width, self.cut = settings, tokenizer, width, cut
+class Causal(Objective):
+    """Causal language model. width: tokens that the model reads at once."""
 
-    # rows -> examples
+    row_name = "pieces"
 
-    def read(self, texts: Sequence[str]) -> Corpus:
-        """Documents as tokens, with <s> and </s> around each as the settings say."""
+    def __init__(self, settings: CausalSettings, tokenizer: Tokenizer, width: int) -> None:
+        self.settings: CausalSettings = settings
+        self.tokenizer, self.width = tokenizer, width
+
+    def encode(self, texts: Sequence[str]) -> Corpus:
+        """Documents as tokens, with <s> and </s> as the settings specify."""
         before = [self.tokenizer.required("bos")] if self.settings.begin else []
-        behind = [self.tokenizer.required("eos")] if self.settings.end else []
+        after = [self.tokenizer.required("eos")] if self.settings.end else []
         encoded = self.tokenizer.encode(texts)
-        # Some tokenizers lose capitals or repeated spaces, which nobody guesses then; some put spaces between.
-        held = self.tokenizer.decode(encoded)
-        size = sum(min(len(each.encode("utf-8")) for each in pair) for pair in zip(texts, held, strict=True))
-        if not before:  # nothing says how likely the first token of a document is
+        # Tokenizers may lose capitals or repeated spaces, which are not predicted, or insert spaces.
+        decoded = self.tokenizer.decode(encoded)
+        size = sum(
+            min(len(each.encode("utf-8")) for each in pair) for pair in zip(texts, decoded, strict=True)
+        )
+        if not before:  # the first token of a document is not predicted
             alone = self.tokenizer.decode([ids[:1] for ids in encoded])
             for text, ids, first in zip(texts, encoded, alone, strict=True):
                 if ids:
-                    size -= _bytes_of_first(text, str(self.tokenizer.library.id_to_token(ids[0])), first)
-        return Corpus(Ragged.of([[*before, *ids, *behind] for ids in encoded]), size)
+                    size -= _first_token_bytes(text, str(self.tokenizer.library.id_to_token(ids[0])), first)
+        return Corpus(Ragged.of([[*before, *ids, *after] for ids in encoded]), size)
 
-    def examples(self, rows: Corpus | TokenCache, draw: int | None = None) -> Pieces | Stream:
-        """Pieces; with `draw`, and where windows are asked for, the cuts fall at other places with each draw."""
+    def examples(self, rows: Corpus | TokenCache, draw: int | None = None) -> Examples | TokenStream:
+        """Chunks; with `draw` and windows, at other positions for each draw."""
         if isinstance(rows, TokenCache):
-            return Stream.of(rows, self.width, draw)
-        return pieces(rows.tokens, self.width, self.cut, draw)
-
-    # examples -> batch
+            return TokenStream.of(rows, self.width, draw)
+        return chunk_corpus(rows.tokens, self.width, rows.cut, draw)
 
     def batch(
-        self, examples: Pieces | Stream, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
+        self,
+        examples: Examples | TokenStream,
+        rows: NDArray[np.int64],
+        width: int | None = None,
+        *,
+        draw: int = 0,
     ) -> Batch:
-        """Pack the chosen pieces, cut at `width` tokens where that is given. Nothing in it is random."""
-        starts, sizes = examples.chosen(rows)
-        sizes = sizes if width is None else np.minimum(sizes, width)
+        """Pack the given chunks, truncated to `width` tokens if given. Not random."""
+        chunks = examples.select(rows)
+        sizes = chunks.sizes if width is None else np.minimum(chunks.sizes, width)
         packing = Packing.of(torch.from_numpy(sizes), spare=False)
-        real = packing.real
-        places = np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(real)
-        read = np.full(packing.filled, self.tokenizer.pad_id or 0, dtype=np.int64)
-        wanted = np.full(packing.filled, -1, dtype=np.int64)
-        read[:real], wanted[:real] = examples.ids[places], examples.ids[places + 1]
-        return Batch(Inputs(torch.from_numpy(read)[None], packing=packing), torch.from_numpy(wanted), real)
+        real, places = packing.real, positions(chunks.starts, sizes)
+        inputs = np.full(packing.filled, self.tokenizer.pad_id or 0, dtype=np.int64)
+        labels = np.full(packing.filled, -1, dtype=np.int64)
+        inputs[:real], labels[:real] = examples.ids[places], examples.ids[places + 1]
+        return Batch(Inputs(torch.from_numpy(inputs)[None], packing=packing), torch.from_numpy(labels), real)
 
-    def counts(self, batch: Batch) -> dict[str, int]:
-        """What each term will be divided by, known before the forward pass."""
-        return {"tokens": batch.tokens}
+    # --- loss, scores ------------------------------------------------------------------------------------
 
-    # batch -> loss
-
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, Term]:
-        """Cross-entropy over the tokens asked for, in nats."""
+    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+        """Cross-entropy of the labels, in nats."""
         hidden, head = model(batch.inputs)[0], model.lm_head
         assert head is not None
-        sums = linear_cross_entropy(head.features(hidden), head.weight, head.bias, batch.wanted)
-        return {"tokens": Term(sums.loss, batch.tokens, nll=sums.nll)}
+        sums = linear_cross_entropy(head.features(hidden), head.weight, head.bias, batch.labels)
+        return {"tokens": LossTerm(sums.loss, batch.tokens, nll=sums.nll)}
 
-    # scores
-
-    @torch.no_grad()
-    def measure(self, model: Transformer, rows: Corpus, looking: Looking) -> tuple[float, dict[str, float]]:
-        """Loss in nats a token, and the scores, over all tokens of the rows, however long a row is."""
-        head = model.lm_head
+    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
+        """Negative log-likelihood and correct predictions."""
+        hidden, head = model(batch.inputs)[0], model.lm_head
         assert head is not None
-        nll, right, count = 0.0, 0, 0
-        for batch in every_batch(self, model, pieces(rows.tokens, self.width), looking):
-            hidden = model(batch.inputs)[0]
-            found = judge(head.features(hidden), head.weight, head.bias, batch.wanted)
-            nll, right, count = nll + float(found.nll), right + int(found.right), count + batch.tokens
-        loss = nll / max(count, 1)
-        scores = {"perplexity": math.exp(min(loss, 700.0))}
-        if not count_unknown(self.tokenizer, rows.tokens.ids):  # else nobody guessed what those bytes were
-            scores["bits_per_byte"] = nll / math.log(2) / max(rows.bytes, 1)
-        return loss, scores | {"accuracy": 100 * right / max(count, 1)}
+        found = judge(head.features(hidden), head.weight, head.bias, batch.labels)
+        return {"nll": float(found.nll), "correct": int(found.right), "tokens": batch.tokens}
 
-    def evaluate(self, model: Transformer, rows: Corpus, examples: Pieces, looking: Looking) -> Evaluation:
-        """Measure, and continue some beginnings."""
-        loss, scores = self.measure(model, rows, looking)
-        return Evaluation(
-            loss, scores, value_of(self.settings.best_by, loss, scores), self.samples(model, rows, looking)
-        )
+    def compute_scores(
+        self, model: Transformer, rows: Corpus, examples: Examples, sums: dict[str, Any], context: EvalContext
+    ) -> Scores:
+        """Perplexity, bits per byte and accuracy."""
+        scores = {"perplexity": perplexity(sums["loss"])}
+        if not count_unknown(self.tokenizer, rows.tokens.ids):  # whose bytes are not predicted
+            scores["bits_per_byte"] = sums["nll"] / math.log(2) / max(rows.bytes, 1)
+        scores["accuracy"] = percent(sums["correct"], sums["tokens"])
+        return Scores(scores, self.samples(model, rows, context))
 
-    # prediction
+    # --- samples, saving ---------------------------------------------------------------------------------
 
-    def samples(self, model: Transformer, rows: Corpus, looking: Looking) -> list[Sample]:
-        """Drawn continuations of the recipe's prompts, or of beginnings of the rows; functions of the seed."""
-        prompts = self._prompts(rows, looking.samples)
+    def samples(self, model: Transformer, rows: Corpus, context: EvalContext) -> list[Sample]:
+        """Sampled continuations of the recipe's prompts, or of beginnings of the rows; a function of the seed."""
+        prompts = self._prompts(rows, context.samples)
         if not len(prompts):
             return []
-        config = _sampling(looking.generation, looking.seed)
-        found = write(
-            model, prompts, config, codec=self.tokenizer, on_step=lambda _tokens, _open: looking.poll()
-        )
-        starts = [prompts.ids[a:b].tolist() for a, b in zip(prompts.starts, prompts.starts[1:], strict=False)]
-        said = self.tokenizer.decode(starts)
-        # Decoded together: between two pieces of a text there may be a space that neither has alone.
+        config = _sampling(context.generation, context.seed)
+        found = generate_rows(model, prompts, config, codec=self.tokenizer, poll=context.poll)
+        starts = prompts.tolist()
+        texts = self.tokenizer.decode(starts)
+        # Prompt and output are decoded together, because a space may join them.
         whole = self.tokenizer.decode(
             [start + best[0].tokens for start, best in zip(starts, found, strict=True)]
         )
-        return [Sample(text, None, full[len(text) :]) for text, full in zip(said, whole, strict=True)]
+        return [Sample(text, None, full[len(text) :]) for text, full in zip(texts, whole, strict=True)]
 
     def _prompts(self, rows: Corpus, count: int) -> Ragged:
-        """What is continued: tokens of the recipe's prompts, or the beginnings of `count` documents or pieces."""
+        """Tokens of the recipe's prompts, or the beginnings of `count` documents or chunks."""
         begin = [self.tokenizer.required("bos")] if self.settings.begin else []
         if self.settings.prompts:
             encoded = self.tokenizer.encode(self.settings.prompts[:count])
             return Ragged.of([[*begin, *ids][: self.width] for ids in encoded if begin or ids])
-        found = pieces(rows.tokens, self.width)
-        starts, sizes = found.starts, found.sizes
+        chunks = chunk_corpus(rows.tokens, self.width).chunks
+        starts, sizes = chunks.starts, chunks.sizes
         if len(rows.tokens) >= count:
-            whole = np.isin(starts, rows.tokens.starts)
-            starts, sizes = starts[whole], sizes[whole]
+            first = np.isin(starts, rows.tokens.starts)
+            starts, sizes = starts[first], sizes[first]
         count = min(count, len(starts))
         chosen = np.arange(count) * len(starts) // max(count, 1)
-        most = max(1, min(PROMPT, self.width // 2))
+        most = max(1, min(PROMPT_LENGTH, self.width // 2))
         return Ragged.of(
             [rows.tokens.ids[starts[n] : starts[n] + min(sizes[n], most)].tolist() for n in chosen]
         )
 
-    # disk
-
     def save(self, folder: Path) -> None:
-        """Write the tokenizer; other programs that read it begin a text as this task does."""
+        """Write the tokenizer; other programs that load it begin a text as this objective does."""
         folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(folder, prepend_bos=self.settings.begin)
 
 
-def pieces(tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | None = None) -> Pieces:
-    """Documents in pieces of at most `width` tokens, so that every token but each document's first is asked for once.
-
-    A longer document has its first piece of a length drawn from `draw` where the cut is "windows", and is left out
-    where it is "drop".
-    """
-    asked = np.maximum(tokens.lengths - 1, 0)
-    first = np.minimum(asked, width)
-    if cut == "windows" and draw is not None:
-        # Raw bits, which numpy promises to keep; of 64 of them the remainder is as good as even.
-        drawn = np.random.Philox(key=[draw, 0]).random_raw(len(asked)) % np.uint64(width)
-        first = np.where(asked > width, drawn.astype(np.int64) + 1, first)
-    if cut == "drop":
-        first = np.where(asked > width, 0, first)
-        asked = first
-    count = np.where(first > 0, 1, 0) - (first - asked) // width  # the rest, rounded up
-    document = np.repeat(np.arange(len(asked)), count)
-    number = np.arange(len(document)) - np.repeat(np.cumsum(count) - count, count)
-    begins = np.where(number == 0, 0, first[document] + (number - 1) * width)
-    ends = np.minimum(first[document] + number * width, asked[document])
-    return Pieces(tokens.ids, tokens.starts[document] + begins, ends - begins)
-
-
-def _bytes_of_first(text: str, piece: str, alone: str) -> int:
-    """Of the UTF-8 of a text, how many bytes its first token stands for, a piece which alone is decoded to `alone`."""
-    size = len(alone.encode("utf-8"))
-    if "\ufffd" in alone:  # half a character
-        if _BYTE.fullmatch(piece):
+def _first_token_bytes(text: str, token: str, decoded: str) -> int:
+    """UTF-8 bytes of a text that its first token stands for; the token alone decodes to `decoded`."""
+    size = len(decoded.encode("utf-8"))
+    if "\ufffd" in decoded:  # part of a character
+        if _BYTE.fullmatch(token):
             size = 1
-        elif BYTE_ALPHABET.keys() >= set(piece):
-            size = len(piece)
-    return size - (alone.startswith(" ") and not text.startswith(" "))  # a space that the tokenizer put there
+        elif BYTE_ALPHABET.keys() >= set(token):
+            size = len(token)
+    return size - (
+        decoded.startswith(" ") and not text.startswith(" ")
+    )  # a space that the tokenizer inserted
 
 
 def _sampling(config: GenerationConfig, seed: int) -> GenerationConfig:
-    """What the recipe says of generation; where it says nothing of how, by chance: the likeliest text is a dull one."""
-    said = config.model_dump(exclude_unset=True)
+    """The recipe's generation options; samples by default, because greedy continuations are repetitive."""
+    options = config.model_dump(exclude_unset=True)
     searches = config.num_beams > 1 or config.penalty_alpha is not None or config.do_sample is False
     if not searches:
-        said |= {"do_sample": True, "seed": seed if config.seed is None else config.seed}
+        options |= {"do_sample": True, "seed": seed if config.seed is None else config.seed}
     if config.max_new_tokens is None and config.max_length is None:
-        said["max_new_tokens"] = WRITTEN
-    return GenerationConfig.parse(said)
+        options["max_new_tokens"] = SAMPLE_LENGTH
+    return GenerationConfig.parse(options)

@@ -1,66 +1,235 @@
-"""BART's objective: a text is written again from what noise has left of it (Lewis et al. 2020, section 2.2).
+"""Denoising with an encoder-decoder: the encoder reads a corrupted text, the decoder writes what is missing.
 
-    permute   0 … 1   share of the sentences that change places
-    rotate    0 … 1   probability that the text begins in its middle
-    delete    0 … 1   share of the tokens that are left out
-    mask      0 … 1   share of the tokens that become the mask
-    infill    0 … ½   share of the tokens in spans (lengths: Poisson 3) that become one mask each
+rows -> example    chunks of documents
+example -> batch   corrupted, differently in each epoch: source and target, each with </s>; then as in translation
+loss               - Σ log P(y_t | y_<t, X) over the target tokens
+scores             perplexity; exact match of greedy outputs for the first validation texts
 
-The authors' model: infill 0.3 and permute 1. Everything else is in rewriting.py.
+Two corruptions:
+
+    denoise   BART: the target is the original text (Lewis et al. 2020, section 2.2). The authors' model uses infill
+              0.3 and permute 1
+    spans     T5: sentinels replace spans, and the target lists the spans (Raffel et al. 2020, section 3.1.4). 15 % of
+              the tokens, in spans of 3 on average
 """
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from trifold.errors import SettingsError
-from trifold.objectives.rewriting import RewritingSettings, Spoil
+from trifold.generate import GenerationConfig
+from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
+from trifold.objectives.objective import EvalContext, LossTerm, Sample, Scores, perplexity
+from trifold.objectives.translate import Batch, Examples, Translate, with_end
+from trifold.predict.generate_texts import generate_rows
+from trifold.scores import exact_match
 from trifold.settings import Settings
 from trifold.text import Tokenizer
-from trifold.text.annotation import special_flags
-from trifold.text.corruption import NoiseInput, apply_noises
-from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, Rng
+from trifold.text.annotation import AnnotatedTexts, sentinel_ids, special_flags
+from trifold.text.corruption import NoiseInput, apply_noises, corrupt_spans, max_spans
+from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, Rng, example_rng
+
+# Ids, and flags at the first tokens of words and of sentences -> source and target.
+Corruption = Callable[[Ids, Flags, Flags, Rng], tuple[Ids, Ids]]
+
+# --- settings --------------------------------------------------------------------------------------------
+
+
+class DenoisingSettings(DocumentObjectiveSettings):
+    """Settings of both corruptions."""
+
+    shape = "encoder-decoder"
+    append_eos = True
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    written: int = Field(
+        100, ge=0, description="validation texts that are generated greedily to measure exact_match"
+    )
+    best_by: Literal["loss", "exact_match"] = Field(
+        "loss", description="validation score that selects the best weights, or loss"
+    )
+
+    def corruption(self, tokenizer: Tokenizer, width: int) -> Corruption:
+        """The corruption of texts of at most `width` tokens, with </s>."""
+        raise NotImplementedError
+
+    def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> Denoise:
+        """The objective, for rows of at most `width` tokens."""
+        return Denoise(self, tokenizer, width, cut, start_id=config.start_id)
 
 
 class Noise(Settings):
-    """Rates of the five noises; 0 leaves one out."""
+    """Rates of BART's five noises; 0 disables one."""
 
-    permute: float = Field(1.0, ge=0, le=1, description="share of the sentences that change places")
-    rotate: float = Field(0.0, ge=0, le=1, description="probability that a text begins in its middle")
-    delete: float = Field(0.0, ge=0, lt=1, description="share of the tokens that are left out")
-    mask: float = Field(0.0, ge=0, lt=1, description="share of the tokens that become the mask")
+    permute: float = Field(1.0, ge=0, le=1, description="share of the sentences that are permuted")
+    rotate: float = Field(
+        0.0, ge=0, le=1, description="probability that a text is rotated to begin at a random token"
+    )
+    delete: float = Field(0.0, ge=0, lt=1, description="share of the tokens that are deleted")
+    mask: float = Field(0.0, ge=0, lt=1, description="share of the tokens that become the mask token")
     infill: float = Field(
-        0.3, ge=0, le=MAX_SPAN_RATE, description="share of the tokens in spans that become one mask"
+        0.3,
+        ge=0,
+        le=MAX_SPAN_RATE,
+        description="share of the tokens in spans that become one mask token each",
     )
 
     @model_validator(mode="after")
-    def _spoils_something(self) -> Self:
+    def _check_rates(self) -> Self:
         if not any(self.model_dump().values()):
-            raise ValueError("every rate is 0: a text would only be copied; set infill=0.3, say")
+            raise ValueError(
+                "every rate is 0, so that texts would only be copied; set infill=0.3, for example"
+            )
         return self
 
 
-class DenoiseSettings(RewritingSettings):
-    """Writing a text again from what noise has left of it."""
+class DenoiseSettings(DenoisingSettings):
+    """Settings of BART's denoising."""
 
     kind: Literal["denoise"] = "denoise"
-    noise: Noise = Field(Noise(), description="what is done to a text, and to how much of it")
+    noise: Noise = Field(Noise(), description="how texts are corrupted")
+
+    def corruption(self, tokenizer: Tokenizer, width: int) -> Corruption:
+        """Raises SettingsError if masks are required and the tokenizer has none."""
+        rates = self.noise.model_dump()
+        if tokenizer.mask_id is None and (rates["mask"] or rates["infill"]):
+            raise SettingsError(
+                "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[mask]"
+            )
+        special, mask = special_flags(tokenizer), -1 if tokenizer.mask_id is None else tokenizer.mask_id
+
+        def corrupt(ids: Ids, words: Flags, sentences: Flags, rng: Rng) -> tuple[Ids, Ids]:
+            found = apply_noises(
+                NoiseInput(ids, ~special[ids], sentences, max_length=width - 1), rng, rates, mask
+            )
+            return found.inputs, found.targets
+
+        return corrupt
 
 
-def noise(settings: DenoiseSettings, tokenizer: Tokenizer, width: int) -> Spoil:
-    """The noises as one function. Raises SettingsError where masks are asked for and the tokenizer has none."""
-    rates = settings.noise.model_dump()
-    if tokenizer.mask_id is None and (rates["mask"] or rates["infill"]):
-        raise SettingsError(
-            "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[mask]"
-        )
-    special, mask = special_flags(tokenizer), -1 if tokenizer.mask_id is None else tokenizer.mask_id
+class SpansSettings(DenoisingSettings):
+    """Settings of T5's span corruption."""
 
-    def spoil(ids: Ids, words: Flags, sentences: Flags, rng: Rng) -> tuple[Ids, Ids]:
-        row = NoiseInput(ids, ~special[ids], sentences, max_length=width - 1)
-        found = apply_noises(row, rng, rates, mask)
-        return found.inputs, found.targets
+    kind: Literal["spans"] = "spans"
+    rate: float = Field(0.15, gt=0, le=0.5, description="share of the tokens that are removed")
+    mean_span: float = Field(3.0, ge=1, description="mean length of a span, in tokens")
 
-    return spoil
+    def corruption(self, tokenizer: Tokenizer, width: int) -> Corruption:
+        """Raises SettingsError if the tokenizer has too few sentinels."""
+        sentinels, special = sentinel_ids(tokenizer), special_flags(tokenizer)
+        needed = max_spans(width, self.rate, self.mean_span)
+        if len(sentinels) < needed:
+            raise SettingsError(
+                f"tokenizer.sentinels: texts of {width} tokens have up to {needed} spans, and the tokenizer has "
+                f"{len(sentinels)} sentinels; set tokenizer.sentinels={needed}, or lower model.max_positions"
+            )
+
+        def corrupt(ids: Ids, words: Flags, sentences: Flags, rng: Rng) -> tuple[Ids, Ids]:
+            # An unknown word is special, but would split a span: it is removed like other tokens.
+            free = ~special[ids] | (ids == tokenizer.unk_id)
+            found = corrupt_spans(ids, free, rng, sentinels, self.rate, self.mean_span)
+            return found.inputs, found.targets
+
+        return corrupt
+
+
+# --- objective -------------------------------------------------------------------------------------------
+
+
+class Denoise(DocumentObjective):
+    """Denoising. width: tokens that the model reads or writes at once. start_id: first token of the decoder."""
+
+    token_name = "target tokens"
+
+    def __init__(
+        self,
+        settings: DenoisingSettings,
+        tokenizer: Tokenizer,
+        width: int,
+        cut: Cut = "pieces",
+        *,
+        start_id: int,
+    ) -> None:
+        self.settings: DenoisingSettings = settings
+        self.tokenizer, self.cut = tokenizer, cut
+        self.corrupt = settings.corruption(tokenizer, width)
+        if settings.best_by == "exact_match" and not settings.written:
+            raise SettingsError("task.best_by: exact_match requires generated texts; set task.written=100")
+        self.n_special = 1  # </s>
+        self.room = width - self.n_special
+        if self.room < 1:
+            raise SettingsError(f"model.max_positions: {width} tokens leave no room for a text; raise it")
+        self._translate = Translate(settings, tokenizer, tokenizer, start_id=start_id)
+
+    def describe(self, documents: AnnotatedTexts) -> Iterator[str]:
+        """Lines about documents that are split or left out, or that permutation does not change."""
+        yield from super().describe(documents)
+        if isinstance(self.settings, DenoiseSettings) and self.settings.noise.permute:
+            sentences = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents.sentence_starts)])
+            if single := int((np.diff(sentences[documents.starts]) == 1).sum()):
+                yield f"{single:,} of {len(documents):,} documents are a single sentence: nothing to permute"
+
+    def corrupt_rows(
+        self, examples: DocumentChunks, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
+    ) -> Examples:
+        """Sources and targets of the given examples, each a function of (draw, number of the example)."""
+        sources, targets = [], []
+        for row in rows.tolist():
+            ids, words, sentences = examples[row]
+            room = len(ids) if width is None else width - self.n_special
+            source, target = self.corrupt(ids[:room], words[:room], sentences[:room], example_rng(draw, row))
+            sources.append(source.tolist())
+            targets.append(target.tolist())
+        return Examples(with_end(self.tokenizer, sources), with_end(self.tokenizer, targets))
+
+    def batch(
+        self, examples: DocumentChunks, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
+    ) -> Batch:
+        """Corrupt the given examples and pack them."""
+        pairs = self.corrupt_rows(examples, rows, width, draw=draw)
+        return self._translate.batch(pairs, np.arange(len(rows)))
+
+    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+        """Cross-entropy over the target tokens, in nats."""
+        return self._translate.loss(model, batch)
+
+    def compute_scores(
+        self,
+        model: Transformer,
+        rows: AnnotatedTexts,
+        examples: DocumentChunks,
+        sums: dict[str, Any],
+        context: EvalContext,
+    ) -> Scores:
+        """Perplexity and exact match. Every validation corrupts the texts in the same way."""
+        scores = {"perplexity": perplexity(sums["loss"])}
+        count = min(self.settings.written, len(examples))
+        if not count:
+            return Scores(scores)
+        pairs = self.corrupt_rows(examples, np.arange(count))
+        greedy = GenerationConfig(max_new_tokens=int(pairs.targets.lengths.max()) + 8)
+        found = generate_rows(model, pairs.sources, greedy, codec=self.tokenizer, poll=context.poll)
+        sources, targets = self._decode(pairs.sources.tolist()), self._decode(pairs.targets.tolist())
+        ours = self._decode([best[0].tokens for best in found])
+        score = exact_match(ours, targets)
+        samples = [Sample(*each) for each in zip(sources, targets, ours, strict=True)]
+        return Scores(scores | {"exact_match": score.value}, samples, [str(score)])
+
+    def _decode(self, rows: list[list[int]]) -> list[str]:
+        """Text with masks and sentinels, without </s>."""
+        end = self.tokenizer.required("eos")
+        plain = [[token for token in row if token != end] for row in rows]
+        return self.tokenizer.decode(plain, keep_special=True)
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer next to a model."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save(folder, append_eos=True)

@@ -1,12 +1,12 @@
-"""A small model learns from a large one that has learnt the same task (Hinton et al. 2015).
+"""Distillation: a student learns from a larger teacher that was trained on the same objective (Hinton et al. 2015).
 
-rows -> batch      as the task that is wrapped has them
-loss               what that task asks, and beside it, over all tokens that were read:
+rows -> batch      those of the wrapped objective
+loss               the wrapped objective's, plus terms over all input tokens:
                    soft targets and the cosine of the last states   DistilBERT: Sanh et al. 2019, section 3
                    attention and value relations of one layer       MiniLM: Wang et al. 2020; 2021
-scores             those of the task that is wrapped: how good the student is by itself
+scores             those of the wrapped objective, for the student alone
 
-The teacher reads what the student reads, in the same order, without dropout, and learns nothing.
+The teacher reads the same inputs, without dropout, and is not trained.
 """
 
 from __future__ import annotations
@@ -15,182 +15,310 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-import numpy as np
 import torch
+from numpy import int64
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from trifold.nn import Inputs, Transformer
+from trifold.errors import SettingsError
+from trifold.hub import load_model, resolve
+from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.attention import Attention
-from trifold.nn.distillation import cosine_loss, looked, relation_losses, soft_target_loss
+from trifold.nn.distillation import (
+    copy_layers,
+    cosine_loss,
+    looked,
+    relation_losses,
+    soft_target_loss,
+    spread,
+)
 from trifold.nn.hooks import Entered, calls
 from trifold.nn.stack import Stack
 from trifold.objectives.causal import CausalSettings
 from trifold.objectives.masked import MaskedSettings
-from trifold.objectives.task import Batch, Evaluation, Examples, Looking, Task
-from trifold.objectives.terms import Term
+from trifold.objectives.objective import (
+    TOKENIZER_FILE,
+    Batch,
+    BuildContext,
+    EvalContext,
+    Evaluation,
+    Examples,
+    LossTerm,
+    Objective,
+    ObjectiveSettings,
+    Scores,
+    TaskBundle,
+)
 from trifold.settings import Settings
+from trifold.text import read_tokenizer
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
+
+# --- settings -> rows ------------------------------------------------------------------------------------
 
 
 class RelationWeights(Settings):
-    """Weights of the divergences of one layer's relations from the teacher's; 0 leaves one out."""
+    """Weights of the divergences between the relations of student and teacher in one layer; 0 disables one."""
 
-    attention: float = Field(0.0, ge=0, description="queries with keys (MiniLM)")
-    values: float = Field(0.0, ge=0, description="values with values (MiniLM, both versions)")
-    queries: float = Field(0.0, ge=0, description="queries with queries (MiniLMv2)")
-    keys: float = Field(0.0, ge=0, description="keys with keys (MiniLMv2)")
+    attention: float = Field(0.0, ge=0, description="weight of query-key relations (MiniLM)")
+    values: float = Field(0.0, ge=0, description="weight of value-value relations (MiniLM, both versions)")
+    queries: float = Field(0.0, ge=0, description="weight of query-query relations (MiniLMv2)")
+    keys: float = Field(0.0, ge=0, description="weight of key-key relations (MiniLMv2)")
     heads: int | None = Field(
-        None, gt=0, description="heads that they are cut into; the models' own, as many in both, unless given"
+        None,
+        gt=0,
+        description="heads that the vectors are split into; by default the models' own, equal in both",
     )
     teacher_layer: int | None = Field(
-        None, ge=0, description="layer of the teacher, from 0; its last unless given"
+        None, ge=0, description="layer of the teacher, from 0; by default the last"
     )
 
     @property
-    def weighed(self) -> dict[str, float]:
-        """Those that count, by name."""
-        every = {
-            "attention": self.attention,
-            "values": self.values,
-            "queries": self.queries,
-            "keys": self.keys,
-        }
-        return {name: weight for name, weight in every.items() if weight}
+    def weights(self) -> dict[str, float]:
+        """The non-zero weights, by name."""
+        names = ("attention", "values", "queries", "keys")
+        return {name: weight for name in names if (weight := getattr(self, name))}
 
 
-class DistillSettings(Settings):
-    """Learning from a teacher. The weights of the three losses are those of DistilBERT's published run."""
+class DistillSettings(ObjectiveSettings):
+    """Settings of distillation. The default weights are those of DistilBERT's published run."""
 
     kind: Literal["distill"] = "distill"
     of: CausalSettings | MaskedSettings = Field(
-        CausalSettings(), discriminator="kind", description="the task that both learn, told apart by its kind"
+        CausalSettings(),
+        discriminator="kind",
+        description="the objective of both models, selected by its kind",
     )
-    teacher: str = Field(description="the teacher: a run, a model's folder, or a hub id")
-    temperature: float = Field(2.0, gt=0, description="logits are divided by it, of both")
+    teacher: str = Field(description="the teacher: a run, a model folder, or a hub id")
+    temperature: float = Field(2.0, gt=0, description="divides the logits of both models")
     soft: float = Field(5.0, ge=0, description="weight of the divergence from the teacher's probabilities")
-    hard: float = Field(2.0, ge=0, description="weight of the task's own loss")
-    cosine: float = Field(1.0, ge=0, description="weight of the angle between the last states, of one width")
+    hard: float = Field(2.0, ge=0, description="weight of the objective's own loss")
+    cosine: float = Field(
+        1.0, ge=0, description="weight of the cosine loss of the last states; requires equal widths"
+    )
     relations: RelationWeights = Field(
-        RelationWeights(), description="weights of the divergence of one layer's relations from the teacher's"
+        RelationWeights(), description="weights of the divergences of one layer's relations"
     )
     start: Literal["new", "spread"] | Annotated[tuple[int, ...], Field(strict=False)] = Field(
         "new",
-        description="layers of the teacher, from 0, that the student's begin as: a list, or spread evenly",
+        description="initial weights of the student: random, or copies of layers of the teacher: a list of numbers "
+        "from 0, or spread evenly",
     )
 
     @property
     def best_by(self) -> str:
-        """The score of the task that is wrapped."""
+        """That of the wrapped objective."""
         return self.of.best_by
 
+    @property
+    def evaluated(self) -> ObjectiveSettings:
+        """The wrapped objective: the student is evaluated without its teacher."""
+        return self.of
+
     @model_validator(mode="after")
-    def _asks_for_something(self) -> Self:
-        if not (self.soft or self.cosine or self.relations.weighed):
-            raise ValueError("soft, cosine and all relations are 0: the teacher would be asked for nothing")
+    def _check_weights(self) -> Self:
+        if not (self.soft or self.cosine or self.relations.weights):
+            raise ValueError("soft, cosine and all relations are 0: the teacher would have no effect")
         return self
 
+    def _build(self, context: BuildContext) -> TaskBundle:
+        """The student uses the teacher's tokenizer, whatever the recipe specifies: their probabilities are compared
+        token by token. Raises SettingsError if teacher and student do not fit together.
+        """
+        folder = resolve(self.teacher)
+        if not (context.folder / TOKENIZER_FILE).is_file():
+            context.report(f"tokenizer: that of the teacher, {self.teacher}")
+            context.folder.mkdir(parents=True, exist_ok=True)
+            read_tokenizer(folder).save(context.folder)
+        bundle = self.of.build(context)
+        teacher, _ = load_model(folder)
+        _check_pair(self, bundle.config, teacher)
 
-class Distill:
-    """The task: the one that is wrapped, with the teacher's terms beside its own."""
+        def initialize(student: Transformer) -> None:
+            _copy_layers(student, teacher, self)
 
-    def __init__(self, settings: DistillSettings, task: Task, teacher: Transformer) -> None:
-        self.settings, self.task = settings, task
-        self.row_name, self.read_name, self.token_name = task.row_name, task.read_name, task.token_name
-        self.packs = task.packs
+        objective = Distill(self, bundle.objective, teacher)
+        return replace(bundle, objective=objective, initialize=None if self.start == "new" else initialize)
+
+
+def _check_pair(settings: DistillSettings, student: ModelConfig, teacher: Transformer) -> None:
+    """Raises SettingsError if the models cannot be compared."""
+    config, relations = teacher.config, settings.relations
+    name = f"task.teacher: {settings.teacher}"
+    if config.shape != student.shape:
+        raise SettingsError(
+            f"{name} has shape {config.shape}, the student {student.shape}; they must be equal"
+        )
+    if teacher.lm_head is None:
+        raise SettingsError(f"{name} has no language-model head; choose another teacher")
+    if config.vocab_size != student.vocab_size:
+        raise SettingsError(
+            f"{name} has {config.vocab_size:,} tokens, but its tokenizer {student.vocab_size:,}; "
+            "they do not belong together"
+        )
+    if config.max_positions < student.max_positions:
+        raise SettingsError(
+            f"{name} has {config.max_positions:,} positions, the student {student.max_positions:,}; "
+            f"set model.max_positions={config.max_positions}"
+        )
+    if student.logit_soft_cap is not None:
+        raise SettingsError(
+            "model.logit_soft_cap: not supported in training, which never materializes the logits; remove it"
+        )
+    if settings.cosine and config.d_model != student.d_model:
+        raise SettingsError(
+            f"task.cosine: the states of the student have width {student.d_model}, those of the teacher "
+            f"{config.d_model}; set task.cosine=0, or model.d_model={config.d_model}"
+        )
+    if relations.weights:
+        _check_heads(relations.heads, student, config)
+        layers = len(last_stack(teacher).order)
+        if relations.teacher_layer is not None and relations.teacher_layer >= layers:
+            raise SettingsError(
+                f"task.relations.teacher_layer: {relations.teacher_layer} is not a layer of the teacher, which has "
+                f"0 to {layers - 1}"
+            )
+
+
+def _check_heads(heads: int | None, student: ModelConfig, teacher: ModelConfig) -> None:
+    if heads is None:
+        if student.n_heads != teacher.n_heads:
+            raise SettingsError(
+                f"task.relations: the student has {student.n_heads} heads, the teacher {teacher.n_heads}; set "
+                "task.relations.heads, to split both anew, or model.n_heads"
+            )
+        return
+    for config in (student, teacher):
+        width = config.n_heads * config.head_width
+        if width % heads:
+            raise SettingsError(f"task.relations.heads: {heads} does not divide the width {width}")
+
+
+def _copy_layers(student: Transformer, teacher: Transformer, settings: DistillSettings) -> None:
+    counts = (len(last_stack(model).blocks) for model in (student, teacher))
+    layers = spread(*counts) if isinstance(settings.start, str) else settings.start
+    try:
+        copy_layers(student, teacher, layers)
+    except ValueError as error:
+        raise SettingsError(
+            f"task.start: {error}; give the student the teacher's sizes, or set task.start=new"
+        ) from None
+
+
+# --- objective -------------------------------------------------------------------------------------------
+
+
+class Distill(Objective):
+    """The wrapped objective with additional loss terms that compare student and teacher."""
+
+    def __init__(self, settings: DistillSettings, objective: Objective, teacher: Transformer) -> None:
+        self.settings: DistillSettings = settings
+        self.objective, self.tokenizer = objective, objective.tokenizer
+        self.row_name, self.read_name = objective.row_name, objective.read_name
+        self.token_name, self.packs = objective.token_name, objective.packs
         self._teacher = teacher.eval().requires_grad_(False)
-        self._lock, self._own = threading.Lock(), threading.local()
-
-    # as the task that is wrapped has it
+        self._lock, self._local = threading.Lock(), threading.local()
 
     def examples(self, rows: Any, draw: int | None = None) -> Examples:
-        """Rows as tokens."""
-        return self.task.examples(rows, draw)
+        """Those of the wrapped objective."""
+        return self.objective.examples(rows, draw)
 
-    def batch(
-        self, examples: Any, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
-    ) -> Batch:
-        """The chosen examples."""
-        return self.task.batch(examples, rows, width, draw=draw)
+    def batch(self, examples: Any, rows: NDArray[int64], width: int | None = None, *, draw: int = 0) -> Batch:
+        """That of the wrapped objective."""
+        return self.objective.batch(examples, rows, width, draw=draw)
 
-    def evaluate(self, model: Transformer, rows: Any, examples: Any, looking: Looking) -> Evaluation:
-        """How good the student is by itself."""
-        return self.task.evaluate(model, rows, examples, looking)
+    def evaluate(self, model: Transformer, rows: Any, examples: Any, context: EvalContext) -> Evaluation:
+        """Evaluate the student alone."""
+        return self.objective.evaluate(model, rows, examples, context)
+
+    def compute_scores(
+        self, model: Transformer, rows: Any, examples: Any, sums: dict[str, Any], context: EvalContext
+    ) -> Scores:
+        """Those of the wrapped objective."""
+        return self.objective.compute_scores(model, rows, examples, sums, context)
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer."""
-        self.task.save(folder)
+        """Write the tokenizer next to a model."""
+        self.objective.save(folder)
 
-    # batch -> loss
+    # --- loss --------------------------------------------------------------------------------------------
 
     def counts(self, batch: Any) -> dict[str, int]:
-        """What the task's terms are divided by; the teacher's are divided by the tokens that are read."""
-        return self.task.counts(batch) | dict.fromkeys(self._weights, read_tokens(batch.inputs))
+        """The counts of the wrapped objective; the count of the teacher's terms is the number of input tokens."""
+        return self.objective.counts(batch) | dict.fromkeys(self._weights, count_inputs(batch.inputs))
 
-    def loss(self, model: Transformer, batch: Any) -> dict[str, Term]:
-        """The task's terms, weighed, and the teacher's: soft, cosine, and a term a relation."""
-        inner = [attention_of(model)] if self.settings.relations.weighed else []
-        seen, terms = _watched([model, *inner], lambda: self.task.loss(model, batch))
-        said = {
-            name: Term(term.sum, term.count, term.weight * self.settings.hard, term.nll)
-            for name, term in terms.items()
+    def loss(self, model: Transformer, batch: Any) -> dict[str, LossTerm]:
+        """The weighted terms of the wrapped objective, and the teacher's: soft, cosine, and one per relation."""
+        modules = [self_attention(model)] if self.settings.relations.weights else []
+        recorded, own = _record([model, *modules], lambda: self.objective.loss(model, batch))
+        terms = {
+            name: LossTerm(term.sum, term.count, term.weight * self.settings.hard, term.nll)
+            for name, term in own.items()
         }
-        count, weights = read_tokens(batch.inputs), self._weights
-        losses = self._compared(model, *seen)
-        return said | {name: Term(total, count, weights[name]) for name, total in losses.items()}
+        count, weights = count_inputs(batch.inputs), self._weights
+        for name, total in self._compare(model, *recorded).items():
+            terms[name] = LossTerm(total, count, weights[name])
+        return terms
 
     @property
     def _weights(self) -> dict[str, float]:
-        """Of the teacher's terms, by name."""
+        """Non-zero weights of the teacher's terms, by name."""
         settings = self.settings
-        every = {"soft": settings.soft, "cosine": settings.cosine}
-        return {name: weight for name, weight in every.items() if weight} | settings.relations.weighed
+        weights = {"soft": settings.soft, "cosine": settings.cosine}
+        return {name: weight for name, weight in weights.items() if weight} | settings.relations.weights
 
-    def _compared(self, model: Transformer, mine: Entered, *inner: Entered) -> dict[str, Tensor]:
-        """Sums of the losses that look at the teacher, over the tokens that are read.
+    def _compare(self, student: Transformer, call: Entered, *attention: Entered) -> dict[str, Tensor]:
+        """Sums of the losses against the teacher, over the input tokens.
 
-        mine: how the student was called; inner: the attention of it that is compared, if one is.
+        call: the student's forward pass; attention: that of its compared self-attention, if any.
         """
-        settings, names = self.settings, list(self.settings.relations.weighed)
-        teacher = self._like(mine.out)
-        watched = [attention_of(teacher, settings.relations.teacher_layer)] if names else []
+        settings, names = self.settings, list(self.settings.relations.weights)
+        teacher = self._teacher_like(call.out)
+        modules = [self_attention(teacher, settings.relations.teacher_layer)] if names else []
         with torch.no_grad():
-            (theirs, *their_inner), _ = _watched([teacher, *watched], lambda: teacher(*mine.args))
-        states, wanted = _read(mine.out, mine.args[0]), _read(theirs.out, mine.args[0])
+            (teacher_call, *teacher_attention), _ = _record([teacher, *modules], lambda: teacher(*call.args))
+        inputs = call.args[0]
+        states, teacher_states = _select_real(call.out, inputs), _select_real(teacher_call.out, inputs)
         losses: dict[str, Tensor] = {}
         if settings.soft:
-            head, their_head = model.lm_head, teacher.lm_head
-            assert head is not None and their_head is not None
+            head, teacher_head = student.lm_head, teacher.lm_head
+            assert head is not None and teacher_head is not None
             losses["soft"] = soft_target_loss(
-                head.features(states), head.weight, head.bias, their_head, wanted, settings.temperature
+                head.features(states),
+                head.weight,
+                head.bias,
+                teacher_head,
+                teacher_states,
+                settings.temperature,
             )
         if settings.cosine:
-            losses["cosine"] = cosine_loss(states, wanted)
+            losses["cosine"] = cosine_loss(states, teacher_states)
         if names:
-            student, master = looked(attention_of(model), inner[0]), looked(watched[0], their_inner[0])
-            losses |= relation_losses(student, master, names, settings.relations.heads)
+            own = looked(self_attention(student), attention[0])
+            theirs = looked(modules[0], teacher_attention[0])
+            losses |= relation_losses(own, theirs, names, settings.relations.heads)
         return losses
 
-    def _like(self, states: Tensor) -> Transformer:
-        """The teacher in the precision and at the place of the student, for this thread alone: its parts are watched
-        while they run. Its weights are there once.
+    def _teacher_like(self, states: Tensor) -> Transformer:
+        """The teacher with the student's precision and device: a copy for this thread, because its modules are hooked
+        while they run. The copies share their weights.
         """
         with self._lock:
-            if not hasattr(self._own, "teacher"):
+            if not hasattr(self._local, "teacher"):
                 shared = self._teacher.to(device=states.device, dtype=states.dtype)
                 weights = (*shared.parameters(), *shared.buffers())
-                self._own.teacher = deepcopy(shared, {id(tensor): tensor for tensor in weights})
-        own: Transformer = self._own.teacher
-        return own
+                self._local.teacher = deepcopy(shared, {id(tensor): tensor for tensor in weights})
+        teacher: Transformer = self._local.teacher
+        return teacher
 
 
-def attention_of(model: Transformer, layer: int | None = None) -> Attention:
-    """The self-attention of a layer of the last stack, of its last layer unless said."""
+def self_attention(model: Transformer, layer: int | None = None) -> Attention:
+    """The self-attention of a layer of the last stack; by default of its last layer."""
     stack = last_stack(model)
     block = stack.blocks[stack.order[-1 if layer is None else layer]]
     attention: Attention = block.self_attention.sublayer  # type: ignore[union-attr, assignment]
@@ -198,29 +326,29 @@ def attention_of(model: Transformer, layer: int | None = None) -> Attention:
 
 
 def last_stack(model: Transformer) -> Stack:
-    """The decoder, or the encoder where there is none."""
+    """The decoder, or the encoder of a model without decoder."""
     stack = model.encoder if model.decoder is None else model.decoder
     assert stack is not None
     return stack
 
 
-def _watched(parts: Sequence[nn.Module], run: Callable[[], Answer]) -> tuple[list[Entered], Answer]:
-    """What `run` gives, and how it last called each of these parts."""
-    with ExitStack() as everything:
-        seen = [everything.enter_context(calls(part)) for part in parts]
-        answer = run()
-    return [each[-1] for each in seen], answer
+def _record(modules: Sequence[nn.Module], run: Callable[[], Result]) -> tuple[list[Entered], Result]:
+    """The last call of each module while `run` runs, and the result of `run`."""
+    with ExitStack() as hooks:
+        recorded = [hooks.enter_context(calls(module)) for module in modules]
+        result = run()
+    return [each[-1] for each in recorded], result
 
 
-def read_tokens(inputs: Inputs) -> int:
-    """How many real tokens a batch reads."""
+def count_inputs(inputs: Inputs) -> int:
+    """Number of real tokens that a batch reads."""
     if inputs.packing is not None:
         return inputs.packing.real
     return inputs.tokens.numel() if inputs.attend is None else int(inputs.attend.sum())
 
 
-def _read(hidden: Tensor, inputs: Inputs) -> Tensor:
-    """hidden (B, T, E), or packed (1, N, E) -> (tokens read, E)."""
+def _select_real(hidden: Tensor, inputs: Inputs) -> Tensor:
+    """hidden (B, T, E), or packed (1, N, E) -> (real tokens, E)."""
     if inputs.packing is not None:
         return hidden[0, : inputs.packing.real]
     return hidden.flatten(0, 1) if inputs.attend is None else hidden[inputs.attend]

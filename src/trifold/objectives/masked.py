@@ -1,17 +1,16 @@
-"""A masked language model (Devlin et al. 2019; Joshi et al. 2020 for spans and their boundaries).
+"""MaskedRow language model (Devlin et al. 2019; Joshi et al. 2020 for spans and their boundaries).
 
-rows -> example    stretches of documents, the tokenizer's special tokens around each
-example -> batch   15 % of the tokens hidden, anew each epoch; only these are asked for
-loss               - Σ log P(w_i | what is left) over the hidden tokens [ - Σ log P(w_i | both sides of its span) ]
-prediction         words for the masks of a text (fill_mask.py)
-scores             how many hidden tokens are guessed; perplexity over them; pseudo-perplexity (Salazar et al. 2020)
+rows -> example    chunks of documents, with the tokenizer's special tokens
+example -> batch   15 % of the tokens masked, others in each epoch; only these are labels
+loss               - Σ log P(w_i | the unmasked tokens) over the masked tokens
+                   [ - Σ log P(w_i | both ends of its span) ]
+scores             accuracy and perplexity of the masked tokens; pseudo-perplexity (Salazar et al. 2020)
 """
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,34 +19,38 @@ from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.hiding import Around, Hidden, Hiding, HidingSettings
-from trifold.objectives.measuring import every_batch, value_of
-from trifold.objectives.stretches import Cut, Stretches, stretches
-from trifold.objectives.task import Evaluation, Looking, Sample
-from trifold.objectives.terms import Term
+from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective
+from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings, SpecialTokens
+from trifold.objectives.objective import FILL_MASK, EvalContext, LossTerm, Sample, Scores, percent, perplexity
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
 from trifold.text.corruption import MaskedRow
-from trifold.text.spans import Ids
 
 
-class MaskedSettings(HidingSettings):
-    """A masked language model."""
+class MaskedSettings(MaskingSettings):
+    """Settings of a masked language model."""
+
+    command = FILL_MASK
 
     kind: Literal["masked"] = "masked"
     best_by: Literal["loss", "accuracy"] = Field(
-        "loss", description="a score of the validation set, or loss, by which the best weights are chosen"
+        "loss", description="validation score that selects the best weights, or loss"
     )
     pseudo_perplexity: int = Field(
-        0, ge=0, description="validation texts of which every token is hidden in its turn, for this score"
+        0,
+        ge=0,
+        description="validation texts for the pseudo-perplexity, which masks each of their tokens in turn",
     )
 
+    def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> MaskedLM:
+        """The objective, for rows of at most `width` tokens."""
+        return MaskedLM(self, tokenizer, config, width, cut)
 
-class MaskedWords:
-    """The task. width: tokens that the model reads at once. cut: what becomes of longer documents."""
 
-    row_name, read_name, token_name = "texts", "tokens", "hidden tokens"
-    packs = True
+class MaskedLM(DocumentObjective):
+    """MaskedRow language model. width: tokens that the model reads at once."""
+
+    token_name = "masked tokens"
 
     def __init__(
         self,
@@ -57,125 +60,103 @@ class MaskedWords:
         width: int,
         cut: Cut = "pieces",
     ) -> None:
-        self.settings, self.tokenizer, self.cut = settings, tokenizer, cut
-        self.hiding = Hiding(settings, tokenizer, config)
-        self.around = Around.one(tokenizer)
-        self.room = width - self.around.size
+        self.settings: MaskedSettings = settings
+        self.tokenizer, self.cut = tokenizer, cut
+        self.masking = Masking(settings, tokenizer, config)
+        self.special = SpecialTokens.of_text(tokenizer)
+        self.n_special = self.special.size
+        self.room = width - self.n_special
         if self.room < 1:
             raise SettingsError(
-                f"{width} tokens leave no room beside special ones; raise model.max_positions"
+                f"model.max_positions: {width} tokens leave no room for a text beside special tokens; raise it"
             )
-        if settings.boundary and not (len(self.around.before) and len(self.around.behind)):
+        if settings.boundary and not (len(self.special.before) and len(self.special.after)):
             raise SettingsError(
-                "task.boundary: a span at the end of a text has no token beside it, because the tokenizer puts none "
-                "around a text; set tokenizer.special=[cls, sep, mask]"
+                "task.boundary: a span at the end of a text has no neighbor, because the tokenizer adds no special "
+                "tokens; set tokenizer.special=[cls, sep, mask]"
             )
-
-    # rows -> examples
-
-    def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Stretches:
-        """Stretches of the documents that the model can read at once."""
-        return stretches(rows, self.room, self.around.size, self.cut, draw)
-
-    # examples -> batch
 
     def batch(
-        self, examples: Stretches, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
-    ) -> Hidden:
-        """Hide tokens of the chosen examples, a function of (draw, number of the example), and pack them."""
-        return self.hiding.packed([self.hidden(examples, int(row), width, draw) for row in rows])
+        self, examples: DocumentChunks, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
+    ) -> MaskedBatch:
+        """MaskFunction tokens of the given examples, as a function of (draw, number of the example), and pack them."""
+        return self.masking.pack([self.mask(examples, int(row), width, draw) for row in rows])
 
-    def hidden(self, examples: Stretches, row: int, width: int | None = None, draw: int = 0) -> MaskedRow:
-        """One example with its special tokens and some others hidden."""
+    def mask(self, examples: DocumentChunks, row: int, width: int | None = None, draw: int = 0) -> MaskedRow:
+        """One example with special tokens and masks."""
         ids, words, _ = examples[row]
-        room = len(ids) if width is None else max(0, width - self.around.size)
-        ids, words = ids[:room], words[:room]
-        whole = np.concatenate([self.around.before, ids, self.around.behind])
+        room = len(ids) if width is None else max(0, width - self.n_special)
+        whole = self.special.around(ids[:room])
         starts = np.zeros(len(whole), np.bool_)
-        starts[len(self.around.before) :][: len(words)] = words
-        return self.hiding.hide(whole, starts, draw, row)
+        starts[self.special.inside(len(whole))] = words[:room]
+        return self.masking.mask(whole, starts, draw, row)
 
-    def counts(self, batch: Hidden) -> dict[str, int]:
-        """What each term will be divided by, known before the forward pass."""
-        return self.hiding.counts(batch)
+    def counts(self, batch: MaskedBatch) -> dict[str, int]:
+        """The count of each loss term."""
+        return self.masking.counts(batch)
 
-    # batch -> loss
+    def loss(self, model: Transformer, batch: MaskedBatch) -> dict[str, LossTerm]:
+        """Cross-entropy of the masked tokens, and of the span-boundary objective."""
+        return self.masking.loss(model, batch, model(batch.inputs)[0])
 
-    def loss(self, model: Transformer, batch: Hidden) -> dict[str, Term]:
-        """Of the hidden tokens; and with the boundary objective a second time, from both sides of their spans."""
-        return self.hiding.loss(model, batch, model(batch.inputs)[0])
+    def measure(self, model: Transformer, batch: MaskedBatch) -> dict[str, Any]:
+        """Negative log-likelihood and correct predictions of the masked tokens."""
+        return self.masking.measure(model, batch, model(batch.inputs)[0])
 
-    # scores
-
-    @torch.no_grad()
-    def evaluate(
-        self, model: Transformer, rows: AnnotatedTexts, examples: Stretches, looking: Looking
-    ) -> Evaluation:
-        """The same tokens hidden at every validation."""
-        nll, right, count = 0.0, 0, 0
-        for batch in every_batch(self, model, examples, looking):
-            each, good = self.hiding.right(model, batch, model(batch.inputs)[0])
-            nll, right, count = nll + each, right + good, count + batch.tokens
-        loss = nll / max(count, 1)
-        scores = {"accuracy": 100 * right / max(count, 1), "perplexity": math.exp(min(loss, 700.0))}
-        if asked := min(self.settings.pseudo_perplexity, len(examples.sizes)):
-            scores["pseudo_perplexity"] = self.pseudo_perplexity(model, examples, np.arange(asked), looking)
-        samples = self.samples(model, examples, min(looking.samples, len(examples.sizes)))
-        return Evaluation(loss, scores, value_of(self.settings.best_by, loss, scores), samples)
+    def compute_scores(
+        self,
+        model: Transformer,
+        rows: AnnotatedTexts,
+        examples: DocumentChunks,
+        sums: dict[str, Any],
+        context: EvalContext,
+    ) -> Scores:
+        """Accuracy and perplexity. Every validation masks the same tokens."""
+        scores = {
+            "accuracy": percent(sums["correct"], sums["tokens"]),
+            "perplexity": perplexity(sums["loss"]),
+        }
+        if count := min(self.settings.pseudo_perplexity, len(examples)):
+            scores["pseudo_perplexity"] = self.pseudo_perplexity(model, examples, count, context)
+        return Scores(scores, self.samples(model, examples, min(context.samples, len(examples))))
 
     @torch.no_grad()
     def pseudo_perplexity(
-        self, model: Transformer, examples: Stretches, rows: Ids, looking: Looking
+        self, model: Transformer, examples: DocumentChunks, count: int, context: EvalContext
     ) -> float:
-        """exp of the mean - log P(w_i | all other tokens) over every token of the chosen examples, one pass for each.
+        """exp of the mean - log P(w_i | all other tokens) over all tokens of the first `count` examples.
 
-        Salazar et al. 2020, equation 3.
+        Salazar et al. 2020, equation 3. Each token is masked in a copy of its row.
         """
-        device, total, count = next(model.parameters()).device, 0.0, 0
-        for row in rows.tolist():
-            looking.poll()
-            ids = np.concatenate([self.around.before, examples[row][0], self.around.behind])
-            places = np.flatnonzero(~self.hiding.special[ids])
-            each = max(1, looking.batches.tokens // len(ids))
-            for start in range(0, len(places), each):
-                one = [self._only(ids, place) for place in places[start : start + each]]
-                batch = self.hiding.packed(one).to(device)
-                total += self.hiding.right(model, batch, model(batch.inputs)[0])[0]
-            count += len(places)
-        return math.exp(min(total / max(count, 1), 700.0))
-
-    def _only(self, ids: Ids, place: int) -> MaskedRow:
-        inputs = ids.copy()
-        inputs[place] = self.hiding.to.mask
-        at = np.array([place], dtype=np.int64)
-        return MaskedRow(inputs, at, ids[at], np.array([[place, place + 1]], dtype=np.int64))
+        device, nll, tokens = next(model.parameters()).device, 0.0, 0
+        for row in range(count):
+            context.poll()
+            ids = self.special.around(examples[row][0])
+            places = np.flatnonzero(~self.masking.special[ids]).tolist()
+            size = max(1, context.batches.tokens // len(ids))
+            for start in range(0, len(places), size):
+                copies = [self.masking.mask_single(ids, place) for place in places[start : start + size]]
+                nll += self.measure(model, self.masking.pack(copies).to(device))["nll"]
+            tokens += len(places)
+        return math.exp(min(nll / max(tokens, 1), 700.0))
 
     @torch.no_grad()
-    def samples(self, model: Transformer, examples: Stretches, count: int) -> list[Sample]:
-        """Texts with masks, as they were, and as the model fills them."""
+    def samples(self, model: Transformer, examples: DocumentChunks, count: int) -> list[Sample]:
+        """MaskedRow texts, the original texts, and the texts with the model's predictions."""
         if not count:
             return []
         batch = self.batch(examples, np.arange(count)).to(next(model.parameters()).device)
         assert model.lm_head is not None
-        states = model(batch.inputs)[0].index_select(0, batch.places[: batch.tokens])
-        filled = batch.inputs.tokens[0].clone()
-        filled[batch.places[: batch.tokens]] = model.lm_head(states).argmax(-1)
-        found, start = [], 0
+        positions = batch.positions[: batch.tokens]
+        predicted = batch.inputs.tokens[0].clone()
+        predicted[positions] = model.lm_head(model(batch.inputs)[0].index_select(0, positions)).argmax(-1)
+        samples, start = [], 0
         for row in range(count):
-            masked = self.hidden(examples, row)
+            masked = self.mask(examples, row)
             end = start + len(masked.inputs)
-            inner = slice(len(self.around.before), len(masked.inputs) - len(self.around.behind))
-            forms = masked.inputs, masked.original, filled[start:end].cpu().numpy()
-            source, reference, ours = (
-                self.tokenizer.decode([form[inner].tolist()], keep_special=True)[0] for form in forms
-            )
-            found.append(Sample(source, reference, ours))
+            inside = self.special.inside(len(masked.inputs))
+            forms = masked.inputs, masked.original, predicted[start:end].cpu().numpy()
+            texts = self.tokenizer.decode([form[inside].tolist() for form in forms], keep_special=True)
+            samples.append(Sample(*texts))
             start = end
-        return found
-
-    # disk
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(folder)
+        return samples

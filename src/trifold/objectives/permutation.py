@@ -1,81 +1,83 @@
-"""A language model of tokens in any order, by two streams (Yang et al. 2019, XLNet).
+"""Permutation language model with two attention streams (Yang et al. 2019, XLNet).
 
-rows -> example    stretches of documents, the tokenizer's special tokens around each
-example -> batch   an order of factorisation drawn anew each epoch; its last 1/K is asked for
-loss               - Σ log P(x_{z_t} | x_{z_<t}) over the tokens asked for
-prediction         words for the masks of a text (fill_mask.py)
-scores             how many of these are guessed; perplexity over them
+rows -> example    chunks of documents, with the tokenizer's special tokens
+example -> batch   a random factorization order in each epoch; its last 1/K are the targets
+loss               - Σ log P(x_{z_t} | x_{z_<t}) over the targets
+scores             accuracy and perplexity of the targets
 
-The stream of contents reads every token; that of questions stands at the places asked for and does not see what is
-there. Both have the same weights, and only questions reach the head.
+The content stream reads every token. The query stream is at the target positions and does not see their tokens. Both
+share their weights, and only the query stream reaches the head.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.losses import judge, linear_cross_entropy
 from trifold.nn.masks import padding
-from trifold.objectives.hiding import Around
-from trifold.objectives.measuring import every_batch, value_of
-from trifold.objectives.stretches import Cut, Stretches, stretches
-from trifold.objectives.task import Evaluation, Looking, Sample
-from trifold.objectives.terms import Term
-from trifold.settings import Settings
+from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
+from trifold.objectives.masking import SpecialTokens
+from trifold.objectives.objective import FILL_MASK, EvalContext, LossTerm, Sample, Scores, percent, perplexity
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts, special_flags
 from trifold.text.corruption import PREDICTION_CHOICES, draw_ranks
 from trifold.text.spans import Ids, example_rng
 
-HIDDEN = "_"  # what stands for a token that is asked for, in samples of a tokenizer without a mask
+PLACEHOLDER = "_"  # a target in samples, if the tokenizer has no mask token
 
 
-class PermutationSettings(Settings):
-    """A language model of tokens in any order."""
+class PermutationSettings(DocumentObjectiveSettings):
+    """Settings of a permutation language model."""
+
+    command = FILL_MASK
 
     kind: Literal["permutation"] = "permutation"
     best_by: Literal["loss", "accuracy"] = Field(
-        "loss", description="a score of the validation set, or loss, by which the best weights are chosen"
+        "loss", description="validation score that selects the best weights, or loss"
     )
-    share: int = Field(6, ge=1, description="one in so many tokens is asked for, the last of the order (K)")
+    share: int = Field(
+        6, ge=1, description="one in this many tokens is a target, the last of the order (K of the paper)"
+    )
     ask: Literal["spans", "tokens"] = Field(
-        "spans", description="which tokens come last: spans, each in a context of its own, or any"
+        "spans",
+        description="which tokens are last in the order: spans with context around each, or any tokens",
     )
-    longest: int = Field(5, ge=1, description="spans: at most so many tokens")
+    longest: int = Field(5, ge=1, description="spans: largest length in tokens")
+
+    def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> Permutation:
+        """The objective, for rows of at most `width` tokens."""
+        return Permutation(self, tokenizer, config, width, cut)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one width, with the order of their tokens; asked (B, P) are places, wanted (B, P) the tokens there, -1
-    where a row is asked for fewer.
-    """
+    """Padded rows with the order of their tokens. positions (B, P): of the targets; labels (B, P): -1 in padding."""
 
     inputs: Inputs
-    asked: Tensor
-    wanted: Tensor
+    positions: Tensor
+    labels: Tensor
     tokens: int
 
     def to(self, device: torch.device) -> Batch:
-        """The same on another device."""
-        asked, wanted = (x.to(device, non_blocking=True) for x in (self.asked, self.wanted))
-        return Batch(self.inputs.to(device), asked, wanted, self.tokens)
+        """A copy on another device."""
+        positions, labels = (x.to(device, non_blocking=True) for x in (self.positions, self.labels))
+        return Batch(self.inputs.to(device), positions, labels, self.tokens)
 
 
-class Permutation:
-    """The task. width: tokens that the model reads at once. cut: what becomes of longer documents."""
+class Permutation(DocumentObjective):
+    """Permutation language model. width: tokens that the model reads at once."""
 
-    row_name, read_name, token_name = "texts", "tokens", "tokens asked for"
+    token_name = "target tokens"
     packs = False
 
     def __init__(
@@ -88,126 +90,110 @@ class Permutation:
     ) -> None:
         if not config.query_stream:
             raise SettingsError(
-                "model.query_stream: the model has no second stream to ask with; set "
+                "model.query_stream: the model has no query stream; set "
                 "model.query_stream=true model.positions=relative-sinusoidal"
             )
         if "lm" not in config.chosen_heads:
-            raise SettingsError("model.heads: the model has no head for words; set model.heads=[lm]")
-        self.settings, self.tokenizer, self.cut = settings, tokenizer, cut
-        self.around = Around.one(tokenizer)
-        self.special = special_flags(tokenizer)
-        self.room = width - self.around.size
+            raise SettingsError("model.heads: the model has no language-model head; set model.heads=[lm]")
+        self.settings: PermutationSettings = settings
+        self.tokenizer, self.cut = tokenizer, cut
+        self.special = SpecialTokens.of_text(tokenizer)
+        self.is_special = special_flags(tokenizer)
+        self.n_special = self.special.size
+        self.room = width - self.n_special
         if self.room < 1:
             raise SettingsError(
-                f"{width} tokens leave no room beside special ones; raise model.max_positions"
+                f"model.max_positions: {width} tokens leave no room for a text beside special tokens; raise it"
             )
 
-    # rows -> examples
-
-    def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Stretches:
-        """Stretches of the documents that the model can read at once."""
-        return stretches(rows, self.room, self.around.size, self.cut, draw)
-
-    # examples -> batch
-
     def batch(
-        self, examples: Stretches, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
+        self, examples: DocumentChunks, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
     ) -> Batch:
-        """Draw an order for each of the chosen examples, a function of (draw, number of the example)."""
-        texts = [self._row(examples, int(row), width) for row in rows]
+        """Draw an order for each of the given examples, a function of (draw, number of the example)."""
+        texts = [self._with_special(examples, int(row), width) for row in rows]
         orders = [self.order(ids, draw, int(row)) for ids, row in zip(texts, rows, strict=True)]
-        places = [np.flatnonzero(ranks) for ranks in orders]
+        positions = [np.flatnonzero(order) for order in orders]
+        labels = [ids[at] for ids, at in zip(texts, positions, strict=True)]
         lengths = torch.tensor([len(ids) for ids in texts])
-        wanted = [ids[at] for ids, at in zip(texts, places, strict=True)]
         inputs = Inputs(
-            _grid(texts, self.tokenizer.required("pad")),
+            _padded(texts, self.tokenizer.required("pad")),
             padding(lengths, int(lengths.max())),
-            ranks=_grid(orders, 0),
+            ranks=_padded(orders, 0),
         )
-        return Batch(inputs, _grid(places, 0), _grid(wanted, -1), sum(map(len, places)))
+        return Batch(inputs, _padded(positions, 0), _padded(labels, -1), sum(map(len, positions)))
 
     def order(self, ids: Ids, draw: int, row: int) -> Ids:
-        """The ranks of a row's tokens; special ones are never asked for."""
+        """The rank of each token in the order, 0 for tokens that are no target; special tokens are never targets."""
         rng, settings = example_rng(draw, row), self.settings
-        places = PREDICTION_CHOICES[settings.ask](~self.special[ids], settings.share, settings.longest, rng)
+        places = PREDICTION_CHOICES[settings.ask](
+            ~self.is_special[ids], settings.share, settings.longest, rng
+        )
         return draw_ranks(places, len(ids), rng)
 
-    def _row(self, examples: Stretches, row: int, width: int | None = None) -> Ids:
+    def _with_special(self, examples: DocumentChunks, row: int, width: int | None = None) -> Ids:
         ids, _, _ = examples[row]
-        room = len(ids) if width is None else max(0, width - self.around.size)
-        return np.concatenate([self.around.before, ids[:room], self.around.behind])
+        return self.special.around(ids[: len(ids) if width is None else max(0, width - self.n_special)])
 
-    def counts(self, batch: Batch) -> dict[str, int]:
-        """What each term will be divided by, known before the forward pass."""
-        return {"tokens": batch.tokens}
+    # --- loss, scores ------------------------------------------------------------------------------------
 
-    # batch -> loss
-
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, Term]:
-        """Cross-entropy over the tokens asked for, in nats."""
+    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+        """Cross-entropy of the targets, in nats."""
         head = model.lm_head
         assert head is not None
-        features = head.features(model.ask(batch.inputs, batch.asked).flatten(0, 1))
-        sums = linear_cross_entropy(features, head.weight, head.bias, batch.wanted.flatten())
-        return {"tokens": Term(sums.loss, batch.tokens, nll=sums.nll)}
+        features = head.features(model.ask(batch.inputs, batch.positions).flatten(0, 1))
+        sums = linear_cross_entropy(features, head.weight, head.bias, batch.labels.flatten())
+        return {"tokens": LossTerm(sums.loss, batch.tokens, nll=sums.nll)}
 
-    # scores
-
-    @torch.no_grad()
-    def evaluate(
-        self, model: Transformer, rows: AnnotatedTexts, examples: Stretches, looking: Looking
-    ) -> Evaluation:
-        """The same orders at every validation."""
-        head, nll, right, count = model.lm_head, 0.0, 0, 0
+    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
+        """Negative log-likelihood and correct predictions of the targets."""
+        head = model.lm_head
         assert head is not None
-        for batch in every_batch(self, model, examples, looking):
-            features = head.features(model.ask(batch.inputs, batch.asked).flatten(0, 1))
-            found = judge(features, head.weight, head.bias, batch.wanted.flatten())
-            nll, right, count = nll + float(found.nll), right + int(found.right), count + batch.tokens
-        loss = nll / max(count, 1)
-        scores = {"accuracy": 100 * right / max(count, 1), "perplexity": math.exp(min(loss, 700.0))}
-        samples = self.samples(model, examples, min(looking.samples, len(examples.sizes)))
-        return Evaluation(loss, scores, value_of(self.settings.best_by, loss, scores), samples)
+        features = head.features(model.ask(batch.inputs, batch.positions).flatten(0, 1))
+        found = judge(features, head.weight, head.bias, batch.labels.flatten())
+        return {"nll": float(found.nll), "correct": int(found.right), "tokens": batch.tokens}
+
+    def compute_scores(
+        self,
+        model: Transformer,
+        rows: AnnotatedTexts,
+        examples: DocumentChunks,
+        sums: dict[str, Any],
+        context: EvalContext,
+    ) -> Scores:
+        """Accuracy and perplexity. Every validation uses the same orders."""
+        scores = {
+            "accuracy": percent(sums["correct"], sums["tokens"]),
+            "perplexity": perplexity(sums["loss"]),
+        }
+        return Scores(scores, self.samples(model, examples, min(context.samples, len(examples))))
 
     @torch.no_grad()
-    def samples(self, model: Transformer, examples: Stretches, count: int) -> list[Sample]:
-        """Texts without what is asked for, as they were, and with the answers in its place."""
+    def samples(self, model: Transformer, examples: DocumentChunks, count: int) -> list[Sample]:
+        """Texts without their targets, the original texts, and the texts with the model's predictions."""
         if not count:
             return []
         batch = self.batch(examples, np.arange(count)).to(next(model.parameters()).device)
         assert model.lm_head is not None
-        answers = model.lm_head(model.ask(batch.inputs, batch.asked)).argmax(-1).cpu().numpy()
-        hidden = self.tokenizer.mask_id
-        found = []
-        for row, answered in enumerate(answers):
-            ids = self._row(examples, row)
+        predictions = model.lm_head(model.ask(batch.inputs, batch.positions)).argmax(-1).cpu().numpy()
+        samples = []
+        for row, predicted in enumerate(predictions):
+            ids = self._with_special(examples, row)
             places = np.flatnonzero(self.order(ids, 0, row))
-            shown, ours = ids.copy(), ids.copy()
-            shown[places] = -1 if hidden is None else hidden
-            ours[places] = answered[: len(places)]
-            inner = slice(len(self.around.before), len(ids) - len(self.around.behind))
-            forms = [self._said(form[inner]) for form in (shown, ids, ours)]
-            found.append(Sample(*forms))
-        return found
+            source, ours = ids.copy(), ids.copy()
+            source[places] = -1 if self.tokenizer.mask_id is None else self.tokenizer.mask_id
+            ours[places] = predicted[: len(places)]
+            inside = self.special.inside(len(ids))
+            samples.append(Sample(*(self._decode(form[inside]) for form in (source, ids, ours))))
+        return samples
 
-    def _said(self, ids: Ids) -> str:
-        """Text; -1 is a token that is not to be seen."""
+    def _decode(self, ids: Ids) -> str:
+        """Text; -1 becomes a placeholder."""
         parts = np.split(ids, np.flatnonzero(ids == -1))
-        return HIDDEN.join(
-            self.tokenizer.decode([part[part != -1].tolist()], keep_special=True)[0] for part in parts
-        )
-
-    # disk
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(folder)
+        texts = self.tokenizer.decode([part[part != -1].tolist() for part in parts], keep_special=True)
+        return PLACEHOLDER.join(texts)
 
 
-def _grid(rows: list[Ids], filling: int) -> Tensor:
-    """(B, longest) int64; of rows without anything, one column of filling."""
-    grid = np.full((len(rows), max(1, *map(len, rows))), filling, dtype=np.int64)
-    for place, row in enumerate(rows):
-        grid[place, : len(row)] = row
-    return torch.from_numpy(grid)
+def _padded(rows: list[Ids], value: int) -> Tensor:
+    """(B, longest) int64; at least one column."""
+    rows = [np.append(row, value) if not len(row) else row for row in rows]
+    return pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True, padding_value=value)

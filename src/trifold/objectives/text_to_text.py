@@ -4,97 +4,345 @@ rows -> example    a part's template filled with its columns ("translate English
                    a number is written as text, rounded to a step (STS-B: 0.2)
 example -> batch   rows of all parts together, as in translation
 loss               - Σ log P(y_t | y_<t, X) over the target tokens
-prediction         beam search; a text becomes a number again
-scores             each part's own, and their mean
+scores             a score of each part, and their mean, for greedy outputs
 
-Parts are mixed by their sizes e, of which no more than a limit K counts: in an epoch part m gives min(e_m, K) rows,
-or, at a temperature T, shares like min(e_m, K)^(1/T). Which rows of a larger part, is drawn anew each epoch.
+The mixture follows the sizes e of the parts, limited to K: an epoch has min(e_m, K) rows of part m or, with
+temperature T, a share proportional to min(e_m, K)^(1/T). Each epoch draws other rows of a larger part.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from trifold.data import DataSettings, read_pairs
 from trifold.data.settings import Source
+from trifold.errors import DataError, SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import Transformer
-from trifold.objectives.measuring import mean_loss
-from trifold.objectives.task import Evaluation, Looking, Sample
-from trifold.objectives.terms import Term
-from trifold.objectives.translate import Batch, Examples, Translate, TranslateSettings
-from trifold.predict.writing import write
-from trifold.ragged import Ragged
+from trifold.objectives.objective import (
+    UNUSED_KEYS,
+    BuildContext,
+    EvalContext,
+    LossTerm,
+    Objective,
+    ObjectiveSettings,
+    Sample,
+    Scores,
+    TaskBundle,
+)
+from trifold.objectives.translate import Batch, Examples, Translate, with_end
+from trifold.predict.generate_texts import generate_rows
 from trifold.scores import SCORES
 from trifold.settings import Settings
 from trifold.text import Tokenizer
 from trifold.text.spans import Ids, example_rng
 
-NO_NUMBER = -1.0  # what a text counts as that is none, in the paper's code too
+NO_NUMBER = -1.0  # value of an output that is not a number, as in the paper's code
+_COLUMN = re.compile(r"\{([^{}]+)\}")
+# Rows may have more than two columns, so the keys of pairs and documents do not apply.
+_PAIR_KEYS = ("cut", "documents", "duplicates", "field", "holdout", "source", "target", "format", "header")
+
+Texts = tuple[list[str], list[str]]  # sources and targets
+
+# --- settings -> rows ------------------------------------------------------------------------------------
 
 
 class PartSettings(Settings):
-    """One of the tasks: its data, as `data` names it, and how a row becomes two texts."""
+    """One of the tasks: its data, and how a row becomes two texts."""
 
-    train: Source = Field(description="where the training rows are, named as data.train names pairs")
-    valid: Source = Field(description="… the validation rows")
-    input: str = Field(description="what is read, columns in braces: 'stsb sentence1: {sentence1} …'")
-    target: str | int = Field("target", description="the column that is to be written")
+    train: Source = Field(description="training rows, named like pairs in data.train")
+    valid: Source = Field(description="validation rows")
+    input: str = Field(
+        description="template of the source, with columns in braces: 'stsb sentence1: {sentence1} …'"
+    )
+    target: str | int = Field("target", description="column of the target")
     number: float | None = Field(
-        None, gt=0, description="the target is a number, written in multiples of this"
+        None, gt=0, description="the target is a number, rounded to a multiple of this"
     )
     score: Literal["exact_match", "bleu", "chrf", "pearson"] = Field(
-        "exact_match", description="of its validation rows"
+        "exact_match", description="score of the validation rows"
     )
-    format: Literal["auto", "text", "tsv", "csv", "jsonl"] = Field("auto", description="as data.format")
-    header: bool | None = Field(None, description="as data.header")
+    format: Literal["auto", "text", "tsv", "csv", "jsonl"] = Field("auto", description="like data.format")
+    header: bool | None = Field(None, description="like data.header")
 
     @model_validator(mode="after")
-    def _is_scored_by_what_it_has(self) -> Self:
+    def _check_score(self) -> Self:
         if self.score == "pearson" and self.number is None:
-            raise ValueError("score: pearson compares numbers; set number, to 0.2 say")
+            raise ValueError("score: pearson compares numbers; set number, for example to 0.2")
         return self
 
 
-class TextToTextSettings(Settings):
-    """Several tasks as one."""
+class TextToTextSettings(ObjectiveSettings):
+    """Settings of several tasks as one."""
+
+    data_kind = "parts"
+    unused_keys = (*UNUSED_KEYS, *(f"data.{key}" for key in _PAIR_KEYS))
 
     kind: Literal["text-to-text"] = "text-to-text"
     parts: dict[str, PartSettings] = Field(default={}, description="the tasks, by name")
-    limit: int = Field(2**19, ge=1, description="rows beyond which a part weighs no more: K of the paper")
+    limit: int = Field(
+        2**19, ge=1, description="largest number of rows that counts for a part (K of the paper)"
+    )
     temperature: float = Field(
-        1.0,
-        ge=1,
-        description="shares are sizes to the power of 1 / this: larger, and they come closer together",
+        1.0, ge=1, description="shares are proportional to sizes to the power of 1 / temperature"
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     best_by: Literal["mean", "loss"] = Field(
-        "mean", description="the mean of the parts' scores, or loss, by which the best weights are chosen"
+        "mean", description="what selects the best weights: the mean of the parts' scores, or loss"
     )
 
     @model_validator(mode="after")
-    def _has_parts(self) -> Self:
+    def _check_parts(self) -> Self:
         if not self.parts:
-            raise ValueError("parts: no task is named; name one or more")
+            raise ValueError("parts: no task is named; name at least one")
         if "mean" in self.parts:
-            raise ValueError("parts: `mean` is what the mean of the scores is called; choose another name")
+            raise ValueError("parts: 'mean' is the name of the mean of the scores; choose another name")
         return self
 
+    def _build(self, context: BuildContext) -> TaskBundle:
+        context.require_shape(self.kind, "encoder-decoder")
+        if context.data.train is not None or context.data.valid is not None:
+            raise SettingsError(
+                "data.train: a text-to-text task names the data of each part; move it to task.parts.NAME.train"
+            )
+        train = {name: _read_part(name, part, "train", context) for name, part in self.parts.items()}
+        valid = {name: _read_part(name, part, "valid", context) for name, part in self.parts.items()}
+        tokenizer = context.load_or_train_tokenizer(
+            lambda: [text for sides in train.values() for side in sides for text in side], append_eos=True
+        )
+        config = context.config_for(tokenizer)
+        objective = TextToText(self, tokenizer, start_id=config.start_id)
+        rows = objective.rows(train, mixed=True)
+        sizes = [stop - start for _, start, stop in rows.parts]
+        valid_rows = objective.rows(_select_readable(objective, valid, context), mixed=False)
+        per_epoch = objective.rows_per_epoch(rows)
+        for (name, *_), size, count in zip(rows.parts, sizes, per_epoch, strict=True):
+            context.report(f"{name}: {size:,} rows, {count:,} of them in each epoch")
+        vocabulary = f"{tokenizer.vocab_size:,}"
+        return TaskBundle(objective, config, rows, valid_rows, vocabulary, lambda _epoch: per_epoch != sizes)
 
-def number_text(value: float, step: float) -> str:
-    """The multiple of `step` that is nearest, with as many decimals as the step has: 2.57 -> "2.6"."""
+
+def _read_part(name: str, part: PartSettings, split: str, context: BuildContext) -> Texts:
+    """Source and target of each row that has all of its columns; the others are counted and reported."""
+    source: Source = getattr(part, split)
+    place = f"task.parts.{name}"
+    columns = _COLUMN.findall(part.input)
+    if source is None or not columns:
+        what = f"{split}: no data" if source is None else "input: no column in braces"
+        raise SettingsError(f"{place}.{what}; set {place}.{split}=FILE, and name columns as in '{{source}}'")
+    settings = {
+        "target": part.target,
+        "format": part.format,
+        "header": part.header,
+        "blank": "keep",
+        "max_line_bytes": context.data.max_line_bytes,
+    }
+    found = [
+        read_pairs(source, DataSettings.parse({**settings, "source": column}), split=split)
+        for column in columns
+    ]
+    values = dict(zip(columns, (pairs.sources for pairs in found), strict=True))
+    targets = found[0].targets
+    complete = [
+        row
+        for row, target in enumerate(targets)
+        if target.strip() and all(column[row].strip() for column in values.values())
+    ]
+    if blank := len(targets) - len(complete):
+        context.report(f"{name}: {blank:,} of {len(targets):,} rows with a blank text: left out")
+    if not complete:
+        raise DataError(f"{place}.{split}: all {len(targets):,} rows have a blank text")
+    sources = [
+        _COLUMN.sub(lambda match, row=row: values[match[1]][row], part.input)  # type: ignore[misc]
+        for row in complete
+    ]
+    lines = found[0].lines
+    return sources, [
+        _format_target(targets[row], part, f"{place}.{split}, line {lines[row]}") for row in complete
+    ]
+
+
+def _format_target(text: str, part: PartSettings, place: str) -> str:
+    if part.number is None:
+        return text
+    try:
+        return format_number(float(text), part.number)
+    except (ValueError, OverflowError):
+        raise DataError(
+            f"{place}: {text!r} is not a number, but the part has number: {part.number}; correct the row or remove "
+            "number"
+        ) from None
+
+
+def _select_readable(
+    objective: TextToText, texts: dict[str, Texts], context: BuildContext
+) -> dict[str, Texts]:
+    """The validation rows that fit the model's positions."""
+    kept: dict[str, Texts] = {}
+    for name, (sources, targets) in texts.items():
+        fits = objective.encode(sources, targets).lengths.max(axis=1) <= context.model.max_positions
+        if not fits.any():
+            raise DataError(
+                f"task.parts.{name}.valid: no row has at most {context.model.max_positions} tokens; "
+                "raise model.max_positions"
+            )
+        if not fits.all():
+            context.report(
+                f"{name}: {int((~fits).sum()):,} validation rows are too long for the model: left out"
+            )
+        rows = np.flatnonzero(fits).tolist()
+        kept[name] = [sources[row] for row in rows], [targets[row] for row in rows]
+    return kept
+
+
+# --- examples, batches -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of all parts, concatenated. parts: name, first row and end of each. mixed: whether an epoch mixes the
+    parts by their shares, or has every row once.
+    """
+
+    parts: Sequence[tuple[str, int, int]]
+    sources: Sequence[str]
+    targets: Sequence[str]
+    examples: Examples
+    mixed: bool
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Examples: the chosen rows of an epoch."""
+
+    rows: Rows
+    chosen: Ids
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(N, 2) tokens of source and target, including </s>."""
+        return self.rows.examples.lengths[self.chosen]
+
+
+def rows_per_part(sizes: Sequence[int], limit: int, temperature: float = 1.0) -> list[int]:
+    """Rows of each part in an epoch, which has Σ min(e, K) rows in total."""
+    capped = np.minimum(np.array(sizes, dtype=np.float64), limit)
+    shares = capped ** (1 / temperature)
+    exact = capped.sum() * shares / shares.sum()
+    counts = np.floor(exact + 1e-9).astype(np.int64)
+    largest = np.argsort(counts - exact, kind="stable")[: int(capped.sum()) - int(counts.sum())]
+    counts[largest] += 1
+    return [int(count) for count in counts]
+
+
+class TextToText(Objective):
+    """Several tasks as one. start_id: first token of the decoder."""
+
+    row_name, read_name, token_name = "rows", "target tokens", "target tokens"
+
+    def __init__(self, settings: TextToTextSettings, tokenizer: Tokenizer, *, start_id: int) -> None:
+        self.settings: TextToTextSettings = settings
+        self.tokenizer = tokenizer
+        self._translate = Translate(settings, tokenizer, tokenizer, start_id=start_id)
+
+    def encode(self, sources: Sequence[str], targets: Sequence[str]) -> Examples:
+        """Both sides as tokens, each with </s>."""
+        return Examples(
+            *(with_end(self.tokenizer, self.tokenizer.encode(side)) for side in (sources, targets))
+        )
+
+    def rows(self, texts: dict[str, Texts], *, mixed: bool) -> Rows:
+        """The texts of all parts, encoded."""
+        sources = [text for side, _ in texts.values() for text in side]
+        targets = [text for _, side in texts.values() for text in side]
+        stops = np.cumsum([len(side) for side, _ in texts.values()]).tolist()
+        parts = list(zip(texts, [0, *stops[:-1]], stops, strict=True))
+        return Rows(parts, sources, targets, self.encode(sources, targets), mixed)
+
+    def rows_per_epoch(self, rows: Rows) -> list[int]:
+        """Rows of each part in an epoch."""
+        sizes = [stop - start for _, start, stop in rows.parts]
+        return rows_per_part(sizes, self.settings.limit, self.settings.temperature)
+
+    def examples(self, rows: Rows, draw: int | None = None) -> Mixture:
+        """The share of each part: all of its rows equally often, except for a random choice that comes once more."""
+        if not rows.mixed:
+            return Mixture(rows, np.arange(len(rows.sources)))
+        chosen = []
+        for number, ((_, start, stop), count) in enumerate(
+            zip(rows.parts, self.rows_per_epoch(rows), strict=True)
+        ):
+            repeats, rest = divmod(count, stop - start)
+            some = example_rng(draw or 0, number).permutation(stop - start)[:rest]
+            chosen += [np.tile(np.arange(start, stop), repeats), start + np.sort(some)]
+        return Mixture(rows, np.concatenate(chosen))
+
+    def batch(
+        self, examples: Mixture, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
+    ) -> Batch:
+        """Pack the given rows, truncated to `width` tokens if given. Not random."""
+        return self._translate.batch(examples.rows.examples, examples.chosen[rows], width)
+
+    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+        """Cross-entropy over the target tokens, in nats."""
+        return self._translate.loss(model, batch)
+
+    # --- scores, saving ----------------------------------------------------------------------------------
+
+    def compute_scores(
+        self, model: Transformer, rows: Rows, examples: Mixture, sums: dict[str, Any], context: EvalContext
+    ) -> Scores:
+        """The score of each part's greedy outputs, and their mean."""
+        greedy = GenerationConfig(max_new_tokens=context.generation.max_new_tokens)
+        found = generate_rows(model, rows.examples.sources, greedy, codec=self.tokenizer, poll=context.poll)
+        outputs = self.tokenizer.decode([best[0].tokens for best in found])
+        scores, signatures = {}, []
+        for name, start, stop in rows.parts:
+            scores[name], signature = self._score(name, outputs[start:stop], rows.targets[start:stop])
+            signatures.append(f"{name}: {signature}")
+        scores["mean"] = sum(scores.values()) / len(scores)
+        samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
+        # The first sample of every part, then the second of every part.
+        place = np.concatenate([np.arange(stop - start) for _, start, stop in rows.parts])
+        return Scores(scores, [samples[row] for row in np.argsort(place, kind="stable")], signatures)
+
+    def _score(self, name: str, ours: Sequence[str], targets: Sequence[str]) -> tuple[float, str]:
+        kind = self.settings.parts[name].score
+        if kind == "pearson":
+            numbers = [parse_number(text) for text in ours]
+            value = pearson(numbers, [parse_number(text) for text in targets])
+            return (
+                value,
+                f"Pearson {value:.2f} ({numbers.count(NO_NUMBER)} of {len(ours)} outputs are not a number)",
+            )
+        score = SCORES[kind](ours, targets)
+        return score.value, str(score)
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer next to a model."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save(folder, append_eos=True)
+
+
+# --- numbers as text -------------------------------------------------------------------------------------
+
+
+def format_number(value: float, step: float) -> str:
+    """The nearest multiple of `step`, with as many decimals as the step: 2.57 -> "2.6"."""
     decimals = len(f"{step:.10f}".rstrip("0").partition(".")[2])
     return f"{round(value / step) * step:.{decimals}f}"
 
 
-def text_number(text: str) -> float:
-    """The number that a text is, or NO_NUMBER."""
+def parse_number(text: str) -> float:
+    """The value of a text, or NO_NUMBER."""
     try:
         value = float(text.strip())
     except ValueError:
@@ -102,143 +350,8 @@ def text_number(text: str) -> float:
     return value if np.isfinite(value) else NO_NUMBER
 
 
-def pearson(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Pearson's correlation in percent; 0 where one side never varies."""
-    a, b = np.array(ours) - np.mean(ours), np.array(theirs) - np.mean(theirs)
+def pearson(ours: Sequence[float], targets: Sequence[float]) -> float:
+    """Pearson correlation in percent; 0 if one side is constant."""
+    a, b = np.array(ours) - np.mean(ours), np.array(targets) - np.mean(targets)
     size = float(np.sqrt((a @ a) * (b @ b)))
     return 100 * float(a @ b) / size if size > 0 else 0.0
-
-
-def rows_each(sizes: Sequence[int], limit: int, temperature: float = 1.0) -> list[int]:
-    """How many rows each part gives an epoch, which has Σ min(e, K) of them in all."""
-    capped = np.minimum(np.array(sizes, dtype=np.float64), limit)
-    shares = capped ** (1 / temperature)
-    wanted = capped.sum() * shares / shares.sum()
-    counts = np.floor(wanted + 1e-9).astype(np.int64)
-    largest = np.argsort(counts - wanted, kind="stable")[: int(capped.sum()) - int(counts.sum())]
-    counts[largest] += 1
-    return [int(count) for count in counts]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """All rows of all parts, one part after the other: (name, first row, row behind its last) and their texts."""
-
-    parts: Sequence[tuple[str, int, int]]
-    sources: Sequence[str]
-    targets: Sequence[str]
-    examples: Examples
-    mixed: bool  # in an epoch, parts in their shares; else every row once
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Examples: numbers of rows."""
-
-    rows: Rows
-    chosen: Ids
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """(N, 2) tokens of source and target, </s> included."""
-        return self.rows.examples.lengths[self.chosen]
-
-
-class TextToText:
-    """The task."""
-
-    row_name, read_name, token_name = "rows", "target tokens", "target tokens"
-    packs = True
-
-    def __init__(self, settings: TextToTextSettings, tokenizer: Tokenizer, *, start_id: int) -> None:
-        self.settings, self.tokenizer = settings, tokenizer
-        own = TranslateSettings(label_smoothing=settings.label_smoothing, best_by="loss")
-        self._writer = Translate(own, tokenizer, tokenizer, start_id=start_id)
-
-    # rows -> examples
-
-    def encoded(self, sources: Sequence[str], targets: Sequence[str]) -> Examples:
-        """Both sides as tokens, each with its </s>."""
-        end = self.tokenizer.required("eos")
-        sides = [[[*ids, end] for ids in self.tokenizer.encode(texts)] for texts in (sources, targets)]
-        return Examples(*map(Ragged.of, sides))
-
-    def rows_an_epoch(self, rows: Rows) -> list[int]:
-        """How many rows each part gives an epoch."""
-        sizes = [end - first for _, first, end in rows.parts]
-        return rows_each(sizes, self.settings.limit, self.settings.temperature)
-
-    def examples(self, rows: Rows, draw: int | None = None) -> Mixture:
-        """Of each part its share of the epoch: every row as often as every other, or one time more, by the draw."""
-        if not rows.mixed:
-            return Mixture(rows, np.arange(len(rows.sources)))
-        wanted, chosen = self.rows_an_epoch(rows), []
-        for number, (_, first, end) in enumerate(rows.parts):
-            whole, more = divmod(wanted[number], end - first)
-            some = example_rng(draw or 0, number).permutation(end - first)[:more]
-            chosen += [np.tile(np.arange(first, end), whole), first + np.sort(some)]
-        return Mixture(rows, np.concatenate(chosen))
-
-    # examples -> batch
-
-    def batch(
-        self, examples: Mixture, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
-    ) -> Batch:
-        """Pack the chosen rows, cut at `width` tokens where that is given. Nothing in it is random."""
-        return self._writer.batch(examples.rows.examples, examples.chosen[rows], width)
-
-    def counts(self, batch: Batch) -> dict[str, int]:
-        """What each term will be divided by, known before the forward pass."""
-        return self._writer.counts(batch)
-
-    # batch -> loss
-
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, Term]:
-        """Cross-entropy over the target tokens, in nats."""
-        return self._writer.loss(model, batch)
-
-    # scores
-
-    def evaluate(self, model: Transformer, rows: Rows, examples: Mixture, looking: Looking) -> Evaluation:
-        """Loss, and the scores of what is written greedily, a part at a time."""
-        loss = mean_loss(self, model, examples, looking)
-        greedy = GenerationConfig(max_new_tokens=looking.generation.max_new_tokens)
-        found = write(
-            model,
-            rows.examples.sources,
-            greedy,
-            codec=self.tokenizer,
-            on_step=lambda _tokens, _open: looking.poll(),
-        )
-        outputs = self.tokenizer.decode([best[0].tokens for best in found])
-        scores, signatures = {}, []
-        for name, first, end in rows.parts:
-            value, signature = self._score(name, outputs[first:end], rows.targets[first:end])
-            scores[name] = value
-            signatures.append(f"{name}: {signature}")
-        scores["mean"] = sum(scores.values()) / len(scores)
-        value = -loss if self.settings.best_by == "loss" else scores["mean"]
-        samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
-        return Evaluation(loss, scores, value, self._in_turn(rows, samples), signatures)
-
-    def _score(self, name: str, ours: Sequence[str], theirs: Sequence[str]) -> tuple[float, str]:
-        kind = self.settings.parts[name].score
-        if kind == "pearson":
-            numbers = ([text_number(text) for text in side] for side in (ours, theirs))
-            value = pearson(*numbers)
-            wrong = sum(text_number(text) == NO_NUMBER for text in ours)
-            return value, f"Pearson {value:.2f} ({wrong} of {len(ours)} outputs are no number)"
-        score = SCORES[kind](ours, theirs)
-        return score.value, str(score)
-
-    def _in_turn(self, rows: Rows, samples: Sequence[Sample]) -> list[Sample]:
-        """The first of every part, then the second of every part: a few lines show them all."""
-        place = np.concatenate([np.arange(end - first) for _, first, end in rows.parts])
-        return [samples[row] for row in np.argsort(place, kind="stable")]
-
-    # disk
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(folder, append_eos=True)

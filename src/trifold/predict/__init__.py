@@ -1,1 +1,1 @@
-"""What a trained model is used for: classification, tagging, answers, embeddings, generation of many texts."""
+"""Predictions of a trained model: classification, tagging, answers, embeddings, generation for many texts."""

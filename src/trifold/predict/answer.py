@@ -1,8 +1,8 @@
-"""Answers to questions, as spans of a text that holds them (Rajpurkar et al. 2016; Devlin et al. 2019, section 4.2).
+"""Extractive question answering (Rajpurkar et al. 2016; Devlin et al. 2019, section 4.2).
 
-prediction      question + a part of the context -> start and end logits -> P(start) · P(end) of every span
+question + a window of the context -> start and end logits -> P(start) · P(end) of every span
 
-A long context is cut into parts that overlap; the best spans of all parts are the answers.
+A long context is read in overlapping windows; the best spans of all windows are the answers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from trifold.errors import DataError, UsageError
-from trifold.predict.reading import Reading
+from trifold.predict.model_reader import ModelReader
 from trifold.text import Encoded
 
-LONGEST, OVERLAP = 384, 128  # tokens, as those who fine-tuned BERT have it
-GROUP = 16  # questions whose parts are read together
+MAX_LENGTH, STRIDE = 384, 128  # tokens, as in BERT's fine-tuning
+GROUP = 16  # questions that are read together
 
 
 class Answer(NamedTuple):
-    """A span [start, end) of the context's characters, with P(start) · P(end); no text: there is no answer."""
+    """A span [start, end) of the context's characters, with P(start) · P(end); empty text: no answer."""
 
     text: str
     score: float
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 
 def answer(
-    reading: Reading,
+    reader: ModelReader,
     texts: Sequence[str],
     pairs: Sequence[str],
     *,
@@ -42,75 +42,72 @@ def answer(
     max_length: int | None = None,
     stride: int | None = None,
 ) -> list[list[Answer]]:
-    """The `top_k` best answers to each question of `texts` in its context of `pairs`, best first, in whole words.
+    """The `top_k` best answers to each question of `texts` in its context of `pairs`, best first, as whole words.
 
-    An answer has at most `max_answer_length` tokens; with `impossible`, that there is none may be the answer. Parts of
-    a context have `max_length` tokens with the question (384, or the model's most) and overlap by `stride` (128, or
-    half a part). Raises DataError for a side without tokens, UsageError for a question that leaves no room.
+    An answer has at most `max_answer_length` tokens; with `impossible`, an empty answer is possible. Windows have
+    `max_length` tokens including the question (384, or the model's positions) and overlap by `stride` tokens (128, or
+    half a window). Raises DataError for a side without tokens, UsageError if a question leaves no room for the context.
     """
-    tokenizer = reading.reader
+    tokenizer = reader.reader
     if not tokenizer.has_offsets:
-        raise UsageError(
-            "this tokenizer does not know where in a text its tokens stand: answers would have no place"
-        )
-    limit = reading.config.max_positions
-    longest = min(LONGEST if max_length is None else max_length, limit)
-    overlap = min(OVERLAP, longest // 2) if stride is None else stride
-    found: list[list[Answer]] = []
+        raise UsageError("this tokenizer does not provide the positions of tokens, which answers require")
+    limit = reader.config.max_positions
+    longest = min(MAX_LENGTH if max_length is None else max_length, limit)
+    overlap = min(STRIDE, longest // 2) if stride is None else stride
+    answers: list[list[Answer]] = []
     for start in range(0, len(texts), GROUP):
         group = range(start, min(start + GROUP, len(texts)))
         windows = []
         for number in group:
-            place = reading.place(number, len(texts))
+            place = reader.place(number, len(texts))
             try:
                 parts = tokenizer.windows(texts[number], pairs[number], max_length=longest, stride=overlap)
             except UsageError as error:
                 raise UsageError(f"{place}: {error}") from None
             if not all(side in parts[0].texts for side in (0, 1)):
-                raise DataError(f"{place} has no tokens on one side: a question and a context are needed")
+                raise DataError(f"{place} has no tokens on one side; give a question and a context")
             windows += [(number, part) for part in parts]
-        quiet = replace(reading, on_done=None)  # it would count parts
-        logits = quiet.through([part for _, part in windows], reading.head("span"))
+        silent = replace(reader, on_done=None)  # which would count windows instead of questions
+        logits = silent.run_rows([part for _, part in windows], reader.head("span"))
         for number in group:
             spans: list[Answer] = []
-            nothing = 1.0
+            no_answer = 1.0
             for (of, part), both in zip(windows, logits, strict=True):
                 if of == number:
-                    some, none = _spans(
+                    found, none = _spans(
                         part, both[: len(part.ids)], pairs[number], tokenizer.cls_id, max_answer_length, top_k
                     )
-                    spans, nothing = spans + some, min(nothing, none)
-            found.append(_best(spans + [Answer("", nothing, 0, 0)] * impossible, top_k))
-        if reading.on_done is not None:
-            reading.on_done(len(group))
-    return found
+                    spans, no_answer = spans + found, min(no_answer, none)
+            answers.append(_best(spans + [Answer("", no_answer, 0, 0)] * impossible, top_k))
+        if reader.on_done is not None:
+            reader.on_done(len(group))
+    return answers
 
 
 def _spans(
     part: Encoded, logits: Tensor, context: str, cls_id: int | None, longest: int, top_k: int
 ) -> tuple[list[Answer], float]:
-    """Answers in one part, and the probability that it holds none; logits (T, 2).
+    """Answers in one window, and the probability that it has none; logits (T, 2).
 
-    The class token takes part in the softmax, as the place of "no answer", and is never in a span.
+    The class token takes part in the softmax as the position of "no answer", and is never in a span.
     """
     own = torch.tensor([side == 1 for side in part.texts])
-    seen = own | torch.tensor([token == cls_id for token in part.ids])
-    start, end = logits.masked_fill(~seen[:, None], float("-inf")).softmax(0).T
+    visible = own | torch.tensor([token == cls_id for token in part.ids])
+    start, end = logits.masked_fill(~visible[:, None], float("-inf")).softmax(0).T
     spans = (start[:, None] * end[None, :]).triu().tril(longest - 1)
     spans = spans.masked_fill(~(own[:, None] & own[None, :]), 0.0)
-    # More than are wanted, because several may stand for the same words.
+    # More than top_k, because several spans may stand for the same words.
     best = spans.flatten().topk(min(2 * top_k + 10, spans.numel()))
     found = []
     for score, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-        first, last = divmod(place, len(part.ids))
         if score > 0:
-            begin, finish = _whole_words(part, first, last)
+            begin, finish = _whole_words(part, *divmod(place, len(part.ids)))
             found.append(Answer(context[begin:finish], score, begin, finish))
     return found, float(start[0] * end[0])
 
 
 def _whole_words(part: Encoded, first: int, last: int) -> tuple[int, int]:
-    """The characters of the words that the tokens `first` to `last` are of; their own where a token is of no word."""
+    """The characters of the words of the tokens `first` to `last`; of the tokens themselves if they have no words."""
     places = [n for n, side in enumerate(part.texts) if side == 1]
     if part.words[first] is None or part.words[last] is None:
         return part.offsets[first][0], part.offsets[last][1]
@@ -120,8 +117,8 @@ def _whole_words(part: Encoded, first: int, last: int) -> tuple[int, int]:
 
 
 def _best(spans: Sequence[Answer], top_k: int) -> list[Answer]:
-    """The same span is said once, with its best score."""
-    said: dict[tuple[int, int], Answer] = {}
+    """The best answers; equal spans once, with their best score."""
+    distinct: dict[tuple[int, int], Answer] = {}
     for span in sorted(spans, key=lambda span: -span.score):
-        said.setdefault((span.start, span.end), span)
-    return list(said.values())[:top_k]
+        distinct.setdefault((span.start, span.end), span)
+    return list(distinct.values())[:top_k]

@@ -1,7 +1,4 @@
-"""One vector a text or a picture.
-
-prediction      last hidden states -> their mean over real tokens, or one of them -> of length 1, if asked for
-"""
+"""Embeddings: one vector for each text or image, pooled from the last hidden states."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from torch.nn import functional as F
 
 from trifold.errors import UsageError
 from trifold.nn import Inputs
-from trifold.predict.reading import Reading
+from trifold.predict.model_reader import ModelReader
 
 Pooling = Literal["mean", "cls", "last", "pooler"]
 
@@ -40,25 +37,25 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {"mean": _mean,
 
 
 def embed(
-    reading: Reading,
+    reader: ModelReader,
     texts: Sequence[Any],
     pairs: Sequence[str] | None = None,
     *,
     pooling: Pooling = "mean",
     normalise: bool = False,
 ) -> list[Tensor]:
-    """A vector (E,) in float32 for each input; of an encoder-decoder, of its encoder.
+    """A vector (E,) in float32 for each input; for an encoder-decoder, from its encoder.
 
-    pooling: the mean over all tokens with the special ones (Reimers & Gurevych 2019), the first state (cls), the last
-    one, or the vector of the pooler. Raises UsageError for a pooler that the model does not have.
+    pooling: the mean of the states of all tokens, including special ones (Reimers & Gurevych 2019), the first state
+    (cls), the last state, or the output of the pooler. Raises UsageError if the model has no pooler.
     """
-    model = reading.model
+    model = reader.model
     if pooling not in (*POOLINGS, "pooler"):
         raise UsageError(f"pooling: {pooling!r} is not known; known: {', '.join(POOLINGS)}, pooler")
     if pooling == "pooler" and "pooler" not in model.heads:
         raise UsageError(f"pooling: pooler: this model has no pooler; choose {', '.join(POOLINGS)}")
 
-    def say(inputs: Inputs) -> Tensor:
+    def apply(inputs: Inputs) -> Tensor:
         if pooling == "pooler":
             vectors = model.answer(inputs, heads=["pooler"])["pooler"]
         else:
@@ -66,4 +63,4 @@ def embed(
             vectors = POOLINGS[pooling](hidden, inputs.attend)
         return F.normalize(vectors.float(), dim=-1) if normalise else vectors.float()
 
-    return reading.each(texts, pairs, say)
+    return reader.run(texts, pairs, apply)

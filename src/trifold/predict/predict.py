@@ -1,4 +1,4 @@
-"""What a loaded model says of what it reads: which tasks its heads can do, and a method for each."""
+"""Predictions of a loaded model: the tasks that its heads support, and a method for each."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from trifold.data.pictures import PictureSettings
 from trifold.errors import UsageError
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
-from trifold.objectives.classify import Label, classify
 from trifold.predict.answer import Answer, answer
+from trifold.predict.classify import Label, classify
 from trifold.predict.embed import Pooling, embed
 from trifold.predict.fill_mask import Filling, fill_mask
+from trifold.predict.model_reader import ModelReader
 from trifold.predict.next_sentence import Follows, next_sentence
-from trifold.predict.reading import Reading
 from trifold.predict.tag import Merge, Tag, tag
 from trifold.settings import nearest
 from trifold.text import Tokenizer
 
 
 class Task(NamedTuple):
-    """How a task is done, the head that it needs, and whether it reads pairs of texts."""
+    """The function of a task, the head that it requires, and whether it reads pairs of texts."""
 
     run: Callable[..., list[Any]]
     head: Head | None
@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of what may be asked besides."""
+        """The names of its options."""
         return tuple(inspect.signature(self.run).parameters)[3 if self.pairs != "never" else 2 :]
 
 
@@ -46,56 +46,53 @@ TASKS: dict[str, Task] = {
     "embed": Task(embed, None, "may"),
 }
 
-# Options of every task: those of Reading.
-HOW = ("batch_tokens", "on_overflow", "places", "on_done", "on_cut")
+# Options of every task, passed to ModelReader.
+READER_OPTIONS = ("batch_tokens", "on_overflow", "places", "on_done", "on_cut")
 
 
-def tasks_of(config: ModelConfig) -> list[str]:
-    """What a model with these heads can do; every one can embed, and who only looks back fills no masks."""
+def supported_tasks(config: ModelConfig) -> list[str]:
+    """The tasks of a model with these heads. Every model can embed; a decoder cannot fill masks."""
     heads = config.chosen_heads if config.shape != "decoder" else set(config.chosen_heads) - {"lm"}
     return [name for name, task in TASKS.items() if task.head is None or task.head in heads]
 
 
-def choose(config: ModelConfig, task: str | None) -> str:
-    """The task that is asked for, or the one that the heads are for.
+def choose_task(config: ModelConfig, task: str | None) -> str:
+    """The requested task, or by default the one that the model's heads are for.
 
-    Raises UsageError for a task that is not known or that the model cannot do, and where nothing is asked for and the
-    heads are for several tasks, or for writing.
+    Raises UsageError for a task that is unknown or not supported, and if there is no single default.
     """
-    can = tasks_of(config)
+    supported = supported_tasks(config)
     if task is None:
-        writes = "lm" in config.chosen_heads and config.shape != "encoder"
-        for_heads = [name for name in can if name != "embed" and not (writes and name == "fill-mask")]
-        if len(for_heads) == 1:
-            return for_heads[0]
-        if for_heads:
-            raise UsageError(f"this model can do several tasks: name one of {', '.join(can)}")
-        if writes:
-            raise UsageError(f"this model writes: use `generate`, or name a task ({', '.join(can)})")
+        generates = "lm" in config.chosen_heads and config.shape != "encoder"
+        defaults = [name for name in supported if name != "embed" and not (generates and name == "fill-mask")]
+        if len(defaults) == 1:
+            return defaults[0]
+        if defaults:
+            raise UsageError(f"this model supports several tasks; name one of {', '.join(supported)}")
+        if generates:
+            raise UsageError(
+                f"this is a generation model; use `trifold generate`, or name a task ({', '.join(supported)})"
+            )
         return "embed"
     if task not in TASKS:
         raise UsageError(f"task {task!r} is not known{nearest(task, list(TASKS), 'tasks')}")
-    if task not in can:
+    if task not in supported:
+        head = TASKS[task].head
+        needed = "a bidirectional language-model head" if head == "lm" else f"a {head} head"
         heads = ", ".join(config.chosen_heads) or "none"
         raise UsageError(
-            f"task {task}: it needs {_needs(task)}, and this model's heads are: {heads}; it can {', '.join(can)}"
+            f"task {task}: requires {needed}; this model has the heads: {heads}; it supports {', '.join(supported)}"
         )
     return task
 
 
-def _needs(task: str) -> str:
-    head = TASKS[task].head
-    return "a language-model head that looks both ways" if head == "lm" else f"a {head} head"
-
-
 class Predicts:
-    """The half of a pipeline that reads; `Reading` says how. A text gives one prediction, several give a list.
+    """Prediction methods of a pipeline. A single text gives one prediction, several texts give a list.
 
-    What all methods take besides: `on_overflow` ("error", or "truncate"), what becomes of a text that is too long;
-    `batch_tokens`, how many tokens go through the model at once; `on_done` and `on_cut`, which hear of progress and of
-    what was cut. Models of pictures take paths of files, or pictures of Pillow's, for texts.
+    All methods take the options of `ModelReader`: `on_overflow` ("error" or "truncate") for texts that are too long,
+    `batch_tokens`, and the callbacks `on_done` and `on_cut`. Image models take file paths or Pillow images.
 
-    All raise DataError for what cannot be read and UsageError for what the model cannot do.
+    All raise DataError for input that cannot be read and UsageError for tasks that the model does not support.
     """
 
     model: Transformer
@@ -105,25 +102,23 @@ class Predicts:
     def predict(
         self, texts: Any, pairs: str | Sequence[str] | None = None, *, task: str | None = None, **options: Any
     ) -> Any:
-        """What the model's head says (or that of `task`); the methods below, which are named for the tasks, say what.
+        """The prediction of the model's head, or of `task`; the methods below, named like the tasks, describe it.
 
-        pairs: the second text of each, or one for all.
+        pairs: the second text of each input, or one for all.
         """
-        name = choose(self.model.config, task)
+        name = choose_task(self.model.config, task)
         chosen = TASKS[name]
         single = isinstance(texts, str) or not hasattr(texts, "__iter__")
         inputs = [texts] if single else list(texts)
-        how = {key: options.pop(key) for key in HOW if key in options}
-        if how.get("on_overflow", "error") not in ("error", "truncate"):
-            raise UsageError(f"on_overflow: {how['on_overflow']!r} is neither error nor truncate")
+        reader_options = {key: options.pop(key) for key in READER_OPTIONS if key in options}
+        if reader_options.get("on_overflow", "error") not in ("error", "truncate"):
+            raise UsageError(f"on_overflow: {reader_options['on_overflow']!r} is neither error nor truncate")
         for option in options:
             if option not in chosen.options:
-                known = list(chosen.options)
-                raise UsageError(
-                    f"{option}: no option of {name}" + (nearest(option, known, "options") if known else "")
-                )
-        reading = Reading(self.model, self.tokenizer, self.pictures, **how)
-        found = chosen.run(reading, inputs, *_pairs(name, inputs, pairs), **options)
+                hint = nearest(option, list(chosen.options), "options") if chosen.options else ""
+                raise UsageError(f"{option}: not an option of {name}{hint}")
+        reader = ModelReader(self.model, self.tokenizer, self.pictures, **reader_options)
+        found = chosen.run(reader, inputs, *_pairs(name, inputs, pairs), **options)
         return found[0] if single else found
 
     @overload
@@ -132,7 +127,7 @@ class Predicts:
     def fill_mask(self, texts: Sequence[str], *, top_k: int = 5, **how: Any) -> list[list[list[Filling]]]: ...
 
     def fill_mask(self, texts: str | Sequence[str], *, top_k: int = 5, **how: Any) -> Any:
-        """For each mask of the text the `top_k` likeliest tokens, best first, each with the text that it makes."""
+        """For each mask of the text the `top_k` most probable tokens, best first, each with the resulting text."""
         return self.predict(texts, task="fill-mask", top_k=top_k, **how)
 
     @overload
@@ -150,7 +145,7 @@ class Predicts:
     ) -> list[list[Label]]: ...
 
     def classify(self, texts: Any, pairs: Any = None, *, top_k: int | None = 5, **how: Any) -> Any:
-        """The `top_k` likeliest classes (None: all) of a text, a pair of texts or a picture, best first."""
+        """The `top_k` most probable classes (None: all) of a text, a pair of texts or an image, best first."""
         return self.predict(texts, pairs, task="classify", top_k=top_k, **how)
 
     @overload
@@ -159,9 +154,9 @@ class Predicts:
     def tag(self, texts: Sequence[str], *, merge: Merge = "first", **how: Any) -> list[list[Tag]]: ...
 
     def tag(self, texts: str | Sequence[str], *, merge: Merge = "first", **how: Any) -> Any:
-        """Classes of words with their places in the text, neighbours of one class together; `ignore` leaves out O.
+        """Classes of words with their positions; adjacent words of one class form a tag. `ignore` defaults to O.
 
-        merge: none, simple, first, average or max, as the reference's pipelines have it (`tasks.tag`).
+        merge: none, simple, first, average or max, as in the pipelines of transformers (`predict.tag`).
         """
         return self.predict(texts, task="tag", merge=merge, **how)
 
@@ -173,9 +168,9 @@ class Predicts:
     ) -> list[list[Answer]]: ...
 
     def answer(self, questions: Any, contexts: Any, *, top_k: int = 1, **how: Any) -> Any:
-        """The `top_k` likeliest answers to a question, as spans of its context; a long context is read in parts.
+        """The `top_k` most probable answers to a question, as spans of its context.
 
-        `how` may hold max_answer_length, impossible, max_length and stride (`tasks.answer`).
+        Further options: max_answer_length, impossible, max_length and stride (`predict.answer`).
         """
         return self.predict(questions, contexts, task="answer", top_k=top_k, **how)
 
@@ -187,7 +182,7 @@ class Predicts:
     ) -> list[Follows]: ...
 
     def next_sentence(self, texts: Any, pairs: Any, **how: Any) -> Any:
-        """Whether the second text follows the first, with the probability that it does."""
+        """Whether the second text follows the first, with its probability."""
         return self.predict(texts, pairs, task="next-sentence", **how)
 
     @overload
@@ -200,25 +195,25 @@ class Predicts:
     ) -> list[Tensor]: ...
 
     def embed(self, texts: Any, *, pooling: Pooling = "mean", normalise: bool = False, **how: Any) -> Any:
-        """One vector (E,) in float32 for a text or a picture; with `normalise`, of length 1.
+        """One vector (E,) in float32 for a text or an image; of length 1 with `normalise`.
 
-        pooling: the mean of the states, the first (cls), the last, or the pooler's vector.
+        pooling: the mean of the states, the first state (cls), the last state, or the pooler's output.
         """
         return self.predict(texts, task="embed", pooling=pooling, normalise=normalise, **how)
 
 
 def _pairs(name: str, texts: Sequence[Any], pairs: Any) -> list[list[str]]:
-    """The second texts as an argument, where there are any."""
-    wanted = TASKS[name].pairs
+    """The second texts as a list of zero or one argument."""
+    needed = TASKS[name].pairs
     if pairs is None:
-        if wanted == "must":
-            raise UsageError(f"{name} reads two texts: give the second ones too")
+        if needed == "must":
+            raise UsageError(f"{name} reads pairs of texts; give the second texts too")
         return []
-    if wanted == "never":
-        raise UsageError(f"{name} reads one text at a time: leave the second ones out")
+    if needed == "never":
+        raise UsageError(f"{name} reads single texts; remove the second texts")
     given = [pairs] * len(texts) if isinstance(pairs, str) else list(pairs)
     if len(given) != len(texts):
         raise UsageError(
-            f"{len(texts):,} texts and {len(given):,} second texts: give one for each, or one for all"
+            f"{len(texts):,} texts and {len(given):,} second texts; give one for each, or one for all"
         )
     return [given]

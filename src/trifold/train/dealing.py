@@ -9,7 +9,7 @@ from threading import Thread
 from typing import NamedTuple, TypeVar
 
 from trifold.batches import deal as deal_batch
-from trifold.objectives.task import Batch
+from trifold.objectives.objective import Batch
 from trifold.train.setup import Prepared
 
 T = TypeVar("T")

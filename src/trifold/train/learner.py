@@ -21,7 +21,7 @@ from trifold.fast.int8_training import layers_by_bytes
 from trifold.fast.threads import sharing_cores
 from trifold.nn import Transformer
 from trifold.nn.rng import use_thread_rng
-from trifold.objectives.task import Batch, Task
+from trifold.objectives.objective import Batch, Objective
 from trifold.recipe import TrainSettings
 from trifold.train.blocks import under_graphs
 from trifold.train.ema import MovingAverage
@@ -49,7 +49,7 @@ class Learner:
     def __init__(
         self,
         model: Transformer,
-        task: Task,
+        task: Objective,
         settings: TrainSettings,
         *,
         seed: int,

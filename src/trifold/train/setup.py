@@ -15,8 +15,7 @@ from trifold.batches import BatchSettings, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
 from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.kinds import build, refuse_unread
-from trifold.objectives.task import Asked, Examples, Material, Planned, Task
+from trifold.objectives.objective import BuildContext, Examples, Objective, PlannedExamples, TaskBundle
 from trifold.recipe import Recipe
 from trifold.train.start import begin_from
 from trifold.train.view import View
@@ -27,13 +26,13 @@ class Prepared:
     """What is the same in every step of a run."""
 
     recipe: Recipe
-    material: Material
+    material: TaskBundle
     train: Examples
     valid: Examples
 
     @property
-    def task(self) -> Task:
-        return self.material.task
+    def task(self) -> Objective:
+        return self.material.objective
 
     @property
     def config(self) -> ModelConfig:
@@ -50,13 +49,13 @@ class Prepared:
 
     def examples(self, epoch: int) -> Examples:
         """The training rows as tokens; read anew in epochs where the task says so, else always the same."""
-        if not self.material.anew(epoch):
+        if not self.material.redraws(epoch):
             return self.train
         return self.task.examples(self.material.train, draw=self.draw(epoch))
 
     def plan(self, examples: Examples, epoch: int) -> Plan:
         """The batches of an epoch: a function of seed and epoch, so that resuming is seeking."""
-        if isinstance(examples, Planned):
+        if isinstance(examples, PlannedExamples):
             return examples.plan(self.batches, seed=self.recipe.train.seed, epoch=epoch)
         return plan_epoch(examples.lengths, self.batches, seed=self.recipe.train.seed, epoch=epoch)
 
@@ -75,7 +74,7 @@ class Prepared:
     @property
     def fingerprint(self) -> str:
         """By which ranks tell that they have read the same: how many rows there are, and how long each is."""
-        if isinstance(self.train, Planned):
+        if isinstance(self.train, PlannedExamples):
             return f"{len(self.train.lengths):,} rows of {self.train.tokens:,} tokens"
         return f"{len(self.train.lengths):,} rows, checksum {zlib.crc32(self.train.lengths.tobytes()):08x}"
 
@@ -93,8 +92,8 @@ class Prepared:
         model = Transformer(self.config)
         if self.recipe.train.start_from is not None:
             begin_from(self.recipe.train.start_from, model)
-        if self.material.start is not None:
-            self.material.start(model)
+        if self.material.initialize is not None:
+            self.material.initialize(model)
         return model
 
 
@@ -103,7 +102,7 @@ def prepare(recipe: Recipe, tokenizer_folder: Path, view: View) -> Prepared:
 
     Raises SettingsError or DataError before anything is learnt.
     """
-    asked = Asked(
+    asked = BuildContext(
         recipe.data,
         recipe.tokenizer,
         recipe.model,
@@ -112,13 +111,13 @@ def prepare(recipe: Recipe, tokenizer_folder: Path, view: View) -> Prepared:
         tokenizer_folder,
         view.say,
     )
-    refuse_unread(recipe.task, asked)
+    recipe.task.check_unused_keys(asked)
     if recipe.train.warmup >= recipe.train.steps:
         view.say(
             f"train.warmup: {recipe.train.warmup:,} steps of {recipe.train.steps:,}: the rate rises to the end"
         )
-    material = build(recipe.task, asked)
-    task = material.task
+    material = recipe.task.build(asked)
+    task = material.objective
     prepared = Prepared(recipe, material, task.examples(material.train), task.examples(material.valid))
     _report(prepared, view)
     return prepared
@@ -128,7 +127,7 @@ def _report(prepared: Prepared, view: View) -> None:
     """What an epoch holds, and what was too long for it."""
     lengths, settings, task = prepared.train.lengths, prepared.batches, prepared.task
     plan = prepared.plan(prepared.train, 0)
-    if isinstance(prepared.train, Planned):
+    if isinstance(prepared.train, PlannedExamples):
         view.say(
             f"an epoch: {len(lengths):,} rows, {prepared.train.tokens:,} {task.token_name}, {len(plan):,} batches, "
             f"no padding; vocabulary {prepared.material.vocabulary}"

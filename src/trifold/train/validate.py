@@ -11,7 +11,7 @@ from torch import Tensor
 from trifold import disk
 from trifold.hub import save_model
 from trifold.nn import Transformer
-from trifold.objectives.task import Evaluation, Looking
+from trifold.objectives.objective import EvalContext, Evaluation
 from trifold.train import checkpoint
 from trifold.train.run_folder import RunFolder
 from trifold.train.setup import Prepared
@@ -75,7 +75,7 @@ class Validator:
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
         prepared, settings = self.prepared, self.prepared.recipe.train
-        looking = Looking(
+        looking = EvalContext(
             prepared.recipe.batch, prepared.recipe.generate, settings.samples, settings.seed, _poll(stop)
         )
         found = prepared.task.evaluate(self.model, prepared.valid_rows, prepared.valid, looking)

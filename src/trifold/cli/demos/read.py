@@ -176,13 +176,13 @@ def draw(wanted: list[str], ours: list[str], scores: Mapping[str, float]) -> Fig
 
     from trifold.look import curves
     from trifold.look.figures import new_figure
-    from trifold.objectives.classify import confusion
+    from trifold.objectives.classify import confusion_matrix
 
     names = sorted({*wanted, *ours})
     numbers: Callable[[list[str]], Any] = lambda labels: np.array([names.index(one) for one in labels])  # noqa: E731
     figure = new_figure(11.5, 5.4)
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    curves.draw_confusion(left, confusion(numbers(wanted), numbers(ours), len(names)), names)
+    curves.draw_confusion(left, confusion_matrix(numbers(wanted), numbers(ours), len(names)), names)
     left.set_title(
         "where docstrings are from, and where they are told to be from", fontsize=11, fontweight="bold"
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from trifold.generate import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
-from trifold.predict import writing
+from trifold.predict.generate_texts import batches_by_length, generate_rows, search_tokens
 from trifold.ragged import Ragged
 
 SMALL = {"vocab_size": 40, "max_positions": 64, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
@@ -52,7 +52,9 @@ def test_what_a_batch_may_come_to_hold_is_bounded(
     about, config = ModelConfig.parse(SMALL | {"shape": shape}), GenerationConfig.parse(way)
     copies = {"num_beams": 4, "do_sample": 5, "penalty_alpha": 6}
     rows_of_each = next((count for key, count in copies.items() if key in way), 1)
-    batches = writing.alike(np.array(lengths), budget, lambda longest: writing.room(config, about, longest))
+    batches = batches_by_length(
+        np.array(lengths), budget, lambda longest: search_tokens(config, about, longest)
+    )
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
     for batch in batches:
         longest = max(lengths[row] for row in batch)
@@ -74,8 +76,8 @@ def test_many_short_prompts_do_not_make_one_large_cache(monkeypatch: pytest.Monk
     rows = Ragged.of([[3 + n % 30] for n in range(60)])
     done: list[int] = []
     config = GenerationConfig(max_new_tokens=31, do_sample=True, num_return_sequences=2, seed=1)
-    found = writing.write(made, rows, config, batch_tokens=640, on_done=done.append)
+    found = generate_rows(made, rows, config, batch_tokens=640, on_done=done.append)
     assert done == [10] * 6  # of 2 outputs each, which with their prompt have 32 tokens
     assert all(size * count * 2 <= 640 for size, count in zip(held, done, strict=True))
-    together = writing.write(made, rows, config, batch_tokens=10**6)
+    together = generate_rows(made, rows, config, batch_tokens=10**6)
     assert [[h.tokens for h in each] for each in found] == [[h.tokens for h in each] for each in together]

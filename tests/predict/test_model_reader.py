@@ -71,7 +71,9 @@ def test_reading_changes_nothing_in_the_model(pipes):
 
 def test_a_text_that_is_too_long_is_named_or_cut_and_told(pipes):
     pipe, long = pipes["classify"], " ".join(folders.WORDS * 2)
-    with pytest.raises(DataError, match=r"text 2 of 2: .* reads at most 48; shorten the text, or cut it"):
+    with pytest.raises(
+        DataError, match=r"text 2 of 2: .* reads at most 48; shorten the text, or truncate it"
+    ):
         pipe.classify(["fox", long])
     told: list[str] = []
     cut = pipe.classify(["fox", long], on_overflow="truncate", on_cut=told.append)
@@ -98,7 +100,7 @@ def test_a_tokenizer_of_another_model_is_found_out(pipes):
 
 
 def test_without_a_tokenizer_nothing_is_read(pipes):
-    with pytest.raises(UsageError, match="no tokenizer: use logits"):
+    with pytest.raises(UsageError, match="no tokenizer; use logits"):
         Pipeline(pipes["classify"].model).classify("fox")
 
 

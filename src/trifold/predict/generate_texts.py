@@ -1,8 +1,9 @@
-"""Many rows of tokens through a search: those of like length go together, and the answers come back in their order."""
+"""Generation for many token sequences: sequences of similar length form batches, results keep the input order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from trifold.nn.masks import padding
 from trifold.ragged import Ragged
 
 
-def write(
+def generate_rows(
     model: Transformer,
     rows: Ragged,
     config: GenerationConfig,
@@ -24,33 +25,36 @@ def write(
     batch_tokens: int = 4096,
     first: int = 0,
     on_done: Callable[[int], None] | None = None,
-    **more: Any,
+    poll: Callable[[], None] | None = None,
+    **options: Any,
 ) -> list[list[Hypothesis]]:
-    """What follows each row (a source, or a prompt), best first; `more` goes to `generate_tokens` as it is.
+    """Hypotheses for each row (a source or a prompt), best first; `options` go to `generate_tokens`.
 
-    `first` is the place of rows[0] in the whole input, so that sampling in portions draws what one call would;
-    `on_done` hears how many rows were finished.
+    first: number of rows[0] in the whole input, so that sampling part by part draws the same as a single call.
+    on_done: called with the number of rows that were finished. poll: called at each step.
     """
-    answers: list[list[Hypothesis]] = [[] for _ in range(len(rows))]
+    if poll is not None:
+        options["on_step"] = lambda _tokens, _open: poll()
+    results: list[list[Hypothesis]] = [[] for _ in range(len(rows))]
     device = next(model.parameters()).device
-    for chosen in alike(rows.lengths, batch_tokens, lambda longest: room(config, model.config, longest)):
+    for chosen in batches_by_length(rows.lengths, batch_tokens, partial(search_tokens, config, model.config)):
         width = int(rows.lengths[chosen].max())
         attend = padding(torch.from_numpy(rows.lengths[chosen]), width)
         tokens = rows.padded(chosen, width, model.config.pad_id).to(device)
         inputs = Inputs(tokens, None if attend is None else attend.to(device))
-        found = generate_tokens(model, inputs, config, numbers=(chosen + first).tolist(), **more)
+        found = generate_tokens(model, inputs, config, numbers=(chosen + first).tolist(), **options)
         for row, hypotheses in zip(chosen, found, strict=True):
-            answers[row] = hypotheses
+            results[row] = hypotheses
         if on_done is not None:
             on_done(len(chosen))
-    return answers
+    return results
 
 
-def room(config: GenerationConfig, model: ModelConfig, longest: int) -> int:
-    """Tokens that a row of `longest` takes up while it is searched, in all the rows that a search makes of it.
+def search_tokens(config: GenerationConfig, model: ModelConfig, longest: int) -> int:
+    """Cached tokens of a row of `longest` tokens during the search, over all of its hypotheses.
 
-    A decoder keeps its prompt and all that it may write. What an encoder-decoder reads is kept once, and what it
-    writes is as a rule about as long: its source stands for both.
+    A decoder caches its prompt and its output. An encoder-decoder caches its source once; the output is usually of
+    similar length, so the source counts for both.
     """
     rows = max(config.num_beams, config.num_return_sequences, (config.penalty_alpha and config.top_k) or 1)
     if model.encoder_layers:
@@ -59,17 +63,17 @@ def room(config: GenerationConfig, model: ModelConfig, longest: int) -> int:
     return max(longest, min(most, model.max_positions)) * rows
 
 
-def alike(
-    lengths: NDArray[np.int64], tokens: int, room: Callable[[int], int] = int
+def batches_by_length(
+    lengths: NDArray[np.int64], tokens: int, cost: Callable[[int], int] = int
 ) -> list[NDArray[np.int64]]:
-    """Rows of like length in batches of at most `tokens` padded tokens, the longest first.
+    """Rows of similar length in batches of at most `tokens` padded tokens, the longest rows first.
 
-    room: what a row of so many tokens counts for.
+    cost: the tokens to count for a row of a given length.
     """
     order = np.argsort(-lengths, kind="stable")
     batches, start = [], 0
     while start < len(order):
-        rows = max(1, tokens // room(int(lengths[order[start]])))
+        rows = max(1, tokens // cost(int(lengths[order[start]])))
         batches.append(order[start : start + rows])
         start += rows
     return batches

@@ -1,0 +1,179 @@
+"""Raw text as training data: reading, tokenizing, and splitting into chunks that a model can read at once.
+
+Base of the objectives that corrupt raw text: masked.py, sentence_pairs.py, permutation.py, denoise.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trifold.data import Documents, read_document_splits
+from trifold.errors import DataError
+from trifold.nn import ModelConfig
+from trifold.nn.config import Shape
+from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle, plan_all
+from trifold.ragged import Chunks, split_into_chunks
+from trifold.text import Tokenizer
+from trifold.text.annotation import AnnotatedTexts, annotate, count_unknown
+from trifold.text.spans import Flags, Ids, example_rng
+
+Cut = Literal["pieces", "windows", "drop"]
+
+
+def load_documents(context: BuildContext) -> tuple[Documents, Documents]:
+    """Training and validation documents. Raises SettingsError if the recipe names none."""
+    require_documents(context)
+    splits = read_document_splits(context.data, context.seed)
+    assert splits.valid is not None
+    for documents in (splits.train, splits.valid):
+        context.report(str(documents.report))
+    return splits.train, splits.valid
+
+
+def require_documents(context: BuildContext) -> None:
+    """Raises SettingsError if the recipe names no training or no validation text."""
+    context.require_data(
+        "data.train=FILE, a folder or a pattern of files",
+        "data.valid=FILE, or data.holdout=0.1 to hold out a tenth of the text",
+    )
+
+
+def describe_long(lengths: NDArray[np.int64], long: Flags, size: int, cut: Cut) -> Iterator[str]:
+    """A line about the documents that are longer than the model reads at once, if there are any."""
+    if long.any():
+        treatment = {
+            "pieces": f"split into pieces of {size:,}",
+            "windows": f"split into pieces of {size:,}, at other positions in each epoch",
+            "drop": f"left out, with {int(lengths[long].sum()):,} tokens",
+        }[cut]
+        yield f"{int(long.sum()):,} of {len(lengths):,} documents have more than {size:,} tokens: {treatment}"
+
+
+# --- documents with marked words and sentences, in chunks ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DocumentChunks:
+    """Examples: chunks of documents. n_special: the special tokens that are added to each."""
+
+    documents: AnnotatedTexts
+    chunks: Chunks
+    n_special: int
+
+    def __len__(self) -> int:
+        return len(self.chunks.sizes)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(N, 1) tokens, including special tokens."""
+        return self.chunks.sizes[:, None] + self.n_special
+
+    def __getitem__(self, row: int) -> tuple[Ids, Flags, Flags]:
+        """Ids, and flags at the first tokens of words and of sentences."""
+        start, documents = self.chunks.starts[row], self.documents
+        part = slice(start, start + self.chunks.sizes[row])
+        return (
+            documents.ids[part].astype(np.int64),
+            documents.word_starts[part],
+            documents.sentence_starts[part],
+        )
+
+
+def chunk_documents(
+    documents: AnnotatedTexts, room: int, n_special: int, cut: Cut, draw: int | None = None
+) -> DocumentChunks:
+    """Chunks of at most `room` tokens. With `draw` and windows, the first chunk of a longer document has a random size,
+    so that the boundaries change from draw to draw.
+    """
+    first = None
+    if cut == "windows" and draw is not None:
+        first = example_rng(draw, 2**63).integers(1, room + 1, size=len(documents))
+    chunks = split_into_chunks(
+        documents.starts[:-1], documents.lengths, room, first=first, drop=cut == "drop"
+    )
+    return DocumentChunks(documents, chunks, n_special)
+
+
+class DocumentObjective(Objective):
+    """Base of objectives that corrupt chunks of documents.
+
+    room: tokens of a chunk, without special ones. n_special: special tokens added to each chunk.
+    """
+
+    room: int
+    n_special: int
+    cut: Cut = "pieces"
+
+    def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Any:
+        """Chunks of the documents."""
+        return chunk_documents(rows, self.room, self.n_special, self.cut, draw)
+
+    def describe(self, documents: AnnotatedTexts) -> Iterator[str]:
+        """Lines about documents that are split or left out."""
+        return describe_long(documents.lengths, documents.lengths > self.room, self.room, self.cut)
+
+
+class DocumentObjectiveSettings(ObjectiveSettings):
+    """Base of their settings.
+
+    shape: the model shape that the objective requires. append_eos: whether texts end with </s>. redraws: whether the
+    examples of each epoch differ even if data.cut is not windows.
+    """
+
+    shape: ClassVar[Shape] = "encoder"
+    append_eos: ClassVar[bool] = False
+    redraws: ClassVar[bool] = False
+
+    def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> DocumentObjective:
+        """The objective, for rows of at most `width` tokens."""
+        raise NotImplementedError
+
+    def _build(self, context: BuildContext) -> TaskBundle:
+        context.require_shape(self.kind, self.shape)
+        train, valid = load_documents(context)
+        tokenizer = context.load_or_train_tokenizer(lambda: train.texts, append_eos=self.append_eos)
+        config = context.config_for(tokenizer)
+        objective = self.create(tokenizer, config, context.width, context.data.cut)
+        rows, valid_rows = (self._mark(objective, documents, context) for documents in (train, valid))
+        _require_targets(objective, valid_rows, valid.report.name, context)
+        redraws = self.redraws or context.data.cut == "windows"
+        return TaskBundle(
+            objective, config, rows, valid_rows, f"{tokenizer.vocab_size:,}", lambda _epoch: redraws
+        )
+
+    def _mark(
+        self, objective: DocumentObjective, documents: Documents, context: BuildContext
+    ) -> AnnotatedTexts:
+        """Encode documents and report what becomes of them. Raises DataError if no document has a token."""
+        name, tokenizer = documents.report.name, objective.tokenizer
+        marked = annotate(tokenizer, documents.texts)
+        if empty := int((marked.lengths == 0).sum()):
+            if empty == len(marked):
+                raise DataError(f"{name}: no document has a token; is the tokenizer for this text?")
+            context.report(f"{name}: {empty:,} documents without a token: left out")
+        if count := count_unknown(tokenizer, marked.ids):
+            use = "inputs and targets" if self.append_eos else "inputs, but never targets"
+            context.report(f"{name}: {count:,} of {len(marked.ids):,} tokens are unknown (<unk>): {use}")
+        try:
+            for line in objective.describe(marked):
+                context.report(f"{name}: {line}")
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from None
+        return marked
+
+
+def _require_targets(
+    objective: DocumentObjective, rows: AnnotatedTexts, name: str, context: BuildContext
+) -> None:
+    """Raises DataError if a validation has no target token, so that every model would be perfect."""
+    examples = objective.examples(rows)
+    if not any(objective.batch(examples, batch).tokens for batch in plan_all(examples, context.batches)):
+        raise DataError(
+            f"{name}: this validation text has no target tokens: documents are too short, have only unknown tokens, "
+            "or are left out by data.cut=drop; name another text with data.valid, or raise data.holdout"
+        )

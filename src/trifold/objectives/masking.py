@@ -1,0 +1,234 @@
+"""Masking of tokens, shared by masked.py and sentence_pairs.py: batches, loss terms and statistics.
+
+Only the states at masked positions reach the head: 15 % of them.
+
+Shapes: N tokens of the packed row, M masked ones (padded to a multiple), E model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from trifold.errors import SettingsError
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.heads import SpanBoundary
+from trifold.nn.losses import judge, linear_cross_entropy
+from trifold.nn.packing import Packing, rounded
+from trifold.objectives.documents import DocumentObjectiveSettings
+from trifold.objectives.objective import LossTerm
+from trifold.text import Tokenizer
+from trifold.text.annotation import special_flags
+from trifold.text.corruption import MASK_FUNCTIONS, MaskedRow, MaskFunction, Replacement, mask_spans
+from trifold.text.spans import MAX_SPAN_RATE, Flags, Geometric, Ids, example_rng, expand_spans
+
+
+class MaskingSettings(DocumentObjectiveSettings):
+    """Which tokens are masked, and what replaces them."""
+
+    mask: Literal["plain", "words", "spans"] = Field(
+        "plain", description="what is masked: single tokens, whole words, or spans of whole words"
+    )
+    rate: float = Field(0.15, gt=0, lt=1, description="share of the tokens that are masked")
+    masked: float = Field(0.8, ge=0, le=1, description="share of these that the mask token replaces")
+    random: float = Field(
+        0.1, ge=0, le=1, description="share of these that a random token replaces; the rest stays"
+    )
+    span_p: float = Field(
+        0.2, gt=0, lt=1, description="spans: parameter of the geometric distribution of lengths in words"
+    )
+    span_longest: int = Field(10, ge=1, description="spans: largest length in words")
+    boundary: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the span-boundary objective, which predicts a masked token from the states at both "
+        "ends of its span; requires the head boundary",
+    )
+
+
+class SpecialTokens(NamedTuple):
+    """Special tokens before, between and after one or two texts."""
+
+    before: Ids
+    between: Ids
+    after: Ids
+    segments: tuple[int, int, int]  # segment of the second text, of `between` and of `after`
+
+    @classmethod
+    def of_text(cls, tokenizer: Tokenizer) -> SpecialTokens:
+        """Those that the tokenizer adds to a text."""
+        row = tokenizer.rows(["a"])[0]
+        own = [place for place, text in enumerate(row.texts) if text is not None]
+        return cls(_ids(row.ids[: own[0]]), _ids([]), _ids(row.ids[own[-1] + 1 :]), (0, 0, 0))
+
+    @classmethod
+    def of_pair(cls, tokenizer: Tokenizer) -> SpecialTokens:
+        """Those that the tokenizer adds to a pair of texts."""
+        row = tokenizer.rows(["a"], ["a"])[0]
+        first, second = ([at for at, text in enumerate(row.texts) if text == which] for which in (0, 1))
+        between = slice(first[-1] + 1, second[0])
+        segments = (
+            row.types[second[0]],
+            (row.types[between] or [0])[-1],
+            (row.types[second[-1] + 1 :] or [0])[-1],
+        )
+        return cls(
+            _ids(row.ids[: first[0]]), _ids(row.ids[between]), _ids(row.ids[second[-1] + 1 :]), segments
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of special tokens."""
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def around(self, ids: Ids) -> Ids:
+        """A text with its special tokens."""
+        return np.concatenate([self.before, ids, self.after])
+
+    def inside(self, length: int) -> slice:
+        """Where the text is in a row of `length` tokens."""
+        return slice(len(self.before), length - len(self.after))
+
+
+@dataclass(frozen=True)
+class MaskedBatch:
+    """Packed rows with masked tokens.
+
+    positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in padding. For the
+    span-boundary objective, of each masked token: left, right (M,) the positions at both ends of its span, and offset
+    (M,) its position in the span, -1 beyond the positions of the boundary head.
+    """
+
+    inputs: Inputs
+    positions: Tensor
+    labels: Tensor
+    tokens: int
+    left: Tensor | None = None
+    right: Tensor | None = None
+    offset: Tensor | None = None
+    boundary_tokens: int = 0
+
+    def to(self, device: torch.device) -> MaskedBatch:
+        """A copy on another device."""
+        names = ("positions", "labels", "left", "right", "offset")
+        tensors = {name: getattr(self, name) for name in names}
+        moved: dict[str, Any] = {
+            name: x if x is None else x.to(device, non_blocking=True) for name, x in tensors.items()
+        }
+        return replace(self, inputs=self.inputs.to(device), **moved)
+
+
+class Masking:
+    """Masks tokens. Raises SettingsError if the tokenizer or the model lacks what the settings require."""
+
+    def __init__(self, settings: MaskingSettings, tokenizer: Tokenizer, config: ModelConfig) -> None:
+        self.settings, self.tokenizer, self.config = settings, tokenizer, config
+        if tokenizer.mask_id is None:
+            raise SettingsError(
+                "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[cls, sep, mask]"
+            )
+        if settings.mask == "spans" and settings.rate > MAX_SPAN_RATE:
+            raise SettingsError(
+                f"task.rate: {settings.rate} of the words do not fit into separate spans; set at most "
+                f"{MAX_SPAN_RATE}, or task.mask=words"
+            )
+        if settings.masked + settings.random > 1:
+            raise SettingsError(f"task.masked + task.random is {settings.masked + settings.random}, above 1")
+        if (settings.boundary > 0) != ("boundary" in config.chosen_heads):
+            raise SettingsError(
+                "task.boundary and model.heads: the span-boundary objective requires both a weight and the head; "
+                "set task.boundary=1.0 model.heads=[lm, boundary], or remove both"
+            )
+        self.special = special_flags(tokenizer)
+        ordinary = np.flatnonzero(~self.special[: tokenizer.vocab_size])
+        self.replacement = Replacement(tokenizer.mask_id, ordinary, settings.masked, settings.random)
+        lengths = Geometric(settings.span_p, settings.span_longest)
+        functions: dict[str, MaskFunction] = {**MASK_FUNCTIONS, "spans": partial(mask_spans, law=lengths)}
+        self._mask = functions[settings.mask]
+
+    def mask(self, ids: Ids, starts: Flags, draw: int, row: int) -> MaskedRow:
+        """MaskFunction tokens of one row; a function of (draw, row). starts: flags at the first tokens of words."""
+        rng = example_rng(draw, row)
+        return self._mask(ids, ~self.special[ids], starts, rng, self.replacement, self.settings.rate)
+
+    def mask_single(self, ids: Ids, position: int) -> MaskedRow:
+        """MaskFunction the token at one position."""
+        inputs, at = ids.copy(), np.array([position], dtype=np.int64)
+        inputs[at] = self.replacement.mask
+        return MaskedRow(inputs, at, ids[at], np.array([[position, position + 1]], dtype=np.int64))
+
+    def pack(self, rows: Sequence[MaskedRow], segments: Sequence[Ids] | None = None) -> MaskedBatch:
+        """Concatenate rows into one."""
+        lengths = np.array([len(row.inputs) for row in rows], dtype=np.int64)
+        packing = Packing.of(torch.from_numpy(lengths))
+        firsts = np.cumsum(lengths) - lengths
+        tokens = np.full(packing.filled, self.tokenizer.required("pad"), dtype=np.int64)
+        tokens[: packing.real] = np.concatenate([row.inputs for row in rows])
+        packed_segments = None
+        if segments is not None and self.config.n_token_types > 1:
+            packed_segments = torch.from_numpy(_padded(np.concatenate(segments), packing.filled, 0))[None]
+        inputs = Inputs(torch.from_numpy(tokens)[None], packing=packing, segments=packed_segments)
+        count = sum(len(row.positions) for row in rows)
+        size, last = rounded(count), packing.filled - 1  # padding refers to the last token
+        positions = np.concatenate([row.positions + first for row, first in zip(rows, firsts, strict=True)])
+        labels = np.concatenate([row.targets for row in rows])
+        arrays = {"positions": _padded(positions, size, last), "labels": _padded(labels, size, -1)}
+        boundary_tokens = 0
+        if self.settings.boundary:
+            spans = np.concatenate([row.spans + first for row, first in zip(rows, firsts, strict=True)])
+            span_lengths = spans[:, 1] - spans[:, 0]
+            offset = expand_spans(spans) - np.repeat(spans[:, 0], span_lengths)
+            offset = np.where(offset < self.config.boundary_positions, offset, -1)
+            arrays["left"] = _padded(np.repeat(spans[:, 0] - 1, span_lengths), size, last)
+            arrays["right"] = _padded(np.repeat(spans[:, 1], span_lengths), size, last)
+            arrays["offset"] = _padded(offset, size, -1)
+            boundary_tokens = int((offset >= 0).sum())
+        tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return MaskedBatch(inputs, tokens=count, boundary_tokens=boundary_tokens, **tensors)
+
+    def counts(self, batch: MaskedBatch) -> dict[str, int]:
+        """The count of each loss term."""
+        boundary = {"boundary": batch.boundary_tokens} if self.settings.boundary else {}
+        return {"tokens": batch.tokens} | boundary
+
+    def loss(self, model: Transformer, batch: MaskedBatch, states: Tensor) -> dict[str, LossTerm]:
+        """Cross-entropy of the masked tokens, in nats; states (N, E)."""
+        head = model.lm_head
+        assert head is not None
+        features = head.features(states.index_select(0, batch.positions))
+        sums = linear_cross_entropy(features, head.weight, head.bias, batch.labels)
+        terms = {"tokens": LossTerm(sums.loss, batch.tokens, nll=sums.nll)}
+        if batch.left is not None and batch.right is not None and batch.offset is not None:
+            boundary = model.heads["boundary"]
+            assert isinstance(boundary, SpanBoundary)
+            left, right = (states.index_select(0, positions) for positions in (batch.left, batch.right))
+            labels = torch.where(batch.offset < 0, -1, batch.labels)
+            features = boundary(left, right, batch.offset.clamp_min(0))
+            sums = linear_cross_entropy(features, head.weight, boundary.bias, labels)
+            terms["boundary"] = LossTerm(sums.loss, batch.boundary_tokens, self.settings.boundary)
+        return terms
+
+    @torch.no_grad()
+    def measure(self, model: Transformer, batch: MaskedBatch, states: Tensor) -> dict[str, Any]:
+        """Negative log-likelihood and correct predictions of the masked tokens."""
+        head = model.lm_head
+        assert head is not None
+        features = head.features(states.index_select(0, batch.positions))
+        found = judge(features, head.weight, head.bias, batch.labels)
+        return {"nll": float(found.nll), "correct": int(found.right), "tokens": batch.tokens}
+
+
+def _padded(values: NDArray[np.int64], size: int, padding: int) -> NDArray[np.int64]:
+    return np.pad(values, (0, size - len(values)), constant_values=padding)
+
+
+def _ids(values: Sequence[int]) -> Ids:
+    return np.array(values, dtype=np.int64)

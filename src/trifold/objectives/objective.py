@@ -1,0 +1,383 @@
+"""Base of the objectives: settings, what they are built from, and what training calls.
+
+An objective file reads in the order of the data: settings -> rows -> examples -> batch -> loss terms -> scores.
+Rows, examples and batches have types that only the objective knows. Training needs the lengths of the examples and the
+number of target tokens of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trifold.batches import BatchSettings, plan_epoch
+from trifold.batches.plan import Plan
+from trifold.data import DataSettings, Pairs, read_splits
+from trifold.errors import DataError, SettingsError
+from trifold.generate import GenerationConfig
+from trifold.nn import ModelConfig, Transformer
+from trifold.nn.config import Shape
+from trifold.settings import Settings
+from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
+
+TOKENIZER_FILE, TARGET_TOKENIZER_FILE = "tokenizer.json", "target_tokenizer.json"
+FILL_MASK = 'predict {folder} "a text with a <mask>"'  # command that uses a model
+UNUSED_KEYS = ("tokenizer.dropout", "tokenizer.dropout_epochs")
+
+# --- examples, batches, loss terms -----------------------------------------------------------------------
+
+
+class Examples(Protocol):
+    """Encoded rows."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(N, sides) tokens of each example, for one or two sides."""
+
+
+@runtime_checkable
+class PlannedExamples(Protocol):
+    """Examples that plan their own batches, because there are too many to list."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(N, sides) an upper limit of the tokens of each example."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all examples together."""
+
+    def plan(self, settings: BatchSettings, *, seed: int, epoch: int) -> Plan:
+        """The batches of an epoch; a pure function like `plan_epoch`."""
+
+
+class Batch(Protocol):
+    """The input of one forward pass; frozen."""
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens: the count of the loss term "tokens"."""
+
+    def to(self, device: torch.device) -> Self:
+        """A copy on another device."""
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """One term of a loss: weight · sum / count. `nll` is the same sum without label smoothing, for logging.
+
+    An objective returns sums and counts, never means. Training divides each sum by its count over all micro-batches
+    and ranks, so accumulation and uneven batches do not change the gradient.
+    """
+
+    sum: Tensor
+    count: int
+    weight: float = 1.0
+    nll: Tensor | None = None
+
+
+# --- evaluation ------------------------------------------------------------------------------------------
+
+
+class Sample(NamedTuple):
+    """The model's output for one validation row; `reference` is the expected output, if known."""
+
+    source: str
+    reference: str | None
+    ours: str
+
+
+class Scores(NamedTuple):
+    """Scores by name, generated samples, and a signature of each score that states how it is computed."""
+
+    values: dict[str, float]
+    samples: Sequence[Sample] = ()
+    signatures: Sequence[str] = ()
+
+
+class Evaluation(NamedTuple):
+    """Result of a validation.
+
+    loss: in nats per token, without smoothing. value: the score named by `best_by`; larger is better.
+    """
+
+    loss: float
+    scores: dict[str, float]
+    value: float
+    samples: Sequence[Sample] = ()
+    signatures: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class EvalContext:
+    """Options of a validation.
+
+    batches: the recipe's limits; rows are neither dropped nor truncated. samples: number of texts to generate if the
+    scores do not need all of them. poll: called often; an exception that it raises ends the validation.
+    """
+
+    batches: BatchSettings
+    generation: GenerationConfig
+    samples: int
+    seed: int
+    poll: Callable[[], None]
+
+
+def percent(correct: int, count: int) -> float:
+    """100 · correct / count; 0 if the count is 0."""
+    return 100 * correct / max(count, 1)
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), finite."""
+    return math.exp(min(loss, 700.0))
+
+
+# --- building --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """The parts of a recipe that an objective is built from.
+
+    folder: holds the tokenizers of the run; existing ones are loaded. report: receives lines about the data.
+    """
+
+    data: DataSettings
+    tokenizer: TokenizerSettings
+    model: ModelConfig
+    batches: BatchSettings
+    seed: int
+    folder: Path
+    report: Callable[[str], None]
+
+    @property
+    def width(self) -> int:
+        """Largest number of tokens of a row: the recipe's limit, at most the model's positions."""
+        return min(self.batches.max_length or self.model.max_positions, self.model.max_positions)
+
+    def require_shape(self, kind: str, shape: Shape) -> None:
+        """Raises SettingsError if the model has another shape."""
+        if self.model.shape != shape:
+            raise SettingsError(
+                f"model.shape: {self.model.shape} does not support task.kind: {kind}, which requires shape {shape}; "
+                f"set model.shape={shape}, or choose another task"
+            )
+
+    def require_data(self, train_remedy: str, valid_remedy: str) -> None:
+        """Raises SettingsError if the recipe has no training data or no validation data."""
+        if self.data.train is None:
+            raise SettingsError(f"data.train: no training data; set {train_remedy}")
+        if self.data.valid is None and not self.data.holdout:
+            raise SettingsError(f"data.valid: no validation data; set {valid_remedy}")
+
+    def read_pairs(self) -> tuple[Pairs, Pairs]:
+        """Training and validation pairs."""
+        splits = read_splits(self.data, self.seed)
+        assert splits.valid is not None
+        for pairs in (splits.train, splits.valid):
+            self.report(str(pairs.report))
+        return splits.train, splits.valid
+
+    def load_or_train_tokenizer(self, texts: Callable[[], Iterable[str]], **save: Any) -> Tokenizer:
+        """The tokenizer of the run, so that a resumed run encodes as before; else a new one trained on `texts()`.
+
+        save: options of `Tokenizer.save` for a new one.
+        """
+        if (path := self.folder / TOKENIZER_FILE).is_file():
+            return Tokenizer.load(path, dropout=self.tokenizer.dropout)
+        self.report(f"tokenizer: {self.tokenizer.kind} …")
+        tokenizer = make_tokenizer(texts(), self.tokenizer)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(self.folder, **save)
+        return tokenizer
+
+    def config_for(self, tokenizer: Tokenizer) -> ModelConfig:
+        """The model's config with the vocabulary size and special ids of its only tokenizer."""
+        update = {"vocab_size": tokenizer.vocab_size}
+        update |= {f"{role}_id": tokenizer.required(role) for role in ("pad", "bos", "eos")}
+        return self.model.model_copy(update=update)
+
+
+@dataclass(frozen=True)
+class TaskBundle:
+    """An objective with its rows and the model's config, completed by the tokenizers.
+
+    vocabulary: its size as text. redraws: whether the training rows are encoded again, with another draw, in an epoch.
+    initialize: sets the initial weights of a new model, if they are not random.
+    """
+
+    objective: Objective
+    config: ModelConfig
+    train: Any
+    valid: Any
+    vocabulary: str
+    redraws: Callable[[int], bool] = lambda _epoch: False
+    initialize: Callable[[Transformer], None] | None = None
+
+
+class ObjectiveSettings(Settings):
+    """Base of the settings of an objective; `kind` selects the class.
+
+    data_kind: what the objective reads: pairs of texts, raw documents, or parts that each name their own data.
+    command: the command that uses a trained model. unused_keys: recipe keys that have no effect and are rejected.
+    supports_cache: whether it reads tokens from data.cache.
+    """
+
+    data_kind: ClassVar[Literal["pairs", "documents", "parts"]] = "documents"
+    command: ClassVar[str] = 'generate {folder} "your text"'
+    unused_keys: ClassVar[tuple[str, ...]] = UNUSED_KEYS
+    supports_cache: ClassVar[bool] = False
+
+    if TYPE_CHECKING:  # declared by each subclass, whose fields keep their order
+
+        @property
+        def kind(self) -> str: ...
+        @property
+        def best_by(self) -> str: ...
+
+    @property
+    def evaluated(self) -> ObjectiveSettings:
+        """Settings of the objective that a validation evaluates; of an objective that wraps another, the inner one."""
+        return self
+
+    def usage(self, folder: Path) -> str:
+        """The command that uses a model trained with these settings."""
+        return f"trifold {self.evaluated.command.format(folder=folder)}"
+
+    def check_unused_keys(self, context: BuildContext) -> None:
+        """Raises SettingsError if the recipe sets a key that this objective ignores."""
+        for group, _, key in (name.partition(".") for name in self.unused_keys):
+            part = context.data if group == "data" else context.tokenizer
+            if getattr(part, key) != type(part).model_fields[key].get_default():
+                raise SettingsError(
+                    f"{group}.{key}: has no effect on a task of kind {self.kind}; remove it, or choose another task"
+                )
+
+    def build(self, context: BuildContext) -> TaskBundle:
+        """Read the data, load or train the tokenizers, and construct the objective. Reports what is left out.
+
+        Raises SettingsError or DataError before training starts.
+        """
+        if context.data.cache is not None and not self.supports_cache:
+            raise SettingsError(
+                f"data.cache: a task of kind {self.kind} reads its text into memory; remove data.cache"
+            )
+        return self._build(context)
+
+    def _build(self, context: BuildContext) -> TaskBundle:
+        raise NotImplementedError
+
+
+# --- objective -------------------------------------------------------------------------------------------
+
+
+class Objective(ABC):
+    """What training calls: `examples`, `batch`, `counts`, `loss`, `evaluate`, `save`.
+
+    row_name, read_name, token_name: names, for reports, of the rows, of the tokens of their (last) side, and of the
+    target tokens of a batch. packs: whether a batch is one long row without padding between its rows.
+    """
+
+    row_name: str = "texts"
+    read_name: str = "tokens"
+    token_name: str = "tokens"
+    packs: bool = True
+    settings: Any  # ObjectiveSettings
+    tokenizer: Tokenizer
+
+    @abstractmethod
+    def examples(self, rows: Any, draw: int | None = None) -> Examples:
+        """Encode rows. `draw` (64 bits of seed and epoch) is given if they are encoded again in each epoch."""
+
+    @abstractmethod
+    def batch(
+        self, examples: Any, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
+    ) -> Batch:
+        """Build a batch of the given examples, truncated to `width` tokens if given.
+
+        Rng choices are a function of `draw` (64 bits of seed and epoch) and the example's number, and do not
+        depend on the other examples.
+        """
+
+    def counts(self, batch: Any) -> dict[str, int]:
+        """The count of each loss term, known before the forward pass."""
+        return {"tokens": batch.tokens}
+
+    @abstractmethod
+    def loss(self, model: Transformer, batch: Any) -> dict[str, LossTerm]:
+        """Loss terms by name; "tokens" is the one that is logged, in nats per token."""
+
+    def measure(self, model: Transformer, batch: Any) -> dict[str, Any]:
+        """Statistics of one validation batch, which are added up over all batches; "nll" and "tokens" are required."""
+        term = self.loss(model, batch)["tokens"]
+        return {"nll": float(term.sum if term.nll is None else term.nll), "tokens": term.count}
+
+    @abstractmethod
+    def compute_scores(
+        self, model: Transformer, rows: Any, examples: Any, sums: dict[str, Any], context: EvalContext
+    ) -> Scores:
+        """Scores from the sums of `measure`, and samples."""
+
+    @torch.no_grad()
+    def evaluate(self, model: Transformer, rows: Any, examples: Any, context: EvalContext) -> Evaluation:
+        """Evaluate a model in evaluation mode on rows and their examples."""
+        sums: dict[str, Any] = defaultdict(int)
+        for batch in all_batches(self, model, examples, context):
+            for name, value in self.measure(model, batch).items():
+                sums[name] += value
+        loss = sums["nll"] / max(sums["tokens"], 1)
+        scores, samples, signatures = self.compute_scores(
+            model, rows, examples, sums | {"loss": loss}, context
+        )
+        best_by = self.settings.best_by
+        value = -loss if best_by == "loss" else scores[best_by]
+        return Evaluation(loss, scores, value, samples, signatures)
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizers next to a model."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save(folder)
+
+
+def all_batches(
+    objective: Objective, model: Transformer, examples: Examples, context: EvalContext
+) -> Iterator[Any]:
+    """All examples in batches on the model's device; none is dropped or truncated."""
+    device = next(model.parameters()).device
+    for rows in plan_all(examples, context.batches):
+        context.poll()
+        yield objective.batch(examples, rows).to(device)
+
+
+def plan_all(examples: Examples, settings: BatchSettings) -> Plan:
+    """A plan of all examples in order of length, without a limit of length."""
+    unlimited = settings.model_copy(update={"max_length": None, "on_overflow": "drop"})
+    return plan_epoch(examples.lengths, unlimited, seed=0, epoch=0, shuffle=False)
+
+
+def select_readable(objective: Objective, rows: Pairs, context: BuildContext, remedy: str = "") -> Pairs:
+    """The validation rows that fit the model's positions. Reports how many are left out before training starts."""
+    positions, name = context.model.max_positions, rows.report.name
+    fits = objective.examples(rows).lengths.max(axis=1) <= positions
+    if fits.all():
+        return rows
+    if not fits.any():
+        raise DataError(
+            f"{name}: no validation row has at most {positions} tokens; raise model.max_positions{remedy}"
+        )
+    context.report(
+        f"{name}: {int((~fits).sum()):,} of {len(fits):,} {objective.row_name} are longer than {positions} tokens: "
+        "left out"
+    )
+    return rows.select(np.flatnonzero(fits).tolist(), name)

@@ -1,0 +1,329 @@
+"""MaskedRow language model with a prediction for pairs of texts.
+
+    follows   whether the second text follows the first or is from another document   Devlin et al. 2019, section 3.1
+    order     whether two consecutive texts are in their original order               Lan et al. 2020, section 3.1
+
+rows -> example    two consecutive runs of whole sentences of a document, drawn again in each epoch; half of the pairs
+                   are negative: with the second text of another document, or with the texts swapped
+example -> batch   tokens masked
+loss               - Σ log P(masked token) / tokens - Σ log P(positive or negative) / pairs
+scores             accuracy of the masked tokens and of the pairs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from trifold.errors import DataError, SettingsError
+from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.documents import Cut, DocumentObjective
+from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings, SpecialTokens
+from trifold.objectives.objective import UNUSED_KEYS, EvalContext, LossTerm, Scores, percent, perplexity
+from trifold.text import Tokenizer
+from trifold.text.annotation import AnnotatedTexts
+from trifold.text.spans import Flags, Ids, Rng, example_rng
+
+HEADS = ("lm", "pooler", "next-sentence")
+
+
+class SentencePairSettings(MaskingSettings):
+    """Settings of masked tokens with sentence pairs."""
+
+    command = 'predict {folder} "a text" --pair "another" --task next-sentence'
+    unused_keys = (*UNUSED_KEYS, "data.cut")
+    redraws = True
+
+    kind: Literal["pairs"] = "pairs"
+    pairs: Literal["follows", "order"] = Field(
+        "follows",
+        description="what is predicted: whether the second text follows the first, or whether two texts are in order",
+    )
+    weight: float = Field(
+        1.0, gt=0, description="weight of the loss of the pairs; that of masked tokens is 1"
+    )
+    short: float = Field(0.1, ge=0, le=1, description="share of the pairs that get a random, shorter length")
+    best_by: Literal["loss", "accuracy", "pairs_accuracy"] = Field(
+        "loss", description="validation score that selects the best weights, or loss"
+    )
+
+    def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> SentencePairs:
+        """The objective, for rows of at most `width` tokens."""
+        return SentencePairs(self, tokenizer, config, width)
+
+
+class Count(NamedTuple):
+    """A number of documents, sentences or pairs, and of their tokens."""
+
+    number: int
+    tokens: int
+
+
+class Unused(NamedTuple):
+    """Tokens that are in no pair; these and the tokens of the pairs are all tokens."""
+
+    single: Count  # documents of a single sentence
+    last: Count  # sentences at the end of a document, with none after them to form a pair
+    truncated: Count  # pairs that are too long for the model, and the tokens that they lose
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Examples. document (N,): number of the document; bounds (N, 3): start, middle and end of the two texts.
+
+    negative (N,): whether the second text is that of example `other`, or the texts are swapped. room: tokens of a
+    pair, without the n_special special tokens.
+    """
+
+    documents: AnnotatedTexts
+    document: Ids
+    bounds: Ids
+    negative: Flags
+    other: Ids
+    room: int
+    n_special: int
+    unused: Unused
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(N, 1) tokens of both texts, including special tokens."""
+        sizes = np.diff(self.bounds)
+        both: Ids = np.minimum(sizes[:, 0] + sizes[self.other, 1], self.room)
+        return both[:, None] + self.n_special
+
+    def text(self, row: int, which: int) -> tuple[Ids, Flags]:
+        """Ids of the first (0) or second (1) text, and flags at the first tokens of words."""
+        part = slice(self.bounds[row, which], self.bounds[row, which + 1])
+        return self.documents.ids[part].astype(np.int64), self.documents.word_starts[part]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Packed pairs with masked tokens. firsts (B,): positions of first tokens; labels (B,): 0 positive, 1 negative."""
+
+    masked: MaskedBatch
+    firsts: Tensor
+    labels: Tensor
+
+    @property
+    def tokens(self) -> int:
+        """MaskedRow tokens."""
+        return self.masked.tokens
+
+    def to(self, device: torch.device) -> Batch:
+        """A copy on another device."""
+        return Batch(self.masked.to(device), self.firsts.to(device), self.labels.to(device))
+
+
+class SentencePairs(DocumentObjective):
+    """MaskedRow tokens and sentence pairs. width: tokens that the model reads at once."""
+
+    row_name, token_name = "pairs", "masked tokens"
+
+    def __init__(
+        self, settings: SentencePairSettings, tokenizer: Tokenizer, config: ModelConfig, width: int
+    ) -> None:
+        self.settings: SentencePairSettings = settings
+        self.tokenizer = tokenizer
+        self.masking = Masking(settings, tokenizer, config)
+        if missing := set(HEADS).difference(config.chosen_heads):
+            raise SettingsError(
+                f"model.heads: {', '.join(sorted(missing))} is missing; set model.heads=[{', '.join(HEADS)}]"
+            )
+        self.special = SpecialTokens.of_pair(tokenizer)
+        if not len(self.special.before):
+            raise SettingsError(
+                "tokenizer.special: the pooler reads the first token, and the tokenizer adds none before a text; "
+                "set tokenizer.special=[cls, sep, mask]"
+            )
+        self.n_special = self.special.size
+        self.room = width - self.n_special
+        if self.room < 2:
+            raise SettingsError(f"model.max_positions: {width} tokens leave no room for two texts; raise it")
+
+    # --- rows -> examples --------------------------------------------------------------------------------
+
+    def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Pairs:
+        """Runs of sentences that fill the model's width, each split in two between sentences; half are negative.
+
+        Raises DataError if no document has two sentences, or if only one has and a second one is required.
+        """
+        found = [
+            (number, *cut)
+            for number in range(len(rows))
+            for cut in self._cut_document(rows, number, draw or 0)
+        ]
+        table = np.array(found, dtype=np.int64).reshape(-1, 4)
+        document, whole = table[:, 0], table[:, 1:]
+        follows = self.settings.pairs == "follows"
+        useful, needed = len(np.unique(document)), 1 + follows
+        if useful < needed:
+            raise DataError(
+                f"of {len(rows):,} documents {useful:,} have two sentences or more; pairs require {needed}; set "
+                "data.documents=blank if blank lines separate documents, hold out more, or use another text"
+            )
+        bounds = np.array([self._truncate(*pair) for pair in whole.tolist()], dtype=np.int64)
+        rng, own = example_rng(draw or 0, 2**62), np.arange(len(document))
+        negative = rng.random(len(document)) < 0.5
+        other = np.where(negative, _draw_others(document, rng), own) if follows else own
+        unused = _count_unused(rows, document, whole, bounds)
+        return Pairs(rows, document, bounds, negative, other, self.room, self.n_special, unused)
+
+    def _cut_document(self, rows: AnnotatedTexts, number: int, draw: int) -> list[tuple[int, int, int]]:
+        """Start, middle and end of the pairs of one document, of any length."""
+        start, end = int(rows.starts[number]), int(rows.starts[number + 1])
+        sentences = np.append(start + np.flatnonzero(rows.sentence_starts[start:end]), end)
+        rng = example_rng(draw, number)
+        cuts, at = [], 0
+        while at < len(sentences) - 1:
+            size = int(rng.integers(2, self.room + 1)) if rng.random() < self.settings.short else self.room
+            last = int(np.searchsorted(sentences, sentences[at] + size, side="right")) - 1
+            # A single sentence is not a pair: the next one is added and truncated.
+            last = min(max(last, at + 2), len(sentences) - 1)
+            if last >= at + 2:  # otherwise a last sentence without a second one
+                middle = int(sentences[rng.integers(at + 1, last)])
+                cuts.append((int(sentences[at]), middle, int(sentences[last])))
+            at = last
+        return cuts
+
+    def _truncate(self, start: int, middle: int, end: int) -> tuple[int, int, int]:
+        """At most `room` tokens: the longer text loses its outer tokens, so that the texts stay adjacent."""
+        first, second = _share_room(middle - start, end - middle, self.room)
+        return middle - first, middle, middle + second
+
+    def describe(self, documents: AnnotatedTexts) -> Iterator[str]:
+        """Lines about tokens in no pair. The numbers are those of one epoch; each epoch draws other pairs."""
+        pairs = self.examples(documents)
+        single, last, truncated = pairs.unused
+        if single.number:
+            yield f"{single.number:,} documents of a single sentence: left out, with {single.tokens:,} tokens"
+        if last.number:
+            yield (
+                f"{last.number:,} last sentences with none after them to form a pair (about as many in each epoch): "
+                f"left out, with {last.tokens:,} tokens"
+            )
+        if truncated.number:
+            yield (
+                f"{truncated.number:,} of {len(pairs.document):,} pairs have more than {self.room:,} tokens (about as "
+                f"many in each epoch): truncated, {truncated.tokens:,} tokens are lost"
+            )
+        if self.settings.pairs == "follows":
+            yield (
+                "half of the pairs, others in each epoch, get the second text of another document, truncated if it "
+                "does not fit"
+            )
+
+    # --- examples -> batch -------------------------------------------------------------------------------
+
+    def batch(
+        self, examples: Pairs, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
+    ) -> Batch:
+        """MaskFunction tokens of the given pairs, as a function of (draw, number of the example)."""
+        masked, kinds = [], []
+        for row in rows.tolist():
+            ids, starts, segments = self._join(examples, row)
+            masked.append(self.masking.mask(ids, starts, draw, row))
+            kinds.append(segments)
+        lengths = np.array([len(segments) for segments in kinds], dtype=np.int64)
+        firsts = torch.from_numpy(np.cumsum(lengths) - lengths)
+        labels = torch.from_numpy(examples.negative[rows].astype(np.int64))
+        return Batch(self.masking.pack(masked, kinds), firsts, labels)
+
+    def _join(self, examples: Pairs, row: int) -> tuple[Ids, Flags, Ids]:
+        """Ids of a pair with special tokens, flags at the first tokens of words, and segments."""
+        first, second = examples.text(row, 0), examples.text(int(examples.other[row]), 1)
+        if examples.negative[row] and self.settings.pairs == "order":
+            first, second = second, first
+        a, b = _share_room(len(first[0]), len(second[0]), self.room)
+        special = self.special
+        parts = [
+            (special.before, None, 0),
+            (first[0][:a], first[1][:a], 0),
+            (special.between, None, special.segments[1]),
+            (second[0][:b], second[1][:b], special.segments[0]),
+            (special.after, None, special.segments[2]),
+        ]
+        return (
+            np.concatenate([ids for ids, _, _ in parts]),
+            np.concatenate([np.zeros(len(ids), np.bool_) if own is None else own for ids, own, _ in parts]),
+            np.concatenate([np.full(len(ids), segment, np.int64) for ids, _, segment in parts]),
+        )
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """The count of each loss term."""
+        return self.masking.counts(batch.masked) | {"pairs": len(batch.labels)}
+
+    # --- loss, scores ------------------------------------------------------------------------------------
+
+    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+        """Cross-entropy of the masked tokens and of the pairs."""
+        states = model(batch.masked.inputs)[0]
+        nll = F.cross_entropy(self._logits(model, batch, states), batch.labels, reduction="sum")
+        terms = self.masking.loss(model, batch.masked, states)
+        return terms | {"pairs": LossTerm(nll, len(batch.labels), self.settings.weight)}
+
+    def _logits(self, model: Transformer, batch: Batch, states: Tensor) -> Tensor:
+        """(B, 2) logits from the state of each row's first token."""
+        first, inputs = states.index_select(0, batch.firsts)[:, None], batch.masked.inputs
+        pooled = model.heads["pooler"](first, inputs, None)
+        logits: Tensor = model.heads["next_sentence"](first, inputs, pooled)
+        return logits
+
+    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
+        """Statistics of the masked tokens, and correct predictions of the pairs."""
+        states = model(batch.masked.inputs)[0]
+        sums = self.masking.measure(model, batch.masked, states)
+        correct = int((self._logits(model, batch, states).argmax(-1) == batch.labels).sum())
+        return sums | {"pairs_correct": correct, "pairs": len(batch.labels)}
+
+    def compute_scores(
+        self,
+        model: Transformer,
+        rows: AnnotatedTexts,
+        examples: Pairs,
+        sums: dict[str, Any],
+        context: EvalContext,
+    ) -> Scores:
+        """Accuracies. Every validation reads the same masks and pairs; half of the pairs are negative."""
+        return Scores(
+            {
+                "accuracy": percent(sums["correct"], sums["tokens"]),
+                "perplexity": perplexity(sums["loss"]),
+                "pairs_accuracy": percent(sums["pairs_correct"], sums["pairs"]),
+            }
+        )
+
+
+def _draw_others(document: Ids, rng: Rng) -> Ids:
+    """For each example a random one of another document; `document` (N,) is sorted."""
+    first, after = np.searchsorted(document, document), np.searchsorted(document, document, side="right")
+    drawn: Ids = rng.integers(len(document) - (after - first))
+    return np.where(drawn < first, drawn, drawn + after - first)
+
+
+def _count_unused(rows: AnnotatedTexts, document: Ids, whole: Ids, bounds: Ids) -> Unused:
+    """whole, bounds (N, 3): the pairs before and after truncation."""
+    used = np.bincount(document, weights=whole[:, 2] - whole[:, 0], minlength=len(rows)).astype(np.int64)
+    rest, paired = rows.lengths - used, used > 0
+    lost = (whole[:, 2] - whole[:, 0]) - (bounds[:, 2] - bounds[:, 0])
+    return Unused(*(_count(tokens) for tokens in (rest[~paired], rest[paired], lost)))
+
+
+def _count(tokens: Ids) -> Count:
+    return Count(int(np.count_nonzero(tokens)), int(tokens.sum()))
+
+
+def _share_room(first: int, second: int, room: int) -> tuple[int, int]:
+    """The tokens that two texts keep: the longer one is truncated to the length of the other, then both are."""
+    if first + second <= room:
+        return first, second
+    half = min(first, second, room // 2)
+    return (half, room - half) if first <= second else (room - half, half)

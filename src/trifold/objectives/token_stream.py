@@ -1,0 +1,91 @@
+"""Tokens on disk as examples: a corpus larger than memory, whose rows are computed when they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trifold.batches import BatchSettings, Blocks, ShuffledRows
+from trifold.batches.plan import Plan
+from trifold.data import Encoder, Side, TokenCache, open_tokens, sample_documents
+from trifold.objectives.objective import BuildContext
+from trifold.ragged import Chunks, Ragged
+from trifold.text import Tokenizer
+
+SAMPLE = 50_000_000  # characters, from all over the text, that a tokenizer is trained on
+
+
+@dataclass(frozen=True)
+class TokenStream:
+    """A corpus in rows of equal width. All tokens of a document but its last are inputs, all but its first targets."""
+
+    ids: Any  # indexed like an array of integers
+    blocks: Blocks
+
+    @classmethod
+    def of(cls, cache: TokenCache, width: int, draw: int | None = None) -> TokenStream:
+        """With `draw`, the row boundaries move."""
+        return cls(cache.ids, Blocks(cache.starts, width, shift=(draw or 0) % width, skip_last=1))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(N, 1) the width, for every row; the first and the last row may be shorter."""
+        return self.blocks.lengths
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens of an epoch."""
+        return self.blocks.tokens
+
+    def select(self, rows: NDArray[np.int64]) -> Chunks:
+        """The chunks of documents in the given rows."""
+        _, starts, sizes = self.blocks.chunks(rows)
+        return Chunks(starts, sizes)
+
+    def plan(self, settings: BatchSettings, *, seed: int, epoch: int) -> Plan:
+        """Batches of as many rows as fit, in an order drawn from seed and epoch."""
+        size = max(1, settings.tokens // self.blocks.width)
+        return ShuffledRows(len(self.blocks), min(size, settings.rows or size), seed=seed, epoch=epoch)
+
+
+def open_cache(
+    context: BuildContext,
+    source: str | list[str],
+    tokenizer: Tokenizer,
+    key: str,
+    encode: Callable[[Sequence[str]], tuple[Ragged, int]],
+    side: Side,
+) -> TokenCache:
+    """The token cache of a source, created if it does not exist.
+
+    encode: texts to their tokens and the number of bytes of the target tokens. key: identifies, together with the
+    tokenizer, the result of `encode`.
+    """
+
+    def encode_arrays(texts: Sequence[str]) -> tuple[NDArray[np.integer], NDArray[np.int64], int]:
+        tokens, size = encode(texts)
+        return tokens.ids, tokens.lengths, size
+
+    encoder = Encoder(encode_arrays, f"{key} {tokenizer.reading}", tokenizer.vocab_size)
+    cache = open_tokens(source, context.data, encoder, side=side, seed=context.seed, say=context.report)
+    context.report(f"{cache.report}, {len(cache.ids):,} tokens in {cache.folder}")
+    if cache.empty:
+        context.report(f"{cache.report.name}: {cache.empty:,} documents without a token: left out")
+    return cache
+
+
+def load_into_memory(cache: TokenCache) -> Ragged:
+    """All tokens of a small cache."""
+    return Ragged(cache.ids[:].astype(np.int32), cache.starts[:])
+
+
+def sample_text(context: BuildContext, side: Side) -> list[str]:
+    """Documents from all over the training text, to train a tokenizer."""
+    assert context.data.train is not None
+    texts = sample_documents(context.data.train, context.data, SAMPLE, side=side, seed=context.seed)
+    context.report(f"tokenizer: trained on {sum(map(len, texts)):,} characters of {len(texts):,} documents")
+    return texts

@@ -1,0 +1,40 @@
+"""Classification of texts, pairs of texts or images: logits of the sequence head -> probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trifold.nn import ModelConfig
+from trifold.predict.model_reader import ModelReader
+
+
+class Label(NamedTuple):
+    """A class and its probability; of a regression, the predicted number."""
+
+    label: str
+    score: float
+
+
+def classify(
+    reader: ModelReader, texts: Sequence[Any], pairs: Sequence[str] | None = None, *, top_k: int | None = 5
+) -> list[list[Label]]:
+    """The `top_k` most probable classes of each input, best first; all classes if None."""
+    labels, found = reader.config.labels, []
+    for logits in reader.run(texts, pairs, reader.head("sequence")):
+        scores = activate(logits, reader.config)
+        order = torch.argsort(scores, descending=True, stable=True)[:top_k]
+        found.append([Label(labels[place], float(scores[place])) for place in order.tolist()])
+    return found
+
+
+def activate(logits: Tensor, config: ModelConfig) -> Tensor:
+    """logits (C,) -> scores, by the config's `problem_type` as in the pipelines of transformers."""
+    if config.problem_type == "regression":
+        return logits
+    if config.problem_type == "multi_label_classification" or config.n_labels == 1:
+        return logits.sigmoid()
+    return logits.softmax(-1)

@@ -1,0 +1,203 @@
+"""Runs a model over many texts, pairs of texts or images: inputs of similar length form batches.
+
+Results keep the order of the inputs and depend neither on padding nor on the other inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trifold.data.pictures import PictureSettings, read_picture
+from trifold.errors import CheckpointError, DataError, UsageError
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.masks import padding
+from trifold.nn.transformer import shifted
+from trifold.predict.generate_texts import batches_by_length
+from trifold.text import Encoded, Tokenizer, report
+
+Overflow = Literal["error", "truncate"]
+Apply = Callable[[Inputs], Sequence[Tensor] | Tensor]  # one tensor for each row of the inputs
+
+IMAGES_PER_BATCH = 16
+
+
+@dataclass(frozen=True)
+class ModelReader:
+    """A model with its tokenizer, and options of how inputs are read.
+
+    on_overflow: what to do with a text that has more tokens than the model has positions: "error", or "truncate", which
+        calls `on_cut` with a summary. places: names of the inputs in errors. on_done: called with the number of inputs
+        of each finished batch.
+    """
+
+    model: Transformer
+    tokenizer: Tokenizer | None = None
+    pictures: PictureSettings | None = None
+    batch_tokens: int = 4096
+    on_overflow: Overflow = "error"
+    places: Sequence[str] | None = None
+    on_done: Callable[[int], None] | None = None
+    on_cut: Callable[[str], None] | None = None
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def reader(self) -> Tokenizer:
+        """The tokenizer. Raises UsageError if there is none."""
+        return require_tokenizer(self.tokenizer, "logits and hidden_states")
+
+    def place(self, number: int, count: int) -> str:
+        """The name in errors of input `number` (from 0) of `count`."""
+        return f"text {number + 1} of {count}" if self.places is None else self.places[number]
+
+    def run(self, texts: Sequence[Any], pairs: Sequence[str] | None, apply: Apply) -> list[Tensor]:
+        """Apply a function to each input: a text, a pair, or an image (a file or a Pillow image)."""
+        if self.config.patch_size is None:
+            return self.run_rows(self.encode(texts, pairs), apply)
+        if pairs is not None:
+            raise UsageError("this model reads single images; remove the second texts")
+        batches = [
+            np.arange(start, min(start + IMAGES_PER_BATCH, len(texts)))
+            for start in range(0, len(texts), IMAGES_PER_BATCH)
+        ]
+        return self._run(batches, lambda chosen: self._images(texts, chosen), apply)
+
+    def encode(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, special_in_text: bool = False
+    ) -> list[Encoded]:
+        """Encode texts, or pairs of texts.
+
+        Raises DataError for a text without tokens, and for a text that is too long if it may not be truncated.
+        """
+        limit, truncates, end = self.config.max_positions, self.on_overflow == "truncate", self._missing_end
+        room = limit - (end is not None) if truncates else None
+        rows = self.reader.rows(texts, pairs, max_length=room, special_in_text=special_in_text)
+        if end is not None:
+            rows = [_append(row, end) for row in rows]
+        for number, row in enumerate(rows):
+            place = self.place(number, len(rows))
+            if any(which not in row.texts for which in range(1 if pairs is None else 2)):
+                raise DataError(f"{place} has no tokens{' on one side' if pairs else ''}: nothing to read")
+            if len(row.ids) > limit:
+                raise DataError(
+                    f"{place}: {len(row.ids):,} tokens, but the model reads at most {limit:,}; "
+                    "shorten the text, or truncate it (on_overflow: truncate)"
+                )
+        if truncates and self.on_cut is not None and (summary := report(rows)):
+            self.on_cut(summary)
+        return rows
+
+    def run_rows(self, rows: Sequence[Encoded], apply: Apply) -> list[Tensor]:
+        """Apply a function to each row; results are on the CPU and include padding at the end."""
+        lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
+        batches = batches_by_length(lengths, self.batch_tokens)
+        return self._run(batches, lambda chosen: self._inputs([rows[number] for number in chosen]), apply)
+
+    @torch.no_grad()
+    def _run(
+        self, batches: Sequence[np.ndarray], inputs: Callable[[list[int]], Inputs], apply: Apply
+    ) -> list[Tensor]:
+        device = next(self.model.parameters()).device
+        results: dict[int, Tensor] = {}
+        for batch in batches:
+            chosen = batch.tolist()
+            was_training = self.model.training
+            self.model.eval()
+            try:
+                found = apply(inputs(chosen).to(device))
+            finally:
+                self.model.train(was_training)
+            results |= {number: one.cpu() for number, one in zip(chosen, found, strict=True)}
+            if self.on_done is not None:
+                self.on_done(len(chosen))
+        return [results[number] for number in range(len(results))]
+
+    def hidden(self, inputs: Inputs) -> Tensor:
+        """The states (B, T, E) that the heads read; the decoder of an encoder-decoder reads the shifted input."""
+        second = None
+        if self.config.shape == "encoder-decoder":
+            second = replace(shifted(inputs, self.config.start_id), attend=None)
+        hidden: Tensor = self.model(inputs, second)
+        return hidden
+
+    def head(self, name: str) -> Apply:
+        """The function that returns the output of a head."""
+        return lambda inputs: self.model.answer(inputs, heads=[name])[name]
+
+    # --- rows -> inputs ----------------------------------------------------------------------------------
+
+    def _inputs(self, rows: Sequence[Encoded]) -> Inputs:
+        config = self.config
+        lengths = torch.tensor([len(row.ids) for row in rows])
+        width = int(lengths.max())
+        tokens = torch.tensor([_padded(row.ids, width, config.pad_id) for row in rows])
+        if int(tokens.max()) >= config.vocab_size:
+            raise CheckpointError(
+                f"the tokenizer gives the id {int(tokens.max())}, but the model has {config.vocab_size:,} tokens; "
+                "they do not belong together"
+            )
+        has_segments = (config.n_token_types > 1 or config.segment_offsets) and self.reader.tells_segments
+        segments = torch.tensor([_padded(row.types, width, 0) for row in rows]) if has_segments else None
+        return Inputs(tokens, padding(lengths, width), segments=segments)
+
+    @property
+    def _missing_end(self) -> int | None:
+        """The end token that an encoder-decoder requires after a text, if the tokenizer does not append it."""
+        end = self.config.eos_id
+        if self.config.shape != "encoder-decoder" or self.reader.rows([""])[0].ids[-1:] == [end]:
+            return None
+        return end
+
+    def _images(self, images: Sequence[Any], chosen: Sequence[int]) -> Inputs:
+        config, settings = self.config, self.pictures
+        if settings is None:
+            raise UsageError(
+                "the model folder has no preprocessor_config.json, which defines how images are preprocessed; "
+                "copy the file of the original model, or use logits, which takes pixels"
+            )
+        if settings.fixed_size not in (None, config.image_size):
+            key = "size" if settings.crop is None else "crop_size"
+            raise CheckpointError(
+                f"preprocessor_config.json: {key}: images become {settings.fixed_size} pixels high and wide, "
+                f"but the model reads {config.image_size}"
+            )
+        arrays = []
+        for number in chosen:
+            image = images[number]
+            place = self.place(number, len(images)) if self.places is not None else str(image)
+            name = place if place == str(image) else f"{place}: {image}"
+            pixels = read_picture(image, settings, config.n_channels, name)
+            if pixels.shape[1:] != config.image_size:
+                raise DataError(f"{name}: {pixels.shape[1:]} pixels, but the model reads {config.image_size}")
+            arrays.append(torch.from_numpy(pixels))
+        return Inputs(pixels=torch.stack(arrays).to(next(self.model.parameters()).dtype))
+
+
+def require_tokenizer(tokenizer: Tokenizer | None, alternative: str) -> Tokenizer:
+    """Raises UsageError if there is no tokenizer; `alternative` names methods that take ids."""
+    if tokenizer is None:
+        raise UsageError(f"the model folder has no tokenizer; use {alternative}, which take ids")
+    return tokenizer
+
+
+def _append(row: Encoded, token: int) -> Encoded:
+    return replace(
+        row,
+        ids=[*row.ids, token],
+        types=[*row.types, *(row.types[-1:] or [0])],
+        offsets=[*row.offsets, (0, 0)],
+        texts=[*row.texts, None],
+        words=[*row.words, None],
+    )
+
+
+def _padded(values: Sequence[int], width: int, value: int) -> list[int]:
+    return [*values, *[value] * (width - len(values))]
