@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
-from trifold.hub.family import (
-    ACTIVATIONS,
-    Entry,
-    Fields,
-    Row,
-    below,
-    either_prefix,
-    fixed,
-    ids,
-    ignored,
-    modules,
-)
+from trifold.hub.family import below, either_prefix, ignored, modules
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, Row, fixed, ids
 from trifold.hub.rules import SAME, AnyRule, Copy, Renamed, Rule, Transform, chain, dealt
 from trifold.nn import ModelConfig
 

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
-from trifold.hub.family import (
-    ACTIVATIONS,
-    Entry,
-    Fields,
-    Row,
-    below,
-    either_prefix,
-    fixed,
-    ids,
-    ignored,
-    modules,
-    same,
-    up_to,
-)
+from trifold.hub.family import below, either_prefix, ignored, modules
+from trifold.hub.rows import Entry, Fields, Row, fixed, ids, same, sizes, up_to
 from trifold.hub.rules import AnyRule, Copy, Dead, Renamed, Rule
 from trifold.nn import ModelConfig
 
 # --- config.json ---------------------------------------------------------------------------------------
 
-VOCABULARY = up_to(2**31)  # beyond any in use; a product of absurd sizes would overflow
 ENCODER: Fields = {"shape": "encoder", "positions": "learned", "scale_embeddings": False}
 TEXT_ENCODER: Fields = ENCODER | {"embedding_norm": True, "attention_bias": True}
 
@@ -37,28 +24,23 @@ CLASSIFIERS: dict[str, Fields] = {
 
 
 ENCODER_ONLY = fixed(is_decoder=False, is_encoder_decoder=False, add_cross_attention=False)
-# BERT's keys and defaults that encoders of images have too.
-SIZES: tuple[Entry, ...] = (
-    Row("hidden_size", "d_model", 768),
-    Row("num_hidden_layers", "n_layers", 12),
-    Row("num_attention_heads", "n_heads", 12),
-    Row("intermediate_size", "d_ff", 3072),
-    Row("hidden_act", "activation", "gelu", map=ACTIVATIONS),
+BERT: tuple[Entry, ...] = (
+    *sizes(vocab=30522, width=768, inner=3072, layers=12, heads=12, positions=512, activation="gelu"),
     Row("hidden_dropout_prob", "dropout", 0.1),
     Row("attention_probs_dropout_prob", "attention_dropout", 0.1),
     Row("layer_norm_eps", "norm_epsilon", 1e-12),
     ENCODER_ONLY,
-)
-BERT: tuple[Entry, ...] = (
-    Row("vocab_size", "vocab_size", 30522, type=VOCABULARY),
-    Row("max_position_embeddings", "max_positions", 512),
     Row("type_vocab_size", "n_token_types", 2, type=up_to(2**16)),
-    *SIZES,
     ids(0, padded=True),
     Row("tie_word_embeddings", "tie_lm_head", True),
     Row("classifier_dropout", "classifier_dropout", None, optional=True),
     fixed(position_embedding_type="absolute"),
 )
+# Of these, encoders of images lack:
+TEXT_KEYS = """
+    vocab_size max_position_embeddings type_vocab_size pad_token_id tie_word_embeddings classifier_dropout
+    position_embedding_type
+"""
 
 # --- tensors -------------------------------------------------------------------------------------------
 

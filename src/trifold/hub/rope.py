@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trifold.errors import SettingsError
-from trifold.hub.family import Fields, Group, Keys
+from trifold.hub.rows import Fields, Group, Keys
 from trifold.nn import ModelConfig
 from trifold.settings import Settings
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Literal
 
 from trifold.hub.families import llama
-from trifold.hub.family import Group, Row, fixed, ids, revise
+from trifold.hub.rows import Group, Row, fixed, ids, revise
 
 LAYER_TYPES = Group({"layer_types": (list[Literal["full_attention"]] | None, None)})
 
 FAMILY = replace(
-    llama.FAMILY,
+    llama.LLAMA,
     model_type="qwen2",
     stem="Qwen2",
     entries=revise(

@@ -8,11 +8,10 @@ from typing import Any
 from trifold.errors import SettingsError
 from trifold.hub.encoders import BERT, EMBEDDINGS, TEXT_ENCODER, EncoderRules
 from trifold.hub.families import bert
-from trifold.hub.family import Family, Fields, Group, Row, ids, revise, up_to
+from trifold.hub.family import Family
+from trifold.hub.rows import Fields, Group, Row, ids, revise, up_to
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
-
-# --- layers and groups ---------------------------------------------------------------------------------
 
 MOST_LAYERS = 10_000  # more would cost time and memory before the weights contradict them
 LAYERS = up_to(MOST_LAYERS)
@@ -64,8 +63,6 @@ GROUPS = Group(
     _load_groups,
     _save_groups,
 )
-
-# --- tensors -------------------------------------------------------------------------------------------
 
 LAYER = {
     "self_attention.sublayer.q_proj": "attention.query",

@@ -9,22 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from trifold.errors import SettingsError
-from trifold.hub.family import (
-    ACTIVATIONS,
-    ENDS,
-    Family,
-    Fields,
-    Group,
-    Row,
-    always,
-    first_end,
-    fixed,
-    modules,
-)
+from trifold.hub.family import Family, modules
+from trifold.hub.rows import ACTIVATIONS, ENDS, Fields, Group, Row, always, first_end, fixed
 from trifold.hub.rules import LEADING_AXIS, AnyRule, Copy, Ignored, Renamed, Rule, Zeros
 from trifold.nn import ModelConfig
-
-# --- config.json ---------------------------------------------------------------------------------------
+from trifold.nn.config import Head
 
 # Keys that Marian shares.
 SIDES = (
@@ -56,12 +45,15 @@ def _check_layers(file: Any, fields: Fields) -> Fields:
     return {}
 
 
-def usual_dropout(value: float, fields: Fields) -> float | None:
-    """None where the dropout before the classes of sequences is that of the model."""
-    return None if value == fields["dropout"] else value
+def head_dropout(*heads: Head) -> Row:
+    """The dropout before the classes of these heads; None where it is that of the model."""
+    key = "classifier_dropout"
 
+    def load(value: float, fields: Fields) -> float | None:
+        return None if value == fields["dropout"] else value
 
-# --- tensors -------------------------------------------------------------------------------------------
+    return Row(key, key, 0.0, load=load, heads=heads, everywhere=True)
+
 
 LAYER = {
     "feed_forward.sublayer.in_proj": "fc1",
@@ -128,17 +120,9 @@ FAMILY = Family(
         Row("bos_token_id", "bos_id", 0),
         Row("eos_token_id", "eos_id", 2, type=ENDS, load=first_end),
         Row("decoder_start_token_id", "decoder_start_id", 2),
-        Row(
-            "classifier_dropout",
-            "classifier_dropout",
-            0.0,
-            load=usual_dropout,
-            heads=("sequence",),
-            everywhere=True,
-        ),
-        Row(
-            "lm_head_bias", "lm_head_bias", True, heads=("lm",), everywhere=True
-        ),  # ours; files of others do not have it
+        head_dropout("sequence"),
+        # Ours; files of others do not have it.
+        Row("lm_head_bias", "lm_head_bias", True, heads=("lm",), everywhere=True),
         Group({"num_hidden_layers": (int | None, None)}, _check_layers),
         fixed(normalize_embedding=True, static_position_embeddings=False, extra_pos_embeddings=2),
     ),

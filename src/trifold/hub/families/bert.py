@@ -11,7 +11,8 @@ from trifold.hub.encoders import (
     TEXT_ENCODER,
     EncoderRules,
 )
-from trifold.hub.family import Family, Fields
+from trifold.hub.family import Family
+from trifold.hub.rows import Fields
 
 CLASSES: dict[str, Fields] = {
     "Model": {"heads": ("pooler",)},

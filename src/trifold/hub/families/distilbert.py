@@ -8,10 +8,10 @@ from trifold.hub.encoders import (
     ENCODER_ONLY,
     MASKED_LM,
     TEXT_ENCODER,
-    VOCABULARY,
     EncoderRules,
 )
-from trifold.hub.family import ACTIVATIONS, Family, Fields, Row, ids
+from trifold.hub.family import Family
+from trifold.hub.rows import ACTIVATIONS, Fields, Row, ids
 from trifold.hub.rules import AnyRule, Copy, Renamed
 from trifold.nn import ModelConfig
 
@@ -59,7 +59,7 @@ FAMILY = Family(
     stem="DistilBert",
     classes=CLASSES,
     entries=(
-        Row("vocab_size", "vocab_size", 30522, type=VOCABULARY),
+        Row("vocab_size", "vocab_size", 30522),
         Row("max_position_embeddings", "max_positions", 512),
         Row("n_layers", "n_layers", 6),
         Row("n_heads", "n_heads", 12),

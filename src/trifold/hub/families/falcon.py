@@ -11,8 +11,9 @@ from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.hub.decoders import COMMON, DECODER, DecoderRules, classes, feed_forward_width
-from trifold.hub.family import ACTIVATIONS, Family, Fields, Group, Row, fixed, ids, revise, same
+from trifold.hub.family import Family
 from trifold.hub.rope import read_rope, rope, write_rope
+from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, fixed, ids, revise, same, sizes
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
@@ -99,23 +100,20 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
     return replace(RULES, names=RULES.names | norms)(config)
 
 
+SIZES = sizes(vocab=65024, width=4544, inner=4 * 4544, layers=32, heads=71, positions=2048, activation="gelu")
 FAMILY = Family(
     model_type="falcon",
     stem="Falcon",
     classes=classes(),
     entries=(
-        Row("vocab_size", "vocab_size", 65024),
-        Row("hidden_size", "d_model", 4544),
+        *revise(SIZES, without="intermediate_size hidden_act"),
         Group({"n_embed": (SIZE | None, None)}, _load_width),  # an old name of hidden_size
-        Row("num_hidden_layers", "n_layers", 32),
-        Row("num_attention_heads", "n_heads", 71),
         Row("ffn_hidden_size", "d_ff", None, load=feed_forward_width),
         Row("activation", "activation", "gelu", map=ACTIVATIONS),
         Row("layer_norm_epsilon", "norm_epsilon", 1e-5),
         Row("hidden_dropout", "dropout", 0.0),
         Row("attention_dropout", "attention_dropout", 0.0),
         Row("bias", "attention_bias", False),
-        Row("max_position_embeddings", "max_positions", 2048),
         LAYERS,
         ids(bos=11, eos=11),
         *revise(COMMON, TOKEN_DROPOUT),

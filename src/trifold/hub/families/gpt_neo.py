@@ -10,8 +10,9 @@ from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.hub.decoders import COMMON, DECODER, GPT_IGNORED, classes, feed_forward_width
-from trifold.hub.families import gpt2
-from trifold.hub.family import ACTIVATIONS, Family, Fields, Group, Row, ids
+from trifold.hub.families.gpt import GPT2_RULES
+from trifold.hub.family import Family
+from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, ids
 from trifold.hub.rules import SAME
 from trifold.nn import ModelConfig
 
@@ -70,12 +71,12 @@ ATTENTION_TYPES = Group(
     _load_layers,
     _save_layers,
 )
-NAMES = gpt2.RULES.names | {
+NAMES = GPT2_RULES.names | {
     "self_attention.sublayer.{p:q|k|v}_proj": "attn.attention.{p}_proj",
     "self_attention.sublayer.o_proj": "attn.attention.out_proj",
 }
 RULES = replace(
-    gpt2.RULES,
+    GPT2_RULES,
     names=NAMES,
     qkv=None,
     matrix=SAME,

@@ -6,10 +6,12 @@ Queries, keys and values are in one matrix, head by head.
 from __future__ import annotations
 
 from trifold.hub.decoders import COMMON, DECODER, DecoderRules, classes
-from trifold.hub.family import ACTIVATIONS, Family, Row, ids, revise
+from trifold.hub.family import Family
 from trifold.hub.rope import rope
+from trifold.hub.rows import Row, ids, revise, sizes
 from trifold.hub.rules import Renamed
 
+RESIDUALS = {True: "parallel-two-norms", False: "sequential"}
 RULES = DecoderRules(
     "gpt_neox",
     "layers.{i}.",
@@ -31,15 +33,9 @@ FAMILY = Family(
     stem="GPTNeoX",
     classes=classes(),
     entries=(
-        Row("vocab_size", "vocab_size", 50432),
-        Row("hidden_size", "d_model", 6144),
-        Row("num_hidden_layers", "n_layers", 44),
-        Row("num_attention_heads", "n_heads", 64),
-        Row("intermediate_size", "d_ff", 24576),
-        Row("hidden_act", "activation", "gelu", map=ACTIVATIONS),
+        *sizes(vocab=50432, width=6144, inner=24576, layers=44, heads=64, positions=2048, activation="gelu"),
         Row("attention_dropout", "attention_dropout", 0.0),
         Row("hidden_dropout", "dropout", 0.0),
-        Row("max_position_embeddings", "max_positions", 2048),
         Row("layer_norm_eps", "norm_epsilon", 1e-5),
         Row("use_parallel_residual", "residual", True, map={True: "parallel-two-norms", False: "sequential"}),
         Row("attention_bias", "attention_bias", True),

@@ -1,9 +1,18 @@
-"""GPT-J (Wang & Komatsuzaki 2021): parallel attention and feed-forward on one norm, rotary positions."""
+"""GPT-J (Wang & Komatsuzaki 2021): parallel attention and feed-forward on one norm, rotary positions.
+
+CodeGen (Nijkamp et al. 2022) is GPT-J whose queries, values and keys are stored in four shares, one per machine.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+from trifold.errors import SettingsError
 from trifold.hub.decoders import DECODER, GPT, GPT_IGNORED, DecoderRules, classes
-from trifold.hub.family import Family, Row, revise
+from trifold.hub.family import Family
+from trifold.hub.rows import Fields, Group, Row, revise
+from trifold.hub.rules import dealt
 
 RULES = DecoderRules(
     "transformer",
@@ -19,7 +28,7 @@ RULES = DecoderRules(
     final_norm="ln_f",
     buffers="attn.bias attn.masked_bias attn.causal_mask attn.embed_positions",
 )
-FAMILY = Family(
+GPTJ = Family(
     "gptj",
     "GPTJ",
     classes=classes("ForTokenClassification"),
@@ -47,4 +56,29 @@ FAMILY = Family(
     },
     rules=RULES,
     ignored=f"{GPT_IGNORED} rotary scale_attn_weights",
+)
+
+MACHINES = 4
+
+
+def _check_heads(file: Any, fields: Fields) -> Fields:
+    if file.n_head % MACHINES:
+        raise SettingsError(f"n_head: {file.n_head} is not a multiple of {MACHINES}, as CodeGen requires")
+    return {}
+
+
+CODEGEN = replace(
+    GPTJ,
+    model_type="codegen",
+    stem="CodeGen",
+    classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+    entries=(*GPTJ.entries, Group({}, _check_heads)),
+    rules=replace(
+        RULES,
+        names={ours: theirs for ours, theirs in RULES.names.items() if "{p" not in ours},
+        qkv="attn.qkv_proj",
+        order="qvk",
+        split=lambda config: dealt(MACHINES, (1, 1, 1)),
+    ),
+    general=1,
 )

@@ -1,4 +1,7 @@
-"""LLaMA 1, 2 and 3 (Touvron et al. 2023, Dubey et al. 2024): RMS norms, rotary positions, a gated feed-forward."""
+"""LLaMA 1, 2 and 3 (Touvron et al. 2023, Dubey et al. 2024): RMS norms, rotary positions, a gated feed-forward.
+
+Mistral (Jiang et al. 2023) is LLaMA with fewer heads of keys and values, and an optional window.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from dataclasses import replace
 
 from trifold.errors import SettingsError
 from trifold.hub.decoders import COMMON, DECODER, DecoderRules, classes
-from trifold.hub.family import ACTIVATIONS, Family, Fields, Group, Row, ids, revise
+from trifold.hub.family import Family
 from trifold.hub.rope import rope
+from trifold.hub.rows import Fields, Group, Row, fixed, ids, revise, sizes
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
@@ -17,15 +21,9 @@ def _head_width(value: int | None, fields: Fields) -> int:
 
 
 ENTRIES = (
-    Row("vocab_size", "vocab_size", 32000),
-    Row("hidden_size", "d_model", 4096),
-    Row("intermediate_size", "d_ff", 11008),
-    Row("num_hidden_layers", "n_layers", 32),
-    Row("num_attention_heads", "n_heads", 32),
+    *sizes(vocab=32000, width=4096, inner=11008, layers=32, heads=32, positions=2048, activation="silu"),
     Row("num_key_value_heads", "n_kv_heads", None),
     Row("head_dim", "d_head", None, load=_head_width),
-    Row("hidden_act", "activation", "silu", map=ACTIVATIONS),
-    Row("max_position_embeddings", "max_positions", 2048),
     Row("rms_norm_eps", "norm_epsilon", 1e-6),
     Row("attention_dropout", "attention_dropout", 0.0),
     Row("attention_bias", "attention_bias", False),
@@ -63,7 +61,7 @@ def _check_width(config: ModelConfig) -> Fields:
     return {}
 
 
-FAMILY = Family(
+LLAMA = Family(
     model_type="llama",
     stem="Llama",
     classes=classes(),
@@ -71,4 +69,19 @@ FAMILY = Family(
     constants=CONSTANTS,
     rules=_rules,
     ignored="max_sequence_length",
+)
+MISTRAL = replace(
+    LLAMA,
+    model_type="mistral",
+    stem="Mistral",
+    entries=revise(
+        ENTRIES,
+        Row("num_key_value_heads", "n_kv_heads", 8, nullable=True),
+        Row("sliding_window", "sliding_window", 4096, nullable=True),
+        fixed(attention_bias=False, mlp_bias=False),
+        intermediate_size=14336,
+        max_position_embeddings=131072,
+    ),
+    constants=CONSTANTS | {"feed_forward_bias": False},
+    rules=RULES,
 )

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from trifold.hub.families.bart import LAYER, SIDES, logits_bias
-from trifold.hub.family import ENDS, PART, Family, Fields, Group, Row, always, first_end, fixed, modules
+from trifold.hub.family import PART, Family, modules
+from trifold.hub.rows import ENDS, Fields, Group, Row, always, first_end, fixed
 from trifold.hub.rules import SAME, AnyRule, Copy, Ignored, Rule, Transform, Zeros, permuted
 from trifold.nn import ModelConfig
 
@@ -48,8 +49,6 @@ VOCABULARIES = Group(
 def _begin(value: int | None, fields: Fields) -> int:
     return int(fields["decoder_start_id"]) if value is None else value
 
-
-# --- tensors -------------------------------------------------------------------------------------------
 
 STACK = "{stack:encoder|decoder}.blocks.{i}."
 THEIR_STACK = "model.{stack}.layers.{i}."

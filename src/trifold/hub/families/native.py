@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trifold.hub.family import HARMLESS, Family, Fields
+from trifold.hub.family import HARMLESS, Family
+from trifold.hub.rows import Fields
 from trifold.hub.rules import Rule
 from trifold.nn import ModelConfig
 

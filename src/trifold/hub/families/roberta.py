@@ -10,7 +10,8 @@ from typing import Any
 
 from trifold.errors import SettingsError
 from trifold.hub.encoders import BERT, BERT_LAYER, CLASSIFIERS, EMBEDDINGS, TEXT_ENCODER, EncoderRules
-from trifold.hub.family import Family, Fields, Group, ids, revise, type_of
+from trifold.hub.family import Family
+from trifold.hub.rows import Fields, Group, ids, revise, type_of
 from trifold.nn import ModelConfig
 
 CLASSES: dict[str, Fields] = {

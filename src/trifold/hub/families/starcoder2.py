@@ -6,26 +6,24 @@ from dataclasses import replace
 
 from trifold.hub.decoders import COMMON, DECODER, classes
 from trifold.hub.families import llama
-from trifold.hub.family import ACTIVATIONS, Family, Row, fixed, ids, same
+from trifold.hub.family import Family
 from trifold.hub.rope import rope
+from trifold.hub.rows import Row, fixed, ids, same, sizes
 
 NAMES = llama.RULES.names | {
     "feed_forward.sublayer.in_proj": "mlp.c_fc",
     "feed_forward.sublayer.out_proj": "mlp.c_proj",
 }
+SIZES = sizes(
+    vocab=49152, width=3072, inner=12288, layers=30, heads=24, positions=4096, activation="gelu_pytorch_tanh"
+)
 FAMILY = Family(
     model_type="starcoder2",
     stem="Starcoder2",
     classes=classes("ForQuestionAnswering"),
     entries=(
-        Row("vocab_size", "vocab_size", 49152),
-        Row("hidden_size", "d_model", 3072),
-        Row("intermediate_size", "d_ff", 12288),
-        Row("num_hidden_layers", "n_layers", 30),
-        Row("num_attention_heads", "n_heads", 24),
+        *SIZES,
         Row("num_key_value_heads", "n_kv_heads", 2, nullable=True),
-        Row("hidden_act", "activation", "gelu_pytorch_tanh", map=ACTIVATIONS),
-        Row("max_position_embeddings", "max_positions", 4096),
         Row("norm_epsilon", "norm_epsilon", 1e-5),
         Row("sliding_window", "sliding_window", None),
         Row("attention_dropout", "attention_dropout", 0.0),

@@ -14,18 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trifold.hub.families.bart import usual_dropout
-from trifold.hub.family import (
+from trifold.hub.families.bart import head_dropout
+from trifold.hub.family import LABELED, Family, modules
+from trifold.hub.rows import (
     ACTIVATIONS,
     ENDS,
-    LABELED,
-    Family,
     Fields,
     Group,
     Row,
     first_end,
     fixed,
-    modules,
     name_of,
     revise,
     same,
@@ -48,8 +46,6 @@ CLASSES: dict[str, Fields] = {
     "EncoderModel": ENCODER | {"heads": ()},
     "ForTokenClassification": ENCODER | {"heads": ("token",)},
 }
-
-# --- config.json ---------------------------------------------------------------------------------------
 
 
 def _load(file: Any, fields: Fields) -> Fields:
@@ -114,8 +110,6 @@ def _settle(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelConfig:
     return config.model_copy(update={"tie_lm_head": torch.equal(weights[head], weights[table])})
 
 
-# --- tensors -------------------------------------------------------------------------------------------
-
 # Their layers of a block, in this order.
 LAYERS = {
     "encoder": {"self_attention": "SelfAttention", "feed_forward": "DenseReluDense"},
@@ -179,14 +173,7 @@ FAMILY = Family(
         Row("decoder_start_token_id", "decoder_start_id", None),
         Row("bos_token_id", "bos_id", None, load=_begin),
         Row("num_decoder_layers", "n_decoder_layers", None),
-        Row(
-            "classifier_dropout",
-            "classifier_dropout",
-            0.0,
-            load=usual_dropout,
-            heads=LABELED,
-            everywhere=True,
-        ),
+        head_dropout("sequence", "token"),
         VERSIONS,
         fixed(is_decoder=False),
         Row("max_positions", "max_positions", LONGEST),  # ours; files of others do not have it

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from trifold.errors import SettingsError
-from trifold.hub.encoders import ENCODER, SIZES, EncoderRules
-from trifold.hub.family import ACTIVATIONS, PART, Family, Fields, Group, Row, below, revise, up_to
+from trifold.hub.encoders import BERT, ENCODER, TEXT_KEYS, EncoderRules
+from trifold.hub.family import PART, Family, below
+from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, revise, up_to
 from trifold.hub.rules import LEADING_AXIS, AnyRule, Ignored, Renamed, Rule, chain, each
 from trifold.nn import ModelConfig
 
@@ -99,7 +100,7 @@ FAMILY = Family(
     stem="ViT",
     classes={"Model": {"heads": ("pooler",)}, "ForImageClassification": {"heads": ("sequence",)}},
     entries=(
-        *revise(SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+        *revise(BERT, without=TEXT_KEYS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
         Group({"image_size": (Size, 224), "patch_size": (Size, 16)}, _load_sizes, _save_sizes),
         Row("num_channels", "n_channels", 3, type=up_to(1_000)),
         Row("qkv_bias", "attention_bias", True),

@@ -9,22 +9,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from trifold.errors import SettingsError
-from trifold.hub.encoders import BLOCK, ENCODER_ONLY, VOCABULARY, EncoderRules
-from trifold.hub.family import (
-    ACTIVATIONS,
-    Family,
-    Fields,
-    Group,
-    Row,
-    below,
-    fixed,
-    ids,
-    ignored,
-    modules,
-    name_of,
-    same,
-    translate,
-)
+from trifold.hub.encoders import BLOCK, ENCODER_ONLY, EncoderRules
+from trifold.hub.family import Family, below, ignored, modules
+from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, fixed, ids, name_of, same, translate
 from trifold.hub.rules import LEADING_AXIS, TRANSPOSED, AnyRule, Copy, Rule, chain, joined_axes
 from trifold.nn import ModelConfig
 
@@ -43,10 +30,9 @@ def _clamp(value: int, fields: Fields) -> int | None:
 
 
 def _load_width(value: int | None, fields: Fields) -> None:
-    if value is not None and value * fields["n_heads"] != fields["d_model"]:
-        raise SettingsError(
-            f"d_head: {value} is not d_model {fields['d_model']} / n_head {fields['n_heads']}"
-        )
+    width, heads = fields["d_model"], fields["n_heads"]
+    if width % heads == 0 and value not in (None, width // heads):
+        raise SettingsError(f"d_head: {value} is not d_model {width} / n_head {heads}")
 
 
 def _load_summary(file: Any, fields: Fields) -> Fields:
@@ -77,8 +63,6 @@ SUMMARY = Group(
     _load_summary,
     _save_summary,
 )
-
-# --- tensors -------------------------------------------------------------------------------------------
 
 RULES = EncoderRules(
     "transformer",
@@ -130,7 +114,7 @@ FAMILY = Family(
     stem="XLNet",
     classes=CLASSES,
     entries=(
-        Row("vocab_size", "vocab_size", 32000, type=VOCABULARY),
+        Row("vocab_size", "vocab_size", 32000),
         Row("d_model", "d_model", 1024),
         Row("n_layer", "n_layers", 24),
         Row("n_head", "n_heads", 16),

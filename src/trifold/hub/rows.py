@@ -1,0 +1,230 @@
+"""The rows of a family's table: keys of config.json and the fields of ModelConfig that they set, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+from pydantic import Field
+
+from trifold.errors import SettingsError
+from trifold.nn import ModelConfig
+
+Fields: TypeAlias = dict[str, Any]  # values of ModelConfig by field name
+Keys: TypeAlias = dict[str, tuple[Any, Any]]  # their keys: (type, default)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One key of config.json that sets one field of ModelConfig.
+
+    type: that of our field unless given; null is allowed where the default is None or with `nullable`.
+    map: their values -> ours; the first of several equivalent names is written.
+    load: (their value, the fields read so far) -> our value.
+    save: our value -> theirs.
+    heads: the key sets the field, and is written, only for models with one of these heads.
+    everywhere: it is written for all models nevertheless.
+    optional: None is written as null instead of the value that None stands for.
+    """
+
+    key: str
+    field: str
+    default: Any
+    _: KW_ONLY
+    type: Any = None
+    nullable: bool = False
+    map: Mapping[Any, Any] | None = None
+    load: Callable[[Any, Fields], Any] | None = None
+    save: Callable[[Any], Any] | None = None
+    heads: Collection[str] = ()
+    everywhere: bool = False
+    optional: bool = False
+
+    @property
+    def keys(self) -> Keys:
+        kind = self.type or (type(next(iter(self.map))) if self.map else type_of(self.field))
+        return {self.key: (kind | None if self.nullable or self.default is None else kind, self.default)}
+
+    def read(self, file: Any, fields: Fields) -> Fields:
+        if self.heads and not set(self.heads).intersection(fields["heads"]):
+            return {}
+        value = getattr(file, self.key)
+        if self.map is not None:
+            value = translate(self.key, value, self.map)
+        return {self.field: value if self.load is None else self.load(value, fields)}
+
+    def write(self, config: ModelConfig, explicit: ModelConfig) -> Fields:
+        if self.heads and not self.everywhere and not set(self.heads).intersection(config.chosen_heads):
+            return {}
+        value = getattr(config if self.optional else explicit, self.field)
+        if self.map is not None:
+            value = name_of(value, self.map)
+        return {self.key: value if self.save is None else self.save(value)}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Keys that set several fields together.
+
+    load: (the values of all keys, the fields read so far) -> more fields.
+    save: our config, with every default explicit -> the values of these keys.
+
+    Both raise SettingsError, for contradictions and for what the keys cannot represent.
+    """
+
+    keys: Keys
+    load: Callable[[Any, Fields], Fields] = lambda file, fields: {}
+    save: Callable[[ModelConfig], Fields] = lambda config: {}
+
+    def read(self, file: Any, fields: Fields) -> Fields:
+        return self.load(file, fields)
+
+    def write(self, config: ModelConfig, explicit: ModelConfig) -> Fields:
+        return self.save(explicit)
+
+
+Entry: TypeAlias = Row | Group
+
+
+def sizes(
+    *, vocab: int, width: int, inner: int, layers: int, heads: int, positions: int, activation: str
+) -> tuple[Entry, ...]:
+    """The keys that most families have, with these defaults."""
+    return (
+        Row("vocab_size", "vocab_size", vocab),
+        Row("hidden_size", "d_model", width),
+        Row("intermediate_size", "d_ff", inner),
+        Row("num_hidden_layers", "n_layers", layers),
+        Row("num_attention_heads", "n_heads", heads),
+        Row("max_position_embeddings", "max_positions", positions),
+        Row("hidden_act", "activation", activation, map=ACTIVATIONS),
+    )
+
+
+def fixed(**values: bool | int | float | str) -> Group:
+    """Keys that select parts which ModelConfig lacks: any other value is an error. They are not written."""
+    keys: Keys = {}
+    for key, value in values.items():
+        only = Annotated[float, Field(ge=value, le=value)] if isinstance(value, float) else Literal[value]
+        keys[key] = (only, value)
+    return Group(keys)
+
+
+def always(**values: object) -> Group:
+    """Keys that are written with these values; reading them is up to other entries."""
+    return Group({}, save=lambda config: values)
+
+
+def revise(entries: Sequence[Entry], *new: Entry, without: str = "", **defaults: Any) -> tuple[Entry, ...]:
+    """The entries of a related family with other defaults, without some keys, and with new entries, which replace
+    those that have the same key.
+    """
+    dropped = {*without.split(), *(key for entry in new for key in entry.keys)}
+    kept = [entry for entry in entries if not dropped.intersection(entry.keys)]
+    changed = [
+        replace(entry, default=defaults.pop(entry.key))
+        if isinstance(entry, Row) and entry.key in defaults
+        else entry
+        for entry in kept
+    ]
+    assert not defaults, f"no rows for {', '.join(defaults)}"
+    return (*changed, *new)
+
+
+def type_of(name: str) -> Any:
+    """The type of a field of ModelConfig with its bounds, without None."""
+    info = ModelConfig.model_fields[name]
+    parts = get_args(info.annotation)
+    kind = parts[0] if NoneType in parts else info.annotation
+    return Annotated[kind, *info.metadata] if info.metadata else kind
+
+
+def up_to(largest: int) -> Any:
+    """The type of sizes from 1 to a largest one, beyond any model in use."""
+    return Annotated[int, Field(gt=0, le=largest)]
+
+
+def same(name: str) -> Callable[[Fields], Any]:
+    """A field's value that equals another field's."""
+    return lambda fields: fields[name]
+
+
+# Theirs -> ours; the first of several names is the one that is written.
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "gelu_new": "gelu-tanh",
+    "gelu_fast": "gelu-tanh",
+    "gelu_python_tanh": "gelu-tanh",
+    "gelu_accurate": "gelu-tanh",
+    "quick_gelu": "quick-gelu",
+    "tanh": "tanh",
+}
+
+
+def translate(key: str, name: Any, table: Mapping[Any, Any]) -> Any:
+    """Our value for a name of theirs. Raises SettingsError for an unknown name."""
+    if name not in table:
+        raise SettingsError(f"{key}: {name!r} is not known; known: {', '.join(map(str, table))}")
+    return table[name]
+
+
+def name_of(value: Any, table: Mapping[Any, Any]) -> Any:
+    """The first of their names for a value of ours. Raises SettingsError if there is none."""
+    for name, ours in table.items():
+        if ours == value:
+            return name
+    raise SettingsError(f"{value!r} has no name there")
+
+
+# --- special tokens ------------------------------------------------------------------------------------
+
+Id = Annotated[int, Field(ge=0)]
+ENDS = Id | Annotated[list[Id], Field(min_length=1)]  # of a family that needs one
+
+
+def first_end(ends: int | list[int], fields: Fields) -> int:
+    """The end that ModelConfig holds; the others belong to the generation settings."""
+    return ends[0] if isinstance(ends, list) else ends
+
+
+def ids(
+    pad: int | None = None, bos: int | None = None, eos: int | None = None, *, padded: bool = False
+) -> Group:
+    """Special tokens with these defaults. No end is an id beyond the vocabulary; any other missing id is the end.
+
+    padded: no id is negative, and the padding is in the vocabulary, because the reference gives its embedding no
+        gradient. Otherwise -1 is a missing id, and padding equal to the end is written only where a head needs it.
+    """
+    one = (Id if padded else int) | None
+
+    def load(file: Any, fields: Fields) -> Fields:
+        size, pad, bos, ends = fields["vocab_size"], file.pad_token_id, file.bos_token_id, file.eos_token_id
+        end = ends[0] if isinstance(ends, list) and ends else ends
+        eos = end if isinstance(end, int) and end >= 0 else size
+        spare = eos if eos < size else 0
+        if padded and pad is not None and pad >= size:
+            raise SettingsError(f"pad_token_id: {pad} is outside the vocabulary of {size}")
+        pad, bos = (spare if value is None or value < 0 else value for value in (pad, bos))
+        return {"pad_id": pad, "bos_id": bos, "eos_id": eos}
+
+    def save(config: ModelConfig) -> Fields:
+        said = padded or "sequence" in config.chosen_heads or config.pad_id != config.eos_id
+        return {
+            "pad_token_id": config.pad_id if said else None,
+            "bos_token_id": config.bos_id,
+            "eos_token_id": config.eos_id if config.eos_id < config.vocab_size else None,
+        }
+
+    keys = {
+        "pad_token_id": (one, pad),
+        "bos_token_id": (one, bos),
+        "eos_token_id": (int | list[int] | None, eos),
+    }
+    return Group(keys, load, save)
