@@ -90,7 +90,7 @@ TEXT = {
     ),
     "no row short enough": Case(
         pair(b"one two three four\n", b"eins zwei drei\n"), f"{OWN} model.max_positions=8", 1,
-        ("no row is left: all 1 are longer than 8 tokens",),
+        ("no rows remain: all 1 are longer than 8 tokens",),
     ),
     "a long row, and long rows are errors": Case(
         pair(b"one\ntwo\n" + b"three " * 9 + b"\n"), f"{OWN} batch.max_length=20 batch.on_overflow=error", 1,

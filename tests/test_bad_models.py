@@ -116,7 +116,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         lambda m: edited(m, "config.json", model_type="rnn"),
         ("config.json: model_type: 'rnn' is not known",),
     ),
-    "no tokenizer": (lambda m: (m / "tokenizer.json").unlink(), ("the model's folder has no tokenizer",)),
+    "no tokenizer": (lambda m: (m / "tokenizer.json").unlink(), ("the model folder has no tokenizer",)),
     "broken tokenizer": (
         lambda m: (m / "tokenizer.json").write_text("[]", encoding="utf-8"),
         ("tokenizer.json: holds a list, not an object of keys and values",),

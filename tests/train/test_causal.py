@@ -137,11 +137,11 @@ def test_what_was_read_and_how_it_is_cut_is_said(recipe, listening, tmp_path):
     prepared = prepare(load_recipe(recipe), tmp_path / "tokenizer", listening)
     said = "\n".join(listening.lines)
     assert "text.txt: 40 documents" in said
-    assert "documents are longer than 24 tokens: cut into pieces of 24, at other places each epoch" in said
+    assert "documents have more than 24 tokens: split into pieces of 24, at other positions in each epoch" in said
     assert "an epoch: " in said and " pieces, " in said and " tokens, " in said and "vocabulary " in said
     assert prepared.config.vocab_size == prepared.task.tokenizer.vocab_size
     one, two, again = prepared.examples(0), prepared.examples(1), prepared.examples(0)
-    assert one.starts.tolist() == again.starts.tolist() != two.starts.tolist()
+    assert one.chunks.starts.tolist() == again.chunks.starts.tolist() != two.chunks.starts.tolist()
     assert one.sizes.sum() == two.sizes.sum()
 
 
@@ -150,7 +150,7 @@ def test_what_is_dropped_or_never_asked_for_is_counted(recipe, listening, tmp_pa
     prepare(load_recipe(recipe, changes), tmp_path / "tokenizer", listening)
     said = "\n".join(listening.lines)
     assert "left out, with " in said
-    assert "the first token of each of 32 documents is read and never asked for" in said
+    assert "the first token of each of 32 documents is never a label" in said
 
 
 def test_samples_are_written_a_row_a_line(trained):
@@ -162,9 +162,9 @@ def test_samples_are_written_a_row_a_line(trained):
 
 
 def test_a_model_of_another_shape_is_refused_before_anything_is_read(recipe, listening, tmp_path):
-    with pytest.raises(SettingsError, match=r"model\.shape: encoder does not go with task\.kind: causal"):
+    with pytest.raises(SettingsError, match=r"model\.shape: encoder does not support task\.kind: causal"):
         prepare(load_recipe(recipe, {"model.shape": "encoder"}), tmp_path, listening)
-    with pytest.raises(SettingsError, match=r"decoder does not go with task\.kind: translate"):
+    with pytest.raises(SettingsError, match=r"decoder does not support task\.kind: translate"):
         prepare(load_recipe("smoke", {"model.shape": "decoder"}), tmp_path, listening)
     with pytest.raises(SettingsError, match=r"model\.logit_soft_cap: "):
         prepare(load_recipe(recipe, {"model.logit_soft_cap": 30.0}), tmp_path, listening)
@@ -248,7 +248,7 @@ def test_from_a_cache_it_learns_and_resumes_to_the_bit(recipe, interrupting, lis
 
 def test_what_no_cache_serves_is_refused(recipe, listening, tmp_path):
     cache = {"data.cache": str(tmp_path / "cache")}
-    with pytest.raises(SettingsError, match=r"data\.cut: text in a cache is cut, not dropped"):
+    with pytest.raises(SettingsError, match=r"data\.cut: drop is not supported with data\.cache"):
         prepare(load_recipe(recipe, cache | {"data.cut": "drop"}), tmp_path, listening)
     with pytest.raises(SettingsError, match=r"data\.holdout: 8 documents cannot be counted out of a cache"):
         prepare(load_recipe(recipe, cache | {"data.holdout": 8}), tmp_path, listening)

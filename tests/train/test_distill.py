@@ -176,12 +176,12 @@ REFUSED = [
     ({"model.d_model": 8}, r"task\.cosine=0, or model\.d_model=16"),
     ({"model.d_model": 8, "task.cosine": 0.0, "task.start": "spread"}, r"task\.start: the teacher has no"),
     ({"task.start": [0, 9]}, r"task\.start: layers \(0, 9\)"),
-    ({"model.n_heads": 4}, r"4 heads of the student beside 2 of the teacher"),
-    ({"task.relations.heads": 3}, r"3 does not divide a width of 16"),
+    ({"model.n_heads": 4}, r"the student has 4 heads, the teacher 2"),
+    ({"task.relations.heads": 3}, r"3 does not divide the width 16"),
     ({"task.relations.teacher_layer": 4}, r"0 to 3"),
     ({"model.max_positions": 32}, r"model\.max_positions=16"),
-    ({"model.shape": "encoder"}, "does not go with task.kind: causal"),
-    ({"task.soft": 0.0, "task.cosine": 0.0, "task.relations": {}}, "asked for nothing"),
+    ({"model.shape": "encoder"}, "does not support task.kind: causal"),
+    ({"task.soft": 0.0, "task.cosine": 0.0, "task.relations": {}}, "the teacher would have no effect"),
     ({"task.of": {"kind": "translate"}}, r"task\.of: kind 'translate' is not known"),
 ]
 

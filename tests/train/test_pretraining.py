@@ -202,28 +202,28 @@ def test_masks_are_drawn_anew_each_epoch_and_not_by_the_batch(folder, listening,
     assert (alone.inputs.tokens[0, :size] == among.inputs.tokens[0, start : start + size]).all()
     assert not (alone.inputs.tokens[0, :size] == later.inputs.tokens[0, :size]).all()
     said = "\n".join(listening.lines)
-    assert "documents have more than 22 tokens: cut into pieces of 22" in said
+    assert "documents have more than 22 tokens: split into pieces of 22" in said
     assert " texts, " in said and " tokens, " in said
 
 
 REFUSED = [
     ("plain", {"tokenizer.special": []}, SettingsError, r"no mask token; set tokenizer\.special="),
     ("plain", {"tokenizer.special": ["cls"]}, SettingsError, "give both or neither"),
-    ("plain", {"model.shape": "encoder-decoder"}, SettingsError, "does not go with task.kind: masked"),
+    ("plain", {"model.shape": "encoder-decoder"}, SettingsError, "does not support task.kind: masked"),
     ("plain", {"task.masked": 0.95}, SettingsError, "above 1"),
-    ("plain", {"task.boundary": 1.0}, SettingsError, "the boundary objective needs a weight and the head"),
+    ("plain", {"task.boundary": 1.0}, SettingsError, "objective requires both a weight and the head"),
     (
         "spans",
         {"tokenizer.special": ["mask"]},
         SettingsError,
-        "a span at the end of a text has no token beside it",
+        "a span at the end of a text has no neighbor",
     ),
     ("plain", {"data.cache": "cache"}, SettingsError, r"data\.cache: "),
     ("plain", {"model.max_positions": 2}, SettingsError, "2 tokens leave no room"),
     ("follows", {"model.heads": ["lm"]}, SettingsError, r"model\.heads: next-sentence, pooler is missing"),
     ("denoise", {"tokenizer.special": []}, SettingsError, "no mask token"),
     ("denoise", {"task.noise": {"permute": 0.0, "infill": 0.0}}, SettingsError, "every rate is 0"),
-    ("denoise", {"task.written": 0, "task.best_by": "exact_match"}, SettingsError, "exact_match needs texts"),
+    ("denoise", {"task.written": 0, "task.best_by": "exact_match"}, SettingsError, "exact_match requires generated texts"),
     ("sentinels", {"tokenizer.sentinels": 1}, SettingsError, r"set tokenizer\.sentinels=2"),
 ]
 
@@ -238,6 +238,6 @@ def test_pairs_need_documents_of_several_sentences(folder, listening, tmp_path):
     (tmp_path / "lines.txt").write_text("sun rain\nrain snow\nhail\n" * 9, encoding="utf-8")
     recipe = load_recipe(folder / "follows.yaml", {"data.train": str(tmp_path / "lines.txt")})
     with pytest.raises(
-        DataError, match=r"lines\.txt: of 22 documents 0 have two sentences or more, and pairs need 2"
+        DataError, match=r"lines\.txt: of 22 documents 0 have two sentences or more; pairs require 2"
     ):
         prepare(recipe, tmp_path / "tokenizer", listening)

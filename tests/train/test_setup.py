@@ -90,7 +90,7 @@ def test_validation_pairs_longer_than_training_wants_are_kept(tmp_path, listenin
 
 
 def test_no_training_pair_is_short_enough(tmp_path, listening, tiny, files):
-    with pytest.raises(DataError, match=r"no row is left: all 2 are longer than 40 tokens"):
+    with pytest.raises(DataError, match=r"no rows remain: all 2 are longer than 40 tokens"):
         prepared(tmp_path, listening, tiny, data__train=files("train", LONG, LONG))
 
 
@@ -162,11 +162,11 @@ def test_raw_text_is_packed_with_less_than_a_hundredth_of_filling(tmp_path, list
 
 
 def test_a_validation_that_asks_for_nothing_is_refused(tmp_path, listening):
-    with pytest.raises(DataError, match=r"valid\.txt: no token of this validation text is asked for"):
+    with pytest.raises(DataError, match=r"valid\.txt: this validation text has no target tokens"):
         raw(tmp_path, listening, ["a b c d e f g h"] * 20, ["x y", "z"], **{"tokenizer.kind": "word"})
 
 
 def test_what_the_task_would_not_look_at_is_refused_before_anything_is_read(tmp_path, listening):
-    with pytest.raises(SettingsError, match=r"tokenizer\.dropout: a task of kind masked has no use for it"):
+    with pytest.raises(SettingsError, match=r"tokenizer\.dropout: has no effect on a task of kind masked"):
         raw(tmp_path, listening, ["a b c"] * 20, ["a b"], **{"tokenizer.dropout": 0.1})
     assert listening.lines == []
