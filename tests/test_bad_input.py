@@ -72,7 +72,7 @@ TEXT = {
     ),
     "broken JSONL": Case(
         {"a.jsonl": b'{"source": "a", "target": "b"}\n{"source": "a",\n'}, f"{SMOKE} data.train={{here}}/a.jsonl", 1,
-        ("a.jsonl:2:", "not valid JSON", "one object a line"),
+        ("a.jsonl:2:", "not valid JSON", "write one object per line"),
     ),
     "JSONL without the key": Case(
         {"a.jsonl": b'{"source": "a"}\n'}, f"{SMOKE} data.train={{here}}/a.jsonl", 1,
@@ -80,7 +80,7 @@ TEXT = {
     ),
     "JSONL with a number": Case(
         {"a.jsonl": b'{"source": "a", "target": 5}\n'}, f"{SMOKE} data.train={{here}}/a.jsonl", 1,
-        ("a.jsonl:1: 'target' holds a value of type int, expected text",),
+        ("a.jsonl:1: 'target' is a value of type int, expected text",),
     ),
     "no such embedded text": Case({}, f"{SMOKE} data.train=embedded:smok", 1, ("embedded:smok", "packages, phrasebook, smoke")),
     "a hub name without a split": Case({}, f"{SMOKE} data.train=hub:wmt14", 2, ("hub:NAME:SPLIT",)),

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,8 @@ def encoder(folder: Path, kind: str) -> Encoder:
 
 def cache_of(folder: Path, kind: str) -> TokenCache:
     settings = DataSettings(cache=str(folder / "cache"))
-    say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
-    return open_tokens(str(folder / "corpus.txt"), settings, encoder(folder, kind), say=say)
+    report = partial(print, file=sys.stderr, flush=True)
+    return open_tokens(str(folder / "corpus.txt"), settings, encoder(folder, kind), report=report)
 
 
 def build(folder: Path, kind: str) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def test_eval_of_a_model_that_belongs_to_no_run(trifold, runs, tmp_path, kind):
         assert trifold("eval", alone, text).code == 0
         refused(trifold("eval", alone), "name the data: trifold eval")
     else:
-        refused(trifold("eval", alone, text), "translation needs two sides")
+        refused(trifold("eval", alone, text), "pairs have two sides")
 
 
 def test_eval_of_a_run_that_lost_its_tokenizer_makes_none(trifold, runs):

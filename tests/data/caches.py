@@ -1,4 +1,4 @@
-"""Corpora of made-up words, and caches of them as bytes."""
+"""Corpora of random words, and token caches of them with the bytes as tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trifold.data import DataSettings, Encoder, TokenCache, open_tokens
 
 
 def encode(texts: Sequence[str]) -> tuple[Any, Any, int]:
-    """Every document as its bytes and a 256 behind them."""
+    """The bytes of every document, followed by 256."""
     raw = [text.encode() for text in texts]
     ids = [np.append(np.frombuffer(one, np.uint8), np.uint16(256)) for one in raw]
     lengths = np.array([len(one) for one in ids], np.int64)
@@ -24,7 +24,7 @@ def encode(texts: Sequence[str]) -> tuple[Any, Any, int]:
 BYTES = Encoder(encode, "bytes", 257)
 
 
-def corpus_of(folder: Path, lines: int = 2000, seed: int = 0) -> Path:
+def write_corpus(folder: Path, lines: int = 2000, seed: int = 0) -> Path:
     rng = random.Random(seed)
     words = [f"wörd{n}" for n in range(99)]
     texts = [" ".join(rng.choices(words, k=rng.randrange(12))) for _ in range(lines)]
@@ -42,15 +42,17 @@ def texts_of(cache: TokenCache) -> list[str]:
     return [bytes(cache.document(n)[:-1].astype(np.uint8)).decode() for n in range(len(cache))]
 
 
-def opened(path: Path, folder: Path, **more: Any) -> TokenCache:
-    options = {key: more.pop(key) for key in ("side", "seed", "say", "workers", "part_bytes") if key in more}
+def open_cache(path: Path, folder: Path, **more: Any) -> TokenCache:
+    options = {
+        key: more.pop(key) for key in ("side", "seed", "report", "workers", "part_bytes") if key in more
+    }
     return open_tokens(str(path), settings_of(folder, **more), BYTES, **({"part_bytes": 20_000} | options))
 
 
-def files_of(cache: TokenCache) -> dict[str, bytes]:
+def contents(cache: TokenCache) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in cache.folder.iterdir()}
 
 
-def slow(texts: Sequence[str]) -> tuple[Any, Any, int]:
+def encode_slowly(texts: Sequence[str]) -> tuple[Any, Any, int]:
     time.sleep(0.02)
     return encode(texts)

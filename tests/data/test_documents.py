@@ -1,4 +1,4 @@
-"""Every document of a corpus arrives as it stands, in an order that depends on nothing, or its loss is counted."""
+"""Documents are read unchanged and in order, and every dropped one is counted."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import gzip
 import json
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from trifold.data import (
@@ -42,7 +42,7 @@ def written(folder: Path, name: str, content: str | bytes) -> str:
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a", "a.unheard-of"])
-def test_a_document_a_line(tmp_path: Path, name: str) -> None:
+def test_lines_are_documents(tmp_path: Path, name: str) -> None:
     documents = read_documents(written(tmp_path, name, "one\r\n\n two \n\nthree"), PLAIN)
     assert documents.texts == ["one", " two ", "three"]
     assert str(documents.report) == f"{name}: 5 documents, 2 blank (dropped); 3 used, 13 characters"
@@ -59,7 +59,7 @@ def test_a_document_a_line(tmp_path: Path, name: str) -> None:
         (" a\n  b \n", [" a\n  b "]),
     ],
 )
-def test_blank_lines_between_documents(tmp_path: Path, content: str, texts: list[str]) -> None:
+def test_blank_lines_separate_documents(tmp_path: Path, content: str, texts: list[str]) -> None:
     assert read_documents(written(tmp_path, "a.txt", content), BLANK).texts == texts
 
 
@@ -72,11 +72,11 @@ def test_blank_lines_between_documents(tmp_path: Path, content: str, texts: list
         ("a\rb\u2028\u0085\x0c", "a\rb\u2028\u0085\x0c"),
     ],
 )
-def test_a_document_a_file_is_the_file(tmp_path: Path, content: str, text: str) -> None:
+def test_files_are_documents(tmp_path: Path, content: str, text: str) -> None:
     assert read_documents(written(tmp_path, "a.txt", content), FILE).texts == [text]
 
 
-def test_documents_know_where_they_begin(tmp_path: Path) -> None:
+def test_documents_have_line_numbers(tmp_path: Path) -> None:
     file = written(tmp_path, "a.txt", "\na\nb\n\n\nc\n")
     assert [(one.text, one.line) for one in iter_documents(file, BLANK)] == [("a\nb", 2), ("c", 6)]
     assert [(one.text, one.line) for one in iter_documents(file, PLAIN)][1] == ("a", 2)
@@ -85,9 +85,9 @@ def test_documents_know_where_they_begin(tmp_path: Path) -> None:
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=6)
 
 
+@hypothesis_settings(max_examples=50)
 @given(lines=st.lists(TEXT, max_size=8))
-def test_nothing_but_blanks_is_lost(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
-    """The visible characters of the three readings are the same, in the same order."""
+def test_only_blanks_are_lost(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
     content = "\n".join(["x", *lines])
     file = written(tmp_path_factory.getbasetemp(), "any.txt", content)
 
@@ -102,10 +102,10 @@ def test_nothing_but_blanks_is_lost(tmp_path_factory: pytest.TempPathFactory, li
         assert found.report.characters == sum(map(len, found.texts))
 
 
-# --- what is refused or counted ---------------------------------------------------------------------------
+# --- errors and counts ---------------------------------------------------------------------------
 
 
-def test_duplicates_are_counted_and_dropped_when_asked(tmp_path: Path) -> None:
+def test_duplicates_are_counted_and_can_be_dropped(tmp_path: Path) -> None:
     file = written(tmp_path, "a.txt", "a\nb\na\na\n")
     kept, dropped = read_documents(file, PLAIN), read_documents(file, DataSettings(duplicates="drop"))
     assert (kept.texts, kept.report.duplicates) == (["a", "b", "a", "a"], 2)
@@ -129,7 +129,7 @@ def test_unusual_separators_are_kept_and_counted(tmp_path: Path) -> None:
         ("x\n".encode("utf-16"), "UTF-16 or UTF-32"),
     ],
 )
-def test_what_is_no_clean_text_is_refused_by_its_place(
+def test_invalid_text_names_the_place(
     tmp_path: Path, settings: DataSettings, content: bytes, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
@@ -137,15 +137,13 @@ def test_what_is_no_clean_text_is_refused_by_its_place(
 
 
 @pytest.mark.parametrize("settings", [PLAIN, BLANK, FILE], ids=["line", "blank", "file"])
-@pytest.mark.parametrize("content", ["", "\n", " \n\n\t", "\ufeff", "\u3000\u2028"])
-def test_where_nothing_is_left_nothing_is_learnt(
-    tmp_path: Path, settings: DataSettings, content: str
-) -> None:
+@pytest.mark.parametrize("content", ["", " \n\n\t", "\ufeff", "\u3000\u2028"])
+def test_blank_sources_are_an_error(tmp_path: Path, settings: DataSettings, content: str) -> None:
     with pytest.raises(DataError, match=r"a\.txt: no document is left"):
         read_documents(written(tmp_path, "a.txt", content), settings)
 
 
-def test_a_line_beyond_the_limit_is_refused_but_not_in_whole_files(tmp_path: Path) -> None:
+def test_the_limit_of_a_line_does_not_apply_to_files(tmp_path: Path) -> None:
     file = written(tmp_path, "a.txt", "x" * 50)
     with pytest.raises(DataError, match=r"longer than 40 bytes; .*data\.max_line_bytes"):
         read_documents(file, DataSettings(max_line_bytes=40))
@@ -155,8 +153,8 @@ def test_a_line_beyond_the_limit_is_refused_but_not_in_whole_files(tmp_path: Pat
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"format": "jsonl", "documents": "blank"}, "a row of jsonl is a document already"),
-        ({"cache": "x", "duplicates": "drop"}, "needs all text in memory"),
+        ({"format": "jsonl", "documents": "blank"}, "each row of jsonl is a document"),
+        ({"cache": "x", "duplicates": "drop"}, "keeps all text in memory"),
         ({"documents": "paragraph"}, "data.documents: .*'line', 'blank' or 'file'"),
         ({"cut": "middle"}, "data.cut: "),
         ({"holdout": 1.0}, "a share lies between 0 and 1"),
@@ -164,7 +162,7 @@ def test_a_line_beyond_the_limit_is_refused_but_not_in_whole_files(tmp_path: Pat
         ({"feild": "x"}, "did you mean 'field'"),
     ],
 )
-def test_settings_that_contradict_each_other(values: dict[str, Any], message: str) -> None:
+def test_invalid_settings(values: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         DataSettings.parse(values, "data")
 
@@ -172,23 +170,21 @@ def test_settings_that_contradict_each_other(values: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("a.csv", {}, r"a\.csv is no raw text by its ending; .*data\.format=text"),
+        ("a.csv", {}, r"a\.csv is not raw text according to its suffix; .*data\.format=text"),
         ("a.json.gz", {}, "data.format=jsonl"),
         ("a.txt", {"format": "tsv"}, "tsv holds pairs"),
-        ("a.jsonl", {"documents": "blank"}, "blank divides plain text, but in .*a.jsonl each row"),
+        ("a.jsonl", {"documents": "blank"}, "blank applies to plain text, but in .*a.jsonl each row"),
     ],
 )
-def test_sources_that_make_no_sense(
-    tmp_path: Path, name: str, settings: dict[str, Any], message: str
-) -> None:
+def test_invalid_sources(tmp_path: Path, name: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         read_documents(written(tmp_path, name, '{"text": "a"}\n'), DataSettings(**settings))
 
 
-# --- many files -------------------------------------------------------------------------------------------
+# --- files -------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_its_files_of_text_sorted_and_the_rest_is_said(tmp_path: Path) -> None:
+def test_a_folder_means_its_text_files(tmp_path: Path) -> None:
     names = [
         "b.txt",
         "a/z.txt.gz",
@@ -205,10 +201,10 @@ def test_a_folder_is_its_files_of_text_sorted_and_the_rest_is_said(tmp_path: Pat
     documents = read_documents(str(tmp_path), PLAIN)
     assert documents.texts == ["a/y.jsonl", "a/z.txt.gz", "b.txt", "c.gz"]
     assert documents.report.files == 4
-    assert "files of other kinds passed over: 1 .md, 1 .png" in str(documents.report)
+    assert "files of other kinds skipped: 1 .md, 1 .png" in str(documents.report)
 
 
-def test_patterns_lists_and_commas(tmp_path: Path) -> None:
+def test_patterns_and_lists(tmp_path: Path) -> None:
     for name in ("a/2.py", "a/1.py", "3.py", "b[1].txt"):
         written(tmp_path, name, name)
     where = str(tmp_path)
@@ -219,10 +215,12 @@ def test_patterns_lists_and_commas(tmp_path: Path) -> None:
         "3.py",
         "a/1.py",
     ]
-    assert read_documents(f"{where}/b[1].txt", PLAIN).texts == ["b[1].txt"]  # a name before it is a pattern
+    assert read_documents(f"{where}/b[1].txt", PLAIN).texts == [
+        "b[1].txt"
+    ]  # an existing file is not a pattern
 
 
-def test_a_blank_file_among_others_is_no_error(tmp_path: Path) -> None:
+def test_one_blank_file_of_several_is_allowed(tmp_path: Path) -> None:
     written(tmp_path, "a.txt", ""), written(tmp_path, "b.txt", "b")
     assert read_documents(str(tmp_path), PLAIN).texts == ["b"]
     assert read_documents(str(tmp_path), FILE).report.blank_dropped == 1
@@ -234,18 +232,18 @@ def test_a_blank_file_among_others_is_no_error(tmp_path: Path) -> None:
         ("{}/none/*.txt", DataError, "no file matches this pattern"),
         ("{}/none.txt", DataError, "no such file"),
         ("{}/none.parquet", DataError, "no such file|pyarrow"),
-        ("{}", DataError, r"no file of text in this folder \(\.txt, .*each also \.gz or \.zst\)"),
+        ("{}", DataError, r"no text file in this folder \(\.txt, .*each also \.gz or \.zst\)"),
         ("", SettingsError, "names no file"),
         ("a.txt,,b.txt", SettingsError, "names no file"),
     ],
 )
-def test_what_is_not_there(tmp_path: Path, source: str, error: type[Exception], message: str) -> None:
+def test_missing_files(tmp_path: Path, source: str, error: type[Exception], message: str) -> None:
     written(tmp_path, "x.md", "x")
     with pytest.raises(error, match=message):
         read_documents(source.format(tmp_path), PLAIN)
 
 
-def test_links_in_a_circle_end(tmp_path: Path) -> None:
+def test_circular_links_are_not_followed(tmp_path: Path) -> None:
     written(tmp_path, "a/a.txt", "a")
     (tmp_path / "a" / "b").symlink_to(tmp_path)
     assert read_documents(str(tmp_path), PLAIN).texts == ["a"]
@@ -254,7 +252,7 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
 # --- tables -----------------------------------------------------------------------------------------------
 
 
-def test_jsonl_by_its_field(tmp_path: Path) -> None:
+def test_jsonl_field(tmp_path: Path) -> None:
     rows = [{"text": "a\nb", "meta": {"body": "x"}}, {"text": "c", "meta": {"body": "y\u2028"}}]
     file = written(tmp_path, "a.jsonl.gz", "\n".join(json.dumps(row) for row in rows) + "\n\n")
     assert read_documents(file, PLAIN).texts == ["a\nb", "c"]
@@ -268,20 +266,20 @@ def test_jsonl_by_its_field(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('{"text": 3}', "holds a value of type int"),
-        ('{"text": null}', "holds nothing"),
-        ('{"text": "\\ud800"}', "half of a surrogate pair"),
+        ('{"text": 3}', "is a value of type int"),
+        ('{"text": null}', "is null"),
+        ('{"text": "\\ud800"}', "unpaired surrogate"),
         ('{"text": "\\u0000"}', "NUL"),
         ('["a"]', "a JSON list, expected an object"),
         ('{"text": "a"', r"a\.jsonl:2:13: not valid JSON"),
     ],
 )
-def test_rows_of_jsonl_that_hold_no_text(tmp_path: Path, row: str, message: str) -> None:
+def test_jsonl_rows_without_text(tmp_path: Path, row: str, message: str) -> None:
     with pytest.raises(DataError, match=rf"a\.jsonl:2.*{message}|{message}"):
         read_documents(written(tmp_path, "a.jsonl", f'{{"text": "a"}}\n{row}\n'), PLAIN)
 
 
-def test_parquet_by_its_field(tmp_path: Path) -> None:
+def test_parquet_field(tmp_path: Path) -> None:
     why = "pyarrow is not installed: it comes with trifold[datasets]"
     arrow, parquet = (pytest.importorskip(name, reason=why) for name in ("pyarrow", "pyarrow.parquet"))
     rows = {"text": ["a\nb", "", "c"], "other": [1, 2, 3], "meta": [{"body": t} for t in "xyz"]}
@@ -298,7 +296,7 @@ def test_parquet_by_its_field(tmp_path: Path) -> None:
         read_documents(written(tmp_path, "b.parquet", "no"), PLAIN)
 
 
-def test_parquet_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(DataError, match=r'need the `pyarrow` library; .*"trifold\[datasets\]"'):
@@ -319,31 +317,31 @@ def test_hub_and_embedded_text(monkeypatch: pytest.MonkeyPatch) -> None:
         read_documents("hub:books", PLAIN)
 
 
-# --- validation text --------------------------------------------------------------------------------------
+# --- held-out text --------------------------------------------------------------------------------------
 
 
 @given(
     texts=st.lists(TEXT, min_size=2, max_size=12),
-    asked=st.one_of(st.integers(1, 12), st.floats(0.01, 0.99)),
+    count=st.one_of(st.integers(1, 12), st.floats(0.01, 0.99)),
     seed=st.integers(0, 9),
 )
-def test_holding_out_loses_and_doubles_nothing(texts: list[str], asked: int | float, seed: int) -> None:
-    numbered = Documents.of([f"{place} {text}" for place, text in enumerate(texts)], "corpus")
-    wanted = asked if isinstance(asked, int) else max(1, round(asked * len(texts)))
-    if wanted >= len(texts):
+def test_holding_out_keeps_every_document_once(texts: list[str], count: int | float, seed: int) -> None:
+    numbered = Documents.of([f"{number} {text}" for number, text in enumerate(texts)], "corpus")
+    expected = count if isinstance(count, int) else max(1, round(count * len(texts)))
+    if expected >= len(texts):
         with pytest.raises(DataError, match="leave nothing to train on"):
-            hold_out_documents(numbered, asked, seed)
+            hold_out_documents(numbered, count, seed)
         return
-    train, held = hold_out_documents(numbered, asked, seed)
-    assert len(held) == wanted
+    train, held = hold_out_documents(numbered, count, seed)
+    assert len(held) == expected
     assert sorted(train.texts + held.texts) == sorted(numbered.texts)
     for part in (train, held):
-        places = [int(text.split(maxsplit=1)[0]) for text in part.texts]
-        assert places == sorted(places)
+        numbers = [int(text.split(maxsplit=1)[0]) for text in part.texts]
+        assert numbers == sorted(numbers)
 
 
 @given(text=st.text("ab \n", min_size=1, max_size=60), share=st.floats(0.01, 0.99))
-def test_of_a_single_document_the_end_is_held_out(text: str, share: float) -> None:
+def test_the_end_of_a_single_document_is_held_out(text: str, share: float) -> None:
     cut = int(len(text) * (1 - share))
     if not text[:cut].strip() or not text[cut:].strip():
         with pytest.raises(DataError, match="leaves a part blank"):
@@ -353,7 +351,7 @@ def test_of_a_single_document_the_end_is_held_out(text: str, share: float) -> No
     assert (train.texts, held.texts) == ([text[:cut]], [text[cut:]])
 
 
-def test_a_single_document_cannot_be_counted_out(tmp_path: Path) -> None:
+def test_a_single_document_needs_a_share(tmp_path: Path) -> None:
     file = written(tmp_path, "a.txt", "to be or not to be")
     with pytest.raises(DataError, match=r"a single document; hold out a share of it \(data\.holdout=0\.1\)"):
         read_document_splits(DataSettings(train=file, holdout=5))
@@ -362,18 +360,11 @@ def test_a_single_document_cannot_be_counted_out(tmp_path: Path) -> None:
     assert (splits.train.texts, splits.valid.texts) == (["to be or "], ["not to be"])
 
 
-def test_tinyshakespeare_is_split_as_its_papers_do(data_folder: Path) -> None:
-    """nanoGPT trains on the first nine tenths: 1,003,854 characters, and 111,540 are for validation."""
+def test_tinyshakespeare_has_the_usual_split(data_folder: Path) -> None:
+    """nanoGPT trains on the first nine tenths, 1,003,854 characters, and validates on 111,540."""
     file = data_folder / "tinyshakespeare" / "input.txt.gz"
     splits = read_document_splits(DataSettings(train=str(file), documents="file", holdout=0.1))
     assert splits.valid is not None
     assert [len(part.texts[0]) for part in (splits.train, splits.valid)] == [1_003_854, 111_540]
     speeches = read_documents(str(file), BLANK)
     assert len(speeches) == 7222
-
-
-@pytest.mark.parametrize("write", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_the_order_is_that_of_the_file(tmp_path: Path, write: Callable[[bytes], bytes]) -> None:
-    lines = [f"line {n}" for n in range(5000)]
-    (tmp_path / "a.txt").write_bytes(write("\n".join(lines).encode()))
-    assert read_documents(str(tmp_path / "a.txt"), PLAIN).texts == lines

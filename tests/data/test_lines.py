@@ -1,4 +1,4 @@
-"""Lines are split at line feeds alone, and what is not clean UTF-8 is refused by name, line and byte."""
+"""Strict reading of lines: only line feeds end lines; errors name file, line and byte."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trifold.data import iter_lines, read_lines
+from trifold.data.lines import inner_suffix
 from trifold.errors import DataError
 
 MB = 1_000_000
@@ -34,22 +34,22 @@ def written(folder: Path, content: bytes, name: str = "text.en") -> Path:
         pytest.param(b"a\nb", ["a", "b"], id="no line feed at the end"),
         pytest.param(b"a\r\nb\r\n", ["a", "b"], id="CRLF"),
         pytest.param(b"a\r\nb\nc\r\n", ["a", "b", "c"], id="mixed line ends"),
-        pytest.param(b"a\rb\nc\n", ["a\rb", "c"], id="lone carriage return stays"),
+        pytest.param(b"a\rb\nc\n", ["a\rb", "c"], id="lone carriage return is kept"),
         pytest.param(b"a\r\r\n", ["a\r"], id="only one carriage return belongs to the line end"),
-        pytest.param(b"\xef\xbb\xbfa\nb\n", ["a", "b"], id="BOM at the start goes"),
-        pytest.param(b"a\n\xef\xbb\xbfb\n", ["a", "\ufeffb"], id="BOM elsewhere stays"),
+        pytest.param(b"\xef\xbb\xbfa\nb\n", ["a", "b"], id="BOM at the start is removed"),
+        pytest.param(b"a\n\xef\xbb\xbfb\n", ["a", "\ufeffb"], id="BOM elsewhere is kept"),
         pytest.param(b"\n\na\n\n", ["", "", "a", ""], id="blank lines are lines"),
         pytest.param(b"\xef\xbb\xbf\na\n", ["", "a"], id="BOM before a blank line"),
         pytest.param("a\u2028b\nc\n".encode(), ["a\u2028b", "c"], id="U+2028"),
         pytest.param("a\u2029b\nc\n".encode(), ["a\u2029b", "c"], id="U+2029"),
         pytest.param("a\u0085b\nc\n".encode(), ["a\u0085b", "c"], id="U+0085"),
         pytest.param(b"a\x0bb\x0cc\x1cd\x1de\x1ef\n", ["a\x0bb\x0cc\x1cd\x1de\x1ef"], id="VT FF FS GS RS"),
-        pytest.param("  a\u00a0b\t \n".encode(), ["  a\u00a0b\t "], id="white space stays"),
-        pytest.param("e\u0301 é 😀\n".encode(), ["e\u0301 é 😀"], id="no Unicode normalisation"),
+        pytest.param("  a\u00a0b\t \n".encode(), ["  a\u00a0b\t "], id="white space is kept"),
+        pytest.param("e\u0301 é 😀\n".encode(), ["e\u0301 é 😀"], id="no Unicode normalization"),
     ],
 )
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_lines_end_at_line_feeds_alone(
+def test_only_line_feeds_end_lines(
     tmp_path: Path, content: bytes, lines: list[str], compress: Callable[[bytes], bytes]
 ) -> None:
     assert read_lines(written(tmp_path, compress(content))) == lines
@@ -60,7 +60,7 @@ def test_lines_end_at_line_feeds_alone(
         st.text(st.characters(exclude_characters="\n\0", exclude_categories=["Cs"]), max_size=8), min_size=1
     )
 )
-def test_any_list_of_lines_comes_back(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
+def test_any_lines_are_read_back(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
     lines = [line.rstrip("\r").lstrip("\ufeff") for line in lines]
     path = tmp_path_factory.getbasetemp() / "lines.txt"
     path.write_bytes("".join(line + "\n" for line in lines).encode())
@@ -75,7 +75,7 @@ def test_any_list_of_lines_comes_back(tmp_path_factory: pytest.TempPathFactory, 
         pytest.param(gzip.compress(b""), "text.en: the file is empty", id="empty inside gzip"),
         pytest.param(b"ok\nab\xff\n", "text.en:2:3: byte 0xff is not valid UTF-8", id="invalid byte"),
         pytest.param("fünf\n".encode("latin-1"), "text.en:1:2: byte 0xfc .*iconv -f LATIN1", id="Latin-1"),
-        pytest.param(b"a\n\xc3\n", "text.en:2:1: byte 0xc3", id="cut character"),
+        pytest.param(b"a\n\xc3\n", "text.en:2:1: byte 0xc3", id="truncated character"),
         pytest.param(b"\xed\xa0\x80\n", "text.en:1:1: byte 0xed", id="encoded surrogate"),
         pytest.param(b"\xc0\xaf\n", "text.en:1:1: byte 0xc0", id="overlong encoding"),
         pytest.param("é\nab\0c\n".encode(), "text.en:2:3: a NUL byte", id="NUL"),
@@ -86,7 +86,7 @@ def test_any_list_of_lines_comes_back(tmp_path_factory: pytest.TempPathFactory, 
         pytest.param(
             gzip.compress(b"a line\n" * 9999)[:-20],
             "text.en: the compressed file ends too early",
-            id="cut gzip",
+            id="truncated gzip",
         ),
         pytest.param(
             gzip.compress(b"a\n")[:-8] + b"12345678", "text.en: the compressed file is damaged", id="CRC"
@@ -94,18 +94,18 @@ def test_any_list_of_lines_comes_back(tmp_path_factory: pytest.TempPathFactory, 
         pytest.param(b"\x1f\x8b\x08\x00" + b"\xff" * 60, "text.en: the compressed file", id="damaged gzip"),
     ],
 )
-def test_broken_files_are_refused_by_place(tmp_path: Path, content: bytes, message: str) -> None:
+def test_errors_name_the_place(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
         read_lines(written(tmp_path, content))
     assert caught.value.exit_code == 1
 
 
-def test_a_missing_file_names_both_ways_to_get_it(tmp_path: Path) -> None:
+def test_a_missing_file_has_two_remedies(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.en: no such file; .*TRIFOLD_DATA.*hub:NAME:SPLIT"):
         read_lines(tmp_path / "none.en")
 
 
-def test_an_unset_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unset_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRIFOLD_DATA", raising=False)
     with pytest.raises(
         DataError, match=r"variable TRIFOLD_DATA is not set; set TRIFOLD_DATA to the folder .*hub:"
@@ -113,7 +113,7 @@ def test_an_unset_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         read_lines("${TRIFOLD_DATA}/a.en")
 
 
-def test_variables_in_paths_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_in_paths_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, b"a\n")
     monkeypatch.setenv("TRIFOLD_DATA", str(tmp_path))
     assert read_lines("${TRIFOLD_DATA}/text.en") == read_lines("$TRIFOLD_DATA/text.en") == ["a"]
@@ -131,20 +131,15 @@ def test_a_path_through_a_file_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, b"a\n")
-    if os.geteuid() == 0:  # root may read everything, so the refusal has to be played
+    if os.geteuid() == 0:  # root can read every file, so the error is simulated
 
-        def refuse(*_: object, **__: object) -> None:
+        def deny(*_: object, **__: object) -> None:
             raise PermissionError(13, "Permission denied", str(path))
 
-        monkeypatch.setattr(Path, "open", refuse)
+        monkeypatch.setattr(Path, "open", deny)
     path.chmod(0)
     with pytest.raises(DataError, match=r"text\.en: no permission to read it; try `chmod u\+r"):
         read_lines(path)
-
-
-def test_the_ending_gz_must_be_true(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"ends in \.gz but is not gzip"):
-        read_lines(written(tmp_path, b"a\n", "text.en.gz"))
 
 
 def test_the_limit_of_a_line_is_exact(tmp_path: Path) -> None:
@@ -156,10 +151,10 @@ def test_the_limit_of_a_line_is_exact(tmp_path: Path) -> None:
             read_lines(written(tmp_path, b"ok\n" + b"a" * 11 + end), max_line_bytes=10)
 
 
-def test_a_line_of_100_mb_is_refused_in_little_time_and_memory(tmp_path: Path) -> None:
+def test_a_long_line_is_rejected_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "long.en.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
-        for _ in range(100):
+        for _ in range(60):
             file.write(b"x" * MB)
     program = (
         "import resource, sys; from trifold.data import read_lines; from trifold.errors import DataError\n"
@@ -167,15 +162,13 @@ def test_a_line_of_100_mb_is_refused_in_little_time_and_memory(tmp_path: Path) -
         "try: read_lines(sys.argv[1])\n"
         "except DataError as error: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, error)\n"
     )
-    start = time.monotonic()
     run = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
     kilobytes, _, message = run.stdout.partition(" ")
     assert "long.en.gz:1: the line is longer than 1,000,000 bytes" in message
     assert int(kilobytes) < 30_000
-    assert time.monotonic() - start < 20
 
 
-def test_reading_begins_before_the_file_ends(tmp_path: Path) -> None:
+def test_lines_are_read_one_by_one(tmp_path: Path) -> None:
     path = written(tmp_path, b"a\nb\n" + b"\xff\n")
     lines = iter_lines(path)
     assert [next(lines), next(lines)] == ["a", "b"]
@@ -183,17 +176,17 @@ def test_reading_begins_before_the_file_ends(tmp_path: Path) -> None:
         next(lines)
 
 
-def test_standard_input_follows_the_same_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    def given_bytes(content: bytes) -> None:
+def test_standard_input_has_the_same_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_stdin(content: bytes) -> None:
         buffer = io.BufferedReader(io.BytesIO(content))  # type: ignore[type-var]
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(buffer))
 
-    given_bytes("\ufeffa\u2028b\r\n\nc".encode())
+    set_stdin("\ufeffa\u2028b\r\n\nc".encode())
     assert read_lines("-") == ["a\u2028b", "", "c"]
-    given_bytes(b"a\n\xff\n")
+    set_stdin(b"a\n\xff\n")
     with pytest.raises(DataError, match="standard input:2:1: byte 0xff"):
         read_lines("-")
-    given_bytes(b"")
+    set_stdin(b"")
     with pytest.raises(DataError, match="standard input: the file is empty"):
         read_lines("-")
 
@@ -204,3 +197,81 @@ def test_a_pipe_can_be_read(tmp_path: Path) -> None:
         [sys.executable, "-c", program], input=gzip.compress(b"a\nb\n"), capture_output=True, check=True
     )
     assert run.stdout == b"['a', 'b']\n"
+
+
+# --- compressed files -----------------------------------------------------------------------------------
+
+LINES = [f"{number} ü\u2028 {'x' * (number % 90)}" for number in range(3000)]
+RAW = "\n".join(LINES).encode()
+
+
+def zstd(raw: bytes) -> bytes:
+    library = pytest.importorskip(
+        "zstandard", reason="zstandard is not installed: it comes with trifold[zst]"
+    )
+    return bytes(library.ZstdCompressor(level=1).compress(raw))
+
+
+@pytest.mark.parametrize("name", ["a.txt.zst", "a.txt"])
+def test_zstd_is_detected_by_its_first_bytes(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(zstd(RAW))
+    assert read_lines(tmp_path / name) == LINES
+
+
+def test_several_zstd_frames_are_one_file(tmp_path: Path) -> None:
+    half = len(RAW) // 2
+    (tmp_path / "a.zst").write_bytes(zstd(RAW[:half]) + zstd(b"") + zstd(RAW[half:]))
+    assert read_lines(tmp_path / "a.zst") == LINES
+
+
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.999])
+def test_a_truncated_zstd_file_is_an_error(tmp_path: Path, share: float) -> None:
+    whole = zstd(RAW)
+    (tmp_path / "a.zst").write_bytes(whole[: 5 + int(len(whole) * share)])
+    with pytest.raises(DataError, match=r"a\.zst: the compressed file ends too early"):
+        read_lines(tmp_path / "a.zst")
+
+
+def test_a_truncated_second_frame_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.zst").write_bytes(zstd(b"whole\n") + zstd(RAW)[:-3])
+    with pytest.raises(DataError, match="ends too early"):
+        read_lines(tmp_path / "a.zst")
+
+
+def test_a_damaged_zstd_file_is_an_error(tmp_path: Path) -> None:
+    damaged = bytearray(zstd(RAW))
+    for position in range(20, 60):
+        damaged[position] ^= 0xFF
+    (tmp_path / "a.zst").write_bytes(damaged)
+    with pytest.raises(DataError, match=r"a\.zst: the compressed file is damaged"):
+        read_lines(tmp_path / "a.zst")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_wrong_suffix_is_an_error(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"a{suffix}").write_bytes(b"plain\n")
+    with pytest.raises(DataError, match=rf"ends in \{suffix} but is not (gzip|zstd); rename it"):
+        read_lines(tmp_path / f"a{suffix}")
+
+
+def test_a_missing_zstd_library_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.zst").write_bytes(b"\x28\xb5\x2f\xfdxxxx")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    monkeypatch.setitem(sys.modules, "compression.zstd", None)
+    with pytest.raises(DataError, match=r'needs the `zstandard` library; .*"trifold\[zst\]"'):
+        read_lines(tmp_path / "a.zst")
+
+
+def test_a_decompression_bomb_is_rejected_early(tmp_path: Path) -> None:
+    block = zstd(bytes(64_000_000))
+    (tmp_path / "a.zst").write_bytes(block * 32)
+    with pytest.raises(DataError, match="longer than 1,000,000 bytes"):
+        next(iter_lines(tmp_path / "a.zst"))
+
+
+@pytest.mark.parametrize(
+    ("file", "inside"),
+    [("a/b.JSONL.GZ", ".jsonl"), ("b.txt.zst", ".txt"), ("b.gz", ""), ("b.tsv", ".tsv"), ("b", "")],
+)
+def test_the_inner_suffix(file: str, inside: str) -> None:
+    assert inner_suffix(file) == inside

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trifold import disk
-from trifold.data import lines, parts, readers, token_build, token_cache
+from trifold.data import corpus, lines, pairs, token_build, token_cache
 from trifold.fast import attention
 from trifold.nn import losses
 from trifold.nn.masks import Mask
@@ -164,12 +164,13 @@ def _remembered(out: Any, piece: bytes, digest: Any) -> None:
 
 
 _HELD: list[bytes] = []
-_REAL_PUT = token_build._put
+_REAL_PUT = token_build._write
 
 
-def _read_again(place: Any, manifest: Any, known: Any, contents: list[str], corpus: parts.Corpus) -> bool:
+def _read_again(path: Any, manifest: Any, sources: Any, digests: list[str], found: corpus.Corpus) -> bool:
     """Known again by all that is in it."""
-    return all(parts.content(now.file) == then for now, then in zip(corpus.files, contents, strict=True))
+    files = zip(found.files, digests, strict=True)
+    return all(token_cache.sha256_of_file(lines.expand_path(now.file)) == digest for now, digest in files)
 
 
 def _least_number(q: Tensor, k: Tensor, v: Tensor, mask: Mask, **named: Any) -> Tensor:
@@ -330,10 +331,10 @@ PLANTS: Mapping[str, Plant] = {
         "data files are not compared", "changed-data", _instead(loop, "check_same_data", _no_check)
     ),
     "out-of-step": Plant(
-        "the longer of two files is cut to the shorter", "aligned", _instead(readers, "zip_longest", zip)
+        "the longer of two files is cut to the shorter", "aligned", _instead(pairs, "zip_longest", zip)
     ),
     "split-everywhere": Plant(
-        "lines end at U+2028 too", "aligned", _instead(readers, "iter_lines", _split_everywhere)
+        "lines end at U+2028 too", "aligned", _instead(pairs, "iter_lines", _split_everywhere)
     ),
     "uncounted": Plant(
         "what is too long is left out in silence", "counts", _instead(setup, "overlong", _none_too_long)
@@ -342,13 +343,15 @@ PLANTS: Mapping[str, Plant] = {
         "what is no UTF-8 becomes U+FFFD", "encodings", _instead(lines, "_decode", _decoded_somehow)
     ),
     "no-lock": Plant(
-        "two processes make one cache", "large", _instead(token_cache, "_alone", lambda *_: nullcontext())
+        "two processes make one cache",
+        "large",
+        _instead(token_cache, "_exclusive_lock", lambda *_: nullcontext()),
     ),
     "remembered": Plant(
-        "what was made into tokens stays in memory", "large", _instead(token_build, "_put", _remembered)
+        "what was made into tokens stays in memory", "large", _instead(token_build, "_write", _remembered)
     ),
     "read-again": Plant(
-        "a cache is opened by reading its text", "large", _instead(token_cache, "_same_sources", _read_again)
+        "a cache is opened by reading its text", "large", _instead(token_cache, "_is_same_text", _read_again)
     ),
     "prune-by-number": Plant(
         "whatever is called a checkpoint is deleted", "foreign", _instead(checkpoint, "prune", _by_number)

@@ -147,7 +147,7 @@ def _refusal(read: Callable[[], object]) -> str | None:
 # --- counts ----------------------------------------------------------------------------------------------
 
 COUNTS = {
-    "read": r": ([\d,]+) (?:pairs|documents),",
+    "read": r": ([\d,]+) (?:pair|document)s?,",
     "blank": r"([\d,]+) (?:with a blank side|blank) \(",
     "seen before": r"([\d,]+) seen before \(",
     "odd": r"([\d,]+) with unusual separators",
@@ -221,7 +221,7 @@ def _count_pairs(box: Box, texts: list[str], changes: dict[str, Any]) -> tuple[s
     longest, overflow = box.rng.randrange(3, 40), box.rng.choice(["drop", "truncate"])
     count["too long"] = sum(max(map(len, pair)) + 1 > longest for pair in used)  # and </s>
     count["in an epoch"] = len(used) - (count["too long"] if overflow == "drop" else 0)
-    count["used"] = len(used) if len(used) < count["read"] else 0  # said where any was dropped
+    count["used"] = len(used) if len(used) < count["read"] else 0  # printed if any was dropped
     more = {"data.train": list(map(str, files)), "batch.max_length": longest, "batch.on_overflow": overflow}
     return _prepared(box, {**changes, **more}), count
 
@@ -233,7 +233,7 @@ def _count_documents(box: Box, texts: list[str], changes: dict[str, Any]) -> tup
     count, used = _fates(
         texts, lambda text: not text.strip(), lambda text: bool(set(text) & set(SEPARATORS)), changes
     )
-    count["used"] = len(used)
+    count["used"] = len(used) if len(used) < count["read"] else 0
     settings = DataSettings(blank=changes["data.blank"], duplicates=changes["data.duplicates"])
     found = read_documents(str(file), settings)
     box.expect(found.texts == used, "other documents are used")

@@ -162,7 +162,7 @@ def test_where_no_pair_is_too_long_only_a_last_sentence_is_left(folder, kind, te
 def test_each_fate_of_sentences_is_said_by_its_name(folder):
     _, said = built(folder, "follows", [[4, 4, 4], [7], [30, 30], *ALWAYS], 13, "pieces")
     (name, *_), fates = said, [line.removeprefix("train.txt: ") for line in said[1:]]
-    assert name == "train.txt: 5 documents; 5 used, 359 characters"
+    assert name == "train.txt: 5 documents, 359 characters"
     assert fates == [
         "1 documents of a single sentence: left out, with 8 tokens",
         "1 last sentences with none after them to form a pair (about as many in each epoch): left out, with 5 tokens",

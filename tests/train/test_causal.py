@@ -230,7 +230,7 @@ def test_generate_and_show_work_on_the_run(trained):
 def test_from_a_cache_it_learns_and_resumes_to_the_bit(recipe, interrupting, listening, state_of, tmp_path):
     changes = {"data.cache": str(tmp_path / "cache"), "data.documents": "blank"}
     train(recipe, out=tmp_path / "whole", view=listening, **changes)
-    assert sum("made in" in line for line in listening.lines) == 2  # what is learnt, and what is held out
+    assert sum("built in" in line for line in listening.lines) == 2  # what is learnt, and what is held out
     assert any("no padding" in line for line in listening.lines)
     for stop in (3, 17):
         train(recipe, out=tmp_path / "run", resume="auto", view=interrupting(stop), **changes)
@@ -250,7 +250,9 @@ def test_what_no_cache_serves_is_refused(recipe, listening, tmp_path):
     cache = {"data.cache": str(tmp_path / "cache")}
     with pytest.raises(SettingsError, match=r"data\.cut: drop is not supported with data\.cache"):
         prepare(load_recipe(recipe, cache | {"data.cut": "drop"}), tmp_path, listening)
-    with pytest.raises(SettingsError, match=r"data\.holdout: 8 documents cannot be counted out of a cache"):
+    with pytest.raises(
+        SettingsError, match=r"data\.holdout: a number of documents \(8\) cannot be held out of a cache"
+    ):
         prepare(load_recipe(recipe, cache | {"data.holdout": 8}), tmp_path, listening)
     with pytest.raises(
         SettingsError, match=r"data\.cache: a task of kind translate reads its text into memory"

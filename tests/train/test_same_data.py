@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trifold.data.digests import FileDigest
+from trifold.data import FileDigest
 from trifold.errors import DataError
 from trifold.recipe import load_recipe
 from trifold.train.run_folder import RunFolder

@@ -1,4 +1,4 @@
-"""Files, hub datasets and embedded text, read into aligned pairs of sentences or into documents of raw text."""
+"""Read data: files, datasets of the hub and embedded text, as aligned pairs or as documents of raw text."""
 
 from trifold.data.documents import (
     DocumentReport,
@@ -9,11 +9,12 @@ from trifold.data.documents import (
     read_document_splits,
     read_documents,
 )
-from trifold.data.lines import iter_lines, read_lines
-from trifold.data.readers import Pairs, Report, Row, Splits, hold_out, iter_rows, read_pairs, read_splits
-from trifold.data.settings import DataSettings
-from trifold.data.token_build import Encoder
-from trifold.data.token_cache import Side, TokenCache, open_tokens, sample_documents
+from trifold.data.files import FileDigest, compute_digests, list_files
+from trifold.data.lines import expand_path, iter_lines, read_lines
+from trifold.data.pairs import Pairs, Report, Row, Splits, hold_out, iter_rows, read_pairs, read_splits
+from trifold.data.settings import DataSettings, Source
+from trifold.data.token_build import Encoder, Side
+from trifold.data.token_cache import TokenCache, digests_in_caches, open_tokens, sample_documents
 
 __all__ = [
     "DataSettings",
@@ -21,17 +22,23 @@ __all__ = [
     "DocumentSplits",
     "Documents",
     "Encoder",
+    "FileDigest",
     "Pairs",
     "Report",
     "Row",
     "Side",
+    "Source",
     "Splits",
     "TokenCache",
+    "compute_digests",
+    "digests_in_caches",
+    "expand_path",
     "hold_out",
     "hold_out_documents",
     "iter_documents",
     "iter_lines",
     "iter_rows",
+    "list_files",
     "open_tokens",
     "read_document_splits",
     "read_documents",

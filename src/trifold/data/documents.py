@@ -1,53 +1,50 @@
-"""From a source of raw text, as a recipe names it, to documents and a report of what happened on the way.
+"""Raw text: from the sources of a recipe to documents and a report of what was dropped.
 
-A document is what a model may read in one go: a line, what stands between two blank lines, a file, a row of a table.
+A document is the unit of raw text: a line, a block between blank lines, a file, or a row of a table.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from trifold.data import embedded, hub, parquet
-from trifold.data.compressed import ending
-from trifold.data.files import KINDS, find
-from trifold.data.lines import WHOLE, Stretch, iter_lines, name_of, read_text
-from trifold.data.readers import INNER_BREAK, Fates, held_out
+from trifold.data import embedded
+from trifold.data.files import TEXT_FORMATS, find_files
+from trifold.data.lines import WHOLE_FILE, FileRange, display_name, inner_suffix, iter_lines, read_text
+from trifold.data.pairs import INNER_BREAK, ReadReport, hold_out_indices, plural, train_source
 from trifold.data.settings import DataSettings
-from trifold.data.tables import objects, text_at
+from trifold.data.tables import iter_hub, iter_parquet, read_objects, text_at
 from trifold.errors import DataError, SettingsError
-
-_FIELD = "data.field to the one that holds the text"
 
 
 class Document(NamedTuple):
-    """A text, and where it begins: a line or a row of the file, counted from 1."""
+    """A text, and the line or row of the file where it begins, counted from 1."""
 
     text: str
     file: str
     line: int
 
 
-class Part(NamedTuple):
-    """A file, or so much of it as can be read on its own: lines, or row groups of a Parquet file."""
+class FilePart(NamedTuple):
+    """A file of kind text, jsonl or parquet, or a range of it that can be read on its own."""
 
     file: str
     kind: str
-    stretch: Stretch = WHOLE
+    range: FileRange = WHOLE_FILE
 
 
 @dataclass
-class DocumentReport(Fates):
-    """What was read and what became of it: `documents == kept + dropped`, always. Blank has no visible character."""
+class DocumentReport(ReadReport):
+    """The counts of a source of raw text: `documents == kept + dropped`. A blank document is empty or white space."""
 
     files: int = 0
     documents: int = 0
     characters: int = 0  # of the documents that are kept
-    passed_over: Counter[str] = field(default_factory=Counter)  # other files in folders, by ending
+    skipped_files: Counter[str] = field(default_factory=Counter)  # other files in folders, by suffix
 
     @property
     def kept(self) -> int:
@@ -55,15 +52,17 @@ class DocumentReport(Fates):
         return self.documents - self.dropped
 
     def __str__(self) -> str:
-        others = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.passed_over.items()))
-        passed = [f"files of other kinds passed over: {others}"] if others else []
-        read = [f"{self.name}: {self.documents:,} documents", *self.notes("blank"), *passed]
-        return ", ".join(read) + f"; {self.kept:,} used, {self.characters:,} characters"
+        counts = [f"{self.name}: {plural(self.documents, 'document')}", *self.counts()]
+        if self.skipped_files:
+            skipped = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.skipped_files.items()))
+            counts.append(f"files of other kinds skipped: {skipped}")
+        used = f"; {self.kept:,} used" if self.dropped else ""
+        return f"{', '.join(counts)}{used}, {plural(self.characters, 'character')}"
 
 
 @dataclass
 class Documents:
-    """Raw text, one entry a document."""
+    """Raw text, one entry per document."""
 
     texts: list[str] = field(default_factory=list)
     report: DocumentReport = field(default_factory=lambda: DocumentReport("nothing"))
@@ -72,18 +71,18 @@ class Documents:
         return len(self.texts)
 
     def select(self, indices: list[int], name: str) -> Documents:
-        """The documents at `indices` as a set of their own, called `name`."""
+        """The documents at `indices` as a new set called `name`."""
         return Documents.of([self.texts[i] for i in indices], name)
 
     @classmethod
     def of(cls, texts: list[str], name: str) -> Documents:
-        """Texts that are documents as they stand."""
+        """Documents from texts in memory."""
         report = DocumentReport(name, documents=len(texts), characters=sum(map(len, texts)))
         return cls(texts, report)
 
 
 class DocumentSplits(NamedTuple):
-    """The raw text of one experiment; `valid` and `test` are None when the settings name none."""
+    """The raw text of an experiment; `valid` and `test` are None if the settings name none."""
 
     train: Documents
     valid: Documents | None
@@ -91,13 +90,8 @@ class DocumentSplits(NamedTuple):
 
 
 def read_document_splits(settings: DataSettings, seed: int = 0) -> DocumentSplits:
-    """Read all that `settings` names; with `holdout`, validation text is taken out of train (see `hold_out_documents`).
-
-    Raises what `read_documents` raises, and SettingsError where nothing is named to train on.
-    """
-    if settings.train is None:
-        raise SettingsError("data.train: no training data is named; set it to files, hub:… or embedded:…")
-    train = read_documents(settings.train, settings, split="train")
+    """Read all sources of `settings`; with `holdout`, validation text is taken out of train (`hold_out_documents`)."""
+    train = read_documents(train_source(settings), settings, split="train")
     valid = read_documents(settings.valid, settings, split="valid") if settings.valid is not None else None
     test = read_documents(settings.test, settings, split="test") if settings.test is not None else None
     if settings.holdout:
@@ -105,41 +99,41 @@ def read_document_splits(settings: DataSettings, seed: int = 0) -> DocumentSplit
     return DocumentSplits(train, valid, test)
 
 
-def hold_out_documents(documents: Documents, asked: int | float, seed: int) -> tuple[Documents, Documents]:
-    """Split off so many documents, or that share of them: the last of a shuffle by `seed`, in the order of the file.
+def hold_out_documents(documents: Documents, count: int | float, seed: int) -> tuple[Documents, Documents]:
+    """Split into training and held-out documents, as `hold_out` does for pairs; a float is a share.
 
-    Of a single document, the share is taken of its characters, from its end. Raises DataError where nothing would be
-    left, or where a single document should be counted.
+    A single document is split by characters, and the held-out share is its end. Raises DataError if no training text
+    would be left, or if `count` is a number for a single document.
     """
     name = documents.report.name
     if len(documents) == 1:
-        if not isinstance(asked, float):
-            remedy = (
-                "hold out a share of it (data.holdout=0.1), or say with data.documents what a document is"
+        if not isinstance(count, float):
+            raise DataError(
+                f"data.holdout: {name} is a single document; hold out a share of it (data.holdout=0.1), or set "
+                "data.documents"
             )
-            raise DataError(f"data.holdout: {name} is a single document; {remedy}")
         text = documents.texts[0]
-        cut = int(len(text) * (1 - asked))
+        cut = int(len(text) * (1 - count))
         if not text[:cut].strip() or not text[cut:].strip():
             raise DataError(
-                f"data.holdout: a share of {asked} of {len(text):,} characters leaves a part blank"
+                f"data.holdout: a share of {count} of {len(text):,} characters leaves a part blank"
             )
         train, held = Documents.of([text[:cut]], name), Documents.of([text[cut:]], f"the end of {name}")
     else:
-        rest, taken = held_out(len(documents), asked, seed, "documents")
+        rest, taken = hold_out_indices(len(documents), count, seed, "documents")
         train, held = documents.select(rest, name), documents.select(taken, f"held out of {name}")
-    train.report = documents.report  # what was dropped on reading stays on record
+    train.report = documents.report  # keeps the counts of dropped documents
     return train, held
 
 
 def read_documents(source: str | list[str], settings: DataSettings, split: str = "train") -> Documents:
-    """Read every document of `source` into memory, dropping what the settings say, each drop counted.
+    """Read all documents of `source` into memory and count those that the settings drop.
 
-    `split` is the part taken of an embedded source that names none. Raises DataError for what is missing, unreadable
-    or broken and where nothing is left; SettingsError for a source that makes no sense.
+    `split` is the split of an embedded source that names none. Raises DataError if the text is missing, unreadable or
+    malformed or has no usable document; SettingsError if the source is invalid.
     """
     report, found = open_documents(source, settings, split)
-    documents = Documents([one.text for one in kept(found, settings, report)], report)
+    documents = Documents([document.text for document in filter_documents(found, settings, report)], report)
     if not documents:
         raise DataError(
             f"{report.name}: no document is left ({report.documents:,} read, {report.blank:,} blank)"
@@ -150,137 +144,120 @@ def read_documents(source: str | list[str], settings: DataSettings, split: str =
 def iter_documents(
     source: str | list[str], settings: DataSettings, split: str = "train"
 ) -> Iterator[Document]:
-    """The documents of `source` one by one, nothing dropped, in memory bounded by the longest of them."""
+    """Iterate over all documents of `source`, in memory bounded by the longest. Raises as `read_documents` does."""
     return open_documents(source, settings, split)[1]
 
 
 def open_documents(
     source: str | list[str], settings: DataSettings, split: str
 ) -> tuple[DocumentReport, Iterator[Document]]:
-    """A report to be filled, with the name of the source, and its documents."""
-    if isinstance(source, str):
-        for prefix, places in _NAMED.items():
-            if source.startswith(prefix):
-                return DocumentReport(source), _rows(
-                    enumerate(places(source, split), start=1), source, settings
-                )
-    report, parts = whole_files(source, settings)
-    return report, (document for part in parts for document in documents_in(part, settings))
+    """A report with the name of the source, and all its documents."""
+    if isinstance(source, str) and source.startswith(("hub:", "embedded:")):
+        placed = iter_hub(source) if source.startswith("hub:") else embedded.iter_rows(source, split)
+        return DocumentReport(source), _field_of_rows(enumerate(placed, start=1), source, settings)
+    report, parts = find_parts(source, settings)
+    return report, (document for part in parts for document in iter_part(part, settings))
 
 
-def whole_files(source: str | list[str], settings: DataSettings) -> tuple[DocumentReport, list[Part]]:
-    """The files of a source and what is in them. Raises SettingsError where that contradicts the settings."""
-    files, passed_over = find(source)
-    parts = [Part(file, _kind(file, settings)) for file in files]
+def find_parts(source: str | list[str], settings: DataSettings) -> tuple[DocumentReport, list[FilePart]]:
+    """The files of a source as parts. Raises SettingsError if their kinds contradict the settings."""
+    files, skipped = find_files(source)
+    parts = [FilePart(file, _file_kind(file, settings)) for file in files]
     if settings.documents != "line" and all(part.kind != "text" for part in parts):
         raise SettingsError(
-            f"data.documents: {settings.documents} divides plain text, but in {files[0]} each row is a document; "
+            f"data.documents: {settings.documents} applies to plain text, but in {files[0]} each row is a document; "
             "leave data.documents out"
         )
-    name = PurePath(name_of(files[0])).name
+    name = PurePath(display_name(files[0])).name
     if len(files) > 1:
-        name = f"{name} and {len(files) - 1:,} more file{'s' if len(files) > 2 else ''}"
-    return DocumentReport(name, files=len(files), passed_over=passed_over), parts
+        name = f"{name} and {plural(len(files) - 1, 'more file')}"
+    return DocumentReport(name, files=len(files), skipped_files=skipped), parts
 
 
-def documents_in(part: Part, settings: DataSettings) -> Iterator[Document]:
-    """The documents of a file, or of a part of it, as they stand there."""
-    return _READERS[settings.documents if part.kind == "text" else part.kind](part, settings)
-
-
-def kept(documents: Iterator[Document], settings: DataSettings, report: DocumentReport) -> Iterator[Document]:
-    """The documents that the settings let through, everything counted in `report`."""
-    # A cache is for text whose digests alone would fill the memory: nothing is known of duplicates there.
+def filter_documents(
+    documents: Iterable[Document], settings: DataSettings, report: DocumentReport
+) -> Iterator[Document]:
+    """Iterate over the documents that the settings keep, and count all of them in `report`."""
+    # With a cache, the text may be so large that its digests do not fit into memory: duplicates are not counted.
     seen: set[bytes] | None = None if settings.cache is not None else set()
     for document in documents:
         text = document.text
         report.documents += 1
-        if not text or text.isspace():
-            report.blank += 1
-            if settings.blank == "drop":
-                report.blank_dropped += 1
-                continue
+        if (not text or text.isspace()) and report.count_blank(settings):
+            continue
         if seen is not None:
             digest = hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
-            if digest in seen:
-                report.duplicates += 1
-                if settings.duplicates == "drop":
-                    report.duplicates_dropped += 1
-                    continue
+            if digest in seen and report.count_duplicate(settings):
+                continue
             seen.add(digest)
         report.inner_breaks += INNER_BREAK.search(text) is not None
         report.characters += len(text)
         yield document
 
 
-def _kind(file: str, settings: DataSettings) -> str:
+def _file_kind(file: str, settings: DataSettings) -> str:
     if settings.format in ("tsv", "csv"):
-        raise SettingsError(f"data.format: {settings.format} holds pairs; raw text is text, jsonl or parquet")
+        raise SettingsError(
+            f"data.format: {settings.format} holds pairs; the format of raw text is text, jsonl or parquet"
+        )
     if settings.format != "auto":
         return settings.format
-    if ending(file) in (".json", ".tsv", ".tab", ".csv"):
-        remedy = (
-            "set data.format=jsonl if each line is an object, data.format=text to read its lines as they are"
+    suffix = inner_suffix(file)
+    if suffix in (".json", ".tsv", ".tab", ".csv"):
+        raise SettingsError(
+            f"data: {file} is not raw text according to its suffix; set data.format=jsonl if each line is an object, "
+            "or data.format=text to read its lines as they are"
         )
-        raise SettingsError(f"data: {file} is no raw text by its ending; {remedy}")
-    return KINDS.get(ending(file), "text")
+    return TEXT_FORMATS.get(suffix, "text")
 
 
-# --- what stands in a file --------------------------------------------------------------------------------
+# --- documents of a file --------------------------------------------------------------------------------
 
 
-def _each_line(part: Part, settings: DataSettings) -> Iterator[Document]:
-    lines = iter_lines(part.file, settings.max_line_bytes, stretch=part.stretch, may_be_empty=True)
-    for number, line in enumerate(lines, part.stretch.first_line):
-        yield Document(line, part.file, number)
+def iter_part(part: FilePart, settings: DataSettings) -> Iterator[Document]:
+    """All documents of a file, or of a range of it."""
+    if part.kind == "parquet":
+        rows = iter_parquet(part.file, settings.field, part.range)
+        placed = ((number, (f"{part.file}, row {number}", row)) for number, row in rows)
+        yield from _field_of_rows(placed, part.file, settings)
+    elif part.kind == "jsonl":
+        for number, row in read_objects(_lines(part, settings), part.file, part.range.first_line):
+            text = "" if row is None else _field(row, f"{part.file}:{number}", settings)
+            yield Document(text, part.file, number)
+    elif settings.documents == "file":
+        yield Document(read_text(part.file), part.file, 1)
+    elif settings.documents == "blank":
+        yield from _blocks(part, settings)
+    else:
+        for number, line in enumerate(_lines(part, settings), part.range.first_line):
+            yield Document(line, part.file, number)
 
 
-def _between_blank_lines(part: Part, settings: DataSettings) -> Iterator[Document]:
-    lines: list[str] = []
-    number = part.stretch.first_line
-    for document in _each_line(part, settings):
-        if document.text and not document.text.isspace():
-            number = number if lines else document.line
-            lines.append(document.text)
-        elif lines:
-            yield Document("\n".join(lines), part.file, number)
-            lines = []
-    if lines:
-        yield Document("\n".join(lines), part.file, number)
+def _lines(part: FilePart, settings: DataSettings) -> Iterator[str]:
+    return iter_lines(part.file, settings.max_line_bytes, part=part.range, allow_empty=True)
 
 
-def _whole_file(part: Part, settings: DataSettings) -> Iterator[Document]:
-    yield Document(read_text(part.file), part.file, 1)
+def _blocks(part: FilePart, settings: DataSettings) -> Iterator[Document]:
+    """Blocks of lines between blank lines."""
+    block: list[str] = []
+    start = part.range.first_line
+    for number, line in enumerate(_lines(part, settings), part.range.first_line):
+        if line and not line.isspace():
+            start = start if block else number
+            block.append(line)
+        elif block:
+            yield Document("\n".join(block), part.file, start)
+            block = []
+    if block:
+        yield Document("\n".join(block), part.file, start)
 
 
-def _objects(part: Part, settings: DataSettings) -> Iterator[Document]:
-    lines = iter_lines(part.file, settings.max_line_bytes, stretch=part.stretch, may_be_empty=True)
-    for number, row in objects(lines, part.file, part.stretch.first_line):
-        text = "" if row is None else text_at(row, settings.field, f"{part.file}:{number}", _FIELD)
-        yield Document(text, part.file, number)
-
-
-def _table(part: Part, settings: DataSettings) -> Iterator[Document]:
-    rows = parquet.rows(part.file, settings.field, part.stretch.start, part.stretch.stop)
-    places = ((number, (f"{part.file}, row {number}", row)) for number, row in rows)
-    return _rows(places, part.file, settings)
-
-
-def _rows(
-    places: Iterator[tuple[int, tuple[str, Mapping[str, Any]]]], file: str, settings: DataSettings
+def _field_of_rows(
+    rows: Iterable[tuple[int, tuple[str, Mapping[str, Any]]]], file: str, settings: DataSettings
 ) -> Iterator[Document]:
-    for number, (place, row) in places:
-        yield Document(text_at(row, settings.field, place, _FIELD), file, number)
+    for number, (place, row) in rows:
+        yield Document(_field(row, place, settings), file, number)
 
 
-_READERS: dict[str, Callable[[Part, DataSettings], Iterator[Document]]] = {
-    "line": _each_line,
-    "blank": _between_blank_lines,
-    "file": _whole_file,
-    "jsonl": _objects,
-    "parquet": _table,
-}
-_NAMED: dict[str, Callable[[str, str], Iterator[tuple[str, Mapping[str, Any]]]]] = {
-    "hub:": lambda source, split: hub.places(source),
-    "embedded:": embedded.iter_rows,
-}
+def _field(row: Mapping[str, Any], place: str, settings: DataSettings) -> str:
+    return text_at(row, settings.field, place, "data.field to the key of the text")

@@ -1,19 +1,22 @@
-"""Which files a source means: names, folders and patterns become one list, the same on every machine."""
+"""The files that a data source names, and their SHA-256 digests."""
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from trifold.data.compressed import ENDINGS, ending
-from trifold.data.lines import STANDARD_INPUT, expand
-from trifold.errors import DataError, SettingsError
+from trifold.data.lines import COMPRESSED_SUFFIXES, STANDARD_INPUT, expand_path, inner_suffix
+from trifold.data.settings import Source
+from trifold.errors import DataError, SettingsError, TrifoldError
 
-KINDS = {
+TEXT_FORMATS = {
     "": "text",
     ".txt": "text",
     ".text": "text",
@@ -21,75 +24,121 @@ KINDS = {
     ".ndjson": "jsonl",
     ".parquet": "parquet",
 }
+NOT_FILES = ("hub:", "embedded:")
 
 
-class Found(NamedTuple):
-    """`passed_over` counts, by their endings, the files of folders that hold something else than text."""
+class FoundFiles(NamedTuple):
+    """The files of a source; `skipped` counts the other files of its folders by suffix."""
 
     files: list[str]
-    passed_over: Counter[str]
+    skipped: Counter[str]
 
 
-def find(source: str | list[str]) -> Found:
-    """Every file once: in the order of the source, and those of a folder or a pattern in the order of their names.
+def find_files(source: str | list[str]) -> FoundFiles:
+    """Every file once, in the order of the source; files of a folder or a pattern are sorted by name.
 
-    Of a folder those with an ending of text, at any depth; of a pattern all. Files whose names begin with a dot are not
-    looked at. Raises DataError where nothing is found, SettingsError where nothing is asked for.
+    A folder stands for its text files at any depth, a pattern for every match. Hidden files are ignored. Raises
+    DataError if nothing is found, SettingsError if the source is empty.
     """
-    names = [name.strip() for name in (source if isinstance(source, list) else _split(source))]
+    names = [name.strip() for name in (source if isinstance(source, list) else _split_at_commas(source))]
     if not names or not all(names):
         raise SettingsError(
             f"data: {source!r} names no file; give a file, a folder, or a pattern such as *.txt"
         )
-    passed_over: Counter[str] = Counter()
-    files: dict[str, None] = {}  # a set that remembers the order
+    skipped: Counter[str] = Counter()
+    files: dict[str, None] = {}  # an ordered set
     for name in names:
-        files.update(dict.fromkeys(_files(name, passed_over)))
-    return Found(list(files), passed_over)
+        files.update(dict.fromkeys(_files_of_name(name, skipped)))
+    return FoundFiles(list(files), skipped)
 
 
-def _split(source: str) -> list[str]:
-    """At the commas, unless the whole is the name of a file."""
-    return [source] if "," not in source or expand(source).exists() else source.split(",")
+def _split_at_commas(source: str) -> list[str]:
+    return [source] if "," not in source or expand_path(source).exists() else source.split(",")
 
 
-def _files(name: str, passed_over: Counter[str]) -> list[str]:
+def _files_of_name(name: str, skipped: Counter[str]) -> list[str]:
     if name == STANDARD_INPUT:
         return [name]
-    path = expand(name)
+    path = expand_path(name)
     if path.is_dir():
-        return _in_folder(path, passed_over)
+        return _files_of_folder(path, skipped)
     if not path.exists() and any(sign in name for sign in "*?["):
-        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207 (that of pathlib takes no absolute pattern)
+        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207 (Path.glob takes no absolute pattern)
         found = [file for file in sorted(matches) if Path(file).is_file()]
         if not found:
             raise DataError(
                 f"{name}: no file matches this pattern; check it with `ls`, in quotes on a command line"
             )
         return found
-    return [str(path)]  # who opens it says what is wrong with it
+    return [str(path)]  # if it is missing, opening it raises the error
 
 
-def _in_folder(folder: Path, passed_over: Counter[str]) -> list[str]:
+def _files_of_folder(folder: Path, skipped: Counter[str]) -> list[str]:
     found = []
-    for here, inner, files in os.walk(folder):  # follows no link to a folder, so that it ends
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
+    for parent, folders, files in os.walk(folder):  # does not follow links to folders
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in files:
             if name.startswith("."):
                 continue
-            if ending(name) in KINDS and (ending(name) or name.lower().endswith(ENDINGS)):
-                found.append(str(Path(here, name)))
+            suffix = inner_suffix(name)
+            if suffix in TEXT_FORMATS and (suffix or name.lower().endswith(tuple(COMPRESSED_SUFFIXES))):
+                found.append(str(Path(parent, name)))
             else:
-                passed_over[Path(name).suffix or name] += 1
+                skipped[Path(name).suffix or name] += 1
     if not found:
-        known = ", ".join(filter(None, KINDS))
+        known = ", ".join(filter(None, TEXT_FORMATS))
         raise DataError(
-            f"{folder}: no file of text in this folder ({known}, each also {' or '.join(ENDINGS)}); "
-            f"name others by a pattern, such as {folder}/**/*.md"
+            f"{folder}: no text file in this folder ({known}, each also {' or '.join(COMPRESSED_SUFFIXES)}); "
+            f"name others with a pattern, such as {folder}/**/*.md"
         )
     return sorted(found)
 
 
-def safe_name(name: str) -> str:
-    """What may be the name of a file on every system."""
+def safe_file_name(name: str) -> str:
+    """Replace the characters that some file systems do not allow."""
     return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.")[:60] or "text"
+
+
+# --- digests --------------------------------------------------------------------------------------------
+
+
+class FileDigest(NamedTuple):
+    """Size, modification time and SHA-256 (hexadecimal) of a file."""
+
+    size: int
+    mtime_ns: int
+    sha256: str
+
+
+KnownDigests: TypeAlias = Mapping[tuple[str, int, int], str]  # (file, size, mtime_ns) -> SHA-256
+_NONE_KNOWN: KnownDigests = {}
+
+
+def list_files(source: Source) -> list[str]:
+    """The files of a source in reading order; empty if it is not a file or cannot be found."""
+    if source is None or (isinstance(source, str) and source.startswith(NOT_FILES)):
+        return []
+    try:
+        return find_files(source).files
+    except TrifoldError:
+        return []
+
+
+def compute_digests(files: Iterable[str], known: KnownDigests = _NONE_KNOWN) -> dict[str, FileDigest]:
+    """The digest of every readable file; a file whose size and time are in `known` is not read."""
+    found = {}
+    for name in files:
+        with suppress(OSError):
+            path = Path(name)
+            if not path.is_file():
+                continue
+            status = path.stat()  # before reading: a file that changes meanwhile gets a later time
+            sha256 = known.get((name, status.st_size, status.st_mtime_ns)) or sha256_of_file(path)
+            found[name] = FileDigest(status.st_size, status.st_mtime_ns, sha256)
+    return found
+
+
+def sha256_of_file(path: Path) -> str:
+    """SHA-256 (hexadecimal) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

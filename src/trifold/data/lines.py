@@ -1,50 +1,54 @@
-r"""Bytes of a file to lines of text, strictly: what is not clean UTF-8 is refused by name, line and byte.
+r"""Strict reading of text files, plain or compressed: invalid UTF-8 is an error that names file, line and byte.
 
 A line ends at `\n` or `\r\n` and nowhere else. `str.splitlines` and text-mode files also split at U+2028,
-U+0085, form feeds and lone carriage returns, which shifts every later line against its partner file.
+U+0085, form feeds and lone carriage returns, which misaligns all later lines of a parallel file.
 """
 
 from __future__ import annotations
 
+import gzip
+import importlib
 import io
 import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO, NamedTuple, cast
 
-from trifold.data import compressed
 from trifold.errors import DataError
 
 STANDARD_INPUT = "-"
 MAX_LINE_BYTES = 1_000_000
+COMPRESSED_SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
 
+_MAGIC_BYTES = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+# A kilobyte of zstd can decompress to 32 MB. Small reads bound the memory that a hostile file can take.
+_ZSTD_READ_BYTES = 4096
 _BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
 
-class Stretch(NamedTuple):
-    """The lines of a plain file that begin at bytes [start, stop); `first_line` is the number of the first of them.
-
-    `start` is where a line begins.
-    """
+class FileRange(NamedTuple):
+    """Bytes [start, stop) of a plain file, where `start` begins line number `first_line`; or Parquet row groups."""
 
     start: int = 0
     stop: int | None = None
     first_line: int = 1
 
 
-WHOLE = Stretch()
+WHOLE_FILE = FileRange()
 
 
 def read_lines(path: str | Path, max_line_bytes: int = MAX_LINE_BYTES) -> list[str]:
-    """All lines of a file, or of standard input for `-`, without their ends; blank lines are kept.
+    """All lines of a file, or of standard input for `-`, without line ends; blank lines are kept.
 
-    Raises DataError for a missing, unreadable or empty file and for anything that is not clean UTF-8 text.
+    Raises DataError if the file is missing, unreadable, empty or not valid UTF-8 text.
     """
     return list(iter_lines(path, max_line_bytes))
 
@@ -53,49 +57,46 @@ def iter_lines(
     path: str | Path,
     max_line_bytes: int = MAX_LINE_BYTES,
     *,
-    stretch: Stretch = WHOLE,
-    may_be_empty: bool = False,
+    part: FileRange = WHOLE_FILE,
+    allow_empty: bool = False,
 ) -> Iterator[str]:
-    """The lines of a plain or compressed file one by one, in memory bounded by `max_line_bytes`."""
-    name = name_of(path)
-    with _opened(path, name) as stream:
-        if stretch.start:
-            stream.seek(stretch.start)
+    """Iterate over the lines of a file, in memory bounded by `max_line_bytes`. Raises as `read_lines` does."""
+    name = display_name(path)
+    with _open(path, name) as stream:
+        if part.start:
+            stream.seek(part.start)
         number = 0
-        for number, raw in enumerate(_raw_lines(stream, name, max_line_bytes, stretch), stretch.first_line):
+        for number, raw in enumerate(_raw_lines(stream, name, max_line_bytes, part), part.first_line):
             yield _decode(raw, name, number)
-        if number == 0 and not may_be_empty and stretch == WHOLE:
+        if number == 0 and not allow_empty and part == WHOLE_FILE:
             raise DataError(f"{name}: the file is empty; there is nothing to read in it")
 
 
 def read_text(path: str | Path) -> str:
-    r"""All of a file as one text, its line ends as `\n` and those at its end kept; it must fit into memory.
-
-    Raises DataError as `iter_lines` does, but for an empty file, whose text is empty.
-    """
-    name = name_of(path)
-    with _opened(path, name) as stream:
+    r"""The content of a file, with line ends converted to `\n`. Raises as `read_lines` does, except for empty files."""
+    name = display_name(path)
+    with _open(path, name) as stream:
         raw = stream.read()
     if raw.startswith(_WIDE_BOMS):
-        raise _wide(name)
+        raise _utf16_error(name)
     raw = raw.removeprefix(_BOM).replace(b"\r\n", b"\n")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
         text = "\0"
-    if "\0" in text:  # one line is at fault, and says so
+    if "\0" in text:  # decode line by line to raise the error with the line number
         for number, line in enumerate(raw.split(b"\n"), start=1):
             _decode(line, name, number)
     return text
 
 
-def name_of(path: str | Path) -> str:
-    """What a message calls the file."""
+def display_name(path: str | Path) -> str:
+    """The name of the file in messages."""
     return "standard input" if path == STANDARD_INPUT else str(path)
 
 
-def expand(path: str | Path) -> Path:
-    """The path with `~` and `${VARIABLES}` filled in; DataError names a variable that is not set."""
+def expand_path(path: str | Path) -> Path:
+    """Expand `~` and `${VARIABLES}`. Raises DataError for a variable that is not set."""
     for variable in _VARIABLE.findall(str(path)):
         if variable not in os.environ:
             raise DataError(f"{path}: the environment variable {variable} is not set; {_remedies(variable)}")
@@ -105,21 +106,21 @@ def expand(path: str | Path) -> Path:
 def _remedies(variable: str = "TRIFOLD_DATA") -> str:
     return (
         f"set {variable} to the folder that holds the file, "
-        "or take a dataset of the hub with data.train=hub:NAME:SPLIT"
+        "or use a dataset of the hub with data.train=hub:NAME:SPLIT"
     )
 
 
 @contextmanager
-def _opened(path: str | Path, name: str) -> Iterator[BinaryIO]:
-    """The uncompressed bytes of `path`; every way in which reading them can fail becomes a DataError."""
+def _open(path: str | Path, name: str) -> Iterator[BinaryIO]:
+    """Open the decompressed bytes of `path`; every error while reading them becomes a DataError."""
     try:
         if path == STANDARD_INPUT:
-            yield compressed.uncompressed(cast(io.BufferedReader, sys.stdin.buffer), name)
+            yield _decompress(cast(io.BufferedReader, sys.stdin.buffer), name)
             return
-        with expand(path).open("rb") as file:
+        with expand_path(path).open("rb") as file:
             if stat.S_ISDIR(os.fstat(file.fileno()).st_mode):
                 raise IsADirectoryError
-            yield compressed.uncompressed(file, name)
+            yield _decompress(file, name)
     except FileNotFoundError:
         raise DataError(f"{name}: no such file; check the path, {_remedies()}") from None
     except IsADirectoryError:
@@ -128,7 +129,7 @@ def _opened(path: str | Path, name: str) -> Iterator[BinaryIO]:
         raise DataError(f"{name}: no permission to read it; try `chmod u+r {name}`") from None
     except EOFError:
         raise DataError(f"{name}: the compressed file ends too early; copy or download it again") from None
-    except compressed.ERRORS as error:
+    except (gzip.BadGzipFile, zlib.error, _ZstdError) as error:
         raise DataError(
             f"{name}: the compressed file is damaged ({error}); copy or download it again"
         ) from None
@@ -136,20 +137,20 @@ def _opened(path: str | Path, name: str) -> Iterator[BinaryIO]:
         raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
 
 
-def _raw_lines(stream: BinaryIO, name: str, max_line_bytes: int, stretch: Stretch) -> Iterator[bytes]:
-    """Lines as bytes, without their ends and without the mark some programs put at the start of a file."""
-    longest = max_line_bytes + len(_BOM) + 2  # so much of a line is read before it is refused
-    number, place = stretch.first_line - 1, stretch.start
-    while (stretch.stop is None or place < stretch.stop) and (raw := stream.readline(longest)):
+def _raw_lines(stream: BinaryIO, name: str, max_line_bytes: int, part: FileRange) -> Iterator[bytes]:
+    """Lines as bytes, without line ends and without a byte order mark at the start of the file."""
+    read_limit = max_line_bytes + len(_BOM) + 2  # a longer line is rejected without reading it to its end
+    number, position = part.first_line - 1, part.start
+    while (part.stop is None or position < part.stop) and (raw := stream.readline(read_limit)):
         number += 1
-        if place == 0:
+        if position == 0:
             if raw.startswith(_WIDE_BOMS):
-                raise _wide(name)
-            place, raw = len(raw), raw.removeprefix(_BOM)
+                raise _utf16_error(name)
+            position, raw = len(raw), raw.removeprefix(_BOM)
             if not raw:
                 return
         else:
-            place += len(raw)
+            position += len(raw)
         if raw.endswith(b"\n"):
             raw = raw[:-2] if raw.endswith(b"\r\n") else raw[:-1]
         if len(raw) > max_line_bytes:
@@ -158,7 +159,7 @@ def _raw_lines(stream: BinaryIO, name: str, max_line_bytes: int, stretch: Stretc
         yield raw
 
 
-def _wide(name: str) -> DataError:
+def _utf16_error(name: str) -> DataError:
     remedy = "convert it with `iconv -f UTF-16 -t UTF-8`"
     return DataError(f"{name}:1:1: this is UTF-16 or UTF-32 text, not UTF-8; {remedy}")
 
@@ -174,3 +175,95 @@ def _decode(raw: bytes, name: str, number: int) -> str:
         place = f"{name}:{number}:{raw.index(0) + 1}"
         raise DataError(f"{place}: a NUL byte, so this is not plain text; remove it (`tr -d '\\0'`)")
     return text
+
+
+# --- compressed files -----------------------------------------------------------------------------------
+
+
+def inner_suffix(file: str) -> str:
+    """The suffix without that of a compression: `.jsonl` for `a/b.JSONL.gz`."""
+    for suffix in COMPRESSED_SUFFIXES:
+        file = file[: -len(suffix)] if file.lower().endswith(suffix) else file
+    return PurePath(file).suffix.lower()
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether the file begins with the magic bytes of gzip or zstd."""
+    with path.open("rb") as file:
+        return _compression(file.read(4)) is not None
+
+
+def _compression(first: bytes) -> str | None:
+    return next((kind for magic, kind in _MAGIC_BYTES.items() if first.startswith(magic)), None)
+
+
+def _decompress(file: io.BufferedReader, name: str) -> BinaryIO:
+    """The decompressed bytes of a file. The first bytes decide, which also works for pipes and wrong suffixes."""
+    kind = _compression(file.peek(4)[:4])
+    suffix = PurePath(name).suffix
+    claimed = COMPRESSED_SUFFIXES.get(suffix.lower())
+    if kind is None and claimed and file.peek(1):
+        remedy = f"rename it, or compress it with {claimed}"
+        raise DataError(f"{name}: ends in {suffix} but is not {claimed}; {remedy}")
+    if kind == "gzip":
+        return cast(BinaryIO, gzip.GzipFile(fileobj=file))
+    if kind == "zstd":
+        return cast(BinaryIO, io.BufferedReader(_ZstdReader(file, _zstd_factory(name)), buffer_size=1 << 17))
+    return file
+
+
+class _ZstdError(Exception):
+    """A zstd file is damaged."""
+
+
+class _ZstdReader(io.RawIOBase):
+    """Reads one or more zstd frames. Unlike the reader of the library, it detects a truncated frame."""
+
+    def __init__(self, file: io.BufferedReader, new_frame: Callable[[], Any]) -> None:
+        self._file, self._new_frame = file, new_frame
+        self._frame: Any = None  # the decompressor of the current frame
+        self._pending = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._pending:
+            packed = self._file.read(_ZSTD_READ_BYTES)
+            if not packed:
+                if self._frame is not None:
+                    raise EOFError
+                return 0
+            self._pending = memoryview(self._unpack(packed))
+        size = min(len(buffer), len(self._pending))
+        buffer[:size] = self._pending[:size]
+        self._pending = self._pending[size:]
+        return size
+
+    def _unpack(self, packed: bytes) -> bytes:
+        found = []
+        while packed:
+            self._frame = self._frame or self._new_frame()
+            try:
+                found.append(self._frame.decompress(packed))
+            except Exception as error:  # each library has its own class
+                raise _ZstdError(str(error)) from None
+            packed = b""
+            if self._frame.eof:
+                packed, self._frame = self._frame.unused_data, None
+        return b"".join(found)
+
+
+def _zstd_factory(name: str) -> Callable[[], Any]:
+    """Creates the decompressor of a frame, from the standard library (Python 3.14) or the `zstandard` library."""
+    for module, make in (
+        ("compression.zstd", lambda library: library.ZstdDecompressor()),
+        ("zstandard", lambda library: library.ZstdDecompressor().decompressobj()),
+    ):
+        try:
+            library = importlib.import_module(module)
+        except ModuleNotFoundError:
+            continue
+        return partial(make, library)
+    remedy = 'install it with `pip install "trifold[zst]"`, or decompress the file with `zstd -d`'
+    raise DataError(f"{name}: reading zstd needs the `zstandard` library; {remedy}") from None

@@ -1,7 +1,9 @@
-"""Tokenising a corpus into a folder, in parts that are done side by side and survive whatever stops the work.
+"""Tokenize a corpus into a folder, in groups of parts that are processed in parallel.
 
-00000.ids  00000.lengths  00000.json     a group of parts; the last, written last, says that the group is done
-ids.bin  starts.bin  manifest.json       all groups one after the other; then the folder gets its name
+00000.ids  00000.lengths  00000.json     one group; the JSON file is written last and marks it as complete
+ids.bin  starts.bin  manifest.json       all groups concatenated
+
+An interrupted build continues with the groups that are complete.
 """
 
 from __future__ import annotations
@@ -9,38 +11,44 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from queue import Empty, SimpleQueue
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trifold import disk
-from trifold.data.documents import Document, DocumentReport, Part, kept
-from trifold.data.lines import expand
-from trifold.data.parts import Corpus, documents_of, groups, unchanged
+from trifold.data.corpus import Corpus, group_parts, iter_parts
+from trifold.data.documents import Document, DocumentReport, FilePart, filter_documents
+from trifold.data.lines import expand_path
 from trifold.data.settings import DataSettings
-from trifold.data.side_by_side import Stopped, Stopping, side_by_side
 from trifold.errors import DataError
 
 MANIFEST = "manifest.json"
 FORMAT = "trifold-tokens-1"
 IDS, STARTS = "ids.bin", "starts.bin"
 
-_CHARACTERS = 1 << 20  # of text tokenised in one call
-_TEXTS = 10_000
-_COPIED = 1 << 22
-_NEWS_SECONDS = 30.0
+_BATCH_CHARACTERS = 1 << 20  # of text tokenized in one call
+_BATCH_TEXTS = 10_000
+_READ_BYTES = 1 << 22
+_REPORT_SECONDS = 30.0
+
+Side = Literal["all", "train", "valid"]
+ShouldStop: TypeAlias = Callable[[], bool]
 
 
 class Encoder(NamedTuple):
-    """What turns texts into tokens: (ids one after the other, tokens of each text, bytes of text they stand for).
+    """Encodes texts as (ids of all texts concatenated, tokens per text, bytes of UTF-8 text).
 
-    key: whatever decides what comes out, such as the tokenizer's fingerprint. vocab_size: every id is below it.
+    key: identifies everything that determines the ids, such as the tokenizer's fingerprint. vocab_size: bound of ids.
     """
 
     encode: Callable[[Sequence[str]], tuple[NDArray[np.integer], NDArray[np.int64], int]]
@@ -49,134 +57,156 @@ class Encoder(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """Little-endian, as small as the vocabulary allows."""
+        """The smallest little-endian type that holds every id."""
         return "<u2" if self.vocab_size <= 1 << 16 else "<u4"
 
 
-class Job(NamedTuple):
-    """What is built. chosen: the documents that belong in; key: what the folder's name is made of."""
+class Selection(NamedTuple):
+    """The documents of one side of a random split. It depends on the text, so equal documents are on one side."""
+
+    side: Side
+    share: float  # of validation documents; 0: no split
+    seed: int
+
+    def includes(self, text: str) -> bool:
+        """Whether a document is on this side."""
+        if not self.share:
+            return True
+        key = (self.seed % 2**64).to_bytes(8, "little")
+        digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8, key=key).digest()
+        is_valid = int.from_bytes(digest, "little") < int(self.share * 2**64)
+        return is_valid == (self.side == "valid")
+
+
+class BuildJob(NamedTuple):
+    """Everything that determines a cache; `key` is the hash in the name of its folder."""
 
     corpus: Corpus
     settings: DataSettings
     encoder: Encoder
-    chosen: Callable[[str], bool]
+    selection: Selection
     key: str
 
 
-def build(job: Job, folder: Path, say: Callable[[str], None], workers: int | None, part_bytes: int) -> None:
-    """Fill `folder`, in which an earlier attempt may have left groups that are done; they are checked and kept.
+def build(
+    job: BuildJob, folder: Path, report: Callable[[str], None], workers: int | None, part_bytes: int
+) -> None:
+    """Write the cache to `folder`, which may hold the complete groups of an interrupted build.
 
-    What comes out depends on the files, the settings and the encoder, not on the number of workers or attempts. Raises
-    DataError for text that cannot be read, for files that change meanwhile and where the disk refuses.
+    The result depends on the job only, not on the number of workers or interruptions. Raises DataError if the text
+    cannot be read, if a file changes meanwhile, or if the disk fails.
     """
     try:
-        work = groups(job.corpus, job.settings, part_bytes)
-        _same_work(folder, job, work)
+        groups = group_parts(job.corpus, job.settings, part_bytes)
+        _prepare_folder(folder, job, groups)
         if not (folder / MANIFEST).is_file():
-            found = _all_groups(job, work, folder, say, workers or _cores())
-            if changed := [file.file for file in job.corpus.files if not unchanged(file)]:
-                raise DataError(
-                    f"{changed[0]}: it changed while it was read; start again when nobody writes to it"
-                )
-            write_json(folder / MANIFEST, _assembled(job, *found, folder))
-        for number in range(len(work)):
-            for file in _files(folder, number):
+            records, digests = _build_groups(job, groups, folder, report, workers or _available_cores())
+            if changed := [file.file for file in job.corpus.files if not file.is_unchanged()]:
+                raise DataError(f"{changed[0]}: the file changed while it was read; start again")
+            write_json(folder / MANIFEST, _concatenate(job, records, digests, folder))
+        for number in range(len(groups)):
+            for file in _group_files(folder, number):
                 disk.remove(file)
         for file in disk.leftovers(folder):
             disk.remove(file)
-    except OSError as error:  # of writing: who reads the files says himself what is wrong with them
-        remedy = "free the disk or choose another data.cache; what is done so far is kept"
-        reason = error.strerror or error
-        raise DataError(f"{folder.parent}: the cache cannot be written ({reason}); {remedy}") from None
+    except OSError as error:  # while writing: errors of reading are DataErrors
+        raise DataError(
+            f"{folder.parent}: the cache cannot be written ({error.strerror or error}); free the disk or choose "
+            "another data.cache; complete parts are kept"
+        ) from None
 
 
-def _same_work(folder: Path, job: Job, work: list[list[Part]]) -> None:
-    """What an earlier attempt left is of use only if its files were the same and were cut at the same places."""
-    flat = [
-        [[part.file, part.kind, part.stretch.start, part.stretch.stop] for part in group] for group in work
+def _prepare_folder(folder: Path, job: BuildJob, groups: list[list[FilePart]]) -> None:
+    """Keep the groups of an earlier attempt only if it had the same files, divided at the same positions."""
+    ranges = [
+        [[part.file, part.kind, part.range.start, part.range.stop] for part in group] for group in groups
     ]
-    plan = {"key": job.key, "files": [list(file) for file in job.corpus.files], "groups": flat}
-    place = folder / "plan.json"
-    if place.is_file() and read_json(place) == plan:
+    plan = {"key": job.key, "files": [list(file) for file in job.corpus.files], "groups": ranges}
+    path = folder / "plan.json"
+    if path.is_file() and read_json(path) == plan:
         return
     disk.remove(folder)
     disk.make_folder(folder)
-    write_json(place, plan)
+    write_json(path, plan)
 
 
-def _all_groups(
-    job: Job, work: list[list[Part]], folder: Path, say: Callable[[str], None], workers: int
+def _build_groups(
+    job: BuildJob, groups: list[list[FilePart]], folder: Path, report: Callable[[str], None], workers: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The record of every group, made now or before, and the SHA-256 of every source file."""
+    """The record of every group, and the SHA-256 of every source file."""
     size = sum(file.size for file in job.corpus.files)
-    done = sum(_record(job, folder, number) is not None for number in range(len(work)))
-    before = f", {done:,} of them done before" if done else ""
-    say(f"tokens: {job.corpus.report.name}, {_amount(size)} in {len(work):,} parts{before} → {folder.parent}")
-    started = news = time.monotonic()
-
-    def told(results: dict[int, Any]) -> None:
-        nonlocal news
-        if time.monotonic() - news > _NEWS_SECONDS:
-            news = time.monotonic()
-            say(f"tokens: {sum(number < len(work) for number in results):,} of {len(work):,} parts")
-
-    found = side_by_side(
-        [
-            *(partial(_group, job, parts, folder, number) for number, parts in enumerate(work)),
-            *(partial(_digest, expand(file.file)) for file in job.corpus.files),
-        ],
-        min(workers, len(work)),
-        told,
-    )
-    if done < len(work):
+    done = sum(_read_record(job, folder, number) is not None for number in range(len(groups)))
+    earlier = f", {done:,} of them already done" if done else ""
+    name = job.corpus.report.name
+    report(f"tokens: {name}, {_format_size(size)} in {len(groups):,} parts{earlier} → {folder.parent}")
+    started = last_report = time.monotonic()
+    results: dict[int, Any] = {}
+    tasks: list[Callable[[ShouldStop], Any]] = [
+        *(partial(_build_group, job, parts, folder, number) for number, parts in enumerate(groups)),
+        *(partial(_sha256, expand_path(file.file)) for file in job.corpus.files),
+    ]
+    with closing(run_in_threads(tasks, min(workers, len(groups)))) as batches:
+        for finished in batches:
+            results |= finished
+            if time.monotonic() - last_report > _REPORT_SECONDS:
+                last_report = time.monotonic()
+                built = sum(number < len(groups) for number in results)
+                report(f"tokens: {built:,} of {len(groups):,} parts")
+    if done < len(groups):
         seconds = max(time.monotonic() - started, 1e-9)
-        share = (len(work) - done) / len(work)
-        say(f"tokens: made in {seconds:,.0f} s, {_amount(size * share / seconds)} a second")
-    return found[: len(work)], found[len(work) :]
+        rate = size * (len(groups) - done) / len(groups) / seconds
+        report(f"tokens: built in {seconds:,.0f} s, {_format_size(rate)} per second")
+    ordered = [results[number] for number in range(len(tasks))]
+    return ordered[: len(groups)], ordered[len(groups) :]
 
 
-def _group(job: Job, parts: list[Part], folder: Path, number: int, stopping: Stopping) -> dict[str, Any]:
-    """Tokenise one group, unless that is done and has kept well."""
-    ids_file, lengths_file, record_file = _files(folder, number)
-    old = _record(job, folder, number)
-    if old and all(
-        _digest(file, stopping) == old[name]
-        for file, name in ((ids_file, "sha256"), (lengths_file, "lengths_sha256"))
+def _build_group(
+    job: BuildJob, parts: list[FilePart], folder: Path, number: int, should_stop: ShouldStop
+) -> dict[str, Any]:
+    """Tokenize one group, unless its files are complete and undamaged."""
+    ids_file, lengths_file, record_file = _group_files(folder, number)
+    record = _read_record(job, folder, number)
+    if (
+        record is not None
+        and _sha256(ids_file, should_stop) == record["sha256"]
+        and _sha256(lengths_file, should_stop) == record["lengths_sha256"]
     ):
-        return old
+        return record
     disk.remove(record_file)
-    report = DocumentReport("")
-    mine = (one for one in documents_of(parts, job.settings) if job.chosen(one.text))
-    tokens = text_bytes = count = empty = 0
+    counts = DocumentReport("")
+    selected = (doc for doc in iter_parts(parts, job.settings) if job.selection.includes(doc.text))
+    tokens = text_bytes = documents = empty = 0
+    ids_digest, lengths_digest = hashlib.sha256(), hashlib.sha256()
     with ids_file.open("wb") as ids_out, lengths_file.open("wb") as lengths_out:
-        digests = hashlib.sha256(), hashlib.sha256()
-        for texts in _bunches(kept(mine, job.settings, report)):
-            if stopping():
+        for texts in _batch_texts(filter_documents(selected, job.settings, counts)):
+            if should_stop():
                 raise Stopped
             ids, lengths, size = job.encoder.encode(texts)
             assert not len(ids) or ids.max() < job.encoder.vocab_size
             empty += int(np.count_nonzero(lengths == 0))
-            lengths = lengths[lengths > 0]  # without a token there is nothing to learn from
-            _put(ids_out, ids.astype(job.encoder.dtype).tobytes(), digests[0])
-            _put(lengths_out, lengths.astype("<u4").tobytes(), digests[1])
-            tokens, count, text_bytes = tokens + len(ids), count + len(lengths), text_bytes + size
+            lengths = lengths[lengths > 0]  # documents without tokens are left out
+            _write(ids_out, ids.astype(job.encoder.dtype).tobytes(), ids_digest)
+            _write(lengths_out, lengths.astype("<u4").tobytes(), lengths_digest)
+            tokens, documents, text_bytes = tokens + len(ids), documents + len(lengths), text_bytes + size
         for out in (ids_out, lengths_out):
             disk.flush(out)
     record = {
-        "documents": count,
+        "documents": documents,
         "tokens": tokens,
         "bytes": text_bytes,
         "empty": empty,
-        "sha256": digests[0].hexdigest(),
-        "lengths_sha256": digests[1].hexdigest(),
-        "report": {key: value for key, value in asdict(report).items() if isinstance(value, int)},
+        "sha256": ids_digest.hexdigest(),
+        "lengths_sha256": lengths_digest.hexdigest(),
+        "report": {key: value for key, value in asdict(counts).items() if isinstance(value, int)},
     }
     write_json(record_file, record)
     return record
 
 
-def _assembled(job: Job, records: list[dict[str, Any]], contents: list[str], folder: Path) -> dict[str, Any]:
-    """Write the groups one after the other; what the manifest says of them."""
+def _concatenate(
+    job: BuildJob, records: list[dict[str, Any]], digests: list[str], folder: Path
+) -> dict[str, Any]:
+    """Write ids.bin and starts.bin from the files of the groups. Returns the manifest."""
     totals = {
         key: sum(record[key] for record in records) for key in ("documents", "tokens", "bytes", "empty")
     }
@@ -184,50 +214,47 @@ def _assembled(job: Job, records: list[dict[str, Any]], contents: list[str], fol
     if not totals["tokens"]:
         read = sum(record["report"]["documents"] for record in records)
         raise DataError(f"{name}: no document is left ({read:,} read)")
-    place = 0
-    digest = hashlib.sha256()
+    position = 0
+    starts_digest = hashlib.sha256()
     with (folder / IDS).open("wb") as ids_out, (folder / STARTS).open("wb") as starts_out:
-        _put(starts_out, np.zeros(1, "<i8").tobytes(), digest)
+        _write(starts_out, np.zeros(1, "<i8").tobytes(), starts_digest)
         for number, record in enumerate(records):
-            ids_file, lengths_file, _ = _files(folder, number)
-            for piece in _checked(ids_file, record["sha256"]):
+            ids_file, lengths_file, _ = _group_files(folder, number)
+            for piece in _read_verified(ids_file, record["sha256"]):
                 disk.put(ids_out, piece)
-            for piece in _checked(lengths_file, record["lengths_sha256"]):
-                starts = place + np.cumsum(np.frombuffer(piece, "<u4"), dtype="<i8")
-                _put(starts_out, starts.tobytes(), digest)
-                place = int(starts[-1])
+            for piece in _read_verified(lengths_file, record["lengths_sha256"]):
+                starts = position + np.cumsum(np.frombuffer(piece, "<u4"), dtype="<i8")
+                _write(starts_out, starts.tobytes(), starts_digest)
+                position = int(starts[-1])
         for out in (ids_out, starts_out):
             disk.flush(out)
-    counted = [record["report"] for record in records]
-    report = {key: sum(one[key] for one in counted) for key in counted[0]} | {"files": len(contents)}
-    files = zip(job.corpus.files, contents, strict=True)
+    reports = [record["report"] for record in records]
+    counts = {key: sum(report[key] for report in reports) for key in reports[0]}
+    files = zip(job.corpus.files, digests, strict=True)
     return {
         "format": FORMAT,
         "key": job.key,
         "name": name,
         "dtype": job.encoder.dtype,
         **totals,
-        "report": report,
-        "starts_sha256": digest.hexdigest(),
+        "report": counts | {"files": len(digests)},
+        "starts_sha256": starts_digest.hexdigest(),
         "shards": [{"tokens": record["tokens"], "sha256": record["sha256"]} for record in records],
         "sources": [{**file._asdict(), "sha256": sha256} for file, sha256 in files],
     }
 
 
-def _checked(file: Path, sha256: str) -> Iterator[bytes]:
-    """The bytes of a file, which turn out at its end to be those that were written, or DataError is raised."""
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while piece := stream.read(_COPIED):
-            digest.update(piece)
-            yield piece
-    if digest.hexdigest() != sha256:
-        raise DataError(f"{file}: damaged since it was written, by the disk or another program; start again")
+# --- files ----------------------------------------------------------------------------------------------
 
 
-def _record(job: Job, folder: Path, number: int) -> dict[str, Any] | None:
-    """What a finished group said of itself, if its files are as long as it says."""
-    ids, lengths, record_file = _files(folder, number)
+def _group_files(folder: Path, number: int) -> tuple[Path, Path, Path]:
+    ids, lengths, record = (folder / f"{number:05d}.{kind}" for kind in ("ids", "lengths", "json"))
+    return ids, lengths, record
+
+
+def _read_record(job: BuildJob, folder: Path, number: int) -> dict[str, Any] | None:
+    """The record of a complete group, None if its files do not have the recorded sizes."""
+    ids, lengths, record_file = _group_files(folder, number)
     record = read_json(record_file)
     try:
         sizes = np.dtype(job.encoder.dtype).itemsize * record["tokens"], 4 * record["documents"]
@@ -236,56 +263,118 @@ def _record(job: Job, folder: Path, number: int) -> dict[str, Any] | None:
         return None
 
 
-def _bunches(documents: Iterable[Document]) -> Iterator[list[str]]:
+def _batch_texts(documents: Iterable[Document]) -> Iterator[list[str]]:
     texts: list[str] = []
     size = 0
     for document in documents:
         texts.append(document.text)
         size += len(document.text)
-        if size >= _CHARACTERS or len(texts) >= _TEXTS:
+        if size >= _BATCH_CHARACTERS or len(texts) >= _BATCH_TEXTS:
             yield texts
             texts, size = [], 0
     if texts:
         yield texts
 
 
-def _files(folder: Path, number: int) -> tuple[Path, Path, Path]:
-    ids, lengths, record = (folder / f"{number:05d}.{kind}" for kind in ("ids", "lengths", "json"))
-    return ids, lengths, record
+def _write(out: BinaryIO, piece: bytes, digest: Any) -> None:
+    disk.put(out, piece)
+    digest.update(piece)
 
 
-def _digest(file: Path, stopping: Stopping) -> str:
-    """SHA-256 (hexadecimal) of a file, which may be as large as a disk."""
+def _read_verified(file: Path, sha256: str) -> Iterator[bytes]:
+    """The content of a file in pieces. Raises DataError at its end if it does not have this digest."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
-        while piece := stream.read(_COPIED):
-            if stopping():
+        while piece := stream.read(_READ_BYTES):
+            digest.update(piece)
+            yield piece
+    if digest.hexdigest() != sha256:
+        raise DataError(f"{file}: damaged since it was written, by the disk or another program; start again")
+
+
+def _sha256(file: Path, should_stop: ShouldStop) -> str:
+    """SHA-256 (hexadecimal) of a file that may be very large."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while piece := stream.read(_READ_BYTES):
+            if should_stop():
                 raise Stopped
             digest.update(piece)
     return digest.hexdigest()
 
 
-def _put(out: BinaryIO, piece: bytes, digest: Any) -> None:
-    disk.put(out, piece)
-    digest.update(piece)
-
-
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Write; the file is there whole, or not at all. Raises OSError."""
+    """Replace a JSON file atomically. Raises OSError."""
     disk.replace_text(path, json.dumps(values, indent=1) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """What a file holds, None where it is not there or no JSON."""
+    """The content of a JSON file, None if it is missing or invalid."""
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _amount(size: float) -> str:
+def _format_size(size: float) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+
+
+# --- threads --------------------------------------------------------------------------------------------
+
+
+class Stopped(Exception):
+    """A task was stopped because another failed, the user interrupted it, or the process is exiting."""
+
+
+def run_in_threads(
+    tasks: Sequence[Callable[[ShouldStop], Any]], workers: int
+) -> Generator[dict[int, Any], None, None]:
+    """Run tasks in threads; yields {number of the task: result}, empty at least once a second while none finishes.
+
+    Raises the first error, after the running tasks have stopped. If the calling thread is a daemon and the main thread
+    ends, the tasks stop too. (A concurrent.futures executor would be joined at exit before its tasks can see that the
+    process is exiting, and daemon threads would be killed inside native code, which may abort.)
+    """
+    stop, caller = threading.Event(), threading.current_thread()
+    waiting = deque(enumerate(tasks))
+    finished: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
+
+    def should_stop() -> bool:
+        return stop.is_set() or (caller.daemon and not threading.main_thread().is_alive())
+
+    def work() -> None:
+        while waiting and not should_stop():
+            try:
+                number, task = waiting.popleft()
+            except IndexError:  # another thread took the last task
+                return
+            try:
+                finished.put((number, task(should_stop), None))
+            except BaseException as error:  # raised again in the calling thread
+                finished.put((number, None, error))
+
+    threads = [threading.Thread(target=work, name="tokens", daemon=False) for _ in range(workers)]
+    try:
+        for thread in threads:
+            thread.start()
+        remaining = len(tasks)
+        while remaining:
+            try:
+                number, result, error = finished.get(timeout=1.0)
+            except Empty:
+                yield {}
+                continue
+            if error is not None:
+                raise error
+            remaining -= 1
+            yield {number: result}
+    finally:
+        stop.set()
+        for thread in threads:
+            if thread.ident is not None:  # it was started
+                thread.join()
+
+
+def _available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

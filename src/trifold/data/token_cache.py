@@ -1,88 +1,152 @@
-"""Raw text as tokens on the disk: made once, opened at once, read at random, however large it is.
+"""Token caches: a tokenized corpus of any size on disk, built once and memory-mapped afterwards.
 
-A cache is a folder whose name says of which text it is and ends in a hash of all that decides what is in it: the
-source files, the settings of reading, the tokenizer.
+A cache is a folder. Its name ends in a hash of everything that determines its content: the source files, the settings
+of reading, the tokenizer.
 
-    ids.bin         the tokens of all documents one after the other, uint16 or uint32
-    starts.bin      where each document begins, and behind the last one its end, int64
-    manifest.json   sizes, counts, SHA-256 of every part, and what the source files were
+    ids.bin         the tokens of all documents concatenated, uint16 or uint32
+    starts.bin      the offset of each document and the total number of tokens, int64
+    manifest.json   sizes, counts, SHA-256 of every part, and a description of the source files
 
-Files are known again by their size and by blocks spread over them, and are looked at whole where their times are not
-what they were. So a file that is changed in place is noticed, unless its size and its time are put back as well.
+A source file is recognized by its size and by blocks spread over it. If its modification time has changed, it is read
+whole. So a change in place is detected, unless size and time are restored as well.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import struct
+import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from trifold import disk
-from trifold.data.documents import DocumentReport, kept
-from trifold.data.files import safe_name
-from trifold.data.lines import expand
-from trifold.data.mapped import Mapped
-from trifold.data.parts import PART_BYTES, Corpus, SourceFile, content, documents_of, groups, survey
+from trifold.data.corpus import PART_BYTES, Corpus, SourceFile, group_parts, iter_parts, survey
+from trifold.data.documents import DocumentReport, filter_documents
+from trifold.data.files import safe_file_name, sha256_of_file
+from trifold.data.lines import expand_path
 from trifold.data.settings import DataSettings
-from trifold.data.token_build import FORMAT, IDS, MANIFEST, STARTS, Encoder, Job, build, read_json, write_json
+from trifold.data.token_build import (
+    FORMAT,
+    IDS,
+    MANIFEST,
+    STARTS,
+    BuildJob,
+    Encoder,
+    Selection,
+    Side,
+    build,
+    read_json,
+    write_json,
+)
 from trifold.errors import DataError, SettingsError
 
-Side = Literal["all", "train", "valid"]
+_MAX_RESIDENT_BYTES = 64 << 20
+_READAHEAD_BYTES = 2 << 20  # upper bound of what the system maps around one access
+_MAX_RUNS = _MAX_RESIDENT_BYTES // _READAHEAD_BYTES
+
+
+class MappedArray:
+    """A one-dimensional array in a memory-mapped file; indexing returns copies.
+
+    Pages that were read count as memory of the process until the system needs them, which looks like a leak in a
+    container with a memory limit. They are released after every 64 MB; reading them again is cheap.
+    """
+
+    def __init__(self, path: Path, dtype: DTypeLike) -> None:
+        self._file = np.memmap(path, dtype, mode="r")
+        self._array: NDArray[Any] = self._file.view(np.ndarray)  # indexing it is faster
+        self._touched = 0
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._array.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self._array.nbytes
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, np.ndarray):
+            found = self._array[key]
+            # A view would read the pages again after they are released.
+            return self._count(found.copy() if isinstance(key, slice) else found, runs=1)
+        distant = np.flatnonzero(np.abs(np.diff(key)) * self.dtype.itemsize > _READAHEAD_BYTES // 32) + 1
+        if len(distant) < _MAX_RUNS:
+            return self._count(self._array[key], len(distant) + 1)
+        parts = np.split(key, distant[_MAX_RUNS - 1 :: _MAX_RUNS])
+        return np.concatenate([self._count(self._array[part], _MAX_RUNS) for part in parts])
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """The whole array, still memory-mapped."""
+        return np.array(self._array, dtype=dtype, copy=copy)
+
+    def release(self) -> None:
+        """Release the memory of pages that were read, if the system supports it."""
+        self._touched = 0
+        if hasattr(mmap, "MADV_DONTNEED") and isinstance(self._file.base, mmap.mmap):
+            self._file.base.madvise(mmap.MADV_DONTNEED)
+
+    def _count(self, found: Any, runs: int) -> Any:
+        self._touched += found.nbytes + runs * _READAHEAD_BYTES
+        if self._touched > _MAX_RESIDENT_BYTES:
+            self.release()
+        return found
 
 
 @dataclass(frozen=True)
 class TokenCache:
-    """A corpus as tokens. ids (tokens,) and starts (documents + 1,) are indexed like arrays and lie on the disk.
+    """A tokenized corpus: ids (tokens,), starts (documents + 1,).
 
-    bytes: of UTF-8 text that the tokens stand for. empty: documents without a token, which are left out.
+    bytes: size of the text in UTF-8. empty: number of documents without tokens, which are left out.
     """
 
     folder: Path
-    ids: Mapped
-    starts: Mapped
+    ids: MappedArray
+    starts: MappedArray
     bytes: int
     empty: int
     report: DocumentReport
 
     def __len__(self) -> int:
-        """Documents."""
+        """The number of documents."""
         return len(self.starts) - 1
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """(N,) tokens of each document, in memory: 8 bytes a document."""
+        """(N,) the number of tokens of each document, in memory."""
         lengths = np.diff(np.asarray(self.starts))
         self.starts.release()
         return lengths
 
     def document(self, number: int) -> NDArray[np.integer]:
-        """The tokens of one document."""
+        """The tokens of a document."""
         start, stop = self.starts[number : number + 2]
         tokens: NDArray[np.integer] = self.ids[start:stop]
         return tokens
 
     def verify(self) -> None:
-        """Read everything. Raises DataError where a byte is not what was written."""
+        """Compare all files with their digests. Raises DataError if they differ."""
         manifest = read_json(self.folder / MANIFEST)
-        place = 0
+        position = 0
         for shard in manifest["shards"]:
-            stop = place + shard["tokens"]
-            if _digest(self.ids, place, stop) != shard["sha256"]:
+            stop = position + shard["tokens"]
+            if _sha256(self.ids, position, stop) != shard["sha256"]:
                 raise _damaged(
-                    self.folder / IDS, f"tokens {place:,} to {stop:,} are not those that were written"
+                    self.folder / IDS, f"tokens {position:,} to {stop:,} are not those that were written"
                 )
-            place = stop
-        if _digest(self.starts, 0, len(self.starts)) != manifest["starts_sha256"]:
-            raise _damaged(self.folder / STARTS, "it is not what was written")
+            position = stop
+        if _sha256(self.starts, 0, len(self.starts)) != manifest["starts_sha256"]:
+            raise _damaged(self.folder / STARTS, "the content is not what was written")
 
 
 def open_tokens(
@@ -92,48 +156,46 @@ def open_tokens(
     *,
     side: Side = "all",
     seed: int = 0,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
     workers: int | None = None,
     part_bytes: int = PART_BYTES,
 ) -> TokenCache:
-    """The cache of a source in the folder `settings.cache`; made where it is not there yet.
+    """Open the cache of a source in the folder `settings.cache`; build it if it does not exist.
 
-    With `settings.holdout`, a share, every document is by chance on the side "train" or "valid": by (seed, its text),
-    so that equal documents are on one side. Of several processes that want one cache, one makes it and the others wait.
-    Raises DataError for text that cannot be read, a damaged cache and where the disk refuses; SettingsError for what a
-    cache cannot serve.
+    With `settings.holdout`, a share, documents are split at random into the sides "train" and "valid". Of several
+    processes that need the same cache, one builds it and the others wait. Raises DataError if the text cannot be read,
+    the cache is damaged, or the disk fails; SettingsError if the settings cannot be used with a cache.
     """
     assert settings.cache is not None
     share = settings.holdout if side != "all" else 0.0
     if share and not isinstance(share, float):
         raise SettingsError(
-            f"data.holdout: {share} documents cannot be counted out of a cache; give their share, such as 0.001"
+            f"data.holdout: a number of documents ({share}) cannot be held out of a cache; give a share, such as 0.001"
         )
     corpus = survey(source, settings)
-    key = _key(corpus, settings, encoder, (side, share, seed) if share else None)
-    home = expand(settings.cache)
-    folder = home / f"{safe_name(corpus.report.name)}-{key[:16]}"
-    chosen = _chooser(side, float(share), seed)
+    selection = Selection(side, float(share), seed)
+    key = _cache_key(corpus, settings, encoder, selection)
+    parent = expand_path(settings.cache)
+    folder = parent / f"{safe_file_name(corpus.report.name)}-{key[:16]}"
     try:
-        disk.make_folder(home)
-        if found := _opened(folder, key, corpus):
+        disk.make_folder(parent)
+        if found := _open_cache(folder, key, corpus):
             return found
-        with _alone(home / f".{folder.name}.lock", say):
-            if found := _opened(folder, key, corpus):  # somebody else has made it meanwhile
+        with _exclusive_lock(parent / f".{folder.name}.lock", report):
+            if found := _open_cache(folder, key, corpus):  # another process has built it meanwhile
                 return found
-            aside = home / f".{folder.name}.partial"
-            build(Job(corpus, settings, encoder, chosen, key), aside, say, workers, part_bytes)
-            disk.remove(folder)  # what is there is of files that are no more
-            disk.rename(aside, folder)
-            disk.flush_folder(home)
+            partial = parent / f".{folder.name}.partial"
+            build(BuildJob(corpus, settings, encoder, selection, key), partial, report, workers, part_bytes)
+            disk.remove(folder)  # it belongs to files that have changed
+            disk.rename(partial, folder)
+            disk.flush_folder(parent)
     except OSError as error:
-        reason = error.strerror or error
         raise DataError(
-            f"{home}: the cache cannot be written ({reason}); choose another data.cache"
+            f"{parent}: the cache cannot be written ({error.strerror or error}); choose another data.cache"
         ) from None
-    made = _opened(folder, key, corpus)
-    assert made is not None
-    return made
+    built = _open_cache(folder, key, corpus)
+    assert built is not None
+    return built
 
 
 def sample_documents(
@@ -145,115 +207,115 @@ def sample_documents(
     seed: int = 0,
     part_bytes: int = PART_BYTES,
 ) -> list[str]:
-    """Documents of about so many characters in all, from the beginning of every part of a source.
+    """Documents of about `characters` in total, from the start of every part of a source, of one side of its split.
 
-    Of the same side as `open_tokens` takes them from. Raises what that raises for sources.
+    Raises the errors of `open_tokens` for sources.
     """
-    work = groups(survey(source, settings), settings, part_bytes)
-    chosen = _chooser(side, float(settings.holdout if side != "all" else 0), seed)
+    groups = group_parts(survey(source, settings), settings, part_bytes)
+    selection = Selection(side, float(settings.holdout if side != "all" else 0), seed)
     texts: list[str] = []
-    for parts in work:
-        left = characters // len(work)
-        mine = (one for one in documents_of(parts, settings) if chosen(one.text))
-        for document in kept(mine, settings, DocumentReport("")):
+    for parts in groups:
+        remaining = characters // len(groups)
+        selected = (doc for doc in iter_parts(parts, settings) if selection.includes(doc.text))
+        for document in filter_documents(selected, settings, DocumentReport("")):
             texts.append(document.text)
-            left -= len(document.text)
-            if left <= 0:
+            remaining -= len(document.text)
+            if remaining <= 0:
                 break
     return texts
 
 
-def _opened(folder: Path, key: str, corpus: Corpus) -> TokenCache | None:
-    """None where there is none, or where the source has changed since. Raises DataError where it is damaged."""
-    place = folder / MANIFEST
+def digests_in_caches(folder: str | None) -> dict[tuple[str, int, int], str]:
+    """The SHA-256 of source files by (file, size, mtime_ns), as recorded in the caches of a folder."""
+    known: dict[tuple[str, int, int], str] = {}
+    for manifest in expand_path(folder).glob(f"*/{MANIFEST}") if folder is not None else ():
+        with suppress(KeyError, TypeError):
+            for file in read_json(manifest)["sources"]:
+                known[file["file"], file["size"], file["mtime_ns"]] = file["sha256"]
+    return known
+
+
+def _open_cache(folder: Path, key: str, corpus: Corpus) -> TokenCache | None:
+    """None if it does not exist or the source has changed. Raises DataError if it is damaged."""
+    path = folder / MANIFEST
     if not folder.exists():
         return None
-    manifest = read_json(place)
+    manifest = read_json(path)
     try:
         if manifest["format"] != FORMAT or manifest["key"] != key:
             raise KeyError("key")
-        size = np.dtype(manifest["dtype"]).itemsize
-        sizes = {IDS: size * manifest["tokens"], STARTS: 8 * (manifest["documents"] + 1)}
-        known = [
+        itemsize = np.dtype(manifest["dtype"]).itemsize
+        sizes = {IDS: itemsize * manifest["tokens"], STARTS: 8 * (manifest["documents"] + 1)}
+        sources = [
             SourceFile(**{field: file[field] for field in SourceFile._fields}) for file in manifest["sources"]
         ]
-        report = DocumentReport(manifest["name"], **manifest["report"], passed_over=corpus.report.passed_over)
-        contents = [file["sha256"] for file in manifest["sources"]]
+        digests = [file["sha256"] for file in manifest["sources"]]
+        skipped = corpus.report.skipped_files
+        report = DocumentReport(manifest["name"], **manifest["report"], skipped_files=skipped)
     except (KeyError, TypeError, ValueError):
-        raise _damaged(place, "it is not the manifest of this cache") from None
-    for name, wanted in sizes.items():
+        raise _damaged(path, "it is not the manifest of this cache") from None
+    for name, expected in sizes.items():
         found = (folder / name).stat().st_size if (folder / name).is_file() else 0
-        if found != wanted:
-            raise _damaged(folder / name, f"{found:,} bytes long, not {wanted:,}")
-    if not _same_sources(place, manifest, known, contents, corpus):
+        if found != expected:
+            raise _damaged(folder / name, f"{found:,} bytes, expected {expected:,}")
+    if not _is_same_text(path, manifest, sources, digests, corpus):
         return None
-    ids, starts = Mapped(folder / IDS, manifest["dtype"]), Mapped(folder / STARTS, "<i8")
+    ids, starts = MappedArray(folder / IDS, manifest["dtype"]), MappedArray(folder / STARTS, "<i8")
     if starts[0] != 0 or starts[len(starts) - 1] != len(ids):
-        raise _damaged(folder / STARTS, "it does not fit the tokens")
+        raise _damaged(folder / STARTS, "it does not match the tokens")
     return TokenCache(folder, ids, starts, manifest["bytes"], manifest["empty"], report)
 
 
-def _same_sources(
-    place: Path, manifest: dict[str, Any], known: list[SourceFile], contents: list[str], corpus: Corpus
+def _is_same_text(
+    path: Path, manifest: dict[str, Any], sources: list[SourceFile], digests: list[str], corpus: Corpus
 ) -> bool:
-    """Whether the files are those that were read; where one has another time, all are read to find out."""
-    pairs = list(zip(known, corpus.files, strict=True))
-    if all((then.size, then.mtime_ns) == (now.size, now.mtime_ns) for then, now in pairs):
+    """Whether the source files are unchanged. If a modification time differs, all files are read to find out."""
+    pairs = zip(sources, corpus.files, strict=True)
+    if all((old.size, old.mtime_ns) == (new.size, new.mtime_ns) for old, new in pairs):
         return True
-    if any(content(now.file) != then for now, then in zip(corpus.files, contents, strict=True)):
+    current = list(zip(corpus.files, digests, strict=True))
+    if any(sha256_of_file(expand_path(file.file)) != digest for file, digest in current):
         return False
-    sources = zip(corpus.files, contents, strict=True)
-    manifest["sources"] = [{**now._asdict(), "sha256": sha256} for now, sha256 in sources]
-    with suppress(OSError):  # a cache that may only be read is compared each time
-        write_json(place, manifest)
+    manifest["sources"] = [{**file._asdict(), "sha256": digest} for file, digest in current]
+    with suppress(OSError):  # the files of a read-only cache are compared each time
+        write_json(path, manifest)
     return True
 
 
-def _key(corpus: Corpus, settings: DataSettings, encoder: Encoder, side: tuple[Any, ...] | None) -> str:
-    read = [settings.documents, settings.field, settings.blank, settings.max_line_bytes]
+def _cache_key(corpus: Corpus, settings: DataSettings, encoder: Encoder, selection: Selection) -> str:
+    reading = [settings.documents, settings.field, settings.blank, settings.max_line_bytes]
     files = [[file.kind, file.size, file.sample] for file in corpus.files]
-    deciding = [FORMAT, files, read, side, encoder.key, encoder.vocab_size]
-    return hashlib.sha256(json.dumps(deciding).encode("utf-8")).hexdigest()
-
-
-def _chooser(side: Side, share: float, seed: int) -> Callable[[str], bool]:
-    if not share:
-        return lambda text: True
-    key = struct.pack("<Q", seed % 2**64)
-    limit = int(share * 2**64)
-
-    def chosen(text: str) -> bool:
-        drawn = hashlib.blake2b(text.encode("utf-8"), digest_size=8, key=key).digest()
-        return (int.from_bytes(drawn, "little") < limit) == (side == "valid")
-
-    return chosen
+    split = list(selection) if selection.share else None
+    values = [FORMAT, files, reading, split, encoder.key, encoder.vocab_size]
+    return hashlib.sha256(json.dumps(values).encode("utf-8")).hexdigest()
 
 
 @contextmanager
-def _alone(lock: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """One process at a time; the system lets the lock go with a process that dies."""
-    held = FileLock(lock)
+def _exclusive_lock(path: Path, report: Callable[[str], None]) -> Iterator[None]:
+    """A lock that the system releases when the process ends."""
+    lock = FileLock(path)
     try:
-        held.acquire(timeout=0)
+        lock.acquire(timeout=0)
     except Timeout:
-        say(f"tokens: another process is making {lock.name.strip('.').removesuffix('.lock')}; waiting for it")
-        held.acquire()
+        name = path.name.strip(".").removesuffix(".lock")
+        report(f"tokens: another process is building {name}; waiting for it")
+        lock.acquire()
     except NotImplementedError:
         raise DataError(
-            f"{lock.parent}: files cannot be locked there; choose a data.cache on a local disk"
+            f"{path.parent}: this file system does not support locks; choose a data.cache on a local disk"
         ) from None
     try:
         yield
     finally:
-        held.release()
+        lock.release()
 
 
-def _digest(numbers: Mapped, start: int, stop: int) -> str:
+def _sha256(numbers: MappedArray, start: int, stop: int) -> str:
     digest = hashlib.sha256()
-    for place in range(start, stop, 1 << 20):
-        digest.update(numbers[place : min(stop, place + (1 << 20))].tobytes())
+    for position in range(start, stop, 1 << 20):
+        digest.update(numbers[position : min(stop, position + (1 << 20))].tobytes())
     return digest.hexdigest()
 
 
-def _damaged(place: Path, what: str) -> DataError:
-    return DataError(f"{place}: {what}; the cache is damaged: remove its folder, and it is made anew")
+def _damaged(path: Path, what: str) -> DataError:
+    return DataError(f"{path}: {what}; the cache is damaged: remove its folder, and it will be built again")

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from trifold.data import DataSettings, read_pairs
-from trifold.data.settings import Source
+from trifold.data import DataSettings, Source, read_pairs
 from trifold.errors import DataError, SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import Transformer

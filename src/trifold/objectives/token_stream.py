@@ -71,7 +71,7 @@ def open_cache(
         return tokens.ids, tokens.lengths, size
 
     encoder = Encoder(encode_arrays, f"{key} {tokenizer.reading}", tokenizer.vocab_size)
-    cache = open_tokens(source, context.data, encoder, side=side, seed=context.seed, say=context.report)
+    cache = open_tokens(source, context.data, encoder, side=side, seed=context.seed, report=context.report)
     context.report(f"{cache.report}, {len(cache.ids):,} tokens in {cache.folder}")
     if cache.empty:
         context.report(f"{cache.report.name}: {cache.empty:,} documents without a token: left out")

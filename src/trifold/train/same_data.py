@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from trifold import disk
-from trifold.data.digests import FileDigest, digests, files_of, known_to_caches
-from trifold.data.lines import expand
-from trifold.data.settings import Source
+from trifold.data import FileDigest, Source, compute_digests, digests_in_caches, expand_path, list_files
 from trifold.errors import DataError
 from trifold.hub import resolve
 from trifold.hub.folder import DOWNLOADED
@@ -39,10 +37,10 @@ def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list
     Gives a line for every file that differs, where that is allowed by `changed`; else raises DataError naming them.
     """
     before = written_data(folder)
-    known = known_to_caches(recipe.data.cache)
+    known = digests_in_caches(recipe.data.cache)
     for files in before.values():
         known |= {(name, each.size, each.mtime_ns): each.sha256 for name, each in files.items()}
-    found = {key: digests(files, known) for key, files in named_files(recipe).items()}
+    found = {key: compute_digests(files, known) for key, files in named_files(recipe).items()}
     now = {key: files for key, files in found.items() if files}
     lines = list(dict.fromkeys(other_files(before, now)))  # a file may have two keys
     if not before and folder.identity().get("data", data_digest(now)) != data_digest(now):
@@ -71,11 +69,11 @@ def named_files(recipe: Recipe) -> dict[str, list[str]]:
     if isinstance(task, TextToTextSettings):
         for name, part in task.parts.items():
             sources |= {f"task.parts.{name}.train": part.train, f"task.parts.{name}.valid": part.valid}
-    named = {key: files_of(source) for key, source in sources.items()}
+    named = {key: list_files(source) for key, source in sources.items()}
     if isinstance(task, DistillSettings) and Path(task.teacher).expanduser().is_dir():  # the hub's have none
         named["task.teacher"] = _model_files(resolve(task.teacher))
     if tokenizer is not None:
-        place = expand(tokenizer)
+        place = expand_path(tokenizer)
         named["tokenizer.file"] = _model_files(place) if place.is_dir() else [str(place)]
     return named
 

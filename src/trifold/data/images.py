@@ -1,0 +1,168 @@
+"""Image files to pixel arrays: orientation, channels, resizing, cropping, scaling and normalization."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from trifold.errors import DataError, TrifoldError
+from trifold.settings import Settings
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # widely used decoders; other formats are rejected unread
+MAX_PIXELS = 10**8  # a small file may claim to hold more than fits into memory
+
+Filter = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
+
+
+class ImageSettings(Settings):
+    """Preprocessing of images; a step whose value is None is left out.
+
+    A pixel p of 0 to 255 becomes (p · scale - mean) / deviation, per channel.
+    """
+
+    size: tuple[int, int] | None = Field((224, 224), strict=False, description="height and width in pixels")
+    shortest_edge: int | None = Field(
+        None, gt=0, description="instead of size: the shorter edge; the aspect ratio is kept"
+    )
+    longest_edge: int | None = Field(None, gt=0, description="with shortest_edge: limit of the longer edge")
+    crop: tuple[int, int] | None = Field(
+        None,
+        strict=False,
+        description="height and width of the center crop; smaller images are padded with 0",
+    )
+    resample: Filter = "bilinear"
+    scale: float | None = Field(1 / 255, gt=0)
+    mean: tuple[float, ...] | None = Field((0.5, 0.5, 0.5), strict=False, description="one value per channel")
+    deviation: tuple[float, ...] | None = Field((0.5, 0.5, 0.5), strict=False)
+
+    @model_validator(mode="after")
+    def _check_resizing(self) -> Self:
+        if self.shortest_edge is not None and self.size is not None:
+            raise ValueError("size and shortest_edge contradict each other: set one of them to null")
+        if self.longest_edge is not None and self.longest_edge < (
+            self.shortest_edge or self.longest_edge + 1
+        ):
+            raise ValueError("longest_edge needs a shortest_edge that is not larger")
+        return self
+
+    @property
+    def fixed_size(self) -> tuple[int, int] | None:
+        """Height and width of every processed image; None if they depend on the image."""
+        return self.crop or self.size
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of an image after resizing."""
+        short, limit = self.shortest_edge, self.longest_edge
+        if short is None:
+            return self.size or (height, width)
+        exact: float = short
+        if limit is not None and max(height, width) / min(height, width) * short > limit:
+            exact = limit * float(min(height, width)) / max(height, width)
+            short = round(exact)
+        if min(height, width) == short:
+            return height, width
+        return (
+            (int(exact * height / width), short) if width < height else (short, int(exact * width / height))
+        )
+
+
+def read_image(
+    image: Any, settings: ImageSettings, channels: int, name: str | None = None
+) -> NDArray[np.float32]:
+    """Read a file, or a Pillow image, as (channels, height, width) float32; `name` is its name in errors.
+
+    Raises DataError if it is missing, damaged, too large or not an image, TrifoldError if Pillow is not installed.
+    """
+    name = str(image) if name is None else name
+    decoded = _decode(image, name, channels)
+    if settings.size is not None or settings.shortest_edge is not None:
+        height, width = settings.resized(decoded.height, decoded.width)
+        if not 1 <= height * width <= MAX_PIXELS:
+            raise DataError(
+                f"{name}: an image of {decoded.width:,} x {decoded.height:,} pixels is too narrow to be resized"
+            )
+        resampling = _import_pillow()[0].Resampling[settings.resample.upper()]
+        decoded = decoded.resize((width, height), resample=resampling)
+    pixels = np.asarray(decoded)
+    pixels = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+    if settings.crop is not None:
+        pixels = _center_crop(pixels, settings.crop)
+    values = pixels.astype(np.float64)
+    values = values if settings.scale is None else values * settings.scale
+    return _normalize(values.astype(np.float32), settings)
+
+
+def _decode(image: Any, name: str, channels: int) -> Any:
+    """The decoded Pillow image, upright and with the given number of channels."""
+    mode = {1: "L", 3: "RGB"}.get(channels)
+    if mode is None:
+        raise DataError(
+            f"{name}: this model reads images of {channels} channels, and image files have 1 or 3"
+        )
+    library, transpose = _import_pillow()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of large images, which are rejected below
+            opened = library.open(image, formats=FORMATS) if isinstance(image, str | Path) else image
+            if not isinstance(opened, library.Image):
+                raise DataError(f"{name}: neither the path of a file nor a Pillow image")
+            if opened.width * opened.height > MAX_PIXELS:
+                raise DataError(
+                    f"{name}: an image of {opened.width:,} x {opened.height:,} pixels is too large; "
+                    f"the limit is {MAX_PIXELS:,} pixels"
+                )
+            return transpose(opened).convert(mode)
+    except FileNotFoundError:
+        raise DataError(f"{name}: no such file; the inputs of an image model are paths of files") from None
+    except IsADirectoryError:
+        raise DataError(f"{name}: this is a folder; name a file in it") from None
+    except library.UnidentifiedImageError:
+        raise DataError(f"{name}: not an image; supported formats: {', '.join(FORMATS)}") from None
+    except library.DecompressionBombError:
+        raise DataError(f"{name}: the image is too large; the limit is {MAX_PIXELS:,} pixels") from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:  # raised by the decoders
+        raise DataError(f"{name}: damaged or truncated ({error}); copy the file again") from None
+
+
+def _center_crop(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """The center of (channels, height, width), padded with zeros where the image is smaller.
+
+    If the difference is odd, the larger half is cut at the end, and padded at the start.
+    """
+    for axis, target in ((1, size[0]), (2, size[1])):
+        current = pixels.shape[axis]
+        if current >= target:
+            start = (current - target) // 2
+            pixels = pixels.take(range(start, start + target), axis)
+        else:
+            before = -(-(target - current) // 2)
+            padding = [(0, 0)] * 3
+            padding[axis] = before, target - current - before
+            pixels = np.pad(pixels, padding)
+    return pixels
+
+
+def _normalize(values: NDArray[np.float32], settings: ImageSettings) -> NDArray[np.float32]:
+    for constants, operation in ((settings.mean, np.subtract), (settings.deviation, np.divide)):
+        if constants is None:
+            continue
+        if len(constants) not in (1, len(values)):
+            raise DataError(
+                f"{len(constants)} means or deviations for {len(values)} channels: give one per channel"
+            )
+        values = operation(values, np.asarray(constants, dtype=np.float32)[:, None, None])
+    return values
+
+
+def _import_pillow() -> tuple[Any, Any]:
+    """The modules PIL.Image and the function that applies the EXIF orientation."""
+    try:
+        from PIL import Image, ImageOps
+    except ModuleNotFoundError:
+        raise TrifoldError("reading images needs Pillow: pip install 'trifold[vision]'") from None
+    return Image, ImageOps.exif_transpose

@@ -1,0 +1,266 @@
+"""Aligned pairs of texts: from the sources of a recipe to rows and a report of what was dropped."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import PurePath
+from typing import ClassVar, NamedTuple
+
+from trifold.data import embedded
+from trifold.data.lines import inner_suffix, iter_lines
+from trifold.data.settings import DataSettings, Source
+from trifold.data.tables import PAIR_READERS, NumberedPairs, iter_hub, text_at
+from trifold.errors import DataError, SettingsError
+
+_FORMATS = {
+    ".parquet": "parquet",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+}
+# Characters that other programs treat as line ends. Here they are part of the line.
+INNER_BREAK = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+
+
+class Row(NamedTuple):
+    """A pair, and the number of its line in the file or of its row in the dataset, counted from 1."""
+
+    source: str
+    target: str
+    line: int
+
+
+@dataclass
+class ReadReport:
+    """Counts of the rows of the source `name`: blank, duplicate, and with unusual line separators inside."""
+
+    name: str
+    blank: int = 0
+    blank_dropped: int = 0
+    duplicates: int = 0  # equal to an earlier row
+    duplicates_dropped: int = 0
+    inner_breaks: int = 0  # rows with U+2028, a lone carriage return or similar, which are kept
+
+    blank_name: ClassVar[str] = "blank"
+
+    @property
+    def dropped(self) -> int:
+        """Rows that were read and are not used."""
+        return self.blank_dropped + self.duplicates_dropped
+
+    def counts(self) -> list[str]:
+        """The nonzero counts in words."""
+        counts = []
+        if self.blank:
+            counts.append(f"{self.blank:,} {self.blank_name} ({'dropped' if self.blank_dropped else 'kept'})")
+        if self.duplicates:
+            fate = "dropped" if self.duplicates_dropped else "kept"
+            counts.append(f"{self.duplicates:,} seen before ({fate})")
+        if self.inner_breaks:
+            counts.append(f"{self.inner_breaks:,} with unusual separators inside, kept")
+        return counts
+
+    def count_blank(self, settings: DataSettings) -> bool:
+        """Count a blank row; whether it is dropped."""
+        self.blank += 1
+        self.blank_dropped += settings.blank == "drop"
+        return settings.blank == "drop"
+
+    def count_duplicate(self, settings: DataSettings) -> bool:
+        """Count a duplicate row; whether it is dropped."""
+        self.duplicates += 1
+        self.duplicates_dropped += settings.duplicates == "drop"
+        return settings.duplicates == "drop"
+
+
+@dataclass
+class Report(ReadReport):
+    """The counts of a source of pairs: `pairs == kept + dropped`. A pair is blank if one of its sides is blank."""
+
+    pairs: int = 0
+
+    blank_name: ClassVar[str] = "with a blank side"
+
+    @property
+    def kept(self) -> int:
+        """Pairs that are used."""
+        return self.pairs - self.dropped
+
+    def __str__(self) -> str:
+        used = f"; {self.kept:,} used" if self.dropped else ""
+        return ", ".join([f"{self.name}: {plural(self.pairs, 'pair')}", *self.counts()]) + used
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 pair` or `1,234 pairs`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+@dataclass
+class Pairs:
+    """Aligned lists: line `lines[i]` of the source has `sources[i]` and `targets[i]`."""
+
+    sources: list[str] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    report: Report = field(default_factory=lambda: Report("nothing"))
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def select(self, indices: list[int], name: str) -> Pairs:
+        """The pairs at `indices` as a new set called `name`."""
+        return Pairs(
+            [self.sources[i] for i in indices],
+            [self.targets[i] for i in indices],
+            [self.lines[i] for i in indices],
+            Report(name, pairs=len(indices)),
+        )
+
+
+class Splits(NamedTuple):
+    """The data of an experiment; `valid` and `test` are None if the settings name none."""
+
+    train: Pairs
+    valid: Pairs | None
+    test: Pairs | None
+
+
+def read_splits(settings: DataSettings, seed: int = 0) -> Splits:
+    """Read all sources of `settings`; with `holdout`, validation pairs are taken out of train by `seed`."""
+    train = read_pairs(train_source(settings), settings, split="train")
+    valid = read_pairs(settings.valid, settings, split="valid") if settings.valid is not None else None
+    test = read_pairs(settings.test, settings, split="test") if settings.test is not None else None
+    if settings.holdout:
+        train, valid = hold_out(train, settings.holdout, seed)
+    return Splits(train, valid, test)
+
+
+def train_source(settings: DataSettings) -> str | list[str]:
+    """The training source. Raises SettingsError if there is none."""
+    if settings.train is None:
+        raise SettingsError("data.train: no training data is named; set it to files, hub:… or embedded:…")
+    return settings.train
+
+
+def hold_out(pairs: Pairs, count: int | float, seed: int) -> tuple[Pairs, Pairs]:
+    """Split into training and held-out pairs; a float is a share.
+
+    The held-out pairs are the last of a shuffle by `seed`; both parts keep the order of the file. Raises DataError if
+    no training pair would be left.
+    """
+    name = pairs.report.name
+    rest, held = hold_out_indices(len(pairs), count, seed, "pairs")
+    train = pairs.select(rest, name)
+    train.report = pairs.report  # keeps the counts of dropped rows
+    return train, pairs.select(held, f"held out of {name}")
+
+
+def hold_out_indices(total: int, count: int | float, seed: int, noun: str) -> tuple[list[int], list[int]]:
+    """The indices to keep and those to hold out, both sorted; a float is a share, of at least one."""
+    held = max(1, round(count * total)) if isinstance(count, float) else count
+    if held >= total:
+        raise DataError(
+            f"data.holdout: {held:,} {noun} of {total:,} leave nothing to train on; hold out fewer"
+        )
+    order = list(range(total))
+    random.Random(seed).shuffle(order)
+    return sorted(order[: total - held]), sorted(order[total - held :])
+
+
+def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> Pairs:
+    """Read all pairs of `source` into memory and count the rows that the settings drop.
+
+    `split` is the split of an embedded source that names none. Raises DataError if the data is unreadable, misaligned,
+    malformed or has no usable pair; SettingsError if the source is invalid.
+    """
+    name, rows = _open_source(source, settings, split)
+    pairs = Pairs(report=Report(name))
+    report, seen = pairs.report, set()
+    for row in rows:
+        report.pairs += 1
+        is_blank = not row.source.strip() or not row.target.strip()
+        if is_blank and report.count_blank(settings):
+            continue
+        pair = row.source, row.target
+        if pair in seen and report.count_duplicate(settings):
+            continue
+        seen.add(pair)
+        report.inner_breaks += bool(INNER_BREAK.search(row.source) or INNER_BREAK.search(row.target))
+        pairs.sources.append(row.source)
+        pairs.targets.append(row.target)
+        pairs.lines.append(row.line)
+    if not pairs:
+        raise DataError(f"{name}: no pair is left ({report.pairs:,} read, {report.blank_dropped:,} blank)")
+    return pairs
+
+
+def iter_rows(source: Source, settings: DataSettings, split: str = "train") -> Iterator[Row]:
+    """Iterate over all rows of `source`, in memory bounded by the longest line. Raises as `read_pairs` does."""
+    return _open_source(source, settings, split)[1]
+
+
+def _open_source(source: Source, settings: DataSettings, split: str) -> tuple[str, Iterator[Row]]:
+    """A short name of the source, and its rows."""
+    if isinstance(source, str) and source.startswith(("hub:", "embedded:")):
+        placed = iter_hub(source) if source.startswith("hub:") else embedded.iter_rows(source, split)
+        return source, (
+            Row(text_at(row, settings.source, place), text_at(row, settings.target, place), number)
+            for number, (place, row) in enumerate(placed, start=1)
+        )
+    files = _split_source(source)
+    if len(files) == 2:
+        name, numbered = " + ".join(PurePath(file).name for file in files), _read_aligned(files, settings)
+    else:
+        lines = iter_lines(files[0], settings.max_line_bytes)
+        name = PurePath(files[0]).name
+        numbered = PAIR_READERS[_table_format(files[0], settings)](lines, files[0], settings)
+    return name, (Row(source, target, number) for number, source, target in numbered)
+
+
+def _split_source(source: Source) -> list[str]:
+    files = source if isinstance(source, list) else (source or "").split(",")
+    files = [file.strip() for file in files]
+    if not 1 <= len(files) <= 2 or not all(files):
+        raise SettingsError(
+            f"data: {source!r} is neither one table (pairs.tsv) nor two files (train.en,train.de); "
+            "give names that contain a comma as a list"
+        )
+    return files
+
+
+def _table_format(file: str, settings: DataSettings) -> str:
+    kind = _FORMATS.get(inner_suffix(file), "text") if settings.format == "auto" else settings.format
+    if kind == "parquet":
+        raise SettingsError(
+            f"data.format: parquet is read as raw text, not as pairs; give {file} as .jsonl, .csv or .tsv"
+        )
+    if kind == "text":
+        raise SettingsError(
+            f"data: {file} is one file of plain lines, but pairs have two sides; give two files "
+            "(train.en,train.de) or a .tsv, .csv or .jsonl file, or set data.format"
+        )
+    return kind
+
+
+def _read_aligned(files: list[str], settings: DataSettings) -> NumberedPairs:
+    if settings.format not in ("auto", "text"):
+        raise SettingsError(
+            f"data.format: {settings.format} is one file with both sides, but two files are given"
+        )
+    left, right = (iter_lines(file, settings.max_line_bytes) for file in files)
+    for number, (source, target) in enumerate(zip_longest(left, right), start=1):
+        if source is None or target is None:
+            counts = [number - 1] * 2
+            counts[0 if target is None else 1] += 1 + sum(1 for _ in (left if target is None else right))
+            raise DataError(
+                f"{files[0]} has {counts[0]:,} lines, but {files[1]} has {counts[1]:,}; "
+                "line n of one must be the translation of line n of the other"
+            )
+        yield number, source, target

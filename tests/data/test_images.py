@@ -1,0 +1,101 @@
+"""Image preprocessing follows the formula; errors name the file."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trifold.data.images import ImageSettings, read_image
+from trifold.errors import DataError, TrifoldError
+
+image = pytest.importorskip("PIL.Image")
+PLAIN = ImageSettings(size=None, scale=None, mean=None, deviation=None)
+
+
+@pytest.fixture
+def noise() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+
+
+def test_pixels_are_scaled_and_normalized_per_channel(noise, tmp_path):
+    image.fromarray(noise).save(tmp_path / "a.png")
+    settings = ImageSettings(size=None, scale=0.01, mean=(0.1, 0.2, 0.3), deviation=(1.0, 2.0, 4.0))
+    found = read_image(tmp_path / "a.png", settings, 3)
+    expected = (noise * 0.01 - [0.1, 0.2, 0.3]) / [1.0, 2.0, 4.0]
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, np.moveaxis(expected, -1, 0), atol=1e-6)
+
+
+def test_default_settings_give_values_between_minus_1_and_1(noise):
+    found = read_image(image.fromarray(noise), ImageSettings(), 3)
+    assert found.shape == (3, 224, 224)
+    assert -1 <= found.min() < -0.5 < 0.5 < found.max() <= 1
+
+
+def test_channels_are_converted(noise):
+    grey = read_image(image.fromarray(noise), PLAIN, 1)
+    assert grey.shape == (1, 6, 9)
+    assert np.ptp(read_image(image.fromarray(noise[:, :, 0]), PLAIN, 3), axis=0).max() == 0
+    with pytest.raises(DataError, match="images of 4 channels"):
+        read_image(image.fromarray(noise), PLAIN, 4)
+
+
+def _png(width: int, height: int) -> bytes:
+    """An image that declares a size and has no pixels."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
+    chunks = [struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in parts]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def _truncated(file: Path) -> bytes:
+    random = np.random.default_rng(2).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    image.fromarray(random).save(file)
+    return file.read_bytes()[:-3000]
+
+
+BAD = {
+    "text": (lambda file: b"not a picture at all", "not an image"),
+    "empty": (lambda file: b"", "not an image"),
+    "another format": (
+        lambda file: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+        "not an image",
+    ),
+    "truncated": (_truncated, "damaged or truncated"),
+    "no pixels": (lambda file: _png(9, 9), "damaged or truncated"),
+    "much too large": (lambda file: _png(60_000, 60_000), "too large"),
+    "slightly too large": (lambda file: _png(20_000, 6_000), "20,000 x 6,000 pixels is too large"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_invalid_images(case, tmp_path):
+    make, message = BAD[case]
+    file = tmp_path / "a.png"
+    file.write_bytes(make(file))
+    with pytest.raises(DataError, match=message) as caught:
+        read_image(file, ImageSettings(), 3)
+    assert str(file) in str(caught.value)
+
+
+def test_missing_images(tmp_path):
+    with pytest.raises(DataError, match=r"none\.png: no such file"):
+        read_image(tmp_path / "none.png", ImageSettings(), 3)
+    with pytest.raises(DataError, match="this is a folder"):
+        read_image(tmp_path, ImageSettings(), 3)
+
+
+def test_missing_pillow(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(TrifoldError, match=r"pip install 'trifold\[vision\]'"):
+        read_image(tmp_path / "a.png", ImageSettings(), 3)
+
+
+def test_one_mean_per_channel(noise):
+    with pytest.raises(DataError, match="2 means or deviations for 3 channels"):
+        read_image(image.fromarray(noise), ImageSettings(mean=(0.1, 0.2)), 3)
