@@ -22,7 +22,7 @@ from ngram import KneserNey
 
 from trifold.data import DataSettings, read_documents
 from trifold.nn import Inputs
-from trifold.nn.masks import padding
+from trifold.nn.masks import padding_mask
 from trifold.pipeline import Pipeline, load
 from trifold.text import Tokenizer
 from trifold.text.annotation import annotate
@@ -96,7 +96,7 @@ def filled_by_model(pipe: Pipeline, found: list[Gap], batch: int = 64) -> list[l
         lengths = torch.tensor([len(row) for row in rows])
         width = int(lengths.max())
         tokens = torch.tensor([[*row, *[tokenizer.required("pad")] * (width - len(row))] for row in rows])
-        attend = padding(lengths, width)
+        attend = padding_mask(lengths, width)
         while bool((open_ := tokens == mask).any()):
             logits = model.lm_head(model(Inputs(tokens, attend))[open_])
             best = logits.softmax(-1).max(-1)

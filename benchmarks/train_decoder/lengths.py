@@ -55,7 +55,7 @@ def measure(length: int, precision: str) -> None:
     before = peak_mb()
     model = Transformer(config).to(torch.bfloat16 if precision == "bf16" else torch.float32).train()
     tokens = torch.randint(0, 64, (1, length))
-    hidden = model(Inputs(tokens, packing=Packing.of(torch.tensor([length]), spare=False)))[0]
+    hidden = model(Inputs(tokens, packing=Packing.of(torch.tensor([length]), always_pad=False)))[0]
     linear_cross_entropy(hidden, model.lm_head.weight, None, tokens[0]).loss.backward()
     say(above_import_mb=round(peak_mb() - before, 1))
 

@@ -123,7 +123,7 @@ def wide(device: torch.device, precision: Precision) -> tuple[Learner, Iterator[
     )
 
     def packed(tokens: Tensor, wanted: Tensor) -> Batch:
-        packing = Packing.of(torch.from_numpy(np.full(len(tokens), WIDE.context)), spare=False)
+        packing = Packing.of(torch.from_numpy(np.full(len(tokens), WIDE.context)), always_pad=False)
         return Batch(Inputs(tokens.reshape(1, -1), packing=packing), wanted.reshape(-1), wanted.numel())
 
     batches = (

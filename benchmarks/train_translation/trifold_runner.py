@@ -35,7 +35,7 @@ class Ids:
 def positions(batch: list[Batch]) -> int:
     """Tokens of both sides that are reckoned with, those that fill a long row up among them."""
     packings = [side.packing for share in batch for side in (share.source, share.target)]
-    return sum(packing.filled for packing in packings if packing is not None)
+    return sum(packing.length for packing in packings if packing is not None)
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from trifold.hub import resolve as find_folder
 from trifold.hub.filling import Stored
 from trifold.hub.pictures import read_pictures, write_pictures
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.transformer import shifted
+from trifold.nn.transformer import shift_right
 from trifold.predict.generate_texts import generate_rows
 from trifold.predict.model_reader import require_tokenizer
 from trifold.predict.predict import Predicts
@@ -106,7 +106,7 @@ class Pipeline(Predicts):
         head = next((name for name in self.config.chosen_heads if name != "pooler"), None)
         if head is None:
             raise UsageError("this model has no head that gives logits: ask for hidden_states")
-        return self.model.answer(first, second, heads=[head])[head]
+        return self.model.head_outputs(first, second, heads=[head])[head]
 
     def hidden_states(
         self,
@@ -157,7 +157,7 @@ class Pipeline(Predicts):
         inputs = Inputs(tokens, attend, segments=None if segments is None else segments.to(device))
         both = config.shape == "encoder-decoder"
         if decoder_tokens is None:
-            return inputs, replace(shifted(inputs, config.start_id), attend=None) if both else None
+            return inputs, replace(shift_right(inputs, config.start_id), attend=None) if both else None
         if not both:
             raise UsageError(
                 f"decoder_tokens are for an encoder-decoder, and this is a model of shape {config.shape}"

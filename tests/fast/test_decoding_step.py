@@ -100,7 +100,7 @@ def decoded(
                 source = torch.randint(3, config.vocab_size, (rows, 7), generator=generator)
                 real = torch.arange(7) < torch.tensor([7, 4, 6, 5] * 3)[:rows, None]
                 memory = model.encode(Inputs(source, real if rows > 1 else None))
-            cache = model.new_cache(kind, room=20, rollback=2)
+            cache = model.new_cache(kind, capacity=20, rollback=2)
             model.decode(Inputs(tokens[::beams, :5], attend), memory, cache)
             cache.expand(beams)
             out = []

@@ -172,9 +172,9 @@ def test_packed_attention_is_each_rows_own(
     queries = Packing.of(torch.tensor([q for q, _ in lengths]))
     keys = queries if own else Packing.of(torch.tensor([k for _, k in lengths]))
     causal = causal and own
-    q = leaf(queries.filled, 3 * size if own else size, dtype=dtype)
-    kv = None if own else leaf(keys.filled, 2 * size, dtype=dtype)
-    above = torch.randn(queries.filled, size).to(dtype)
+    q = leaf(queries.length, 3 * size if own else size, dtype=dtype)
+    kv = None if own else leaf(keys.length, 2 * size, dtype=dtype)
+    above = torch.randn(queries.length, size).to(dtype)
     given_ = [t for t in (q, kv) if t is not None]
     ours = packed_attention(q, kv, queries, keys, width, causal=causal)
     found = torch.autograd.grad(ours, given_, above)
@@ -232,7 +232,7 @@ def test_what_is_not_a_number_stays_so(dtype: torch.dtype, bad: float) -> None:
     inverse, picked = kernels.exponentials(x.detach().t().contiguous(), torch.zeros(300, dtype=torch.int64))
     assert not picked[7].isfinite() or not inverse[7].isfinite()
     packing = Packing.of(torch.full((30,), 8))
-    qkv = torch.randn(packing.filled, 3 * 16).to(dtype)
+    qkv = torch.randn(packing.length, 3 * 16).to(dtype)
     qkv[7, 20] = bad
     qkv.requires_grad_()
     assert not packed_attention(qkv, None, packing, packing, 8, causal=False)[:8].isfinite().all()
@@ -247,8 +247,8 @@ def test_a_model_learns_the_same_with_and_without(placement: str, monkeypatch: p
     )
     model = Transformer(config).train()
     source, target = (Packing.of(torch.randint(1, 25, (17,))) for _ in "st")
-    read, wrote = (torch.randint(3, 300, (1, packing.filled)) for packing in (source, target))
-    wanted = torch.randint(3, 300, (target.filled,))
+    read, wrote = (torch.randint(3, 300, (1, packing.length)) for packing in (source, target))
+    wanted = torch.randint(3, 300, (target.length,))
     wanted[target.real :] = -1
 
     def learnt() -> tuple[Tensor, list[Tensor]]:

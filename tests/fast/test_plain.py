@@ -112,7 +112,7 @@ def packed_attention(crosses: bool) -> Callable[[torch.dtype], Case]:
         layer = Attention(ModelConfig(d_model=32, n_heads=4), crosses=crosses).to(dtype)
         weights = parameters(layer)
         queries, keys = Packing.of(torch.tensor([7, 4, 9])), Packing.of(torch.tensor([3, 8, 5]))
-        x, memory = leaf(1, queries.filled, 32), leaf(1, keys.filled, 32)
+        x, memory = leaf(1, queries.length, 32), leaf(1, keys.length, 32)
 
         def compute() -> Tensor:
             mask = Mask(

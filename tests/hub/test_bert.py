@@ -57,7 +57,7 @@ def test_it_is_the_reference(case: str) -> None:
 
 def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return model.answer(Inputs(tokens))["lm"]
+        return model.head_outputs(Inputs(tokens))["lm"]
 
 
 def test_untied_it_has_a_bias_that_nothing_reads(tmp_path: Path) -> None:
@@ -131,5 +131,5 @@ def test_a_bare_model_may_be_taken_out_of_a_larger_one(tmp_path: Path) -> None:
     ours, _ = load_model(tmp_path)
     tokens = torch.arange(5, 20)[None]
     with torch.no_grad():
-        pooled = ours.answer(Inputs(tokens))["pooler"]
+        pooled = ours.head_outputs(Inputs(tokens))["pooler"]
         torch.testing.assert_close(pooled, model(tokens).pooler_output, rtol=0, atol=1e-4)

@@ -77,7 +77,7 @@ def edit(folder: Path, **values: object) -> None:
 
 def logits(model: Transformer) -> torch.Tensor:
     with torch.no_grad():
-        return model.answer(Inputs(torch.arange(3, 15)[None]))["lm"]
+        return model.head_outputs(Inputs(torch.arange(3, 15)[None]))["lm"]
 
 
 def test_all_families_are_here() -> None:
@@ -256,7 +256,7 @@ def test_heads_that_the_caller_declares_new(tmp_path: Path) -> None:
     model, _ = load_model(folder, heads=["sequence"], n_labels=5)
     assert model.config.chosen_heads == ("sequence",)
     assert (model.config.n_labels, model.config.classifier_input) == (5, "last")
-    said = model.answer(Inputs(torch.arange(3, 15)[None]))["sequence"]
+    said = model.head_outputs(Inputs(torch.arange(3, 15)[None]))["sequence"]
     assert said.shape == (1, 5)
     before = dict(writer.named_parameters())
     for name, parameter in model.named_parameters():

@@ -210,9 +210,9 @@ def test_what_was_made_here_is_saved_in_the_family_that_it_fits(family: str, tmp
     assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["model_type"] == family
     tokens = torch.arange(5, 20)[None]
     with torch.no_grad():
-        mine = model.answer(Inputs(tokens))["lm"]
+        mine = model.head_outputs(Inputs(tokens))["lm"]
         again, _ = load_model(tmp_path)
-        assert torch.equal(mine, again.answer(Inputs(tokens))["lm"])
+        assert torch.equal(mine, again.head_outputs(Inputs(tokens))["lm"])
         if family != "trifold":
             kind = transformers.XLNetLMHeadModel if family == "xlnet" else transformers.AutoModelForMaskedLM
             theirs = kind.from_pretrained(tmp_path).eval()(tokens).logits

@@ -35,7 +35,7 @@ def test_as_many_parameters_as_the_reference_has(name: str) -> None:
     config = PRESETS[name].config
     assert count(config) == learnt
     with torch.device("meta"):
-        assert Transformer(config, initialise=False).count_parameters() == learnt
+        assert Transformer(config, initialize=False).count_parameters() == learnt
 
 
 KNOWN = {

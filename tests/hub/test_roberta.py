@@ -62,7 +62,7 @@ def test_untied(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     ours, _ = load_model(tmp_path)
     with torch.no_grad():
-        mine = ours.answer(Inputs(tokens))["lm"]
+        mine = ours.head_outputs(Inputs(tokens))["lm"]
         torch.testing.assert_close(mine, model(tokens).logits, rtol=0, atol=1e-4)
 
 

@@ -84,7 +84,7 @@ def test_gradients_inside_the_layers(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     ours, _ = load_model(tmp_path)
     pixels, labels = pictures(model), torch.tensor([0, 3, 1, 4])
-    F.cross_entropy(ours.answer(Inputs(pixels=pixels))["sequence"], labels).backward()
+    F.cross_entropy(ours.head_outputs(Inputs(pixels=pixels))["sequence"], labels).backward()
     F.cross_entropy(model(pixels).logits, labels).backward()
     mine, theirs = dict(ours.named_parameters()), dict(model.named_parameters())
     for layer in range(3):

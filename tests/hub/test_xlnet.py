@@ -95,10 +95,10 @@ def test_questions_in_any_order_are_answered_as_the_reference_answers(left: bool
     ours, _ = load_model(tmp_path)
     tokens, segments = texts(left), torch.randint(0, 2, (3, 9))
     real = tokens != PAD
-    ranks = RANKS * real
-    asked = ranks.argsort(dim=1, descending=True)[:, :3]
-    later = ranks[:, None, :] >= ranks[:, :, None]
-    hidden = torch.where(ranks[:, :, None] == 0, ranks[:, None, :] > 0, later)
+    order = RANKS * real
+    asked = order.argsort(dim=1, descending=True)[:, :3]
+    later = order[:, None, :] >= order[:, :, None]
+    hidden = torch.where(order[:, :, None] == 0, order[:, None, :] > 0, later)
     expected = theirs(
         tokens,
         attention_mask=real.long(),
@@ -107,9 +107,9 @@ def test_questions_in_any_order_are_answered_as_the_reference_answers(left: bool
         target_mapping=torch.nn.functional.one_hot(asked, 9).float(),
     ).logits
     assert ours.lm_head is not None
-    inputs = Inputs(tokens, real, segments=segments, ranks=ranks)
-    mine = ours.lm_head(ours.ask(inputs, asked))
-    answered = ranks.gather(1, asked) > 0
+    inputs = Inputs(tokens, real, segments=segments, order=order)
+    mine = ours.lm_head(ours.query_stream(inputs, asked))
+    answered = order.gather(1, asked) > 0
     assert answered.sum() >= 6 and expected[answered].std() > 1
     torch.testing.assert_close(mine[answered], expected[answered], rtol=0, atol=1e-4)
 
@@ -120,10 +120,10 @@ def test_the_stream_of_contents_is_the_references_too(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     ours, _ = load_model(tmp_path)
     tokens = texts(left=False)[:1]
-    ranks = torch.tensor([[3, 1, 9, 2, 7, 4, 8, 6, 5]])
-    hidden = (ranks[:, None, :] > ranks[:, :, None]).float()
+    order = torch.tensor([[3, 1, 9, 2, 7, 4, 8, 6, 5]])
+    hidden = (order[:, None, :] > order[:, :, None]).float()
     expected = theirs(tokens, perm_mask=hidden).last_hidden_state
-    torch.testing.assert_close(ours(Inputs(tokens, ranks=ranks)), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(ours(Inputs(tokens, order=order)), expected, rtol=0, atol=1e-4)
 
 
 # --- folders -------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_a_folder_of_2019_with_its_tied_copy(tmp_path: Path) -> None:
     ours, _ = load_model(tmp_path)
     tokens = texts(left=False)[:1]
     with torch.no_grad():
-        mine = ours.answer(Inputs(tokens))["lm"]
+        mine = ours.head_outputs(Inputs(tokens))["lm"]
         torch.testing.assert_close(mine, model(tokens).logits, rtol=0, atol=1e-4)
 
 

@@ -17,10 +17,10 @@ def test_static_keys_never_move_and_say_when_they_are_full() -> None:
     for chunk in (new(2), new(1), new(2)):
         for got, expected in zip(keys.update(*chunk), plain.update(*chunk), strict=True):
             assert torch.equal(got, expected)
-        lies_at = keys.held[0].data_ptr()
-        assert keys.held[0].shape[2] == 5
-    assert keys.held[0].data_ptr() == lies_at
-    with pytest.raises(ValueError, match="6 tokens do not fit a static cache of 5: make it larger"):
+        lies_at = keys.buffers[0].data_ptr()
+        assert keys.buffers[0].shape[2] == 5
+    assert keys.buffers[0].data_ptr() == lies_at
+    with pytest.raises(ValueError, match="6 tokens exceed the capacity of a static cache"):
         keys.update(*new(1))
 
 
@@ -43,7 +43,7 @@ def test_sliding_keys_are_the_last_of_all_keys(
             assert torch.equal(part, whole[:, :, whole.shape[2] - part.shape[2] :])
             assert part.shape[2] >= min(whole.shape[2], window - 1 + tokens)
             assert part.shape[2] <= most + tokens
-        assert sliding.held[0].shape[2] <= most + 1 or sliding.gone == 0
+        assert sliding.buffers[0].shape[2] <= most + 1 or sliding.evicted == 0
         length = max(0, plain.length - min(back, rollback, tokens))
         plain.truncate(length)
         sliding.truncate(length)
@@ -65,7 +65,7 @@ def test_padding_takes_room_but_is_not_counted(
         if end == start:
             break
         chunk = new(end - start, rows=len(attend))
-        cache.mind_padding(real[:, :end])
+        cache.note_padding(real[:, :end])
         whole, part = plain.update(*chunk)[0], cache.layers[0].own.update(*chunk)[0]
         first = whole.shape[2] - part.shape[2]
         assert torch.equal(part, whole[:, :, first:])
@@ -85,24 +85,24 @@ def test_beams_take_turns_in_two_rooms() -> None:
             assert torch.equal(got, expected)
         keys.reorder(rows)
         plain.select(rows)
-        places.add(keys.held[0].data_ptr())
+        places.add(keys.buffers[0].data_ptr())
     assert len(places) == 2
 
 
 def test_a_cache_whose_rows_stay_as_they_are_is_left_alone() -> None:
     cache = Cache([StaticKeys(4)])
     cache.layers[0].own.update(*new(2))
-    before = cache.layers[0].own.held[0].data_ptr()
+    before = cache.layers[0].own.buffers[0].data_ptr()
     cache.reorder(torch.tensor([0, 1]))
-    assert cache.layers[0].own.held[0].data_ptr() == before
+    assert cache.layers[0].own.buffers[0].data_ptr() == before
     cache.reorder(torch.tensor([1, 1]))
-    assert cache.layers[0].own.held[0].data_ptr() != before
+    assert cache.layers[0].own.buffers[0].data_ptr() != before
 
 
 def test_sliding_keys_refuse_to_give_back_what_is_gone() -> None:
     sliding = SlidingKeys(3, rollback=1)
     sliding.update(*new(8))
-    with pytest.raises(ValueError, match="2 tokens cannot be taken back: this cache was made for 1"):
+    with pytest.raises(ValueError, match=r"cannot remove 2 tokens from a sliding cache .* rollback=1"):
         sliding.truncate(6)
     sliding.truncate(7)
     assert sliding.length == 7
@@ -131,7 +131,7 @@ def test_an_empty_cache_can_be_multiplied() -> None:
 @given(st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), max_size=6), st.integers(1, 3))
 def test_a_lineage_is_where_the_keys_would_have_been_moved(moves: list[list[int]], prompt: int) -> None:
     moved, followed = Cache(2), Cache(2)
-    followed.follows = True
+    followed.uses_beam_index = True
     generator = torch.Generator().manual_seed(0)
     for step, parents in enumerate([None, *moves]):
         for cache in (moved, followed):
@@ -141,22 +141,22 @@ def test_a_lineage_is_where_the_keys_would_have_been_moved(moves: list[list[int]
         for layer, (keys, values) in enumerate(new):
             for cache in (moved, followed):
                 cache.layers[layer].own.update(keys, values)
-        lineage = followed.followed()
-        assert lineage is None or lineage.shape[1] > followed.length
-    followed.settle()
-    assert followed.lineage is None
+        beam_index = followed.current_beam_index()
+        assert beam_index is None or beam_index.shape[1] > followed.length
+    followed.gather_beams()
+    assert followed.beam_index is None
     for ours, theirs in zip(followed.layers, moved.layers, strict=True):
-        assert ours.own.held is not None and theirs.own.held is not None
-        for one, other in zip(ours.own.held, theirs.own.held, strict=True):
+        assert ours.own.buffers is not None and theirs.own.buffers is not None
+        for one, other in zip(ours.own.buffers, theirs.own.buffers, strict=True):
             assert torch.equal(one[:, :, : moved.length], other[:, :, : moved.length])
 
 
 def test_rows_that_leave_take_along_what_they_have_read() -> None:
     cache = Cache(1)
-    cache.follows = True
+    cache.uses_beam_index = True
     keys = torch.randn(4, 2, 3, 5)
     cache.layers[0].own.update(keys, keys)
     cache.reorder(torch.tensor([1, 1, 3, 2]))
     cache.select(torch.tensor([0, 2]), torch.tensor([0]))
-    held = cache.layers[0].own.held
+    held = cache.layers[0].own.buffers
     assert held is not None and torch.equal(held[0][:, :, :3], keys[[1, 3]])

@@ -156,5 +156,5 @@ def test_a_config_survives_json() -> None:
 def test_windows_follow_their_pattern_and_final_norms_what_is_said() -> None:
     config = ModelConfig(sliding_window=3, window_pattern=("global", "local"), decoder_final_norm=True)
     assert [config.window(layer) for layer in range(4)] == [None, 3, None, 3]
-    assert (config.closes("encoder"), config.closes("decoder")) == (False, True)
-    assert ModelConfig(norm_placement="pre", encoder_final_norm=False).closes("decoder")
+    assert (config.has_final_norm("encoder"), config.has_final_norm("decoder")) == (False, True)
+    assert ModelConfig(norm_placement="pre", encoder_final_norm=False).has_final_norm("decoder")

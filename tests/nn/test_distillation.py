@@ -14,15 +14,15 @@ from torch.nn import functional as F
 
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.distillation import (
-    Looked,
+    AttentionRelations,
+    attention_relations,
     copy_layers,
     cosine_loss,
-    looked,
+    evenly_spaced,
     relation_losses,
     soft_target_loss,
-    spread,
 )
-from trifold.nn.hooks import calls
+from trifold.nn.hooks import record_calls
 from trifold.nn.losses import CHUNK
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
@@ -103,20 +103,25 @@ def test_cosine_is_the_formula(rows: int, width: int) -> None:
 # --- relations -----------------------------------------------------------------------------------------
 
 
-def random_look(heads: int, width: int, mask: Mask, rows: int = 2, tokens: int = 5) -> Looked:
+def random_look(heads: int, width: int, mask: Mask, rows: int = 2, tokens: int = 5) -> AttentionRelations:
     pairs = {
         name: (torch.randn(rows, heads, tokens, width), torch.randn(rows, heads, tokens, width))
         for name in NAMES
     }
-    return Looked(pairs, None, mask)
+    return AttentionRelations(pairs, None, mask)
 
 
 def by_hand(
-    student: Looked, teacher: Looked, name: str, heads: int | None, seen: Tensor, real: Tensor
+    student: AttentionRelations,
+    teacher: AttentionRelations,
+    name: str,
+    heads: int | None,
+    seen: Tensor,
+    real: Tensor,
 ) -> float:
     """seen (B, T, T), real (B, T): a loop over everything."""
 
-    def distribution(look: Looked, row: int, head: int, query: int) -> Tensor:
+    def distribution(look: AttentionRelations, row: int, head: int, query: int) -> Tensor:
         x, y = (part[row].transpose(0, 1).flatten(1) for part in look.pairs[name])  # (T, H·D)
         cut = x.shape[1] // (heads or look.pairs[name][0].shape[1])
         part = slice(head * cut, (head + 1) * cut)
@@ -142,7 +147,7 @@ def test_relations_are_the_formula(name: str, widths: tuple[int, int], heads: in
     expected = by_hand(student, teacher, name, heads, real[:, None].expand(-1, 5, -1), real)
     assert float(found) == pytest.approx(expected, rel=1e-4)
     causal = Mask(causal=True)
-    student, teacher = (Looked(look.pairs, None, causal) for look in (student, teacher))
+    student, teacher = (AttentionRelations(look.pairs, None, causal) for look in (student, teacher))
     every = torch.ones(2, 5, dtype=torch.bool)
     (found,) = relation_losses(student, teacher, [name], heads).values()
     expected = by_hand(student, teacher, name, heads, torch.ones(2, 5, 5).tril().bool(), every)
@@ -157,7 +162,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def look_at(made: Transformer, inputs: Inputs) -> tuple[Looked, Tensor]:
+def look_at(made: Transformer, inputs: Inputs) -> tuple[AttentionRelations, Tensor]:
     """The last layer's relations, and the attention weights that it has by itself."""
     stack = made.encoder if made.decoder is None else made.decoder
     assert stack is not None
@@ -165,10 +170,10 @@ def look_at(made: Transformer, inputs: Inputs) -> tuple[Looked, Tensor]:
     weights: list[Tensor] = []
     attention.pattern.watched = True  # type: ignore[union-attr]
     hook = attention.pattern.register_forward_hook(lambda _m, _a, out: weights.append(out))  # type: ignore[union-attr]
-    with calls(attention) as seen:  # type: ignore[arg-type]
+    with record_calls(attention) as seen:  # type: ignore[arg-type]
         made(inputs)
     hook.remove()
-    return looked(attention, seen[-1]), weights[-1]  # type: ignore[arg-type]
+    return attention_relations(attention, seen[-1]), weights[-1]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -182,7 +187,7 @@ def test_the_attention_relation_is_the_models_own_attention(kind: str, packed: b
     inputs = Inputs(tokens, real)
     if packed:
         packing = Packing.of(lengths)
-        row = torch.zeros(1, packing.filled, dtype=torch.long)
+        row = torch.zeros(1, packing.length, dtype=torch.long)
         row[0, : packing.real] = tokens[real]
         inputs = Inputs(row, packing=packing)
     look, weights = look_at(made, inputs)
@@ -212,10 +217,10 @@ def test_gradients_reach_the_student_and_not_the_teacher() -> None:
 
 
 def test_layers_are_spread_from_first_to_last() -> None:
-    assert spread(6, 12) == (0, 2, 4, 7, 9, 11)  # DistilBERT's
-    assert spread(4, 12) == (0, 4, 7, 11)
-    assert spread(1, 12) == (0,)
-    assert spread(3, 3) == (0, 1, 2)
+    assert evenly_spaced(6, 12) == (0, 2, 4, 7, 9, 11)  # DistilBERT's
+    assert evenly_spaced(4, 12) == (0, 4, 7, 11)
+    assert evenly_spaced(1, 12) == (0,)
+    assert evenly_spaced(3, 3) == (0, 1, 2)
 
 
 def test_a_student_begins_as_the_chosen_layers_and_all_that_lies_around_them() -> None:
@@ -232,7 +237,7 @@ def test_a_student_begins_as_the_chosen_layers_and_all_that_lies_around_them() -
 
 def test_a_student_of_all_layers_is_the_teacher() -> None:
     teacher, student = model(3, seed=1), model(3, seed=2)
-    copy_layers(student, teacher, spread(3, 3))
+    copy_layers(student, teacher, evenly_spaced(3, 3))
     inputs = Inputs(torch.arange(3, 12)[None])
     assert torch.equal(student(inputs), teacher(inputs))
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from trifold.nn import Inputs, ModelConfig
 from trifold.nn.embeddings import Embeddings, PatchEmbeddings, TokenEmbedding
-from trifold.nn.positions import sinusoidal_table
+from trifold.nn.positions import sinusoids
 
 
 def make(**values: object) -> Embeddings:
@@ -26,7 +26,9 @@ TOKENS = torch.tensor([[1, 2, 1], [4, 4, 10]])
 def test_tokens_times_the_root_of_the_width_plus_positions() -> None:
     embeddings = make()
     rows = F.one_hot(TOKENS, 11).float() @ embeddings.tokens.weight
-    torch.testing.assert_close(embeddings(Inputs(TOKENS)), rows * math.sqrt(8) + sinusoidal_table(3, 8))
+    torch.testing.assert_close(
+        embeddings(Inputs(TOKENS)), rows * math.sqrt(8) + sinusoids(torch.arange(3), 8)
+    )
 
 
 def test_positions_by_config_and_by_argument() -> None:

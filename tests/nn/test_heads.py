@@ -27,7 +27,7 @@ def test_a_masked_language_model_transforms_before_it_projects(make_model: Make)
     inner = F.layer_norm(inner, (6,), head.norm.weight, head.norm.bias)
     table = model.encoder_embeddings.tokens.weight
     expected = inner @ table.t() + head.bias
-    torch.testing.assert_close(model.answer(Inputs(TOKENS, REAL))["lm"], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.head_outputs(Inputs(TOKENS, REAL))["lm"], expected, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -50,7 +50,7 @@ def test_the_pooler_and_those_who_read_it(make_model: Make) -> None:
         n_labels=3,
     )
     inputs = Inputs(TOKENS, REAL)
-    said, heads = model.answer(inputs), model.heads
+    said, heads = model.head_outputs(inputs), model.heads
     pooled = torch.tanh(model(inputs)[:, 0] @ heads["pooler"].dense.weight.t() + heads["pooler"].dense.bias)
     torch.testing.assert_close(said["pooler"], pooled)
     for name, key, classes in (("next-sentence", "next_sentence", 2), ("sequence", "sequence", 3)):
@@ -78,27 +78,27 @@ def test_a_sequence_is_classified_by_one_state(
     if transform is not None:
         state = getattr(torch, transform)(state @ head.dense.weight.t() + head.dense.bias)
     expected = state @ head.out_proj.weight.t() + (0 if head.out_proj.bias is None else head.out_proj.bias)
-    torch.testing.assert_close(model.answer(inputs)["sequence"], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.head_outputs(inputs)["sequence"], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_row_without_an_end_has_no_state_to_read(make_model: Make) -> None:
     model = encoder(make_model, "sequence", classifier_input="eos")
     with pytest.raises(ValueError, match="row 1 has no end of sequence"):
-        model.answer(Inputs(torch.tensor([[3, 2], [3, 4]])))
+        model.head_outputs(Inputs(torch.tensor([[3, 2], [3, 4]])))
 
 
 @torch.no_grad()
 def test_every_token_has_classes_and_chances_to_begin_or_end(make_model: Make) -> None:
     model = encoder(make_model, "token", "span", n_labels=5)
     inputs = Inputs(TOKENS, REAL)
-    said, hidden = model.answer(inputs), model(inputs)
+    said, hidden = model.head_outputs(inputs), model(inputs)
     for name, classes in (("token", 5), ("span", 2)):
         out = model.heads[name].out_proj
         assert said[name].shape == (2, 5, classes)
         torch.testing.assert_close(said[name], hidden @ out.weight.t() + out.bias)
-    assert list(model.answer(inputs, heads=["span"])) == ["span"]
+    assert list(model.head_outputs(inputs, heads=["span"])) == ["span"]
     with pytest.raises(KeyError):
-        model.answer(inputs, heads=["pooler"])
+        model.head_outputs(inputs, heads=["pooler"])
 
 
 @torch.no_grad()
@@ -107,8 +107,8 @@ def test_an_encoder_decoder_that_classifies_repeats_its_source_one_place_later(m
         heads=["lm", "sequence"], classifier_input="eos", classifier_transform="tanh", decoder_start_id=9
     )
     repeated = torch.tensor([[9, 3, 4, 5, 6], [9, 7, 8, 2, 0]])
-    said = model.answer(Inputs(TOKENS, REAL))
-    expected = model.answer(Inputs(TOKENS, REAL), Inputs(repeated))
+    said = model.head_outputs(Inputs(TOKENS, REAL))
+    expected = model.head_outputs(Inputs(TOKENS, REAL), Inputs(repeated))
     for name in ("lm", "sequence"):
         assert torch.equal(said[name], expected[name])
 
@@ -125,6 +125,6 @@ def test_an_encoder_has_no_head_unless_asked_and_a_decoder_writes(make_model: Ma
 def test_dropout_stands_before_the_heads(make_model: Make) -> None:
     model = encoder(make_model, "token", classifier_dropout=0.5, dropout=0.0)
     inputs = Inputs(TOKENS)
-    assert torch.equal(model.answer(inputs)["token"], model.answer(inputs)["token"])
+    assert torch.equal(model.head_outputs(inputs)["token"], model.head_outputs(inputs)["token"])
     model.train()
-    assert not torch.equal(model.answer(inputs)["token"], model.answer(inputs)["token"])
+    assert not torch.equal(model.head_outputs(inputs)["token"], model.head_outputs(inputs)["token"])

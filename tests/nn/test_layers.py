@@ -49,7 +49,7 @@ def test_a_seed_decides_what_is_dropped(dtype: torch.dtype) -> None:
 def test_dropping_and_adding_in_one_pass_is_dropping_then_adding() -> None:
     drop, x, y = Dropout(0.3).train(), torch.randn(40, 9), torch.randn(40, 9)
     torch.manual_seed(1)
-    together = drop.added(x, y)
+    together = drop.add(x, y)
     torch.manual_seed(1)
     torch.testing.assert_close(together, x + drop(y))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trifold.fast import cross_entropy
 from trifold.nn import losses
-from trifold.nn.losses import judge, linear_cross_entropy
+from trifold.nn.losses import linear_cross_entropy, score_targets
 from trifold.nn.ops import PLAIN
 
 
@@ -109,12 +109,12 @@ def test_judging_sums_what_whole_logits_say(rows: int, classes: int, biased: boo
     targets = torch.randint(-1, classes, (rows,))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(losses, "CHUNK", 4)
-        found = judge(hidden, weight, bias, targets)
+        found = score_targets(hidden, weight, bias, targets)
     asked = targets >= 0
     logits = torch.nn.functional.linear(hidden, weight, bias)[asked]
     plain = losses.LossSums(*PLAIN["cross_entropy"](hidden[asked], weight, bias, targets[asked], 0.0))
     assert float(found.nll) == pytest.approx(float(plain.nll), rel=1e-5, abs=1e-6)
-    assert int(found.right) == int((logits.argmax(-1) == targets[asked]).sum())
+    assert int(found.correct) == int((logits.argmax(-1) == targets[asked]).sum())
 
 
 def test_in_float64_everything_is_float64() -> None:

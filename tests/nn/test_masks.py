@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.nn.masks import Mask, padding
+from trifold.nn.masks import Mask, padding_mask
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
@@ -15,8 +15,8 @@ def test_numbers_with_two_meanings_are_refused(dtype: torch.dtype) -> None:
 
 
 def test_padding_is_true_at_real_positions() -> None:
-    assert padding(torch.tensor([1, 3]), 3).tolist() == [[True, False, False], [True, True, True]]
-    assert padding(torch.tensor([3, 3]), 3) is None
+    assert padding_mask(torch.tensor([1, 3]), 3).tolist() == [[True, False, False], [True, True, True]]
+    assert padding_mask(torch.tensor([3, 3]), 3) is None
 
 
 def test_causal_and_padding_together() -> None:
@@ -31,12 +31,6 @@ def test_causal_and_padding_together() -> None:
 def test_a_cached_query_sees_all_before_it() -> None:
     dense = Mask(causal=True, offset=2).dense(2, 4, torch.device("cpu"))
     assert dense[0, 0].tolist() == [[True, True, True, False], [True, True, True, True]]
-
-
-def test_selecting_rows() -> None:
-    mask = Mask(torch.tensor([[True, False], [True, True]]), causal=True)
-    assert mask.select(torch.tensor([1])).keys.tolist() == [[True, True]]
-    assert Mask().select(torch.tensor([0])).is_empty
 
 
 @given(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trifold.nn import Mask, ModelConfig
-from trifold.nn.offsets import AlibiOffsets, RelativeOffsets, buckets, slopes
+from trifold.nn.relative import AlibiOffsets, RelativeOffsets, buckets, slopes
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,9 @@ lengths = st.lists(st.integers(1, 70), min_size=1, max_size=9)
 
 
 @given(lengths, st.booleans())
-def test_the_grid_holds_every_row_and_gives_it_back(rows: list[int], spare: bool) -> None:
-    packing = Packing.of(torch.tensor(rows), spare=spare)
-    x = torch.arange(1.0, packing.filled + 1)[None, :, None].requires_grad_()
+def test_the_grid_holds_every_row_and_gives_it_back(rows: list[int], always_pad: bool) -> None:
+    packing = Packing.of(torch.tensor(rows), always_pad=always_pad)
+    x = torch.arange(1.0, packing.length + 1)[None, :, None].requires_grad_()
     grid = packing.grid(x)
     token = 1.0
     for row, length in enumerate(rows):
@@ -28,9 +28,9 @@ def test_the_grid_holds_every_row_and_gives_it_back(rows: list[int], spare: bool
 
 @given(st.integers(1, 40), st.integers(1, 70))
 def test_rows_of_one_length_need_no_filling_beyond_a_round_number(rows: int, length: int) -> None:
-    packing = Packing.of(torch.full((rows,), length), spare=False)
+    packing = Packing.of(torch.full((rows,), length), always_pad=False)
     assert packing.attend is None
-    assert packing.filled - packing.real < 64
+    assert packing.length - packing.real < 64
     if packing.real % 64 == 0:
-        assert packing.filled == packing.real
-    assert Packing.of(torch.full((rows,), length)).filled > packing.real
+        assert packing.length == packing.real
+    assert Packing.of(torch.full((rows,), length)).length > packing.real

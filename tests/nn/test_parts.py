@@ -165,7 +165,7 @@ def test_packed_is_padded(model: Transformer) -> None:
     inputs = texts(model)
     padded = hidden(model, inputs)[inputs.attend]
     packing = Packing.of(LENGTHS)
-    tokens = torch.zeros(1, packing.filled, dtype=torch.long)
+    tokens = torch.zeros(1, packing.length, dtype=torch.long)
     tokens[0, : packing.real] = inputs.tokens[inputs.attend]
     segments = None
     if inputs.segments is not None:
@@ -189,7 +189,7 @@ def test_cached_is_uncached_at_every_step(model: Transformer, kind: Any, data: s
     if inputs.segments is not None:
         segments = torch.cat([inputs.segments, torch.ones(3, 4, dtype=torch.long)], 1)
     whole = model.decode(Inputs(tokens, attend, segments=segments), memory)
-    cache = model.new_cache(kind, room=20)
+    cache = model.new_cache(kind, capacity=20)
     start = 0
     for end in (data.draw(st.integers(1, 8)), 9, 10, 13):
         part = segments if segments is None else segments[:, start:end]
@@ -206,7 +206,7 @@ def test_cached_is_uncached_at_every_step(model: Transformer, kind: Any, data: s
 def test_caches_are_reordered_selected_expanded_and_truncated(model: Transformer, kind: Any) -> None:
     tokens = torch.randint(3, 23, (2, 6))
     memory = None if model.encoder is None else model.encode(Inputs(tokens))
-    cache = model.new_cache(kind, room=20, rollback=2)
+    cache = model.new_cache(kind, capacity=20, rollback=2)
     model.decode(Inputs(tokens), memory, cache)
     cache.truncate(5)
     cache.expand(2)

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.nn.positions import sinusoidal_table
+from trifold.nn.positions import sinusoids
 
 
 @given(st.integers(0, 299), st.integers(0, 31))
 def test_the_formula(position: int, i: int) -> None:
     width = 64
-    table = sinusoidal_table(300, width)
+    table = sinusoids(torch.arange(300), width)
     angle = position / 10_000 ** (2 * i / width)
     assert abs(table[position, 2 * i] - math.sin(angle)) < 1e-6
     assert abs(table[position, 2 * i + 1] - math.cos(angle)) < 1e-6
@@ -22,7 +22,7 @@ def test_the_formula(position: int, i: int) -> None:
 def test_a_shift_is_a_linear_map(k: int) -> None:
     """PE(p + k) = PE(p) R_k: each pair (sin, cos) turns by k times its rate, whatever p is."""
     width = 16
-    table = sinusoidal_table(100, width).double()
+    table = sinusoids(torch.arange(100), width).double()
     turn = torch.zeros(width, width, dtype=torch.float64)
     for i in range(width // 2):
         angle = k / 10_000 ** (2 * i / width)
@@ -32,5 +32,5 @@ def test_a_shift_is_a_linear_map(k: int) -> None:
 
 
 def test_halves_are_the_same_waves_in_another_order() -> None:
-    interleaved, halves = sinusoidal_table(50, 12), sinusoidal_table(50, 12, halves=True)
+    interleaved, halves = sinusoids(torch.arange(50), 12), sinusoids(torch.arange(50), 12, halves=True)
     assert torch.equal(torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], dim=1), halves)

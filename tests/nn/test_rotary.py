@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trifold.nn import Inputs, Mask, ModelConfig, RotaryScaling, Transformer
-from trifold.nn.rotary import Rotary, Turn, dynamic_waves, magnitude, waves
+from trifold.nn.rotary import Rotary, Rotation, _dynamic, frequencies, magnitude
 
 
 def rotary(**values: object) -> Rotary:
@@ -21,7 +21,7 @@ def rotary(**values: object) -> Rotary:
 
 
 def turned(rotary: Rotary, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    return rotary.turns(positions, Mask(causal=True), x).queries(x)
+    return rotary.rotations(positions, Mask(causal=True), x).queries(x)
 
 
 def by_the_book(x: torch.Tensor, position: int, theta: float, pairs: str, width: int) -> torch.Tensor:
@@ -119,7 +119,7 @@ def test_scalings_are_the_reference_librarys(parameters: dict[str, object], thet
     )
     reference = LlamaRotaryEmbedding(config)
     scaling = ours(parameters)
-    torch.testing.assert_close(waves(64, theta, scaling), reference.inv_freq, rtol=2e-6, atol=0)
+    torch.testing.assert_close(frequencies(64, theta, scaling), reference.inv_freq, rtol=2e-6, atol=0)
     assert magnitude(scaling) == pytest.approx(reference.attention_scaling)
 
 
@@ -137,8 +137,8 @@ def test_dynamic_scaling_is_the_reference_librarys(length: int) -> None:
     x, positions = torch.randn(1, 2, length, 16), torch.arange(length)[None]
     cos, _ = LlamaRotaryEmbedding(config)(x, positions)
     scaling = {"kind": "dynamic", "factor": 3.0, "original_positions": 32}
-    turns = rotary(rotary_scaling=scaling).turns(positions, Mask(causal=True), x)
-    assert turns.late
+    turns = rotary(rotary_scaling=scaling).rotations(positions, Mask(causal=True), x)
+    assert turns.after_cache
     for turn in (turns.queries, turns.keys):
         torch.testing.assert_close(turn.cos[:, 0], cos[..., :8], rtol=1e-4, atol=1e-5)
 
@@ -163,8 +163,8 @@ def test_longrope_is_the_reference_librarys(length: int, more: dict[str, float])
         **{"kind": "longrope", "factor": more.get("factor", 3.0), "original_positions": 32},
         **{"short_factors": short, "long_factors": long, "magnitude": more.get("attention_factor")},
     }
-    turns = rotary(rotary_scaling=scaling).turns(positions, Mask(causal=True), x)
-    assert turns.late
+    turns = rotary(rotary_scaling=scaling).rotations(positions, Mask(causal=True), x)
+    assert turns.after_cache
     for turn in (turns.queries, turns.keys):
         torch.testing.assert_close(turn.cos[:, 0], cos[..., :8], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(turn.sin[:, 0], sin[..., :8], rtol=1e-4, atol=1e-5)
@@ -172,15 +172,15 @@ def test_longrope_is_the_reference_librarys(length: int, more: dict[str, float])
 
 def test_dynamic_scaling_goes_by_the_length_of_the_row() -> None:
     scaling = RotaryScaling(kind="dynamic", factor=2.0, original_positions=8)
-    both = dynamic_waves(16, 10_000.0, scaling, torch.tensor([[5], [30]]))
-    torch.testing.assert_close(both[0], waves(16, 10_000.0))
+    both = _dynamic(16, 10_000.0, scaling, torch.tensor([[5], [30]]))
+    torch.testing.assert_close(both[0], frequencies(16, 10_000.0))
     assert (both[1, 1:] < both[0, 1:]).all()
 
 
 def test_a_turn_of_more_positions_takes_the_last_ones() -> None:
     part, x = rotary(), torch.randn(1, 2, 3, 16)
-    angles = rotary().turns(torch.arange(8)[None], Mask(causal=True), x).queries
-    assert isinstance(angles, Turn)
+    angles = rotary().rotations(torch.arange(8)[None], Mask(causal=True), x).queries
+    assert isinstance(angles, Rotation)
     torch.testing.assert_close(angles(x), turned(part, x, torch.tensor([[5, 6, 7]])))
 
 
@@ -196,7 +196,7 @@ def test_a_text_that_outgrows_the_first_training_turns_all_that_it_has_read(kind
     torch.manual_seed(0)
     model = Transformer(ModelConfig.parse(sizes | parts)).eval()
     tokens = torch.randint(0, 20, (2, 12))
-    held = model.new_cache(cache, room=12)
+    held = model.new_cache(cache, capacity=12)
     with torch.no_grad():
         for start, end in ((0, 3), (3, 4), (4, 5), (5, 6), (6, 9), (9, 12)):
             step = model.decode(Inputs(tokens[:, start:end]), cache=held)

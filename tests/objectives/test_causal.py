@@ -217,7 +217,7 @@ def by_hand(model, examples, rows):
         ids = torch.from_numpy(
             examples.ids[examples.chunks.starts[n] :][: examples.chunks.sizes[n] + 1]
         ).long()
-        logits = model.answer(Inputs(ids[None, :-1]))["lm"][0]
+        logits = model.head_outputs(Inputs(ids[None, :-1]))["lm"][0]
         losses.append(F.cross_entropy(logits, ids[1:], reduction="none"))
         hits.append(logits.argmax(-1) == ids[1:])
     return torch.cat(losses), torch.cat(hits)

@@ -70,7 +70,7 @@ def test_packed_logits_are_those_of_each_text_by_itself(tokenizer, reads, shape)
     found = task.logits(model, batch)
     for place, row in enumerate([4, 0, 2, 1, 3]):
         ids = torch.tensor([tokenizer.rows([TEXTS[row]])[0].ids])
-        alone = model.answer(Inputs(ids), heads=["sequence"])["sequence"][0]
+        alone = model.head_outputs(Inputs(ids), heads=["sequence"])["sequence"][0]
         assert torch.allclose(found[place], alone, atol=1e-5)
 
 

@@ -11,7 +11,7 @@ from trifold.batches import BatchSettings
 from trifold.errors import DataError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.masks import padding
+from trifold.nn.masks import padding_mask
 from trifold.objectives.masked import MaskedLM, MaskedSettings
 from trifold.objectives.objective import EvalContext
 from trifold.objectives.sentence_pairs import SentencePairs, SentencePairSettings
@@ -66,7 +66,7 @@ def padded(rows):
     """Masked rows as a padded batch."""
     lengths = torch.tensor([len(row.inputs) for row in rows])
     tokens = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(row.inputs) for row in rows], batch_first=True)
-    return Inputs(tokens, padding(lengths, int(lengths.max())))
+    return Inputs(tokens, padding_mask(lengths, int(lengths.max())))
 
 
 @pytest.mark.parametrize("mask", ["plain", "words", "spans"])
@@ -76,7 +76,7 @@ def test_the_loss_is_the_cross_entropy_at_hidden_places_and_nowhere_else(make, r
     examples = task.examples(rows)
     batch = task.batch(examples, EVERY, draw=5)
     hidden = [task.mask(examples, row, draw=5) for row in EVERY]
-    logits = model.answer(padded(hidden))["lm"]
+    logits = model.head_outputs(padded(hidden))["lm"]
     expected = sum(
         float(F.cross_entropy(logits[n, row.positions], torch.from_numpy(row.targets), reduction="sum"))
         for n, row in enumerate(hidden)
@@ -179,7 +179,9 @@ def test_pseudo_perplexity_hides_every_token_in_its_turn(make, rows, tokenizer):
         for place in range(1, len(ids) - 1):
             seen = ids.clone()
             seen[place] = tokenizer.mask_id
-            total += float(F.cross_entropy(model.answer(Inputs(seen[None]))["lm"][0, place], ids[place]))
+            total += float(
+                F.cross_entropy(model.head_outputs(Inputs(seen[None]))["lm"][0, place], ids[place])
+            )
             count += 1
     assert scores["pseudo_perplexity"] == pytest.approx(float(np.exp(total / count)), rel=1e-4)
 
@@ -318,7 +320,7 @@ def test_the_pair_is_told_from_the_first_state(make, rows):
     for row, answer in enumerate(batch.labels):
         part = slice(starts[row], starts[row + 1])
         inputs = Inputs(batch.masked.inputs.tokens[:, part], segments=batch.masked.inputs.segments[:, part])
-        total += float(F.cross_entropy(model.answer(inputs)["next-sentence"], answer[None]))
+        total += float(F.cross_entropy(model.head_outputs(inputs)["next-sentence"], answer[None]))
     terms = task.loss(model, batch)
     assert set(terms) == {"tokens", "pairs"}
     assert float(terms["pairs"].sum) == pytest.approx(total, rel=1e-4)

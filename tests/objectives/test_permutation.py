@@ -65,7 +65,7 @@ def test_a_batch_asks_for_what_stands_there_and_pads_the_rest(tokenizer, rows):
     task = task_of(tokenizer, share=3)
     examples = task.examples(rows)
     batch = task.batch(examples, np.arange(len(examples.chunks.sizes)), draw=5)
-    asked, wanted, ranks = batch.positions, batch.labels, batch.inputs.ranks
+    asked, wanted, ranks = batch.positions, batch.labels, batch.inputs.order
     real = wanted >= 0
     assert int(real.sum()) == batch.tokens == task.counts(batch)["tokens"]
     assert torch.equal(batch.inputs.tokens.gather(1, asked)[real], wanted[real])
@@ -83,9 +83,9 @@ def test_an_order_is_a_function_of_draw_and_example_alone(tokenizer, rows):
     together = task.batch(examples, np.array([2, 0, 1]), draw=9)
     alone = task.batch(examples, np.array([1]), draw=9)
     width = alone.inputs.tokens.shape[1]
-    assert torch.equal(together.inputs.ranks[2, :width], alone.inputs.ranks[0])
+    assert torch.equal(together.inputs.order[2, :width], alone.inputs.order[0])
     other = task.batch(examples, np.array([2, 0, 1]), draw=10)
-    assert not torch.equal(together.inputs.ranks, other.inputs.ranks)
+    assert not torch.equal(together.inputs.order, other.inputs.order)
 
 
 @settings(max_examples=10, deadline=None)
@@ -95,10 +95,10 @@ def test_no_question_sees_itself_or_what_comes_later(tokenizer, rows, model, dra
     task = task_of(tokenizer, share=3)
     examples = task.examples(rows)
     batch = task.batch(examples, np.array([2]), draw=draw)
-    ranks, length = batch.inputs.ranks[0], batch.inputs.tokens.shape[1]
-    own = Inputs(torch.arange(3, 3 + length)[None], ranks=batch.inputs.ranks)  # every token only once
+    ranks, length = batch.inputs.order[0], batch.inputs.tokens.shape[1]
+    own = Inputs(torch.arange(3, 3 + length)[None], order=batch.inputs.order)  # every token only once
     table = model.encoder_embeddings.tokens.weight
-    answers = model.ask(own, batch.positions)[0]
+    answers = model.query_stream(own, batch.positions)[0]
     for place, answer in zip(batch.positions[0].tolist(), answers, strict=True):
         weights = torch.randn_like(answer)
         (gradient,) = torch.autograd.grad((answer * weights).sum(), [table], retain_graph=True)
@@ -110,8 +110,8 @@ def test_the_order_from_left_to_right_is_a_causal_language_models(model):
     """What question i sees are the tokens before i: those that a causal model has read when it is asked for i."""
     tokens, ranks = torch.arange(3, 11)[None], torch.arange(1, 9)[None]
     table = model.encoder_embeddings.tokens.weight
-    answers = model.ask(Inputs(tokens, ranks=ranks), torch.arange(8)[None])[0]
-    contents = model(Inputs(tokens, ranks=ranks))[0]
+    answers = model.query_stream(Inputs(tokens, order=ranks), torch.arange(8)[None])[0]
+    contents = model(Inputs(tokens, order=ranks))[0]
     for place in range(8):
         for states, last in ((answers, place), (contents, place + 1)):
             weights = torch.randn_like(states[place])
@@ -129,7 +129,7 @@ def test_the_loss_is_the_references(tokenizer, rows, model, tmp_path):
     task = task_of(tokenizer, share=3)
     examples = task.examples(rows)
     batch = task.batch(examples, np.arange(len(examples.chunks.sizes)), draw=2)
-    ranks, real = batch.inputs.ranks, batch.inputs.attend
+    ranks, real = batch.inputs.order, batch.inputs.attend
     hidden = torch.where(
         ranks[:, :, None] == 0, ranks[:, None, :] > 0, ranks[:, None, :] >= ranks[:, :, None]
     )

@@ -64,7 +64,7 @@ def test_both_sides_end_with_the_end_token(task, examples):
 def rows_of(batch, side) -> list[list[int]]:
     """The tokens of each row of a packed batch."""
     inputs = getattr(batch, side)
-    (rows, width), places = inputs.packing.shape, inputs.packing.places[: inputs.packing.real]
+    (rows, width), places = inputs.packing.shape, inputs.packing.cell_of_token[: inputs.packing.real]
     taken = [[] for _ in range(rows)]
     for token, place in zip(inputs.tokens[0].tolist(), places.tolist(), strict=False):
         taken[place // width].append(token)

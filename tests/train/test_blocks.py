@@ -54,7 +54,7 @@ def inputs_of(rows: int = 3, width: int = 7) -> Inputs:
 
 def packed_inputs() -> Inputs:
     packing = Packing.of(torch.tensor([7, 5, 6]))
-    return Inputs(torch.randint(3, 29, (1, packing.filled)), packing=packing)
+    return Inputs(torch.randint(3, 29, (1, packing.length)), packing=packing)
 
 
 def learn(model: Transformer, inputs: Inputs, seed: int = 1) -> tuple[Tensor, list[Tensor | None]]:

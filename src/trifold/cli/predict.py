@@ -137,7 +137,7 @@ def run(
     inputs = _paired(inputs, pairs) if pairs else inputs
     # Who types waits for an answer to each line.
     typed = reads_lines and sys.stdin.isatty()
-    portion = 1 if typed else batch_size or (PICTURES if pipeline.config.patches else PORTION)
+    portion = 1 if typed else batch_size or (PICTURES if pipeline.config.n_patches else PORTION)
     with writing(out) as results:
         for one, found in predictions(pipeline, inputs, name, asked, portion, skip_blank=reads_lines):
             _print(one, name, found, json, results)

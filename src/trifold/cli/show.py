@@ -114,7 +114,7 @@ def facts(subject: Subject, tokens: int, length: int, asked: Precision | None) -
     from trifold.look import costs, differences, parameters
 
     config = subject.config
-    if config.patches:  # a picture has as many tokens as it has
+    if config.n_patches:  # a picture has as many tokens as it has
         length = config.max_positions
     flops = costs.forward_flops(config, length, length)
     training, precision, workers = to_train(subject, tokens, length, asked)

@@ -14,13 +14,13 @@ from trifold.fast.packed_attention import packed_attention
 from trifold.fast.single_query import asks_once, attend_once
 from trifold.nn.attention import Attention
 from trifold.nn.cache import LayerCache
-from trifold.nn.hooks import Place
+from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask
-from trifold.nn.offsets import Offsets
 from trifold.nn.ops import attend as plain_attend
 from trifold.nn.ops import share_keys, unshare_keys
-from trifold.nn.rotary import Turns
+from trifold.nn.relative import ScoreBias
+from trifold.nn.rotary import Rotations
 
 Kernel: TypeAlias = Literal["plain", "short", "fused"]
 
@@ -38,7 +38,7 @@ def attend(
     bias: Tensor | None = None,
     soft_cap: float | None = None,
     drop: Dropout | None = None,
-    pattern: Place | None = None,
+    pattern: HookPoint | None = None,
     kernel: Kernel | None = None,
 ) -> Tensor:
     """See `nn.ops.attend`. `kernel` selects one of "plain" (the equation, with weights that can be read and dropped),
@@ -83,8 +83,8 @@ def attention(
     x: Tensor,
     memory: Tensor | None,
     mask: Mask,
-    bias: Offsets | None,
-    rotary: Turns | None,
+    bias: ScoreBias | None,
+    rotary: Rotations | None,
     cache: LayerCache | None,
 ) -> Tensor:
     """See `nn.ops.attention`. Compiled loops attend to packed rows without laying them out on a padded grid."""
@@ -102,7 +102,7 @@ def _loops_fit(layer: Attention, x: Tensor, mask: Mask) -> bool:
     """Whether the loops cover this layer and these packed rows."""
     if mask.packing is None or mask.window is not None or layer.pattern.watched or layer.drop.active:
         return False
-    if layer.groups > 1 or layer.soft_cap is not None or layer.stretch != 1.0:
+    if layer.groups > 1 or layer.soft_cap is not None or layer.query_scale != 1.0:
         return False
     queries, keys = mask.packing.shape[1], (mask.key_packing or mask.packing).shape[1]
     return queries * keys <= LOOPED and compiled(x) is not None

@@ -30,10 +30,10 @@ from trifold.fast.int8 import Int8
 from trifold.fast.thread_pool import KINDS, deal, matrix_fields, work_off
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, LayerCache
-from trifold.nn.hooks import Place
+from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import FeedForward, Linear, Residual, RMSNorm
 from trifold.nn.masks import Mask
-from trifold.nn.rotary import Turns
+from trifold.nn.rotary import Rotations
 
 Aside: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """A product between two lines: bytes (R, K), weights (K, N), and where the sums go (R, N)."""
@@ -53,7 +53,7 @@ class Program:
 
     def __init__(self, stack: Any, like: Tensor, most: int, *, whole: bool) -> None:
         self.most, self.whole = most, whole
-        self.places = [module for module in stack.modules() if isinstance(module, Place)]
+        self.hook_points = [module for module in stack.modules() if isinstance(module, HookPoint)]
         self.kept: list[Tensor] = []
         self.rooms: dict[tuple[object, ...], Tensor] = {}
         self.asides: list[tuple[int, list[Aside]]] = []
@@ -197,9 +197,9 @@ class Program:
     def _feed_forward(self, layer: FeedForward, x: Tensor, out: Tensor, mode: str) -> None:
         inner = self._room("inner", layer.in_proj.weight.shape[0])
         if layer.gate_proj is None:
-            self._product(layer.in_proj, x, inner, activation=layer.named)
+            self._product(layer.in_proj, x, inner, activation=layer.activation_name)
         else:
-            self._product(layer.gate_proj, x, inner, activation=layer.named)
+            self._product(layer.gate_proj, x, inner, activation=layer.activation_name)
             self._product(layer.in_proj, x, inner, "TIMES")
         self._product(layer.out_proj, inner, out, mode)
 
@@ -210,7 +210,7 @@ class Program:
         self._product(layer.q_proj, x, q)
         fields: dict[str, float] = {"x": q.data_ptr(), "out": seen.data_ptr(), "width": layer.head_width}
         fields |= {"heads": width // layer.head_width, "kv_heads": kv_width // layer.head_width}
-        fields |= {"scale": layer.stretch / math.sqrt(layer.head_width), "cap": layer.soft_cap or 0.0}
+        fields |= {"scale": layer.query_scale / math.sqrt(layer.head_width), "cap": layer.soft_cap or 0.0}
         if not crosses:
             projections = {"k": layer.k_proj, "v": layer.v_proj}
             new = [self._product(y, x, self._room(n, kv_width), waits=0) for n, y in projections.items()]
@@ -228,7 +228,7 @@ class Program:
         memory_mask: Mask | None,
         cache: Cache,
         bias: Tensor | None,
-        rotary: Turns | None,
+        rotary: Rotations | None,
     ) -> Tensor:
         """See `step`."""
         rows = x.shape[0]
@@ -237,7 +237,7 @@ class Program:
             self.lines["units"] = self.units_of_a_row * rows
             deal(self.lines)
         self.x[:rows] = x[:, 0]
-        lineage = cache.followed()
+        lineage = cache.current_beam_index()
         self.lines["lineage"][self.at_own] = 0 if lineage is None else lineage.data_ptr()
         self.lines["lineage_stride"][self.at_own] = 0 if lineage is None else lineage.shape[1]
         alive = [self._offsets(bias, rows), self._angles(rotary), self._marks(mask.keys, self.at_own)]
@@ -255,21 +255,21 @@ class Program:
             start = stop
         work_off(self.lines[start:])
         for layer in cache.layers:
-            layer.own.wrote()
+            layer.own.advance()
         del alive  # what the lines read by its address
         return self.x[:rows, None].to(x.dtype, copy=True)
 
     def _own_keys(self, line: int, layer: LayerCache, window: int | None, bias: Tensor | None) -> None:
         own = layer.own
-        slot = own.place()
-        assert own.held is not None
-        self._keys(line, own.held)
+        slot = own.next_slot()
+        assert own.buffers is not None
+        self._keys(line, own.buffers)
         fields = self.lines[line]
         fields["slot"], fields["length"] = slot, slot + 1
         if window is not None:
             fields["first"] = max(0, slot + 1 - window)
-        if bias is not None and own.gone:
-            fields["offsets"] += 4 * own.gone  # of the keys that are still there
+        if bias is not None and own.evicted:
+            fields["offsets"] += 4 * own.evicted  # of the keys that are still there
 
     def _memory_keys(self, line: int, layer: LayerCache, rows: int) -> None:
         keys, values = layer.memory.read()
@@ -298,7 +298,7 @@ class Program:
         self.lines["offsets_row"][self.at_own] = wide.stride(0) if wide.shape[0] == rows > 1 else 0
         return wide
 
-    def _angles(self, rotary: Turns | None) -> list[Tensor]:
+    def _angles(self, rotary: Rotations | None) -> list[Tensor]:
         """cos and sin (B or 1, 1, 1, R/2) of the new tokens."""
         if rotary is None:
             return []

@@ -21,15 +21,25 @@ from trifold.fast.int8_training import Int8TrainedLinear
 from trifold.fast.thread_pool import FEW, KINDS, step_loops, suits
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, SlidingKeys
-from trifold.nn.hooks import Place
+from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, FeedForward, LayerNorm, Linear, RMSNorm
 from trifold.nn.masks import Mask
-from trifold.nn.offsets import Offsets
 from trifold.nn.ops import decoding_step as plain_decoding_step
-from trifold.nn.rotary import Turns
+from trifold.nn.relative import ScoreBias
+from trifold.nn.rotary import Rotations
 
 LEAST = 4 * 10**6  # weights of a stack
-KNOWN = (Attention, FeedForward, Linear, Int8TrainedLinear, LayerNorm, RMSNorm, nn.Identity, Dropout, Place)
+KNOWN = (
+    Attention,
+    FeedForward,
+    Linear,
+    Int8TrainedLinear,
+    LayerNorm,
+    RMSNorm,
+    nn.Identity,
+    Dropout,
+    HookPoint,
+)
 
 
 def decoding_step(
@@ -39,8 +49,8 @@ def decoding_step(
     memory: Tensor | None,
     memory_mask: Mask | None,
     cache: Cache,
-    bias: Offsets | None,
-    rotary: Turns | None,
+    bias: ScoreBias | None,
+    rotary: Rotations | None,
 ) -> Tensor:
     """The compiled step where it covers the case, else the plain one."""
     out = step(stack, x, mask, memory_mask, cache, bias, rotary)
@@ -56,14 +66,14 @@ def step(
     memory_mask: Mask | None,
     cache: Cache,
     bias: Any,
-    rotary: Turns | None,
+    rotary: Rotations | None,
 ) -> Tensor | None:
     """x (R, 1, E) -> (R, 1, E) as the stack would have it, the cache one token longer; None where it is not covered."""
     if x.shape[1] != 1 or torch.is_grad_enabled() or stack.training or cache.length == 0:
         return None
     if x.device.type != "cpu" or x.dtype not in KINDS or not x.numel():
         return None
-    if mask.packing is not None or (rotary is not None and rotary.late):
+    if mask.packing is not None or (rotary is not None and rotary.after_cache):
         return None
     if mask.keys is not None and any(window is not None for window in stack.windows):
         return None
@@ -71,10 +81,10 @@ def step(
     if known is None or not known[0] <= rows <= known[1]:
         _programs[cache] = known = _written(stack, cache, x)
     program = known[2]
-    if program is None or any(place.watched for place in program.places):
+    if program is None or any(point.watched for point in program.hook_points):
         return None
     out = program.run(x, mask, memory_mask, cache, bias, rotary)
-    cache.follows = not any(isinstance(layer.own, SlidingKeys) for layer in cache.layers)
+    cache.uses_beam_index = not any(isinstance(layer.own, SlidingKeys) for layer in cache.layers)
     return out
 
 
@@ -104,6 +114,8 @@ def covered(stack: Any, cache: Cache, x: Tensor) -> bool:
         type(inner) in KNOWN for part in inside for inner in (*part.children(), *part.sublayer.children())
     )
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in stack.modules())
-    kept = all(layer.own.held is not None and layer.own.held[0].dtype in KINDS for layer in cache.layers)
+    kept = all(
+        layer.own.buffers is not None and layer.own.buffers[0].dtype in KINDS for layer in cache.layers
+    )
     fits = known and kept and not hooked and all(suits(weight) for weight in matrices)
     return fits and step_loops() is not None

@@ -49,8 +49,10 @@ class Model(Protocol):
     def decode(self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None) -> Tensor:
         """The next tokens (R, T) -> hidden states (R, T, E); advances the cache."""
 
-    def new_cache(self, kind: CacheKind = "growing", *, room: int | None = None, rollback: int = 0) -> Cache:
-        """An empty cache for at most `room` tokens, of which the last `rollback` can be removed."""
+    def new_cache(
+        self, kind: CacheKind = "growing", *, capacity: int | None = None, rollback: int = 0
+    ) -> Cache:
+        """An empty cache for at most `capacity` tokens, of which the last `rollback` can be removed."""
 
 
 class SearchSetup(NamedTuple):
@@ -104,7 +106,7 @@ class DecodingState:
         room = width + int(self.limits.max())
         kind = config.cache or _choose_cache(model_config, width, room)
         rollback = max(config.num_assistant_tokens, config.prompt_lookup_num_tokens or 0)
-        self.cache = model.new_cache(kind, room=room, rollback=rollback)
+        self.cache = model.new_cache(kind, capacity=room, rollback=rollback)
 
         # Padding remains between a short prompt and its output; its keys are masked.
         self.attend = prompt.attend

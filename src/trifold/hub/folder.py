@@ -117,7 +117,7 @@ def load_model(
     tensors = rules.load(family.rules(config), weights, held, str(folder))
     generation = generation_of(folder, config, values)
     if heads is None:
-        model = filled(Transformer(config, initialise=False), tensors, dtype, device, stored=stored)
+        model = filled(Transformer(config, initialize=False), tensors, dtype, device, stored=stored)
     else:
         other = _with_heads(family, config, values, tuple(heads), n_labels, folder / CONFIG)
         model = filled(Transformer(other), tensors, dtype, device, new=("heads.", "lm_head."), stored=stored)

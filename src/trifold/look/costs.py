@@ -86,8 +86,8 @@ def _embedding_elements(config: ModelConfig) -> int:
     if config.patch_size is not None:
         tall, wide = config.patch_size
         pixels = config.n_channels * tall * wide
-        return pixels * config.d_model * config.patches // (config.patches + 1)
-    return config.embedding_width * config.d_model if config.factorised else 0
+        return pixels * config.d_model * config.n_patches // (config.n_patches + 1)
+    return config.embedding_width * config.d_model if config.has_embedding_projection else 0
 
 
 def _head_elements(config: ModelConfig) -> int:

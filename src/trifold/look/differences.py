@@ -61,7 +61,7 @@ def _stretched(config: ModelConfig) -> str | None:
 
 
 def _pictures(config: ModelConfig) -> str | None:
-    return f"{config.patches} patches of a picture behind a class token" if config.patch_size else None
+    return f"{config.n_patches} patches of a picture behind a class token" if config.patch_size else None
 
 
 def _segments(config: ModelConfig) -> str | None:
@@ -77,7 +77,9 @@ def _asks(config: ModelConfig) -> str | None:
 
 
 def _narrow(config: ModelConfig) -> str | None:
-    return f"embeddings of width {config.d_embedding}, and a matrix" if config.factorised else None
+    return (
+        f"embeddings of width {config.d_embedding}, and a matrix" if config.has_embedding_projection else None
+    )
 
 
 def _shared_blocks(config: ModelConfig) -> str | None:

@@ -81,11 +81,11 @@ def _column(config: ModelConfig, side: str) -> Column:
     shared = ", shared" if decodes and translates and config.target_vocab_size is None else ""
     return [
         *_tops(config, side),
-        *([(_NORMS[config.norm],)] if config.closes("decoder" if decodes else "encoder") else []),
+        *([(_NORMS[config.norm],)] if config.has_final_norm("decoder" if decodes else "encoder") else []),
         Group(f"{side} × {_layers(config, side)}", tuple(parts)),
         _bottom(config, f"{vocabulary:,} × {config.embedding_width:,}{shared}", scale),
         "pixels"
-        if config.patches
+        if config.n_patches
         else "tokens"
         if not translates
         else "target tokens, shifted by one"
@@ -97,10 +97,10 @@ def _column(config: ModelConfig, side: str) -> Column:
 def _bottom(config: ModelConfig, table: str, scale: str) -> Box:
     if config.patch_size is not None:
         tall, wide = config.patch_size
-        return (f"{config.patches:,} patches of {tall} × {wide}, class token", _POSITIONS[config.positions])
+        return (f"{config.n_patches:,} patches of {tall} × {wide}, class token", _POSITIONS[config.positions])
     types = "+ segments " if config.n_token_types else ""
     norm = ", norm" if config.embedding_norm else ""
-    wider = f", → {config.d_model:,}" if config.factorised else ""
+    wider = f", → {config.d_model:,}" if config.has_embedding_projection else ""
     return (f"embeddings {table}", f"{scale}{types}{_POSITIONS[config.positions]}{norm}{wider}")
 
 

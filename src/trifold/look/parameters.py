@@ -58,7 +58,7 @@ def _parts(config: ModelConfig) -> Iterator[Part]:
 
 
 def _closes(config: ModelConfig, side: str) -> bool:
-    return config.closes("encoder" if side == "encoder" else "decoder")
+    return config.has_final_norm("encoder" if side == "encoder" else "decoder")
 
 
 def _norm(config: ModelConfig) -> int:
@@ -71,7 +71,7 @@ def _times(vectors: int, letter: str) -> str:
 
 
 def _embeddings(config: ModelConfig) -> Iterator[Part]:
-    width, letter = config.embedding_width, "W" if config.factorised else "E"
+    width, letter = config.embedding_width, "W" if config.has_embedding_projection else "E"
     if config.patch_size is not None:
         pixels = config.n_channels * config.patch_size[0] * config.patch_size[1]
         yield Part("patches", "pixels·E + E", (pixels + 1) * config.d_model)
@@ -92,7 +92,7 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
             yield Part(f"{side} query stream", "E", config.d_model)
         if config.embedding_norm:
             yield Part(f"{side} embedding norm", _times(_norm(config), letter), _norm(config) * width)
-        if config.factorised:
+        if config.has_embedding_projection:
             yield Part(f"{side} embedding projection", "W·E + E", (width + 1) * config.d_model)
 
 

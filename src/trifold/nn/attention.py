@@ -1,7 +1,7 @@
 """Attention(Q, K, V) = softmax(Q Kᵀ / √d_k + mask) V                      (Vaswani et al. 2017, equation 1)
 MultiHead: head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V), concatenated, times W^O          (section 3.2.2)
 
-Shapes: B batch, T queries, S keys, H heads, D head size, E model width. `ops.attend` is equation 1.
+Equation 1 is `ops.attend`. Shapes: B batch, T queries, S keys, H heads, D head size, E model width.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from trifold.nn import ops
 from trifold.nn.cache import LayerCache
 from trifold.nn.config import ModelConfig
-from trifold.nn.hooks import Place
+from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear
 from trifold.nn.masks import Mask
-from trifold.nn.offsets import Offsets
 from trifold.nn.packing import Packing
-from trifold.nn.relative import Relations, RelativeScores
-from trifold.nn.rotary import Turns
+from trifold.nn.relative import Relations, RelativeScores, ScoreBias
+from trifold.nn.rotary import Rotations
 
 
 def split_heads(x: Tensor, width: int) -> Tensor:
@@ -33,7 +32,7 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, or cross-attention where `memory` is given. It is stateless: a cache is an argument.
+    """Multi-head self-attention, or cross-attention if `memory` is given. It is stateless: a cache is an argument.
 
     `crosses`: the keys belong to another text, so queries have no distance to them.
     """
@@ -47,14 +46,14 @@ class Attention(nn.Module):
         self.k_proj = Linear(config.d_model, config.kv_heads * width, bias=bias)
         self.v_proj = Linear(config.d_model, config.kv_heads * width, bias=bias)
         self.o_proj = Linear(config.n_heads * width, config.d_model, bias=config.out_bias)
-        related = config.positions == "relative-sinusoidal" and not crosses
-        self.relative = RelativeScores(config) if related else None
+        has_relations = config.positions == "relative-sinusoidal" and not crosses
+        self.relative = RelativeScores(config) if has_relations else None
         self.drop = Dropout(config.attention_dropout)
-        self.pattern = Place()
+        self.pattern = HookPoint()
         self.soft_cap = config.score_soft_cap
-        # `ops.attend` scales by 1/√D; any other scale multiplies the queries.
+        # `ops.attend` scales scores by 1/√D. Any other scale is reached by scaling the queries.
         scale = 1.0 if config.attention_scale is None else config.attention_scale * math.sqrt(width)
-        self.stretch = scale / (layer + 1) if config.attention_scale_by_layer else scale
+        self.query_scale = scale / (layer + 1) if config.attention_scale_by_layer else scale
 
     def forward(
         self,
@@ -62,11 +61,11 @@ class Attention(nn.Module):
         memory: Tensor | None = None,
         *,
         mask: Mask,
-        bias: Offsets | None = None,
-        rotary: Turns | None = None,
+        bias: ScoreBias | None = None,
+        rotary: Rotations | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """x (B, T, E) -> (B, T, E), or packed (1, N, E) -> (1, N, E) where the mask has a packing.
+        """x (B, T, E) -> (B, T, E), or packed (1, N, E) -> (1, N, E) if the mask has a packing.
 
         `memory` is not read if the cache already holds its keys and values.
         """
@@ -77,11 +76,11 @@ class Attention(nn.Module):
         x: Tensor,
         memory: Tensor | None,
         mask: Mask,
-        bias: Offsets | None,
-        rotary: Turns | None,
+        bias: ScoreBias | None,
+        rotary: Rotations | None,
         cache: LayerCache | None,
     ) -> Tensor:
-        """Project, rotate, cache, attend: x (B, T, E) -> the heads, concatenated (B, T, H·D)."""
+        """Project, rotate, cache, attend: x (B, T, E) -> all heads, concatenated (B, T, H·D)."""
         if memory is not None:
             q = self._heads(self.q_proj(x), mask.packing)
             k, v = self._memory_keys(memory, mask.key_packing, cache)
@@ -89,12 +88,12 @@ class Attention(nn.Module):
             q, k, v = self._projections(x, mask.packing)
             if rotary is not None:
                 q = rotary.queries(q)
-                k = k if rotary.late else rotary.keys(k)
+                k = k if rotary.after_cache else rotary.keys(k)
             if cache is not None:
                 k, v = cache.own.update(k, v)
-            if rotary is not None and rotary.late:
+            if rotary is not None and rotary.after_cache:
                 k = rotary.keys(k)
-        q, bias = self.placed(q, bias)
+        q, bias = self.queries_and_bias(q, bias)
         heads = ops.attend(
             q, k, v, mask, bias=bias, soft_cap=self.soft_cap, drop=self.drop, pattern=self.pattern
         )
@@ -102,16 +101,16 @@ class Attention(nn.Module):
         return merged if mask.packing is None else mask.packing.flat(merged)
 
     def project(self, x: Tensor, packing: Packing | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, T, E), or packed (1, N, E), -> queries, keys and values (B, H, T, D), shared ones for every head."""
+        """x (B, T, E), or packed (1, N, E), -> queries, keys and values (B, H, T, D), with shared heads repeated."""
         return ops.share_keys(*self._projections(x, packing))
 
-    def placed(self, q: Tensor, bias: Offsets | None) -> tuple[Tensor, Tensor | None]:
-        """Queries as they are multiplied with keys, on the config's scale, and the offsets of those scores."""
+    def queries_and_bias(self, q: Tensor, bias: ScoreBias | None) -> tuple[Tensor, Tensor | None]:
+        """The scaled queries (B, H, T, D), and the bias of their scores as a tensor."""
         if isinstance(bias, Relations):
             assert self.relative is not None, "relations are for relative-sinusoidal positions"
-            bias = self.relative.scores(q, bias) * self.stretch
+            bias = self.relative.scores(q, bias) * self.query_scale
             q = self.relative.content_query(q)
-        return q if self.stretch == 1.0 else q * self.stretch, bias
+        return q if self.query_scale == 1.0 else q * self.query_scale, bias
 
     def _projections(self, x: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, D), keys and values (B, H', T, D)."""
@@ -121,6 +120,7 @@ class Attention(nn.Module):
     def _memory_keys(
         self, memory: Tensor, packing: Packing | None, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H', S, D) of the memory, from the cache if it has them."""
         if cache is not None and cache.memory.filled:
             return cache.memory.read()
         k, v = (self._heads(y, packing) for y in ops.linears(memory, (self.k_proj, self.v_proj)))

@@ -1,11 +1,11 @@
-"""Keys and values of the tokens already read, so that a decoding step computes one new row.
+"""Key/value caches: with them a decoding step computes only the new row.
 
-A cache is an argument owned by the caller. Self-attention's part grows by one token a step; cross-attention's is
-filled once from the encoder and then only read, and it keeps one row a sentence however many beams share it.
+A cache is an argument owned by the caller. The keys of self-attention grow by one token per step. Those of
+cross-attention are computed once from the encoder's output; they have one row per source, shared by all its beams.
 
-    growing   takes new room as it needs it
-    static    has all its room from the beginning, and no more
-    sliding   lets go what no window reaches any more, but for some tokens that may be taken back
+    growing   allocates as it needs
+    static    allocates everything at the start, and no more
+    sliding   evicts what no window reaches, except for some tokens that `truncate` may need
 """
 
 from __future__ import annotations
@@ -17,113 +17,123 @@ from torch import Tensor
 
 
 class GrowingKeys:
-    """Keys and values of one self-attention; `update` appends in place, doubling its room.
+    """Keys and values of one self-attention. `update` appends in place; the buffers grow by doubling.
 
-    held: keys and values (B, H, room, D), of which the first `length - gone` tokens are written; None before the first.
-    length: tokens read. gone: how many of the first of them were let go.
+    buffers: keys and values (B, H, capacity, D), of which the first `length - evicted` tokens are filled.
+    length: tokens read. evicted: how many of the first of them are no longer held.
     """
 
     def __init__(self) -> None:
-        self.length = self.gone = 0
-        self.held: tuple[Tensor, Tensor] | None = None
+        self.length = self.evicted = 0
+        self.buffers: tuple[Tensor, Tensor] | None = None
         self._spare: tuple[Tensor, Tensor] | None = None
 
-    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append (B, H, T, D) twice; gives all keys and values so far, as views."""
-        start = self.length - self.gone
-        end = start + keys.shape[2]
-        if self.held is None or self.held[0].shape[2] < end:
-            self.held = self._larger((keys, values), keys.shape[0], self._room(end))
-        for held, new in zip(self.held, (keys, values), strict=True):
-            held[:, :, start:end] = new
-        self.length += keys.shape[2]
-        return self.held[0][:, :, :end], self.held[1][:, :, :end]
+    @property
+    def _filled(self) -> int:
+        return self.length - self.evicted
 
-    def place(self) -> int:
-        """Where in `held`, which is there, the next token goes; for who writes it himself and then says `wrote`."""
-        assert self.held is not None, "the first tokens come by update"
-        start = self.length - self.gone
-        if self.held[0].shape[2] <= start:
-            self.held = self._larger(self.held, self.held[0].shape[0], self._room(start + 1))
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append keys and values (B, H, T, D); return views of all that are held."""
+        start = self._filled
+        end = start + keys.shape[2]
+        if self.buffers is None or self.buffers[0].shape[2] < end:
+            self.buffers = self._enlarge((keys, values), keys.shape[0], self._capacity(end))
+        for buffer, new in zip(self.buffers, (keys, values), strict=True):
+            buffer[:, :, start:end] = new
+        self.length += keys.shape[2]
+        return self.buffers[0][:, :, :end], self.buffers[1][:, :, :end]
+
+    def next_slot(self) -> int:
+        """Where in the buffers the next token belongs, for a caller that writes it there and then calls `advance`."""
+        assert self.buffers is not None, "the first tokens are appended by update"
+        start = self._filled
+        if self.buffers[0].shape[2] <= start:
+            self.buffers = self._enlarge(self.buffers, self.buffers[0].shape[0], self._capacity(start + 1))
         return start
 
-    def wrote(self) -> None:
-        """One more token stands in its place."""
+    def advance(self) -> None:
+        """Count the token that was written into `next_slot`."""
         self.length += 1
 
-    def _room(self, end: int) -> int:
-        """How many tokens to make room for when there are to be `end`."""
+    def _capacity(self, end: int) -> int:
+        """The number of tokens to allocate when `end` are needed."""
         return max(16, 2 * end)
 
-    def _larger(self, like: tuple[Tensor, Tensor], rows: int, room: int) -> tuple[Tensor, Tensor]:
-        """New room, with what is held at its beginning where the rows are the same."""
+    def _enlarge(self, like: tuple[Tensor, Tensor], rows: int, capacity: int) -> tuple[Tensor, Tensor]:
+        """New buffers, which start with what is held if the number of rows is the same."""
         heads, width = like[0].shape[1], like[0].shape[3]
-        keys, values = (y.new_zeros(rows, heads, room, width) for y in like)
-        if self.held is not None and self.held[0].shape[0] == rows:
-            filled = self.length - self.gone
-            keys[:, :, :filled], values[:, :, :filled] = (y[:, :, :filled] for y in self.held)
+        keys, values = (y.new_zeros(rows, heads, capacity, width) for y in like)
+        if self.buffers is not None and self.buffers[0].shape[0] == rows:
+            filled = self._filled
+            keys[:, :, :filled], values[:, :, :filled] = (y[:, :, :filled] for y in self.buffers)
         return keys, values
 
     def select(self, rows: Tensor) -> None:
-        """Keep or repeat rows of the batch; where they become fewer, in the room that there is."""
-        if self.held is None:
+        """Keep or repeat rows of the batch; in place if they become fewer."""
+        if self.buffers is None:
             return
-        filled, count, target = self.length - self.gone, len(rows), self.held
-        if count > self.held[0].shape[0]:
-            target = self._larger(self.held, count, self.held[0].shape[2])
-        for held, there in zip(self.held, target, strict=True):
-            there[:count, :, :filled] = held[:, :, :filled].index_select(0, rows)
-        self.held, self._spare = (target[0][:count], target[1][:count]), None
+        filled, count, target = self._filled, len(rows), self.buffers
+        if count > self.buffers[0].shape[0]:
+            target = self._enlarge(self.buffers, count, self.buffers[0].shape[2])
+        for source, out in zip(self.buffers, target, strict=True):
+            out[:count, :, :filled] = source[:, :, :filled].index_select(0, rows)
+        self.buffers, self._spare = (target[0][:count], target[1][:count]), None
 
     def reorder(self, rows: Tensor) -> None:
-        """Row i goes on from row rows[i], as many as there are. Two rooms take turns: beams do this at every step."""
-        if self.held is None:
+        """Row i continues row rows[i]; the number of rows stays. Two sets of buffers alternate, because beam search
+        reorders in every step.
+        """
+        if self.buffers is None:
             return
-        if self._spare is None or self._spare[0].shape != self.held[0].shape:
-            self._spare = torch.zeros_like(self.held[0]), torch.zeros_like(self.held[1])
-        filled = self.length - self.gone
-        for held, there in zip(self.held, self._spare, strict=True):
-            torch.index_select(held[:, :, :filled], 0, rows, out=there[:, :, :filled])
-        self.held, self._spare = self._spare, self.held
+        if self._spare is None or self._spare[0].shape != self.buffers[0].shape:
+            self._spare = torch.zeros_like(self.buffers[0]), torch.zeros_like(self.buffers[1])
+        for source, out in zip(self.buffers, self._spare, strict=True):
+            torch.index_select(source[:, :, : self._filled], 0, rows, out=out[:, :, : self._filled])
+        self.buffers, self._spare = self._spare, self.buffers
 
-    def gather(self, lineage: Tensor) -> None:
-        """Key s of row r comes from row lineage[r, s]."""
-        if self.held is None:
+    def gather(self, beam_index: Tensor) -> None:
+        """Key s of row r becomes that of row beam_index[r, s]."""
+        if self.buffers is None:
             return
-        filled, heads = self.length - self.gone, torch.arange(self.held[0].shape[1], device=lineage.device)
-        rows, tokens = lineage[:, None, :filled], torch.arange(filled, device=lineage.device)
-        for held in self.held:
-            held[:, :, :filled] = held[rows, heads[:, None], tokens]
+        filled, device = self._filled, beam_index.device
+        heads, tokens = (
+            torch.arange(self.buffers[0].shape[1], device=device),
+            torch.arange(filled, device=device),
+        )
+        for buffer in self.buffers:
+            buffer[:, :, :filled] = buffer[beam_index[:, None, :filled], heads[:, None], tokens]
 
     def expand(self, times: int) -> None:
-        """Every row becomes `times` rows, one after the other."""
-        if self.held is not None:
-            rows = torch.arange(self.held[0].shape[0], device=self.held[0].device)
+        """Repeat every row `times` times, one after the other."""
+        if self.buffers is not None:
+            rows = torch.arange(self.buffers[0].shape[0], device=self.buffers[0].device)
             self.select(rows.repeat_interleave(times))
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Remove all but the first `length` tokens."""
         self.length = min(self.length, length)
 
 
 class StaticKeys(GrowingKeys):
-    """The same in room for `room` tokens, taken once: what is read lies where it lay, and its shapes are known."""
+    """Buffers for `capacity` tokens, allocated once, so that addresses and shapes stay the same."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, capacity: int) -> None:
         super().__init__()
-        self.room = room
+        self.capacity = capacity
 
-    def _room(self, end: int) -> int:
-        """Raises ValueError where the room is too small."""
-        if end > self.room:
-            raise ValueError(f"{end} tokens do not fit a static cache of {self.room}: make it larger")
-        return self.room
+    def _capacity(self, end: int) -> int:
+        """Raises ValueError if the capacity is too small."""
+        if end > self.capacity:
+            raise ValueError(
+                f"{end} tokens exceed the capacity of a static cache ({self.capacity}); enlarge it"
+            )
+        return self.capacity
 
 
 class SlidingKeys(GrowingKeys):
-    """Keys and values that a window can still reach, after `rollback` tokens were taken back, and an eighth more.
+    """Holds the keys that a window can reach after `rollback` tokens were removed, and up to an eighth more.
 
-    reach: how many of the tokens before it a new one may look at, those among them counted that are padding.
+    reach: how many of the tokens before it a new one may attend to, padding among them included.
     """
 
     def __init__(self, window: int, rollback: int = 0) -> None:
@@ -131,47 +141,47 @@ class SlidingKeys(GrowingKeys):
         self.window, self.rollback, self.reach = window, rollback, window - 1
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append (B, H, T, D) twice; gives those still held and the new ones, as views."""
-        seen = super().update(keys, values)
-        self._let_go()
-        return seen
+        """Append keys and values (B, H, T, D); return views of those held before and the new ones."""
+        held = super().update(keys, values)
+        self._evict()
+        return held
 
-    def wrote(self) -> None:
-        """One more token stands in its place, and the farthest one may go."""
-        super().wrote()
-        self._let_go()
+    def advance(self) -> None:
+        super().advance()
+        self._evict()
 
     @property
     def _most(self) -> int:
-        """So many tokens may be held: with some to spare, a step seldom has to move all of them."""
+        """The number of tokens that may be held; the spare eighth makes moving them rare."""
         kept = self.reach + self.rollback
         return kept + kept // 8
 
-    def _room(self, end: int) -> int:
+    def _capacity(self, end: int) -> int:
         return max(end, self._most + 1)
 
-    def _let_go(self) -> None:
-        """Into new room, so that what is let go is free at once."""
-        filled, kept = self.length - self.gone, self.reach + self.rollback
-        if self.held is None or filled <= self._most:
+    def _evict(self) -> None:
+        """Copy what is kept into new buffers, so that the memory of the rest is free at once."""
+        filled, kept = self._filled, self.reach + self.rollback
+        if self.buffers is None or filled <= self._most:
             return
-        tails = self.held[0][:, :, filled - kept : filled], self.held[1][:, :, filled - kept : filled]
-        self.held, self.gone = None, self.length - kept
-        self.held = self._larger(tails, tails[0].shape[0], self._most + 1)
-        for held, tail in zip(self.held, tails, strict=True):
-            held[:, :, :kept] = tail
+        tails = self.buffers[0][:, :, filled - kept : filled], self.buffers[1][:, :, filled - kept : filled]
+        self.buffers, self.evicted = None, self.length - kept
+        self.buffers = self._enlarge(tails, tails[0].shape[0], self._most + 1)
+        for buffer, tail in zip(self.buffers, tails, strict=True):
+            buffer[:, :, :kept] = tail
 
     def truncate(self, length: int) -> None:
-        """Forget the tokens after the first `length`. Raises ValueError where those before them are gone already."""
-        if length - self.gone < min(length, self.reach):
+        """Remove all but the first `length` tokens. Raises ValueError if tokens before them are evicted already."""
+        if length - self.evicted < min(length, self.reach):
             raise ValueError(
-                f"{self.length - length} tokens cannot be taken back: this cache was made for {self.rollback}"
+                f"cannot remove {self.length - length} tokens from a sliding cache that was created with "
+                f"rollback={self.rollback}; raise rollback"
             )
         super().truncate(length)
 
 
-class FixedKeys:
-    """Keys and values of the encoder's output: projected once, never longer."""
+class MemoryKeys:
+    """Keys and values of the encoder's output, computed once."""
 
     def __init__(self) -> None:
         self._held: tuple[Tensor, Tensor] | None = None
@@ -181,7 +191,7 @@ class FixedKeys:
         return self._held is not None
 
     def read(self) -> tuple[Tensor, Tensor]:
-        assert self._held is not None, "cross-attention keys are read before they were filled"
+        assert self._held is not None, "the keys of cross-attention are read before they are filled"
         return self._held
 
     def fill(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,99 +204,99 @@ class FixedKeys:
 
 
 class LayerCache:
-    """What one decoder layer keeps."""
+    """The keys and values of one decoder layer: its own, and those of the memory."""
 
     def __init__(self, own: GrowingKeys | None = None) -> None:
         self.own = own or GrowingKeys()
-        self.memory = FixedKeys()
+        self.memory = MemoryKeys()
 
 
 class Cache:
-    """What a whole decoder keeps. Its rows are beams; `sentences` rows of memory are shared by the beams of each.
+    """The cache of a whole decoder. Its rows are beams; consecutive rows share a row of the memory.
 
-    Rows of one sentence stand together: row r belongs to sentence r // (rows / sentences).
-
-    lineage: (R, room) in which row key s of each row stands, so that beams need not move what they have read at every
-    step; None where each has its own. Only who says `follows` reads by it; for everybody else keys are moved.
+    beam_index: (R, capacity) which row holds key s of each row, so that beams need not move keys in every step; None if
+        each row holds its own. Only a reader that sets `uses_beam_index` supports it; for all others keys are moved.
     """
 
     def __init__(self, layers: int | Iterable[GrowingKeys]) -> None:
-        """So many growing ones, or those given, one a layer."""
+        """The given keys, one per layer, or a number of growing ones."""
         own = (GrowingKeys() for _ in range(layers)) if isinstance(layers, int) else layers
         self.layers = [LayerCache(keys) for keys in own]
-        self.follows = False  # who reads next follows a lineage
-        self.lineage: Tensor | None = None
+        self.uses_beam_index = False
+        self.beam_index: Tensor | None = None
 
     @property
     def length(self) -> int:
-        """Tokens already read, the same for every row."""
+        """Tokens read, the same for every row."""
         return self.layers[0].own.length
 
-    def mind_padding(self, attend: Tensor | None) -> None:
-        """Told of (B, S) all keys, those to come among them: a window counts the real ones, and padding takes room."""
+    def note_padding(self, attend: Tensor | None) -> None:
+        """attend: (B, S), past and new keys. A window counts real keys only, so padding extends the reach."""
         sliding = [layer.own for layer in self.layers if isinstance(layer.own, SlidingKeys)]
         if not sliding or attend is None:
             return
         count = attend.long().cumsum(1)
-        for window in {own.window for own in sliding}:
-            near = (count > count[:, -1:] - window) & (count > 0)  # the last real ones, and padding between
+        for window in {keys.window for keys in sliding}:
+            near = (count > count[:, -1:] - window) & (
+                count > 0
+            )  # the last real keys, and padding between them
             reach = int(near.sum(1).max())
-            for own in sliding:
-                own.reach = reach if own.window == window else own.reach
+            for keys in sliding:
+                keys.reach = reach if keys.window == window else keys.reach
 
     def reorder(self, parents: Tensor) -> None:
-        """Row i goes on from what was row parents[i]; a parent belongs to the same sentence."""
+        """Row i continues row parents[i], which belongs to the same source."""
         rows = torch.arange(len(parents), device=parents.device)
         if torch.equal(parents, rows):
             return
-        if not self.follows:
+        if not self.uses_beam_index:
             for layer in self.layers:
                 layer.own.reorder(parents)
             return
-        lineage = self.followed()
-        lineage = rows[:, None].repeat(1, self.length + 1) if lineage is None else lineage
-        lineage[:, : self.length] = lineage[parents, : self.length]
-        self.lineage = lineage
+        index = self.current_beam_index()
+        index = rows[:, None].repeat(1, self.length + 1) if index is None else index
+        index[:, : self.length] = index[parents, : self.length]
+        self.beam_index = index
 
-    def followed(self) -> Tensor | None:
-        """The lineage, wide enough for one more key: what is not written yet is going to be each row's own."""
-        if self.lineage is not None and self.lineage.shape[1] <= self.length:
-            rows = torch.arange(len(self.lineage), device=self.lineage.device)
-            self.lineage = torch.cat([self.lineage, rows[:, None].expand(-1, self.length)], 1)
-        return self.lineage
+    def current_beam_index(self) -> Tensor | None:
+        """The beam index with space for one more key; a new key belongs to its own row."""
+        if self.beam_index is not None and self.beam_index.shape[1] <= self.length:
+            rows = torch.arange(len(self.beam_index), device=self.beam_index.device)
+            self.beam_index = torch.cat([self.beam_index, rows[:, None].expand(-1, self.length)], 1)
+        return self.beam_index
 
-    def settle(self) -> None:
-        """Keys move to the rows that they belong to."""
-        if self.lineage is not None:
+    def gather_beams(self) -> None:
+        """Move all keys to the rows they belong to."""
+        if self.beam_index is not None:
             for layer in self.layers:
-                layer.own.gather(self.lineage)
-        self.lineage, self.follows = None, False
+                layer.own.gather(self.beam_index)
+        self.beam_index, self.uses_beam_index = None, False
 
-    def select(self, rows: Tensor, sentences: Tensor) -> None:
-        """Keep these rows and these sentences (finished ones leave the batch)."""
-        self.settle()
+    def select(self, rows: Tensor, sources: Tensor) -> None:
+        """Keep these rows, and these rows of the memory (finished ones leave the batch)."""
+        self.gather_beams()
         for layer in self.layers:
             layer.own.select(rows)
-            layer.memory.select(sentences)
+            layer.memory.select(sources)
 
     def expand(self, beams: int) -> None:
-        """Every row becomes `beams` rows, one after the other; the memory stays one row a sentence."""
-        self.settle()
+        """Repeat every row `beams` times, one after the other; the memory keeps its rows."""
+        self.gather_beams()
         for layer in self.layers:
             layer.own.expand(beams)
 
     def truncate(self, length: int) -> None:
-        """Forget the tokens after the first `length`."""
-        self.settle()
+        """Remove all but the first `length` tokens."""
+        self.gather_beams()
         for layer in self.layers:
             layer.own.truncate(length)
 
 
-# kind -> keys of a layer, from its window (None: it sees all), the room asked for, and the tokens to be taken back
+# kind -> the keys of one layer, from its window (None: unlimited), capacity, and rollback
 KEYS: dict[str, Callable[[int | None, int, int], GrowingKeys]] = {
-    "growing": lambda window, room, rollback: GrowingKeys(),
-    "static": lambda window, room, rollback: StaticKeys(room),
-    "sliding": lambda window, room, rollback: (
+    "growing": lambda window, capacity, rollback: GrowingKeys(),
+    "static": lambda window, capacity, rollback: StaticKeys(capacity),
+    "sliding": lambda window, capacity, rollback: (
         GrowingKeys() if window is None else SlidingKeys(window, rollback)
     ),
 }

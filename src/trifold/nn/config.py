@@ -215,7 +215,7 @@ class ModelConfig(Settings):
         return self.d_embedding or self.d_model
 
     @property
-    def factorised(self) -> bool:
+    def has_embedding_projection(self) -> bool:
         """Whether a matrix stands between the embeddings and the first layer, even of one width with it."""
         return self.d_embedding is not None
 
@@ -255,7 +255,7 @@ class ModelConfig(Settings):
         return self.label_names or tuple(f"LABEL_{number}" for number in range(self.n_labels))
 
     @property
-    def patches(self) -> int:
+    def n_patches(self) -> int:
         """Patches of a picture; 0 for text."""
         if self.image_size is None or self.patch_size is None:
             return 0
@@ -282,7 +282,7 @@ class ModelConfig(Settings):
         }
         return {side: sized for side, (layers, sized) in both.items() if layers}
 
-    def closes(self, side: Literal["encoder", "decoder"]) -> bool:
+    def has_final_norm(self, side: Literal["encoder", "decoder"]) -> bool:
         """Whether that stack ends in a norm: as said, or where its layers leave their sum without one."""
         said = self.encoder_final_norm if side == "encoder" else self.decoder_final_norm
         return self.norm_placement != "post" if said is None else said

@@ -125,10 +125,10 @@ def _pictures(config: ModelConfig) -> Iterator[str]:
         side % part for side, part in zip(config.image_size, config.patch_size, strict=True)
     ):
         yield f"patch_size {config.patch_size} does not divide image_size {config.image_size}"
-    if config.max_positions != config.patches + 1:
+    if config.max_positions != config.n_patches + 1:
         yield (
-            f"max_positions is {config.max_positions}: {config.patches} patches and a class token "
-            f"need {config.patches + 1}"
+            f"max_positions is {config.max_positions}: {config.n_patches} patches and a class token "
+            f"need {config.n_patches + 1}"
         )
     for key in ("n_token_types", "d_embedding"):
         if getattr(config, key):

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.nn.attention import Attention, merge_heads, split_heads
-from trifold.nn.hooks import Entered
+from trifold.nn.hooks import ModuleCall
 from trifold.nn.losses import CHUNK
 from trifold.nn.masks import Mask
 from trifold.nn.transformer import Transformer
@@ -97,7 +97,7 @@ def cosine_loss(states: Tensor, wanted: Tensor) -> Tensor:
 # --- relations -----------------------------------------------------------------------------------------
 
 
-class Looked(NamedTuple):
+class AttentionRelations(NamedTuple):
     """What attention made of its input: for each relation the two (B, H, T, D) that are multiplied, the offsets of its
     own scores, and who sees whom.
     """
@@ -107,25 +107,25 @@ class Looked(NamedTuple):
     mask: Mask
 
 
-def looked(attention: Attention, entered: Entered) -> Looked:
+def attention_relations(attention: Attention, entered: ModuleCall) -> AttentionRelations:
     """Of an attention that was called so."""
-    (x, *_), mask = entered.args, entered.named["mask"]
+    (x, *_), mask = entered.args, entered.kwargs["mask"]
     q, k, v = attention.project(x, mask.packing)
-    turns = entered.named.get("rotary")
+    turns = entered.kwargs.get("rotary")
     turned, found = (q, k) if turns is None else (turns.queries(q), turns.keys(k))
-    asking, offsets = attention.placed(turned, entered.named.get("bias"))
+    asking, offsets = attention.queries_and_bias(turned, entered.kwargs.get("bias"))
     pairs = {"attention": (asking, found), "queries": (q, q), "keys": (k, k), "values": (v, v)}
-    return Looked(pairs, offsets, mask)
+    return AttentionRelations(pairs, offsets, mask)
 
 
 def relation_losses(
-    student: Looked, teacher: Looked, names: Sequence[str], heads: int | None = None
+    student: AttentionRelations, teacher: AttentionRelations, names: Sequence[str], heads: int | None = None
 ) -> dict[str, Tensor]:
     """For each of these relations the divergence of the student from the teacher, a mean over heads, summed over the
     real tokens, float32.
 
     heads: how many the widths are cut into before they are compared; those of the models unless given, which must be
-    as many in both. Offsets by position belong to a model's own heads: cut anew, they are left out.
+    as many in both. ScoreBias by position belong to a model's own heads: cut anew, they are left out.
     """
     values, _ = teacher.pairs["values"]
     rows, _, tokens, _ = values.shape
@@ -141,7 +141,7 @@ def relation_losses(
     return losses
 
 
-def _relation(look: Looked, name: str, heads: int | None, allowed: Tensor | None) -> Tensor:
+def _relation(look: AttentionRelations, name: str, heads: int | None, allowed: Tensor | None) -> Tensor:
     """Its logarithm (B, A, T, T)."""
     x, y = (_cut(part.float(), heads) for part in look.pairs[name])
     scores = x @ y.transpose(-1, -2) / math.sqrt(x.shape[-1])
@@ -167,7 +167,7 @@ def _real(mask: Mask, rows: int, tokens: int, device: torch.device) -> Tensor:
 # --- where a student begins ----------------------------------------------------------------------------
 
 
-def spread(student: int, teacher: int) -> tuple[int, ...]:
+def evenly_spaced(student: int, teacher: int) -> tuple[int, ...]:
     """Which layer of the teacher each of the student's begins as: evenly from its first to its last.
 
     Six of twelve are 0, 2, 4, 7, 9, 11, those of DistilBERT's code.

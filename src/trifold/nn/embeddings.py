@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trifold.nn.config import ModelConfig
-from trifold.nn.hooks import Place
+from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
-from trifold.nn.masks import places
+from trifold.nn.masks import real_positions
 from trifold.nn.packing import Packing
-from trifold.nn.positions import POSITIONS
+from trifold.nn.positions import new_positions
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Inputs:
     positions: (B or 1, T); counted over real tokens from 0 unless given.
     packing: where `tokens` is one row (1, N) that holds many; it then brings mask and positions with it.
     segments: (B, T) which kind of segment a token belongs to, from 0; all to the first unless given.
-    ranks: (B, T) where each token comes in an order of factorisation, whose tokens see those up to themselves; unless
+    order: (B, T) where each token comes in an order of factorisation, whose tokens see those up to themselves; unless
         given each sees what the shape of the model says.
     pixels: (B, colours, height, width), read instead of tokens by a model of patches.
     """
@@ -41,7 +41,7 @@ class Inputs:
     positions: Tensor | None = None
     packing: Packing | None = None
     segments: Tensor | None = None
-    ranks: Tensor | None = None
+    order: Tensor | None = None
     pixels: Tensor | None = None
 
     def places(self, start: int = 0) -> Tensor:
@@ -52,7 +52,7 @@ class Inputs:
             return self.positions
         end = start + self.tokens.shape[1]
         if self.attend is not None:
-            return places(self.attend)[:, start:end]
+            return real_positions(self.attend)[:, start:end]
         return torch.arange(start, end, device=self.tokens.device)[None]
 
     def to(self, device: torch.device) -> Inputs:
@@ -68,7 +68,7 @@ class Inputs:
             positions=moved(self.positions),
             packing=None if self.packing is None else self.packing.to(device),
             segments=moved(self.segments),
-            ranks=moved(self.ranks),
+            order=moved(self.order),
             pixels=moved(self.pixels),
         )
 
@@ -135,13 +135,15 @@ class Embeddings(nn.Module):
     def __init__(self, config: ModelConfig, tokens: TokenEmbedding) -> None:
         super().__init__()
         self.tokens = tokens
-        self.positions = POSITIONS[config.positions](config)
+        self.positions = new_positions(config)
         self.token_types = TokenTypes(config) if config.n_token_types else None
         self.norm = new_norm(config, config.embedding_width) if config.embedding_norm else None
         self.drop = Dropout(_dropout(config))
-        self.projection = Linear(config.embedding_width, config.d_model) if config.factorised else None
+        self.projection = (
+            Linear(config.embedding_width, config.d_model) if config.has_embedding_projection else None
+        )
         self.query = nn.Parameter(torch.empty(1, config.d_model)) if config.query_stream else None
-        self.output = Place("state")
+        self.output = HookPoint("state")
         self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
         self.max_positions = config.max_positions
         self.ends = config.positions not in _ENDLESS
@@ -199,10 +201,10 @@ class PatchEmbeddings(nn.Module):
         self.patch, self.shape = config.patch_size, (config.n_channels, *(config.image_size or ()))
         self.patches = Linear(config.n_channels * self.patch[0] * self.patch[1], config.d_model)
         self.class_token = nn.Parameter(torch.empty(config.d_model))
-        self.positions = POSITIONS[config.positions](config)
+        self.positions = new_positions(config)
         self.norm = new_norm(config) if config.embedding_norm else None
         self.drop = Dropout(_dropout(config))
-        self.output = Place("state")
+        self.output = HookPoint("state")
 
     def forward(self, inputs: Inputs, start: int = 0) -> Tensor:
         """-> (B, 1 + patches, E). Raises ValueError for no pictures, or of another size."""

@@ -1,10 +1,8 @@
-"""Named places in the model that can be read while it runs.
+"""Hook points: named identities through which tensors pass, so that they can be read while the model runs.
 
-Every tensor worth looking at flows through a `Place`, an identity. `capture(model)` records what passes:
-
-    with capture(model) as seen:
-        model(inputs)
-    seen["decoder.blocks.0.cross_attention.sublayer.pattern"]     # (B, H, T, S)
+with capture(model) as captured:
+    model(inputs)
+captured["decoder.blocks.0.cross_attention.sublayer.pattern"]     # (B, H, T, S)
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 
 
-class Place(nn.Module):
-    """An identity with a name. `watched` is True while somebody reads it; fast kernels give way to watched patterns.
+class HookPoint(nn.Module):
+    """An identity with a name. While it is `watched`, fused kernels, which hide weights, are not used.
 
-    kind: "pattern" for attention weights, "state" for what a layer or the embeddings give.
+    kind: "pattern" for attention weights, "state" for outputs of layers and embeddings.
     """
 
     watched = False
@@ -32,51 +30,51 @@ class Place(nn.Module):
         return x
 
 
-class Entered(NamedTuple):
-    """What a part was called with, and what it gave; gradients flow."""
+@contextmanager
+def capture(model: nn.Module, ending: str = "", *, kind: str | None = None) -> Iterator[dict[str, Tensor]]:
+    """Record, detached, what passes through the hook points whose dotted name ends with `ending`, of one kind or all.
+
+    A point that is passed more than once (in a block that several layers share) keeps the last tensor.
+    """
+    captured: dict[str, Tensor] = {}
+    points = {
+        name: point
+        for name, point in model.named_modules()
+        if isinstance(point, HookPoint) and name.endswith(ending) and kind in (None, point.kind)
+    }
+    hooks = [
+        point.register_forward_hook(
+            lambda _module, _args, out, name=name: captured.__setitem__(name, out.detach())
+        )
+        for name, point in points.items()
+    ]
+    for point in points.values():
+        point.watched = True
+    try:
+        yield captured
+    finally:
+        for point in points.values():
+            point.watched = False
+        for hook in hooks:
+            hook.remove()
+
+
+class ModuleCall(NamedTuple):
+    """The arguments and the output of one call of a module, with gradients."""
 
     args: tuple[Any, ...]
-    named: dict[str, Any]
+    kwargs: dict[str, Any]
     out: Any
 
 
 @contextmanager
-def calls(part: nn.Module) -> Iterator[list[Entered]]:
-    """Record every call of a part while it runs. What it goes through must not be shared with another thread."""
-    seen: list[Entered] = []
-    hook = part.register_forward_hook(
-        lambda _module, args, named, out: seen.append(Entered(args, named, out)), with_kwargs=True
+def record_calls(module: nn.Module) -> Iterator[list[ModuleCall]]:
+    """Record every call of a module, which must not be shared with another thread meanwhile."""
+    recorded: list[ModuleCall] = []
+    hook = module.register_forward_hook(
+        lambda _module, args, kwargs, out: recorded.append(ModuleCall(args, kwargs, out)), with_kwargs=True
     )
     try:
-        yield seen
+        yield recorded
     finally:
         hook.remove()
-
-
-@contextmanager
-def capture(model: nn.Module, ending: str = "", *, kind: str | None = None) -> Iterator[dict[str, Tensor]]:
-    """Record, detached, what flows through every place whose dotted name ends with `ending`, of one kind or all.
-
-    Of a place that is passed more than once (a block that several layers share) the last is kept.
-    """
-    seen: dict[str, Tensor] = {}
-    places = {
-        name: place
-        for name, place in model.named_modules()
-        if isinstance(place, Place) and name.endswith(ending) and kind in (None, place.kind)
-    }
-    hooks = [
-        place.register_forward_hook(
-            lambda _module, _args, out, name=name: seen.__setitem__(name, out.detach())
-        )
-        for name, place in places.items()
-    ]
-    for place in places.values():
-        place.watched = True
-    try:
-        yield seen
-    finally:
-        for place in places.values():
-            place.watched = False
-        for hook in hooks:
-            hook.remove()

@@ -1,4 +1,4 @@
-"""The small parts: dropout, norm, feed-forward, and the residual wiring around every sub-layer.
+"""Linear layers, dropout, norms, feed-forward networks, and the residual connection around every sub-layer.
 
 post      LayerNorm(x + Sublayer(x))                 (Vaswani et al. 2017)
 pre       x + Sublayer(LayerNorm(x))                 (GPT-2; a final norm closes the stack)
@@ -49,7 +49,7 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.dropout(x, self.p) if self.active else x
 
-    def added(self, x: Tensor, y: Tensor) -> Tensor:
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + drop(y)."""
         return ops.add_dropout(x, y, self.p) if self.active else x + y
 
@@ -58,7 +58,7 @@ class Dropout(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / sqrt(variance + ε) · weight + bias, over the width (Ba et al. 2016)."""
+    """(x − mean) / √(variance + ε) · weight + bias over the last dimension (Ba et al. 2016)."""
 
     def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + ε) · weight, over the width (Zhang & Sennrich 2019, equation 4)."""
+    """x / √(mean(x²) + ε) · weight over the last dimension (Zhang & Sennrich 2019, equation 4)."""
 
     def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         super().__init__()
@@ -83,19 +83,14 @@ class RMSNorm(nn.Module):
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """x · sigmoid(1.702 x), the cheap approximation (Hendrycks & Gimpel 2016, section 2)."""
+    """x · sigmoid(1.702 x), an approximation of GELU (Hendrycks & Gimpel 2016, section 2)."""
     return x * torch.sigmoid(1.702 * x)
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))) (Hendrycks & Gimpel 2016, section 2)."""
-    return ops.gelu_tanh(x)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu-tanh": gelu_tanh,
+    "gelu-tanh": lambda x: ops.gelu_tanh(x),  # noqa: PLW0108 (the installed version)
     "quick-gelu": quick_gelu,
     "silu": F.silu,
     "tanh": torch.tanh,
@@ -105,12 +100,12 @@ NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm
 
 
 def new_norm(config: ModelConfig, width: int | None = None) -> nn.Module:
-    """A norm of the config's kind, over d_model or another width."""
+    """A norm of the configured kind over `width` elements (default: d_model)."""
     return NORMS[config.norm](config, width)
 
 
 class FeedForward(nn.Module):
-    """activation(x W₁ + b₁) W₂ + b₂, the same for every position (Vaswani et al. 2017, equation 2).
+    """activation(x W₁ + b₁) W₂ + b₂ at every position (Vaswani et al. 2017, equation 2).
 
     Gated: (activation(x W_g + b_g) ∘ (x W₁ + b₁)) W₂ + b₂ (Shazeer 2020, equation 6).
     """
@@ -122,35 +117,35 @@ class FeedForward(nn.Module):
             Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias) if config.gated else None
         )
         self.out_proj = Linear(config.d_ff, config.d_model, bias=config.feed_forward_bias)
-        self.named, self.activation = config.activation, ACTIVATIONS[config.activation]
+        self.activation_name, self.activation = config.activation, ACTIVATIONS[config.activation]
         self.drop = Dropout(config.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
         if self.gate_proj is None:
-            inner: tuple[Tensor, ...] = (self.in_proj(x),)
+            y, gated = self.in_proj(x), None
         else:
-            inner = ops.linears(x, (self.gate_proj, self.in_proj))
+            y, gated = ops.linears(x, (self.gate_proj, self.in_proj))
         if not self.drop.active:
-            return ops.activation_linear(self.out_proj, self.activation, *inner)
-        y = self.activation(inner[0])
-        return self.out_proj(self.drop(y * inner[1] if self.gate_proj is not None else y))
+            return ops.activation_linear(self.out_proj, self.activation, y, gated)
+        y = self.activation(y)
+        return self.out_proj(self.drop(y if gated is None else y * gated))
 
 
 class Residual(nn.Module):
-    """after(x + drop(exit(sublayer(enter(x))))): where the norms stand is a matter of three parts."""
+    """after(x + drop(exit(sublayer(enter(x))))): the placement decides which of enter, exit and after are norms."""
 
-    # placement -> has a norm at (enter, exit, after)
-    PLACEMENTS: ClassVar = {"pre": (1, 0, 0), "post": (0, 0, 1), "sandwich": (1, 1, 0)}
+    PLACEMENTS: ClassVar = {"pre": (1, 0, 0), "post": (0, 0, 1), "sandwich": (1, 1, 0)}  # enter, exit, after
 
     def __init__(self, sublayer: nn.Module, config: ModelConfig) -> None:
         super().__init__()
         self.enter, self.exit, self.after = (
-            new_norm(config) if here else nn.Identity() for here in self.PLACEMENTS[config.norm_placement]
+            new_norm(config) if has_norm else nn.Identity()
+            for has_norm in self.PLACEMENTS[config.norm_placement]
         )
         self.sublayer = sublayer
         self.drop = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, *inputs: Any, **named: Any) -> Tensor:
-        """x (B, T, E) -> (B, T, E); the rest goes to the sub-layer."""
-        return self.after(self.drop.added(x, self.exit(self.sublayer(self.enter(x), *inputs, **named))))
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """x (B, T, E) -> (B, T, E); other arguments are for the sub-layer."""
+        return self.after(self.drop.add(x, self.exit(self.sublayer(self.enter(x), *args, **kwargs))))

@@ -42,15 +42,15 @@ def linear_cross_entropy(
     return LossSums(*ops.cross_entropy(hidden, weight, bias, targets, smoothing))
 
 
-class Judged(NamedTuple):
+class TargetScores(NamedTuple):
     """Sums over rows: the negative log-likelihood in nats, and how often the likeliest class was the wanted one."""
 
     nll: Tensor
-    right: Tensor
+    correct: Tensor
 
 
 @torch.no_grad()
-def judge(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Judged:
+def score_targets(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> TargetScores:
     """What a model says of the targets it is asked for, a chunk of logits at a time; arguments as above."""
     asked = targets >= 0
     nll, right = (
@@ -61,4 +61,4 @@ def judge(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) 
         logits = F.linear(rows, weight, bias).float()
         nll = nll + F.cross_entropy(logits, wanted, reduction="sum")
         right = right + (logits.argmax(-1) == wanted).sum()
-    return Judged(nll, right)
+    return TargetScores(nll, right)

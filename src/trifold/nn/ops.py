@@ -21,11 +21,11 @@ from trifold.nn.rng import thread_rng
 if TYPE_CHECKING:
     from trifold.nn.attention import Attention
     from trifold.nn.cache import Cache, LayerCache
-    from trifold.nn.hooks import Place
+    from trifold.nn.hooks import HookPoint
     from trifold.nn.layers import Dropout, Linear
     from trifold.nn.masks import Mask
-    from trifold.nn.offsets import Offsets
-    from trifold.nn.rotary import Turns
+    from trifold.nn.relative import ScoreBias
+    from trifold.nn.rotary import Rotations
     from trifold.nn.stack import Stack
 
 # --- linear layers -------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def attend(
     bias: Tensor | None = None,
     soft_cap: float | None = None,
     drop: Dropout | None = None,
-    pattern: Place | None = None,
+    pattern: HookPoint | None = None,
 ) -> Tensor:
     """softmax(Q Kᵀ / √D + mask) V: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D)    (Vaswani et al. 2017).
 
@@ -152,8 +152,8 @@ def attention(
     x: Tensor,
     memory: Tensor | None,
     mask: Mask,
-    bias: Offsets | None,
-    rotary: Turns | None,
+    bias: ScoreBias | None,
+    rotary: Rotations | None,
     cache: LayerCache | None,
 ) -> Tensor:
     """All heads of an attention layer, concatenated: x (B, T, E) -> (B, T, H·D). See `Attention.forward`."""
@@ -185,11 +185,11 @@ def decoding_step(
     memory: Tensor | None,
     memory_mask: Mask | None,
     cache: Cache,
-    bias: Offsets | None,
-    rotary: Turns | None,
+    bias: ScoreBias | None,
+    rotary: Rotations | None,
 ) -> Tensor:
     """All layers of a decoder with a cache, which advances: x (B, T, E) -> (B, T, E). See `Stack.forward`."""
-    cache.settle()
+    cache.gather_beams()
     return stack.run_layers(x, mask, memory, memory_mask, cache, bias, rotary)
 
 

@@ -1,17 +1,17 @@
-"""Rows of different lengths as one long row of tokens.
+"""Rows of different lengths, packed into one long row of tokens.
 
-Everything but attention works on single tokens, so in training the tokens of all rows lie one after the other and
-no product is spent on padding; only attention sees the (B, T) grid. The long row is filled up to a round number, so
-that the products keep one shape from batch to batch: preparing a new shape costs a CPU library a millisecond each.
+Everything except attention works on single tokens. In training the tokens of all rows are therefore stored one after
+the other, and no product is spent on padding; only attention uses the (B, T) grid. The long row is padded to a round
+number, so that products have the same shape in most batches: a CPU library takes a millisecond to prepare a new shape.
 
-    flat (1, N, E)  --grid-->  (B, T, E)  attention  --flat-->  (1, N, E)
+    packed (1, N, E)  --grid-->  (B, T, E)  attention  --flat-->  (1, N, E)
 
-Cells of the grid beyond a row's end read the last token, which is filling then, and has no gradient.
+Grid cells after the end of a row read the last token, which is then padding and has no gradient.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,71 +20,72 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the tokens of B rows lie in one row of N.
+    """Where the tokens of B rows are in one row of N.
 
-    cells: (B·T,) the token in each cell of the grid; N - 1 in cells beyond a row's end.
-    places: (N,) the cell of each token; 0 for filling.
-    starts: (B + 1,) the first token of each row, and behind the last row's end; always on the CPU.
-    attend: (B, T) boolean, True at real cells; None where the grid is full.
-    real: tokens that are not filling; they come first.
+    token_of_cell: (B·T,) the token in each cell of the grid; N - 1 after the end of a row.
+    cell_of_token: (N,) the cell of each token; 0 for padding.
+    starts: (B + 1,) the first token of each row, then the end of the last row; always on the CPU.
+    attend: (B, T) boolean, True at real cells; None if all are.
+    shape: (B, T). real: number of tokens without padding, which comes last.
     """
 
-    cells: Tensor
-    places: Tensor
+    token_of_cell: Tensor
+    cell_of_token: Tensor
     starts: Tensor
     attend: Tensor | None
     shape: tuple[int, int]
     real: int
 
     @classmethod
-    def of(cls, lengths: Tensor, *, spare: bool = True) -> Packing:
-        """From the lengths (B,) of the rows. Without `spare`, rows of one length are not filled up beyond a round
-        number: no cell lies beyond a row's end, so none needs a filling token to read.
+    def of(cls, lengths: Tensor, *, always_pad: bool = True) -> Packing:
+        """From the lengths (B,) of the rows. Rows of equal length need no padding token: without `always_pad` they get
+        none beyond the round number.
         """
         real, width, rows = int(lengths.sum()), int(lengths.max()), len(lengths)
-        filled = rounded(real + (spare or real < rows * width))
+        length = round_up(real + (always_pad or real < rows * width))
         inside = torch.arange(width) < lengths[:, None]
-        cells = torch.full((rows * width,), filled - 1)
-        places = torch.zeros(filled, dtype=torch.int64)
-        places[:real] = inside.flatten().nonzero().squeeze(-1)
-        cells[places[:real]] = torch.arange(real)
+        token_of_cell = torch.full((rows * width,), length - 1)
+        cell_of_token = torch.zeros(length, dtype=torch.int64)
+        cell_of_token[:real] = inside.flatten().nonzero().squeeze(-1)
+        token_of_cell[cell_of_token[:real]] = torch.arange(real)
         starts = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
-        return cls(cells, places, starts, None if bool(inside.all()) else inside, (rows, width), real)
+        attend = None if bool(inside.all()) else inside
+        return cls(token_of_cell, cell_of_token, starts, attend, (rows, width), real)
 
     @property
-    def filled(self) -> int:
-        """N, filling included."""
-        return len(self.places)
+    def length(self) -> int:
+        """N, including padding."""
+        return len(self.cell_of_token)
 
     def positions(self) -> Tensor:
-        """(1, N) the place of each token in its own row; 0 for filling."""
-        return (self.places % self.shape[1])[None]
+        """(1, N) the position of each token in its own row; 0 for padding."""
+        return (self.cell_of_token % self.shape[1])[None]
 
     def grid(self, x: Tensor) -> Tensor:
         """(1, N, E) -> (B, T, E)."""
-        return _Gather.apply(x[0], self.cells, self.places, self.real).view(*self.shape, -1)  # type: ignore[no-untyped-call]
+        grid = _Gather.apply(x[0], self.token_of_cell, self.cell_of_token, self.real)  # type: ignore[no-untyped-call]
+        return grid.view(*self.shape, -1)
 
     def flat(self, x: Tensor) -> Tensor:
         """(B, T, E) -> (1, N, E)."""
-        return _Gather.apply(x.flatten(0, 1), self.places, self.cells, None)[None]  # type: ignore[no-untyped-call]
+        return _Gather.apply(x.flatten(0, 1), self.cell_of_token, self.token_of_cell, None)[None]  # type: ignore[no-untyped-call]
 
     def to(self, device: torch.device) -> Packing:
         """The same on another device."""
-        attend = None if self.attend is None else self.attend.to(device)
-        cells, places = self.cells.to(device), self.places.to(device)
-        return Packing(cells, places, self.starts, attend, self.shape, self.real)
+        moved = {name: getattr(self, name) for name in ("token_of_cell", "cell_of_token", "attend")}
+        return replace(self, **{name: x.to(device) for name, x in moved.items() if x is not None})
 
 
-def rounded(tokens: int) -> int:
-    """The next multiple of 64, or of 32 for a few tokens."""
+def round_up(tokens: int) -> int:
+    """The next multiple of 64, or of 32 up to 512 tokens."""
     step = 64 if tokens > 512 else 32
     return -(-tokens // step) * step
 
 
 class _Gather(torch.autograd.Function):
-    """x[there]; because `there` and `back` undo each other, the gradient is a look-up too, not a scattered sum.
+    """x[there]. Because `back` inverts `there`, the gradient is a look-up too and not a scattered sum.
 
-    Cells beyond a row's end take the gradient of the last filling token, which is 0; filling takes none.
+    Cells after the end of a row take the gradient of the last padding token, which is 0; padding takes none.
     """
 
     @staticmethod

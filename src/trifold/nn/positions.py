@@ -1,10 +1,9 @@
-"""Where a token stands.
+"""Position encodings that are added to embeddings.
 
 PE(p, 2i) = sin(p / 10000^(2i/d)),  PE(p, 2i+1) = cos(p / 10000^(2i/d))    (Vaswani et al. 2017, section 3.5)
 
-"sinusoidal" interleaves sines and cosines as the formula has it; "sinusoidal-halves" puts all sines before all
-cosines, as tensor2tensor and Marian do. The two differ by a permutation of the width. What turns queries and keys
-instead is in rotary.py, what is added to scores in offsets.py.
+"sinusoidal" interleaves sines and cosines as in the formula; "sinusoidal-halves" has all sines before all cosines, as
+tensor2tensor and Marian do. Rotary positions are in rotary.py, offsets of attention scores in relative.py.
 """
 
 from __future__ import annotations
@@ -17,27 +16,22 @@ from torch import Tensor, nn
 from trifold.nn.config import ModelConfig
 
 
-def sinusoidal_table(positions: int, width: int, *, halves: bool = False) -> Tensor:
-    """(positions, width) float32, computed in float64."""
-    return waves(torch.arange(positions), width, halves=halves)
-
-
-def waves(steps: Tensor, width: int, *, halves: bool) -> Tensor:
-    """(N,) places, or distances, -> (N, width) float32, computed in float64."""
-    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=steps.device) / width
-    angles = steps.double()[:, None] * 10_000.0**-exponents
+def sinusoids(positions: Tensor, width: int, *, halves: bool = False) -> Tensor:
+    """(N,) positions or distances -> (N, width) float32, computed in float64."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
+    angles = positions.double()[:, None] * 10_000.0**-exponents
     both = torch.stack([angles.sin(), angles.cos()], dim=1 if halves else 2)
-    return both.reshape(len(steps), width).float()
+    return both.reshape(len(positions), width).float()
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds the fixed waves; the table is computed, not stored in checkpoints."""
+    """Adds fixed sinusoids; the table is not stored in checkpoints."""
 
     table: Tensor
 
     def __init__(self, config: ModelConfig, *, halves: bool = False) -> None:
         super().__init__()
-        table = sinusoidal_table(config.max_positions, config.embedding_width, halves=halves)
+        table = sinusoids(torch.arange(config.max_positions), config.embedding_width, halves=halves)
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -46,7 +40,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """Adds one learned vector a position; knows nothing beyond max_positions. Position 0 is row `offset`."""
+    """Adds a learned vector per position; position 0 is row `offset`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -60,7 +54,7 @@ class LearnedPositions(nn.Module):
 
 
 class NoPositions(nn.Module):
-    """Adds nothing: leaves order to the attention, to its causal mask, or to nobody."""
+    """Adds nothing."""
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return x
@@ -70,9 +64,11 @@ POSITIONS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "sinusoidal": SinusoidalPositions,
     "sinusoidal-halves": lambda config: SinusoidalPositions(config, halves=True),
     "learned": LearnedPositions,
-    "rotary": lambda config: NoPositions(),
-    "relative": lambda config: NoPositions(),
-    "relative-sinusoidal": lambda config: NoPositions(),
-    "alibi": lambda config: NoPositions(),
-    "none": lambda config: NoPositions(),
 }
+"""The kinds with a table; all others add nothing (NoPositions)."""
+
+
+def new_positions(config: ModelConfig) -> nn.Module:
+    """The position encoding that the config adds to embeddings."""
+    kind = POSITIONS.get(config.positions)
+    return NoPositions() if kind is None else kind(config)

@@ -1,17 +1,22 @@
-"""Scores that look at what a key says, how far it stands from the query, and whether they are of one segment.
+"""ScoreBias of attention scores that depend on the distance between query and key.
 
-    s_ij = [ (q_i + u)·k_j  +  (q_i + v)·(W R_{i−j})  +  (q_i + w)·z_ij ] / √D
+relative             s_ij + b[bucket(j − i)], learned per head, shared by all layers  (Raffel et al. 2020, section 2.1)
+alibi                s_ij − m·|i − j| with a fixed slope m per head                   (Press et al. 2022, section 3)
+relative-sinusoidal  s_ij = [ (q_i + u)·k_j + (q_i + v)·(W R_{i−j}) + (q_i + w)·z_ij ] / √D
 
-u, v, w, W and z are learnt, a set a layer; R are the waves of a distance, which is negative where the key stands behind
-the query (Dai et al. 2019, section 3.3); z_ij is one of two vectors, for a key of the query's segment and for any other
-(Yang et al. 2019, section 2.5). The first product is attention's own; the other two are an offset of its scores that
-depends on the query.
+In the last, u, v, w, W and z are learned per layer. R are sinusoids of the distance (Dai et al. 2019, section 3.3).
+z_ij is one of two vectors, for a key of the query's segment and for others (Yang et al. 2019, section 2.5). The first
+product is that of ordinary attention; the other two are an offset that depends on the query.
+
+Shapes: B batch, T queries, S keys, H heads, D head size, E model width; N: the distances that occur.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +24,100 @@ from torch import Tensor, nn
 from trifold.nn.config import ModelConfig
 from trifold.nn.layers import Dropout, Linear
 from trifold.nn.masks import Mask
-from trifold.nn.positions import waves
+from trifold.nn.positions import sinusoids
+
+# --- relative: learned buckets -------------------------------------------------------------------------
+
+
+def buckets(distances: Tensor, count: int, farthest: int, *, both_ways: bool) -> Tensor:
+    """Distances j − i -> buckets in [0, count): near distances have one each, others share on a logarithmic scale.
+
+    With `both_ways` the upper half of the buckets is for keys after the query; otherwise those are in bucket 0.
+    """
+    after = torch.zeros_like(distances)
+    if both_ways:
+        count //= 2
+        after = (distances > 0).long() * count
+        apart = distances.abs()
+    else:
+        apart = (-distances).clamp_min(0)
+    exact = count // 2
+    growth = torch.log(apart.clamp_min(1).float() / exact) / math.log(farthest / exact)
+    far = (exact + (growth * (count - exact)).long()).clamp_max(count - 1)
+    return after + torch.where(apart < exact, apart, far)
+
+
+class RelativeOffsets(nn.Module):
+    """weight (buckets, H)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.n_heads))
+        self.farthest = config.relative_distance
+
+    def forward(
+        self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None = None
+    ) -> Tensor:
+        """-> (B or 1, H, T, S)."""
+        distances = mask.distances(queries, device)
+        index = buckets(distances, len(self.weight), self.farthest, both_ways=not mask.causal)
+        return self.weight[index].permute(0, 3, 1, 2)
+
+
+# --- alibi: fixed slopes -------------------------------------------------------------------------------
+
+
+def slopes(heads: int) -> Tensor:
+    """(H,) m_h = 2^(−8h/n) for the largest power of two n; the other heads take every second slope of 2n heads."""
+    whole = 2 ** math.floor(math.log2(heads))
+    powers = [2.0 ** (-8 * h / whole) for h in range(1, whole + 1)]
+    powers += [2.0 ** (-4 * h / whole) for h in range(1, 2 * (heads - whole) + 1, 2)]
+    return torch.tensor(powers, dtype=torch.float64, device="cpu").float()
+
+
+class AlibiOffsets(nn.Module):
+    """No parameters. Under a causal mask m·j replaces −m·(i − j): softmax ignores a constant per row.
+
+    `rounded`: with m and m·j in bfloat16, as in models that were trained with them.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.scale, self.rounded = config.n_heads, config.alibi_scale, config.alibi_rounded
+
+    def forward(
+        self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None = None
+    ) -> Tensor:
+        """-> (B or 1, H, T or 1, S)."""
+        m = slopes(self.heads).to(device)[:, None, None]
+        if not mask.causal:
+            return -m * mask.distances(queries, device).abs()[:, None] * self.scale
+        positions = mask.positions(queries, device)[:, None, None]
+        if self.rounded:
+            return (m.bfloat16() * positions.bfloat16()).float() * self.scale
+        return (
+            m * (positions - positions[..., -1:]) * self.scale
+        )  # small numbers near the query, where it matters
+
+
+# --- relative-sinusoidal: offsets that depend on the query ---------------------------------------------
 
 
 @dataclass(frozen=True)
 class Relations:
-    """How the queries stand to the keys, for all layers of a stack.
+    """The relation of queries to keys, for all layers of a stack.
 
-    waves: (R, E) of every distance that occurs. distances: (B or 1, T, S) which of these lies between query and key.
-    akin: (B, T, S) whether they are of one segment; None where no segments are told.
+    sinusoids: (N, E) of every distance that occurs. distances: (B or 1, T, S) the row of each pair in `sinusoids`.
+    same_segment: (B, T, S) whether query and key are in the same segment; None without segments.
     """
 
-    waves: Tensor
+    sinusoids: Tensor
     distances: Tensor
-    akin: Tensor | None = None
+    same_segment: Tensor | None = None
 
 
-class Waves(nn.Module):
-    """Sines before cosines of the distances, with dropout; nothing here is learnt."""
+class RelativeSinusoids(nn.Module):
+    """Sines, then cosines, of the distances, with dropout; no parameters."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -46,58 +127,63 @@ class Waves(nn.Module):
     def forward(
         self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None = None
     ) -> Relations:
-        """segments (B, S) of the keys; S is all keys that the mask speaks of, T the queries."""
-        before = -mask.distances(queries, device)
+        """segments: (B, S), of the keys."""
+        distances = -mask.distances(queries, device)
         if self.clamp is not None:
-            before = before.clamp(-self.clamp, self.clamp)
-        first = before.min()
-        occurring = torch.arange(int(first), int(before.max()) + 1, device=device)
-        return Relations(
-            self.drop(waves(occurring, self.width, halves=True)),
-            before - first,
-            None if segments is None else akin(segments, mask.asked),
-        )
+            distances = distances.clamp(-self.clamp, self.clamp)
+        first = distances.min()
+        occurring = torch.arange(int(first), int(distances.max()) + 1, device=device)
+        encoded = self.drop(sinusoids(occurring, self.width, halves=True))
+        same = None if segments is None else same_segment(segments, mask.query_index)
+        return Relations(encoded, distances - first, same)
 
 
-def akin(segments: Tensor, asked: Tensor | None = None) -> Tensor:
-    """segments (B, S) -> (B, T, S) whether a query's is the key's; the queries stand at the keys `asked` (B, T)."""
-    own = segments if asked is None else segments.gather(1, asked)
+def same_segment(segments: Tensor, query_index: Tensor | None = None) -> Tensor:
+    """segments (B, S) of the keys -> (B, T, S); the queries are keys too, at `query_index` (B, T) if given."""
+    own = segments if query_index is None else segments.gather(1, query_index)
     return own[..., None] == segments[:, None, :]
 
 
 class RelativeScores(nn.Module):
-    """What a layer learns: u, v and w (H·D,) are `content`, `distance` and `segment`; z (2, H·D) is `segments`."""
+    """The parameters of a layer: u, v, w are `content`, `distance`, `segment`; W is `r_proj`, z is `segments`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads = config.n_heads
-        inner, tells = config.n_heads * config.head_width, config.segment_offsets
+        inner, has_segments = config.n_heads * config.head_width, config.segment_offsets
         self.r_proj = Linear(config.d_model, inner, bias=False)
         self.content = nn.Parameter(torch.empty(inner))
         self.distance = nn.Parameter(torch.empty(inner))
-        self.segment = nn.Parameter(torch.empty(inner)) if tells else None
-        self.segments = nn.Parameter(torch.empty(2, inner)) if tells else None
+        self.segment = nn.Parameter(torch.empty(inner)) if has_segments else None
+        self.segments = nn.Parameter(torch.empty(2, inner)) if has_segments else None
 
     def content_query(self, q: Tensor) -> Tensor:
-        """q + u: what is multiplied with the keys. q (B, H, T, D)."""
+        """q + u, which is multiplied with the keys. q (B, H, T, D)."""
         return q + self._by_head(self.content)
 
     def scores(self, q: Tensor, relations: Relations) -> Tensor:
-        """The offsets (B, H, T, S) of the scores of q (B, H, T, D), already divided by √D."""
-        turned = self._by_head(self.r_proj(relations.waves.to(q.dtype)))
-        of_distances = (q + self._by_head(self.distance)) @ turned.transpose(-1, -2)  # (B, H, T, R)
-        rows = relations.distances[:, None].expand(len(q), self.heads, -1, -1)
-        offsets = of_distances.gather(-1, rows)
-        if self.segment is not None and self.segments is not None and relations.akin is not None:
-            asking = q + self._by_head(self.segment)
-            same, other = (asking @ self._by_head(self.segments).transpose(-1, -2)).split(1, dim=-1)
-            offsets = offsets + torch.where(relations.akin[:, None], same, other)
+        """The second and third product, divided by √D: q (B, H, T, D) -> (B, H, T, S)."""
+        encoded = self._by_head(self.r_proj(relations.sinusoids.to(q.dtype)))
+        by_distance = (q + self._by_head(self.distance)) @ encoded.transpose(-1, -2)  # (B, H, T, N)
+        index = relations.distances[:, None].expand(len(q), self.heads, -1, -1)
+        offsets = by_distance.gather(-1, index)
+        if self.segment is not None and self.segments is not None and relations.same_segment is not None:
+            by_segment = (q + self._by_head(self.segment)) @ self._by_head(self.segments).transpose(-1, -2)
+            same, other = by_segment.split(1, dim=-1)
+            offsets = offsets + torch.where(relations.same_segment[:, None], same, other)
         return offsets / math.sqrt(q.shape[-1])
 
     def _by_head(self, x: Tensor) -> Tensor:
         """(N, H·D) or (H·D,) -> (H, N or 1, D)."""
-        return (
-            x.unflatten(-1, (self.heads, -1))
-            .movedim(-2, 0)
-            .reshape(self.heads, -1, x.shape[-1] // self.heads)
-        )
+        heads = x.unflatten(-1, (self.heads, -1)).movedim(-2, 0)
+        return heads.reshape(self.heads, -1, x.shape[-1] // self.heads)
+
+
+ScoreBias: TypeAlias = Tensor | Relations
+"""Added to scores as it is, or computed from the queries by each layer."""
+
+OFFSETS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+    "relative": RelativeOffsets,
+    "alibi": AlibiOffsets,
+    "relative-sinusoidal": RelativeSinusoids,
+}

@@ -1,14 +1,15 @@
-"""A block is attention and feed-forward around a residual; a stack is blocks, and a final norm where the norms stand
-inside the branches (pre, sandwich), since nothing else would norm the sum.
+"""Blocks, and stacks of blocks.
 
-How a stack runs a block is a part of it too: straight, or keeping nothing but the input for the way back.
+A block has self-attention, optional cross-attention and a feed-forward network, each with a residual connection. A
+stack has n layers, and a final norm if its blocks do not end with one (placements pre and sandwich).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from operator import call
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -16,15 +17,15 @@ from trifold.nn import ops
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, LayerCache
 from trifold.nn.config import ModelConfig
-from trifold.nn.hooks import Place
+from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, FeedForward, Residual, new_norm
 from trifold.nn.masks import Mask
-from trifold.nn.offsets import OFFSETS, Offsets
-from trifold.nn.rotary import Rotary, Turns
+from trifold.nn.relative import OFFSETS, ScoreBias
+from trifold.nn.rotary import Rotary, Rotations
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention where there is a memory to read, feed-forward."""
+    """Self-attention, cross-attention (if `crosses`), feed-forward."""
 
     def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool) -> None:
         super().__init__()
@@ -40,8 +41,8 @@ class Block(nn.Module):
         memory_mask: Mask | None = None,
         cache: LayerCache | None = None,
         *,
-        bias: Offsets | None = None,
-        rotary: Turns | None = None,
+        bias: ScoreBias | None = None,
+        rotary: Rotations | None = None,
     ) -> Tensor:
         """x (B, T, E), memory (B, S, E) -> (B, T, E)."""
         x = self.self_attention(x, mask=mask, bias=bias, rotary=rotary, cache=cache)
@@ -49,33 +50,33 @@ class Block(nn.Module):
             x = self.cross_attention(x, memory, mask=memory_mask, cache=cache)
         return self.feed_forward(x)
 
-    def ask(self, g: Tensor, x: Tensor, mask: Mask, *, bias: Offsets | None = None) -> Tensor:
-        """A second stream by the same weights: g (B, P, E) asks, x (B, T, E) is what it reads -> (B, P, E)."""
+    def query_stream(self, g: Tensor, x: Tensor, mask: Mask, *, bias: ScoreBias | None = None) -> Tensor:
+        """The query stream with the same weights: g (B, P, E) attends to x (B, T, E) -> (B, P, E)."""
         g = self.self_attention(g, self.self_attention.enter(x), mask=mask, bias=bias)
         return self.feed_forward(g)
 
 
 class Branch(nn.Module):
-    """sublayer(enter(x)): a residual's inside, under the same names."""
+    """The norm and the sub-layer of a parallel block, with the names of a residual connection."""
 
-    def __init__(self, sublayer: nn.Module, config: ModelConfig, *, norms: bool) -> None:
+    def __init__(self, sublayer: nn.Module, config: ModelConfig, *, has_norm: bool) -> None:
         super().__init__()
-        self.enter = new_norm(config) if norms else nn.Identity()
+        self.enter = new_norm(config) if has_norm else nn.Identity()
         self.sublayer = sublayer
 
 
 class ParallelBlock(nn.Module):
-    """x + drop(attention(norm x) + feed-forward(norm x)), with one norm for both or one each (Wang & Komatsuzaki 2021).
+    """x + drop(attention(norm x) + feed-forward(norm x)), with one shared norm or two (Wang & Komatsuzaki 2021).
 
-    The names are those of a sequential pre-norm block; with one norm it is the attention's.
+    Names are those of a sequential pre-norm block; a shared norm is that of the attention.
     """
 
     def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool) -> None:
         super().__init__()
-        assert not crosses, "a parallel block reads no memory"
+        assert not crosses, "a parallel block has no cross-attention"
         self.two_norms = config.residual == "parallel-two-norms"
-        self.self_attention = Branch(Attention(config, layer), config, norms=True)
-        self.feed_forward = Branch(FeedForward(config), config, norms=self.two_norms)
+        self.self_attention = Branch(Attention(config, layer), config, has_norm=True)
+        self.feed_forward = Branch(FeedForward(config), config, has_norm=self.two_norms)
         self.drop = Dropout(config.dropout)
 
     def forward(
@@ -86,14 +87,14 @@ class ParallelBlock(nn.Module):
         memory_mask: Mask | None = None,
         cache: LayerCache | None = None,
         *,
-        bias: Offsets | None = None,
-        rotary: Turns | None = None,
+        bias: ScoreBias | None = None,
+        rotary: Rotations | None = None,
     ) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
         normed = self.self_attention.enter(x)
-        seen = self.self_attention.sublayer(normed, mask=mask, bias=bias, rotary=rotary, cache=cache)
-        made = self.feed_forward.sublayer(self.feed_forward.enter(x) if self.two_norms else normed)
-        return self.drop.added(x, seen + made)
+        attended = self.self_attention.sublayer(normed, mask=mask, bias=bias, rotary=rotary, cache=cache)
+        inner = self.feed_forward.sublayer(self.feed_forward.enter(x) if self.two_norms else normed)
+        return self.drop.add(x, attended + inner)
 
 
 BLOCKS: dict[str, Callable[..., nn.Module]] = {
@@ -103,28 +104,25 @@ BLOCKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def straight(block: Callable[..., Any], *inputs: Any, **named: Any) -> Tensor:
-    """block(…), and all that its way back needs is kept until then."""
-    made: Tensor = block(*inputs, **named)
-    return made
-
-
 class Stack(nn.Module):
-    """n layers, one after the other; `block_of_layer` may let several share a block. `states` name their outputs."""
+    """n layers, of which several may share a block (`block_of_layer`). `states` are the hook points of their outputs.
+
+    `run_block(block, …)` calls a block; training may replace it to recompute blocks in the backward pass.
+    """
 
     def __init__(
         self, config: ModelConfig, side: Literal["encoder", "decoder"], *, crosses: bool = False
     ) -> None:
         super().__init__()
         config = config.decoder_side if side == "decoder" else config
-        self.run: Callable[..., Tensor] = straight
+        self.run_block: Callable[..., Tensor] = call
         self.order = config.block_of_layer or tuple(range(config.n_layers))
         block = BLOCKS[config.residual]
         self.blocks = nn.ModuleList(
             block(config, layer, crosses=crosses) for layer in range(max(self.order) + 1)
         )
-        self.states = nn.ModuleList(Place("state") for _ in self.order)
-        self.final_norm = new_norm(config) if config.closes(side) else nn.Identity()
+        self.states = nn.ModuleList(HookPoint("state") for _ in self.order)
+        self.final_norm = new_norm(config) if config.has_final_norm(side) else nn.Identity()
         self.windows = [config.window(layer) for layer in range(len(self.order))]
         self.rotary = Rotary(config) if config.positions == "rotary" else None
         self.offsets = OFFSETS[config.positions](config) if config.positions in OFFSETS else None
@@ -140,17 +138,17 @@ class Stack(nn.Module):
         positions: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
-        """x (B, T, E) -> (B, T, E); `positions` (B or 1, T) where they differ from what the mask counts.
+        """x (B, T, E) -> (B, T, E).
 
-        segments (B, T), where it matters for the scores of which segment a token is.
+        positions: (B or 1, T), if they differ from those of the mask. segments: (B, T), if scores depend on them.
         """
         queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
         bias = None if self.offsets is None else self.offsets(mask, queries, x.device, segments)
         rotary = None
         if self.rotary is not None:
             if positions is None:
-                positions = mask.places(queries, x.device)[:, mask.offset : mask.offset + queries]
-            rotary = self.rotary.turns(positions, mask, x)
+                positions = mask.positions(queries, x.device)[:, mask.offset : mask.offset + queries]
+            rotary = self.rotary.rotations(positions, mask, x)
         if cache is not None:
             return ops.decoding_step(self, x, mask, memory, memory_mask, cache, bias, rotary)
         return self.run_layers(x, mask, memory, memory_mask, None, bias, rotary)
@@ -162,32 +160,37 @@ class Stack(nn.Module):
         memory: Tensor | None,
         memory_mask: Mask | None,
         cache: Cache | None,
-        bias: Offsets | None,
-        rotary: Turns | None,
+        bias: ScoreBias | None,
+        rotary: Rotations | None,
     ) -> Tensor:
         """One block after the other, then the final norm: x (B, T, E) -> (B, T, E)."""
-        masks = {window: mask if window is None else replace(mask, window=window) for window in self.windows}
+        masks = self._windowed(mask)
         caches = [None] * len(self.order) if cache is None else cache.layers
         for number, window, state, layer_cache in zip(
             self.order, self.windows, self.states, caches, strict=True
         ):
-            block = self.blocks[number]
-            x = self.run(block, x, masks[window], memory, memory_mask, layer_cache, bias=bias, rotary=rotary)
-            x = state(x)
+            inputs = (x, masks[window], memory, memory_mask, layer_cache)
+            x = state(self.run_block(self.blocks[number], *inputs, bias=bias, rotary=rotary))
         return self.final_norm(x)
 
-    def ask(self, g: Tensor, x: Tensor, mask: Mask, asked: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Two streams (Yang et al. 2019, equations 1 and 2) -> (B, P, E): in each layer g (B, P, E), which stands at
-        the places `asked` (B, P), reads what x (B, T, E) is there, and x goes on by itself.
+    def _windowed(self, mask: Mask) -> dict[int | None, Mask]:
+        """The mask for each window size."""
+        return {window: mask if window is None else replace(mask, window=window) for window in self.windows}
+
+    def query_stream(
+        self, g: Tensor, x: Tensor, mask: Mask, query_index: Tensor, segments: Tensor | None = None
+    ) -> Tensor:
+        """Two streams (Yang et al. 2019, equations 1 and 2): in every layer g (B, P, E), at the positions `query_index`
+        (B, P), attends to x (B, T, E), and x to itself -> (B, P, E).
         """
-        assert self.offsets is not None, "without offsets a question would not know where it stands"
+        assert self.offsets is not None, "without offsets a query does not know its position"
+        query_mask = replace(mask, query_index=query_index)
         relations = self.offsets(mask, x.shape[1], x.device, segments)
-        asked_relations = self.offsets(replace(mask, asked=asked), asked.shape[1], x.device, segments)
-        masks = {window: replace(mask, window=window) for window in self.windows}
-        asking = {window: replace(mask, window=window, asked=asked) for window in self.windows}
+        query_relations = self.offsets(query_mask, g.shape[1], x.device, segments)
+        masks, query_masks = self._windowed(mask), self._windowed(query_mask)
         for layer, (number, window) in enumerate(zip(self.order, self.windows, strict=True), start=1):
             block = self.blocks[number]
-            g = self.run(block.ask, g, x, asking[window], bias=asked_relations)
-            if layer < len(self.order):  # nobody reads what the last would make of it
-                x = self.run(block, x, masks[window], bias=relations)
+            g = self.run_block(block.query_stream, g, x, query_masks[window], bias=query_relations)
+            if layer < len(self.order):  # no layer reads the last x
+                x = self.run_block(block, x, masks[window], bias=relations)
         return self.final_norm(g)

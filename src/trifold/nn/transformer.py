@@ -42,10 +42,10 @@ class Memory:
 class Transformer(nn.Module):
     """Embeddings, an encoder and a decoder as the shape has them, and the heads that are asked for.
 
-    `initialise=False` leaves the parameters as they come from memory, for weights that are about to be read.
+    `initialize=False` leaves the parameters as they come from memory, for weights that are about to be read.
     """
 
-    def __init__(self, config: ModelConfig, *, initialise: bool = True) -> None:
+    def __init__(self, config: ModelConfig, *, initialize: bool = True) -> None:
         super().__init__()
         self.config = config
         self.family: str | None = None  # the form of the folder it came from, which saving prefers
@@ -63,7 +63,7 @@ class Transformer(nn.Module):
         self.heads = nn.ModuleDict(
             {name.replace("-", "_"): HEADS[name](config) for name in config.chosen_heads if name in HEADS}
         )
-        if initialise:
+        if initialize:
             self.reset_parameters()
 
     @torch.no_grad()
@@ -86,27 +86,27 @@ class Transformer(nn.Module):
         attend = inputs.attend if packing is None else packing.attend
         hidden = self.encoder(
             self.encoder_embeddings(inputs),
-            Mask(attend, ranks=inputs.ranks, packing=packing),
+            Mask(attend, order=inputs.order, packing=packing),
             positions=inputs.positions,
             segments=_related_segments(inputs, self.config),
         )
         return Memory(hidden, attend, packing)
 
-    def ask(self, inputs: Inputs, asked: Tensor) -> Tensor:
+    def query_stream(self, inputs: Inputs, asked: Tensor) -> Tensor:
         """States (B, P, E) of the places `asked` (B, P) that know where they stand and the tokens before them in the
-        order `inputs.ranks`, but not their own: the query stream of two (Yang et al. 2019, section 2.3).
+        order `inputs.order`, but not their own: the query stream of two (Yang et al. 2019, section 2.3).
 
         A place with nothing before it gets what it asks with.
         """
         assert self.encoder is not None and isinstance(self.encoder_embeddings, Embeddings), (
             "no encoder of text"
         )
-        assert inputs.packing is None and inputs.ranks is not None, (
+        assert inputs.packing is None and inputs.order is not None, (
             "questions need an order, in rows of one width"
         )
-        mask = Mask(inputs.attend, ranks=inputs.ranks)
+        mask = Mask(inputs.attend, order=inputs.order)
         asking, x = self.encoder_embeddings.questions(asked), self.encoder_embeddings(inputs)
-        return self.encoder.ask(asking, x, mask, asked, _related_segments(inputs, self.config))
+        return self.encoder.query_stream(asking, x, mask, asked, _related_segments(inputs, self.config))
 
     def decode(self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None) -> Tensor:
         """Hidden states (B, T, E) of the decoder; position t sees the tokens up to t and all of the memory.
@@ -117,7 +117,7 @@ class Transformer(nn.Module):
         assert self.decoder is not None and self.decoder_embeddings is not None, "this shape has no decoder"
         start = 0 if cache is None else cache.length
         if cache is not None:
-            cache.mind_padding(inputs.attend)
+            cache.note_padding(inputs.attend)
         x = self.decoder_embeddings(inputs, start)
         packing = inputs.packing
         mask = Mask(inputs.attend, causal=True, offset=start, packing=packing)
@@ -135,7 +135,7 @@ class Transformer(nn.Module):
         assert decoder_inputs is not None, "an encoder-decoder reads two inputs"
         return self.decode(decoder_inputs, self.encode(inputs))
 
-    def answer(
+    def head_outputs(
         self, inputs: Inputs, decoder_inputs: Inputs | None = None, *, heads: Iterable[str] | None = None
     ) -> dict[str, Tensor]:
         """What the heads (all of them unless named) say of the inputs: name -> logits, or the pooler's vectors.
@@ -144,7 +144,7 @@ class Transformer(nn.Module):
         fine-tuned to classify do. Raises KeyError for a head that the model does not have.
         """
         if decoder_inputs is None and self.encoder is not None and self.decoder is not None:
-            decoder_inputs = replace(shifted(inputs, self.config.start_id), attend=None)
+            decoder_inputs = replace(shift_right(inputs, self.config.start_id), attend=None)
         hidden = self(inputs, decoder_inputs)
         everything = [name for name in self.config.chosen_heads if name not in ASKED_OF_PLACES]
         wanted = everything if heads is None else list(heads)
@@ -182,15 +182,15 @@ class Transformer(nn.Module):
         self,
         kind: Literal["growing", "static", "sliding"] = "growing",
         *,
-        room: int | None = None,
+        capacity: int | None = None,
         rollback: int = 0,
     ) -> Cache:
-        """An empty cache for this decoder: growing; static with `room` tokens (max_positions unless given); or sliding,
-        which keeps what the windows reach, and `rollback` tokens more for `truncate`.
+        """An empty cache for this decoder: "growing"; "static" for `capacity` tokens (default: max_positions); or
+        "sliding", which keeps the tokens that the windows reach and `rollback` more, for `truncate`.
         """
         assert self.decoder is not None, "this shape has no decoder"
-        room = self.config.max_positions if room is None else room
-        return Cache(KEYS[kind](window, room, rollback) for window in self.decoder.windows)
+        capacity = self.config.max_positions if capacity is None else capacity
+        return Cache(KEYS[kind](window, capacity, rollback) for window in self.decoder.windows)
 
     def count_parameters(self) -> int:
         """Distinct parameters; tied ones count once."""
@@ -217,7 +217,7 @@ def _lm_head(config: ModelConfig, table: TokenEmbedding | None) -> LanguageModel
     return LanguageModelHead(config, nn.Parameter(torch.empty(len(table.weight), width)))
 
 
-def shifted(inputs: Inputs, start_id: int) -> Inputs:
+def shift_right(inputs: Inputs, start_id: int) -> Inputs:
     """Every token one place to the right, behind a first `start_id`."""
     tokens = inputs.tokens.roll(1, dims=1)
     tokens[:, 0] = start_id

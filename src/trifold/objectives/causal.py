@@ -29,7 +29,7 @@ from trifold.data import TokenCache, read_documents
 from trifold.errors import DataError, SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, Transformer
-from trifold.nn.losses import judge, linear_cross_entropy
+from trifold.nn.losses import linear_cross_entropy, score_targets
 from trifold.nn.packing import Packing
 from trifold.objectives.documents import Cut, describe_long, load_documents, require_documents
 from trifold.objectives.objective import (
@@ -278,10 +278,10 @@ class Causal(Objective):
         """Pack the given chunks, truncated to `width` tokens if given. Not random."""
         chunks = examples.select(rows)
         sizes = chunks.sizes if width is None else np.minimum(chunks.sizes, width)
-        packing = Packing.of(torch.from_numpy(sizes), spare=False)
+        packing = Packing.of(torch.from_numpy(sizes), always_pad=False)
         real, places = packing.real, positions(chunks.starts, sizes)
-        inputs = np.full(packing.filled, self.tokenizer.pad_id or 0, dtype=np.int64)
-        labels = np.full(packing.filled, -1, dtype=np.int64)
+        inputs = np.full(packing.length, self.tokenizer.pad_id or 0, dtype=np.int64)
+        labels = np.full(packing.length, -1, dtype=np.int64)
         inputs[:real], labels[:real] = examples.ids[places], examples.ids[places + 1]
         return Batch(Inputs(torch.from_numpy(inputs)[None], packing=packing), torch.from_numpy(labels), real)
 
@@ -298,8 +298,8 @@ class Causal(Objective):
         """Negative log-likelihood and correct predictions."""
         hidden, head = model(batch.inputs)[0], model.lm_head
         assert head is not None
-        found = judge(head.features(hidden), head.weight, head.bias, batch.labels)
-        return {"nll": float(found.nll), "correct": int(found.right), "tokens": batch.tokens}
+        found = score_targets(head.features(hidden), head.weight, head.bias, batch.labels)
+        return {"nll": float(found.nll), "correct": int(found.correct), "tokens": batch.tokens}
 
     def compute_scores(
         self, model: Transformer, rows: Corpus, examples: Examples, sums: dict[str, Any], context: EvalContext

@@ -183,7 +183,7 @@ class Classify(Objective):
         lengths = lengths if width is None else np.minimum(lengths, width)
         ids = examples.texts.joined(rows, lengths)
         packing = Packing.of(torch.from_numpy(lengths))
-        tokens = np.full(packing.filled, self.tokenizer.required("pad"), dtype=np.int64)
+        tokens = np.full(packing.length, self.tokenizer.required("pad"), dtype=np.int64)
         tokens[: packing.real] = ids
         inputs = Inputs(torch.from_numpy(tokens)[None], packing=packing)
         positions = torch.from_numpy(self._positions(ids, lengths))

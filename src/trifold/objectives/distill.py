@@ -30,14 +30,14 @@ from trifold.hub import load_model, resolve
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.distillation import (
+    attention_relations,
     copy_layers,
     cosine_loss,
-    looked,
+    evenly_spaced,
     relation_losses,
     soft_target_loss,
-    spread,
 )
-from trifold.nn.hooks import Entered, calls
+from trifold.nn.hooks import ModuleCall, record_calls
 from trifold.nn.stack import Stack
 from trifold.objectives.causal import CausalSettings
 from trifold.objectives.masked import MaskedSettings
@@ -201,7 +201,7 @@ def _check_heads(heads: int | None, student: ModelConfig, teacher: ModelConfig) 
 
 def _copy_layers(student: Transformer, teacher: Transformer, settings: DistillSettings) -> None:
     counts = (len(last_stack(model).blocks) for model in (student, teacher))
-    layers = spread(*counts) if isinstance(settings.start, str) else settings.start
+    layers = evenly_spaced(*counts) if isinstance(settings.start, str) else settings.start
     try:
         copy_layers(student, teacher, layers)
     except ValueError as error:
@@ -272,7 +272,7 @@ class Distill(Objective):
         weights = {"soft": settings.soft, "cosine": settings.cosine}
         return {name: weight for name, weight in weights.items() if weight} | settings.relations.weights
 
-    def _compare(self, student: Transformer, call: Entered, *attention: Entered) -> dict[str, Tensor]:
+    def _compare(self, student: Transformer, call: ModuleCall, *attention: ModuleCall) -> dict[str, Tensor]:
         """Sums of the losses against the teacher, over the input tokens.
 
         call: the student's forward pass; attention: that of its compared self-attention, if any.
@@ -299,8 +299,8 @@ class Distill(Objective):
         if settings.cosine:
             losses["cosine"] = cosine_loss(states, teacher_states)
         if names:
-            own = looked(self_attention(student), attention[0])
-            theirs = looked(modules[0], teacher_attention[0])
+            own = attention_relations(self_attention(student), attention[0])
+            theirs = attention_relations(modules[0], teacher_attention[0])
             losses |= relation_losses(own, theirs, names, settings.relations.heads)
         return losses
 
@@ -332,10 +332,10 @@ def last_stack(model: Transformer) -> Stack:
     return stack
 
 
-def _record(modules: Sequence[nn.Module], run: Callable[[], Result]) -> tuple[list[Entered], Result]:
+def _record(modules: Sequence[nn.Module], run: Callable[[], Result]) -> tuple[list[ModuleCall], Result]:
     """The last call of each module while `run` runs, and the result of `run`."""
     with ExitStack() as hooks:
-        recorded = [hooks.enter_context(calls(module)) for module in modules]
+        recorded = [hooks.enter_context(record_calls(module)) for module in modules]
         result = run()
     return [each[-1] for each in recorded], result
 

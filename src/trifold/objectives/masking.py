@@ -21,8 +21,8 @@ from torch import Tensor
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.heads import SpanBoundary
-from trifold.nn.losses import judge, linear_cross_entropy
-from trifold.nn.packing import Packing, rounded
+from trifold.nn.losses import linear_cross_entropy, score_targets
+from trifold.nn.packing import Packing, round_up
 from trifold.objectives.documents import DocumentObjectiveSettings
 from trifold.objectives.objective import LossTerm
 from trifold.text import Tokenizer
@@ -170,14 +170,14 @@ class Masking:
         lengths = np.array([len(row.inputs) for row in rows], dtype=np.int64)
         packing = Packing.of(torch.from_numpy(lengths))
         firsts = np.cumsum(lengths) - lengths
-        tokens = np.full(packing.filled, self.tokenizer.required("pad"), dtype=np.int64)
+        tokens = np.full(packing.length, self.tokenizer.required("pad"), dtype=np.int64)
         tokens[: packing.real] = np.concatenate([row.inputs for row in rows])
         packed_segments = None
         if segments is not None and self.config.n_token_types > 1:
-            packed_segments = torch.from_numpy(_padded(np.concatenate(segments), packing.filled, 0))[None]
+            packed_segments = torch.from_numpy(_padded(np.concatenate(segments), packing.length, 0))[None]
         inputs = Inputs(torch.from_numpy(tokens)[None], packing=packing, segments=packed_segments)
         count = sum(len(row.positions) for row in rows)
-        size, last = rounded(count), packing.filled - 1  # padding refers to the last token
+        size, last = round_up(count), packing.length - 1  # padding refers to the last token
         positions = np.concatenate([row.positions + first for row, first in zip(rows, firsts, strict=True)])
         labels = np.concatenate([row.targets for row in rows])
         arrays = {"positions": _padded(positions, size, last), "labels": _padded(labels, size, -1)}
@@ -222,8 +222,8 @@ class Masking:
         head = model.lm_head
         assert head is not None
         features = head.features(states.index_select(0, batch.positions))
-        found = judge(features, head.weight, head.bias, batch.labels)
-        return {"nll": float(found.nll), "correct": int(found.right), "tokens": batch.tokens}
+        found = score_targets(features, head.weight, head.bias, batch.labels)
+        return {"nll": float(found.nll), "correct": int(found.correct), "tokens": batch.tokens}
 
 
 def _padded(values: NDArray[np.int64], size: int, padding: int) -> NDArray[np.int64]:

@@ -23,8 +23,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.losses import judge, linear_cross_entropy
-from trifold.nn.masks import padding
+from trifold.nn.losses import linear_cross_entropy, score_targets
+from trifold.nn.masks import padding_mask
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
 from trifold.objectives.masking import SpecialTokens
 from trifold.objectives.objective import FILL_MASK, EvalContext, LossTerm, Sample, Scores, percent, perplexity
@@ -117,8 +117,8 @@ class Permutation(DocumentObjective):
         lengths = torch.tensor([len(ids) for ids in texts])
         inputs = Inputs(
             _padded(texts, self.tokenizer.required("pad")),
-            padding(lengths, int(lengths.max())),
-            ranks=_padded(orders, 0),
+            padding_mask(lengths, int(lengths.max())),
+            order=_padded(orders, 0),
         )
         return Batch(inputs, _padded(positions, 0), _padded(labels, -1), sum(map(len, positions)))
 
@@ -140,7 +140,7 @@ class Permutation(DocumentObjective):
         """Cross-entropy of the targets, in nats."""
         head = model.lm_head
         assert head is not None
-        features = head.features(model.ask(batch.inputs, batch.positions).flatten(0, 1))
+        features = head.features(model.query_stream(batch.inputs, batch.positions).flatten(0, 1))
         sums = linear_cross_entropy(features, head.weight, head.bias, batch.labels.flatten())
         return {"tokens": LossTerm(sums.loss, batch.tokens, nll=sums.nll)}
 
@@ -148,9 +148,9 @@ class Permutation(DocumentObjective):
         """Negative log-likelihood and correct predictions of the targets."""
         head = model.lm_head
         assert head is not None
-        features = head.features(model.ask(batch.inputs, batch.positions).flatten(0, 1))
-        found = judge(features, head.weight, head.bias, batch.labels.flatten())
-        return {"nll": float(found.nll), "correct": int(found.right), "tokens": batch.tokens}
+        features = head.features(model.query_stream(batch.inputs, batch.positions).flatten(0, 1))
+        found = score_targets(features, head.weight, head.bias, batch.labels.flatten())
+        return {"nll": float(found.nll), "correct": int(found.correct), "tokens": batch.tokens}
 
     def compute_scores(
         self,
@@ -174,7 +174,9 @@ class Permutation(DocumentObjective):
             return []
         batch = self.batch(examples, np.arange(count)).to(next(model.parameters()).device)
         assert model.lm_head is not None
-        predictions = model.lm_head(model.ask(batch.inputs, batch.positions)).argmax(-1).cpu().numpy()
+        predictions = (
+            model.lm_head(model.query_stream(batch.inputs, batch.positions)).argmax(-1).cpu().numpy()
+        )
         samples = []
         for row, predicted in enumerate(predictions):
             ids = self._with_special(examples, row)

@@ -254,7 +254,7 @@ def _pack(texts: Ragged, rows: NDArray[np.int64], width: int | None, pad: int) -
     """The given rows as one packed row, and the position where each of them ends."""
     lengths = texts.lengths[rows] if width is None else np.minimum(texts.lengths[rows], width)
     packing = Packing.of(torch.from_numpy(lengths))
-    tokens = np.full(packing.filled, pad, dtype=np.int64)
+    tokens = np.full(packing.length, pad, dtype=np.int64)
     tokens[: packing.real] = texts.joined(rows, lengths)
     return Inputs(torch.from_numpy(tokens)[None], packing=packing), torch.from_numpy(np.cumsum(lengths))
 

@@ -57,7 +57,7 @@ def embed(
 
     def apply(inputs: Inputs) -> Tensor:
         if pooling == "pooler":
-            vectors = model.answer(inputs, heads=["pooler"])["pooler"]
+            vectors = model.head_outputs(inputs, heads=["pooler"])["pooler"]
         else:
             hidden = model(inputs) if model.encoder is None else model.encode(inputs).hidden
             vectors = POOLINGS[pooling](hidden, inputs.attend)

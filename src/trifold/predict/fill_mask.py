@@ -66,7 +66,7 @@ def _mask_states(masks: Tensor, inputs: Inputs, reader: ModelReader) -> list[Ten
         return [states[here] for states, here in zip(reader.hidden(inputs), masks, strict=True)]
     counts = masks.sum(1).tolist()
     positions = masks.long().argsort(dim=1, descending=True, stable=True)[:, : max(counts)]
-    states = reader.model.ask(replace(inputs, ranks=masks.long()), positions)
+    states = reader.model.query_stream(replace(inputs, order=masks.long()), positions)
     return [own[:count] for own, count in zip(states, counts, strict=True)]
 
 

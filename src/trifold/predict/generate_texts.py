@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
 from trifold.generate.config import DEFAULT_MAX_NEW_TOKENS
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.masks import padding
+from trifold.nn.masks import padding_mask
 from trifold.ragged import Ragged
 
 
@@ -39,7 +39,7 @@ def generate_rows(
     device = next(model.parameters()).device
     for chosen in batches_by_length(rows.lengths, batch_tokens, partial(search_tokens, config, model.config)):
         width = int(rows.lengths[chosen].max())
-        attend = padding(torch.from_numpy(rows.lengths[chosen]), width)
+        attend = padding_mask(torch.from_numpy(rows.lengths[chosen]), width)
         tokens = rows.padded(chosen, width, model.config.pad_id).to(device)
         inputs = Inputs(tokens, None if attend is None else attend.to(device))
         found = generate_tokens(model, inputs, config, numbers=(chosen + first).tolist(), **options)

@@ -16,8 +16,8 @@ from torch import Tensor
 from trifold.data.pictures import PictureSettings, read_picture
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.masks import padding
-from trifold.nn.transformer import shifted
+from trifold.nn.masks import padding_mask
+from trifold.nn.transformer import shift_right
 from trifold.predict.generate_texts import batches_by_length
 from trifold.text import Encoded, Tokenizer, report
 
@@ -124,13 +124,13 @@ class ModelReader:
         """The states (B, T, E) that the heads read; the decoder of an encoder-decoder reads the shifted input."""
         second = None
         if self.config.shape == "encoder-decoder":
-            second = replace(shifted(inputs, self.config.start_id), attend=None)
+            second = replace(shift_right(inputs, self.config.start_id), attend=None)
         hidden: Tensor = self.model(inputs, second)
         return hidden
 
     def head(self, name: str) -> Apply:
         """The function that returns the output of a head."""
-        return lambda inputs: self.model.answer(inputs, heads=[name])[name]
+        return lambda inputs: self.model.head_outputs(inputs, heads=[name])[name]
 
     # --- rows -> inputs ----------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class ModelReader:
             )
         has_segments = (config.n_token_types > 1 or config.segment_offsets) and self.reader.tells_segments
         segments = torch.tensor([_padded(row.types, width, 0) for row in rows]) if has_segments else None
-        return Inputs(tokens, padding(lengths, width), segments=segments)
+        return Inputs(tokens, padding_mask(lengths, width), segments=segments)
 
     @property
     def _missing_end(self) -> int | None:

@@ -1,4 +1,4 @@
-"""How the stacks of a model run their blocks in training: with recomputation in the backward pass, or compiled."""
+"""How the stacks of a model run their blocks in training: recomputed in the backward pass, or compiled."""
 
 from __future__ import annotations
 
@@ -13,52 +13,51 @@ from torch.utils.checkpoint import checkpoint
 
 from trifold.nn.masks import Mask
 from trifold.nn.rng import ReplayThreadRng, thread_rng
-from trifold.nn.stack import Stack, straight
+from trifold.nn.stack import Stack
+
+# All blocks share one compiled function, with a graph per kind of mask, window and scale of a layer.
+MOST_GRAPHS = 128
 
 
-def recomputed(block: Callable[..., Any], *inputs: Any, **named: Any) -> Tensor:
-    """block(…), of which only the inputs are kept: the way back runs it again (Chen et al. 2016, section 4).
+def recomputed(block: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Tensor:
+    """block(…), which saves only its inputs and runs again in the backward pass (Chen et al. 2016, section 4).
 
-    The same bits as `straight`, dropout too, in about a third more time.
+    The same bits as without, dropout included, in about a third more time.
     """
     if not torch.is_grad_enabled():
-        return straight(block, *inputs, **named)
+        out: Tensor = block(*inputs, **kwargs)
+        return out
 
-    def run(*inputs: Any) -> Tensor:
-        # A mask remembers what it has made; the second run must make what the first one made.
-        own = (replace(each) if isinstance(each, Mask) else each for each in inputs)
-        return straight(block, *own, **named)
+    def run(*inputs: Any) -> Any:
+        # A mask caches its tensors; the second run must compute what the first one computed.
+        fresh = (replace(each) if isinstance(each, Mask) else each for each in inputs)
+        return block(*fresh, **kwargs)
 
-    # Common generators are kept by the library, for all threads at once: only where this one has none of its own.
-    common = thread_rng() is None or inputs[0].device.type != "cpu"
+    # PyTorch restores the global generators, for all threads at once; needed only if this thread has none of its own.
+    uses_global_rng = thread_rng() is None or inputs[0].device.type != "cpu"
     replay = ReplayThreadRng()
-    out: Tensor = checkpoint(
+    out = checkpoint(
         run,
         *inputs,
         use_reentrant=False,
-        preserve_rng_state=common,
+        preserve_rng_state=uses_global_rng,
         context_fn=lambda: (nullcontext(), replay),
     )
     return out
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """From now on the model's stacks keep only the inputs of their blocks for the way back."""
+    """Make the stacks of a model recompute their blocks in the backward pass."""
     for stack in model.modules():
         if isinstance(stack, Stack):
-            stack.run = recomputed
-
-
-# Of the one function that all blocks share: a graph for each kind of mask, each window, each scale that a layer has.
-MOST_GRAPHS = 128
+            stack.run_block = recomputed
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """From now on the model's stacks run their blocks as graphs, each compiled when it is first met, `under_graphs`.
+    """Compile the blocks of a model, each at its first call, which must be within `under_graphs`.
 
-    Every size is a variable from the beginning. Hooks within a block are not heard any more, and the second of two
-    streams (`ask`) stays as it is. What earlier models have compiled is forgotten, lest it count among the graphs of
-    this one.
+    All sizes are dynamic from the start. Hooks inside blocks no longer fire, and the query stream is not compiled.
+    Graphs of earlier models are discarded, so that they do not count towards the limit.
     """
     torch._dynamo.reset()
     for stack in model.modules():
@@ -68,8 +67,10 @@ def compile_blocks(model: nn.Module) -> None:
 
 
 def under_graphs() -> AbstractContextManager[None]:
-    """While inside, a case beyond MOST_GRAPHS is an error. Left to the block itself, as is usual, it would draw other
-    dropout, and a resumed run, which meets its cases in another order, would not be the same.
+    """Within this context, a case beyond MOST_GRAPHS is an error.
+
+    By default PyTorch would run the block without a graph, which draws other dropout. A resumed run meets its cases in
+    another order, so its results would differ.
     """
     limits: AbstractContextManager[None] = torch._dynamo.config.patch(
         recompile_limit=MOST_GRAPHS, fail_on_recompile_limit_hit=True

@@ -44,7 +44,7 @@ def needed(
     """
     train = recipe.train
     with torch.device("meta"):
-        parameters = Transformer(config, initialise=False).count_parameters()
+        parameters = Transformer(config, initialize=False).count_parameters()
     wide = 2 if dtype is torch.float64 else 1  # of master weights and moments, against float32
     memory = training_memory(
         config,

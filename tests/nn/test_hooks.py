@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import pytest
 import torch
 
 from trifold.nn import Inputs, Transformer, capture
@@ -38,31 +36,6 @@ def test_every_pattern_is_read_and_each_of_its_rows_sums_to_1(make_model: Make) 
             assert not pattern.triu(1).any()
         else:
             assert not name.startswith("encoder") or not pattern[1, :, :, 4:].any()
-
-
-@torch.no_grad()
-def test_who_looks_gets_the_slow_kernel_and_the_same_result(
-    make_model: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = make_model(shape="decoder", max_positions=200)
-    inputs = Inputs(torch.randint(3, 17, (1, 200)))
-    calls: list[int] = []
-    kernel = torch.nn.functional.scaled_dot_product_attention
-
-    def counted(*tensors: Any, **named: Any) -> torch.Tensor:
-        calls.append(1)
-        return kernel(*tensors, **named)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
-    unseen = model(inputs)
-    assert len(calls) == 2  # so long a text takes the fused kernel, in both layers
-    with capture(model) as seen:
-        watched = model(inputs)
-    assert len(calls) == 2
-    assert len(seen) >= 2
-    torch.testing.assert_close(watched, unseen, rtol=1e-4, atol=1e-5)
-    model(inputs)
-    assert len(calls) == 4  # … and again when nobody looks
 
 
 def test_what_is_captured_is_detached_and_capturing_ends_with_its_block(make_model: Make) -> None:
