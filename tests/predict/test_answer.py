@@ -61,7 +61,7 @@ def test_it_is_the_reference_in_one_part_and_in_several(family, impossible, tmp_
     pair = both(tmp_path, family, "ForQuestionAnswering")
     options = {"max_length": 60, "stride": 20, "impossible": impossible, "top_k": 3}
     for context, several in ((CONTEXT, True), (TEXTS[0], False)):
-        found = pair.ours.head_outputs(QUESTIONS, context, **options)
+        found = pair.ours.answer(QUESTIONS, context, **options)
         for question, mine in zip(QUESTIONS, found, strict=True):
             expected, parts = reference(pair, question, context, **options)
             assert (parts > 1) == several
@@ -78,7 +78,7 @@ def test_the_best_answer_is_the_best_of_all_spans(tmp_path):
         spans = [
             (start[a] * end[b], a, b) for a in range(len(own)) for b in range(a, len(own)) if b - a < longest
         ]
-        mine = pair.ours.head_outputs(QUESTIONS[0], TEXTS[0], max_answer_length=longest)[0]
+        mine = pair.ours.answer(QUESTIONS[0], TEXTS[0], max_answer_length=longest)[0]
         best = max(spans)
         assert close(mine.score, best[0])
         assert mine.start <= row.offsets[own[best[1]]][0]
@@ -87,7 +87,7 @@ def test_the_best_answer_is_the_best_of_all_spans(tmp_path):
 
 def test_answers_are_whole_words(tmp_path):
     pair = both(tmp_path, "bert", "ForQuestionAnswering")
-    for mine in pair.ours.head_outputs(QUESTIONS[0], CONTEXT, top_k=9, max_length=50, stride=10):
+    for mine in pair.ours.answer(QUESTIONS[0], CONTEXT, top_k=9, max_length=50, stride=10):
         before, behind = CONTEXT[: mine.start][-1:], CONTEXT[mine.end :][:1]
         assert not (before.isalnum() and mine.text[0].isascii() and mine.text[0].isalnum()), mine
         assert not (behind.isalnum() and mine.text[-1].isascii() and mine.text[-1].isalnum()), mine
@@ -96,4 +96,4 @@ def test_answers_are_whole_words(tmp_path):
 def test_a_question_that_leaves_no_room_is_named(tmp_path):
     ours = both(tmp_path, "bert", "ForQuestionAnswering").ours
     with pytest.raises(UsageError, match=r"text 2 of 2: .* shorten the first text"):
-        ours.head_outputs(["who", "who " * 60], CONTEXT)
+        ours.answer(["who", "who " * 60], CONTEXT)

@@ -166,7 +166,7 @@ def test_a_student_reads_with_the_teachers_tokenizer_and_begins_as_its_layers(ta
     assert any("that of the teacher" in line for line in listening.lines)
     begun = dict(prepared.new_model().named_parameters())
     learnt = dict(teacher.named_parameters())
-    for mine, layer in enumerate(spread(2, 4)):
+    for mine, layer in enumerate(evenly_spaced(2, 4)):
         name = "feed_forward.sublayer.in_proj.weight"
         assert torch.equal(begun[f"decoder.blocks.{mine}.{name}"], learnt[f"decoder.blocks.{layer}.{name}"])
 
