@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.resources
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -49,6 +49,7 @@ class TrainSettings(Settings):
     """The loop: how long, how fast, how often it looks up. Steps are updates of the weights."""
 
     model_config = ConfigDict(allow_inf_nan=False)
+    renamed: ClassVar = {"on_nonsense": "on_nonfinite", "save_behind": "async_save"}
 
     seed: int = Field(
         1, ge=0, description="of the weights, the order of the data, dropout and held-out pairs"
@@ -152,14 +153,14 @@ class TrainSettings(Settings):
         False,
         description="the full checkpoint of the best validation stays too; model/ has its weights anyway",
     )
-    save_behind: bool = Field(
+    async_save: bool = Field(
         False, description="save while training goes on, from a copy in memory; as durable, and as exact"
     )
     average: int = Field(1, gt=0, description="validate and keep the mean of this many last checkpoints")
     patience: int | None = Field(None, gt=0, description="validations without a better score before stopping")
     samples: int = Field(5, ge=0, description="sentences shown at a validation")
 
-    on_nonsense: Literal["stop", "skip"] = Field(
+    on_nonfinite: Literal["stop", "skip"] = Field(
         "stop",
         description="at a loss or gradient that is no number: end the run, or leave the update out; it is never made",
     )

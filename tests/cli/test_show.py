@@ -58,7 +58,7 @@ def test_a_recipe_needs_what_training_it_is_checked_for(trifold, tmp_path):
     assert (plain["precision"], lean["workers"]) == ("float32", 1)
     assert lean["optimizer"] == plain["optimizer"] // 8
     assert lean["activations"] < plain["activations"] / 2
-    more = bytes_of("train: {precision: float32, ema: 0.99, save_behind: true}")
+    more = bytes_of("train: {precision: float32, ema: 0.99, async_save: true}")
     assert more["optimizer"] == 3 * plain["optimizer"]
 
 

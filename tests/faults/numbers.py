@@ -35,7 +35,7 @@ def nonsense_stays_out(box: Box) -> None:
     changes = {
         "train.accumulate": parts,
         "train.workers": workers,
-        "train.on_nonsense": "skip" if skips else "stop",
+        "train.on_nonfinite": "skip" if skips else "stop",
     }
     where = box.rng.choice(["loss", "gradient"])
     value = box.rng.choice([math.nan, math.inf, -math.inf])

@@ -61,7 +61,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "accumulating": {"train.accumulate": 3},
     "workers": {"train.workers": 2},
     "averaging": {"train.average": 3},
-    "behind": {"train.save_behind": True},
+    "behind": {"train.async_save": True},
     "pre-norm, gated": {"model.norm_placement": "pre", "model.gated": True, "model.activation": "silu"},
     "rotary, grouped": {"model.positions": "rotary", "model.n_kv_heads": 1},
     "two layers, clipped": {"model.n_layers": 2, "train.clip": 0.5},

@@ -31,7 +31,7 @@ def killed_runs_resume(box: Box) -> None:
         logged = max([line["step"] for line in lines_of(box.run)[:-1]], default=0)
         found = newest_sound(box.run / "checkpoints")
         kept = step_of(found.path) if found is not None else 0
-        behind = every if changes.get("train.save_behind") else 0
+        behind = every if changes.get("train.async_save") else 0
         box.expect(kept >= logged - every - behind, f"at step {logged}, but only step {kept} is saved")
     box.finish(changes, reference)
 

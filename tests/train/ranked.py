@@ -255,7 +255,7 @@ def bad_days() -> None:
     run("validating", 2, {}, around=long_validation, beside=at_validation(1, signal.SIGTERM))
     run("gone on after validating", 2, {}, "validating")
     run("nonsense stops", 2, {}, around=poisoned(1, 5, math.nan))
-    run("nonsense is skipped", 2, {"train.on_nonsense": "skip"}, around=poisoned(1, 5, math.inf))
+    run("nonsense is skipped", 2, {"train.on_nonfinite": "skip"}, around=poisoned(1, 5, math.inf))
     spikes = {"train.on_spike": "rewind", "train.spike_window": 5, "train.spike_factor": 3.0}
     run("spikes", 2, spikes | PARTS | {"train.validate_every": 100}, around=poisoned(1, 8, 1e9))
     run("refused", 2, {"train.steps": 3}, "undisturbed", around=_no_resume)

@@ -137,7 +137,10 @@ def test_what_was_read_and_how_it_is_cut_is_said(recipe, listening, tmp_path):
     prepared = prepare(load_recipe(recipe), tmp_path / "tokenizer", listening)
     said = "\n".join(listening.lines)
     assert "text.txt: 40 documents" in said
-    assert "documents have more than 24 tokens: split into pieces of 24, at other positions in each epoch" in said
+    assert (
+        "documents have more than 24 tokens: split into pieces of 24, at other positions in each epoch"
+        in said
+    )
     assert "an epoch: " in said and " pieces, " in said and " tokens, " in said and "vocabulary " in said
     assert prepared.config.vocab_size == prepared.task.tokenizer.vocab_size
     one, two, again = prepared.examples(0), prepared.examples(1), prepared.examples(0)

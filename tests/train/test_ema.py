@@ -77,7 +77,7 @@ def test_updates_that_are_left_out_have_no_part_in_it(run, monkeypatch, tmp_path
     monkeypatch.setattr(Learner, "_learn", losing)
     changes = {
         "train__optimizer": optimizer, "train__learning_rate": 0.01, "train__ema": 0.9,
-        "train__on_nonsense": "skip", "train__save_every": 1, "train__keep_last": 6,
+        "train__on_nonfinite": "skip", "train__save_every": 1, "train__keep_last": 6,
     }  # fmt: skip
     run(train__steps=6, **changes)
     checked(tmp_path / "run", (2, 3, 5, 6))

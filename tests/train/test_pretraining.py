@@ -223,7 +223,12 @@ REFUSED = [
     ("follows", {"model.heads": ["lm"]}, SettingsError, r"model\.heads: next-sentence, pooler is missing"),
     ("denoise", {"tokenizer.special": []}, SettingsError, "no mask token"),
     ("denoise", {"task.noise": {"permute": 0.0, "infill": 0.0}}, SettingsError, "every rate is 0"),
-    ("denoise", {"task.written": 0, "task.best_by": "exact_match"}, SettingsError, "exact_match requires generated texts"),
+    (
+        "denoise",
+        {"task.written": 0, "task.best_by": "exact_match"},
+        SettingsError,
+        "exact_match requires generated texts",
+    ),
     ("sentinels", {"tokenizer.sentinels": 1}, SettingsError, r"set tokenizer\.sentinels=2"),
 ]
 

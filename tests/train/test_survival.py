@@ -127,7 +127,7 @@ def test_damaged_lines_of_the_metrics_are_cut_and_written_again(run, state_of, t
 
 
 def test_a_save_from_behind_that_fails_is_raised_by_the_next_step(run, state_of, tmp_path, monkeypatch):
-    run("whole", train__save_behind=True)
+    run("whole", train__async_save=True)
     real, failed = disk.rename, threading.Event()
 
     def full(old, new):
@@ -148,9 +148,9 @@ def test_a_save_from_behind_that_fails_is_raised_by_the_next_step(run, state_of,
         patch.setattr(disk, "rename", full)
         patch.setattr(Learner, "update", watched)
         with pytest.raises(CheckpointError, match=r"step-00000006: could not be written .*No space"):
-            run(train__save_behind=True)
+            run(train__async_save=True)
     assert len(after) <= 1
-    run(resume="auto", train__save_behind=True)
+    run(resume="auto", train__async_save=True)
     assert state_of(tmp_path / "run") == state_of(tmp_path / "whole")
 
 
@@ -179,7 +179,7 @@ def test_nonsense_is_told_although_the_disk_is_full(run, losing, monkeypatch, li
 
     monkeypatch.setattr(refusals, "write_evidence", full)
     losing({3: math.nan})
-    assert run(view=listening, train__on_nonsense="skip").steps == 12
+    assert run(view=listening, train__on_nonfinite="skip").steps == 12
     assert any("could not be written" in line for line in listening.lines)
     losing({2: math.nan})
     with pytest.raises(Refused, match="nan"):
@@ -189,7 +189,7 @@ def test_nonsense_is_told_although_the_disk_is_full(run, losing, monkeypatch, li
 
 def test_nonsense_is_left_out_where_that_is_asked_for_and_the_batch_is_kept(run, losing, tmp_path):
     losing({3: math.nan, 8: math.inf})
-    outcome = run(train__on_nonsense="skip")
+    outcome = run(train__on_nonfinite="skip")
     assert (outcome.steps, outcome.stopped_by) == (12, "steps")
     assert events(outcome) == [(3, "skipped"), (8, "skipped")]
     (event, _) = (line for line in lines(outcome) if "event" in line)
@@ -228,16 +228,16 @@ def test_only_so_many_updates_are_left_out(run, losing, tmp_path):
     with pytest.raises(
         Refused, match=r"step 3: .* 2 updates were left out before, and train\.skip_limit allows no more"
     ):
-        run(train__on_nonsense="skip", train__skip_limit=2)
+        run(train__on_nonfinite="skip", train__skip_limit=2)
     assert events(tmp_path / "run") == [(1, "skipped"), (2, "skipped"), (3, "stopped")]
 
 
 def test_a_run_that_stopped_at_nonsense_can_go_on_without_it(run, losing, tmp_path):
     losing({5: math.nan})
-    with pytest.raises(Refused, match=r"train\.on_nonsense=skip"):
+    with pytest.raises(Refused, match=r"train\.on_nonfinite=skip"):
         run()
     losing({5: math.nan})
-    assert run(resume="auto", train__on_nonsense="skip").steps == 12
+    assert run(resume="auto", train__on_nonfinite="skip").steps == 12
     assert events(tmp_path / "run") == [(5, "skipped")]
 
 

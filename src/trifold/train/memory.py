@@ -56,7 +56,7 @@ def needed(
         str(dtype).removeprefix("torch."),
         workers=workers,
         optimizer=wide
-        * (MOMENTS[train.optimizer] + (4 if train.ema else 0) + (12 if train.save_behind else 0)),
+        * (MOMENTS[train.optimizer] + (4 if train.ema else 0) + (12 if train.async_save else 0)),
         validation=8 + (12 if train.average > 1 else 0),  # a mean in float64
         recompute=train.recompute == "blocks",
         on_cpu=on_cpu,

@@ -61,12 +61,12 @@ def fate(settings: TrainSettings, refused: Refused, so_far: int) -> Fate:
 
     Raises Refused with the remedy where the run is to stop.
     """
-    wanted: str = settings.on_nonsense if refused.kind == "nonsense" else settings.on_spike
+    wanted: str = settings.on_nonfinite if refused.kind == "nonsense" else settings.on_spike
     if wanted == "stop":
         # Going on with this run would repeat it bit by bit.
         remedy = "begin another run with a lower train.learning_rate, a longer train.warmup or train.clip=1.0"
         if refused.kind == "nonsense":
-            remedy += ", or go on with --resume auto and train.on_nonsense=skip"
+            remedy += ", or go on with --resume auto and train.on_nonfinite=skip"
     elif so_far >= settings.skip_limit:
         remedy = (
             f"{so_far:,} updates were left out before, and train.skip_limit allows no more; begin another run with a "

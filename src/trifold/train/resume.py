@@ -20,9 +20,9 @@ FREE: tuple[str, ...] = (
     *("name", "description", "generate"),
     *("train.device", "train.log_every", "train.minutes", "train.patience"),
     *("train.recompute", "train.samples", "train.steps", "train.sharding"),
-    *("train.keep_every", "train.keep_best", "train.save_behind", "train.check_memory"),
+    *("train.keep_every", "train.keep_best", "train.async_save", "train.check_memory"),
     # What to do about trouble that has come up since the run was begun.
-    *("train.on_nonsense", "train.on_spike", "train.spike_factor", "train.spike_window", "train.skip_limit"),
+    *("train.on_nonfinite", "train.on_spike", "train.spike_factor", "train.spike_window", "train.skip_limit"),
 )
 # These too, unless earlier checkpoints are averaged.
 FREE_ALONE: tuple[str, ...] = ("train.save_every", "train.keep_last")

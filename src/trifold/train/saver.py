@@ -22,7 +22,7 @@ class Saver:
 
     def __init__(self, folder: Path, settings: TrainSettings, ranks: Ranks = ALONE) -> None:
         self._folder, self._settings, self._ranks = folder, settings, ranks
-        self._pool = ThreadPoolExecutor(1, "saver") if settings.save_behind and ranks.speaks else None
+        self._pool = ThreadPoolExecutor(1, "saver") if settings.async_save and ranks.speaks else None
         self._coming: Future[None] | None = None
 
     def save(self, state: Checkpoint, best: int) -> None:
