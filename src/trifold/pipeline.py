@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trifold import fast
-from trifold.data.pictures import PictureSettings
+from trifold.data.images import ImageSettings
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.fast.int8 import Int8
 from trifold.generate import (
@@ -58,7 +58,7 @@ class Pipeline(Predicts):
         tokenizer: Tokenizer | None = None,
         target_tokenizer: Tokenizer | None = None,
         generation: dict[str, object] | None = None,
-        pictures: PictureSettings | None = None,
+        pictures: ImageSettings | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from trifold.data.pictures import PictureSettings, read_picture
+from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError
 from trifold.hub.pictures import FILE, read_pictures, write_pictures
 
@@ -37,15 +37,13 @@ NEW = {
 }
 
 
-def read(folder, values: dict[str, Any]) -> PictureSettings | None:
+def read(folder, values: dict[str, Any]) -> ImageSettings | None:
     (folder / FILE).write_text(json.dumps(values), encoding="utf-8")
     return read_pictures(folder)
 
 
 def test_old_and_new_files_say_the_same(tmp_path):
-    assert (
-        read(tmp_path, OLD) == read(tmp_path, NEW) == PictureSettings(size=(384, 384), mean=(0.5, 0.4, 0.3))
-    )
+    assert read(tmp_path, OLD) == read(tmp_path, NEW) == ImageSettings(size=(384, 384), mean=(0.5, 0.4, 0.3))
 
 
 def test_a_folder_may_say_nothing(tmp_path):
@@ -55,13 +53,13 @@ def test_a_folder_may_say_nothing(tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        PictureSettings(),
-        PictureSettings(size=None, resample="nearest"),
-        PictureSettings(size=(8, 12), scale=None, mean=None, deviation=None),
-        PictureSettings(mean=(0.5,), deviation=(0.25,)),
-        PictureSettings(size=None, shortest_edge=9, crop=(8, 6)),
-        PictureSettings(size=None, shortest_edge=9, longest_edge=14),
-        PictureSettings(size=None, crop=(4, 4)),
+        ImageSettings(),
+        ImageSettings(size=None, resample="nearest"),
+        ImageSettings(size=(8, 12), scale=None, mean=None, deviation=None),
+        ImageSettings(mean=(0.5,), deviation=(0.25,)),
+        ImageSettings(size=None, shortest_edge=9, crop=(8, 6)),
+        ImageSettings(size=None, shortest_edge=9, longest_edge=14),
+        ImageSettings(size=None, crop=(4, 4)),
     ],
 )
 def test_what_is_written_is_read_again(settings, tmp_path):
@@ -144,9 +142,9 @@ def test_every_step_is_that_of_the_reference(
         ]
     except ValueError:  # a side of no pixels
         with pytest.raises(DataError, match="too narrow to be resized"):
-            read_picture(image.fromarray(noise), settings, 3)
+            read_image(image.fromarray(noise), settings, 3)
         return
-    mine = read_picture(image.fromarray(noise), settings, 3)
+    mine = read_image(image.fromarray(noise), settings, 3)
     np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
     if settings.fixed_size is not None:
         assert mine.shape[1:] == settings.fixed_size

@@ -1,4 +1,4 @@
-"""Scores are those of the reference tool, digit by digit."""
+"""Scores equal those of sacreBLEU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HYPOTHESES = [
         (lambda: chrf(HYPOTHESES, REFERENCES), ["-m", "chrf"]),
     ],
 )
-def test_values_and_signatures_are_sacrebleus(ours: Any, flags: list[str], tmp_path: Path) -> None:
+def test_values_and_signatures_equal_sacrebleu(ours: Any, flags: list[str], tmp_path: Path) -> None:
     for name, lines in (("ref", REFERENCES), ("hyp", HYPOTHESES)):
         (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     command = [
@@ -60,7 +60,7 @@ def test_values_and_signatures_are_sacrebleus(ours: Any, flags: list[str], tmp_p
     assert score.signature == theirs["signature"]
 
 
-def test_exact_match_is_a_share_in_percent() -> None:
+def test_exact_match_is_a_percentage() -> None:
     assert exact_match(HYPOTHESES, REFERENCES).value == 25
     assert exact_match(["A "], ["a"]).value == 0
     assert exact_match(["A "], ["a"], lowercase=True).value == 100
@@ -68,7 +68,7 @@ def test_exact_match_is_a_share_in_percent() -> None:
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_the_perfect_output_has_100_and_lists_must_pair_up(name: str) -> None:
+def test_perfect_outputs_and_unequal_lengths(name: str) -> None:
     score = SCORES[name]
     assert score(REFERENCES, REFERENCES).value == pytest.approx(100)
     assert score(["x"] * 4, REFERENCES).value < 10

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from trifold.data import embedded
 from trifold.data.files import TEXT_FORMATS, find_files
 from trifold.data.lines import WHOLE_FILE, FileRange, display_name, inner_suffix, iter_lines, read_text
-from trifold.data.pairs import INNER_BREAK, ReadReport, hold_out_indices, plural, train_source
+from trifold.data.pairs import INNER_BREAK, ReadReport, Splits, hold_out_indices, plural, read_splits_with
 from trifold.data.settings import DataSettings
 from trifold.data.tables import iter_hub, iter_parquet, read_objects, text_at
 from trifold.errors import DataError, SettingsError
@@ -81,22 +81,12 @@ class Documents:
         return cls(texts, report)
 
 
-class DocumentSplits(NamedTuple):
-    """The raw text of an experiment; `valid` and `test` are None if the settings name none."""
-
-    train: Documents
-    valid: Documents | None
-    test: Documents | None
+DocumentSplits: TypeAlias = Splits[Documents]
 
 
 def read_document_splits(settings: DataSettings, seed: int = 0) -> DocumentSplits:
     """Read all sources of `settings`; with `holdout`, validation text is taken out of train (`hold_out_documents`)."""
-    train = read_documents(train_source(settings), settings, split="train")
-    valid = read_documents(settings.valid, settings, split="valid") if settings.valid is not None else None
-    test = read_documents(settings.test, settings, split="test") if settings.test is not None else None
-    if settings.holdout:
-        train, valid = hold_out_documents(train, settings.holdout, seed)
-    return DocumentSplits(train, valid, test)
+    return read_splits_with(read_documents, hold_out_documents, settings, seed)
 
 
 def hold_out_documents(documents: Documents, count: int | float, seed: int) -> tuple[Documents, Documents]:

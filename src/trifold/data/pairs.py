@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from trifold.data import embedded
 from trifold.data.lines import inner_suffix, iter_lines
 from trifold.data.settings import DataSettings, Source
 from trifold.data.tables import PAIR_READERS, NumberedPairs, iter_hub, text_at
 from trifold.errors import DataError, SettingsError
+
+T = TypeVar("T")
 
 _FORMATS = {
     ".parquet": "parquet",
@@ -124,29 +126,34 @@ class Pairs:
         )
 
 
-class Splits(NamedTuple):
+class Splits(NamedTuple, Generic[T]):
     """The data of an experiment; `valid` and `test` are None if the settings name none."""
 
-    train: Pairs
-    valid: Pairs | None
-    test: Pairs | None
+    train: T
+    valid: T | None
+    test: T | None
 
 
-def read_splits(settings: DataSettings, seed: int = 0) -> Splits:
+def read_splits(settings: DataSettings, seed: int = 0) -> Splits[Pairs]:
     """Read all sources of `settings`; with `holdout`, validation pairs are taken out of train by `seed`."""
-    train = read_pairs(train_source(settings), settings, split="train")
-    valid = read_pairs(settings.valid, settings, split="valid") if settings.valid is not None else None
-    test = read_pairs(settings.test, settings, split="test") if settings.test is not None else None
+    return read_splits_with(read_pairs, hold_out, settings, seed)
+
+
+def read_splits_with(
+    read: Callable[[Any, DataSettings, str], T],
+    hold_out: Callable[[T, int | float, int], tuple[T, T]],
+    settings: DataSettings,
+    seed: int,
+) -> Splits[T]:
+    """Read all sources of `settings`. Raises SettingsError if there is no training source."""
+    if settings.train is None:
+        raise SettingsError("data.train: no training data is named; set it to files, hub:… or embedded:…")
+    train = read(settings.train, settings, "train")
+    valid = read(settings.valid, settings, "valid") if settings.valid is not None else None
+    test = read(settings.test, settings, "test") if settings.test is not None else None
     if settings.holdout:
         train, valid = hold_out(train, settings.holdout, seed)
     return Splits(train, valid, test)
-
-
-def train_source(settings: DataSettings) -> str | list[str]:
-    """The training source. Raises SettingsError if there is none."""
-    if settings.train is None:
-        raise SettingsError("data.train: no training data is named; set it to files, hub:… or embedded:…")
-    return settings.train
 
 
 def hold_out(pairs: Pairs, count: int | float, seed: int) -> tuple[Pairs, Pairs]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from trifold.data.pictures import Filter, PictureSettings
+from trifold.data.images import Filter, ImageSettings
 from trifold.errors import CheckpointError, SettingsError
 from trifold.hub.files import read_json, write_json
 from trifold.settings import Settings
@@ -52,7 +52,7 @@ class PreprocessorFile(Settings):
     do_pad: Literal[False] = False
 
 
-def read_pictures(folder: Path) -> PictureSettings | None:
+def read_pictures(folder: Path) -> ImageSettings | None:
     """What the folder says of pictures; None where it says nothing.
 
     Raises CheckpointError for a key that is not known, or that asks for a step which we do not have.
@@ -68,7 +68,7 @@ def read_pictures(folder: Path) -> PictureSettings | None:
         raise CheckpointError("\n".join(f"{place}: {line}" for line in str(error).splitlines())) from None
 
 
-def write_pictures(folder: Path, settings: PictureSettings) -> None:
+def write_pictures(folder: Path, settings: ImageSettings) -> None:
     """The way back of `read_pictures`."""
     theirs: dict[str, Any] = {
         "image_processor_type": "ViTImageProcessor",
@@ -92,12 +92,12 @@ def write_pictures(folder: Path, settings: PictureSettings) -> None:
     write_json(folder / FILE, theirs)
 
 
-def _to_ours(file: PreprocessorFile) -> PictureSettings:
+def _to_ours(file: PreprocessorFile) -> ImageSettings:
     if file.resample not in FILTERS:
         raise SettingsError(f"resample: {file.resample} is not known; known: 0 to {max(FILTERS)}")
     if min(_colours(file.image_std), default=0) <= 0:
         raise SettingsError(f"image_std: {file.image_std} is no deviation: give numbers above 0")
-    return PictureSettings.parse(
+    return ImageSettings.parse(
         {
             **(_resizing(file) if file.do_resize else {"size": None}),
             "crop": _crop(file),

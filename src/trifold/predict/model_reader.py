@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trifold.data.pictures import PictureSettings, read_picture
+from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
@@ -38,7 +38,7 @@ class ModelReader:
 
     model: Transformer
     tokenizer: Tokenizer | None = None
-    pictures: PictureSettings | None = None
+    pictures: ImageSettings | None = None
     batch_tokens: int = 4096
     on_overflow: Overflow = "error"
     places: Sequence[str] | None = None
@@ -174,7 +174,7 @@ class ModelReader:
             image = images[number]
             place = self.place(number, len(images)) if self.places is not None else str(image)
             name = place if place == str(image) else f"{place}: {image}"
-            pixels = read_picture(image, settings, config.n_channels, name)
+            pixels = read_image(image, settings, config.n_channels, name)
             if pixels.shape[1:] != config.image_size:
                 raise DataError(f"{name}: {pixels.shape[1:]} pixels, but the model reads {config.image_size}")
             arrays.append(torch.from_numpy(pixels))

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 from torch import Tensor
 
-from trifold.data.pictures import PictureSettings
+from trifold.data.images import ImageSettings
 from trifold.errors import UsageError
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
@@ -97,7 +97,7 @@ class Predicts:
 
     model: Transformer
     tokenizer: Tokenizer | None
-    pictures: PictureSettings | None
+    pictures: ImageSettings | None
 
     def predict(
         self, texts: Any, pairs: str | Sequence[str] | None = None, *, task: str | None = None, **options: Any

@@ -1,4 +1,4 @@
-"""How good an output is, each score equal to that of its reference tool."""
+"""Scores of generated text; each equals the value of its reference tool."""
 
 from collections.abc import Callable
 

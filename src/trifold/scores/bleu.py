@@ -1,4 +1,4 @@
-"""Scores of generated text against one reference each; sacreBLEU's, so that they compare with published ones."""
+"""BLEU, chrF and exact match against one reference; computed by sacreBLEU, so they compare with published scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trifold.errors import DataError
 
 
 class Score(NamedTuple):
-    """A value in percent, and the signature that says exactly how it was computed."""
+    """A value in percent, and the sacreBLEU signature of its computation."""
 
     name: str
     value: float
@@ -25,7 +25,7 @@ class Score(NamedTuple):
 def bleu(
     hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a", lowercase: bool = False
 ) -> Score:
-    """Corpus BLEU (Papineni et al. 2002; Post 2018). `tokenize="none"` for text that is tokenised already."""
+    """Corpus BLEU (Papineni et al. 2002; Post 2018). `tokenize="none"` is for tokenized text."""
     _check(hypotheses, references)
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     value = metric.corpus_score(hypotheses, [references]).score
@@ -41,19 +41,22 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str], lowercase: bool =
 
 
 def exact_match(hypotheses: Sequence[str], references: Sequence[str], lowercase: bool = False) -> Score:
-    """Share of hypotheses equal to their reference, but for white space at both ends, in percent."""
+    """Percentage of hypotheses equal to their reference, ignoring leading and trailing white space."""
     _check(hypotheses, references)
 
-    def plain(text: str) -> str:
+    def normalize(text: str) -> str:
         return text.strip().lower() if lowercase else text.strip()
 
-    equal = sum(plain(ours) == plain(theirs) for ours, theirs in zip(hypotheses, references, strict=True))
+    pairs = zip(hypotheses, references, strict=True)
+    equal = sum(normalize(hypothesis) == normalize(reference) for hypothesis, reference in pairs)
     case = "lc" if lowercase else "mixed"
     return Score("exact match", 100 * equal / len(references), f"nrefs:1|case:{case}|space:stripped")
 
 
 def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     if len(hypotheses) != len(references):
-        raise DataError(f"{len(hypotheses):,} outputs but {len(references):,} references; they must pair up")
+        raise DataError(
+            f"{len(hypotheses):,} outputs but {len(references):,} references; the numbers must be equal"
+        )
     if not references:
-        raise DataError("nothing to score: there is no reference")
+        raise DataError("nothing to score: there are no references")
