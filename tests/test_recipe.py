@@ -159,7 +159,7 @@ def test_a_file_is_called_by_its_stem_unless_it_says_otherwise(write):
     [
         ("a: [1", ["mine.yaml: not valid YAML", "line 1"]),
         ("a: b: c", ["mine.yaml: not valid YAML", "line 1, column 5"]),
-        ("train: {steps: 5}\ntrain: {steps: 6}", ["mine.yaml: not valid YAML", "'train' stands twice"]),
+        ("train: {steps: 5}\ntrain: {steps: 6}", ["mine.yaml: not valid YAML", "duplicate key 'train'"]),
         ("- a\n- b", ["mine.yaml: a recipe is a mapping"]),
         ("", ["mine.yaml: a recipe is a mapping"]),
         ("just text", ["mine.yaml: a recipe is a mapping"]),

@@ -1,4 +1,4 @@
-"""One Transformer, three shapes: encoder-decoder, encoder, decoder, put together from one set of parts.
+"""Train, run and inspect Transformers: encoder-decoders, encoders and decoders.
 
     import trifold
 
@@ -6,7 +6,7 @@
     translator = trifold.load("runs/multi30k-en-de")               # a run, a folder, or a hub id
     print(translator.generate("A dog runs."))
 
-Importing this package imports nothing slow: each name below is fetched from its room when first used.
+Importing this package is fast: each public name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 
 __all__ = ["ModelConfig", "Recipe", "Tokenizer", "Transformer", "__version__", "generate", "load", "train"]
 
-_ROOMS = {
+_MODULES = {
     "ModelConfig": "trifold.nn",
     "Recipe": "trifold.recipe",
     "Tokenizer": "trifold.text",
@@ -38,26 +38,26 @@ _ROOMS = {
 }
 
 
-class _Face(ModuleType):
-    """Keeps `train` and `generate` functions, though rooms have the same names.
+class _Package(ModuleType):
+    """Keeps `trifold.train` and `trifold.generate` functions, although there are packages of the same names.
 
-    Importing a submodule binds it in its parent, so without this the meaning of `trifold.train` would depend
-    on what ran before. `from trifold.train.loop import …` is not affected.
+    Importing a subpackage binds its name in this module, so without this class the meaning of `trifold.train` would
+    depend on earlier imports. `from trifold.train.loop import …` is not affected.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _ROOMS and isinstance(value, ModuleType)):
+        if not (name in _MODULES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 
-sys.modules[__name__].__class__ = _Face
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
-        raise AttributeError(f"module 'trifold' has no attribute {name!r}; it offers {', '.join(__all__)}")
-    value = globals()[name] = getattr(importlib.import_module(_ROOMS[name]), name)
-    if _ROOMS[name] == "trifold.nn":
+    if name not in _MODULES:
+        raise AttributeError(f"module 'trifold' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    if _MODULES[name] == "trifold.nn":
         importlib.import_module("trifold.fast").enable()
     return value
 

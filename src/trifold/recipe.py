@@ -22,7 +22,7 @@ from trifold.objectives import DEFAULT_KIND, TaskSettings, TranslateSettings
 from trifold.objectives.distill import DistillSettings
 from trifold.settings import Settings, nearest
 from trifold.text import TokenizerSettings
-from trifold.yaml_dialect import YAMLError, dumped, load, parse
+from trifold.yaml_dialect import YAMLError, dump, load, parse
 
 # Schedules whose every rate depends on the number of steps.
 ENDING = ("linear", "cosine", "warmup-stable-decay")
@@ -283,7 +283,7 @@ class Recipe(Settings):
 
     def resolved(self) -> str:
         """As YAML, with every default written out."""
-        return dumped(self.model_dump())
+        return dump(self.model_dump())
 
 
 def recipe_names() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What every settings class shares: frozen, typed, unknown keys refused with the nearest valid one."""
+"""Base of all settings classes: frozen, typed; an unknown key is an error that names the nearest valid one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from trifold.errors import SettingsError
 
-Trail: TypeAlias = tuple[int | str, ...]  # of a problem, from the outermost group inwards
+Path: TypeAlias = tuple[int | str, ...]  # of an error, from the outermost group inwards
 
 
 class Settings(BaseModel):
-    """Base of every settings class; an instance never changes and never holds a key that it does not know."""
+    """Base of every settings class. Instances are immutable and have no unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
@@ -42,7 +42,7 @@ class Settings(BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], at: str = "") -> Self:
-        """Build from plain values (as YAML gives them); `at` is the dotted key they stand under.
+        """Validate plain values, as read from YAML; `at` is the dotted key of the group.
 
         Raises SettingsError with one line per wrong key: its dotted name, what is wrong, and the remedy.
         """
@@ -50,7 +50,7 @@ class Settings(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             lines: dict[str, str] = {}
-            for problem in error.errors():  # a union complains once for each of its members
+            for problem in error.errors():  # a union reports an error for each of its members
                 key = _key(cls, problem["loc"], at)
                 lines.setdefault(key, f"{key}: {_explain(cls, problem)}")
             raise SettingsError("\n".join(lines.values())) from None
@@ -67,21 +67,21 @@ def warn_renamed(old: str, new: str) -> None:
 
 
 def nearest(value: str, known: list[str], kind: str = "names") -> str:
-    """The end of an error about an unknown value: the nearest valid one, or all of them."""
+    """End of an error message about an unknown value: the nearest valid one, or all of them."""
     close = difflib.get_close_matches(value, known, n=1, cutoff=0.4)
     return f"; did you mean {close[0]!r}?" if close else f"; known {kind}: {', '.join(sorted(known))}"
 
 
-def _key(cls: type[Settings], path: Trail, at: str) -> str:
-    """The dotted key of a problem, without what pydantic puts in to say which member of a union it tried."""
+def _key(cls: type[Settings], path: Path, at: str) -> str:
+    """The dotted key of an error, without the entries that pydantic adds for members of a union."""
     keys, _ = _walk(cls, path)
     return ".".join([*([at] if at else []), *keys]) or "settings"
 
 
-def _walk(cls: type[Settings], path: Trail) -> tuple[list[str], type[Settings] | None]:
-    """The keys on the way of a problem, and the settings class where it ends; None where it ends in a plain value.
+def _walk(cls: type[Settings], path: Path) -> tuple[list[str], type[Settings] | None]:
+    """The keys of a path, and the settings class at its end; None if it ends in a plain value.
 
-    Where a key holds one of several classes, the next part of the path is the `kind` of the one that was tried.
+    After a key that holds one of several classes, the path contains the `kind` of the class.
     """
     keys: list[str] = []
     inner: type[Settings] | None = cls
@@ -117,24 +117,24 @@ def _explain(cls: type[Settings], problem: Any) -> str:
             return f"{problem['msg'].lower()}, got {problem['input']!r}"
 
 
-def _nearest_key(cls: type[Settings], path: Trail) -> str:
+def _nearest_key(cls: type[Settings], path: Path) -> str:
     inner = _walk(cls, path[:-1])[1] or cls
     return nearest(str(path[-1]), list(inner.model_fields), "keys")
 
 
-def _kinds_at(cls: type[Settings], path: Trail) -> list[str]:
-    """What may stand under `kind` in the group that the path names."""
+def _kinds_at(cls: type[Settings], path: Path) -> list[str]:
+    """The valid values of `kind` in the group that the path names."""
     owner = _walk(cls, path[:-1])[1] or cls
     return [_kind(member) for member in _settings_classes(owner.model_fields[str(path[-1])].annotation)]
 
 
 def _kind(cls: type[Settings]) -> str:
-    """What chooses this class among several; of one that stands alone, its name."""
+    """The value of `kind` that selects this class; its name if it has no `kind`."""
     return str(cls.model_fields["kind"].default) if "kind" in cls.model_fields else cls.__name__
 
 
 def _settings_classes(annotation: Any) -> list[type[Settings]]:
-    """The settings classes that a key may hold, in the order of the annotation."""
+    """The settings classes in an annotation, in order."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     return [found for part in getattr(annotation, "__args__", ()) for found in _settings_classes(part)]

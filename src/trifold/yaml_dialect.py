@@ -1,4 +1,4 @@
-"""YAML as recipes are written: what surprises in YAML 1.1 left out, and no value that runs code."""
+"""YAML of recipes: YAML 1.1 without its surprises, and without values that run code."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from yaml import YAMLError
 
 from trifold.errors import SettingsError
 
-__all__ = ["YAMLError", "dumped", "load", "parse"]
+__all__ = ["YAMLError", "dump", "load", "parse"]
 
 
 def load(text: str) -> Any:
-    """Raises YAMLError."""
+    """Parse a value. Raises YAMLError."""
     return yaml.load(text, _Loader)
 
 
-def dumped(values: Mapping[str, Any]) -> str:
-    """Text that `load` reads back as the same values, in their order."""
+def dump(values: Mapping[str, Any]) -> str:
+    """Text that `load` parses to the same values, in the same order."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def parse(text: str, place: str) -> dict[str, Any]:
-    """A mapping, of the file named `place`. Raises SettingsError."""
+    """Parse the mapping of the file named `place`. Raises SettingsError."""
     try:
         values = load(text)
     except (YAMLError, RecursionError) as error:
@@ -36,26 +36,26 @@ def parse(text: str, place: str) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 but for what surprises in it: 5e-4 is a number, `no` is a word, and no key stands twice."""
+    """YAML 1.1 except that 5e-4 is a number, `no` is a string, and duplicate keys are errors."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012 (as the library declares it)
+    yaml_implicit_resolvers = {  # noqa: RUF012 (declared like this in the library)
         first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":bool", ":timestamp"))]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
-        if twice := [key for place, key in enumerate(keys) if key in keys[:place]]:
-            problem = f"the key {str(twice[0])!r} stands twice, keep one of them"
+        if duplicates := [key for place, key in enumerate(keys) if key in keys[:place]]:
+            problem = f"duplicate key {str(duplicates[0])!r}; keep one of them"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what `_Loader` would not read back as the same text."""
+    """Quotes strings that `_Loader` would not read back unchanged."""
 
     def represent_str(self, text: str) -> yaml.ScalarNode:
-        # YAML 1.1 takes these for line ends, unless they are escaped.
+        # YAML 1.1 treats these as line breaks, unless they are escaped.
         style = '"' if any(sign in text for sign in "\x85\u2028\u2029") else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style)
 
@@ -65,6 +65,6 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile("^(?:true|True|false|False)$"), list("tTfF")
 )
-for _side in (_Loader, _Dumper):
-    _exponent = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
-    _side.add_implicit_resolver("tag:yaml.org,2002:float", _exponent, list("-+0123456789"))
+_EXPONENT = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))

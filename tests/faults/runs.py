@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trifold.errors import Elsewhere, TrifoldError
+from trifold.errors import OtherRankError, TrifoldError
 from trifold.train import checkpoint, train
 from trifold.train.view import Silent
 
@@ -222,7 +222,7 @@ def training(folder: Path, changes: Mapping[str, Any], log: Path, **more: Any) -
         try:
             return train("smoke", out=folder, resume="auto", view=Written(log), **more, **overrides).exit_code
         except TrifoldError as error:
-            if not isinstance(error, Elsewhere):
+            if not isinstance(error, OtherRankError):
                 Written(log).say(f"error: {error}")
             return error.exit_code
 

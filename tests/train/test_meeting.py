@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from trifold.errors import Elsewhere
+from trifold.errors import OtherRankError
 from trifold.train import ranks
 
 
@@ -41,5 +41,5 @@ def test_a_rank_that_is_left_alone_gives_up(monkeypatch: Any) -> None:
     meeting(store, [0.0, 0.0])
     monkeypatch.setattr(ranks, "PATIENCE", timedelta(seconds=0.2))
     for rank in (0, 1):
-        with pytest.raises(Elsewhere, match=f"rank {rank}: not all of 2 ranks have come"):
+        with pytest.raises(OtherRankError, match=f"rank {rank}: not all of 2 ranks have come"):
             ranks._meeting(store, rank, 2)

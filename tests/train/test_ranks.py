@@ -21,7 +21,7 @@ import yaml
 from safetensors.torch import load_file
 from tests.faults.runs import TINY, lines_of, state_of
 
-from trifold.errors import Elsewhere, SettingsError, UsageError
+from trifold.errors import OtherRankError, SettingsError, UsageError
 from trifold.fast.int8_training import bytes_hindrance
 from trifold.objectives.causal import Causal, CausalSettings, Corpus
 from trifold.ragged import Ragged
@@ -459,7 +459,7 @@ def test_what_rank_0_says_is_heard() -> None:
     store.set("last heard", "1")  # it does not wait for the other, who is the same thread here
     with pytest.raises(UsageError, match="no"):
         first.first(refuse)
-    with pytest.raises(Elsewhere, match="rank 0: no") as caught:
+    with pytest.raises(OtherRankError, match="rank 0: no") as caught:
         second.first(refuse)
     assert caught.value.exit_code == 2
 

@@ -19,7 +19,7 @@ import typer
 import trifold
 from trifold.cli import convert, demo, doctor, eval, generate, look, predict, recipes, show, train
 from trifold.cli.streams import complain, note, speak_utf8, speaks
-from trifold.errors import Elsewhere, TrifoldError
+from trifold.errors import OtherRankError, TrifoldError
 
 # What a newcomer types first comes first.
 VERBS: dict[str, tuple[ModuleType, str]] = {
@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = _app()(args=arguments, prog_name="trifold", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except Elsewhere as error:
-        if speaks() and not error.told:
+    except OtherRankError as error:
+        if speaks() and not error.reported:
             complain(str(error))
         return error.exit_code
     except TrifoldError as error:

@@ -52,7 +52,7 @@ def train(
     `train("smoke", **{"train.steps": 50})`. Raises TrifoldError and its kin; an interrupted run is no error.
 
     Under `torchrun` all processes train together, and all return the same; what only one of them has to complain of,
-    the others raise as Elsewhere.
+    the others raise as OtherRankError.
     """
     fast.enable()
     with joined() as ranks:

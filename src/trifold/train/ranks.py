@@ -25,7 +25,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
-from trifold.errors import Elsewhere, UsageError
+from trifold.errors import OtherRankError, UsageError
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class Ranks:
     def first(self, work: Callable[[], T]) -> T:
         """What `work` gives on rank 0, for all: plain values, as JSON has them.
 
-        What it raises, rank 0 raises; the others raise Elsewhere, or Stopped where it does.
+        What it raises, rank 0 raises; the others raise OtherRankError, or Stopped where it does.
         """
         return work()
 
@@ -146,7 +146,7 @@ class Group(Ranks):
 
     def _tell_last(self, key: str, what: Mapping[str, Any]) -> None:
         """And leave when all have heard it, or some do not come to hear it: the store may be this very process's."""
-        with suppress(Elsewhere):
+        with suppress(OtherRankError):
             self._tell(key, what)
             for _ in range(LAST_LOOKS):
                 if self._store.add("last heard", 0) >= self.world - 1:
@@ -167,14 +167,14 @@ class Group(Ranks):
                 sign = self._store.get("life") if self._store.check(["life"]) else b""
                 looks, last = (looks + 1, last) if sign == last else (0, sign)
                 if looks > (MOST_LOOKS if number is None else MOST_LOOKS_WHEN_ASKED):
-                    raise Elsewhere("rank 0 has gone")
+                    raise OtherRankError("rank 0 has gone")
             told = json.loads(self._store.get(key))
             if "gives" not in told:
                 self._store.add("last heard", 1)
         if "stopped" in told:
             raise Stopped(told["stopped"])
         if "failed" in told:
-            raise Elsewhere(f"rank 0: {told['failed']}", told["exit_code"])
+            raise OtherRankError(f"rank 0: {told['failed']}", told["exit_code"])
         return told["gives"]
 
     @contextmanager
@@ -216,7 +216,7 @@ class Group(Ranks):
             culprit = failed.index(1.0)
             if failure is not None and culprit == self.rank:
                 raise failure
-            raise Elsewhere(f"rank {culprit} failed")
+            raise OtherRankError(f"rank {culprit} failed")
         if any(signals):
             raise Stopped(int(max(signals)))
         return done[0]
@@ -243,9 +243,9 @@ def together() -> Iterator[None]:
             error
         ):  # of NCCL and the store; of gloo
             raise
-        raise Elsewhere(
+        raise OtherRankError(
             "another rank has gone; what it said, or torchrun says of it, tells why; go on with --resume auto",
-            told=False,
+            reported=False,
         ) from error
 
 
@@ -272,7 +272,7 @@ def _meeting(store: Any, rank: int, world: int) -> str:
                 if store.check([f"{name} begins"]):
                     return name
             time.sleep(PAUSES[0])
-    raise Elsewhere(f"rank {rank}: not all of {world} ranks have come within {PATIENCE}")
+    raise OtherRankError(f"rank {rank}: not all of {world} ranks have come within {PATIENCE}")
 
 
 _joined: Ranks | None = None  # while a run is under way, so that joining once more changes nothing
