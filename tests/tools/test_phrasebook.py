@@ -91,13 +91,13 @@ def test_the_generator_reproduces_the_file() -> None:
 @pytest.mark.slow
 def test_test_sentences_combine_known_words_with_known_constructions() -> None:
     train, valid, test = book.split(generate.TRAIN_ROWS, generate.TEST_ROWS, generate.SEED)
-    met = {meeting for phrase in train for meeting in book.meetings(phrase)}
+    known = {combination for phrase in train for combination in book.combinations(phrase)}
     words = Counter(word for phrase in train for word in phrase.words)
     constructions = Counter(phrase.construction for phrase in train)
     forms = Counter(form for phrase in train for form in book.word_forms(phrase))
     verbs = Counter(verb for phrase in train for verb in phrase.verbs)
     for phrase in valid + test:
-        assert not book.meetings(phrase) <= met, phrase
+        assert not book.combinations(phrase) <= known, phrase
         assert all(words[word] >= 5 for word in phrase.words), phrase
         assert constructions[phrase.construction] >= 5, phrase
         assert all(forms[form] >= 5 for form in book.word_forms(phrase)), phrase
@@ -107,9 +107,9 @@ def test_test_sentences_combine_known_words_with_known_constructions() -> None:
 
 @pytest.mark.slow
 def test_more_rows_than_there_are_is_an_error() -> None:
-    with pytest.raises(UsageError, match="ask for fewer"):
+    with pytest.raises(UsageError, match="request fewer"):
         book.split(10**6, 10)
-    with pytest.raises(UsageError, match="or train on more"):
+    with pytest.raises(UsageError, match="or more training rows"):
         book.split(1_000, 10**6)
 
 

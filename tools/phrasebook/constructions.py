@@ -1,21 +1,21 @@
-"""The table of all constructions, in the order in which a book would teach them."""
+"""All constructions, in the order in which a textbook introduces them."""
 
 from __future__ import annotations
 
-from tools.phrasebook import deeds, states
-from tools.phrasebook.sayings import Construction
+from tools.phrasebook import actions, states
+from tools.phrasebook.phrases import Construction
 
 TABLE: list[Construction] = [
     *states.LIKING,
-    *deeds.HABITS,
-    *deeds.NOW,
-    *deeds.PAST,
-    *deeds.FUTURE,
-    *deeds.MODALS,
+    *actions.HABITS,
+    *actions.NOW,
+    *actions.PAST,
+    *actions.FUTURE,
+    *actions.MODALS,
     *states.BEING,
     *states.HAVING,
     *states.PLACES,
-    *deeds.PRONOUNS_AS_OBJECTS,
-    *deeds.ORDERS,
-    *deeds.FRIENDLY,
+    *actions.PRONOUNS_AS_OBJECTS,
+    *actions.ORDERS,
+    *actions.FRIENDLY,
 ]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class EnglishVerb(NamedTuple):
-    """The five forms of a verb, and the particle that follows whichever is used (look *for*)."""
+    """The five forms of a verb, and its particle (look *for*)."""
 
     base: str
     third: str
@@ -25,13 +25,13 @@ THIRD_SINGULAR = 2
 
 SIBILANT = re.compile(r"(s|x|z|ch|sh|o)$")
 CONSONANT_Y = re.compile(r"([^aeiou])y$")
-# run, swim; forget, prefer; and, as the British write it, travel
+# run, swim; forget, prefer; and, in British spelling, travel
 DOUBLES = re.compile(r"^[^aeiou]*[aeiou][^aeiouwxy]$|[^aeiou][aeiou]l$|^(for|pre)[^aeiou]e[rt]$")
 VOWEL_SOUND = re.compile(r"\ba (?=(?!uni|use|one|eu)[aeiou]|hour|honest)", re.IGNORECASE)
 
 
 def plural(noun: str) -> str:
-    """The regular plural; the lexicon writes out the others (children, wolves)."""
+    """The regular plural; irregular plurals are in the lexicon (children, wolves)."""
     if re.search(r"(pian|phot|zo|cell)o$", noun):
         return noun + "s"
     if SIBILANT.search(noun):
@@ -40,7 +40,7 @@ def plural(noun: str) -> str:
 
 
 def verb(words: str) -> EnglishVerb:
-    """All forms of `base [past [participle]]`; a base with a particle is joined by a low line: `look_for`."""
+    """All forms of `base [past [participle]]`; a base with a particle is joined by an underscore: `look_for`."""
     base, *irregular = words.split()
     head, _, particle = base.partition("_")
     stem = head + head[-1] if DOUBLES.search(head) else re.sub(r"([^eo])e$", r"\1", head)
@@ -66,7 +66,7 @@ def comparative(adjective: str) -> str:
 
 @cache
 def predicate(verb: EnglishVerb, tense: str, person: int) -> tuple[str, str]:
-    """(auxiliary, rest) of a verb in a tense of `grammar.TENSES`; a statement may melt the two (`melt`)."""
+    """(auxiliary, rest) of a verb in a tense of `grammar.TENSES`; a plain statement merges them (`merge_auxiliary`)."""
     be = PRESENT_OF_BE[person]
     if verb is BE and tense in ("present", "past"):
         return (be if tense == "present" else PAST_OF_BE[person]), ""
@@ -89,8 +89,8 @@ def predicate(verb: EnglishVerb, tense: str, person: int) -> tuple[str, str]:
     return auxiliary, f"{rest} {verb.particle}" if verb.particle else rest
 
 
-def melt(verb: EnglishVerb, auxiliary: str, rest: str) -> tuple[str, str]:
-    """A plain statement has no `do`: does eat -> eats, did eat -> ate, does want to eat -> wants to eat."""
+def merge_auxiliary(verb: EnglishVerb, auxiliary: str, rest: str) -> tuple[str, str]:
+    """Remove `do` in a plain statement: does eat -> eats, did eat -> ate, does want to eat -> wants to eat."""
     first, _, more = rest.partition(" ")
     form = {
         "do": first,
@@ -110,16 +110,16 @@ def clause(
     question: bool = False,
     adverb: str = "",
 ) -> str:
-    """Subject and verb in the order that a statement or a question asks for."""
+    """Subject and verb in the word order of a statement or a question."""
     auxiliary, rest = predicate(verb, tense, person)
     if not (negative or question):
-        auxiliary, rest = melt(verb, auxiliary, rest)
+        auxiliary, rest = merge_auxiliary(verb, auxiliary, rest)
     words = (auxiliary, subject) if question else (subject, auxiliary)
     return " ".join(word for word in (*words, "not" if negative else "", adverb, rest) if word)
 
 
 def spell(text: str) -> str:
-    """The last touch: an before a vowel sound, cannot, one space between words, a capital first letter."""
+    """Apply spelling: an before a vowel sound, cannot, one space between words, a capital first letter."""
     text = " ".join(VOWEL_SOUND.sub("an ", text).replace("can not ", "cannot ").split())
     text = text.replace(" ,", ",")
     return text[0].upper() + text[1:]

@@ -22,7 +22,7 @@ class Adjective(NamedTuple):
 
 
 # infinitive: present of je, tu, il, nous, vous, ils | stem of the future | past participle.
-# A verb that ends like one of these, and is not listed itself, follows it: revenir goes like venir.
+# A verb that ends like one of these is conjugated like it: revenir like venir.
 IRREGULAR = """
 être:      suis es est sommes êtes sont                             | ser      | été
 avoir:     ai as a avons avez ont                                   | aur      | eu
@@ -87,7 +87,7 @@ PLURAL_RULES = [
     (r"$", "s"),
 ]
 VOWEL = r"[aàâeéèêëiîïoôœuûh]"
-# An h that lets no elision through, and two vowels that behave like consonants.
+# Aspirated h, and two words with a vowel that behaves like a consonant.
 ASPIRATED = r"(?!haricot|hibou|haut|harpe|handball|hockey|onze|huit|homard)"
 ELISION = re.compile(rf"\b(je|ne|le|la|de|que|me|te|se) (?={ASPIRATED}{VOWEL})", re.IGNORECASE)
 LIAISON = re.compile(rf"\b(ma|ta|sa|ce) (?={ASPIRATED}{VOWEL})", re.IGNORECASE)
@@ -97,7 +97,7 @@ CONTRACTION_FORMS = {"de le": "du ", "de les": "des ", "à le": "au ", "à les":
 
 
 def _first_rule(rules: list[tuple[str, str]], word: str) -> str:
-    """The word as the first rule that fits rewrites it."""
+    """Apply the first matching rule."""
     for pattern, replacement in rules:
         if re.search(pattern, word):
             return re.sub(pattern, replacement, word, count=1)
@@ -118,13 +118,13 @@ def starts_with_vowel(word: str) -> bool:
 
 
 def adjective(masculine: str, feminine: str = "", liaison: str = "") -> Adjective:
-    """All forms; the feminine and the form before a vowel are given where no rule makes them."""
+    """All forms; the feminine and the form before a vowel are given if they are irregular."""
     feminine = feminine or _first_rule(FEMININE_RULES, masculine)
     return Adjective(masculine, feminine, plural(masculine), plural(feminine), liaison or masculine)
 
 
-def infinitive_follows(infinitive: str) -> str | None:
-    """The entry of the irregular table that this verb follows: the longest one it ends with, or none."""
+def irregular_model(infinitive: str) -> str | None:
+    """The entry of the irregular table with the longest matching ending, None if there is none."""
     models = (line.partition(":")[0] for line in IRREGULAR.split("\n") if line)
     return max((model for model in models if infinitive.endswith(model)), key=len, default=None)
 
@@ -132,7 +132,7 @@ def infinitive_follows(infinitive: str) -> str | None:
 @cache
 def principal_parts(infinitive: str) -> tuple[tuple[str, ...], str, str]:
     """Six forms of the present, the stem of the future, and the past participle."""
-    model = infinitive_follows(infinitive)
+    model = irregular_model(infinitive)
     if model is not None:
         prefix = infinitive.removesuffix(model)
         row = re.search(rf"^{model}: (.*)$", IRREGULAR, re.MULTILINE)
@@ -153,7 +153,7 @@ def principal_parts(infinitive: str) -> tuple[tuple[str, ...], str, str]:
 
 
 def mute_stem(infinitive: str) -> str:
-    """The stem of an -er verb before an ending that is not heard: achèt-, préfèr-, appell-, nettoi-."""
+    """The stem of an -er verb before a silent ending: achèt-, préfèr-, appell-, nettoi-."""
     stem = infinitive[:-2]
     if infinitive.endswith(DOUBLING):
         return stem + stem[-1]
@@ -178,7 +178,7 @@ def conditional(infinitive: str, person: int) -> str:
 
 
 def imperfect(infinitive: str, person: int) -> str:
-    """j'avais … ils avaient; only être does not build it on the nous of the present."""
+    """j'avais … ils avaient; built from the present of nous, except for être."""
     stem = "ét" if infinitive == "être" else present(infinitive, NOUS).removesuffix("ons")
     return stem + PAST[person]
 
@@ -200,7 +200,7 @@ def imperative(infinitive: str, person: int) -> str:
 
 
 def spell(text: str) -> str:
-    """The last touch: j'aime, mon amie, cet arbre, du pain, aux enfants, and a capital first letter."""
+    """Apply elision, contraction and capitalization: j'aime, mon amie, cet arbre, du pain, aux enfants."""
     text = " ".join(text.split())
     text = LIAISON.sub(lambda m: LIAISON_FORMS[m[1].lower()], text)
     text = ELISION.sub(lambda m: m[1][:-1] + "'", text)

@@ -1,7 +1,7 @@
-"""Both languages at once: words read from the lexicon, phrases and clauses built on both sides together.
+"""Words of the lexicon, and phrases and clauses built in both languages at once.
 
-Everything here is a pair of texts that mean the same, still without elision, contraction or capitals: those depend
-on the neighbours, and are made once, at the end, by `sentence`.
+A `Piece` is a pair of equivalent texts without elision, contraction and capitals, which depend on the neighbors and
+are applied at the end, by `sentence`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tools.phrasebook import english, french, lexicon
 
 
 class Piece(NamedTuple):
-    """The same thing in both languages, the words used, and the finite verbs as `lemma tense person`."""
+    """Equivalent texts, their lemmas, and their finite verbs as `lemma tense person`."""
 
     english: str
     french: str
@@ -44,7 +44,7 @@ class Noun(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A verb, and the keys of the nouns that it can be done to."""
+    """A verb, and the keys of the nouns that can be its object."""
 
     key: str
     english: english.EnglishVerb
@@ -53,7 +53,7 @@ class Verb(NamedTuple):
 
 
 class Adjective(NamedTuple):
-    """An adjective; `before` tells its place."""
+    """An adjective; `before`: it precedes the noun."""
 
     key: str
     english: str
@@ -62,7 +62,7 @@ class Adjective(NamedTuple):
 
 
 class Nominal(NamedTuple):
-    """A subject: a pronoun, a name or a noun phrase, with what the verb must know of it (person 0 to 5)."""
+    """A subject: a pronoun, a name or a noun phrase, with the person (0 to 5) and gender for the verb."""
 
     piece: Piece
     person: int
@@ -70,7 +70,7 @@ class Nominal(NamedTuple):
 
     @property
     def plural(self) -> bool:
-        """Whether there are several of them."""
+        """Whether the subject is plural."""
         return self.person > 2
 
 
@@ -162,7 +162,7 @@ NAMES = [
 ]
 
 # English before a singular, before a plural; French before a masculine, a feminine, a plural.
-# "my" and its like stand under the person they belong to.
+# Possessives are listed under their owner.
 DETERMINERS = {
     "the": ("the", "the", "le", "la", "les"),
     "a": ("a", "", "un", "une", "des"),
@@ -186,7 +186,7 @@ OWNERS = ("my", "his", "her", "our", "your", "their")
 
 @cache
 def np(determiner: str, noun: Noun, plural: bool = False, adjective: Adjective | None = None) -> Piece:
-    """A noun phrase: determiner, adjective on its right side, noun."""
+    """A noun phrase: determiner, adjective before or after the noun, noun."""
     one, many, le, la, les = DETERMINERS[determiner]
     article = les if plural else la if noun.feminine else le
     mot = noun.french_plural if plural else noun.french
@@ -209,14 +209,14 @@ def nominal(determiner: str, noun: Noun, plural: bool = False) -> Nominal:
     return Nominal(np(determiner, noun, plural), ILS if plural else IL, noun.feminine)
 
 
-def agreeing(adjective: Adjective, subject: Nominal) -> Piece:
-    """An adjective said of a subject."""
+def agree(adjective: Adjective, subject: Nominal) -> Piece:
+    """A predicate adjective that agrees with the subject."""
     return Piece(
         adjective.english, adjective.french.agree(subject.feminine, subject.plural), (adjective.key,)
     )
 
 
-# tense -> (the French verb that is finite, its tense, what joins it to the infinitive)
+# tense -> (the French verb that is finite, its tense, the preposition before the infinitive)
 PERIPHRASES = {
     "recent": ("venir", "present", "de"),
     "going to": ("aller", "present", ""),
@@ -233,15 +233,15 @@ SIMPLE = {
     "imperfect": french.imperfect,
     "conditional": french.conditional,
 }
-# What lasted is told in the imperfect, what happened in the passé composé.
-LASTING = ("être", "avoir", "avoir besoin", "vouloir", "connaître")
+# These verbs form the past with the imparfait, others with the passé composé.
+STATIVE = ("être", "avoir", "avoir besoin", "vouloir", "connaître")
 
 
 @cache
-def conjugated(infinitive: str, tense: str, person: int, feminine: bool) -> tuple[str, str]:
-    """(finite verb, what follows the negation) of a French verb in one of our tenses."""
+def conjugate(infinitive: str, tense: str, person: int, feminine: bool) -> tuple[str, str]:
+    """(finite verb, words after the negation) of a French verb in a tense."""
     infinitive, _, rest = infinitive.partition(" ")
-    if tense == "past" and infinitive in LASTING:
+    if tense == "past" and infinitive in STATIVE:
         tense = "imperfect"
     if tense in SIMPLE:
         return SIMPLE[tense](infinitive, person), rest
@@ -266,12 +266,12 @@ def clause(
     adverb: Piece | None = None,
     clitic: Clitic | None = None,
 ) -> Piece:
-    """Subject, verb and what follows, in both languages; a question begins with est-ce que.
+    """Subject, verb and complements in both languages; a question begins with est-ce que.
 
     A clitic stands before the verb that governs it, and a participle with avoir agrees with it when it is direct.
     """
     person = subject.person
-    finite, rest = conjugated(verb.french, tense, person, subject.feminine)
+    finite, rest = conjugate(verb.french, tense, person, subject.feminine)
     en_adverb, fr_adverb = (adverb.english, adverb.french) if adverb else ("", "")
     ne, pas = ("ne", "pas") if negative else ("ne", "jamais") if never else ("", "")
     en = english.clause(

@@ -1,14 +1,14 @@
-"""The words: each English word with the one French word that it has in this book.
+"""The vocabulary: each English word and its only French translation in the book.
 
 Tables of text, entries divided by semicolons. A noun is `english[/plural] = french gender[/plural]`, a verb
-`english [past [participle]] = french : what it can be done to`, an adjective `english = masculine
-[feminine [before a vowel]]`. A low line stands for a space. The heading of a table is a class of meaning: the
-constructions ask for classes, so that people eat apples and read letters, and not the other way round.
+`english [past [participle]] = french : classes of its objects`, an adjective `english = masculine
+[feminine [before a vowel]]`. An underscore stands for a space. Tables are semantic classes; the
+constructions refer to classes, so that people eat apples and read letters, not the reverse.
 """
 
 from __future__ import annotations
 
-# Things and creatures, countable unless the class is in MASS.
+# Nouns, countable unless the class is in MASS.
 NOUNS = {
     "animal": """
         dog = chien m; cat = chat m; horse = cheval m; bird = oiseau m; cow = vache f; pig = cochon m; rabbit = lapin m;
@@ -143,7 +143,7 @@ NOUNS = {
 }
 MASS = ("food", "drink", "sport", "language", "pleasure", "country", "city")
 
-# What can be washed, opened, built … cuts across the classes above.
+# Classes of objects of verbs, across the classes above.
 ALSO = {
     "writable": "letter poem book novel message story article report postcard",
     "drawable": "dog cat horse bird rabbit elephant tree flower house boat car castle monkey fox butterfly",
@@ -169,9 +169,9 @@ ALSO = {
     "portable": "key book pen pencil letter phone hat glass cup ball plate photo ticket map umbrella newspaper candle",
 }
 
-# What the verb says it takes; "-" takes nothing. A verb whose English past is its base shows no past without help.
+# Verbs and the classes of their objects; "-" is none.
 VERBS = {
-    # deeds: may be going on at this moment
+    # actions: have a progressive form
     "deed": """
         eat ate eaten = manger : fruit snack food; drink drank drunk = boire : drink; read read = lire : text;
         write wrote written = écrire : writable; wear wore worn = porter : clothing; buy bought = acheter : fruit snack food
@@ -192,7 +192,7 @@ VERBS = {
         cross = traverser : crossed; admire = admirer : sight picture flower garden dancer; burn = brûler : letter photo report
         map newspaper; punish = punir : child son daughter student soldier
     """,
-    # what happens to us: has a past, but is not going on
+    # events: have a past, but no progressive form
     "event": """
         see saw seen = voir : animal sight person spectacle; find found = trouver : object clothing pair;
         lose lost = perdre : object clothing match; forget forgot forgotten = oublier : key umbrella ticket map hat phone bag
@@ -200,7 +200,7 @@ VERBS = {
         child singer concert; meet met = rencontrer : profession family king queen; understand understood = comprendre :
         text teacher language; sweep swept = balayer : room courtyard; hide hid hidden = cacher : key present letter photo box
     """,
-    # how things stand
+    # states
     "feeling": "love = aimer : -; hate = détester : -; like = aimer : -; adore = adorer : -; prefer = préférer : -",
     "state": "have had = avoir : -; want = vouloir : -; know knew known = connaître : -; need = avoir_besoin : -",
     "act": """
@@ -220,7 +220,7 @@ VERBS = {
     """,
 }
 
-# + stands before the noun.
+# + precedes the noun.
 ADJECTIVES = {
     "size": "+big = grand; +small = petit",
     "age": "+new = nouveau nouvelle nouvel; +old = vieux vieille vieil",
@@ -282,7 +282,7 @@ DESCRIBES = {
 
 NAMES = "Marie f; Paul m; Anne f; Pierre m; Julie f; Thomas m; Claire f; Lucas m; Sophie f; Antoine m"
 
-# Whole expressions, English = French.
+# Fixed expressions, English = French.
 ADVERBS = {
     "often": "often = souvent; always = toujours; sometimes = parfois; rarely = rarement; still = encore",
     "manner": "well = bien; badly = mal; very well = très bien",

@@ -1,7 +1,7 @@
-"""What may stand where: the choices that the constructions compose, each a plain list.
+"""The choices of the slots of constructions, each a plain list.
 
-"you" is vous, said to several people; a friend called by name is tu. "they" is ils, and whoever says I is a man:
-so every English sentence has one French one.
+"you" is vous (plural), and a friend addressed by name is tu. "they" is ils, and "I" is a man. So every English sentence
+has one translation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tools.phrasebook.grammar import (
     Noun,
     Piece,
     Verb,
-    agreeing,
+    agree,
     nominal,
     nouns,
     np,
@@ -41,13 +41,13 @@ Event = tuple[Verb, Piece]
 Row = TypeVar("Row")
 
 
-def evened(rows: list[Row], by: Callable[[Row], object], least: int = 30) -> list[Row]:
-    """Rows repeated until each verb (or adjective) has about `least`: few things can be hidden, very many bought."""
+def balance(rows: list[Row], by: Callable[[Row], object], least: int = 30) -> list[Row]:
+    """Repeat rows until each verb (or adjective) has about `least`; without this, verbs with many objects dominate."""
     count = Counter(map(by, rows))
     return [row for row in rows for _ in range(ceil(least / count[by(row)]))]
 
 
-# Who does it. Pronouns come most often, as they do in life: with them all persons of all verbs are met.
+# Subjects. Pronouns are most frequent, so that every verb occurs in all persons.
 _ONLY_ONE = {
     "mother": OWNERS,
     "father": OWNERS,
@@ -61,10 +61,10 @@ _FAMILY = [
     for many in ((False,) if noun.english in _ONLY_ONE else (False, True))
 ]
 _TRADE = [nominal("the", noun, many) for noun in nouns("profession person") for many in (False, False, True)]
-SOMEBODY = [*NAMES, *_FAMILY, *_TRADE]
-WHOEVER = PRONOUNS * 100 + NAMES * 6 + _FAMILY + _TRADE
-SEVERAL = [who for who in WHOEVER if who.plural]
-ASKED = [who for who in WHOEVER if who.piece.english not in ("I", "we")]
+PEOPLE = [*NAMES, *_FAMILY, *_TRADE]
+SUBJECTS = PRONOUNS * 100 + NAMES * 6 + _FAMILY + _TRADE
+PLURAL_SUBJECTS = [who for who in SUBJECTS if who.plural]
+QUESTION_SUBJECTS = [who for who in SUBJECTS if who.piece.english not in ("I", "we")]
 CHILDREN = [
     nominal(owner, noun, many)
     for noun in nouns("son daughter nephew niece boy girl child prince princess")
@@ -79,7 +79,7 @@ OWNER = dict(
     zip((who.piece.english for who in PRONOUNS), ("my", "your", "his", "her", "our", "their"), strict=True)
 )
 
-HIM = [
+DIRECT_OBJECTS = [
     Clitic("him", "le"),
     Clitic("her", "la", feminine=True),
     Clitic("them", "les", plural=True),
@@ -87,16 +87,16 @@ HIM = [
     Clitic("me", "me"),
     Clitic("you", "vous", plural=True),
 ]
-TO_HIM = [
+INDIRECT_OBJECTS = [
     Clitic(
         them.english, {"le": "lui", "la": "lui", "les": "leur"}.get(them.french, them.french), direct=False
     )
-    for them in HIM
+    for them in DIRECT_OBJECTS
 ]
 
 
-def speaks_of_self(who: Nominal, whom: Clitic) -> bool:
-    """Whether subject and object share a person, which would ask for `myself`: I … me, we … us, you … you."""
+def is_reflexive(who: Nominal, whom: Clitic) -> bool:
+    """Whether subject and object share a person, which requires `myself`: I … me, we … us, you … you."""
     return {who.piece.english, whom.english} in (
         {"I", "me"},
         {"we", "us"},
@@ -106,29 +106,31 @@ def speaks_of_self(who: Nominal, whom: Clitic) -> bool:
     )
 
 
-PRONOUN_PAIRS = [(who, whom) for who in WHOEVER for whom in HIM if not speaks_of_self(who, whom)]
-ASKED_PAIRS = [(who, whom) for who in ASKED for whom in HIM if not speaks_of_self(who, whom)]
-GIFT_PAIRS = [(who, whom) for who in WHOEVER for whom in TO_HIM if not speaks_of_self(who, whom)]
+PRONOUN_PAIRS = [(who, whom) for who in SUBJECTS for whom in DIRECT_OBJECTS if not is_reflexive(who, whom)]
+QUESTION_PAIRS = [
+    (who, whom) for who in QUESTION_SUBJECTS for whom in DIRECT_OBJECTS if not is_reflexive(who, whom)
+]
+GIFT_PAIRS = [(who, whom) for who in SUBJECTS for whom in INDIRECT_OBJECTS if not is_reflexive(who, whom)]
 
 
 def whole(noun: Noun) -> bool:
-    """Whether the noun names one thing that is neither counted nor parted: French, history, Paris."""
+    """Whether the noun is neither countable nor divisible: French, history, Paris."""
     return noun.mass and noun not in nouns("food drink")
 
 
 def events(verbs: list[Verb], determiner: str) -> list[Event]:
-    """Every verb with everything it can be done to: (eat, the apple), (read, the letter), (learn, French) …"""
+    """Every verb with all its objects: (eat, the apple), (read, the letter), (learn, French) …"""
     rows = [
         (verb, np(its_determiner, noun))
         for verb in verbs
         for noun in (NOUN[key] for key in verb.objects)
         for its_determiner in _fitting(determiner, noun)
     ]
-    return evened(rows, by=lambda row: row[0])
+    return balance(rows, by=lambda row: row[0])
 
 
 def _fitting(determiner: str, noun: Noun) -> tuple[str, ...]:
-    """The determiners that make sense: a family is somebody's, a language is whole, butter is never counted."""
+    """The determiners that fit the noun: family members are possessed, languages and mass nouns are not counted."""
     if noun in NOUNS["family"]:
         return ("my", "her") if determiner == "the" else ()
     if noun.mass and determiner != "the":
@@ -136,13 +138,13 @@ def _fitting(determiner: str, noun: Noun) -> tuple[str, ...]:
     return ("all",) if whole(noun) else (determiner,)
 
 
-DEEDS = events(VERBS["deed"], "the")
-DEEDS_TO_ONE = events(VERBS["deed"], "a")
-DEEDS_TO_THIS = events(VERBS["deed"], "this") + events(VERBS["deed"], "that")
-HAPPENINGS = DEEDS + events(VERBS["event"], "the")
-# An English past that looks like its present needs a word of time beside it (I read the book yesterday).
-TOLD = [event for event in HAPPENINGS if event[0].english.past != event[0].english.base]
-OWN_DEEDS = [
+ACTIONS = events(VERBS["deed"], "the")
+ACTIONS_WITH_A = events(VERBS["deed"], "a")
+ACTIONS_WITH_THIS = events(VERBS["deed"], "this") + events(VERBS["deed"], "that")
+PAST_EVENTS = ACTIONS + events(VERBS["event"], "the")
+# Verbs whose English past equals the present need a time expression (I read the book yesterday).
+DISTINCT_PAST_EVENTS = [event for event in PAST_EVENTS if event[0].english.past != event[0].english.base]
+ACTIONS_ON_OWN_THINGS = [
     (who, verb, NOUN[key])
     for who in PRONOUNS
     for verb in (
@@ -168,10 +170,10 @@ FEELINGS = VERBS["feeling"]
 HELPING = [VERB[name] for name in "help call invite thank wait_for follow look_for listen_to admire".split()]
 KNOWING = [VERB[name] for name in "know love hate understand hear see".split()]
 GIVING = [VERB[name] for name in "give show lend send bring".split()]
-WISHES = ["can", "must", "want", "would like", "going to"]
-ASKED_WISHES = ["can", "want", "would like", "going to"]
+MODAL_TENSES = ["can", "must", "want", "would like", "going to"]
+QUESTION_MODALS = ["can", "want", "would like", "going to"]
 
-# What is eaten and drunk in no certain amount: bread, apples.
+# Food and drink in indefinite amounts: bread, apples.
 _TABLE_NOUNS = nouns("fruit snack food drink")
 MEALS = [
     (VERB[name], noun)
@@ -198,22 +200,22 @@ GOODS = nouns(
     "house flat clothing furniture object instrument"
 )
 THINGS = nouns("object furniture clothing text")
-MISLAID = nouns("object clothing")
-# One head aches, or both knees.
-AILING = [
+LOSABLE = nouns("object clothing")
+# Parts of the body that hurt: one head, or both knees.
+ACHES = [
     (who, part, False)
     for who in PRONOUNS
     if not who.plural
     for part in NOUNS["body"]
     if part.english != "tooth"
 ]
-AILING += [
+ACHES += [
     (who, part, True)
     for who in PRONOUNS
     for part in nouns("arm leg knee hand foot shoulder ear finger eye tooth")
 ]
 
-# What can be said of what.
+# Nouns and the adjectives that fit them.
 _DESCRIBED = [
     (noun, adjective)
     for kind, classes in DESCRIBES.items()
@@ -221,7 +223,7 @@ _DESCRIBED = [
     for adjective in ADJECTIVES[kind]
     for noun in nouns(classes)
 ]
-DESCRIBED = evened(_DESCRIBED, by=lambda row: row[1])
+DESCRIBED = balance(_DESCRIBED, by=lambda row: row[1])
 COUNTED = [(noun, adjective) for noun, adjective in DESCRIBED if not noun.mass]
 BUYABLE = set(nouns("clothing vehicle craft furniture object instrument house flat text"))
 BOUGHT = [(noun, adjective) for noun, adjective in COUNTED if noun in BUYABLE]
@@ -229,7 +231,7 @@ WORN = [(noun, adjective) for noun, adjective in COUNTED if noun in NOUNS["cloth
 OWNED = [(noun, adjective) for noun, adjective in COUNTED if noun in GOODS]
 MOODS = ADJECTIVES["mood"]
 GRADED_MOODS = [mood for mood in MOODS if mood.english not in ("alone", "ready")]
-GLOOM = [mood for mood in MOODS if mood.english not in ("happy", "ready", "surprised")]
+BAD_MOODS = [mood for mood in MOODS if mood.english not in ("happy", "ready", "surprised")]
 QUALITIES = MOODS + ADJECTIVES["character"]
 PREDICATED = [(noun, adjective) for noun, adjective in DESCRIBED if adjective.english != "new"]
 PREDICATED_OF_MANY = [(noun, adjective) for noun, adjective in PREDICATED if not noun.mass]
@@ -258,14 +260,14 @@ SAME_SEX = [
 
 
 def trade(who: Nominal, noun: Noun) -> Piece:
-    """The trade of somebody: she is a baker, elle est boulangère; no article in French."""
+    """A profession as a predicate: she is a baker, elle est boulangère; no article in French."""
     she = noun._replace(french=noun.she, french_plural=noun.she + "s") if who.feminine else noun
     return np("a", she, who.plural)._replace(french=she.french_plural if who.plural else she.french)
 
 
-# Where.
+# Places.
 def at(noun: Noun) -> Piece:
-    """Where somebody goes or is: à Paris, en Italie, au marché; English puts its own preposition before it."""
+    """A place: à Paris, en Italie, au marché; the English preposition is separate."""
     if noun in NOUNS["city"]:
         return Piece(noun.english, f"à {noun.french}", (noun.key,))
     if noun in NOUNS["country"]:
@@ -283,15 +285,15 @@ DESTINATIONS = [
     at(noun)
     for noun in nouns("city country building museum castle church cathedral palace zoo shop village park")
 ]
-LANDS = [at(noun) for noun in nouns("city country")]
-LARDERS = [inside(noun) for noun in nouns("kitchen fridge cupboard cellar basket")]
+COUNTRIES_AND_CITIES = [at(noun) for noun in nouns("city country")]
+FOOD_PLACES = [inside(noun) for noun in nouns("kitchen fridge cupboard cellar basket")]
 HERE = [inside(noun) for noun in nouns("room garden park forest street village field courtyard town")]
 SPOTS = [where + np("the", noun) for where in ADVERBS["where"] for noun in nouns("surface")] + [
     inside(noun) for noun in nouns("box bag basket drawer cupboard suitcase")
 ]
 PLACES = nouns("building museum castle church cathedral palace zoo")
 PORTABLE = nouns("portable")
-HUNTS = [
+CHASES = [
     (nominal("the", one, many), VERB[name], np("the", other))
     for one in NOUNS["animal"]
     for many in (False, False, True)
@@ -304,13 +306,13 @@ CREATURES = nouns("cat dog mouse rabbit bird frog spider snake hen") + PORTABLE
 Builder = Callable[..., Piece]
 
 
-def said_of(who: Nominal, adjective: Adjective, degree: Piece | None = None) -> Piece:
-    """An adjective, agreeing, with or without a very or a too."""
-    word = agreeing(adjective, who)
+def predicate_of(who: Nominal, adjective: Adjective, degree: Piece | None = None) -> Piece:
+    """An inflected adjective, with an optional degree (very, too)."""
+    word = agree(adjective, who)
     return degree + word if degree else word
 
 
-def they_two(one: Noun, other: Noun) -> Nominal:
-    """Two subjects in one; feminine only when both are."""
+def coordinate(one: Noun, other: Noun) -> Nominal:
+    """Two subjects joined by "and"; feminine only if both are."""
     both = np("the", one) + Piece("and", "et") + np("the", other)
     return Nominal(both, ILS, one.feminine and other.feminine)

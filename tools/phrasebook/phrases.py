@@ -1,4 +1,4 @@
-"""Turns of phrase: what is larger than a clause of the grammar and smaller than a construction."""
+"""Building blocks of constructions: larger than the phrases of `grammar`, smaller than a sentence."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from tools.phrasebook.grammar import (
 
 
 class Construction(NamedTuple):
-    """One way of saying things: `say` takes one choice of every slot, in order."""
+    """A sentence pattern; `build` takes one choice of every slot, in order."""
 
     name: str
     mark: str
     slots: tuple[Sequence[object], ...]
-    say: s.Builder
+    build: s.Builder
 
 
 def all_of(noun: Noun) -> Piece:
-    """The whole kind: dogs, les chiens; coffee, le café."""
+    """Generic: dogs, les chiens; coffee, le café."""
     return np("all", noun, not noun.mass)
 
 
 def some(noun: Noun) -> Piece:
-    """No certain amount: apples, des pommes; water, de l'eau."""
+    """An indefinite amount: apples, des pommes; water, de l'eau."""
     return np("some", noun, not noun.mass)
 
 
 def none(noun: Noun) -> Piece:
-    """None of it, after a negation: de pommes, d'eau."""
+    """After a negation: de pommes, d'eau."""
     return np("none", noun, not noun.mass)
 
 
-# French has said these already: the à of "à Paris" is part of the place.
+# In French these are part of the place: à Paris.
 TO, IN = Piece("to", ""), Piece("in", "")
 THAT, BECAUSE = Piece("that", "que"), Piece("because", "parce que")
 THERE_IS, THERE_ARE = Piece("there is", "il y a"), Piece("there are", "il y a")
@@ -61,20 +61,20 @@ GO, PLAY, SPEAK, LIVE, WORK, HAVE, WANT, NEED, PUT = (
 THE_INSTRUMENT = [Piece("", "de") + np("the", noun) for noun in NOUNS["instrument"]]
 AT_SPORT = [Piece("", "à") + np("the", noun)._replace(english=noun.english) for noun in NOUNS["sport"]]
 PLAYED = THE_INSTRUMENT + AT_SPORT
-TONGUES = [np("bare", noun) for noun in NOUNS["language"]]
+LANGUAGES = [np("bare", noun) for noun in NOUNS["language"]]
 ONE_ANIMAL = [nominal("the", noun, many) for noun in NOUNS["animal"] for many in (False, False, True)]
 NUMBERS = ADVERBS["number"]
 HOURS = NUMBERS[:10]
 TOMORROW = [time for time in ADVERBS["soon"] if time.english in ("tomorrow", "tonight")]
 THINK = Verb("believe.v", english.verb("think thought"), "penser", ())
-MET = [VERB[name] for name in "see meet hear understand find".split()]
+PERCEPTION_VERBS = [VERB[name] for name in "see meet hear understand find".split()]
 ANYTHING = nouns(
     "animal object furniture building sight clothing instrument room vehicle craft text plant opening"
 )
 PLACES_TO_FIND = nouns("building museum church castle park zoo")
 
 
-def aching(
+def pain(
     who: Nominal,
     part: Noun,
     plural: bool,
@@ -83,7 +83,7 @@ def aching(
     negative: bool = False,
     question: bool = False,
 ) -> Piece:
-    """English says whose part hurts, French who has pain in it: her head hurts, elle a mal à la tête."""
+    """Her head hurts, elle a mal à la tête: the owner is a determiner in English and the subject in French."""
     has_pain = clause(
         who,
         FEEL,
@@ -98,23 +98,23 @@ def aching(
 
 
 def one(noun: Noun, determiner: str = "the") -> Nominal:
-    """One of them as a subject."""
+    """A singular subject."""
     return nominal(determiner, noun)
 
 
 def many(noun: Noun, determiner: str = "the") -> Nominal:
-    """Several of them as a subject."""
+    """A plural subject."""
     return nominal({"these": "this", "those": "that"}.get(determiner, determiner), noun, True)
 
 
-def belonging(noun: Noun, who: Nominal) -> Piece:
+def possessive(noun: Noun, who: Nominal) -> Piece:
     """My sister's car, la voiture de ma sœur; the boys' car."""
     owner = who.piece.english + ("'" if who.plural and who.piece.english.endswith("s") else "'s")
     thing = f"{np('the', noun).french} de {who.piece.french}"
     return Piece(f"{owner} {noun.english}", thing, (noun.key, *who.piece.words))
 
 
-def compared(noun: Noun, adjective: Adjective, degree: str, other: Noun) -> Piece:
+def comparison(noun: Noun, adjective: Adjective, degree: str, other: Noun) -> Piece:
     """The dog is bigger (less big, as big) than the cat: le chien est plus (moins, aussi) grand que le chat."""
     form = adjective.french.agree(noun.feminine, False)
     en, fr = {
@@ -136,7 +136,7 @@ def order(verb: Verb, person: int, *, negative: bool = False) -> Piece:
 
 
 def called(name: Piece) -> Piece:
-    """The friend who is spoken to, at the end: …, Marie."""
+    """The friend who is addressed, at the end: …, Marie."""
     return Piece(", ", ", ") + name
 
 
@@ -145,6 +145,6 @@ def every(day: Piece) -> Piece:
     return day._replace(english=day.english + "s", french="le " + day.french)
 
 
-def who_acts(noun: Noun, verb: Verb) -> Nominal:
+def with_relative_clause(noun: Noun, verb: Verb) -> Nominal:
     """The woman who is singing, la femme qui chante."""
     return one(noun)._replace(piece=np("the", noun) + clause(s.WHO, verb, "progressive"))
