@@ -132,8 +132,8 @@ FINE = {
 
 SETTINGS = {
     "unknown recipe": Case({}, "train multi30k-en-fr", 2, ("unknown recipe 'multi30k-en-fr'", "'multi30k-en-de'")),
-    "recipe file missing": Case({}, "train {here}/my.yaml", 2, ("my.yaml: no such recipe file",)),
-    "recipe that is a folder": Case({"my.yaml/x": b""}, "train {here}/my.yaml", 2, ("my.yaml: no such recipe file",)),
+    "recipe file missing": Case({}, "train {here}/my.yaml", 2, ("my.yaml: file not found",)),
+    "recipe that is a folder": Case({"my.yaml/x": b""}, "train {here}/my.yaml", 2, ("my.yaml: file not found",)),
     "bad YAML": Case({"my.yaml": b"train: {steps: 5\n"}, "train {here}/my.yaml", 2, ("my.yaml: not valid YAML", "line 2")),
     "YAML of another kind": Case({"my.yaml": b"- a\n"}, "train {here}/my.yaml", 2, ("a recipe is a mapping",)),
     "YAML that is not UTF-8": Case({"my.yaml": LATIN}, "train {here}/my.yaml", 2, ("my.yaml: byte 9 is not valid UTF-8",)),
@@ -142,7 +142,7 @@ SETTINGS = {
     "unknown key": Case({}, f"{SMOKE} train.zzz=5", 2, ("train.zzz: unknown key", "known keys: accumulate, average")),
     "unknown key of the whole": Case({}, f"{SMOKE} zzz=5", 2, ("zzz: unknown key", "known keys: batch, data, desc")),
     "unknown group": Case({}, f"{SMOKE} optimiser.beta=5", 2, ("optimiser: unknown key",)),
-    "no key=value": Case({}, f"{SMOKE} train.lr", 2, ("'train.lr' is not of the form key=value", "train.steps=2000")),
+    "no key=value": Case({}, f"{SMOKE} train.lr", 2, ("'train.lr' is not key=value", "train.steps=2000")),
     "wrong type": Case({}, f"{SMOKE} train.steps=many", 2, ("train.steps: ", "valid integer", "got 'many'")),
     "group for a value": Case({}, f"{SMOKE} train.steps.more=5", 2, ("train.steps.more: steps holds a value",)),
     "value for a group": Case({}, "train smoke train=5 --out {here}/run", 2, ("train: a group of keys is required, got 5",)),
@@ -152,9 +152,9 @@ SETTINGS = {
         {}, f"{SMOKE} model.n_heads=3", 2, ("model: n_heads 3 does not divide d_model 16", "1, 2, 4, 8, 16", "d_head")
     ),
     "odd width with waves": Case({}, f"{SMOKE} model.d_model=15 model.n_heads=3", 2, ("even d_model, not 15",)),
-    "contradiction: average": Case({}, f"{SMOKE} train.average=9", 2, ("average 9 needs keep_last of at least 9",)),
+    "contradiction: average": Case({}, f"{SMOKE} train.average=9", 2, ("average 9 requires keep_last of at least 9",)),
     "contradiction: warm-up": Case(
-        {}, f"{SMOKE} train.schedule=linear train.warmup=2", 2, ("warmup 2 leaves nothing of 2 steps",)
+        {}, f"{SMOKE} train.schedule=linear train.warmup=2", 2, ("warmup 2 leaves none of the 2 steps",)
     ),
     "contradiction: beams": Case(
         {}, f"{SMOKE} generate.num_beams=4 generate.top_k=5", 2, ("generate", "num_beams 4", "top_k 5")

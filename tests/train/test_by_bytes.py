@@ -81,5 +81,5 @@ def test_ranks_learn_by_bytes_together_or_not_at_all(monkeypatch, beside_one_tha
 
 
 def test_graphs_and_bytes_are_refused_together():
-    with pytest.raises(SettingsError, match=r"compile: blocks does not go with precision: int8.*leave one"):
+    with pytest.raises(SettingsError, match=r"compile: blocks does not support precision: int8; change one"):
         load_recipe("smoke", {"train.precision": "int8", "train.compile": "blocks"})

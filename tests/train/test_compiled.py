@@ -137,12 +137,10 @@ def test_ranks_compile_together_or_not_at_all(monkeypatch, beside_one_that_canno
 
 
 def test_what_graphs_cannot_do_is_refused_before_anything_is_done():
-    with pytest.raises(SettingsError, match=r"compile: blocks does not go with workers 2.*set workers to 1"):
+    with pytest.raises(SettingsError, match=r"compile: blocks does not support workers 2.*set workers to 1"):
         load_recipe("smoke", {"train.compile": "blocks", "train.workers": 2})
     looking = {"task.relations.values": 1.0, "train.compile": "blocks"}
-    with pytest.raises(
-        SettingsError, match=r"task.relations look into a block, and train.compile: blocks closes it"
-    ):
+    with pytest.raises(SettingsError, match=r"task.relations reads activations inside blocks"):
         load_recipe("shakespeare-distill", looking)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.recipe import ENDING, TrainSettings
+from trifold.recipe import FINITE_SCHEDULES, TrainSettings
 from trifold.train.schedule import FALLS, SHAPES, peak_rate, rate
 
 # Every shape, and the one with two forms in both.
@@ -52,7 +52,7 @@ def test_the_rates_of_adafactors_paper_are_inverse_sqrt(step):
 @every_kind
 @given(warmup=st.integers(0, 50), steps=st.integers(71, 500), final=st.sampled_from([0.0, 0.1, 1.0]))
 def test_every_shape_rises_to_its_peak_and_never_rises_again(shape, form, warmup, steps, final):
-    final = final if shape in ENDING else 0.0
+    final = final if shape in FINITE_SCHEDULES else 0.0
     rates = course(shape, form, warmup=warmup, steps=steps, final=final, beyond=30)
     top = max(warmup, 1)
     if warmup:

@@ -162,7 +162,7 @@ def to_train(
         )
         return memory, precision, workers
     dtype = choose_precision(asked or recipe.train.precision, device)
-    workers = choose_workers(recipe.train.wanted_workers, device, tokens)
+    workers = choose_workers(recipe.train.worker_count, device, tokens)
     recipe = recipe.model_copy(update={"batch": recipe.batch.model_copy(update={"tokens": tokens})})
     need = needed(recipe, subject.config, length, dtype, workers, on_cpu=on_cpu)
     return need.memory, str(dtype).removeprefix("torch."), workers

@@ -63,7 +63,7 @@ def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
     if shards:
         check_sharding(settings)
     compiles = None if settings.compile == "none" else not hindrance(device)
-    workers = 1 if shards else choose_workers(settings.wanted_workers, device, tokens // ranks.world)
+    workers = 1 if shards else choose_workers(settings.worker_count, device, tokens // ranks.world)
     by_bytes = None if settings.precision != "int8" else not bytes_hindrance(device)
     return Machine(device, dtype, workers, ranks, shards, compiles, by_bytes)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trifold.errors import DataError, SettingsError
-from trifold.recipe import ENDING, Recipe, TrainSettings, load_recipe
+from trifold.recipe import FINITE_SCHEDULES, Recipe, TrainSettings, load_recipe
 from trifold.train import checkpoint
 from trifold.train.run_folder import IDENTITY, RunFolder, read_object
 from trifold.train.same_data import data_digest, written_data
@@ -132,7 +132,7 @@ def _moved_rates(before: TrainSettings, now: TrainSettings) -> Iterator[str]:
     moved = "is stretched to the new end, so the learning rate jumps here"
     if now.schedule == "warmup-stable-decay":
         moved = "decays before the new end; where the decay had begun, the learning rate jumps here"
-    elif now.schedule not in ENDING:
+    elif now.schedule not in FINITE_SCHEDULES:
         moved = "does not know its end, so the learning rate goes on as it was"
     yield f"train.steps was {before.steps:,} and is {now.steps:,}: the {now.schedule} schedule {moved}"
 
