@@ -31,7 +31,7 @@ USING = {
         {},
         f"{GENERATE} -",
         1,
-        ("line 2: 241 tokens, but the model reads at most 128", "split the line"),
+        ("line 2: 241 tokens, and the model reads at most 128", "split the line"),
         stdin=b"one\n" + b"two " * 60 + b"\n",
     ),
     "standard input that is not UTF-8": Case(

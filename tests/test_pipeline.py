@@ -109,14 +109,14 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "numbers as a mask": (
         {"attend": torch.ones(3, 7)},
         DataError,
-        "attend is of torch.float32: give booleans",
+        "attend has the type torch.float32; give booleans",
     ),
     "a mask of another shape": ({"attend": torch.ones(3, 6, dtype=torch.bool)}, DataError, r"\(3, 6\)"),
-    "an id too large": ({"tokens": torch.full((3, 7), 40)}, DataError, "id 40, and the vocabulary has 40"),
+    "an id too large": ({"tokens": torch.full((3, 7), 40)}, DataError, "id 40, but the vocabulary has 40"),
     "an id below 0": ({"tokens": torch.full((3, 7), -1)}, DataError, "id -1"),
-    "one row without its axis": ({"tokens": torch.arange(4)}, DataError, r"ids of the shape \(B, T\)"),
-    "fractions": ({"tokens": torch.rand(3, 7)}, DataError, "torch.float32: give ids"),
-    "two inputs": ({"decoder_tokens": torch.ones(3, 2).long()}, UsageError, "for an encoder-decoder"),
+    "one row without its axis": ({"tokens": torch.arange(4)}, DataError, r"ids of shape \(B, T\)"),
+    "fractions": ({"tokens": torch.rand(3, 7)}, DataError, "torch.float32; give ids"),
+    "two inputs": ({"decoder_tokens": torch.ones(3, 2).long()}, UsageError, "require an encoder-decoder"),
 }
 
 
@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_refused_with_its_name(case: str) -> None:
 
 def test_without_a_head_there_are_hidden_states_only() -> None:
     pipe, (tokens, attend) = made("bare"), batch()
-    with pytest.raises(UsageError, match="ask for hidden_states"):
+    with pytest.raises(UsageError, match="use hidden_states"):
         pipe.logits(tokens, attend)
     assert len(pipe.hidden_states(tokens, attend)["encoder"]) == 3
 
@@ -191,7 +191,7 @@ def test_text_is_read_written_and_decoded(shape: str, tokenizer: Tokenizer) -> N
 @pytest.mark.parametrize("shape", ["encoder", "classifier", "bare"])
 def test_what_writes_nothing_says_what_to_do_instead(shape: str, tokenizer: Tokenizer) -> None:
     pipe = made(shape, tokenizer)
-    with pytest.raises(UsageError, match="writes no text: use `predict`"):
+    with pytest.raises(UsageError, match="cannot generate text; use `trifold predict`"):
         pipe.generate(TEXTS[0])
     with pytest.raises(UsageError, match="predict"):
         pipe.generate_tokens(torch.ones(1, 3).long())
@@ -199,13 +199,15 @@ def test_what_writes_nothing_says_what_to_do_instead(shape: str, tokenizer: Toke
 
 def test_a_decoder_without_a_head_that_writes_is_no_writer(tokenizer: Tokenizer) -> None:
     pipe = made("decoder", tokenizer, heads=("sequence",), classifier_input="last")
-    with pytest.raises(UsageError, match=r"no language-model head \(its heads: sequence\): use `predict`"):
+    with pytest.raises(
+        UsageError, match=r"no language-model head \(its heads: sequence\); use `trifold predict`"
+    ):
         pipe.generate(TEXTS[0])
 
 
 @pytest.mark.parametrize("shape", WRITERS)
 def test_a_text_without_tokens_is_named(shape: str, tokenizer: Tokenizer) -> None:
-    with pytest.raises(DataError, match="text 2 of 2 has no tokens: there is nothing to"):
+    with pytest.raises(DataError, match="text 2 of 2 has no tokens: nothing to"):
         made(shape, tokenizer).generate([TEXTS[0], ""])
 
 

@@ -1,6 +1,6 @@
-"""A loaded model with its tokenizers: what `trifold.load` returns. Text in, text out; and the numbers themselves.
+"""Pipeline: a loaded model with its tokenizers, as returned by `trifold.load`. Generation, logits and states.
 
-What it says of a text that it only reads (classes, tags, answers, …) stands in tasks/predict.py.
+Predictions (classes, tags, answers, …) are in predict/predict.py.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from trifold.text import Tokenizer, read_tokenizer
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
-# Any of them says that a folder has a tokenizer.
-TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
+# Files of a tokenizer; a folder with one of them has a tokenizer.
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
 
 
 class Pipeline(Predicts):
-    """`model` and `tokenizer` (None where there is none); `target_tokenizer` writes, where that is another.
+    """A model with its tokenizer, or None if it has none.
 
-    `pictures` says how pictures become numbers (None where the folder does not). `generation` holds the settings
-    that came with the model; arguments go before them.
+    target_tokenizer: tokenizer of the output, if it differs. generation: generation_config.json of the model; arguments
+    take precedence. pictures: preprocessing of images, or None.
     """
 
     def __init__(
@@ -76,15 +76,15 @@ class Pipeline(Predicts):
 
     @property
     def reader(self) -> Tokenizer:
-        """The tokenizer of what is read. Raises UsageError where there is none."""
+        """The tokenizer of the input. Raises UsageError if there is none."""
         return require_tokenizer(self.tokenizer, "generate_tokens and logits")
 
     @property
     def writer(self) -> Tokenizer:
-        """The tokenizer of what is written. Raises UsageError where there is none."""
+        """The tokenizer of the output. Raises UsageError if there is none."""
         return require_tokenizer(self.target_tokenizer, "generate_tokens and logits")
 
-    # --- numbers ---------------------------------------------------------------------------------------
+    # --- tensors ---------------------------------------------------------------------------------------
 
     def logits(
         self,
@@ -94,18 +94,18 @@ class Pipeline(Predicts):
         *,
         segments: Tensor | None = None,
     ) -> Tensor:
-        """What the model's head says: (B, T, V) of a language model, (B, classes) of a classifier, in float32.
+        """Output of the model's head: (B, T, V) for a language model, (B, classes) for a classifier, in float32.
 
-        tokens: (B, T) ids, or (B, colours, height, width) pixels for a model of pictures. attend: (B, T) boolean,
-        True at real tokens; all are unless given. decoder_tokens: (B, T') what an encoder-decoder has written, its
-        start token included; unless given it repeats `tokens` one place later, as classifiers do. segments: (B, T)
-        kinds of segments. Gradients flow: who wants none calls it under torch.no_grad().
-        Raises DataError for ids out of range or shapes that do not fit, UsageError where there is no head.
+        tokens: (B, T) ids, or (B, channels, height, width) pixels for an image model. attend: (B, T) boolean, True at
+        real tokens; all by default. decoder_tokens: (B, T') input of the decoder of an encoder-decoder, including the
+        start token; by default `tokens` shifted by one, as in classifiers. segments: (B, T) token types.
+        Gradients are enabled; use torch.no_grad() to disable them.
+        Raises DataError for ids out of range and mismatched shapes, UsageError if the model has no head.
         """
         first, second = self._inputs(tokens, attend, decoder_tokens, segments)
         head = next((name for name in self.config.chosen_heads if name != "pooler"), None)
         if head is None:
-            raise UsageError("this model has no head that gives logits: ask for hidden_states")
+            raise UsageError("this model has no head with logits; use hidden_states")
         return self.model.head_outputs(first, second, heads=[head])[head]
 
     def hidden_states(
@@ -116,21 +116,21 @@ class Pipeline(Predicts):
         *,
         segments: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
-        """The states of each stack under "encoder" and "decoder": n_layers + 1 tensors (B, T, E), embeddings first.
+        """States of each stack under "encoder" and "decoder": n_layers + 1 tensors (B, T, E), embeddings first.
 
-        Arguments as for `logits`; the last tensor of a stack is normed where a norm closes it.
+        The arguments are those of `logits`. The last tensor includes the final norm, if the stack has one.
         """
         return self.model.hidden_states(*self._inputs(tokens, attend, decoder_tokens, segments))
 
     def generate_tokens(
         self, tokens: Tensor, attend: Tensor | None = None, **arguments: Any
     ) -> list[list[int]]:
-        """The best output for each row of ids (B, T): what is written, without start, prompt and end.
+        """The best output for each row of ids (B, T), without start token, prompt and end token.
 
-        attend: (B, T) boolean, True at real tokens. Arguments and errors are those of `generate`.
+        attend: (B, T) boolean, True at real tokens. Other arguments and errors are those of `generate`.
         """
-        draft, config = self._asked(arguments)
-        self._refuse_silent()
+        draft, config = self._options(arguments)
+        self._require_generation()
         inputs, _ = self._inputs(tokens, attend, None, None)
         found = generate_tokens(self.model, inputs, config, codec=self.target_tokenizer, draft=draft)
         return [outputs[0].tokens for outputs in found]
@@ -149,10 +149,10 @@ class Pipeline(Predicts):
         for name, given in (("attend", attend), ("segments", segments)):
             if given is not None and given.shape != tokens.shape:
                 raise DataError(
-                    f"{name} has the shape {tuple(given.shape)} and tokens {tuple(tokens.shape)}: give one a token"
+                    f"{name} has the shape {tuple(given.shape)}, tokens {tuple(tokens.shape)}; they must be equal"
                 )
         if attend is not None and attend.dtype != torch.bool:
-            raise DataError(f"attend is of {attend.dtype}: give booleans, True where a token is real")
+            raise DataError(f"attend has the type {attend.dtype}; give booleans, True at real tokens")
         attend = None if attend is None else attend.to(device)
         inputs = Inputs(tokens, attend, segments=None if segments is None else segments.to(device))
         both = config.shape == "encoder-decoder"
@@ -160,7 +160,7 @@ class Pipeline(Predicts):
             return inputs, replace(shift_right(inputs, config.start_id), attend=None) if both else None
         if not both:
             raise UsageError(
-                f"decoder_tokens are for an encoder-decoder, and this is a model of shape {config.shape}"
+                f"decoder_tokens require an encoder-decoder; this model has the shape {config.shape}"
             )
         return inputs, Inputs(_ids("decoder_tokens", decoder_tokens, config.output_vocab_size).to(device))
 
@@ -172,12 +172,12 @@ class Pipeline(Predicts):
     def generate(self, text: Sequence[str], **arguments: Any) -> list[str]: ...
 
     def generate(self, text: str | Sequence[str], **arguments: Any) -> str | list[str]:
-        """The best output for one text, or for each of several, in their order: a decoder continues its prompt.
+        """The best output for a text, or for each of several texts, in their order; a decoder continues its prompt.
 
-        Arguments are those of GenerationConfig (num_beams, max_new_tokens, …), and `draft`, a model that speculates;
-        a text ends before the first of its stop_strings. Raises DataError for a text without tokens or with more than
-        the model has positions, SettingsError for unknown or contradictory arguments, UsageError for a model that
-        writes nothing, or has no tokenizer.
+        The arguments are those of GenerationConfig (num_beams, max_new_tokens, …) and `draft`, a model for speculative
+        decoding. An output ends before the first of its stop_strings. Raises DataError for a text without tokens or
+        with more tokens than the model has positions, SettingsError for unknown or contradictory arguments, UsageError
+        for a model that cannot generate or has no tokenizer.
         """
         texts = [text] if isinstance(text, str) else list(text)
         best = [found[0].tokens for found in self.hypotheses(texts, **arguments)]
@@ -194,70 +194,69 @@ class Pipeline(Predicts):
         on_done: Callable[[int], None] | None = None,
         **arguments: Any,
     ) -> list[list[Hypothesis]]:
-        """All outputs asked for (num_return_sequences), with scores; `on_done` hears how many texts were finished.
+        """All outputs of each text (num_return_sequences) with their scores.
 
-        `first` is the place of texts[0] in the whole input, so that sampling in portions draws what one call would.
+        first: number of texts[0] in the whole input, so that sampling part by part draws the same as a single call.
+        on_done: called with the number of texts that were finished.
         """
-        draft, config = self._asked(arguments)
-        self._refuse_silent()
+        draft, config = self._options(arguments)
+        self._require_generation()
         rows, codec = Ragged.of(self.read(texts)), self.target_tokenizer
         return generate_rows(self.model, rows, config, first=first, on_done=on_done, codec=codec, draft=draft)
 
     def stream(
         self, text: str, *, on_end: Callable[[Hypothesis], None] | None = None, **arguments: Any
     ) -> Iterator[str]:
-        """What `generate` gives for one text, in pieces of whole characters as soon as they are known.
+        """The output of `generate` for one text, in parts of whole characters as soon as they are final.
 
-        `on_end` hears the whole output when it is done, with the reason why it ended. Raises UsageError where several
-        outputs are asked for, or beams, which know their words only at the end.
+        on_end: called with the whole output and the reason why it ended. Raises UsageError for several outputs and for
+        beam search, whose output is only known at the end.
         """
-        draft, config = self._asked(arguments)
-        self._refuse_silent()
+        draft, config = self._options(arguments)
+        self._require_generation()
         inputs = Inputs(torch.tensor(self.read([text]), device=self.device))
 
         def ended(outputs: list[Hypothesis]) -> None:
             if on_end is not None:
                 on_end(outputs[0])
 
-        for _, said in stream_text(self.model, inputs, config, self.writer, draft=draft, on_end=ended):
-            yield said
+        for _, part in stream_text(self.model, inputs, config, self.writer, draft=draft, on_end=ended):
+            yield part
 
     def limit(self, text: str, **arguments: Any) -> OutputLimit:
-        """The most tokens that an output for this text may have, and whose word that is; arguments of `generate`."""
-        _, config = self._asked(arguments)
+        """The largest number of output tokens for this text and what sets it; the arguments are those of `generate`."""
+        _, config = self._options(arguments)
         return output_limit(config, self.config, len(self.read([text])[0]))
 
     def read(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text as the model reads it: special tokens around it, a source with its end.
+        """The ids of each text, with special tokens, and with an end token for an encoder.
 
-        Raises DataError for a text without a token of its own.
+        Raises DataError for a text without tokens.
         """
         reader, both = self.reader, self.config.shape == "encoder-decoder"
         encoded = reader.rows(texts)
         empty = [all(text is None for text in row.texts) for row in encoded]
         if any(empty):
             what = "translate" if both else "continue"
-            raise DataError(
-                f"text {empty.index(True) + 1} of {len(texts)} has no tokens: there is nothing to {what}"
-            )
+            raise DataError(f"text {empty.index(True) + 1} of {len(texts)} has no tokens: nothing to {what}")
         end = self.config.eos_id
         return [[*row.ids, end] if both and row.ids[-1] != end else list(row.ids) for row in encoded]
 
     def decode(self, outputs: Sequence[Sequence[int]], **arguments: Any) -> list[str]:
-        """The text of each output, up to the first of the stop strings that these arguments of `generate` name."""
-        _, config = self._asked(arguments)
+        """The text of each output, up to the first of the stop strings in these arguments of `generate`."""
+        _, config = self._options(arguments)
         texts = self.writer.decode(outputs)
         return [truncate_at_stop(text, config.stop_strings or ()) for text in texts]
 
     # --- disk ------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path, *, max_shard_size: int | str = "5GB") -> None:
-        """Write a Hugging Face folder: config, weights, and what there is of tokenizers and other settings.
+        """Write a Hugging Face folder: config, weights, tokenizers, and generation and image settings, if any.
 
-        Weights of more than `max_shard_size` (bytes, or a text such as 500MB) are dealt out to several files.
+        Weights above `max_shard_size` (bytes, or a string such as 500MB) are split into several files.
         """
         if any(isinstance(module, Int8) for module in self.model.modules()):
-            raise UsageError("weights of int8 are for running only: load the model without them to save it")
+            raise UsageError("int8 weights are for inference only; load the model without them to save it")
         path = Path(folder)
         generation = self.generation.model_dump(exclude_defaults=True)
         dtype = next(self.model.parameters()).dtype
@@ -266,62 +265,66 @@ class Pipeline(Predicts):
             write_pictures(path, self.pictures)
         if self.tokenizer is None:
             return
-        # Sources end with </s>; a tokenizer that came with its own way of ending them keeps it.
+        # Sources end with </s>; a tokenizer with a post-processor of its own keeps it.
         ends = self.config.shape == "encoder-decoder" and self.tokenizer.library.post_processor is None
         self.tokenizer.save(path, append_eos=ends)
         if self.target_tokenizer is not None and self.target_tokenizer is not self.tokenizer:
             self.target_tokenizer.save(path, "target_tokenizer.json")
 
-    # --- what is asked for -----------------------------------------------------------------------------
-
-    def _asked(self, arguments: dict[str, Any]) -> tuple[Transformer | None, GenerationConfig]:
-        """The draft model, where one is given, and the settings."""
+    def _options(self, arguments: dict[str, Any]) -> tuple[Transformer | None, GenerationConfig]:
+        """The draft model, if any, and the generation options."""
         settings = {key: value for key, value in arguments.items() if key != "draft"}
         draft = arguments.get("draft")
         return None if draft is None else draft.model, resolve(self.generation, settings)
 
-    def _refuse_silent(self) -> None:
+    def _require_generation(self) -> None:
         config = self.config
         if not config.decoder_layers:
-            raise UsageError("an encoder writes no text: use `predict`, or a model with a decoder")
+            raise UsageError(
+                "an encoder cannot generate text; use `trifold predict`, or a model with a decoder"
+            )
         if "lm" not in config.chosen_heads:
             heads = ", ".join(config.chosen_heads) or "none"
-            raise UsageError(f"this model has no language-model head (its heads: {heads}): use `predict`")
+            raise UsageError(
+                f"this model has no language-model head (its heads: {heads}); use `trifold predict`"
+            )
 
 
 def _ids(name: str, tokens: Tensor, vocabulary: int) -> Tensor:
     tokens = torch.as_tensor(tokens)
     if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        raise DataError(f"{name} is {tuple(tokens.shape)} of {tokens.dtype}: give ids of the shape (B, T)")
+        raise DataError(
+            f"{name} has the shape {tuple(tokens.shape)} and the type {tokens.dtype}; give ids of shape (B, T)"
+        )
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
         wrong = tokens.max() if int(tokens.min()) >= 0 else tokens.min()
-        raise DataError(f"{name} holds the id {int(wrong)}, and the vocabulary has {vocabulary:,} tokens")
+        raise DataError(f"{name} has the id {int(wrong)}, but the vocabulary has {vocabulary:,} tokens")
     return tokens.long()
 
 
 def load(
     name: str | Path, *, device: str | None = None, dtype: Dtype = "float32", weights: Stored | None = None
 ) -> Pipeline:
-    """A run folder, a model folder, or a hub id -> Pipeline on `device` (the best one found unless given).
+    """Load a run folder, a model folder or a hub id on `device`; by default a GPU if there is one.
 
-    dtype: what is computed in, and the weights kept in, unless `weights` says "int8": then the matrices take one byte
-    a weight, which is quicker to generate with, a little off (docs say how much), and can neither learn nor be saved.
-    Raises CheckpointError where there is no model, or it is damaged or of an unknown family.
+    dtype: type of the computation and the weights. weights: "int8" stores matrices with one byte per weight, which is
+    faster, slightly less accurate, and can neither be trained nor saved.
+    Raises CheckpointError if there is no model, or if it is damaged or of an unknown family.
     """
     fast.enable()
     folder = find_folder(str(name))
     if (folder / "recipe.yaml").is_file():
-        raise CheckpointError(f"{name}: the run has no model yet (it is written at the first validation)")
+        raise CheckpointError(f"{name}: the run has no model yet; it is written at the first validation")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if weights not in (None, "int8"):
-        raise UsageError(f"weights {weights!r} is not known: leave it out, or give 'int8'")
+        raise UsageError(f"weights {weights!r} is not known; remove it, or give 'int8'")
     model, generation = load_model(folder, dtype=getattr(torch, dtype), device=place, stored=weights)
     return Pipeline(model, *_tokenizers(folder), generation, read_pictures(folder))
 
 
 def _tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
-    """Of what is read, and of what is written where that is another."""
-    if not any(True for pattern in TOKENIZERS for _ in folder.glob(pattern)):
+    """The tokenizers of input and output; the second is None if it is the same."""
+    if not any(True for pattern in TOKENIZER_FILES for _ in folder.glob(pattern)):
         return None, None
     reader, target = read_tokenizer(folder), folder / "target_tokenizer.json"
     if target.is_file():
@@ -332,6 +335,6 @@ def _tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
 
 
 def generate(model: str | Path | Pipeline, text: str, **arguments: Any) -> str:
-    """The best output of a model, loaded or to be loaded, for one text: `trifold.generate("runs/demo", "…")`."""
+    """The best output for a text, of a model or of the model to load: `trifold.generate("runs/demo", "…")`."""
     pipeline = model if isinstance(model, Pipeline) else load(model)
     return pipeline.generate(text, **arguments)

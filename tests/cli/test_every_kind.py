@@ -128,7 +128,7 @@ def test_generate_writes_or_says_who_does(trifold, runs, kind):
     many = trifold("generate", str(runs[kind]), "-", stdin=b"Today sun .\n\nrain\n")
     if kind in READERS:
         for done in (one, many):
-            refused(done, "an encoder writes no text", "use `predict`")
+            refused(done, "an encoder cannot generate text", "use `trifold predict`")
         return
     assert (one.code, many.code) == (0, 0)
     assert many.out.count("\n") == 3 and many.out.startswith(one.out)

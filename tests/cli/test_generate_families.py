@@ -162,4 +162,4 @@ def test_what_does_not_write_says_so(trifold, tmp_path):
     transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=500)).save_pretrained(tmp_path)
     done = trifold("generate", str(tmp_path), TEXT)
     assert (done.code, done.out) == (2, "")
-    assert "an encoder writes no text: use `predict`" in done.err
+    assert "an encoder cannot generate text; use `trifold predict`" in done.err
