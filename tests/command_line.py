@@ -1,4 +1,4 @@
-"""A mistake at the real command line: what is typed, what lies there, and what must be answered."""
+"""Run the command line in the test process: files, arguments, expected exit code and messages."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SMOKE = f"train smoke {TINY} --out {{here}}/run"
 
 
 class Case(NamedTuple):
-    """Files in the folder, a command line, what it must answer, and what it reads.
+    """Files of the folder, a command, its expected exit code and messages, and its standard input.
 
-    In the command `{here}` is that folder, `{model}` a trained run, `{bare}` a copy of its model folder.
+    In the command, `{here}` is the folder, `{model}` a trained run, `{bare}` a copy of its model folder.
     """
 
     files: Mapping[str, bytes]
@@ -35,14 +35,14 @@ class Case(NamedTuple):
     stdin: bytes = b""
 
 
-class Answer(NamedTuple):
+class Result(NamedTuple):
     code: int
     out: str
     err: str
 
 
 class Pipe(io.TextIOWrapper):
-    """Standard input with bytes in it; a terminal if we say so."""
+    """Standard input with given bytes; `terminal` is the value of isatty()."""
 
     terminal = False
 
@@ -50,9 +50,9 @@ class Pipe(io.TextIOWrapper):
         return self.terminal
 
 
-def ask(*arguments: str, stdin: bytes = b"", terminal: bool = False) -> Answer:
-    """Type a command line."""
-    # Real byte streams below, as a process has them: the verbs reconfigure the one and read bytes from the other.
+def run_command(*arguments: str, stdin: bytes = b"", terminal: bool = False) -> Result:
+    """Run a command."""
+    # Byte streams below the text streams, as in a process: commands reconfigure stdout and read bytes from stdin.
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True) for _ in range(2))
     before, sys.stdin = sys.stdin, Pipe(io.BufferedReader(io.BytesIO(stdin)), encoding="utf-8")
     sys.stdin.terminal = terminal
@@ -61,31 +61,31 @@ def ask(*arguments: str, stdin: bytes = b"", terminal: bool = False) -> Answer:
             code = main(arguments)
     finally:
         sys.stdin = before
-    return Answer(code, *(stream.buffer.getvalue().decode("utf-8") for stream in (out, err)))
+    return Result(code, *(stream.buffer.getvalue().decode("utf-8") for stream in (out, err)))
 
 
-def words_of(command: str, **places: Path) -> list[str]:
-    """The command line as a shell cuts it, with the places filled in."""
+def split_command(command: str, **places: Path) -> list[str]:
+    """Split a command like a shell and insert the places."""
     return [word.format(**places) for word in shlex.split(command)]
 
 
-def spread(here: Path, files: Mapping[str, bytes]) -> None:
+def write_files(here: Path, files: Mapping[str, bytes]) -> None:
     """Write the files of a case."""
     for name, content in files.items():
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_bytes(content)
 
 
-def check(answer: Answer, code: int, words: tuple[str, ...]) -> None:
-    """The answer has that exit code and all the words, in one error at the end; never a traceback."""
-    assert "Traceback" not in answer.err
-    assert answer.code == code, answer.err
-    assert [word for word in words if word not in answer.err] == [], answer.err
+def check(result: Result, code: int, words: tuple[str, ...]) -> None:
+    """Check the exit code and the words of the messages; a failure ends with one error line and has no traceback."""
+    assert "Traceback" not in result.err
+    assert result.code == code, result.err
+    assert [word for word in words if word not in result.err] == [], result.err
     if code:
-        assert answer.err.splitlines()[-1].startswith("error: ")
-        assert answer.out == ""
+        assert result.err.splitlines()[-1].startswith("error: ")
+        assert result.out == ""
 
 
-def rows(*tables: dict[str, Case]) -> list[Any]:
-    """Tables as parameters of a test, named by their keys."""
+def parameters(*tables: dict[str, Case]) -> list[Any]:
+    """The cases of some tables as parameters of a test, named by their keys."""
     return [pytest.param(case, id=name) for table in tables for name, case in table.items()]

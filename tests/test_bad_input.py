@@ -1,4 +1,4 @@
-"""What a person gets wrong in training, and what she is told: value, place and remedy, never a traceback."""
+"""Mistakes in training: the error names value, place and remedy, without a traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.command_line import SMOKE, Case, ask, check, rows, spread, words_of
+from tests.command_line import SMOKE, Case, check, parameters, run_command, split_command, write_files
 
 pytestmark = pytest.mark.slow
 
@@ -42,12 +42,12 @@ TEXT = {
         pair(b"one\n" + b"two " * 60 + b"\nthree\n"), f"{OWN} data.max_line_bytes=100", 1,
         ("a.en:2: the line is longer than 100 bytes", "data.max_line_bytes"),
     ),
-    "a folder for a file": Case({"a.en/x": b"", "a.de": b"x"}, OWN, 1, ("a.en: this is a folder; name a file in it",)),
+    "a folder instead of a file": Case({"a.en/x": b"", "a.de": b"x"}, OWN, 1, ("a.en: this is a folder; name a file in it",)),
     "truncated gzip": Case(
         {"a.en": gzip.compress(ONE * 99)[:-12], "a.de": b"eins\n"}, OWN, 1, ("a.en: the compressed file ends too early",)
     ),
     "damaged gzip": Case({"a.en": b"\x1f\x8bnonsense" * 9, "a.de": b"x"}, OWN, 1, ("a.en: the compressed file is damaged",)),
-    "not gzip at all": Case(
+    "not gzip": Case(
         {"a.en.gz": ONE, "a.de": ONE}, OWN.replace("a.en", "a.en.gz"), 1, ("a.en.gz: ends in .gz but is not gzip",)
     ),
     "only blank pairs": Case(pair(b"\n\n", b"x\ny\n"), OWN, 1, ("no pair is left (2 read, 2 blank)",)),
@@ -86,7 +86,7 @@ TEXT = {
     "a hub name without a split": Case({}, f"{SMOKE} data.train=hub:wmt14", 2, ("hub:NAME:SPLIT",)),
     "all too long": Case(
         pair(b"one\n", b"eins\n"), f"{OWN} model.max_positions=3", 1,
-        ("no validation pair has at most 3 tokens", "model.max_positions"),
+        ("no validation row has at most 3 tokens", "model.max_positions"),
     ),
     "no row short enough": Case(
         pair(b"one two three four\n", b"eins zwei drei\n"), f"{OWN} model.max_positions=8", 1,
@@ -98,8 +98,8 @@ TEXT = {
     ),
 }  # fmt: skip
 
-# Nothing wrong with these: they train, the pairs stay aligned, and what is unusual is counted.
-FINE = {
+# Valid input: training succeeds, the pairs stay aligned, and unusual rows are counted.
+VALID = {
     "BOM": Case(pair(b"\xef\xbb\xbf" + ONE), OWN, 0, ("a.en + a.de: 3 pairs\n",)),
     "CRLF": Case(pair(ONE.replace(b"\n", b"\r\n")), OWN, 0, ("a.en + a.de: 3 pairs\n",)),
     "no newline at the end": Case(pair(ONE[:-1]), OWN, 0, ("a.en + a.de: 3 pairs\n",)),
@@ -117,7 +117,7 @@ FINE = {
         pair(b"one\ntwo\n" + b"three " * 9 + b"\n"), f"{OWN} batch.max_length=20", 0,
         ("1 of 3 pairs are longer than 20 tokens: left out",),
     ),
-    "overlong, cut where that is asked for": Case(
+    "overlong, truncated on request": Case(
         pair(b"one\ntwo\n" + b"three " * 9 + b"\n"), f"{OWN} batch.max_length=20 batch.on_overflow=truncate", 0,
         ("1 of 3 pairs are longer than 20 tokens: cut",),
     ),
@@ -135,23 +135,23 @@ SETTINGS = {
     "recipe file missing": Case({}, "train {here}/my.yaml", 2, ("my.yaml: file not found",)),
     "recipe that is a folder": Case({"my.yaml/x": b""}, "train {here}/my.yaml", 2, ("my.yaml: file not found",)),
     "bad YAML": Case({"my.yaml": b"train: {steps: 5\n"}, "train {here}/my.yaml", 2, ("my.yaml: not valid YAML", "line 2")),
-    "YAML of another kind": Case({"my.yaml": b"- a\n"}, "train {here}/my.yaml", 2, ("a recipe is a mapping",)),
+    "YAML that is not a mapping": Case({"my.yaml": b"- a\n"}, "train {here}/my.yaml", 2, ("a recipe is a mapping",)),
     "YAML that is not UTF-8": Case({"my.yaml": LATIN}, "train {here}/my.yaml", 2, ("my.yaml: byte 9 is not valid UTF-8",)),
     "recipe without data": Case({"my.yaml": b"train: {seed: 3}\n"}, "train {here}/my.yaml", 2, ("data: a value is required",)),
     "mistyped key": Case({}, f"{SMOKE} train.stpes=5", 2, ("train.stpes: unknown key", "did you mean 'steps'?")),
-    "unknown key": Case({}, f"{SMOKE} train.zzz=5", 2, ("train.zzz: unknown key", "known keys: accumulate, average")),
-    "unknown key of the whole": Case({}, f"{SMOKE} zzz=5", 2, ("zzz: unknown key", "known keys: batch, data, desc")),
+    "unknown key": Case({}, f"{SMOKE} train.zzz=5", 2, ("train.zzz: unknown key", "known keys: accumulate, async_save")),
+    "unknown top-level key": Case({}, f"{SMOKE} zzz=5", 2, ("zzz: unknown key", "known keys: batch, data, desc")),
     "unknown group": Case({}, f"{SMOKE} optimiser.beta=5", 2, ("optimiser: unknown key",)),
     "no key=value": Case({}, f"{SMOKE} train.lr", 2, ("'train.lr' is not key=value", "train.steps=2000")),
     "wrong type": Case({}, f"{SMOKE} train.steps=many", 2, ("train.steps: ", "valid integer", "got 'many'")),
     "group for a value": Case({}, f"{SMOKE} train.steps.more=5", 2, ("train.steps.more: steps holds a value",)),
     "value for a group": Case({}, "train smoke train=5 --out {here}/run", 2, ("train: a group of keys is required, got 5",)),
     "negative steps": Case({}, f"{SMOKE} train.steps=-5", 2, ("train.steps: ", "greater than 0, got -5")),
-    "no such choice": Case({}, f"{SMOKE} tokenizer.kind=bppe", 2, ("tokenizer.kind: ", "'byte-bpe'", "got 'bppe'")),
+    "unknown choice": Case({}, f"{SMOKE} tokenizer.kind=bppe", 2, ("tokenizer.kind: ", "'byte-bpe'", "got 'bppe'")),
     "heads do not divide": Case(
         {}, f"{SMOKE} model.n_heads=3", 2, ("model: n_heads 3 does not divide d_model 16", "1, 2, 4, 8, 16", "d_head")
     ),
-    "odd width with waves": Case({}, f"{SMOKE} model.d_model=15 model.n_heads=3", 2, ("even d_model, not 15",)),
+    "odd width with sinusoidal positions": Case({}, f"{SMOKE} model.d_model=15 model.n_heads=3", 2, ("even d_model, not 15",)),
     "contradiction: average": Case({}, f"{SMOKE} train.average=9", 2, ("average 9 requires keep_last of at least 9",)),
     "contradiction: warm-up": Case(
         {}, f"{SMOKE} train.schedule=linear train.warmup=2", 2, ("warmup 2 leaves none of the 2 steps",)
@@ -165,7 +165,7 @@ SETTINGS = {
     "unknown scoring": Case({}, f"{SMOKE} task.tokenize=moses", 2, ("task.tokenize: sacreBLEU has no tokenizer 'moses'",)),
     "no validation data": Case({}, f"{SMOKE} data.valid=null", 2, ("data.valid: no validation data", "data.holdout=500")),
     "no training data": Case({}, f"{SMOKE} data.train=null", 2, ("data.train: no training data",)),
-    "more held out than there is": Case(
+    "more held out than available": Case(
         {}, f"{SMOKE} data.valid=null data.holdout=9999", 1, ("data.holdout: 9,999 pairs of 244 leave nothing",)
     ),
     "vocabulary smaller than the alphabet": Case(
@@ -173,25 +173,25 @@ SETTINGS = {
         ("tokenizer.vocab_size: 20 is smaller than the", "characters", "4 special tokens", "at the least"),
     ),
     "tokenizer file missing": Case({}, f"{SMOKE} tokenizer.file={{here}}/t.json", 1, ("t.json: cannot be read",)),
-    "tokenizer file foreign": Case(
+    "tokenizer file of another format": Case(
         {"t.json": b"{}"}, f"{SMOKE} tokenizer.file={{here}}/t.json", 1, ("t.json: not a tokenizer",)
     ),
-    "device not here": Case({}, f"{SMOKE} train.device=cuda:77", 2, ("device 'cuda:77' is not here", "cpu")),
-    "device not known": Case({}, f"{SMOKE} train.device=gpu", 2, ("device 'gpu' is not known", "auto, cpu")),
+    "missing device": Case({}, f"{SMOKE} train.device=cuda:77", 2, ("device 'cuda:77' is not here", "cpu")),
+    "unknown device": Case({}, f"{SMOKE} train.device=gpu", 2, ("device 'gpu' is not known", "auto, cpu")),
 }  # fmt: skip
 
 # --- run folders ---------------------------------------------------------------------------------------------
 
 FOLDERS = {
     "run folder exists": Case({"run/x": b""}, SMOKE, 2, ("run: holds files already", "--resume auto", "--out")),
-    "a file where the folder goes": Case({"run": b""}, SMOKE, 2, ("run: cannot be written", "choose another --out")),
-    "a file above the folder": Case(
+    "a file instead of the run folder": Case({"run": b""}, SMOKE, 2, ("run: cannot be written", "choose another --out")),
+    "a file instead of a parent folder": Case(
         {"file": b""}, SMOKE.replace("/run", "/file/run"), 2, ("file/run: cannot be written", "choose another --out")
     ),
-    "no verb": Case({}, "trian smoke", 2, ("trian", "--help")),
+    "unknown command": Case({}, "trian smoke", 2, ("trian", "--help")),
     "no recipe": Case({}, "train", 2, ("RECIPE", "--help")),
     "unknown option": Case({}, "train smoke --step 5", 2, ("--step", "--help")),
-    "no such way to resume": Case({}, "train smoke --resume always", 2, ("always", "auto")),
+    "unknown value of --resume": Case({}, "train smoke --resume always", 2, ("always", "auto")),
 }  # fmt: skip
 
 
@@ -200,39 +200,23 @@ def here(tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("case", rows(TEXT, FINE, SETTINGS, FOLDERS))
+@pytest.mark.parametrize("case", parameters(TEXT, VALID, SETTINGS, FOLDERS))
 def test_training(case, here):
-    spread(here, GOOD | case.files)
+    write_files(here, GOOD | case.files)
     before = sorted(path.name for path in here.iterdir())
-    check(ask(*words_of(case.command, here=here), stdin=case.stdin), case.code, case.words)
+    check(run_command(*split_command(case.command, here=here), stdin=case.stdin), case.code, case.words)
     if case.code:
-        assert sorted(path.name for path in here.iterdir()) == before, "a mistake leaves nothing behind"
+        assert sorted(path.name for path in here.iterdir()) == before, "a failed command leaves no files"
 
 
-# --- what takes more than a row ------------------------------------------------------------------------------
+# --- cases with several commands ------------------------------------------------------------------------------
 
 
-def test_a_line_of_100_mb_is_refused_in_little_memory(here):
-    with (here / "a.en").open("wb") as file:
-        for _ in range(100):
-            file.write(b"x" * 1_000_000)
-    spread(here, GOOD | {"a.de": b"x\n"})
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    answer = ask(*words_of(OWN, here=here))
+def test_resuming_with_another_recipe(here):
+    assert run_command(*split_command(SMOKE, here=here)).code == 0
+    result = run_command(*split_command(f"{SMOKE} model.d_ff=48 train.seed=7 --resume auto", here=here))
     check(
-        answer,
-        1,
-        ("a.en:1: the line is longer than 1,000,000 bytes", "split the line", "data.max_line_bytes"),
-    )
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown * (1 if sys.platform == "darwin" else 1024) < 50e6
-
-
-def test_another_recipe_for_a_run_that_exists(here):
-    assert ask(*words_of(SMOKE, here=here)).code == 0
-    answer = ask(*words_of(f"{SMOKE} model.d_ff=48 train.seed=7 --resume auto", here=here))
-    check(
-        answer,
+        result,
         2,
         ("recipe.yaml: the run was begun with other values of", "model.d_ff", "train.seed", "--out"),
     )
@@ -240,8 +224,8 @@ def test_another_recipe_for_a_run_that_exists(here):
 
 @pytest.fixture
 def interrupted(here) -> Path:
-    """A run that can be resumed; gives its newest checkpoint."""
-    assert ask(*words_of(SMOKE, here=here)).code == 0
+    """The newest checkpoint of a run that can be resumed."""
+    assert run_command(*split_command(SMOKE, here=here)).code == 0
     return max((here / "run" / "checkpoints").iterdir())
 
 
@@ -256,23 +240,25 @@ def test_a_damaged_checkpoint(here, interrupted, name, damage):
     file.unlink()
     if damage != "missing":
         file.write_bytes(content[:-9] if damage == "truncated" else content[:-1] + b"?")
-    answer = ask(*words_of(RESUME, here=here))
-    check(answer, 1, (str(file), "missing" if damage == "missing" else "damaged"))
+    result = run_command(*split_command(RESUME, here=here))
+    check(result, 1, (str(file), "missing" if damage == "missing" else "damaged"))
 
 
 def test_a_foreign_checkpoint(here, interrupted):
-    (interrupted / "manifest.json").write_text('{"format": "somebody else\'s"}', encoding="utf-8")
-    check(ask(*words_of(RESUME, here=here)), 1, (str(interrupted), "not a checkpoint of trifold"))
+    (interrupted / "manifest.json").write_text('{"format": "another"}', encoding="utf-8")
+    check(
+        run_command(*split_command(RESUME, here=here)), 1, (str(interrupted), "not a checkpoint of trifold")
+    )
 
 
-def test_a_recipe_of_a_run_that_was_edited_into_nonsense(here, interrupted):
+def test_an_invalid_recipe_in_a_run_folder(here, interrupted):
     (here / "run" / "recipe.yaml").write_text("data: {tran: 5}\n", encoding="utf-8")
-    check(ask(*words_of(RESUME, here=here)), 2, ("data.tran: unknown key", "'train'"))
+    check(run_command(*split_command(RESUME, here=here)), 2, ("data.tran: unknown key", "'train'"))
 
 
 @pytest.fixture
 def full_disk():
-    """No file may grow beyond so many bytes: writing more fails as it does where a disk is full."""
+    """Limit the size of files: writing more fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(size: int) -> None:
@@ -285,20 +271,20 @@ def full_disk():
 @pytest.mark.parametrize("size", [100, 1500, 10_000, 40_000])
 def test_a_full_disk(here, full_disk, size):
     full_disk(size)
-    answer = ask(*words_of(SMOKE, here=here))
+    result = run_command(*split_command(SMOKE, here=here))
     full_disk(resource.RLIM_INFINITY)
-    check(answer, 1, ("be written", "File too large", "free "))
-    assert str(here / "run") in answer.err
+    check(result, 1, ("be written", "File too large", "free "))
+    assert str(here / "run") in result.err
     assert not list(here.glob("run/checkpoints/step-*"))
-    assert ask(*words_of(f"{SMOKE} --resume auto", here=here)).code == 0
+    assert run_command(*split_command(f"{SMOKE} --resume auto", here=here)).code == 0
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
 def test_no_permission_to_write(here):
     here.chmod(0o500)
-    answer = ask(*words_of(SMOKE, here=here))
+    result = run_command(*split_command(SMOKE, here=here))
     here.chmod(0o700)
-    check(answer, 2, ("run: cannot be written (Permission denied)", "choose another --out"))
+    check(result, 2, ("run: cannot be written (Permission denied)", "choose another --out"))
 
 
 @pytest.mark.parametrize(
@@ -308,8 +294,8 @@ def test_no_permission_to_write(here):
         (["generate", "nowhere/at-all/x", "hello"], 1, "error: 'nowhere/at-all/x': no such folder"),
     ],
 )
-def test_a_process_answers_like_that_too(arguments, code, words, here):
-    done = subprocess.run(  # noqa: PLW1510 (the exit code is what is looked at)
+def test_the_exit_code_and_output_of_a_process(arguments, code, words, here):
+    done = subprocess.run(  # noqa: PLW1510 (the exit code is tested)
         [sys.executable, "-c", "import sys; from trifold.cli import main; sys.exit(main())", *arguments],
         cwd=here, capture_output=True, encoding="utf-8", timeout=120, stdin=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},

@@ -1,4 +1,4 @@
-"""What a person gets wrong in using a model, and what a model folder can suffer; never a traceback."""
+"""Mistakes in using a model, and damaged model folders: a clear error, without a traceback."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.command_line import SMOKE, TINY, Case, ask, check, rows, spread, words_of
+from tests.command_line import SMOKE, TINY, Case, check, parameters, run_command, split_command, write_files
 
 LATIN = "fein\nschön\n".encode("latin-1")
 GENERATE = "generate {model}"
 
 USING = {
-    "no model there": Case({}, "generate {here}/none hello", 1, ("none", "no such folder")),
-    "a file for a model": Case(
+    "missing model": Case({}, "generate {here}/none hello", 1, ("none", "no such folder")),
+    "a file instead of a model": Case(
         {"m": b""}, "generate {here}/m hello", 1, ("m: a file, not the folder of a model",)
     ),
     "an empty folder": Case({"m/x": b""}, "generate {here}/m hello", 1, ("config.json: no such file",)),
@@ -26,7 +26,7 @@ USING = {
         ("r: the run has no model yet", "first validation"),
     ),
     "empty text": Case({}, f"{GENERATE} ''", 1, ("text 1 of 1 has no tokens", "nothing to translate")),
-    "text longer than the model": Case({}, f"{GENERATE} '{'one ' * 60}'", 1, ("241", "128")),
+    "text longer than the model's input": Case({}, f"{GENERATE} '{'one ' * 60}'", 1, ("241", "128")),
     "a long line on standard input": Case(
         {},
         f"{GENERATE} -",
@@ -41,14 +41,14 @@ USING = {
     "contradictory generation": Case(
         {}, f"{GENERATE} hello --num-beams 4 --do-sample", 2, ("num_beams 4", "do_sample true")
     ),
-    "no beam": Case({}, f"{GENERATE} hello --num-beams 0", 2, ("num_beams", "0")),
-    "a word for a number": Case(
+    "zero beams": Case({}, f"{GENERATE} hello --num-beams 0", 2, ("num_beams", "0")),
+    "text instead of a number": Case(
         {}, f"{GENERATE} hello --num-beams many", 2, ("--num-beams", "valid integer", "--help")
     ),
     "output cannot be written": Case(
         {}, f"{GENERATE} hello --out {{here}}/no/where.txt", 2, ("--out", "where.txt: cannot be written")
     ),
-    "device not here": Case({}, f"{GENERATE} hello --device cuda:77", 2, ("device 'cuda:77' is not here",)),
+    "missing device": Case({}, f"{GENERATE} hello --device cuda:77", 2, ("device 'cuda:77' is not here",)),
     "eval on files of different length": Case(
         {"a.en": b"one\ntwo\n", "a.de": b"eins\n"},
         "eval {model} {here}/a.en {here}/a.de",
@@ -59,39 +59,39 @@ USING = {
     "eval with an unknown tokenizer": Case(
         {}, "eval {model} --tokenize moses", 2, ("--tokenize moses: not a tokenizer of sacreBLEU", "13a")
     ),
-    "look at nothing": Case({}, "look {model} '' --out {here}/a.png", 1, ("no tokens",)),
-    "look into an unknown kind of picture": Case(
+    "look at an empty text": Case({}, "look {model} '' --out {here}/a.png", 1, ("no tokens",)),
+    "look with an unknown image format": Case(
         {}, "look {model} one --out {here}/a.docx", 2, ("a.docx", ".png")
     ),
-    "show what is not there": Case({}, "show {here}/none", 1, ("none", "no such")),
+    "show a missing model": Case({}, "show {here}/none", 1, ("none", "no such")),
 }
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "run"
-    assert ask("train", "smoke", *TINY.split(), "--out", str(folder)).code == 0
+    assert run_command("train", "smoke", *TINY.split(), "--out", str(folder)).code == 0
     return folder
 
 
 @pytest.fixture
 def bare(model, tmp_path) -> Path:
-    """The model folder alone, free to be damaged."""
+    """A copy of the model folder, without its run."""
     return Path(shutil.copytree(model / "model", tmp_path / "bare"))
 
 
-@pytest.mark.parametrize("case", rows(USING))
+@pytest.mark.parametrize("case", parameters(USING))
 def test_using_a_model(case, tmp_path, model, bare, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    spread(tmp_path, case.files)
-    command = words_of(case.command, here=tmp_path, model=model, bare=bare)
-    check(ask(*command, stdin=case.stdin), case.code, case.words)
+    write_files(tmp_path, case.files)
+    command = split_command(case.command, here=tmp_path, model=model, bare=bare)
+    check(run_command(*command, stdin=case.stdin), case.code, case.words)
 
 
-# --- what a model folder can suffer --------------------------------------------------------------------------
+# --- damaged model folders --------------------------------------------------------------------------
 
 
-def edited(bare: Path, name: str, **values: object) -> None:
+def edit(bare: Path, name: str, **values: object) -> None:
     content = json.loads((bare / name).read_text("utf-8")) | values
     (bare / name).write_text(json.dumps(content), encoding="utf-8")
 
@@ -102,7 +102,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         lambda m: (m / "model.safetensors").write_bytes((m / "model.safetensors").read_bytes()[:999]),
         ("model.safetensors: damaged or truncated", "copy the file again"),
     ),
-    "weights of another size": (lambda m: edited(m, "config.json", d_model=32), ("bare",)),
+    "weights of another size": (lambda m: edit(m, "config.json", d_model=32), ("bare",)),
     "pickled weights": (
         lambda m: (m / "model.safetensors").rename(m / "pytorch_model.bin"),
         ("pytorch_model.bin: pickled weights are refused", "can run any code"),
@@ -113,7 +113,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         ("config.json:1:", "not JSON"),
     ),
     "unknown family": (
-        lambda m: edited(m, "config.json", model_type="rnn"),
+        lambda m: edit(m, "config.json", model_type="rnn"),
         ("config.json: model_type: 'rnn' is not known",),
     ),
     "no tokenizer": (lambda m: (m / "tokenizer.json").unlink(), ("the model folder has no tokenizer",)),
@@ -122,7 +122,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         ("tokenizer.json: holds a list, not an object of keys and values",),
     ),
     "contradictory generation": (
-        lambda m: edited(m, "generation_config.json", num_beams=4, do_sample=True),
+        lambda m: edit(m, "generation_config.json", num_beams=4, do_sample=True),
         ("generation_config.json: num_beams 4 and top_k 50 contradict",),
     ),
 }
@@ -132,22 +132,24 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 def test_a_damaged_model(bare, name):
     damage, words = DAMAGES[name]
     damage(bare)
-    answer = ask("generate", str(bare), "hello")
-    assert answer.code in (1, 2)
-    check(answer, answer.code, words)
+    result = run_command("generate", str(bare), "hello")
+    assert result.code in (1, 2)
+    check(result, result.code, words)
 
 
-def test_a_config_of_our_own_with_an_unknown_key(tmp_path):
+def test_an_unknown_key_in_a_native_config(tmp_path):
     out = tmp_path / "run"
-    assert ask(*words_of(f"{SMOKE} model.norm_placement=pre", here=tmp_path)).code == 0
+    assert run_command(*split_command(f"{SMOKE} model.norm_placement=pre", here=tmp_path)).code == 0
     config = json.loads((out / "model" / "config.json").read_text("utf-8"))
     assert config["model_type"] == "trifold"
-    edited(out / "model", "config.json", n_haeds=4)
-    check(ask("generate", str(out), "hello"), 1, ("config.json: ", "n_haeds: unknown key", "'n_heads'"))
+    edit(out / "model", "config.json", n_haeds=4)
+    check(
+        run_command("generate", str(out), "hello"), 1, ("config.json: ", "n_haeds: unknown key", "'n_heads'")
+    )
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-def test_results_onto_a_full_disk(model):
-    answer = ask("generate", str(model), "one", "--out", "/dev/full")
-    assert (answer.code, "Traceback" in answer.err) == (1, False)
-    assert "No space left" in answer.err
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
+def test_a_full_disk_for_results(model):
+    result = run_command("generate", str(model), "one", "--out", "/dev/full")
+    assert (result.code, "Traceback" in result.err) == (1, False)
+    assert "No space left" in result.err

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.command_line import Answer, ask
+from tests.command_line import Result, run_command
 
 
 @pytest.fixture
-def trifold() -> Callable[..., Answer]:
+def trifold() -> Callable[..., Result]:
     """Call the command line: trifold("generate", folder, "-", stdin=b"…")."""
-    return ask
+    return run_command
 
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of the recipe `smoke`."""
     folder = tmp_path_factory.mktemp("runs") / "smoke"
-    done = ask("train", "smoke", "--out", str(folder))
+    done = run_command("train", "smoke", "--out", str(folder))
     assert done.code == 0, done.err
     return folder

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.command_line import ask
+from tests.command_line import run_command
 
 SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_positions": 24, "dropout": 0.0}
 ENCODER = SIZES | {
@@ -108,6 +108,6 @@ class Runs:
         if not folder.exists():
             if KINDS[kind][0].get("kind") == "distill":
                 self[KINDS[kind][0]["of"]["kind"]]
-            done = ask("train", str(write_recipe(kind, self.here)), "--out", str(folder))
+            done = run_command("train", str(write_recipe(kind, self.here)), "--out", str(folder))
             assert done.code == 0, done.err
         return folder

@@ -182,9 +182,9 @@ def test_it_learns_and_what_is_loaded_says_what_was_learnt(table, tmp_path):
         "20 sad",
         "100 odd",
     ]
-    from tests.command_line import ask
+    from tests.command_line import run_command
 
-    told = json.loads(ask("eval", str(tmp_path / "run"), "--json").out)
+    told = json.loads(run_command("eval", str(tmp_path / "run"), "--json").out)
     assert told["scores"] == {"accuracy": 100.0, "macro_f1": 100.0}
 
 

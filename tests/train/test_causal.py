@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 import yaml
-from tests.command_line import ask
+from tests.command_line import run_command
 
 from trifold.errors import SettingsError
 from trifold.pipeline import load
@@ -112,7 +112,7 @@ def test_a_signal_saves_and_the_run_goes_on(recipe, tmp_path):
     assert "go on with: trifold train" in errors
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
     step = int(saved.name.removeprefix("step-"))
-    more = ask("train", str(recipe), *endless[1:], f"train.steps={step + 2}", "--out", str(tmp_path / "run"),
+    more = run_command("train", str(recipe), *endless[1:], f"train.steps={step + 2}", "--out", str(tmp_path / "run"),
                "--resume", "auto", "--json")  # fmt: skip
     assert more.code == 0, more.err
     assert json.loads(more.out)["steps"] == step + 2
@@ -190,7 +190,7 @@ def test_the_folder_is_gpt2s_and_the_reference_gives_the_same_logits(trained):
 
 def test_eval_measures_the_validation_text_again(trained):
     last = [json.loads(line) for line in (trained / "metrics.jsonl").read_text("utf-8").splitlines()][-1]
-    told = ask("eval", str(trained), "--json")
+    told = run_command("eval", str(trained), "--json")
     assert told.code == 0, told.err
     found = json.loads(told.out)
     best = min(
@@ -205,7 +205,7 @@ def test_eval_measures_the_validation_text_again(trained):
 def test_eval_of_a_file_that_is_named(trained, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("sun rain\n\nfog snow sun\n", encoding="utf-8")
-    told = ask("eval", str(trained), str(text))
+    told = run_command("eval", str(trained), str(text))
     assert told.code == 0, told.err
     assert [line.split(" ")[0] for line in told.out.splitlines()] == [
         "loss",
@@ -216,15 +216,15 @@ def test_eval_of_a_file_that_is_named(trained, tmp_path):
     assert "2 documents" in told.err
     # A model that belongs to no run: the same text as one document, read as it stands.
     (tmp_path / "model").symlink_to(trained / "model")
-    assert ask("eval", str(tmp_path / "model"), str(text), "--json").code == 0
+    assert run_command("eval", str(tmp_path / "model"), str(text), "--json").code == 0
     for options in (("--tokenize", "13a"), ("--num-beams", "2"), ("--split", "train")):
-        assert ask("eval", str(trained), *options).code == 2
+        assert run_command("eval", str(trained), *options).code == 2
 
 
 def test_generate_and_show_work_on_the_run(trained):
-    told = ask("generate", str(trained), "sun ", "--seed", "1", "--temperature", "0.8")
+    told = run_command("generate", str(trained), "sun ", "--seed", "1", "--temperature", "0.8")
     assert (told.code, told.err) == (0, "")
-    assert ask("show", str(trained)).code == 0
+    assert run_command("show", str(trained)).code == 0
 
 
 # --- text on the disk ----------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_from_a_cache_it_learns_and_resumes_to_the_bit(recipe, interrupting, lis
     assert theirs["progress"]["epoch"] >= 2
     assert [key for key in theirs if ours[key] != theirs[key]] == []
     assert len([entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]) == 2
-    told = ask("eval", str(tmp_path / "run"), "--json")
+    told = run_command("eval", str(tmp_path / "run"), "--json")
     assert told.code == 0, told.err
     lines = (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
     best = min(json.loads(line).get("valid/loss", 99.0) for line in lines)

@@ -115,7 +115,7 @@ def split(train_rows: int, test_rows: int, seed: int = 1) -> tuple[list[Phrase],
         )
     if 2 * test_rows > len(usable):
         raise UsageError(
-            f"phrasebook: twice {test_rows} test rows requested, {len(usable)} available with words that are known from "
+            f"phrasebook: twice {test_rows} test rows requested, {len(usable)} available with words known from "
             f"{train_rows} training rows; request fewer, or more training rows"
         )
     test = _round_robin(usable)[: 2 * test_rows]
