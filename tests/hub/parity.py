@@ -1,6 +1,6 @@
-"""The reference library as the oracle: what it computes we compute, forwards and backwards, and every byte goes back.
+"""The reference library as an oracle: equal hidden states, logits and gradients, and every tensor written back.
 
-check(randomised(transformers.GPT2LMHeadModel(transformers.GPT2Config(...))))
+check(make("gpt2", "LMHeadModel", n_inner=48))
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
+from tests.hub.families import FAMILIES as TINY
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,25 +22,81 @@ from trifold.hub import load_model, rules, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, Transformer
 
-LENGTHS = (9, 5, 7)  # real tokens of the rows; the rest is padding behind them
-TARGETS = (6, 4)  # rows (as many as above) and tokens that an encoder-decoder has written
+LENGTHS = (9, 5, 7)  # real tokens of the rows; the rest is padding
+TARGETS = 6  # tokens of each row that an encoder-decoder has written
+# Matrices of heads with few classes, whose logits would be too small to compare.
+HEADS = (
+    *("cls.seq_relationship", "sop_classifier", "classifier", "qa_outputs", "score", "logits_proj"),
+    "classification_head.out_proj",
+)
+# The output table of language models, under its own name or that of the embeddings.
+OUTPUTS = ("lm_head.weight", "embed_out", "vocab_projector", "lm_loss")
+TABLES = ("word_embedding", "wte", "embed_in", "embed_tokens", "shared.weight")
+
+
+def make(family: str, ending: str | None = None, **options: Any) -> Any:
+    """A tiny model of the reference with random parameters; `own_head` unties the output table of T5."""
+    transformers = pytest.importorskip("transformers")
+    tiny = TINY[family]
+    own_head = options.pop("own_head", False)
+    config = getattr(transformers, f"{tiny.stem}Config")(**tiny.sizes | options)
+    ending = next(iter(tiny.cases.values()))[0] if ending is None else ending
+    model = getattr(transformers, tiny.stem + ending)(config)
+    if own_head:
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+    return loud(model)
 
 
 def randomised(model: Any, seed: int = 0) -> Any:
-    """The model in evaluation mode, every parameter random and of natural size: a zero or a one hides a wrong rule."""
+    """The model in evaluation mode with random parameters of natural size: a zero or a one hides a wrong rule."""
     generator = torch.Generator().manual_seed(seed)
+    parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    buffers = [(name, b) for name, b in model.named_buffers() if name == "final_logits_bias"]
     with torch.no_grad():
-        for name, tensor in _learnt(model):
+        for name, tensor in parameters + buffers:
             noise = torch.randn(tensor.shape, generator=generator)
             norm = tensor.dim() == 1 and name.endswith("weight")
-            few = tensor.dim() > 1 and min(tensor.shape) < 8  # labels: their logits must differ too
+            few = tensor.dim() == 2 and min(tensor.shape) < 8  # labels: their logits must differ too
             tensor.copy_(noise * (0.7 if few else 0.25 if tensor.dim() > 1 else 0.3) + norm)
     return model.eval()
 
 
-def _learnt(model: Any) -> list[tuple[str, Tensor]]:
-    parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    return parameters + [(name, b) for name, b in model.named_buffers() if name == "final_logits_bias"]
+def loud(model: Any) -> Any:
+    """`randomised`, with larger matrices where logits would be too small to compare."""
+    scaled = getattr(model.config, "scale_decoder_outputs", False)
+    with torch.no_grad():
+        for name, parameter in randomised(model).named_parameters():
+            if name.startswith(HEADS) and parameter.dim() == 2:
+                parameter.mul_(3.5 if len(parameter) > 1 else 9.0)
+            elif (name.startswith(OUTPUTS) and parameter.dim() == 2) or any(
+                table in name for table in TABLES
+            ):
+                parameter.mul_(5 if scaled else 2)
+    return model
+
+
+def inputs_for(model: Any) -> dict[str, Any]:
+    """Arguments of `check` for models that do not read any text padded at the end."""
+    config = model.config
+    generator = torch.Generator().manual_seed(3)
+    if config.model_type == "vit":
+        size = config.image_size
+        pixels = (4, config.num_channels, *([size, size] if isinstance(size, int) else size))
+        return {"pixel_values": torch.randn(pixels, generator=generator)}
+    shape = (len(LENGTHS), max(LENGTHS))
+    lengths, columns = torch.tensor(LENGTHS)[:, None], torch.arange(max(LENGTHS))
+    tokens = torch.randint(6, 38, shape, generator=generator)
+    if config.is_encoder_decoder and "ForSequenceClassification" in type(model).__name__:
+        tokens = tokens.where(columns < lengths, config.pad_token_id)  # the class is read at the only end
+        tokens[range(len(LENGTHS)), [length - 1 for length in LENGTHS]] = config.eos_token_id
+        return {"tokens": tokens, "decoder": False}
+    segments = torch.randint(getattr(config, "type_vocab_size", 3), shape, generator=generator)
+    if config.model_type == "xlnet":
+        # The reference reads the first column whether it is padding or not.
+        first = getattr(config, "summary_type", "last") == "first"
+        real = columns < lengths if first else columns >= max(LENGTHS) - lengths
+        return {"tokens": tokens.where(real, config.pad_token_id), "token_type_ids": segments}
+    return {"token_type_ids": segments} if config.model_type in ("bert", "albert") else {}
 
 
 def check(
@@ -50,12 +108,13 @@ def check(
     file: Mapping[str, Any] | None = None,
     **inputs: Any,
 ) -> Transformer:
-    """Load what the reference saves, compare, save it back, compare again; gives our model.
+    """Load what the reference saves, compare, save it back, compare again; returns our model.
 
-    tokens: (B, T) ids, padded behind; random ones unless given. `decoder`: an encoder-decoder is given its second input
-    too (else it makes one from the first). `file` stands in config.json, from which the reference is loaded too; such
-    a model may be quiet, and its gradients are not looked at. `inputs` go to the reference: token_type_ids,
-    pixel_values are ours too.
+    tokens: (B, T) ids, padded at the end; random ones unless given.
+    decoder: give an encoder-decoder its second input too (else it makes one from the first).
+    file: the content of config.json, from which the reference is loaded too; the logits of such a model may be
+        small, and its gradients are not compared.
+    inputs: more arguments of the reference; token_type_ids and pixel_values are ours too.
     """
     with tempfile.TemporaryDirectory() as folder:
         theirs, back = Path(folder) / "theirs", Path(folder) / "back"
@@ -106,7 +165,7 @@ def _inputs(
     first, second = Inputs(tokens, real, segments=more.get("token_type_ids")), None
     given = {"input_ids": tokens, "attention_mask": real.long(), **more}
     if decoder and config.is_encoder_decoder:
-        written = words[torch.randint(len(words), (len(tokens), TARGETS[0]), generator=generator)]
+        written = words[torch.randint(len(words), (len(tokens), TARGETS), generator=generator)]
         second, given["decoder_input_ids"] = Inputs(written), written
     return (first, second), given
 

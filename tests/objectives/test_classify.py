@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from tests.hub.loud import loud
+from tests.hub.parity import loud
 from tests.predict.references import FAMILIES, TEXTS, both, close
 
 import trifold

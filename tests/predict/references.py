@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.hub.loud import loud
+from tests.hub.parity import loud
 from tests.text import folders
 
 import trifold
