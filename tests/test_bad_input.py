@@ -170,7 +170,7 @@ SETTINGS = {
     ),
     "vocabulary smaller than the alphabet": Case(
         {}, f"{SMOKE} tokenizer.vocab_size=20", 2,
-        ("tokenizer.vocab_size: 20 is smaller than the", "characters", "4 special tokens", "at the least"),
+        ("tokenizer.vocab_size: 20 is smaller than the", "characters", "4 special tokens", "at least"),
     ),
     "tokenizer file missing": Case({}, f"{SMOKE} tokenizer.file={{here}}/t.json", 1, ("t.json: cannot be read",)),
     "tokenizer file of another format": Case(

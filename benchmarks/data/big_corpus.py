@@ -96,7 +96,7 @@ def encoder(folder: Path, kind: str) -> Encoder:
         flat = np.fromiter((token for one in ids for token in one), np.int32, int(lengths.sum()))
         return flat, lengths, sum(len(text.encode()) for text in texts)
 
-    return Encoder(cut, tokenizer.reading, tokenizer.vocab_size)
+    return Encoder(cut, tokenizer.encoding_digest, tokenizer.vocab_size)
 
 
 def cache_of(folder: Path, kind: str) -> TokenCache:

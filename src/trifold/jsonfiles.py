@@ -1,35 +1,41 @@
-"""JSON from a stranger's folder, read with suspicion: bounded, no key twice, no number that others would round."""
+"""Read untrusted JSON and text files: bounded in size, without duplicate keys or numbers that other readers round."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from trifold.errors import CheckpointError
 
-LARGEST_JSON = 10 * 2**20  # bytes; the largest config or index in use is below 1 MB
-LARGEST_INTEGER = 2**53  # beyond it, other readers of JSON round
+MAX_JSON = 10 * 2**20  # bytes; the largest config or index in use is below 1 MB
+MAX_INTEGER = 2**53  # larger integers are rounded by other JSON readers
 
 
-def read_json(path: Path, limit: int = LARGEST_JSON, *, largest: int = LARGEST_INTEGER) -> dict[str, Any]:
+def read_json(path: Path, limit: int = MAX_JSON, *, largest: int = MAX_INTEGER) -> dict[str, Any]:
     """The object in a JSON file of at most `limit` bytes.
 
-    Raises CheckpointError where the file is missing, too large, not UTF-8 or not JSON, where a key stands twice,
-    and where a number is not finite or beyond `largest`.
+    Raises CheckpointError if the file is missing, too large, not UTF-8 or not JSON, if a key occurs twice in an
+    object, or if a number is not finite or beyond `largest`.
     """
     return parse_json(read_bytes(path, limit), str(path), largest=largest)
+
+
+def read_text(path: Path, limit: int) -> str:
+    """The content of a UTF-8 file of at most `limit` bytes. Raises CheckpointError like `read_bytes`."""
+    return _decode(read_bytes(path, limit), str(path))
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
     """The content of a file of at most `limit` bytes.
 
-    Raises CheckpointError where it is missing or larger, and as `check_inside` does.
+    Raises CheckpointError if it is missing, larger, or a link out of its folder.
     """
     check_inside(path)
     try:
         if not path.is_file() and path.exists():
-            raise CheckpointError(f"{path}: is no regular file")
+            raise CheckpointError(f"{path}: is not a regular file")
         with path.open("rb") as file:
             content = file.read(limit + 1)
         if len(content) > limit:
@@ -43,40 +49,39 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def check_inside(path: Path) -> None:
-    """Raises CheckpointError for a link that leads out of its folder: a stranger's could show any file of this machine.
+    """Raise CheckpointError for a link that leads out of its folder: it could expose any file of this machine.
 
-    The files of the hub's cache are links to `blobs` beside their `snapshots`, and may be.
+    Files in the hub cache are links from `snapshots` to `blobs`, which is allowed.
     """
     if not path.is_symlink():
         return
     folder = path.parent.resolve()
     caches = [up.parent / "blobs" for up in (folder, *folder.parents) if up.name == "snapshots"]
     try:
-        end = path.resolve(strict=True)
-    except (OSError, RuntimeError):  # a circle is a RuntimeError to some versions of Python
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError):  # some versions of Python raise RuntimeError for a circular link
         raise CheckpointError(f"{path}: a link that leads nowhere; copy the file itself") from None
-    if not any(end.is_relative_to(place) for place in (folder, *caches)):
+    if not any(target.is_relative_to(allowed) for allowed in (folder, *caches)):
         raise CheckpointError(f"{path}: a link that leads out of its folder; copy the file itself")
 
 
-def parse_json(content: bytes, place: str, *, largest: int = LARGEST_INTEGER) -> dict[str, Any]:
-    """As `read_json`, of bytes; `place` is named in the error."""
+def parse_json(content: bytes, place: str, *, largest: int = MAX_INTEGER) -> dict[str, Any]:
+    """Like `read_json`, for bytes; errors name `place`."""
+    limit = "2^53" if largest == MAX_INTEGER else f"{largest:.0e}"
 
-    def integer(text: str) -> int:
+    def parse_int(text: str) -> int:
         if len(text) > 40 or abs(int(text)) > largest:
-            raise ValueError(f"{text[:20]} is beyond the largest integer read, {_power(largest)}")
+            raise ValueError(f"{text[:20]} is beyond the largest integer read, {limit}")
         return int(text)
 
     try:
         value = json.loads(
-            content.decode("utf-8"),
-            object_pairs_hook=_no_key_twice,
-            parse_constant=_finite,
-            parse_float=_finite,
-            parse_int=integer,
+            _decode(content, place),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_parse_finite,
+            parse_float=_parse_finite,
+            parse_int=parse_int,
         )
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{place}: byte {error.start} is not UTF-8; copy the file again") from None
     except json.JSONDecodeError as error:
         where = f"{place}:{error.lineno}:{error.colno}"
         raise CheckpointError(f"{where}: not JSON ({error.msg.lower()}); copy the file again") from None
@@ -89,21 +94,23 @@ def parse_json(content: bytes, place: str, *, largest: int = LARGEST_INTEGER) ->
     return value
 
 
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _decode(content: bytes, place: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{place}: byte {error.start} is not UTF-8; copy the file again") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice!r} stands twice; keep one of them")
+        duplicate, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {duplicate!r} occurs twice; keep one of them")
     return result
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     value = float(text)
     if value - value != 0:
         raise ValueError(f"{text} is not a finite number")
     return value
-
-
-def _power(largest: int) -> str:
-    return "2^53" if largest == LARGEST_INTEGER else f"{largest:.0e}"

@@ -29,7 +29,7 @@ from trifold.generate import (
 )
 from trifold.hub import load_model, save_model
 from trifold.hub import resolve as find_folder
-from trifold.hub.filling import Stored
+from trifold.hub.fill import Stored
 from trifold.hub.pictures import read_pictures, write_pictures
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.transformer import shift_right

@@ -193,7 +193,7 @@ DAMAGED = {
         {"id2label": {"a": "0", "b": "1"}},
         "id2label: its keys are not the numbers 0 to 1",
     ),
-    "a name that is none": ({"id2label": {"0": "a", "1": None}}, "id2label.1: None is no name of a class"),
+    "a name that is none": ({"id2label": {"0": "a", "1": None}}, "id2label.1: None is not a class name"),
     "names and weights that disagree": ({"id2label": {"0": "a", "1": "b"}}, "wrong shape: classifier"),
     "a problem that is not known": ({"problem_type": "ranking"}, "problem_type: 'ranking' is not known"),
 }

@@ -197,7 +197,7 @@ class Watch:
         if self.folder is None:
             return
         imports = event == "import" and str(arguments[0]).startswith("evil")
-        starts = event == "subprocess.Popen" and "chat_process.py" not in str(arguments)
+        starts = event == "subprocess.Popen" and "sandbox.py" not in str(arguments)
         if event.startswith(self.forbidden) or imports or starts:
             self.seen.append(f"{event} {arguments!r:.200}")
         elif event == "open" and isinstance(arguments[0], (str, bytes)):

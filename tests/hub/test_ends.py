@@ -115,6 +115,6 @@ def test_tokens_that_the_vocabulary_does_not_have(key: str, make_model: Make, tm
     value: object = [[4], [31, 2]] if key == "bad_words_ids" else 31
     edit(tmp_path / "generation_config.json", **{key: value})
     with pytest.raises(
-        CheckpointError, match=rf"generation_config\.json: {key}: 31 is no token of a vocabulary of 31"
+        CheckpointError, match=rf"generation_config\.json: {key}: 31 is not a token of a vocabulary of 31"
     ):
         load_model(tmp_path)

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 
 from trifold.errors import CheckpointError
-from trifold.hub.files import read_json, replacing, write_json
+from trifold.hub.files import replacing, write_json
+from trifold.jsonfiles import read_json
 
 HOSTILE = {
     "empty": (b"", "not JSON"),
     "cut off": (b'{"a": 1', "not JSON"),
     "not an object": (b"[1, 2]", "a list, not an object"),
-    "a key twice": (b'{"a": 1, "a": 2}', "'a' stands twice"),
-    "a key twice, deep": (b'{"b": [{"a": 1, "a": 2}]}', "'a' stands twice"),
+    "a key twice": (b'{"a": 1, "a": 2}', "'a' occurs twice"),
+    "a key twice, deep": (b'{"b": [{"a": 1, "a": 2}]}', "'a' occurs twice"),
     "not a number": (b'{"a": NaN}', "NaN is not a finite number"),
     "infinite": (b'{"a": -Infinity}', "not a finite number"),
     "overflowing": (b'{"a": 1e999}', "not a finite number"),

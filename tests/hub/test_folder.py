@@ -144,7 +144,7 @@ def test_truncated_weights(make_model: Make, tmp_path: Path) -> None:
 
 def test_a_folder_cannot_be_made(make_model: Make, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="cannot be made"):
+    with pytest.raises(CheckpointError, match="cannot be created"):
         save_model(tmp_path / "file" / "model", make_model())
 
 
@@ -162,7 +162,7 @@ def test_resolve(make_model: Make, tmp_path: Path) -> None:
         ("", "no such folder"),
         ("https://example.org/model", "no such folder"),
         ("nobody/no-such-model", "no such folder here, and the hub cannot be reached"),
-        ("a--b/c..d", "no such folder here, and the hub does not give it"),
+        ("a--b/c..d", "no such folder here, and the download failed"),
     ],
 )
 def test_resolve_says_what_a_name_is_not(

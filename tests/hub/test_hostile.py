@@ -70,7 +70,7 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
             "empty": (b"", "not JSON"),
             "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "not JSON"),
             "a list": (b"[1, 2]", "holds a list"),
-            "a key twice": (inserted('"evil": 1, "evil": 2'), "'evil' stands twice"),
+            "a key twice": (inserted('"evil": 1, "evil": 2'), "'evil' occurs twice"),
             "NaN": (inserted('"evil": NaN'), "NaN is not a finite number"),
             "Infinity": (inserted('"evil": [-Infinity]'), "Infinity is not a finite number"),
             "1e999": (inserted('"evil": 1e999'), "1e999 is not a finite number"),
@@ -123,8 +123,8 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "generation_config.json: code": (changed(custom_generate="evil/repo"), "custom_generate: this key is not known"),
     "generation_config.json: trust": (changed(trust_remote_code=True), "trust_remote_code: this key is not known"),
     "generation_config.json: another model": (changed(assistant_model="/etc"), "assistant_model: this key is not known"),
-    "generation_config.json: an end that no token has": (changed(eos_token_id=[2, 10**9]), "1000000000 is no token"),
-    "generation_config.json: a negative end": (changed(eos_token_id=-7), "-7 is no token"),
+    "generation_config.json: an end that no token has": (changed(eos_token_id=[2, 10**9]), "1000000000 is not a token"),
+    "generation_config.json: a negative end": (changed(eos_token_id=-7), "-7 is not a token"),
     "generation_config.json: an end in words": (changed(eos_token_id="</s>"), "eos_token_id: "),
     "generation_config.json: a length in words": (changed(max_length="long"), "'long' is not a number"),
     "generation_config.json: deep words": (changed(bad_words_ids=[[[[[[1]]]]]]), "bad_words_ids"),
@@ -144,7 +144,7 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     f"{WEIGHTS}: a header that is no JSON": (tensors(b"hello"), "not JSON"),
     f"{WEIGHTS}: a header that is not UTF-8": (tensors(b'{"\xff": 1}'), "not UTF-8"),
     f"{WEIGHTS}: a deep header": (tensors(b'{"a":' * 100_000), "nested too deeply"),
-    f"{WEIGHTS}: a tensor twice": (tensors(b'{"a": {}, "a": {}}'), "'a' stands twice"),
+    f"{WEIGHTS}: a tensor twice": (tensors(b'{"a": {}, "a": {}}'), "'a' occurs twice"),
     f"{WEIGHTS}: text that is no text": (header(lambda h: h.update(__metadata__={"a": 1})), "damaged or truncated"),
     f"{WEIGHTS}: two tensors in one place": (
         tensors({"a": entry(), "b": entry()}, bytes(4)), "damaged or truncated"
@@ -181,7 +181,7 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     f"{INDEX}: no map": (changed(weight_map=None), "weight_map: an object"),
     f"{INDEX}: a list for a map": (changed(weight_map=["a"]), "weight_map: an object"),
     f"{INDEX}: a shard that is not there": (placed("model-00009-of-00009.safetensors"), "no such file"),
-    f"{INDEX}: a shard without the tensor": (placed(SHARD.replace("1", "3", 1)), "is said to be in|and is in"),
+    f"{INDEX}: a shard without the tensor": (placed(SHARD.replace("1", "3", 1)), "is listed in|and is in"),
     f"{SHARD}: a link that leads out": (linked("{outside}"), "a link that leads out of its folder"),
     f"{SHARD}: cut off": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "damaged or truncated"),
     f"{SHARD}: missing": (lambda path: path.unlink(), "no such file"),
@@ -198,27 +198,27 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "tokenizer_config.json: a token beyond all": (
         changed(added_tokens_decoder={"9" * 5000: {"content": "x"}}), "added_tokens_decoder"
     ),
-    "vocab.json: a token twice": (b'{"a": 0, "a": 1}', "'a' stands twice"),
+    "vocab.json: a token twice": (b'{"a": 0, "a": 1}', "'a' occurs twice"),
     "vocab.json: a negative id": (b'{"a": -1}', "has the id -1"),
     "vocab.json: an id beyond all": (b'{"a": 4294967295}', "has the id 4294967295"),
     "vocab.json: a list": (b"[]", "holds a list"),
     "vocab.json: a link that leads out": (linked("{outside}"), "leads out of its folder"),
-    "merges.txt: three pieces": (b"a b c\n", "is not a pair of pieces"),
+    "merges.txt: three pieces": (b"a b c\n", "is not a pair of tokens"),
     "merges.txt: not UTF-8": (b"\xff \xff\n", "byte 0 is not UTF-8"),
     "merges.txt: a gigabyte": (sized(2**30), "too large; at most"),
     "vocab.txt: not UTF-8": (b"caf\xe9\n", "byte 3 is not UTF-8"),
     "vocab.txt: empty": (b"", "0 lines"),
     # SentencePiece
-    "spiece.model: empty": (b"", "no SentencePiece model"),
-    "spiece.model: text": (b"hello, I am no protobuf", "no SentencePiece model"),
-    "spiece.model: cut off": (PIECES[:-2], "no SentencePiece model"),
-    "spiece.model: a length that lies": (b"\x0a\xff\xff\xff\xff\x7f" + PIECES, "no SentencePiece model"),
-    "spiece.model: an endless number": (b"\x0a" + b"\xff" * MILLION, "no SentencePiece model"),
-    "spiece.model: a message in itself": (b"\x0b" * MILLION, "no SentencePiece model"),
-    "spiece.model: a piece of a megabyte": (PIECES + piece(b"a" * MILLION), "no SentencePiece model"),
+    "spiece.model: empty": (b"", "not a SentencePiece model"),
+    "spiece.model: text": (b"hello, I am no protobuf", "not a SentencePiece model"),
+    "spiece.model: cut off": (PIECES[:-2], "not a SentencePiece model"),
+    "spiece.model: a length that lies": (b"\x0a\xff\xff\xff\xff\x7f" + PIECES, "not a SentencePiece model"),
+    "spiece.model: an endless number": (b"\x0a" + b"\xff" * MILLION, "not a SentencePiece model"),
+    "spiece.model: a message in itself": (b"\x0b" * MILLION, "not a SentencePiece model"),
+    "spiece.model: a piece of a megabyte": (PIECES + piece(b"a" * MILLION), "not a SentencePiece model"),
     "spiece.model: a score that is no number": (PIECES + piece(b"b", float("nan")), "not finite"),
-    "spiece.model: a piece that is not UTF-8": (PIECES + piece(b"\xff\xfe"), "no SentencePiece model"),
-    "spiece.model: the unknown beyond the pieces": (PIECES + field(2, b"\xc0\x02" + varint(10**9)), "no SentencePiece"),
+    "spiece.model: a piece that is not UTF-8": (PIECES + piece(b"\xff\xfe"), "not a SentencePiece model"),
+    "spiece.model: the unknown beyond the pieces": (PIECES + field(2, b"\xc0\x02" + varint(10**9)), "not a SentencePiece"),
     "spiece.model: a kind that is not read": (PIECES + field(2, b"\x18\x03"), "of kind 3"),
     "spiece.model: a gigabyte": (sized(2**30), "too large; at most"),
     "spiece.model: a link that leads out": (linked("{outside}"), "leads out of its folder"),
@@ -255,7 +255,7 @@ def test_a_hostile_file_does_nothing_but_fail(
         made(watched / file)
     else:
         (watched / file).write_bytes(made)
-    monkeypatch.setattr(text_tokenizer, "render", partial(render, patience=1))
+    monkeypatch.setattr(text_tokenizer, "render", partial(render, timeout=1))
     WATCH.folder, before = watched, time.process_time()
     with pytest.raises(TrifoldError, match=words) as caught:
         use(watched)

@@ -62,7 +62,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "twice": ({"id2label": {"0": "a", "00": "b"}}, "id2label: its keys"),
     "no number": ({"id2label": {"zero": "a"}}, "id2label: its keys"),
     "below zero": ({"id2label": {"-1": "a"}}, "id2label: its keys"),
-    "a name that is none": ({"id2label": {"0": {"a": 1}}}, r"id2label\.0: .* is no name"),
+    "a name that is none": ({"id2label": {"0": {"a": 1}}}, r"id2label\.0: .* is not a class name"),
     "too many": ({"num_labels": 2**40}, "classes are too many"),
     "a problem": ({"problem_type": ["regression"]}, "problem_type: .* is not known; known: regression"),
 }

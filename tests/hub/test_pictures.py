@@ -73,10 +73,10 @@ def test_what_is_written_is_read_again(settings, tmp_path):
         ({"do_center_crop": True}, "crop_size: do_center_crop needs one"),
         (
             {"do_center_crop": True, "crop_size": {"shortest_edge": 4}},
-            "crop_size: .* is not read; give height",
+            "crop_size: .* is not supported; give height",
         ),
         ({"do_center_crop": True, "crop_size": [0, 4]}, "crop_size: .* of 1 to 10,000 pixels"),
-        ({"size": {"longest_edge": 224}}, "size: .* is not read; give height and width"),
+        ({"size": {"longest_edge": 224}}, "size: .* is not supported; give height and width"),
         ({"size": {"shortest_edge": 20_000}}, "size: .* of 1 to 10,000 pixels"),
         ({"size": {"shortest_edge": 224, "longest_edge": 100}}, "longest_edge needs a shortest_edge"),
         ({"do_pad": True}, "do_pad: "),

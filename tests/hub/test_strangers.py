@@ -17,7 +17,6 @@ from tests.hub.forging import INDEX, SHARD, WATCH, WEIGHTS, field, piece, use
 
 import trifold
 from trifold.errors import CheckpointError, TrifoldError
-from trifold.text.sentencepiece import Segmenter, read_model
 
 PIECES = piece(b"<unk>", kind=2) + b"".join(piece(name, kind=3) for name in (b"<pad>", b"</s>")) + piece(b"a")
 
@@ -89,12 +88,11 @@ def test_rules_of_a_sentencepiece_model_that_lead_in_circles(
     for name in ("tokenizer.json", "special_tokens_map.json"):
         (watched / name).unlink(missing_ok=True)
     trie = struct.pack("<I", unit) * 512
-    charsmap = struct.pack("<I", len(trie)) + trie + b"a" * 64
+    charsmap = struct.pack("<I", len(trie)) + trie + b"a" * 63 + b"\0"
     file = watched / "spiece.model"
     file.write_bytes(PIECES + field(3, field(2, charsmap)))
     (watched / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}', encoding="utf-8")
     WATCH.folder, before = watched, time.process_time()
-    assert Segmenter(read_model(file))("the quick fox é ﬁ" * 20)
     with contextlib.suppress(TrifoldError):  # the library may as well refuse it
         pipe = trifold.load(watched)
         assert pipe.tokenizer is not None

@@ -70,8 +70,8 @@ def test_an_index_that_disagrees_with_its_shards(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"index\.json: the index and its shards disagree") as caught:
         read_weights(tmp_path)
     assert str(caught.value).splitlines()[1:] == [
-        "  'b' is in model-00002-of-00002.safetensors, and the index does not know it",
-        "  'c' is said to be in model-00002-of-00002.safetensors and is not",
+        "  'b' is in model-00002-of-00002.safetensors, and not in the index",
+        "  'c' is listed in model-00002-of-00002.safetensors and is not there",
     ]
 
 
@@ -95,7 +95,7 @@ def test_a_header_that_names_a_tensor_twice(tmp_path: Path) -> None:
     header = f"{{{entry},{entry}}}".encode()
     content = len(header).to_bytes(8, "little") + header + bytes(4)
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match="'a' stands twice"):
+    with pytest.raises(CheckpointError, match="'a' occurs twice"):
         read_weights(tmp_path)
 
 

@@ -98,6 +98,12 @@ def test_what_a_cache_is_named_by_outlives_saving_and_loading(tmp_path):
             folder = tmp_path / f"{kind}-{begin}"
             folder.mkdir()
             tokenizer.save(folder, prepend_bos=begin)
-            assert Tokenizer.load(folder).reading == tokenizer.reading
-            assert Tokenizer.load(folder, dropout=0.1 if "bpe" in kind else 0.0).reading == tokenizer.reading
-    assert reader().reading != make_tokenizer(TEXTS, TokenizerSettings(kind="word", vocab_size=40)).reading
+            assert Tokenizer.load(folder).encoding_digest == tokenizer.encoding_digest
+            assert (
+                Tokenizer.load(folder, dropout=0.1 if "bpe" in kind else 0.0).encoding_digest
+                == tokenizer.encoding_digest
+            )
+    assert (
+        reader().encoding_digest
+        != make_tokenizer(TEXTS, TokenizerSettings(kind="word", vocab_size=40)).encoding_digest
+    )

@@ -89,7 +89,7 @@ def test_segments_are_told_where_the_tokenizers_settings_say_so(pipes, tmp_path)
     pipe.save(tmp_path)
     assert load(tmp_path).classify("the fox", "a wolf") == told
     words = Tokenizer(pipe.tokenizer.library, names=pipe.tokenizer.names, complete=False)
-    assert pipe.tokenizer.tells_segments and not words.tells_segments
+    assert pipe.tokenizer.has_token_types and not words.has_token_types
     assert not _near(Pipeline(pipe.model, words).classify("the fox", "a wolf"), told)
 
 

@@ -113,7 +113,7 @@ def test_special_tokens_and_sentinels():
     assert not len(sentinel_ids(tokenizer("bpe")))
     row = own.rows(["a b"], ["c"])[0]
     assert own.pieces([row.ids[0], row.ids[-1]]) == ["<cls>", "<sep>"]
-    assert row.types[0] == 0 and row.types[-1] == 1 and own.tells_segments
+    assert row.types[0] == 0 and row.types[-1] == 1 and own.has_token_types
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,7 +121,7 @@ def test_special_tokens_come_back_from_the_disk(kind, tmp_path):
     own = tokenizer(kind, special=("cls", "sep", "mask"), sentinels=2)
     own.save(tmp_path)
     back = type(own).load(tmp_path)
-    assert (back.cls_id, back.mask_id, back.tells_segments) == (own.cls_id, own.mask_id, True)
+    assert (back.cls_id, back.mask_id, back.has_token_types) == (own.cls_id, own.mask_id, True)
     back.save(tmp_path / "again" if (tmp_path / "again").mkdir() is None else tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()

@@ -138,7 +138,7 @@ def test_only_the_text_that_may_be_cut_is_cut(tmp_path: Path) -> None:
         ours.rows(["the quick brown fox"], ["a"], max_length=5, cut="only_second")
     with pytest.raises(UsageError, match="no room for text"):
         ours.rows(["the"], max_length=1)
-    with pytest.raises(UsageError, match="no pairs"):
+    with pytest.raises(UsageError, match="are not pairs"):
         ours.rows(["the"], ["a", "b"])
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from trifold.text.regexes import Refused, check_regex
+from trifold.text.validation import Rejected, check_regex
 
 IN_USE = {
     "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -59,6 +59,6 @@ def test_patterns_in_use_are_accepted(name: str) -> None:
 @pytest.mark.parametrize("name", EXPLODING)
 def test_patterns_that_explode_are_refused_quickly(name: str) -> None:
     before = time.process_time()
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         check_regex(EXPLODING[name])
     assert time.process_time() - before < 2

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trifold.errors import SettingsError
-from trifold.text.abbreviations import HABITS
+from trifold.text.abbreviations import LANGUAGES
 from trifold.text.sentences import split_sentences
 
 # | stands where a sentence ends and another begins.
@@ -134,7 +134,7 @@ def test_the_language_matters_and_is_known() -> None:
     text = "Am 3. Oktober kam er."
     assert len(split_sentences(text, "de")) == 1
     assert len(split_sentences(text, "en")) == 2
-    with pytest.raises(SettingsError, match="nothing is known of 'dee'; did you mean 'de'"):
+    with pytest.raises(SettingsError, match="language: 'dee' is not known; did you mean 'de'"):
         split_sentences("a", "dee")
 
 
@@ -161,7 +161,7 @@ def test_time_is_linear_in_hostile_text(text: str) -> None:
 
 def test_tables_are_well_formed() -> None:
     """Points at the ends, capitals and words that are in two tables at odds would never be found."""
-    for habits in HABITS.values():
+    for habits in LANGUAGES.values():
         for table in (habits.within, habits.either, habits.numbered):
             assert all(word == word.lower() and not word.endswith(".") for word in table)
         assert all(word[0].isupper() for word in habits.starters)

@@ -213,7 +213,7 @@ def test_broken_names_of_special_tokens_are_refused(tmp_path: Path, content: str
     TRAINED["char", True].save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")
     with pytest.raises(
-        DataError, match=r"tokenizer_config\.json.*(not JSON|not an object).*mend or remove it"
+        DataError, match=r"tokenizer_config\.json.*(not JSON|not an object).*repair or remove it"
     ):
         Tokenizer.load(tmp_path)
 
@@ -226,10 +226,10 @@ def test_torch_is_not_imported() -> None:
 
 def test_dropout_needs_merges() -> None:
     with pytest.raises(
-        SettingsError, match=r"tokenizer: dropout leaves out merges, and kind 'unigram' has none"
+        SettingsError, match=r"tokenizer: dropout drops BPE merges, and kind 'unigram' has none"
     ):
         TokenizerSettings.parse({"kind": "unigram", "dropout": 0.1}, at="tokenizer")
-    with pytest.raises(SettingsError, match="dropout_epochs says how long merges drop out, and none does"):
+    with pytest.raises(SettingsError, match="dropout_epochs has no effect without dropout"):
         TokenizerSettings.parse({"dropout_epochs": 3}, at="tokenizer")
-    with pytest.raises(SettingsError, match=r"tokenizer\.dropout: .* no plain merges"):
+    with pytest.raises(SettingsError, match=r"tokenizer\.dropout: .* no plain BPE merges"):
         Tokenizer(TRAINED["word", True].library, dropout=0.1).sample(CORPUS, seed=0)

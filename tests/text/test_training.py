@@ -38,14 +38,14 @@ def test_the_same_texts_give_the_same_tokenizer_in_any_process(kind: Any) -> Non
         (
             "bpe",
             10,
-            r"tokenizer\.vocab_size: 10 is smaller than the 24 characters .* 4 special tokens; set it to 28",
+            r"tokenizer\.vocab_size: 10 is smaller than the 24 characters .* 4 special tokens; set it to at least 28",
         ),
         ("unigram", 27, "27 is smaller than the 24 characters"),
         ("char", 10, "10 is smaller than the 24 characters .*, or set kind to byte-bpe"),
         (
             "byte-bpe",
             259,
-            "259 is smaller than the 256 bytes and 4 special tokens; set it to 260 at the least$",
+            "259 is smaller than the 256 bytes and 4 special tokens; set it to at least 260$",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Other people's checkpoints, in and out: a model folder is a Hugging Face folder."""
+"""Load and save checkpoints of other libraries: a model folder is a Hugging Face folder."""
 
 from trifold.hub.folder import load_model, read_config, resolve, save_model
 

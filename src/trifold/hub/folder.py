@@ -1,4 +1,4 @@
-"""A model folder: config.json, model.safetensors, generation_config.json, as the Hugging Face ecosystem has them."""
+"""Load and save model folders in the Hugging Face layout: config.json, model.safetensors, generation_config.json."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from trifold.errors import CheckpointError, SettingsError
 from trifold.hub import rules
 from trifold.hub.families import FAMILIES
 from trifold.hub.family import Family
-from trifold.hub.files import read_json, write_json
-from trifold.hub.filling import Stored, filled
+from trifold.hub.files import write_json
+from trifold.hub.fill import Stored, fill_model
 from trifold.hub.generation import END, GENERATION_KEYS, read_generation, write_generation
-from trifold.hub.lazy import Each
-from trifold.hub.sharding import LARGEST_SHARD
-from trifold.hub.weights import dtype_name, has_weights, read_weights, write_weights
+from trifold.hub.tensors import TransformedTensors
+from trifold.hub.weights import MAX_SHARD, dtype_name, has_weights, read_weights, write_weights
+from trifold.jsonfiles import read_json
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 DOWNLOADED = ["*.json", "model*.safetensors", "*.model", "*.spm", "*.txt", "*.jinja", "bpe.codes"]
-PICKLED = ["pytorch_model*.bin"]  # downloaded for those who trust them
-LARGEST_TABLE = 2**28  # entries of the position table, the one large thing that no weights file vouches for
-MOST_LAYERS = 10_000  # that may share their blocks
+PICKLED = ["pytorch_model*.bin"]  # downloaded if the user trusts them
+MAX_POSITION_TABLE = 2**28  # entries; the weights file does not confirm its size
+MAX_LAYERS = 10_000  # they may share their blocks
 
 
-# --- out -----------------------------------------------------------------------------------------------
+# --- saving --------------------------------------------------------------------------------------------
 
 
 def save_model(
@@ -40,24 +40,25 @@ def save_model(
     *,
     generation: Mapping[str, object] | None = None,
     dtype: torch.dtype = torch.float32,
-    max_shard_size: int | str = LARGEST_SHARD,
+    max_shard_size: int | str = MAX_SHARD,
 ) -> None:
-    """Write the model in the form that it came from, or of the first family that it fits; `generation` holds
-    settings by our names. Weights of more than `max_shard_size` (bytes, 500MB, 5GB) are dealt out to shards.
+    """Write the model as the family it was loaded from, or else the first family that fits.
 
-    Every file is replaced in one step. Raises CheckpointError where the folder cannot be written.
+    generation: generation settings by our names. Weights larger than `max_shard_size` (bytes, 500MB, 5GB) are split
+    into shards. Every file is replaced atomically. Raises CheckpointError if the folder cannot be written.
     """
     config = model.config
-    family = _family_for(model)
+    family = next(families_for(config, model.family))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be made ({error.strerror}); choose another folder") from None
+        raise CheckpointError(
+            f"{folder}: cannot be created ({error.strerror}); choose another folder"
+        ) from None
     parameters, table = dict(model.named_parameters()), family.rules(config)
-    tensors = rules.saving(table, Each(parameters, lambda name, p: p.detach().to("cpu", dtype)))
-    shapes = rules.saving(
-        table, Each(parameters, lambda name, p: torch.empty_like(p, dtype=dtype, device="meta"))
-    )
+    content = TransformedTensors(parameters, lambda name, p: p.detach().to("cpu", dtype))
+    meta = TransformedTensors(parameters, lambda name, p: torch.empty_like(p, dtype=dtype, device="meta"))
+    tensors, shapes = rules.saving(table, content), rules.saving(table, meta)
     write_weights(folder, tensors, shapes=shapes, max_shard_size=max_shard_size)
     write_settings(folder, family, config, generation or {}, dtype)
 
@@ -70,7 +71,7 @@ def write_settings(
     dtype: torch.dtype,
     more: Mapping[str, object] | None = None,
 ) -> None:
-    """config.json, which is written last, with `more` keys, and generation_config.json."""
+    """Write generation_config.json and then config.json, with `more` keys."""
     if config.decoder_layers:
         write_json(folder / GENERATION, write_generation(config, generation))
     about = {
@@ -81,17 +82,13 @@ def write_settings(
     write_json(folder / CONFIG, family.write(config) | dict(more or {}) | about)
 
 
-def _family_for(model: Transformer) -> Family:
-    return next(families_for(model.config, model.family))
-
-
 def families_for(config: ModelConfig, first: object = None) -> Iterator[Family]:
-    """The families that can say everything that the config says, the one called `first` before the others."""
-    asked = [family for name, family in FAMILIES.items() if name == first]
-    return (family for family in (*asked, *FAMILIES.values()) if family.fits(config))
+    """The families that can represent the config; the one named `first` comes first."""
+    preferred = [family for name, family in FAMILIES.items() if name == first]
+    return (family for family in (*preferred, *FAMILIES.values()) if family.fits(config))
 
 
-# --- in ------------------------------------------------------------------------------------------------
+# --- loading -------------------------------------------------------------------------------------------
 
 
 def load_model(
@@ -105,65 +102,61 @@ def load_model(
 ) -> tuple[Transformer, dict[str, object]]:
     """The model in a folder, in evaluation mode, and its generation settings by our names.
 
-    `stored` "int8" keeps the matrices in one byte a weight, for running only; what is computed is of `dtype`.
-
-    `heads` (and `n_labels` classes) in the place of the folder's own: what it has of them is read, the rest is new.
-    Raises CheckpointError where something is missing, damaged, of a family that is not known, or does not fit.
+    heads: heads (with `n_labels` classes) instead of the folder's; missing ones are freshly initialized.
+    stored: "int8" stores matrices in one byte per weight, for inference only; `dtype` is that of the computation.
+    Raises CheckpointError if something is missing, damaged, of an unknown family, or does not fit.
     """
     values = read_json(folder / CONFIG)
-    family, config = family_and_config(values, folder / CONFIG)
+    family, config = parse_config(values, folder / CONFIG)
     weights = read_weights(folder)
-    config, held = settled(family, config, weights, folder / CONFIG)
-    tensors = rules.load(family.rules(config), weights, held, str(folder))
-    generation = generation_of(folder, config, values)
+    config, parameters = settle(family, config, weights, folder / CONFIG)
+    tensors = rules.load(family.rules(config), weights, parameters, str(folder))
+    generation = read_generation_settings(folder, config, values)
     if heads is None:
-        model = filled(Transformer(config, initialize=False), tensors, dtype, device, stored=stored)
+        model = fill_model(Transformer(config, initialize=False), tensors, dtype, device, stored=stored)
     else:
         other = _with_heads(family, config, values, tuple(heads), n_labels, folder / CONFIG)
-        model = filled(Transformer(other), tensors, dtype, device, new=("heads.", "lm_head."), stored=stored)
+        model = fill_model(
+            Transformer(other), tensors, dtype, device, new=("heads.", "lm_head."), stored=stored
+        )
     model.family = family.model_type
     return model.eval(), generation
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """What kind of model lies in a folder; of its weights no more is read than that needs. Raises CheckpointError."""
-    family, config = family_and_config(read_json(folder / CONFIG), folder / CONFIG)
+    """The config of a model folder. Reads no more of the weights than the config depends on. Raises CheckpointError."""
+    family, config = parse_config(read_json(folder / CONFIG), folder / CONFIG)
     if family.settle is None or not has_weights(folder):
         return config
     return family.settle(config, read_weights(folder))
 
 
-def family_and_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelConfig]:
-    """What the content of a config.json says. Raises CheckpointError for a family or a key that is not known."""
-    family = _family_of(values, place)
-    return family, _config_of(family, values, place)
+def parse_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelConfig]:
+    """The family and config in the content of a config.json. Raises CheckpointError for an unknown family or key."""
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise CheckpointError(f"{place}: model_type: {model_type!r} is not known; known: {known}")
+    return FAMILIES[model_type], _read_config(FAMILIES[model_type], values, place)
 
 
-def settled(
+def settle(
     family: Family, config: ModelConfig, weights: Mapping[str, Tensor], place: Path
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The config as the tensors have it, and the parameters of such a model on the meta device.
+    """The config with what depends on the tensors, and the parameters of such a model on the meta device.
 
-    Raises CheckpointError where sizes are absurd.
+    Raises CheckpointError for absurd sizes.
     """
     config = config if family.settle is None else family.settle(config, weights)
     _check_sizes(config, weights, place)
     try:
         with torch.device("meta"):
             return config, dict(Transformer(config).named_parameters())
-    except (RuntimeError, TypeError, OverflowError) as error:  # a product of sizes that fits no number
+    except (RuntimeError, TypeError, OverflowError) as error:  # an overflow in the product of sizes
         raise CheckpointError(f"{place}: no model has such sizes ({str(error).splitlines()[0]})") from None
 
 
-def _family_of(values: Mapping[str, Any], place: Path) -> Family:
-    model_type = values.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise CheckpointError(f"{place}: model_type: {model_type!r} is not known; known: {known}")
-    return FAMILIES[model_type]
-
-
-def _config_of(family: Family, values: Mapping[str, Any], place: Path) -> ModelConfig:
+def _read_config(family: Family, values: Mapping[str, Any], place: Path) -> ModelConfig:
     try:
         return family.read(values)
     except SettingsError as error:
@@ -171,12 +164,12 @@ def _config_of(family: Family, values: Mapping[str, Any], place: Path) -> ModelC
 
 
 def _check_sizes(config: ModelConfig, weights: Sized, place: Path) -> None:
-    """A few absurd numbers in a small file must not cost hours or all memory before the weights contradict them."""
+    """Reject absurd sizes before they cost hours or all memory."""
     layers = config.encoder_layers + config.decoder_layers
     own = layers if config.block_of_layer is None else len(set(config.block_of_layer))
-    if own > len(weights) or layers > MOST_LAYERS:
+    if own > len(weights) or layers > MAX_LAYERS:
         raise CheckpointError(f"{place}: {layers} layers, but the weights are {len(weights)} tensors")
-    if config.max_positions * config.d_model > LARGEST_TABLE:
+    if config.max_positions * config.d_model > MAX_POSITION_TABLE:
         raise CheckpointError(
             f"{place}: {config.max_positions} positions of width {config.d_model} are too many"
         )
@@ -193,23 +186,27 @@ def _with_heads(
     n_labels: int | None,
     place: Path,
 ) -> ModelConfig:
-    """The config as the family reads it from a file of the class that has these heads."""
+    """The config that the family reads from a file of the class with these heads."""
     try:
         named = family.architecture(config.model_copy(update={"heads": heads}))
     except StopIteration:
-        raise CheckpointError(f"{place}: a {family.model_type} with the heads {heads} is not known") from None
+        raise CheckpointError(
+            f"{place}: the family {family.model_type} has no class with the heads {heads}"
+        ) from None
     other: dict[str, object] = {"architectures": [named]}
     if n_labels is not None:
         other |= {"num_labels": n_labels, "id2label": None, "label_names": None}
-    if "heads" in values:  # our own form says them in our words
+    if "heads" in values:  # the native form
         other |= {"heads": list(heads), "n_labels": n_labels or config.n_labels}
-    return _config_of(family, {**values, **other}, place)
+    return _read_config(family, {**values, **other}, place)
 
 
-def generation_of(folder: Path, config: ModelConfig, values: Mapping[str, Any]) -> dict[str, object]:
-    """The generation settings of a folder, by our names; `values` are the content of its config.json.
+def read_generation_settings(
+    folder: Path, config: ModelConfig, values: Mapping[str, Any]
+) -> dict[str, object]:
+    """The generation settings of a folder, by our names; `values` is the content of its config.json.
 
-    Raises CheckpointError for one that we cannot follow.
+    Raises CheckpointError for an unsupported setting.
     """
     if not config.decoder_layers:
         return {}
@@ -218,19 +215,19 @@ def generation_of(folder: Path, config: ModelConfig, values: Mapping[str, Any]) 
         return read_generation(config, read_json(place), str(place))
     # Old folders keep these settings in config.json.
     old = {key: value for key, value in values.items() if key in GENERATION_KEYS}
-    if isinstance(values.get(END), list):  # config knows one end; of several, all end what is written
+    if isinstance(values.get(END), list):  # ModelConfig has one end token only
         old[END] = values[END]
     return read_generation(config, old, str(folder / CONFIG))
 
 
-# --- where ---------------------------------------------------------------------------------------------
+# --- names ---------------------------------------------------------------------------------------------
 
 
 def resolve(name: str, *, pickled: bool = False) -> Path:
-    """The model folder that a name means: a folder here (of a model, or of a run that holds one), or a hub id, of
-    which pickled weights are downloaded only if asked for and if there are no others.
+    """The model folder for a name: a local folder (of a model, or of a run that holds one), or a hub id.
 
-    Raises CheckpointError where it is neither, or cannot be had now.
+    pickled: also download pickled weights if the model has no others. Raises CheckpointError if the name is neither,
+    or the model cannot be downloaded.
     """
     folder = Path(name).expanduser()
     if name and folder.is_dir():
@@ -240,11 +237,11 @@ def resolve(name: str, *, pickled: bool = False) -> Path:
         raise CheckpointError(f"{name}: a file, not the folder of a model")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII):
         raise CheckpointError(f"{name!r}: no such folder")
-    found = _downloaded(name, DOWNLOADED)
-    return _downloaded(name, DOWNLOADED + PICKLED) if pickled and not has_weights(found) else found
+    found = _download(name, DOWNLOADED)
+    return _download(name, DOWNLOADED + PICKLED) if pickled and not has_weights(found) else found
 
 
-def _downloaded(name: str, files: list[str]) -> Path:
+def _download(name: str, files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -253,7 +250,7 @@ def _downloaded(name: str, files: list[str]) -> Path:
         return Path(snapshot_download(name, allow_patterns=files, ignore_patterns=["*/*"]))
     except RepositoryNotFoundError:
         raise CheckpointError(
-            f"{missing} no such model on the hub that you may read; check the name"
+            f"{missing} no such model on the hub that you can access; check the name"
         ) from None
     except LocalEntryNotFoundError:
         raise CheckpointError(
@@ -262,4 +259,4 @@ def _downloaded(name: str, files: list[str]) -> Path:
         ) from None
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{missing} the hub does not give it: {reason}") from None
+        raise CheckpointError(f"{missing} the download failed: {reason}") from None

@@ -1,7 +1,6 @@
-"""generation_config.json and our generation settings, which have the same names where they mean the same.
+"""Convert between generation_config.json and our generation settings, which share most names.
 
-Where a key is absent, the reference's default and ours may differ; what is written and read is therefore made
-explicit wherever that matters.
+The reference's default of an absent key may differ from ours, so differing defaults are written and read explicitly.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 from trifold.errors import CheckpointError
 from trifold.nn import ModelConfig
 
-# Ours -> theirs is the identity for these.
+# Keys with the same name and meaning in both.
 SHARED = (
     *("max_new_tokens", "min_new_tokens", "max_length", "min_length", "stop_strings", "eos_token_id"),
     *("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "renormalize_logits"),
@@ -21,13 +20,13 @@ SHARED = (
     *("penalty_alpha", "prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens"),
     *("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"),
     *("forced_bos_token_id", "forced_eos_token_id", "prefill_chunk_size"),
-    # Ours alone: the reference keeps and ignores them.
+    # Ours only: the reference ignores them.
     *("length_penalty_form", "seed", "top_k_form", "presence_penalty", "frequency_penalty"),
     *("bad_words", "force_words", "cache"),
 )
 LENGTHS = {"max_length": "max_new_tokens", "min_length": "min_new_tokens"}
 SAMPLING = ("temperature", "top_k", "top_k_form", "top_p", "min_p", "typical_p")
-# Values that change nothing; they are neither written nor kept.
+# Values without effect; they are neither written nor kept.
 OFF: dict[str, object] = {
     "top_k": 0,
     "no_repeat_ngram_size": 0,
@@ -41,9 +40,9 @@ OFF: dict[str, object] = {
     "early_stopping": False,
     "renormalize_logits": False,
 }
-TOP_K = 50  # what the reference takes when it samples and nobody says
+TOP_K = 50  # the reference's default for sampling
 
-# Theirs -> the values under which it changes nothing, besides null; None: whatever it holds.
+# Their key -> values without effect, besides null; None: any value.
 HARMLESS: dict[str, tuple[object, ...] | None] = {
     "transformers_version": None,
     "_from_model_config": None,
@@ -71,16 +70,16 @@ IDS = {"pad_token_id": "pad_id", "bos_token_id": "bos_id", "decoder_start_token_
 TOKENS = frozenset(
     "eos_token_id forced_bos_token_id forced_eos_token_id bad_words_ids force_words_ids".split()
 )
-END = "eos_token_id"  # theirs may be several, or differ from config.json's; it is what counts when generating
-# Here the padding is forbidden unless this says otherwise; there it is not, unless this says so, as Marian's files do.
+END = "eos_token_id"  # may be several, or differ from config.json; generation uses this one
+# We forbid the padding token by default; the reference does so only if this key says it, as in Marian's files.
 FORBIDDEN = "bad_words_ids"
 
-# Old folders hold these in config.json.
+# Old folders have these keys in config.json.
 GENERATION_KEYS = frozenset({*SHARED, *HARMLESS} - {END})
 
 
 def write_generation(config: ModelConfig, ours: Mapping[str, object]) -> dict[str, object]:
-    """generation_config.json from our settings (their values may be None) and the model's special ids."""
+    """The content of generation_config.json for our settings (values may be None) and the model's special ids."""
     unknown = set(ours) - set(SHARED)
     assert not unknown, f"not generation settings: {unknown}"
     given = {key: value for key, value in ours.items() if value is not None and value != OFF.get(key)}
@@ -91,13 +90,13 @@ def write_generation(config: ModelConfig, ours: Mapping[str, object]) -> dict[st
     if given.get("do_sample"):
         given.setdefault("top_k", 0)
     if not LENGTHS.keys() & given.keys() and "max_new_tokens" not in given:
-        # Left alone, the reference would stop after 20 tokens. The null brings our own default back.
+        # The reference would stop after 20 tokens by default. The null restores our default when read.
         given |= {"max_new_tokens": None, "max_length": config.max_positions}
     if FORBIDDEN not in given and config.pad_id != config.eos_id:
         given[FORBIDDEN] = [[config.pad_id]]
     elif given.get(FORBIDDEN) == []:
         del given[FORBIDDEN]
-    end = config.eos_id if config.eos_id < config.output_vocab_size else None  # none has such an id
+    end = config.eos_id if config.eos_id < config.output_vocab_size else None  # else there is no end token
     ids = {theirs: getattr(config, ours) for theirs, ours in IDS.items()} | {END: end}
     if config.shape != "encoder-decoder":
         del ids["decoder_start_token_id"]
@@ -105,10 +104,10 @@ def write_generation(config: ModelConfig, ours: Mapping[str, object]) -> dict[st
 
 
 def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) -> dict[str, object]:
-    """Our settings from a generation_config.json.
+    """Our settings for the content of a generation_config.json.
 
-    Raises CheckpointError for a key that would change the text and that we cannot follow, and for an id that
-    contradicts config.json.
+    Raises CheckpointError for an unsupported key that would change the text, and for an id that contradicts
+    config.json.
     """
     given = {key: value for key, value in theirs.items() if value is not None}
     for key, value in given.items():
@@ -117,7 +116,7 @@ def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) 
         key: given[key] for key in SHARED if key in given and given[key] != OFF.get(key)
     }
     for length, new in LENGTHS.items():
-        if new in theirs:  # goes before, there too
+        if new in theirs:  # takes precedence, as in the reference
             ours.pop(length, None)
     if ours.get(END) in (config.eos_id, [config.eos_id]):
         del ours[END]
@@ -128,7 +127,7 @@ def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) 
     if "prompt_lookup_num_tokens" not in ours:
         ours.pop("max_matching_ngram_size", None)
     contrastive = "penalty_alpha" in ours and not ours.get("do_sample")
-    if not ours.get("do_sample"):  # there they say nothing
+    if not ours.get("do_sample"):  # the reference ignores them
         useless = set(SAMPLING) - ({"top_k"} if contrastive else set())
         ours = {key: value for key, value in ours.items() if key not in useless}
     if (ours.get("do_sample") or contrastive) and "top_k" not in given:
@@ -138,10 +137,10 @@ def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) 
 
 def _check(config: ModelConfig, key: str, value: object, place: str) -> None:
     if key in IDS:
-        mine = getattr(config, IDS[key])
-        # A decoder begins with its prompt, and never says or reads padding.
-        if value != mine and config.shape == "encoder-decoder":
-            raise CheckpointError(f"{place}: {key}: {value!r} contradicts config.json, which says {mine}")
+        expected = getattr(config, IDS[key])
+        # A decoder starts with its prompt, and never generates or reads padding.
+        if value != expected and config.shape == "encoder-decoder":
+            raise CheckpointError(f"{place}: {key}: {value!r} contradicts config.json, which has {expected}")
     elif key in HARMLESS:
         allowed = HARMLESS[key]
         if allowed is not None and value not in allowed:
@@ -153,17 +152,17 @@ def _check(config: ModelConfig, key: str, value: object, place: str) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
             raise CheckpointError(f"{place}: {key}: {value!r} is not a number of tokens")
     elif key in TOKENS:
-        strange = [id for id in _numbers(value) if not 0 <= id < config.output_vocab_size]
-        if strange and value not in (config.eos_id, [config.eos_id]):
+        invalid = [id for id in _iter_integers(value) if not 0 <= id < config.output_vocab_size]
+        if invalid and value not in (config.eos_id, [config.eos_id]):
             raise CheckpointError(
-                f"{place}: {key}: {strange[0]} is no token of a vocabulary of {config.output_vocab_size}"
+                f"{place}: {key}: {invalid[0]} is not a token of a vocabulary of {config.output_vocab_size}"
             )
     elif key not in SHARED:
         raise CheckpointError(f"{place}: {key}: this key is not known; remove it")
 
 
-def _numbers(value: object) -> Iterator[int]:
-    """Those in lists of any depth; what else stands there is judged by the settings' types."""
+def _iter_integers(value: object) -> Iterator[int]:
+    """The integers in nested lists; the types of the settings check everything else."""
     left = [value]
     while left:
         one = left.pop()

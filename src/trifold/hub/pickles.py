@@ -1,114 +1,77 @@
-"""Pickled weights of old folders, for those who trust them: opened in a process of its own, handed over as safetensors.
+"""Pickled weights of old folders that the user trusts: converted to safetensors in a sandbox process.
 
-Even `weights_only`, which builds tensors and nothing else, was broken twice (CVE-2025-32434, CVE-2026-24747). So it
-runs in `pickle_process`, with little memory, little time, none of our state, and no way back but files without code.
+Even `weights_only` had vulnerabilities (CVE-2025-32434, CVE-2026-24747), so it runs in `pickle_handler`, with little
+memory and time, without our state, and returns nothing but files that hold no code.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from trifold.errors import CheckpointError
-from trifold.hub.files import check_inside
-from trifold.hub.lazy import Aliased
-from trifold.hub.weights import PICKLE, PICKLE_INDEX, Weights, check_shards, names_in, read_index
+from trifold.hub.tensors import RenamedTensors, TensorFile
+from trifold.hub.weights import PICKLE, PICKLE_INDEX, open_shards, read_index
+from trifold.jsonfiles import check_inside
+from trifold.sandbox import Sandbox, SandboxError, SandboxStartError
 
 SHARD_NAME = re.compile(r"[\w-][\w.-]*\.bin", re.ASCII)
-_START = 120.0  # seconds for Python and PyTorch to start on a busy machine
-_SPEED = 10 * 10**6  # bytes a second that the slowest disk reads and writes
-_KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT", "LANG", "LC_ALL", "VIRTUAL_ENV")
-_SET = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+_TIMEOUT = 60.0  # seconds, and more for a large file
+_SPEED = 10 * 10**6  # bytes per second that the slowest disk reads and writes
+_MEMORY = 512 * 2**20  # bytes, and three times the size of the file
 
 
-def unpickled(folder: Path, scratch: Path, *, patience: float | None = None) -> Mapping[str, Tensor]:
-    """The tensors of `pytorch_model.bin`, or of the shards of its index, by way of files in `scratch`.
+def read_pickles(folder: Path, scratch: Path, *, timeout: float | None = None) -> Mapping[str, Tensor]:
+    """The tensors of `pytorch_model.bin`, or of the shards of its index, converted to files in `scratch`.
 
-    They are read from there when they are asked for; tied ones are one. Raises CheckpointError where there are none,
-    where a file holds anything but tensors by name, and where reading takes more than `patience` seconds (or so many
-    as its size explains) or more memory than its size explains.
+    Tied tensors are stored once. Raises CheckpointError if there are none, if a file holds anything but tensors by
+    name, and if reading one takes more than `timeout` seconds (by default, what its size explains) or more memory than
+    its size explains.
     """
     listed: dict[str, str] | None = None
     if (folder / PICKLE).is_file():
-        names = [PICKLE]
+        shards = [PICKLE]
     elif (folder / PICKLE_INDEX).is_file():
         listed = read_index(folder / PICKLE_INDEX, SHARD_NAME)
-        names = sorted(set(listed.values()))
+        shards = sorted(set(listed.values()))
     else:
         raise CheckpointError(f"{folder}: no {PICKLE} and no {PICKLE_INDEX}; is this the folder of a model?")
-    files = [folder / name for name in names]
+    files = [folder / shard for shard in shards]
     if missing := [file.name for file in files if not file.is_file()]:
         raise CheckpointError(f"{folder}: {', '.join(missing)}: no such file, though the index names it")
     for file in files:
         check_inside(file)
-    made = dict(zip(files, _handed_over(files, scratch, patience), strict=True))
-    held = {file: _held(*made[file], file) for file in files}
+    environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    converted: dict[Path, RenamedTensors] = {}
+    with Sandbox(Path(__file__).with_name("pickle_handler.py"), environment) as sandbox:
+        for number, file in enumerate(files):
+            output = scratch / f"{number:05d}.safetensors"
+            converted[file] = _convert(sandbox, file, output.resolve(), timeout)
     if listed is not None:
-        check_shards(folder / PICKLE_INDEX, listed, held.__getitem__)
-    kept = {name: path for path, _ in made.values() for name in names_in(path)}
-    aliases = {name: original for file in files for name, original in held[file].items()}
-    return Aliased(Weights(kept), aliases)
+        open_shards(folder / PICKLE_INDEX, listed, converted.__getitem__)
+    return RenamedTensors({name: (tensors, name) for tensors in converted.values() for name in tensors})
 
 
-def _held(path: Path, tied: Mapping[str, str], file: Path) -> dict[str, str]:
-    """Every name that a pickle gives -> the name under which its tensor was handed over."""
-    kept = names_in(path)
-    if not set(tied.values()) <= set(kept):
-        raise CheckpointError(f"{file}: was not handed over as it should be; do not trust this file")
-    return dict(zip(kept, kept, strict=True)) | dict(tied)
-
-
-def _handed_over(
-    files: list[Path], scratch: Path, patience: float | None
-) -> list[tuple[Path, dict[str, str]]]:
-    """For each pickle the safetensors file made of it, and its other names of tensors there."""
-    process = Path(__file__).with_name("pickle_process.py")
-    command = [sys.executable, "-P", "-X", "utf8", str(process), str(scratch.resolve())]
-    command += [str(file.resolve()) for file in files]
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    patience = patience or _START + sum(file.stat().st_size for file in files) / _SPEED
+def _convert(sandbox: Sandbox, file: Path, output: Path, timeout: float | None) -> RenamedTensors:
+    """The tensors of one pickle. The answer of the sandbox is not trusted."""
+    size = file.stat().st_size
+    request = {"file": str(file.resolve()), "output": str(output)}
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=kept | _SET,
-            timeout=patience,
-            check=False,
+        answer = sandbox.request(
+            request, timeout=timeout or _TIMEOUT + size / _SPEED, memory=3 * size + _MEMORY
         )
-    except subprocess.TimeoutExpired:
-        raise CheckpointError(
-            f"{files[0]}: was stopped: reading it took more than {patience:g} s; do not trust this file"
-        ) from None
-    ready, *answers = [*map(_answer, done.stdout.decode("utf-8", "replace").splitlines())] or [{}]
-    if "ready" not in ready:
-        said = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
-        raise CheckpointError(f"{files[0]}: the process that opens pickles could not be started ({said})")
-    for file, answer in zip(files, [*answers, *[{}] * len(files)], strict=False):
-        if "error" in answer:
-            raise CheckpointError(f"{file}: {answer['error']}")
-        if "tied" not in answer:
-            raise CheckpointError(
-                f"{file}: was stopped: reading it used more memory than its size explains, or broke PyTorch; "
-                "do not trust this file"
-            )
-    return [(scratch / f"{number:05d}.safetensors", answers[number]["tied"]) for number in range(len(files))]
-
-
-def _answer(line: str) -> dict[str, Any]:
-    """What the process says of a file: {"tied": {…}} or {"error": …}; anything else is nothing."""
-    try:
-        said = json.loads(line)
-    except ValueError:
-        return {}
-    if not isinstance(said, dict) or not isinstance(said.get("tied", {}), dict):
-        return {}
-    return said if all(isinstance(name, str) for name in said.get("tied", {}).values()) else {}
+    except SandboxStartError as error:
+        raise CheckpointError(f"{file}: {error}") from None
+    except SandboxError as error:
+        raise CheckpointError(f"{file}: reading was stopped: {error}; do not trust this file") from None
+    if "error" in answer:
+        raise CheckpointError(f"{file}: {answer['error']!s}")
+    tensors, tied = TensorFile(output), answer.get("tied")
+    if not isinstance(tied, dict) or not all(isinstance(v, str) and v in tensors for v in tied.values()):
+        raise CheckpointError(f"{file}: the sandbox gave an invalid answer; do not trust this file")
+    return RenamedTensors(
+        {name: (tensors, name) for name in tensors} | {name: (tensors, tied[name]) for name in tied}
+    )

@@ -1,4 +1,4 @@
-"""preprocessor_config.json: how the makers of a model turned pictures into numbers."""
+"""Read and write preprocessor_config.json: how a model's images are resized, cropped and normalized."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 from trifold.data.images import Filter, ImageSettings
 from trifold.errors import CheckpointError, SettingsError
-from trifold.hub.files import read_json, write_json
+from trifold.hub.files import write_json
+from trifold.jsonfiles import read_json
 from trifold.settings import Settings
 
 FILE = "preprocessor_config.json"
-LARGEST_SIDE = 10_000
+MAX_SIDE = 10_000
 
-# Pillow's numbers of its filters.
+# Pillow's filter numbers.
 FILTERS: dict[int, Filter] = {
     0: "nearest",
     1: "lanczos",
@@ -22,7 +23,7 @@ FILTERS: dict[int, Filter] = {
     4: "box",
     5: "hamming",
 }
-# Keys that name the class or its library, or say what we do in any case.
+# Keys that name the class or its library, or describe what we always do.
 HARMLESS = frozenset(
     """
     _processor_class data_format device disable_grouping feature_extractor_type image_processor_type
@@ -35,11 +36,11 @@ Size = int | list[int] | dict[str, int | None]
 
 
 class PreprocessorFile(Settings):
-    """Their keys, types and defaults (those of ViT); a field that allows one value is a step which we do not have."""
+    """The keys with their types and defaults (those of ViT); a field with one allowed value is an unsupported step."""
 
     do_resize: bool = True
     size: Size = 224
-    default_to_square: bool = True  # a size that is one number is both sides, or else the shorter one
+    default_to_square: bool = True  # a single number is both sides, or else the shorter one
     resample: int = 2
     do_rescale: bool = True
     rescale_factor: float = 1 / 255
@@ -53,10 +54,7 @@ class PreprocessorFile(Settings):
 
 
 def read_pictures(folder: Path) -> ImageSettings | None:
-    """What the folder says of pictures; None where it says nothing.
-
-    Raises CheckpointError for a key that is not known, or that asks for a step which we do not have.
-    """
+    """The image settings of a folder; None if it has none. Raises CheckpointError for an unknown or unsupported key."""
     place = folder / FILE
     if not place.is_file():
         return None
@@ -69,7 +67,7 @@ def read_pictures(folder: Path) -> ImageSettings | None:
 
 
 def write_pictures(folder: Path, settings: ImageSettings) -> None:
-    """The way back of `read_pictures`."""
+    """Write the inverse of `read_pictures`."""
     theirs: dict[str, Any] = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": settings.size is not None or settings.shortest_edge is not None,
@@ -96,7 +94,7 @@ def _to_ours(file: PreprocessorFile) -> ImageSettings:
     if file.resample not in FILTERS:
         raise SettingsError(f"resample: {file.resample} is not known; known: 0 to {max(FILTERS)}")
     if min(_colours(file.image_std), default=0) <= 0:
-        raise SettingsError(f"image_std: {file.image_std} is no deviation: give numbers above 0")
+        raise SettingsError(f"image_std: {file.image_std} is not a standard deviation: give numbers above 0")
     return ImageSettings.parse(
         {
             **(_resizing(file) if file.do_resize else {"size": None}),
@@ -110,16 +108,16 @@ def _to_ours(file: PreprocessorFile) -> ImageSettings:
 
 
 def _resizing(file: PreprocessorFile) -> dict[str, Any]:
-    """`size`, or the edge that keeps a picture's proportion."""
-    said = file.size
-    if isinstance(said, int) and not file.default_to_square:
-        said = {"shortest_edge": said}
-    if isinstance(said, dict) and said.get("shortest_edge") is not None:
-        edges = {edge: side for edge, side in said.items() if side is not None}
+    """`size`, or the shortest edge, which keeps the aspect ratio."""
+    size = file.size
+    if isinstance(size, int) and not file.default_to_square:
+        size = {"shortest_edge": size}
+    if isinstance(size, dict) and size.get("shortest_edge") is not None:
+        edges = {edge: side for edge, side in size.items() if side is not None}
         if edges.keys() <= {"shortest_edge", "longest_edge"}:
-            _pixels("size", *edges.values())
+            _check_sides("size", *edges.values())
             return {"size": None, **edges}
-    return {"size": _size("size", said)}
+    return {"size": _size("size", size)}
 
 
 def _crop(file: PreprocessorFile) -> tuple[int, int] | None:
@@ -133,20 +131,20 @@ def _crop(file: PreprocessorFile) -> tuple[int, int] | None:
 def _size(key: str, size: Any) -> tuple[int, int]:
     """Height and width: a side, [height, width] or an object of both."""
     if isinstance(size, dict):
-        said = {edge: side for edge, side in size.items() if side is not None}
-        if said.keys() != {"height", "width"}:
-            raise SettingsError(f"{key}: {size} is not read; give height and width in pixels")
-        size = [said["height"], said["width"]]
+        given = {edge: side for edge, side in size.items() if side is not None}
+        if given.keys() != {"height", "width"}:
+            raise SettingsError(f"{key}: {size} is not supported; give height and width in pixels")
+        size = [given["height"], given["width"]]
     sides = [size, size] if isinstance(size, int) else size
     if len(sides) != 2:
-        raise SettingsError(f"{key}: {sides} is no height and width")
-    _pixels(key, *sides)
+        raise SettingsError(f"{key}: {sides} is not a height and a width")
+    _check_sides(key, *sides)
     return sides[0], sides[1]
 
 
-def _pixels(key: str, *sides: int) -> None:
-    if not 1 <= min(sides) <= max(sides) <= LARGEST_SIDE:
-        raise SettingsError(f"{key}: {list(sides)} are no sides of 1 to {LARGEST_SIDE:,} pixels")
+def _check_sides(key: str, *sides: int) -> None:
+    if not 1 <= min(sides) <= max(sides) <= MAX_SIDE:
+        raise SettingsError(f"{key}: {list(sides)} are not sides of 1 to {MAX_SIDE:,} pixels")
 
 
 def _sides(size: tuple[int, int]) -> dict[str, int]:

@@ -1,12 +1,12 @@
-"""The rule engine: how the tensors of one checkpoint become those of another, and back.
+"""The rule engine: translate the tensors of one checkpoint to those of another, in both directions.
 
-A family's table says which of our parameters are which of their tensors:
+A family's table maps our parameters to their tensors:
 
     Rule("encoder.blocks.{i}.feed_forward.sublayer.in_proj.weight", "model.encoder.layers.{i}.fc1.weight")
 
-A hole {i} stands for one part of a dotted name, {p:q|k|v} for one of the given words, {*path} for anything.
-A rule may join several of ours with several of theirs (q, k and v with one stacked matrix), through a transform
-that can be inverted; loading and saving are the two directions of the same table, so that they cannot drift apart.
+A hole {i} matches one part of a dotted name, {p:q|k|v} one of the given words, {*path} anything. A rule may map several
+of ours to several of theirs (q, k and v to one stacked matrix) through an invertible transform. Loading and saving are
+the two directions of the same table, so they always agree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError
-from trifold.hub.lazy import Aliased, Made
+from trifold.hub.tensors import LazyTensors, RenamedTensors
 
 # --- transforms ----------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ Tensors = list[Tensor]
 class Transform:
     """An invertible map between the tensors of one rule, in the order of its names.
 
-    Both directions must run on the meta device too: there they foretell the shapes.
+    Both directions must also run on the meta device, where they compute the shapes.
     """
 
     load: Callable[[Tensors], Tensors]  # theirs -> ours
@@ -40,7 +40,7 @@ class Transform:
 
 
 def each(load: Callable[[Tensor], Tensor], save: Callable[[Tensor], Tensor]) -> Transform:
-    """The same for every tensor of the rule."""
+    """The same functions for every tensor of the rule."""
     return Transform(lambda theirs: [load(t) for t in theirs], lambda ours: [save(t) for t in ours])
 
 
@@ -50,7 +50,7 @@ LEADING_AXIS = each(lambda theirs: theirs.squeeze(0), lambda ours: ours.unsqueez
 
 
 def joined_axes(axis: int, parts: int) -> Transform:
-    """Their `axis` and the one behind it, of which the first has `parts` entries, are one axis of ours."""
+    """Their `axis`, with `parts` entries, and the next one are a single axis of ours."""
     return each(
         lambda theirs: theirs.flatten(axis, axis + 1),
         lambda ours: ours.unflatten(axis, (parts, -1)),
@@ -59,24 +59,24 @@ def joined_axes(axis: int, parts: int) -> Transform:
 
 def permuted(order: Sequence[int], axis: int = 0) -> Transform:
     """Along `axis`, their entry j is our entry order[j]."""
-    there = torch.tensor(order)
-    back = there.argsort()
+    indices = torch.tensor(order)
+    inverse = indices.argsort()
     return each(
-        lambda theirs: theirs.index_select(axis, back.to(theirs.device)),
-        lambda ours: ours.index_select(axis, there.to(ours.device)),
+        lambda theirs: theirs.index_select(axis, inverse.to(theirs.device)),
+        lambda ours: ours.index_select(axis, indices.to(ours.device)),
     )
 
 
 def stacked(count: int, axis: int = 0) -> Transform:
-    """`count` of ours, equally long, are one of theirs, one after the other along `axis`."""
+    """`count` tensors of ours, of equal size, are concatenated to one of theirs along `axis`."""
     return Transform(
         lambda theirs: list(theirs[0].chunk(count, axis)),
-        lambda ours: [_joined(ours, axis)],
+        lambda ours: [_concatenate(ours, axis)],
     )
 
 
-def _joined(tensors: Tensors, axis: int) -> Tensor:
-    """torch.cat; where only shapes are asked for, without the library's compiler, whose import takes a second."""
+def _concatenate(tensors: Tensors, axis: int) -> Tensor:
+    """torch.cat. Its version for the meta device imports PyTorch's compiler, which takes a second."""
     if not tensors[0].is_meta:
         return torch.cat(list(tensors), axis)
     shape = list(tensors[0].shape)
@@ -85,8 +85,10 @@ def _joined(tensors: Tensors, axis: int) -> Tensor:
 
 
 def dealt(groups: int, shares: Sequence[int]) -> Transform:
-    """Several of ours are one of theirs, dealt out: for each of so many groups it holds a share of the first of ours,
-    then of the second, … `shares` are in any unit: three heads of q, one of k and one of v are (3, 1, 1).
+    """Several tensors of ours are interleaved in one of theirs.
+
+    Each of its groups holds a share of our first tensor, then of the second, … `shares` are in any unit: three heads
+    of q, one of k and one of v are (3, 1, 1).
     """
 
     def load(theirs: Tensors) -> Tensors:
@@ -95,13 +97,13 @@ def dealt(groups: int, shares: Sequence[int]) -> Transform:
         return [part.flatten(0, 1) for part in whole.split([share * unit for share in shares], 1)]
 
     def save(ours: Tensors) -> Tensors:
-        return [_joined([part.unflatten(0, (groups, -1)) for part in ours], 1).flatten(0, 1)]
+        return [_concatenate([part.unflatten(0, (groups, -1)) for part in ours], 1).flatten(0, 1)]
 
     return Transform(load, save)
 
 
 def chain(*links: Transform) -> Transform:
-    """Several transforms, the first one next to ours."""
+    """Several transforms in sequence, starting from ours."""
 
     def load(theirs: Tensors) -> Tensors:
         for link in reversed(links):
@@ -119,17 +121,13 @@ def chain(*links: Transform) -> Transform:
 # --- rules ---------------------------------------------------------------------------------------------
 
 Names = str | tuple[str, ...]
-NUMBERS = (
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-)  # shorter ones need scales beside them
+# Shorter types need scales beside them.
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """These of ours are those of theirs, through a transform."""
+    """Our parameters that correspond to their tensors, through a transform."""
 
     ours: Names
     theirs: Names
@@ -138,8 +136,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class Zeros:
-    """They have a tensor where we have none: one for each of our parameters `beside`, of a shape that follows
-    from it. It is written as zeros and may hold nothing else; `remedy` says what helps where it does.
+    """A tensor of theirs that we do not have: one for each of our parameters `beside`, which determines its shape.
+
+    It is written as zeros and must be zero; `remedy` is the advice in the error if it is not.
     """
 
     theirs: str
@@ -150,7 +149,7 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Copy:
-    """Some files repeat a tensor that is tied to another: it may be missing, must be equal, and is not written."""
+    """A tied tensor that some files repeat: it may be missing, must be equal, and is not written."""
 
     theirs: str
     of: str
@@ -158,15 +157,17 @@ class Copy:
 
 @dataclass(frozen=True)
 class Ignored:
-    """What can be computed and some files hold nevertheless: neither read nor written."""
+    """A tensor in some files that can be computed: neither read nor written."""
 
     theirs: str
 
 
 @dataclass(frozen=True)
 class Renamed:
-    """Some files call a tensor by another name. It is followed where the old name means nothing and the new one is
-    awaited and free; several may follow one another, each once. What is written has the new name.
+    """An old name of a tensor in some files.
+
+    It applies if the old name is not known and the new one is expected and not taken; several may apply in sequence,
+    each once. The new name is written.
     """
 
     old: str
@@ -175,9 +176,7 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Dead:
-    """A tensor of theirs that nothing reads: it may be missing or hold anything, and is written as a copy of
-    another.
-    """
+    """A tensor of theirs that nothing uses: it may be missing or hold anything, and is written as a copy of another."""
 
     theirs: str
     like: str
@@ -188,7 +187,7 @@ AnyRule = Rule | Zeros | Copy | Ignored | Renamed | Dead
 
 @lru_cache(maxsize=4096)
 def _expression(pattern: str) -> re.Pattern[str]:
-    """`{i}` one part of a name, `{p:q|k|v}` one of these, `{*path}` anything."""
+    """The pattern as a regular expression."""
     parts = re.split(r"\{(\*?)(\w+)(?::([\w|]+))?\}", pattern)
     text = re.escape(parts[0])
     for anything, hole, words, literal in zip(
@@ -203,11 +202,11 @@ def _holes(pattern: str, name: str) -> dict[str, str] | None:
     return None if found is None else found.groupdict()
 
 
-def _filled(pattern: str, holes: Mapping[str, str]) -> str:
+def _fill(pattern: str, holes: Mapping[str, str]) -> str:
     return re.sub(r"\{\*?(\w+)(?::[\w|]+)?\}", lambda hole: holes[hole[1]], pattern)
 
 
-def _listed(names: Names) -> tuple[str, ...]:
+def _as_tuple(names: Names) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
 
@@ -222,17 +221,17 @@ class _Step:
 
 
 def _steps(rules: Iterable[AnyRule], names: Collection[str]) -> list[_Step]:
-    """Every rule with its holes filled from our names. A name without a rule, or with two, is a wrong table."""
+    """Every rule with its holes filled from our names. Each name must have exactly one rule."""
     steps: list[_Step] = []
     unfilled = dict.fromkeys(names)
     for rule in (rule for rule in rules if isinstance(rule, Rule)):
-        ours, theirs = _listed(rule.ours), _listed(rule.theirs)
+        ours, theirs = _as_tuple(rule.ours), _as_tuple(rule.theirs)
         for name in names:
             if (holes := _holes(ours[0], name)) is None:
                 continue
             step = _Step(
-                tuple(_filled(pattern, holes) for pattern in ours),
-                tuple(_filled(pattern, holes) for pattern in theirs),
+                tuple(_fill(pattern, holes) for pattern in ours),
+                tuple(_fill(pattern, holes) for pattern in theirs),
                 rule.transform,
             )
             for taken in step.ours:
@@ -244,9 +243,9 @@ def _steps(rules: Iterable[AnyRule], names: Collection[str]) -> list[_Step]:
 
 
 def _zeros(rules: Iterable[AnyRule], ours: Iterable[str]) -> dict[str, tuple[Zeros, str]]:
-    """Their tensors that we do not have, each with the name of the parameter that it stands beside."""
+    """Their tensors that we do not have, each with its rule and the parameter beside it."""
     return {
-        _filled(rule.theirs, holes): (rule, name)
+        _fill(rule.theirs, holes): (rule, name)
         for rule in rules
         if isinstance(rule, Zeros)
         for name in ours
@@ -255,28 +254,28 @@ def _zeros(rules: Iterable[AnyRule], ours: Iterable[str]) -> dict[str, tuple[Zer
 
 
 def saving(rules: Sequence[AnyRule], ours: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Our parameters under their names and in their form, each made when it is asked for."""
+    """Our parameters under their names and in their form, each made on demand."""
 
     def zeros(rule: Zeros, beside: str) -> Tensors:
         return [ours[beside].new_zeros(rule.shape(ours[beside]))]
 
     def copy(like: str) -> Tensors:
-        return [living[like].clone()]
+        return [used[like].clone()]
 
     makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
         step.theirs: partial(_run, step.transform.save, ours, step.ours) for step in _steps(rules, ours)
     }
     makers |= {(name,): partial(zeros, *entry) for name, entry in _zeros(rules, ours).items()}
-    living = Made(makers)
+    used = LazyTensors(makers)
     dead = [rule for rule in rules if isinstance(rule, Dead)]
-    return Made({**makers, **{(rule.theirs,): partial(copy, rule.like) for rule in dead}})
+    return LazyTensors({**makers, **{(rule.theirs,): partial(copy, rule.like) for rule in dead}})
 
 
 def loading(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Collection[str]
 ) -> Mapping[str, Tensor]:
-    """Our parameters from theirs, which `checked` gave, each made when it is asked for."""
-    return Made(
+    """Our parameters from their tensors, as returned by `checked`, each made on demand."""
+    return LazyTensors(
         {step.ours: partial(_run, step.transform.load, theirs, step.theirs) for step in _steps(rules, ours)}
     )
 
@@ -288,24 +287,24 @@ def _run(
 
 
 def save(rules: Sequence[AnyRule], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`saving`, all at once."""
+    """`saving` as a dictionary."""
     return dict(saving(rules, ours))
 
 
 def load(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], place: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Our parameters from theirs, made one by one; arguments and errors are those of `checked`."""
+    """Our parameters from their tensors, made one by one; arguments and errors are those of `checked`."""
     return iter(loading(rules, checked(rules, theirs, ours, place), ours).items())
 
 
 def checked(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], place: str
 ) -> Mapping[str, Tensor]:
-    """Their tensors under the names of today; `ours` gives the names and shapes wanted, on any device.
+    """Their tensors under current names; `ours` gives the expected names and shapes, on any device.
 
-    Raises CheckpointError with every tensor that is missing, not known, misshapen, not of numbers with a fraction,
-    not zero where it must be, or not the copy that it is said to be.
+    Raises CheckpointError listing every tensor that is missing, unknown, of a wrong shape or type, not zero although it
+    must be, or not equal to the tensor it is tied to.
     """
     shapes = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in ours.items()}
     theirs = _renamed(rules, theirs, save(rules, shapes))
@@ -316,23 +315,23 @@ def checked(
 def _check(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], place: str
 ) -> None:
-    zeros, wanted, tied = _zeros(rules, ours), save(rules, ours), _copies(rules, theirs)
+    zeros, expected, tied = _zeros(rules, ours), save(rules, ours), _copies(rules, theirs)
     dead = {rule.theirs for rule in rules if isinstance(rule, Dead)}
-    needless = dead | zeros.keys()
-    problems = [f"missing: {name}" for name in wanted if name not in theirs and name not in needless]
+    optional = dead | zeros.keys()
+    problems = [f"missing: {name}" for name in expected if name not in theirs and name not in optional]
     for name in theirs:
         if name in dead:
             continue
-        if name not in wanted and name not in tied:
+        if name not in expected and name not in tied:
             if not any(isinstance(rule, Ignored) and _holes(rule.theirs, name) is not None for rule in rules):
                 problems.append(f"not known: {name!r}")
             continue
         tensor, original = theirs[name], tied.get(name, name)
-        shape = wanted[original].shape
+        shape = expected[original].shape
         if tensor.shape != shape:
             has = tuple(tensor.shape) if tensor.dim() < 9 else f"of {tensor.dim():,} axes"
             problems.append(f"wrong shape: {name} is {has} and should be {tuple(shape)}")
-        elif tensor.dtype not in NUMBERS:
+        elif tensor.dtype not in FLOATS:
             problems.append(f"wrong type: {name} is {tensor.dtype} and should be floating point")
         elif name in zeros and bool(tensor.any()):
             problems.append(f"not zero: {name}, which this model does not have; {zeros[name][0].remedy}")
@@ -343,9 +342,9 @@ def _check(
 
 
 def _copies(rules: Sequence[AnyRule], theirs: Iterable[str]) -> dict[str, str]:
-    """Their tied tensors that are there, each with the name of its original."""
+    """Their tied tensors that are present, each with the name of its original."""
     return {
-        name: _filled(rule.of, holes)
+        name: _fill(rule.of, holes)
         for rule in rules
         if isinstance(rule, Copy)
         for name in theirs
@@ -357,31 +356,31 @@ def _copies(rules: Sequence[AnyRule], theirs: Iterable[str]) -> dict[str, str]:
 
 
 def _renamed(
-    rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], wanted: Collection[str]
+    rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], expected: Collection[str]
 ) -> Mapping[str, Tensor]:
-    """Their tensors under the names of today."""
+    """Their tensors under current names."""
     renames = [rule for rule in rules if isinstance(rule, Renamed)]
     if not renames:
         return theirs
     ignored = [rule.theirs for rule in rules if isinstance(rule, Ignored)]
     names: dict[str, str] = {}
 
-    def means_something(name: str) -> bool:
-        known = name in wanted or any(_holes(pattern, name) is not None for pattern in ignored)
+    def is_known(name: str) -> bool:
+        known = name in expected or any(_holes(pattern, name) is not None for pattern in ignored)
         return known or _copies(rules, [name]).get(name) in names
 
-    # Names of today first, old ones next; copies last, for one whose original is not there may stand for it.
-    for old in sorted(theirs, key=lambda name: 2 if _copies(rules, [name]) else not means_something(name)):
-        later = (name for name in _later_names(old, renames) if name not in names and means_something(name))
-        names[old if means_something(old) else next(later, old)] = old
-    return Aliased(theirs, names)
+    # Current names first, then old ones; copies last, because one whose original is missing may replace it.
+    for old in sorted(theirs, key=lambda name: 2 if _copies(rules, [name]) else not is_known(name)):
+        later = (name for name in _later_names(old, renames) if name not in names and is_known(name))
+        names[old if is_known(old) else next(later, old)] = old
+    return RenamedTensors({name: (theirs, old) for name, old in names.items()})
 
 
 def _later_names(name: str, renames: Sequence[Renamed]) -> Iterator[str]:
-    """What the rules make of a name, one after the other, the shortest ways first."""
+    """The names that the rules turn a name into, those after the fewest renames first."""
     reached: list[tuple[str, tuple[Renamed, ...]]] = [(name, ())]
     for current, used in reached:
         for rule in renames:
             if rule not in used and (holes := _holes(rule.old, current)) is not None:
-                reached.append((_filled(rule.new, holes), (*used, rule)))
+                reached.append((_fill(rule.new, holes), (*used, rule)))
                 yield reached[-1][0]

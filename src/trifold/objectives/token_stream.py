@@ -70,7 +70,7 @@ def open_cache(
         tokens, size = encode(texts)
         return tokens.ids, tokens.lengths, size
 
-    encoder = Encoder(encode_arrays, f"{key} {tokenizer.reading}", tokenizer.vocab_size)
+    encoder = Encoder(encode_arrays, f"{key} {tokenizer.encoding_digest}", tokenizer.vocab_size)
     cache = open_tokens(source, context.data, encoder, side=side, seed=context.seed, report=context.report)
     context.report(f"{cache.report}, {len(cache.ids):,} tokens in {cache.folder}")
     if cache.empty:

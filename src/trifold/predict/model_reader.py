@@ -144,7 +144,7 @@ class ModelReader:
                 f"the tokenizer gives the id {int(tokens.max())}, but the model has {config.vocab_size:,} tokens; "
                 "they do not belong together"
             )
-        has_segments = (config.n_token_types > 1 or config.segment_offsets) and self.reader.tells_segments
+        has_segments = (config.n_token_types > 1 or config.segment_offsets) and self.reader.has_token_types
         segments = torch.tensor([_padded(row.types, width, 0) for row in rows]) if has_segments else None
         return Inputs(tokens, padding_mask(lengths, width), segments=segments)
 

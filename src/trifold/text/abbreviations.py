@@ -1,16 +1,16 @@
-"""What each language writes with a point that ends no sentence, and with which words its sentences like to begin."""
+"""Abbreviations and sentence starters by language, for sentence splitting."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 
-class Habits(NamedTuple):
-    """Lower-cased, without their last point.
+class Language(NamedTuple):
+    """Words of one language; abbreviations are in lower case and without the last period.
 
-    within: abbreviations that something always follows (Dr., e.g.). either: those that may also end a sentence (etc.,
-    Inc.). numbered: those that end no sentence before a number (No. 5). starters: words, capital here, that mark what
-    comes before them as an end. ordinals: whether 3. means third.
+    within: abbreviations that never end a sentence (Dr., e.g.). either: those that may (etc., Inc.). numbered: those
+    that do not end a sentence before a number (No. 5). starters: capitalized words that start a sentence after an
+    ambiguous period. ordinals: whether "3." means third.
     """
 
     within: frozenset[str]
@@ -20,8 +20,8 @@ class Habits(NamedTuple):
     ordinals: bool = False
 
 
-def _habits(within: str, either: str, numbered: str, starters: str, ordinals: bool = False) -> Habits:
-    return Habits(
+def _language(within: str, either: str, numbered: str, starters: str, ordinals: bool = False) -> Language:
+    return Language(
         within=frozenset(within.split()),
         either=frozenset(either.split()),
         numbered=frozenset(numbered.split()),
@@ -30,8 +30,8 @@ def _habits(within: str, either: str, numbered: str, starters: str, ordinals: bo
     )
 
 
-HABITS: dict[str, Habits] = {
-    "en": _habits(
+LANGUAGES: dict[str, Language] = {
+    "en": _language(
         "mr mrs ms mx dr prof rev fr hon st sr messrs gen col maj capt cmdr lt sgt cpl pvt adm gov sen rep "
         "pres supt e.g i.e eg ie viz cf al vs v approx ca mt ft hwy ave blvd",
         "etc inc ltd co corp llc plc bros jr sr esq ph.d m.d b.a m.a b.sc m.sc a.m p.m am pm u.s u.k u.n "
@@ -45,7 +45,7 @@ HABITS: dict[str, Habits] = {
         "Those Though Thus To Today Two Under Until Was We Were What When Where Whether Which While Who Why "
         "Will With Would Yes Yet You Your",
     ),
-    "de": _habits(
+    "de": _language(
         "dr prof hr fr hrn frl dipl ing st z.b zb d.h dh u.a ua i.d.r idr bzw vgl sog evtl ggf ca inkl exkl "
         "zzgl bspw insb allg ehem geb gest gegr u.u o.ä z.t zt z.z v.a va i.a s.o s.u m.e max min mio mrd "
         "tsd num",
@@ -59,7 +59,7 @@ HABITS: dict[str, Habits] = {
         "Viele Vom Von Vor War Warum Was Weil Wenn Wer Wie Wir Wo Zu Zum Zur Zwar",
         ordinals=True,
     ),
-    "fr": _habits(
+    "fr": _language(
         "m mm mme mmes mlle mlles me dr pr st ste mgr p.ex p.e cf c.-à-d env av bd chap éd vs",
         "etc cie j.-c apr janv févr avr juil sept oct nov déc",
         "n no art fig p pp vol t",
@@ -67,7 +67,7 @@ HABITS: dict[str, Habits] = {
         "Enfin Ensuite Et Il Ils J' Je L' La Le Les Leur Lorsque Mais Même Mon Nous On Or Ou Par Pendant "
         "Pour Pourquoi Puis Quand Que Qui Sa Selon Si Son Sur Tous Tout Tu Un Une Vous",
     ),
-    "es": _habits(
+    "es": _language(
         "sr sra srta sres dr dra d da dña prof ud uds vd vds p.ej ej fdo gral lic ing st sto sta avda av c",
         "etc cía s.a s.l ee.uu a.c d.c ene feb mar abr jun jul ago sept oct nov dic",
         "n núm art fig pág págs p pp vol cap",
@@ -76,7 +76,7 @@ HABITS: dict[str, Habits] = {
         "Muchos No Nos Para Pero Por Porque Que Quien Se Según Si Sin Sobre Su Sus También Tras Un Una Y Ya "
         "Yo",
     ),
-    "it": _habits(
+    "it": _language(
         "sig sigg sig.ra sig.na dott dott.ssa prof prof.ssa ing avv arch geom rag on sen mons don s ss p.es "
         "es cfr ca",
         "ecc etc s.p.a spa s.r.l srl a.c d.c gen feb mar apr mag giu lug ago set ott nov dic",
@@ -86,7 +86,7 @@ HABITS: dict[str, Habits] = {
         "Per Perché Però Più Poi Quando Quella Quello Questa Questo Qui Se Secondo Si Sono Su Tra Tutti "
         "Tutto Un Una Uno",
     ),
-    "nl": _habits(
+    "nl": _language(
         "dhr mevr mw dr drs prof ing ir mr st bijv bv d.w.z dwz o.a oa m.b.t mbt i.p.v ipv t.o.v vgl ca "
         "incl excl z.g zgn a.u.b aub m.a.w n.a.v t.a.v jl",
         "enz etc b.v n.v bv nv jan feb mrt apr jun jul aug sept okt nov dec",
@@ -96,7 +96,7 @@ HABITS: dict[str, Habits] = {
         "Omdat Onder Ook Op Over Sinds Te Toch Toen Tot Twee U Uit Van Veel Volgens Voor Waar Waarom Want "
         "Was Wat We Wel Welke Wie Wij Ze Zij Zijn Zo Zoals",
     ),
-    "ru": _habits(
+    "ru": _language(
         "т.е т.к т.н напр см ср им проф акад доц св ул пл пр просп пер обл р-н гр г-н г-жа и.о к.т.н д.т.н",
         "т.д т.п др пр г гг в вв руб коп тыс млн млрд стр эт кв янв февр апр авг сент окт нояб дек",
         "№ рис табл гл п пп с д",
@@ -106,11 +106,11 @@ HABITS: dict[str, Habits] = {
     ),
 }
 
-EVERY = Habits(
-    within=frozenset().union(*(habits.within for habits in HABITS.values()))
-    - frozenset().union(*(habits.either for habits in HABITS.values())),
-    either=frozenset().union(*(habits.either for habits in HABITS.values())),
-    numbered=frozenset().union(*(habits.numbered for habits in HABITS.values())),
-    starters=frozenset().union(*(habits.starters for habits in HABITS.values())),
+ALL_LANGUAGES = Language(
+    within=frozenset().union(*(language.within for language in LANGUAGES.values()))
+    - frozenset().union(*(language.either for language in LANGUAGES.values())),
+    either=frozenset().union(*(language.either for language in LANGUAGES.values())),
+    numbered=frozenset().union(*(language.numbered for language in LANGUAGES.values())),
+    starters=frozenset().union(*(language.starters for language in LANGUAGES.values())),
 )
-"""For text whose language is not told: what is an abbreviation in any of them."""
+"""For text in an unknown language: the abbreviations of all languages."""

@@ -1,4 +1,4 @@
-"""A text, or a pair of texts, as a model reads it: special tokens, types, places in the text, what was cut."""
+"""A text or a pair of texts as model input: special tokens, token types, offsets, truncation."""
 
 from __future__ import annotations
 
@@ -14,74 +14,69 @@ Cut = Literal["longest_first", "only_first", "only_second"]
 
 @dataclass(frozen=True)
 class Encoded:
-    """One row. All lists are as long as `ids`; `dropped` counts the tokens that did not fit into `max_length`."""
+    """One row. All lists are as long as `ids`; `dropped` counts the tokens that exceeded `max_length`."""
 
     ids: list[int]
-    types: list[int]  # 0 for the first text, 1 for the second, as the tokenizer's template says
-    offsets: list[tuple[int, int]]  # characters [from, to) of the text that the token stands for
-    texts: list[int | None]  # which text a token is of, 0 or 1; None for special tokens
+    types: list[int]  # 0 for the first text, 1 for the second, as in the tokenizer's template
+    offsets: list[tuple[int, int]]  # characters of the text, start and end (exclusive)
+    texts: list[int | None]  # the text a token belongs to, 0 or 1; None for special tokens
     dropped: int = 0
-    words: list[int | None] = field(default_factory=list)  # which word of its text; None as in `texts`
+    words: list[int | None] = field(default_factory=list)  # the word of its text; None as in `texts`
 
 
-def around(library: Any, first: Any, second: Any | None, dropped: int) -> Encoded:
-    """Two encodings of the library (or one), with the special tokens around them, as a plain value."""
-    length = len(first)  # the library forgets which text is the first, but not which tokens are of neither
+def add_special_tokens(library: Any, first: Any, second: Any | None, dropped: int) -> Encoded:
+    """One or two library encodings with the special tokens around them."""
+    length = len(first)  # the library loses which text a token belongs to, but knows the special tokens
     whole = library.post_process(first, second)
     places = count()
     texts = [None if special else int(next(places) >= length) for special in whole.special_tokens_mask]
     return Encoded(whole.ids, whole.type_ids, whole.offsets, texts, dropped, whole.word_ids)
 
 
-def parts(encoding: Any, room: int, overlap: int) -> list[Any]:
-    """An encoding of the library, cut into parts of at most `room` tokens, each of which repeats the last `overlap` of
-    the one before it. Raises UsageError where there is no room for more than those.
-    """
-    if len(encoding) <= room:
+def split_encoding(encoding: Any, size: int, overlap: int) -> list[Any]:
+    """Split a library encoding into parts of at most `size` tokens that overlap by `overlap`. Raises UsageError."""
+    if len(encoding) <= size:
         return [encoding]
-    if room <= overlap:
+    if size <= overlap:
         raise UsageError(
-            f"{max(0, room)} tokens of the second text fit beside the first, and its parts overlap by {overlap}: "
+            f"{max(0, size)} tokens of the second text fit beside the first, and its parts overlap by {overlap}: "
             "shorten the first text, lower stride, or raise max_length"
         )
-    encoding.truncate(room, stride=overlap)
+    encoding.truncate(size, stride=overlap)
     return [encoding, *encoding.overflowing]
 
 
-def fit(first: Any, second: Any | None, room: int, cut: Cut) -> int:
-    """Cut two encodings, in place and from their ends, so that together they have at most `room` tokens.
+def truncate(first: Any, second: Any | None, size: int, cut: Cut) -> int:
+    """Truncate two library encodings in place to `size` tokens in total. Returns the number of tokens removed.
 
-    Gives the number of tokens cut away. `longest_first` takes from the longer until both are of one length, then
-    from both. Raises UsageError where the text that may be cut is not long enough to make room.
+    `longest_first` shortens the longer text until both are equally long, then both. Raises UsageError if the text
+    that may be cut is too short.
     """
     lengths = [len(first), 0 if second is None else len(second)]
-    excess = sum(lengths) - room
+    excess = sum(lengths) - size
     if excess <= 0:
         return 0
-    kept = _shares(lengths, room, excess, cut)
+    if size < 0:
+        raise UsageError(f"max_length leaves no room for text: special tokens alone take {-size} more")
+    if cut == "longest_first":
+        shorter = min(*lengths, size // 2)
+        kept = [shorter, size - shorter] if lengths[0] <= lengths[1] else [size - shorter, shorter]
+    else:
+        which = 0 if cut == "only_first" else 1
+        if lengths[which] <= excess:
+            name = ("first", "second")[which]
+            raise UsageError(
+                f"the {name} text has {lengths[which]} tokens, too few to cut {excess}; raise max_length"
+            )
+        kept = [length - excess * (text == which) for text, length in enumerate(lengths)]
     for encoding, length, keep in zip((first, second), lengths, kept, strict=True):
         if encoding is not None and keep < length:
             encoding.truncate(keep)
     return excess
 
 
-def _shares(lengths: list[int], room: int, excess: int, cut: Cut) -> list[int]:
-    if room < 0:
-        raise UsageError(f"max_length leaves no room for text: special tokens alone take {-room} more")
-    if cut == "longest_first":
-        half = min(*lengths, room // 2)  # what the shorter one keeps
-        return [half, room - half] if lengths[0] <= lengths[1] else [room - half, half]
-    which = 0 if cut == "only_first" else 1
-    if lengths[which] <= excess:
-        what = ("first", "second")[which]
-        raise UsageError(
-            f"the {what} text has {lengths[which]} tokens, too few to cut {excess}; raise max_length"
-        )
-    return [length - excess * (place == which) for place, length in enumerate(lengths)]
-
-
 def report(rows: Iterable[Encoded]) -> str:
-    """One line that says how many texts were cut and how many tokens that cost; empty where none was."""
+    """One line about truncated texts and lost tokens; empty if there are none."""
     cut = [row.dropped for row in rows if row.dropped]
     if not cut:
         return ""

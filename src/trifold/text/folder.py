@@ -1,7 +1,7 @@
-"""The tokenizer of a Hugging Face folder, whatever the layout: one call, and the order in which files are believed.
+"""Read the tokenizer of a Hugging Face folder of any layout.
 
-The settings file names a class (else the model's config does); the class says how parts are put together
-(`assembly`), the files say the vocabulary (`layouts`). Only these names in the folder itself are ever opened.
+The settings file, or else the model's config, names a class. The class determines the parts (`classes`), the files
+give the vocabulary (`vocabulary`). No other file of the folder is opened.
 """
 
 from __future__ import annotations
@@ -14,118 +14,116 @@ from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import read_json
-from trifold.text.assembly import (
-    CLASSES,
-    OF_MODELS,
-    TELLING,
-    Class,
-    Names,
-    Vocabulary,
-    any_sentencepiece,
-    as_asked,
-)
 from trifold.text.chat import read_templates
-from trifold.text.checks import read_library
-from trifold.text.layouts import (
+from trifold.text.classes import (
+    CLASS_OF_MODEL,
+    CLASSES,
+    WITH_TOKEN_TYPES,
+    TokenizerClass,
+    bos_and_eos,
+    unknown_sentencepiece,
+)
+from trifold.text.segmenters import read_bertweet, read_marian
+from trifold.text.special_tokens import (
+    MAX_INTEGER,
+    ROLES,
+    Names,
+    add_tokens,
+    added_tokens,
+    content_of,
+    names_of,
+)
+from trifold.text.tokenizer import TOKEN_TYPES, Tokenizer
+from trifold.text.validation import is_panic, read_library
+from trifold.text.vocabulary import (
     SENTENCEPIECE,
     SETTINGS,
-    of_document,
-    of_sentencepiece,
-    of_text,
-    of_vocab_and_merges,
+    Vocabulary,
+    from_document,
+    from_vocab_and_merges,
+    from_vocab_txt,
+    read_sentencepiece,
 )
-from trifold.text.regexes import panicked
-from trifold.text.sentencepiece import read_model
-from trifold.text.special import ROLES, add, content, in_file, names_of
-from trifold.text.tokenizer import Tokenizer
-from trifold.text.words import read_bertweet, read_marian
 
-_LARGEST_INTEGER = 10**31  # "no limit" is written 10^30 in these files
-_LAYOUTS = (
-    ("tokenizer.json",),
-    *((name,) for name in SENTENCEPIECE),
-    ("source.spm", "target.spm", "vocab.json"),
-    ("vocab.json", "merges.txt"),
-    ("vocab.txt",),
-)
-# Folders of these models name classes that the reference overrules.
-_OVERRULED = ("mistral", "mixtral", "gpt_bigcode", "umt5")
+# Folders of these models name classes that the reference library overrides.
+_OVERRIDDEN = ("mistral", "mixtral", "gpt_bigcode", "umt5")
 
 
 def read_tokenizer(folder: str | Path, *, target: bool = False) -> Tokenizer:
-    """The tokenizer of a model folder of any family; with `target`, of the side that a Marian model writes.
+    """The tokenizer of a model folder of any family; with `target`, that of a Marian model's target side.
 
-    A role without a special token has the id None. Raises CheckpointError where no tokenizer is there, or it is
-    damaged, hostile or of a kind that is not read.
+    A role without a special token has the id None. Raises CheckpointError if there is no tokenizer, or it is damaged,
+    unsafe or of an unsupported kind.
     """
     path = Path(folder)
-    settings = _settings(path)
+    settings = _read_settings(path)
     name = _class_name(path, settings)
     try:
         if name == "MarianTokenizer" and (path / "source.spm").is_file():
             return read_marian(path, settings, target)
         if name == "BertweetTokenizer" and (path / "bpe.codes").is_file():
             return read_bertweet(path, settings)
-        return _usual(path, settings, name)
+        return _read(path, settings, name)
     except CheckpointError:
         raise
-    except BaseException as error:  # the library raises plain Exception, and panics where files are absurd
-        if not isinstance(error, Exception) and not panicked(error):
+    except BaseException as error:  # the library raises plain Exception, and panics on absurd files
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise CheckpointError(f"{path}: its tokenizer files do not fit together ({error})") from None
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    """What the three settings files say, merged as the reference does."""
-    settings, special, added = (_optional(path / name) for name in SETTINGS)
+def _read_settings(path: Path) -> dict[str, Any]:
+    """The three settings files, merged as in the reference library."""
+    settings, special, added = (_read_optional(path / name) for name in SETTINGS)
     if "added_tokens_decoder" not in settings:
         settings = settings | special
-        roles = {content(settings.get(role)) for role in ROLES}
+        roles = {content_of(settings.get(role)) for role in ROLES}
         tokens = {str(n): {"content": token, "special": token in roles} for token, n in added.items()}
         settings["added_tokens_decoder"] = tokens
     return settings
 
 
-def _optional(file: Path) -> dict[str, Any]:
-    return read_json(file, largest=_LARGEST_INTEGER) if file.is_file() else {}
+def _read_optional(file: Path) -> dict[str, Any]:
+    return read_json(file, largest=MAX_INTEGER) if file.is_file() else {}
 
 
 def _class_name(path: Path, settings: Mapping[str, Any]) -> str | None:
-    config = _optional(path / "config.json")
+    config = _read_optional(path / "config.json")
     model_type = config.get("model_type")
-    if model_type in _OVERRULED:
+    if model_type in _OVERRIDDEN:
         return None
-    named = settings.get("tokenizer_class") or config.get("tokenizer_class") or OF_MODELS.get(str(model_type))
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    named = named or CLASS_OF_MODEL.get(str(model_type))
     if named is None and (path / "source.spm").is_file():
         return "MarianTokenizer"
     return str(named).removesuffix("Fast") if named else None
 
 
-def _usual(path: Path, settings: Mapping[str, Any], name: str | None) -> Tokenizer:
+def _read(path: Path, settings: Mapping[str, Any], name: str | None) -> Tokenizer:
     library: Library | None = None
     document: dict[str, Any] = {}
     if (path / "tokenizer.json").is_file():
         library, document = read_library(path / "tokenizer.json")
-    row = CLASSES.get(name or "") or (_by_files(path) if library is None else None)
+    row = CLASSES.get(name or "") or (_guess_class(path) if library is None else None)
     names = names_of(settings, row.names if row else {})
-    if row is not None and (library is None or (row.rebuild and _fits(row, document))):
-        library = _built(row, path, document, library, settings, names)
+    if row is not None and (library is None or (row.rebuild and _matches(row, document))):
+        library = _build(row, path, document, library, settings, names)
     elif library is None:
-        library = _plain(path, settings, names)
+        library = _build_sentencepiece(path, settings, names)
     else:
         if row is not None and row.model == "BPE":
-            _prefix_space(library, settings)
-        add(library, [], settings, names)
+            _set_prefix_space(library, settings)
+        add_tokens(library, [], settings, names)
         if row is not None and row.plain:
-            library.post_processor = as_asked(library, {}, names)
+            library.post_processor = bos_and_eos(library, {}, names)
     templates = read_templates(path, settings)
-    if name in TELLING:
-        settings = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"], **settings}
+    if name in WITH_TOKEN_TYPES:
+        settings = {**TOKEN_TYPES, **settings}
     return Tokenizer(library, names=names, complete=False, settings=settings, templates=templates)
 
 
-def _by_files(path: Path) -> Class | None:
-    """The class that the files alone suggest, where nothing names one."""
+def _guess_class(path: Path) -> TokenizerClass | None:
+    """The class that the vocabulary files suggest."""
     if (path / "vocab.txt").is_file():
         return CLASSES["BertTokenizer"]
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
@@ -133,67 +131,66 @@ def _by_files(path: Path) -> Class | None:
     return None
 
 
-def _fits(row: Class, document: Mapping[str, Any]) -> bool:
-    """Whether a class' parts suit the file: its model is of that kind, and not on bytes as Llama 3's is."""
-    on_bytes = "'ByteLevel'" in str(document.get("pre_tokenizer"))
-    return document["model"].get("type", row.model) == row.model and not on_bytes
+def _matches(row: TokenizerClass, document: Mapping[str, Any]) -> bool:
+    """Whether the class fits the file: its model is of that kind, and not byte-level as in Llama 3."""
+    byte_level = "'ByteLevel'" in str(document.get("pre_tokenizer"))
+    return document["model"].get("type", row.model) == row.model and not byte_level
 
 
-def _built(
-    row: Class,
+def _build(
+    row: TokenizerClass,
     path: Path,
     document: Mapping[str, Any],
     library: Library | None,
     settings: Mapping[str, Any],
     names: Names,
 ) -> Library:
-    """The class' parts with the vocabulary of the files; what a tokenizer.json puts around a text is kept."""
-    vocabulary = _vocabulary(path, document)
+    """The parts of the class with the folder's vocabulary; the post-processor of a tokenizer.json is kept."""
+    vocabulary = from_document(document) if document else _read_vocabulary(path)
     if not (vocabulary.scores if row.model == "Unigram" else vocabulary.ids):
         raise CheckpointError(
             f"{path}: its files hold no {row.model} vocabulary, which the tokenizer's class needs"
         )
     built = row.build(vocabulary, settings, names)
-    add(built, [*in_file(document, settings), *vocabulary.added], settings, names)
-    around = library.post_processor if library is not None and row.around is as_asked else None
-    built.post_processor = row.around(built, settings, names) if around is None else around
+    add_tokens(built, [*added_tokens(document, settings), *vocabulary.added], settings, names)
+    around = library.post_processor if library is not None and row.post_processor is bos_and_eos else None
+    built.post_processor = row.post_processor(built, settings, names) if around is None else around
     return built
 
 
-def _vocabulary(path: Path, document: Mapping[str, Any]) -> Vocabulary:
-    if document:
-        return of_document(document)
+def _read_vocabulary(path: Path) -> Vocabulary:
     for name in SENTENCEPIECE:
         if (path / name).is_file():
-            return of_sentencepiece(read_model(path / name))
+            return read_sentencepiece(path / name).vocabulary
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-        return of_vocab_and_merges(path / "vocab.json", path / "merges.txt")
+        return from_vocab_and_merges(path / "vocab.json", path / "merges.txt")
     if (path / "vocab.txt").is_file():
-        return of_text(path / "vocab.txt")
-    looked = "; ".join(" + ".join(files) for files in _LAYOUTS)
+        return from_vocab_txt(path / "vocab.txt")
+    layouts = ("tokenizer.json", *SENTENCEPIECE, "source.spm + target.spm + vocab.json")
+    looked = "; ".join([*layouts, "vocab.json + merges.txt", "vocab.txt"])
     raise CheckpointError(f"{path}: has no tokenizer; looked for {looked}")
 
 
-def _plain(path: Path, settings: Mapping[str, Any], names: Names) -> Library:
-    """A SentencePiece model of no class that is known."""
-    vocabulary = _vocabulary(path, {})
-    if not vocabulary.of_sentencepiece:
+def _build_sentencepiece(path: Path, settings: Mapping[str, Any], names: Names) -> Library:
+    """A SentencePiece model of an unknown class."""
+    vocabulary = _read_vocabulary(path)
+    if not vocabulary.is_sentencepiece:
         raise CheckpointError(
-            f"{path}: nothing says which tokenizer class its files are for; add a tokenizer_config.json"
+            f"{path}: nothing names the tokenizer class of its files; add a tokenizer_config.json"
         )
-    model = read_model(next(path / name for name in SENTENCEPIECE if (path / name).is_file()))
-    library = any_sentencepiece(vocabulary, model.byte_fallback, model.unk_id)
+    model = read_sentencepiece(next(path / name for name in SENTENCEPIECE if (path / name).is_file()))
+    library = unknown_sentencepiece(vocabulary, model.byte_fallback, model.unk_id)
     for role, fallback in (("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")):
         if role not in settings and library.token_to_id(fallback) is not None:
             names.setdefault(role, fallback)
-    add(library, vocabulary.added, settings, names)
-    library.post_processor = as_asked(library, settings, names)
+    add_tokens(library, vocabulary.added, settings, names)
+    library.post_processor = bos_and_eos(library, settings, names)
     return library
 
 
-def _prefix_space(library: Library, settings: Mapping[str, Any]) -> None:
-    """`add_prefix_space` of the settings file goes before what `tokenizer.json` says."""
-    asked, part = settings.get("add_prefix_space"), library.pre_tokenizer
-    if isinstance(asked, bool) and type(part).__name__ == "ByteLevel" and part.add_prefix_space != asked:
-        part.add_prefix_space = asked
+def _set_prefix_space(library: Library, settings: Mapping[str, Any]) -> None:
+    """`add_prefix_space` of the settings file overrides `tokenizer.json`."""
+    prefix, part = settings.get("add_prefix_space"), library.pre_tokenizer
+    if isinstance(prefix, bool) and type(part).__name__ == "ByteLevel" and part.add_prefix_space != prefix:
+        part.add_prefix_space = prefix
         library.pre_tokenizer = part

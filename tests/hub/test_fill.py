@@ -55,8 +55,8 @@ def test_threads_fill_a_model_as_one_does(
     assert "gpt2" in (tmp_path / "config.json").read_text(encoding="utf-8")
     alone, _ = load_model(tmp_path, dtype=dtype)
     threads = torch.get_num_threads()
-    monkeypatch.setattr("trifold.hub.filling.MANY", 0)
-    monkeypatch.setattr("trifold.hub.filling.PIECE", 100)
+    monkeypatch.setattr("trifold.hub.fill.MIN_FOR_THREADS", 0)
+    monkeypatch.setattr("trifold.hub.fill.CHUNK", 100)
     torch.set_num_threads(3)
     try:
         with torch.inference_mode(inference):

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from trifold.text import Tokenizer, TokenizerSettings, train_tokenizer
-from trifold.text.dropout import MergeDropout
+from trifold.text.bpe_dropout import BPEDropout
 
 CORPUS = [
     "Zwei junge weiße Männer sind im Freien, in der Nähe vieler Büsche.",
@@ -58,11 +58,11 @@ def test_the_compiled_loop_gives_what_the_plain_one_gives(kind: str, p: float) -
     pytest.importorskip("numba")
     library = trained(kind, 0.1).library
     texts = [*CORPUS[:6], "", " ", "日本 Büsche ☃☃", CORPUS[0], "x" * 90]
-    compiled, plain = MergeDropout(library, 1, p), MergeDropout(library, 1, p)
+    compiled, plain = BPEDropout(library, 1, p), BPEDropout(library, 1, p)
     for seed in range(8):
         some = texts[seed % 3 :]  # words are met in another order
         indices = range(seed, seed + len(some))
-        assert compiled.encode(some, seed, indices) == plain._plainly(some, seed, indices)
+        assert compiled.encode(some, seed, indices) == plain._encode_plain(some, seed, indices)
     assert compiled.encode([], 0, []) == []
 
 

@@ -1,6 +1,6 @@
-"""Tokenizers whose pieces `tokenizers` cannot find itself: Marian's two SentencePiece models, BERTweet's fastBPE.
+"""Tokenizers that `tokenizers` cannot run: Marian (two SentencePiece models) and BERTweet (fastBPE).
 
-The pieces are found here, and the library only knows their ids. Such a tokenizer is saved as the files it came from.
+They segment text here; the library only maps pieces to ids. Such a tokenizer is saved as the files it was read from.
 """
 
 from __future__ import annotations
@@ -16,45 +16,57 @@ from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import read_bytes
-from trifold.text.assembly import FAIRSEQ, Names, template
 from trifold.text.chat import read_templates
-from trifold.text.layouts import SETTINGS, read_ids, read_lines
-from trifold.text.sentencepiece import LARGEST_MODEL, SPACE, Segmenter, read_model
-from trifold.text.special import add, names_of
+from trifold.text.classes import FAIRSEQ, template
+from trifold.text.special_tokens import Names, add_tokens, names_of
 from trifold.text.tokenizer import Tokenizer
+from trifold.text.vocabulary import (
+    MAX_MODEL,
+    SETTINGS,
+    SPACE,
+    UNIGRAM,
+    SentencePieceModel,
+    read_ids,
+    read_lines,
+    read_sentencepiece,
+)
+
+Segment = Callable[[str], list[str]]  # text -> pieces
 
 _WORD = re.compile(r"\S+\n?")
 _MARIAN = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _MARIAN_FILES = ("source.spm", "target.spm", "vocab.json", "target_vocab.json")
 _BERTWEET_FILES = ("vocab.txt", "bpe.codes")
+_MAX_CACHE = 100_000  # words
 
 
 def read_marian(path: Path, settings: Mapping[str, Any], target: bool) -> Tokenizer:
-    """The side that a Marian model reads, or the one it writes; both know the words of the vocabulary they use."""
+    """The tokenizer of a Marian model's source side, or target side."""
     names = names_of(settings, _MARIAN)
     own = target and bool(settings.get("separate_vocabs"))
     ids = read_ids(path / ("target_vocab.json" if own else "vocab.json"))
-    segment = Segmenter(read_model(path / ("target.spm" if target else "source.spm")))
+    file = path / ("target.spm" if target else "source.spm")
+    segment = sentencepiece_segmenter(read_sentencepiece(file), file)
 
-    def words(text: str) -> list[str]:
+    def segment_with_language(text: str) -> list[str]:
         end = text.find("<<") + 2 if text.startswith(">>") else 1
-        code = text[:end] if end > 1 else ""  # ">>fra<<" in front says into which language
+        code = text[:end] if end > 1 else ""  # ">>fra<<" selects the target language
         return [code, *segment(text[len(code) :])] if code else segment(text)
 
     eos = names["eos_token"]
     special = dict.fromkeys(names.values())
     spaced = [decoders.Replace(Regex(f"{re.escape(name)}{SPACE}*"), f"{name} ") for name in special]
     decoder = [decoders.Fuse(), *spaced, decoders.Replace(SPACE, " ")]
-    library = _library(path, settings, ids, names, (f"$A {eos}", f"$A $B {eos}"), decoder)
-    return _tokenizer(path, settings, library, names, words, _MARIAN_FILES)
+    library = _make_library(path, settings, ids, names, (f"$A {eos}", f"$A $B {eos}"), decoder)
+    return _make_tokenizer(path, settings, library, names, segment_with_language, _MARIAN_FILES)
 
 
 def read_bertweet(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
-    """Raises CheckpointError where tweets are to be normalised first: that is not done here."""
+    """The tokenizer of BERTweet. Raises CheckpointError if it normalizes tweets, which is not supported."""
     if settings.get("normalization"):
         place = path / "tokenizer_config.json"
-        remedy = "normalise them beforehand and set normalization to false"
-        raise CheckpointError(f"{place}: normalization of tweets is not done here; {remedy}")
+        remedy = "normalize them beforehand and set normalization to false"
+        raise CheckpointError(f"{place}: normalization of tweets is not supported; {remedy}")
     names = names_of(settings, FAIRSEQ)
     first = ("bos_token", "pad_token", "eos_token", "unk_token")
     ids = {names[role]: number for number, role in enumerate(first)}
@@ -63,11 +75,11 @@ def read_bertweet(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     bos, eos = names["bos_token"], names["eos_token"]
     around = (f"{bos} $A {eos}", f"{bos} $A {eos} {eos} $B {eos}")
     decoder = [decoders.WordPiece(prefix="\0", cleanup=False), decoders.Fuse(), decoders.Replace("@@ ", "")]
-    library = _library(path, settings, ids, names, around, decoder)
-    return _tokenizer(path, settings, library, names, FastBPE(path / "bpe.codes"), _BERTWEET_FILES)
+    library = _make_library(path, settings, ids, names, around, decoder)
+    return _make_tokenizer(path, settings, library, names, FastBPE(path / "bpe.codes"), _BERTWEET_FILES)
 
 
-def _library(
+def _make_library(
     path: Path,
     settings: Mapping[str, Any],
     ids: dict[str, int],
@@ -77,36 +89,54 @@ def _library(
 ) -> Library:
     if names["unk_token"] not in ids:
         unknown = names["unk_token"]
-        raise CheckpointError(f"{path}: its vocabulary lacks {unknown!r}, the token for what is unknown")
+        raise CheckpointError(f"{path}: the vocabulary lacks {unknown!r}, the unknown token")
     library = Library(models.WordLevel(ids, unk_token=names["unk_token"]))
-    add(library, [], settings, names)
+    add_tokens(library, [], settings, names)
     library.decoder = decoders.Sequence(decoder)
     library.post_processor = template(library, *around)
     return library
 
 
-def _tokenizer(
+def _make_tokenizer(
     path: Path,
     settings: Mapping[str, Any],
     library: Library,
     names: Names,
-    words: Callable[[str], list[str]],
+    segment: Segment,
     files: tuple[str, ...],
 ) -> Tokenizer:
-    there = [name for name in (*files, *SETTINGS) if (path / name).is_file()]
+    present = [name for name in (*files, *SETTINGS) if (path / name).is_file()]
     return Tokenizer(
         library,
         names=names,
         complete=False,
         settings=settings,
-        words=words,
-        files={name: read_bytes(path / name, LARGEST_MODEL) for name in there},
+        segment=segment,
+        files={name: read_bytes(path / name, MAX_MODEL) for name in present},
         templates=read_templates(path, settings),
     )
 
 
+def sentencepiece_segmenter(model: SentencePieceModel, place: Path) -> Segment:
+    """Segmentation by a unigram model. Raises CheckpointError for another kind, or a model the library rejects."""
+    from sentencepiece import SentencePieceProcessor
+
+    if model.kind != UNIGRAM:
+        raise CheckpointError(f"{place}: a Marian tokenizer needs a SentencePiece model of the unigram kind")
+    try:
+        processor = SentencePieceProcessor(model_proto=model.content)
+    except Exception as error:  # the library raises RuntimeError, OSError and others
+        raise CheckpointError(f"{place}: not a usable SentencePiece model ({error})") from None
+
+    def segment(text: str) -> list[str]:
+        pieces: list[str] = processor.encode(text, out_type=str)
+        return pieces
+
+    return segment
+
+
 class FastBPE:
-    """BERTweet's words and merges (Nguyen et al. 2020): `@@` after every piece that does not end a word."""
+    """BERTweet's BPE (Nguyen et al. 2020): `@@` follows every piece that does not end a word."""
 
     def __init__(self, codes: Path) -> None:
         pairs = [tuple(line.split()[:-1]) for line in read_lines(codes)]
@@ -114,17 +144,17 @@ class FastBPE:
         self._cache: dict[str, list[str]] = {}
 
     def __call__(self, text: str) -> list[str]:
-        """The pieces of every word; a line end right behind a word belongs to it."""
+        """The pieces of every word; a line end directly after a word belongs to it."""
         found: list[str] = []
         for word in _WORD.findall(text):
             if word not in self._cache:
-                if len(self._cache) > 100_000:
+                if len(self._cache) > _MAX_CACHE:
                     self._cache.clear()
-                self._cache[word] = self._pieces(word)
+                self._cache[word] = self._segment(word)
             found += self._cache[word]
         return found
 
-    def _pieces(self, word: str) -> list[str]:
+    def _segment(self, word: str) -> list[str]:
         parts = [*word[:-1], word[-1] + "</w>"]
         while len(parts) > 1:
             best = min(pairwise(parts), key=lambda pair: self._ranks.get(pair, len(self._ranks)))
@@ -133,9 +163,9 @@ class FastBPE:
             merged: list[str] = []
             at = 0
             while at < len(parts):
-                twin = tuple(parts[at : at + 2]) == best
-                merged.append("".join(parts[at : at + 1 + twin]))
-                at += 1 + twin
+                is_pair = tuple(parts[at : at + 2]) == best
+                merged.append("".join(parts[at : at + 1 + is_pair]))
+                at += 1 + is_pair
             parts = merged
         parts[-1] = parts[-1].removesuffix("</w>")
         return [f"{part}@@" for part in parts[:-1]] + parts[-1:]

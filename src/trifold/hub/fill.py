@@ -1,0 +1,158 @@
+"""Copy tensors into a model, each once from its file to its place in memory.
+
+On a CPU all parameters share one block of memory, in the order in which a decoding step reads them. The system
+assigns new memory page by page to the thread that first writes it, which takes longer than copying, so several
+threads copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from trifold.fast.int8 import Int8
+from trifold.fast.threads import sharing_cores
+from trifold.nn import Transformer
+from trifold.nn.embeddings import TokenEmbedding
+from trifold.nn.heads import LanguageModelHead
+from trifold.nn.layers import Linear
+
+Stored = Literal["int8"]
+ALIGNMENT = 64  # bytes: every tensor starts at a cache line
+STRIP = 64  # columns of a transposed matrix that are copied together and fit into a cache
+CHUNK = 2**21  # numbers that a thread copies at a time
+MIN_FOR_THREADS = 2**24  # numbers from which on threads are used
+
+
+@torch.no_grad()
+def fill_model(
+    model: Transformer,
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    device: str | torch.device,
+    *,
+    new: tuple[str, ...] = (),
+    stored: Stored | None = None,
+) -> Transformer:
+    """Copy the tensors into the model's parameters and convert them to `dtype`.
+
+    new: prefixes of parameters that may be missing or have another shape in `tensors`; these keep their values.
+    stored: "int8" stores linear weights and token embeddings in one byte per weight.
+    """
+    for buffer in model.buffers():
+        buffer.data = buffer.to(device=device, dtype=dtype)
+    parameters = dict(model.named_parameters())
+    matrices = _quantizable(model) if stored == "int8" else {}
+    kept = {name: p for name, p in parameters.items() if name.startswith(new)} if new else {}
+    for parameter in kept.values():
+        parameter.data = parameter.to(device=device, dtype=dtype)
+    read = {name: p for name, p in parameters.items() if name not in kept}
+    kinds = {name: torch.int8 if p in matrices else dtype for name, p in read.items()}
+    places = _allocate({name: (p.shape, kinds[name]) for name, p in read.items()}, device)
+    with _Copier(device, sum(place.numel() for place in places.values())) as copier:
+        for name, tensor in tensors:
+            fits = name in parameters and parameters[name].shape == tensor.shape
+            if not fits and name.startswith(new):
+                continue
+            parameter = parameters.pop(name)
+            if parameter in matrices:
+                small = Int8.of(tensor.to(device), dtype, places.get(name))
+                for module in matrices[parameter]:
+                    del module.weight
+                    module.weight = small
+            elif name in kept:
+                parameter.copy_(tensor)
+            else:
+                parameter.data = places[name]
+                copier.copy(tensor, places[name])
+    missing = [name for name in parameters if name not in kept]
+    assert not missing, f"not read: {', '.join(missing)}"
+    return model
+
+
+class _Copier:
+    """Copy tensors to places of the same shape, in several threads if worthwhile; done when the block ends."""
+
+    def __init__(self, device: str | torch.device, numbers: int) -> None:
+        threads = torch.get_num_threads()
+        worthwhile = torch.device(device).type == "cpu" and threads > 1 and numbers >= MIN_FOR_THREADS
+        self._pool: ThreadPoolExecutor | None = sharing_cores(threads) if worthwhile else None
+        self._running: deque[Future[None]] = deque()
+        self._most = 2 * threads  # tensors may be made on demand, and not all fit into memory at once
+        self._inference = torch.is_inference_mode_enabled()  # a setting of each thread
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+        if kind is None:
+            for copied in self._running:
+                copied.result()
+
+    def copy(self, tensor: Tensor, place: Tensor) -> None:
+        """Start to copy; neither may be used before the block ends."""
+        if self._pool is None:
+            _copy(tensor, place)
+            return
+        for source, target in _chunks(tensor, place):
+            self._running.append(self._pool.submit(self._copy_in_thread, source, target))
+            if len(self._running) > self._most:
+                self._running.popleft().result()
+
+    def _copy_in_thread(self, source: Tensor, target: Tensor) -> None:
+        with torch.inference_mode(self._inference):
+            _copy(source, target)
+
+
+def _chunks(tensor: Tensor, place: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of a large tensor, unless it is transposed."""
+    if tensor.numel() <= CHUNK or not tensor.is_contiguous():
+        return iter([(tensor, place)])
+    rows = max(1, CHUNK * len(tensor) // tensor.numel())
+    return zip(tensor.split(rows), place.split(rows), strict=True)
+
+
+@torch.no_grad()
+def _copy(tensor: Tensor, place: Tensor) -> None:
+    transposed = tensor.dim() == 2 and tensor.stride(0) == 1 and tensor.shape[0] > 1
+    if not transposed or tensor.dtype == place.dtype:  # for equal types, PyTorch copies block by block
+        place.copy_(tensor)
+        return
+    for strip, target in zip(tensor.split(STRIP, 1), place.split(STRIP, 1), strict=True):
+        target.copy_(strip)
+
+
+def _quantizable(model: Transformer) -> dict[nn.Parameter, list[nn.Module]]:
+    """The matrices that int8 can store, each with the modules that share it."""
+    found: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in model.modules():
+        if isinstance(module, Linear | TokenEmbedding | LanguageModelHead):
+            found.setdefault(module.weight, []).append(module)
+    return found
+
+
+def _allocate(
+    shapes: dict[str, tuple[torch.Size, torch.dtype]], device: str | torch.device
+) -> dict[str, Tensor]:
+    """Memory for each tensor; one contiguous block on a CPU."""
+    if torch.device(device).type != "cpu":
+        return {
+            name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in shapes.items()
+        }
+    bounds, end = {}, 0
+    for name, (shape, dtype) in shapes.items():
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        end = start + shape.numel() * dtype.itemsize
+        bounds[name] = start, end
+    memory = torch.empty(end, dtype=torch.uint8)
+    return {
+        name: memory[start:end].view(shapes[name][1]).view(shapes[name][0])
+        for name, (start, end) in bounds.items()
+    }

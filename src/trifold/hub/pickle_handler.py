@@ -1,0 +1,94 @@
+"""Convert pickled weights to safetensors in the sandbox process (see `trifold.sandbox`); imports nothing of trifold.
+
+PyTorch's `weights_only` unpickler builds tensors itself and rejects everything else that a file names.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+
+class Refused(Exception):
+    """The reason why a file is refused."""
+
+
+def answer(request: dict[str, str]) -> dict[str, Any]:
+    """Convert `file` to `output`. Returns {"tied": other names of tensors -> name} or {"error": …}."""
+    try:
+        return {"tied": save(read(Path(request["file"])), Path(request["output"]))}
+    except Refused as error:
+        return {"error": _printable(str(error))}
+    except SafetensorError as error:
+        return {"error": f"its tensors cannot be converted ({_printable(str(error))})"}
+    except Exception as error:  # PyTorch raises many kinds for a broken file
+        first = (str(error).strip().splitlines() or [""])[0]
+        if isinstance(error, MemoryError) or "allocate memory" in first:
+            return {"error": "needs more memory than its size explains; do not trust this file"}
+        what = _printable(f"{type(error).__name__}: {first[:300]}")
+        return {"error": f"damaged, truncated or no weights ({what}); copy the file again"}
+
+
+def read(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a pickle by name. Raises Refused if it holds anything else."""
+    try:
+        # Files from before PyTorch 1.6 are not archives, and cannot be mapped into memory.
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except pickle.UnpicklingError as error:
+        raise Refused(_explain(str(error))) from None
+    if not isinstance(content, dict):
+        raise Refused(f"holds a {type(content).__name__}, not tensors by name")
+    for name, value in content.items():
+        if not isinstance(name, str):
+            raise Refused(f"holds the name {str(name)[:60]!r}, which is not text")
+        _check(name, value)
+    return {name: value.detach() for name, value in content.items()}
+
+
+def _explain(message: str) -> str:
+    named = re.search(r"GLOBAL (\S+)", message)
+    if named is not None:
+        return f"refused, and not run: it names {named[1]}, which no weights need; do not trust this file"
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    reasons = [line.partition("WeightsUnpickler error:")[2].strip() for line in lines]
+    return f"refused, and not run: {next(filter(None, reasons), lines[0] if lines else '')}"
+
+
+def _check(name: str, value: Any) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise Refused(f"holds {name[:60]!r}, a {type(value).__name__} and not a tensor")
+    if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
+        raise Refused(f"holds {name[:60]!r}, which is not a plain tensor")
+    if value.numel() * value.itemsize > value.untyped_storage().nbytes():
+        raise Refused(f"holds {name[:60]!r}, which claims to be {tuple(value.shape)} and has fewer numbers")
+
+
+def save(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, str]:
+    """Write every tensor once. Returns the other names of tied tensors."""
+    first: dict[tuple[Any, ...], str] = {}
+    tied: dict[str, str] = {}
+    saved: dict[str, torch.Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage().data_ptr()
+        same = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and first.setdefault(same, name) != name:
+            tied[name] = first[same]
+            continue
+        # Parts of one storage may overlap, which the format does not allow.
+        saved[name] = tensor.contiguous().clone() if storage in storages else tensor.contiguous()
+        storages.add(storage)
+    save_file(saved, path, metadata={"format": "pt"})
+    return tied
+
+
+def _printable(text: str) -> str:
+    """Names from an untrusted file must not control the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)

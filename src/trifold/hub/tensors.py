@@ -1,0 +1,211 @@
+"""Tensors by name, one at a time in memory: lazy mappings, and reading and writing of safetensors files.
+
+A safetensors file is 8 bytes with the length of the header, the header (JSON: type, shape and position of every
+tensor), and the tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from trifold.errors import CheckpointError
+from trifold.jsonfiles import check_inside, parse_json
+
+MAX_HEADER = 10 * 2**20  # bytes; the format allows ten times as many, and the largest in use has below 1 MB
+MAX_LINES = 1000  # of an error that lists problems
+
+# In the reverse order of the library's files, which store the widest types first.
+TYPE_NAMES = {
+    **{torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16"},
+    **{torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32"},
+    **{torch.float64: "F64", torch.int64: "I64"},
+}
+DTYPES = {name: dtype for dtype, name in TYPE_NAMES.items()}
+_ORDER = {dtype: rank for rank, dtype in enumerate(TYPE_NAMES)}
+_METADATA = {"format": "pt"}  # the reference library rejects files without it
+_ALIGNMENT = 8  # bytes; the header is padded with spaces
+
+
+# --- lazy mappings --------------------------------------------------------------------------------------
+
+
+class LazyTensors(Mapping[str, Tensor]):
+    """Groups of names, each with the function that makes its tensors in the order of the names."""
+
+    def __init__(self, makers: Mapping[tuple[str, ...], Callable[[], Sequence[Tensor]]]) -> None:
+        self._makers = makers
+        self._group_of = {name: group for group in makers for name in group}
+        self._last: tuple[tuple[str, ...], dict[str, Tensor]] = ((), {})
+
+    def __getitem__(self, name: str) -> Tensor:
+        group = self._group_of[name]
+        if group != self._last[0]:  # neighbours are read in sequence, and made once
+            self._last = group, dict(zip(group, self._makers[group](), strict=True))
+        return self._last[1][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._group_of)
+
+    def __len__(self) -> int:
+        return len(self._group_of)
+
+
+class TransformedTensors(Mapping[str, Tensor]):
+    """Every tensor after `function(name, tensor)`."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], function: Callable[[str, Tensor], Tensor]) -> None:
+        self._tensors, self._function = tensors, function
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._function(name, self._tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+class RenamedTensors(Mapping[str, Tensor]):
+    """Tensors of one or several mappings under new names: new name -> (mapping, its name)."""
+
+    def __init__(self, sources: Mapping[str, tuple[Mapping[str, Tensor], str]]) -> None:
+        self._sources = sources
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensors, old = self._sources[name]
+        return tensors[old]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+class TensorFile(Mapping[str, Tensor]):
+    """The tensors of a safetensors file. Each is mapped into memory while it is in use: read it, do not write.
+
+    Raises CheckpointError if the file is missing, damaged or a link out of its folder, if a name occurs twice (the
+    library takes the last one), or if a tensor is of a type that is not read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        check_inside(path)
+        try:
+            self._file = path.open("rb")
+            weakref.finalize(self, self._file.close)
+            size = int.from_bytes(self._file.read(8), "little")
+            if size > path.stat().st_size - 8:
+                raise CheckpointError(
+                    f"{path}: damaged or truncated (its header does not fit); copy the file again"
+                )
+            if size > MAX_HEADER:
+                raise CheckpointError(
+                    f"{path}: a header of {size:,} bytes is too large; at most {MAX_HEADER:,} are read"
+                )
+            header = parse_json(self._file.read(size), str(path))
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{path}: no such file, though the index names it; copy the folder again"
+            ) from None
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+        header.pop("__metadata__", None)
+        self._entries: dict[str, Any] = header
+        self._start = 8 + size
+        wrong = [
+            f"{name!r} is of {entry.get('dtype')!r}"
+            for name, entry in header.items()
+            if isinstance(entry, dict) and str(entry.get("dtype")) not in DTYPES
+        ]
+        if wrong:
+            raise list_problems(f"{path}: tensors of types that are not read; write it as F32 or BF16", wrong)
+        try:
+            safe_open(path, framework="pt", device="cpu")  # checks sizes and positions
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: damaged or truncated ({error}); copy the file again") from None
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
+        start, end = (self._start + offset for offset in entry["data_offsets"])
+        if start == end:
+            return torch.empty(shape, dtype=dtype)
+        # Copy-on-write, so that PyTorch takes it. The mapping, and its pages, go with the tensor.
+        raw = torch.from_numpy(np.memmap(self._file, np.uint8, "c", start, (end - start,)))
+        # Old files do not align tensors.
+        return (raw if start % dtype.itemsize == 0 else raw.clone()).view(dtype).view(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def list_problems(what: str, problems: list[str]) -> CheckpointError:
+    """An error with one line per problem."""
+    more = len(problems) - MAX_LINES
+    lines = [*problems[:MAX_LINES], *([f"and {more:,} more"] if more > 0 else [])]
+    return CheckpointError("\n  ".join([what, *lines]))
+
+
+def encode_header(
+    shapes: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, int]]:
+    """The header of a file with these tensors in this order, and the position of each tensor after the header."""
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
+    positions, end = {}, 0
+    for name, shape in shapes.items():
+        positions[name], end = end, end + shape.numel() * shape.itemsize
+        entry = {"dtype": TYPE_NAMES[shape.dtype], "shape": list(shape.shape)}
+        header[name] = entry | {"data_offsets": [positions[name], end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text, positions
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, in row-major order."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    shapes: Mapping[str, Tensor],
+    names: Sequence[str],
+    on_written: Callable[[int], None] | None = None,
+) -> None:
+    """Write the tensors `names`; each is made when it is its turn, and released before the next one.
+
+    The file is byte for byte what the safetensors library writes, which needs all tensors at once. shapes: the
+    same tensors on the meta device. `on_written` is called with the bytes of each tensor. Raises OSError.
+    """
+    ordered = sorted(sorted(names), key=lambda name: -_ORDER[shapes[name].dtype])
+    header, positions = encode_header({name: shapes[name] for name in ordered}, _METADATA)
+    with path.open("wb") as file:
+        file.write(header)
+        for name in names:
+            file.seek(len(header) + positions[name])
+            written = file.write(_checked_bytes(tensors[name], shapes[name]))
+            if on_written is not None:
+                on_written(written)
+
+
+def _checked_bytes(tensor: Tensor, like: Tensor) -> memoryview:
+    assert (tensor.shape, tensor.dtype) == (like.shape, like.dtype), "not what the header says"
+    return tensor_bytes(tensor)

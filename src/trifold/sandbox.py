@@ -1,0 +1,148 @@
+"""A child process for untrusted input: one JSON object per line in, one JSON object per line out.
+
+The child is this file, run as a program. It imports a handler, a Python file with a function `answer(request)`, and
+nothing of trifold. It inherits only harmless environment variables, may use a limited amount of memory where the
+system can limit it, and is killed when it exceeds its time.
+
+    python -P sandbox.py HANDLER
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import runpy
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_START_TIMEOUT = 120.0  # seconds until Python and the handler's imports are ready on a busy machine
+_INHERITED = (
+    *("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV"),
+    *("TZ", "LANG", "LC_ALL", "LC_TIME"),
+)
+
+
+class SandboxError(Exception):
+    """The child process exceeded its time, died or answered with something that is not a JSON object."""
+
+
+class SandboxStartError(SandboxError):
+    """The child process could not be started."""
+
+
+class Sandbox:
+    """A child process for one handler, started by the first request and again after it was stopped. Thread-safe."""
+
+    def __init__(self, handler: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._handler, self._environment = handler, dict(environment or {})
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def request(self, message: Mapping[str, Any], *, timeout: float, memory: int) -> dict[str, Any]:
+        """The handler's answer to `message`.
+
+        memory: bytes that the request may use on top of what the child uses before it. Raises TypeError or ValueError
+        if JSON cannot hold the message, SandboxError if there is no answer; then the child is stopped.
+        """
+        line = json.dumps({"memory": memory, "message": message}, allow_nan=False)
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            assert self._process is not None and self._process.stdin is not None
+            try:
+                self._process.stdin.write(line + "\n")
+                self._process.stdin.flush()
+                answer = json.loads(self._lines.get(timeout=timeout))
+            except queue.Empty:
+                self.stop()
+                raise SandboxError(f"it ran for more than {timeout:g} s") from None
+            except (OSError, ValueError):
+                answer = None
+            if not isinstance(answer, dict):
+                self.stop()
+                raise SandboxError("it used more memory than it may, or crashed")
+            return answer
+
+    def stop(self) -> None:
+        """Kill the child process, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            if self._process.stdin is not None:
+                with contextlib.suppress(OSError):  # unsent input is lost
+                    self._process.stdin.close()
+            self._process = None
+
+    def _start(self) -> None:
+        command = [sys.executable, "-P", "-X", "utf8", __file__, str(self._handler)]
+        inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        self._lines = queue.SimpleQueue()
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env=inherited | self._environment,
+        )
+        threading.Thread(target=_read_lines, args=(self._process, self._lines), daemon=True).start()
+        try:
+            ready = self._lines.get(timeout=_START_TIMEOUT)
+        except queue.Empty:
+            ready = ""
+        assert self._process.stderr is not None
+        with self._process.stderr as errors:  # the child closes its end when it is ready
+            if not ready:
+                self.stop()
+                reason = errors.read().strip().splitlines() or ["no output"]
+                raise SandboxStartError(f"the sandbox process could not be started ({reason[-1]})")
+
+
+def _read_lines(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
+    """Put the lines of the process into the queue; an empty one when it has ended."""
+    assert process.stdout is not None
+    with process.stdout:
+        for line in process.stdout:
+            lines.put(line)
+    lines.put("")
+
+
+# --- in the child ---------------------------------------------------------------------------------------
+
+
+def _limit_memory(allowance: int) -> None:
+    """Limit the address space to what is in use now plus `allowance`, on Linux."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        used = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + allowance, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _serve(handler: str) -> None:
+    answer = runpy.run_path(handler)["answer"]
+    output = sys.stdout
+    print("ready", file=output, flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the parent reads errors of the start only
+    for line in sys.stdin:
+        request = json.loads(line)
+        _limit_memory(request["memory"])
+        print(json.dumps(answer(request["message"])), file=output, flush=True)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

@@ -1,0 +1,144 @@
+"""Render chat templates in the sandbox process (see `trifold.sandbox`); imports nothing of trifold.
+
+A template is an untrusted program. Jinja's sandbox keeps it from files, modules and attributes, but not from running
+forever or exhausting the memory, so it runs in a process that can be stopped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+MAX_LENGTH = 1 << 24  # characters of the result, and entries of any string or list multiplied or concatenated
+
+
+class Refused(Exception):
+    """The template rejects the messages (`raise_exception`)."""
+
+
+class Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with bounded operators."""
+
+    intercepted_binops = frozenset({"*", "**", "+", "%", "//"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        sizes = [len(v) if isinstance(v, (str, list, tuple)) else 0 for v in (left, right)]
+        if operator == "*" and any(sizes):
+            times = right if sizes[0] else left
+            _check_length(max(sizes) * max(int(times), 0))
+        elif operator == "+":
+            _check_length(sum(sizes))
+        elif operator == "%" and isinstance(left, str):
+            raise SecurityError("formatting with % is not allowed; use ~ or the format filter")
+        elif operator == "**" and (abs(left) > 1_000_000 or abs(right) > 64):
+            raise SecurityError("a power that is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _check_length(size: int) -> None:
+    if size > MAX_LENGTH:
+        raise SecurityError(f"a text or list of {size:,} entries; at most {MAX_LENGTH:,} are allowed")
+
+
+class Generation(jinja2.ext.Extension):
+    """`{% generation %}` … `{% endgeneration %}` marks text of the model; it does not change the output."""
+
+    tags = {"generation"}  # noqa: RUF012 (the name and type are jinja's)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
+
+    def _inside(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class PublicNamespace(Namespace):
+    """Jinja's namespace without names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        names = dict(*args[1:], **kwargs)
+        for name in names:
+            _check_public(name)
+        Namespace.__init__(args[0], names)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_public(name)
+        super().__setitem__(name, value)
+
+
+def _check_public(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"{name!r}: names that begin with _ are not allowed")
+
+
+def _raise_exception(message: object) -> None:
+    raise Refused(str(message))
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    if isinstance(indent, int) and indent > 16:
+        raise SecurityError("tojson: an indent of at most 16 is allowed")
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _strftime_now(pattern: str) -> str:
+    if len(pattern) > 200:
+        raise SecurityError("strftime_now: a pattern that is too long")
+    return datetime.now().strftime(pattern)
+
+
+def environment() -> Environment:
+    """The functions, block trimming and loop controls that templates of the ecosystem expect."""
+    env = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
+    env.filters["tojson"] = _tojson
+    env.globals.update(
+        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=PublicNamespace, dict=dict
+    )
+    env.globals.pop("lipsum")
+    return env
+
+
+_compiled: dict[str, jinja2.Template] = {}  # the last template
+
+
+def answer(request: dict[str, Any]) -> dict[str, str]:
+    """{"text": …}, {"refused": …} if the template rejects the messages, or {"error": …}."""
+    try:
+        source = request["template"]
+        if source not in _compiled:
+            _compiled.clear()
+            _compiled[source] = environment().from_string(source)
+        parts: list[str] = []
+        length = 0
+        for part in _compiled[source].generate(**request["values"]):
+            length += len(part)
+            _check_length(length)
+            parts.append(part)
+        return {"text": "".join(parts)}
+    except Refused as error:
+        return {"refused": str(error)[:2000]}
+    except (Exception, RecursionError, MemoryError) as error:
+        line_number = getattr(error, "lineno", None)
+        where = f"line {line_number}: " if line_number else ""
+        return {"error": f"{where}{type(error).__name__}: {error}"[:2000]}

@@ -1,0 +1,274 @@
+"""Tokenizer classes of the reference library: how each builds its parts from a vocabulary.
+
+A class is one row of `CLASSES`: its parts, the special tokens around a text, and the default names of its special
+tokens. If the folder has a `tokenizer.json`, only the vocabulary comes from there, as in the reference, so that the
+settings file decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Library
+
+from trifold.errors import CheckpointError
+from trifold.text.special_tokens import Names
+from trifold.text.vocabulary import SPACE, Vocabulary
+
+Settings = Mapping[str, Any]
+_MAX_SENTINELS = 10_000  # T5 has 100
+
+
+@dataclass(frozen=True)
+class TokenizerClass:
+    """A tokenizer class of the reference library.
+
+    model: the kind of model in a tokenizer.json that `build` accepts.
+    rebuild: whether the class's parts replace those of a tokenizer.json.
+    plain: whether the post-processor of a tokenizer.json is dropped.
+    """
+
+    build: Callable[[Vocabulary, Settings, Names], Library]
+    post_processor: Callable[[Library, Settings, Names], Any]
+    names: Names
+    model: str
+    rebuild: bool = True
+    plain: bool = False
+
+
+def _bert(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    library = Library(models.WordPiece(vocabulary.ids, unk_token=names["unk_token"]))
+    library.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
+        strip_accents=settings.get("strip_accents"),
+        lowercase=bool(settings.get("do_lower_case", True)),
+    )
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece(prefix="##")
+    return library
+
+
+def _byte_level(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    library = Library(models.BPE(vocabulary.ids, vocabulary.merges))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space")))
+    library.decoder = decoders.ByteLevel()
+    return library
+
+
+def _neox(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    library = _byte_level(vocabulary, settings, names)
+    library.normalizer = normalizers.NFC()
+    return library
+
+
+def _gpt_2018(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    suffix = "</w>"
+    library = Library(
+        models.BPE(vocabulary.ids, vocabulary.merges, unk_token=names["unk_token"], end_of_word_suffix=suffix)
+    )
+    library.normalizer = normalizers.BertNormalizer(lowercase=True)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.BPEDecoder(suffix=suffix)
+    return library
+
+
+def _llama(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    library = Library(models.BPE(vocabulary.ids, vocabulary.merges, fuse_unk=True, byte_fallback=True))
+    prefix = settings.get("add_prefix_space") is not False
+    first = "always" if settings.get("legacy", False) else "first"
+    library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, first if prefix else "never", split=False)
+    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
+    library.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return library
+
+
+def _unigram(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    """T5, XLM-R, CamemBERT, ALBERT: split at white space; each word keeps the mark of the space before it."""
+    pieces = [piece for piece, _ in vocabulary.scores]
+    if names["unk_token"] not in pieces:
+        raise CheckpointError(f"the vocabulary lacks {names['unk_token']!r}, the unknown token")
+    library = Library(models.Unigram(vocabulary.scores, pieces.index(names["unk_token"]), False))
+    if vocabulary.charsmap:
+        library.normalizer = normalizers.Precompiled(vocabulary.charsmap)
+    scheme = "never" if settings.get("add_prefix_space") is False else "always"
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, scheme)]
+    )
+    library.decoder = decoders.Metaspace(SPACE, scheme)
+    return library
+
+
+def _t5(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    count = settings.get("extra_ids", 100)
+    if not isinstance(count, int) or not 0 <= count <= _MAX_SENTINELS:
+        raise CheckpointError(
+            f"tokenizer_config.json: extra_ids: {count!r} is not an integer from 0 to {_MAX_SENTINELS}"
+        )
+    sentinels = [f"<extra_id_{number}>" for number in range(count)]
+    if vocabulary.is_sentencepiece:
+        more = [(sentinel, 0.0) for sentinel in reversed(sentinels)]
+        vocabulary = replace(vocabulary, scores=vocabulary.scores + more)
+    library = _unigram(vocabulary, {**settings, "add_prefix_space": True}, names)
+    library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in sentinels])
+    return library
+
+
+def _xlm_roberta(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    """fairseq's ids: four special tokens in its own order, then the pieces after the model's first three."""
+    if vocabulary.is_sentencepiece:
+        head = [(names[role], 0.0) for role in ("bos_token", "pad_token", "eos_token", "unk_token")]
+        vocabulary = replace(vocabulary, scores=[*head, *vocabulary.scores[3:], (names["mask_token"], 0.0)])
+    return _unigram(vocabulary, settings, names)
+
+
+def _camembert(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    if vocabulary.is_sentencepiece:
+        head = ["<s>NOTUSED", names["pad_token"], "</s>NOTUSED", names["unk_token"]]
+        scores = [*((name, 0.0) for name in head), ("<unk>NOTUSED", -100.0), *vocabulary.scores[1:]]
+        vocabulary = replace(vocabulary, scores=[*scores, (names["mask_token"], 0.0)])
+    return _with_mask(_unigram(vocabulary, settings, names), names)
+
+
+def _albert(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    library = _unigram(vocabulary, settings, names)
+    steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not settings.get("keep_accents", False):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if settings.get("do_lower_case", True):
+        steps.append(normalizers.Lowercase())
+    if vocabulary.charsmap:
+        steps.append(normalizers.Precompiled(vocabulary.charsmap))
+    library.normalizer = normalizers.Sequence(steps)
+    return library
+
+
+def _xlnet(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    """Accents are always removed; text is lower-cased only if the settings say so."""
+    own = {"do_lower_case": bool(settings.get("do_lower_case")), "keep_accents": False}
+    library = _albert(vocabulary, {**settings, **own, "add_prefix_space": True}, names)
+    _with_mask(library, names)
+    if not (settings.get("extra_special_tokens") or settings.get("additional_special_tokens")):
+        library.add_special_tokens([AddedToken(name, special=True) for name in ("<eop>", "<eod>")])
+    return library
+
+
+def _with_mask(library: Library, names: Names) -> Library:
+    library.add_special_tokens([AddedToken(names["mask_token"], lstrip=True, special=True, normalized=False)])
+    return library
+
+
+def unknown_sentencepiece(vocabulary: Vocabulary, byte_fallback: bool, unk_id: int) -> Library:
+    """A SentencePiece model of an unknown class: spaces become ▁, nothing is put before the text."""
+    unknown = [*vocabulary.ids, *(piece for piece, _ in vocabulary.scores)][unk_id]
+    if vocabulary.scores:
+        library = Library(models.Unigram(vocabulary.scores, unk_id, byte_fallback))
+    else:
+        options = {"unk_token": unknown, "fuse_unk": True, "byte_fallback": byte_fallback}
+        library = Library(models.BPE(vocabulary.ids, vocabulary.merges, **options))
+    charsmap = [normalizers.Precompiled(vocabulary.charsmap)] if vocabulary.charsmap else []
+    library.normalizer = normalizers.Sequence([*charsmap, normalizers.Replace(" ", SPACE)])
+    fallback = [decoders.ByteFallback(), decoders.Fuse()] if byte_fallback else []
+    library.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), *fallback])
+    return library
+
+
+# --- special tokens around a text -------------------------------------------------------------------------
+
+
+def id_of(library: Library, token: str) -> int:
+    """The id of a special token. Raises CheckpointError if the vocabulary lacks it."""
+    found = library.token_to_id(token)
+    if found is None:
+        raise CheckpointError(f"the special token {token!r} is not in the vocabulary")
+    return found
+
+
+def template(library: Library, single: str, pair: str) -> Any:
+    """A post-processor; every word of the templates except $A and $B is a special token."""
+    words = {word.split(":")[0] for word in f"{single} {pair}".split()} - {"$A", "$B"}
+    ids = [(word, id_of(library, word)) for word in sorted(words)]
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+
+
+def _template(single: str, pair: str) -> Callable[[Library, Settings, Names], Any]:
+    """A post-processor with special tokens by role: `{sep}` is the separator."""
+
+    def build(library: Library, settings: Settings, names: Names) -> Any:
+        roles = {role.removesuffix("_token"): name for role, name in names.items()}
+        return template(library, single.format(**roles), pair.format(**roles))
+
+    return build
+
+
+def _roberta(library: Library, settings: Settings, names: Names) -> Any:
+    sep, cls = ((names[role], id_of(library, names[role])) for role in ("sep_token", "cls_token"))
+    trim, prefix = bool(settings.get("trim_offsets", True)), bool(settings.get("add_prefix_space"))
+    return processors.RobertaProcessing(sep, cls, trim, prefix)
+
+
+def bos_and_eos(library: Library, settings: Settings, names: Names) -> Any:
+    """Begin and end tokens if `add_bos_token` and `add_eos_token` are set."""
+    bos, eos = (
+        names.get(f"{end}_token") if settings.get(f"add_{end}_token") else None for end in ("bos", "eos")
+    )
+    single = f"{f'{bos}:0 ' if bos else ''}$A:0{f' {eos}:0' if eos else ''}"
+    second = f"{f' {bos}:1' if bos else ''} $B:1{f' {eos}:1' if eos else ''}"
+    return template(library, single, single + second)
+
+
+_CLS_SEP = _template("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
+_SEP_CLS = _template("$A:0 {sep}:0 {cls}:2", "$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2")
+_BOS_EOS_EOS = _template("{bos} $A {eos}", "{bos} $A {eos} {eos} $B {eos}")
+_EOS = _template("$A {eos}", "$A {eos} $B {eos}")
+
+# --- the classes ------------------------------------------------------------------------------------------
+
+_BRACKETS = {f"{role.lower()}_token": f"[{role}]" for role in ("UNK", "SEP", "PAD", "CLS", "MASK")}
+_BOS_EOS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+FAIRSEQ = _BOS_EOS | {"sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>"}
+_END_OF_TEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+_ALBERT = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"}
+_XLNET = FAIRSEQ | {"sep_token": "<sep>", "cls_token": "<cls>"}
+_NEOX = _END_OF_TEXT | {"pad_token": "<|padding|>"}
+
+_WORDPIECE = TokenizerClass(_bert, _CLS_SEP, _BRACKETS, "WordPiece")
+_GPT_2 = TokenizerClass(_byte_level, bos_and_eos, _END_OF_TEXT, "BPE", rebuild=False)
+_ROBERTA = TokenizerClass(_byte_level, _roberta, FAIRSEQ, "BPE", rebuild=False)
+
+CLASSES: dict[str, TokenizerClass] = {
+    "BertTokenizer": _WORDPIECE,
+    "DistilBertTokenizer": _WORDPIECE,
+    "GPT2Tokenizer": _GPT_2,
+    "CodeGenTokenizer": _GPT_2,
+    "GPTNeoXTokenizer": TokenizerClass(_neox, bos_and_eos, _NEOX, "BPE", rebuild=False, plain=True),
+    "OpenAIGPTTokenizer": TokenizerClass(_gpt_2018, bos_and_eos, {"unk_token": "<unk>"}, "BPE"),
+    "RobertaTokenizer": _ROBERTA,
+    "BartTokenizer": _ROBERTA,
+    "LlamaTokenizer": TokenizerClass(_llama, bos_and_eos, _BOS_EOS, "BPE"),
+    "T5Tokenizer": TokenizerClass(_t5, _EOS, _T5, "Unigram"),
+    "XLMRobertaTokenizer": TokenizerClass(_xlm_roberta, _BOS_EOS_EOS, FAIRSEQ, "Unigram"),
+    "CamembertTokenizer": TokenizerClass(_camembert, _BOS_EOS_EOS, FAIRSEQ, "Unigram"),
+    "AlbertTokenizer": TokenizerClass(_albert, _CLS_SEP, _ALBERT, "Unigram"),
+    "XLNetTokenizer": TokenizerClass(_xlnet, _SEP_CLS, _XLNET, "Unigram"),
+}
+
+# Classes that give token types by default; `model_input_names` in the settings overrides it.
+WITH_TOKEN_TYPES = frozenset({"BertTokenizer"})
+
+# The class of a model type whose folder names none.
+CLASS_OF_MODEL = {
+    "bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer",
+    "bart": "BartTokenizer", "gpt2": "GPT2Tokenizer", "gpt_neo": "GPT2Tokenizer", "gptj": "GPT2Tokenizer",
+    "codegen": "GPT2Tokenizer", "starcoder2": "GPT2Tokenizer", "gpt_bigcode": "GPT2Tokenizer",
+    "gpt_neox": "GPTNeoXTokenizer", "openai-gpt": "OpenAIGPTTokenizer",
+    "t5": "T5Tokenizer", "mt5": "T5Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer", "albert": "AlbertTokenizer", "marian": "MarianTokenizer",
+    "bertweet": "BertweetTokenizer", "xlnet": "XLNetTokenizer",
+}  # fmt: skip

@@ -1,0 +1,107 @@
+"""Special and added tokens: read them by role from a folder's files, and add them to a library tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Library
+
+from trifold.errors import CheckpointError, DataError
+from trifold.jsonfiles import read_json
+from trifold.text.validation import MAX_TOKENS
+
+Names: TypeAlias = dict[str, str]  # role -> token
+
+# The reference library adds missing tokens in this order.
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MAX_INTEGER = 10**31  # tokenizer_config.json writes 10^30 for "no limit"
+_SEGMENTS = "model_input_names"
+_KEPT = ("split_special_tokens", "model_max_length", _SEGMENTS)
+
+
+def content_of(entry: object) -> str | None:
+    """The text of a token, which a file may give as a string or as an object."""
+    name = entry.get("content") if isinstance(entry, dict) else entry
+    return name if isinstance(name, str) and name else None
+
+
+def names_of(settings: Mapping[str, Any], defaults: Names) -> Names:
+    """Tokens by role: from the settings (null removes a role), else the defaults of the class."""
+    named = {role: content_of(settings[role]) for role in ROLES if role in settings}
+    return {role: name for role, name in (defaults | named).items() if name is not None}
+
+
+def read_names(folder: Path, roles: Iterable[str]) -> Names:
+    """Tokens of these roles from the Hugging Face files in `folder`, if there are any. Raises DataError."""
+    names: Names = {}
+    for file in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
+        entries = _read_optional(file)
+        names |= {role: name for role in roles if (name := content_of(entries.get(role))) is not None}
+    return names
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Settings of a tokenizer that was trained here and marks two segments. Raises DataError for invalid JSON."""
+    entries = _read_optional(folder / "tokenizer_config.json")
+    return {key: entries[key] for key in _KEPT if key in entries} if _SEGMENTS in entries else {}
+
+
+def _read_optional(file: Path) -> dict[str, Any]:
+    try:
+        return read_json(file, largest=MAX_INTEGER) if file.is_file() else {}
+    except CheckpointError as error:
+        raise DataError(f"{error}; repair or remove it") from None
+
+
+def added_tokens(document: Mapping[str, Any], settings: Mapping[str, Any]) -> list[AddedToken]:
+    """The added tokens of a `tokenizer.json`, unless the settings list them."""
+    if settings.get("added_tokens_decoder"):
+        return []
+    return [_make_token(entry) for entry in document.get("added_tokens") or []]
+
+
+def add_tokens(library: Library, first: list[AddedToken], settings: Mapping[str, Any], names: Names) -> None:
+    """Add `first`, then tokens that the settings list by id, then those of the roles, then other special tokens."""
+    tokens = {token.content: token for token in first}
+    tokens |= {str(token.content): token for token in _listed_tokens(settings)}
+    for role in ROLES:
+        if role in names:
+            entry, known = settings.get(role), tokens.get(names[role])
+            given = _make_special(entry, names[role]) if isinstance(entry, dict) else known
+            token = given or _make_special(names[role], names[role])
+            token.special = True
+            tokens[names[role]] = token
+    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    for entry in extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else []:
+        name = content_of(entry)
+        if name is not None:
+            tokens.setdefault(name, _make_special(entry, name))
+    special = {token.content: token.special for token in library.get_added_tokens_decoder().values()}
+    new = [token for name, token in tokens.items() if name not in special or token.special > special[name]]
+    library.add_tokens(new)
+
+
+def _listed_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:
+    listed = settings.get("added_tokens_decoder") or {}
+    place = "tokenizer_config.json: added_tokens_decoder"
+    if not isinstance(listed, dict) or not all(
+        isinstance(e, dict) and content_of(e) for e in listed.values()
+    ):
+        raise CheckpointError(f"{place} is not a list of tokens by id")
+    if any(not key.isdecimal() or len(key) > 9 or int(key) >= MAX_TOKENS for key in listed):
+        raise CheckpointError(f"{place} has an id that is not below {MAX_TOKENS:,}")
+    return (_make_token(listed[key]) for key in sorted(listed, key=int))
+
+
+def _make_special(entry: object, name: str) -> AddedToken:
+    return _make_token({**(entry if isinstance(entry, dict) else {}), "content": name, "special": True})
+
+
+def _make_token(entry: Mapping[str, Any]) -> AddedToken:
+    special = bool(entry.get("special", False))
+    flags = {flag: bool(entry.get(flag, False)) for flag in ("single_word", "lstrip", "rstrip")}
+    normalized = bool(entry.get("normalized", not special))
+    return AddedToken(str(entry["content"]), special=special, normalized=normalized, **flags)

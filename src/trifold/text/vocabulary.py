@@ -1,0 +1,210 @@
+"""Vocabulary files of all layouts: `tokenizer.json`, `vocab.txt`, `vocab.json` + `merges.txt`, SentencePiece models."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+
+from trifold.errors import CheckpointError
+from trifold.jsonfiles import parse_json, read_bytes, read_text
+from trifold.text.validation import MAX_FILE, MAX_TOKENS, Rejected, check_vocabulary
+
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+SPACE = "▁"  # stands for a space in SentencePiece and similar vocabularies
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens of a tokenizer folder, whatever its layout. scores: of a unigram model, in the order of the ids."""
+
+    ids: dict[str, int] = field(default_factory=dict)
+    scores: list[tuple[str, float]] = field(default_factory=list)
+    merges: list[tuple[str, str]] = field(default_factory=list)
+    charsmap: bytes = b""
+    added: list[AddedToken] = field(default_factory=list)
+    is_sentencepiece: bool = False
+
+
+def from_document(document: Mapping[str, Any]) -> Vocabulary:
+    """The vocabulary of a validated `tokenizer.json`."""
+    model = document["model"]
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or []]
+    vocabulary = model["vocab"]
+    return Vocabulary(
+        ids=vocabulary if isinstance(vocabulary, dict) else {},
+        scores=[(piece, float(score)) for piece, score in vocabulary] if isinstance(vocabulary, list) else [],
+        merges=[(left, right) for left, right in merges],
+        charsmap=_find_charsmap(document.get("normalizer")),
+    )
+
+
+def _find_charsmap(normalizer: object) -> bytes:
+    if not isinstance(normalizer, dict):
+        return b""
+    for part in normalizer.get("normalizers", [normalizer]):
+        if part.get("type") == "Precompiled":
+            return base64.b64decode(part.get("precompiled_charsmap") or "")
+    return b""
+
+
+def from_vocab_txt(path: Path) -> Vocabulary:
+    """`vocab.txt`: one token per line; the line number is its id."""
+    return Vocabulary(ids={line.rstrip(): number for number, line in enumerate(read_lines(path))})
+
+
+def from_vocab_and_merges(vocab: Path, merges: Path) -> Vocabulary:
+    """`vocab.json` and `merges.txt`, one pair per line in order of priority."""
+    pairs = []
+    for number, line in enumerate(read_lines(merges), start=1):
+        if line.startswith("#version") or not line:
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2:
+            raise CheckpointError(f"{merges}:{number}: {line[:60]!r} is not a pair of tokens")
+        pairs.append((pair[0], pair[1]))
+    return Vocabulary(ids=read_ids(vocab), merges=pairs)
+
+
+def read_ids(path: Path) -> dict[str, int]:
+    """A `vocab.json`, token -> id. Raises CheckpointError for an invalid id."""
+    ids = parse_json(read_bytes(path, MAX_FILE), str(path))
+    try:
+        check_vocabulary(ids)
+    except Rejected as error:
+        raise CheckpointError(f"{path}: not a vocabulary that is safe to use ({error})") from None
+    return ids
+
+
+def read_lines(path: Path) -> list[str]:
+    r"""Lines of a UTF-8 file; only \n and \r\n end a line."""
+    text = read_text(path, MAX_FILE)
+    lines = text.removesuffix("\n").split("\n") if text else []
+    if not lines or len(lines) > MAX_TOKENS:
+        raise CheckpointError(f"{path}: {len(lines):,} lines; between 1 and {MAX_TOKENS:,} are read")
+    return [line.removesuffix("\r") for line in lines]
+
+
+# --- SentencePiece (Kudo & Richardson 2018) -------------------------------------------------------------
+
+MAX_MODEL = 16 * 2**20  # bytes; the largest in use has about 5 million
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # piece types
+UNIGRAM, BPE = 1, 2  # model types
+_MAX_PIECE = 256  # bytes; trainers write at most 16 characters by default
+
+
+@dataclass(frozen=True)
+class SentencePieceModel:
+    """A SentencePiece model: pieces (text, score, type) in the order of their ids, and the file's content."""
+
+    pieces: list[tuple[str, float, int]]
+    kind: int
+    unk_id: int
+    byte_fallback: bool
+    charsmap: bytes
+    content: bytes
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary; the merges of a BPE model are all those that its pieces allow."""
+        added = [
+            AddedToken(piece, normalized=False, special=kind == CONTROL)
+            for piece, _, kind in self.pieces
+            if kind in (CONTROL, USER)
+        ]
+        if self.kind == UNIGRAM:
+            scores = [(piece, score) for piece, score, _ in self.pieces]
+            return Vocabulary(scores=scores, charsmap=self.charsmap, added=added, is_sentencepiece=True)
+        ids = {piece: number for number, (piece, _, _) in enumerate(self.pieces)}
+        merges = _all_merges(ids)
+        return Vocabulary(ids, merges=merges, charsmap=self.charsmap, added=added, is_sentencepiece=True)
+
+
+def _all_merges(ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Every pair of pieces that forms another piece, ordered by that piece and then by the parts."""
+    found: list[tuple[str, str]] = []
+    for piece in sorted(ids, key=ids.__getitem__):
+        pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        known = [pair for pair in pairs if pair[0] in ids and pair[1] in ids]
+        known.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        found += sorted(known, key=lambda pair: (len(pair[0]), len(pair[1])))
+    return found
+
+
+def read_sentencepiece(path: Path) -> SentencePieceModel:
+    """Read a SentencePiece model. Raises CheckpointError if it is missing, too large or invalid."""
+    content = read_bytes(path, MAX_MODEL)
+    try:
+        fields = list(_iter_fields(content))
+        pieces = [_parse_piece(value) for number, value in fields if number == 1 and isinstance(value, bytes)]
+        trainer, normalizer = (_last_message(fields, number) for number in (2, 3))
+        kind = int(trainer.get(3, UNIGRAM))
+        unk_id = int(trainer.get(40, 0))
+        charsmap = normalizer.get(2, b"")
+    except (ValueError, IndexError, TypeError, struct.error) as error:
+        raise CheckpointError(f"{path}: not a SentencePiece model ({error}); copy the file again") from None
+    if kind not in (UNIGRAM, BPE):
+        raise CheckpointError(
+            f"{path}: a SentencePiece model of kind {kind}; only unigram (1) and BPE (2) are read"
+        )
+    if not pieces or not 0 <= unk_id < len(pieces) or not isinstance(charsmap, bytes):
+        raise CheckpointError(
+            f"{path}: not a SentencePiece model (it has {len(pieces)} pieces); copy the file again"
+        )
+    return SentencePieceModel(pieces, kind, unk_id, bool(trainer.get(35, False)), charsmap, content)
+
+
+def _parse_piece(content: bytes) -> tuple[str, float, int]:
+    fields = dict(_iter_fields(content))
+    text, score, kind = fields.get(1, b""), fields.get(2, 0.0), fields.get(3, NORMAL)
+    if not isinstance(text, bytes) or not isinstance(kind, int) or len(text) > _MAX_PIECE:
+        raise ValueError("an invalid piece")
+    number = float(score)
+    if number - number != 0:
+        raise ValueError("a score that is not finite")
+    return text.decode("utf-8"), number, kind
+
+
+def _last_message(
+    fields: list[tuple[int, bytes | int | float]], number: int
+) -> dict[int, bytes | int | float]:
+    found = [value for field, value in fields if field == number and isinstance(value, bytes)]
+    return dict(_iter_fields(found[-1])) if found else {}
+
+
+def _iter_fields(content: bytes) -> Iterator[tuple[int, bytes | int | float]]:
+    """(number, value) of every field of a protobuf message; nested messages are bytes."""
+    at = 0
+    while at < len(content):
+        tag, at = _read_varint(content, at)
+        number, wire = tag >> 3, tag & 7
+        if wire == 0:
+            value, at = _read_varint(content, at)
+            yield number, value if value < 1 << 63 else value - (1 << 64)
+            continue
+        if wire == 2:
+            size, at = _read_varint(content, at)
+        else:
+            size = {1: 8, 5: 4}.get(wire, -1)
+        if size < 0 or at + size > len(content):
+            raise ValueError(f"cut off at byte {at}")
+        raw = content[at : at + size]
+        at += size
+        yield number, raw if wire == 2 else struct.unpack("<f" if wire == 5 else "<d", raw)[0]
+
+
+def _read_varint(content: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = content[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError(f"no number at byte {at}")
