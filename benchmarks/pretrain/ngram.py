@@ -1,9 +1,9 @@
-"""An interpolated Kneser-Ney model of words (Chen & Goodman 1999, equation 4.21: one discount), and a filler of gaps.
+"""An interpolated Kneser-Ney model of words (Chen & Goodman 1999, equation 4.21: one discount) that fills gaps.
 
     p_n(w | h) = max(c(h w) - D, 0) / c(h ·) + D t(h) / c(h ·) · p_{n-1}(w | h without its first word)
 
-c counts n-grams at the highest order, and below it the different words that were seen before one; t(h) is how many
-different words follow h. Words are numbers; n-grams are told apart by 64-bit hashes, in sorted arrays.
+c counts n-grams at the highest order, and distinct preceding words below it; t(h) is the number of distinct words
+after h. Words are numbers; n-grams are identified by 64-bit hashes in sorted arrays.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from numpy.typing import NDArray
 
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
 OTHER = np.uint64(0xD6E8FEB86659FD93)
-BEGIN, END = 0, 1  # words stand from 2 on
+BEGIN, END = 0, 1  # words are numbered from 2
 Words = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 
 
 class Counts:
-    """A sorted table hash -> number."""
+    """A sorted table of hashes and their numbers."""
 
     def __init__(self, hashes: Hashes, numbers: NDArray[np.int64]) -> None:
         self.hashes, self.numbers = hashes, numbers
 
-    def __getitem__(self, asked: Hashes) -> NDArray[np.int64]:
+    def __getitem__(self, keys: Hashes) -> NDArray[np.int64]:
         if not len(self.hashes):
-            return np.zeros(asked.shape, np.int64)
-        place = np.minimum(np.searchsorted(self.hashes, asked), len(self.hashes) - 1)
-        return np.where(self.hashes[place] == asked, self.numbers[place], 0)
+            return np.zeros(keys.shape, np.int64)
+        index = np.minimum(np.searchsorted(self.hashes, keys), len(self.hashes) - 1)
+        return np.where(self.hashes[index] == keys, self.numbers[index], 0)
 
 
 class KneserNey:
-    """Learnt from sentences of words in [2, vocabulary)."""
+    """A model fitted to sentences of words in [2, vocabulary)."""
 
     def __init__(
         self, sentences: Sequence[Sequence[int]], vocabulary: int, order: int = 5, discount: float = 0.75
@@ -89,46 +89,46 @@ class KneserNey:
         right: Sequence[int],
         allowed: Sequence[Words],
         beam: int = 8,
-        most: int = 300,
+        candidates: int = 300,
     ) -> list[int]:
-        """The likeliest words between two sides, one from each of `allowed`, by a beam over the gap.
+        """The most probable words between two sides, one from each of `allowed`, by beam search.
 
-        A gap's last word is also looked for among those that the word behind the gap likes before it.
+        The last word is ranked with the bigram probability of the word after the gap as well.
         """
         size = self.order - 1
         known = np.array([([BEGIN] * size + list(left))[-size:]], dtype=np.int64)
-        behind = np.array([*right, END][:size], dtype=np.int64)
+        following = np.array([*right, END][:size], dtype=np.int64)
         scores, filled = np.zeros(1), np.zeros((1, 0), np.int64)
-        for place, words in enumerate(allowed):
+        for position, words in enumerate(allowed):
             forward = np.log(self.probabilities(known[:, None], words))  # (beam, words)
             totals = scores[:, None] + forward
             ranked = totals
-            if place == len(allowed) - 1:
-                ranked = totals + np.log(self._bigrams(words, int(behind[0])))
-            row, column = np.divmod(np.argsort(-ranked, axis=None, kind="stable")[:most], len(words))
+            if position == len(allowed) - 1:
+                ranked = totals + np.log(self._bigrams(words, int(following[0])))
+            row, column = np.divmod(np.argsort(-ranked, axis=None, kind="stable")[:candidates], len(words))
             scores, chosen = totals[row, column], words[column]
             known = np.concatenate([known[row, 1:], chosen[:, None]], axis=1)
             filled = np.concatenate([filled[row], chosen[:, None]], axis=1)
-            if place < len(allowed) - 1:
+            if position < len(allowed) - 1:
                 known, filled, scores = known[:beam], filled[:beam], scores[:beam]
-        for word in behind:
+        for word in following:
             scores = scores + np.log(self.probabilities(known, np.broadcast_to(word, scores.shape)))
             known = np.concatenate([known[:, 1:], np.full((len(known), 1), word)], axis=1)
         return [int(word) for word in filled[int(scores.argmax())]]
 
     def _bigrams(self, words: Words, follows: int) -> NDArray[np.float64]:
-        """p(follows | word) of two words alone."""
-        pads = np.full((len(words), self.order - 2), -1)  # a word that no sentence has
+        """p(follows | word), without a longer history."""
+        pads = np.full((len(words), self.order - 2), -1)  # a word that does not occur
         return self.probabilities(np.concatenate([pads, words[:, None]], axis=1), np.array(follows))
 
 
 def _next(hashes: Hashes, words: Words) -> Hashes:
-    with np.errstate(over="ignore"):  # modulo 2^64, as meant
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is intended
         return (hashes + np.uint64(1)) * FACTOR ^ (words.astype(np.uint64) + np.uint64(2)) * OTHER
 
 
 def _hashed(words: Sequence[Words], like: Words | None = None) -> Hashes:
-    """The n-grams that stand in the same place of several arrays; of none, one number for all."""
+    """Hashes of the n-grams whose words are given as one array per position."""
     shape = words[0].shape if words else () if like is None else like.shape
     hashes = np.zeros(shape, np.uint64)
     for each in words:

@@ -1,11 +1,11 @@
-"""Is a translator better that learnt to denoise the same text before? The same recipe with and without, seed by seed.
+"""The effect of denoising pretraining on translation: the same recipe with and without it, for several seeds.
 
     TRIFOLD_DATA=… python benchmarks/pretrain/paired.py [--seeds 1,2,3] [--out runs/paired] [KEY=VALUE …]
 
-First `multi30k-denoise` (--pretraining KEY=VALUE changes it), once. Then of each seed `multi30k-en-de-pretrained`
-twice, from the weights of that and from nothing: one tokenizer, the same batches in the same order, the same steps.
-KEY=VALUE changes both alike. The best weights of each, chosen on the validation text, translate test2016. What is
-finished in --out is not done again, and what was stopped goes on.
+`multi30k-denoise` is trained once (--pretraining KEY=VALUE changes it). Then `multi30k-en-de-pretrained` is trained
+twice per seed, from those weights and from random ones, with the same tokenizer, batches and steps. KEY=VALUE changes
+both. The weights with the best validation score translate test2016. Finished runs in --out are reused, and interrupted
+ones continue.
 """
 
 from __future__ import annotations
@@ -25,29 +25,31 @@ TASK = "multi30k-en-de-pretrained"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="settings of both translation runs")
     parser.add_argument(
-        "changes", nargs="*", metavar="KEY=VALUE", help="settings of the translators, of both alike"
-    )
-    parser.add_argument(
-        "--pretraining", action="append", default=[], metavar="KEY=VALUE", help="of the denoising"
+        "--pretraining",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="settings of the pretraining run",
     )
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--out", type=Path, default=Path("runs/paired"))
-    asked = parser.parse_args()
-    learnt = trained("multi30k-denoise", asked.out / "denoise", asked.pretraining) / "model"
-    changes = [f"tokenizer.file={learnt}", *asked.changes]
-    print("| seed | from nothing | after denoising | gain |\n|---|---:|---:|---:|")
+    options = parser.parse_args()
+    pretrained = train("multi30k-denoise", options.out / "denoise", options.pretraining) / "model"
+    changes = [f"tokenizer.file={pretrained}", *options.changes]
+    print("| seed | from scratch | after denoising | gain |\n|---|---:|---:|---:|")
     gains = []
-    for seed in map(int, asked.seeds.split(",")):
+    for seed in map(int, options.seeds.split(",")):
         scores = [
             bleu(
-                trained(
+                train(
                     TASK,
-                    asked.out / f"{name}-{seed}",
+                    options.out / f"{name}-{seed}",
                     [*changes, f"train.seed={seed}", f"train.start_from={start}"],
                 )
             )
-            for name, start in (("alone", "null"), ("pretrained", learnt))
+            for name, start in (("alone", "null"), ("pretrained", pretrained))
         ]
         gains.append(scores[1] - scores[0])
         print(f"| {seed} | {scores[0]:.2f} | {scores[1]:.2f} | {gains[-1]:+.2f} |", flush=True)
@@ -55,14 +57,14 @@ def main() -> None:
         print(f"| mean | | | {mean(gains):+.2f} (standard error {stdev(gains) / len(gains) ** 0.5:.2f}) |")
 
 
-def trained(recipe: str, out: Path, changes: list[str]) -> Path:
-    """The run in `out`, finished."""
+def train(recipe: str, out: Path, changes: list[str]) -> Path:
+    """Train a recipe, or continue its run. Returns the run folder."""
     trifold("train", recipe, *changes, "--out", out, "--resume", "auto")
     return out
 
 
 def bleu(run: Path) -> float:
-    """On the recipe's test text, as the recipe searches and tokenises; of these weights once."""
+    """BLEU on the recipe's test set; the result is stored per digest of the weights."""
     with (run / "model" / "model.safetensors").open("rb") as file:
         scores = run / f"test-{hashlib.file_digest(file, 'sha256').hexdigest()[:12]}.json"
     if not scores.is_file():
@@ -71,15 +73,15 @@ def bleu(run: Path) -> float:
 
 
 def trifold(*words: object) -> str:
-    """What the command prints; what it says of its progress is seen on standard error."""
+    """Run a command. Returns its standard output; progress goes to standard error."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "trifold", *map(str, words)]
-    done = subprocess.run(
+    process = subprocess.run(
         command, check=False, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment
     )
-    if done.returncode:
-        sys.exit(done.returncode)
-    return done.stdout
+    if process.returncode:
+        sys.exit(process.returncode)
+    return process.stdout
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The 5-gram filler that masked models are compared with: its probabilities are some, and it fills what it has read."""
+"""The 5-gram model that masked models are compared with."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def ngram():
 
 @pytest.fixture(scope="module")
 def text():
-    chance = random.Random(1)
-    follows = {word: [chance.randrange(2, 14) for _ in range(3)] for word in range(14)}
+    rng = random.Random(1)
+    follows = {word: [rng.randrange(2, 14) for _ in range(3)] for word in range(14)}
     sentences = []
     for _ in range(300):
-        word, sentence = chance.randrange(2, 14), []
-        for _ in range(chance.randrange(1, 9)):
+        word, sentence = rng.randrange(2, 14), []
+        for _ in range(rng.randrange(1, 9)):
             sentence.append(word)
-            word = chance.choice(follows[word])
+            word = rng.choice(follows[word])
         sentences.append(sentence)
     return sentences
 
 
-def by_the_book(text, order, discount, vocabulary):
-    """The same model in dictionaries of tuples, slow and plain."""
+def reference_model(text, order, discount, vocabulary):
+    """The same model with dictionaries of tuples."""
     padded = [[0] * (order - 1) + sentence + [1] for sentence in text]
     counts = {order: Counter(tuple(s[e - order : e]) for s in padded for e in range(order, len(s) + 1))}
     for size in range(order - 1, 0, -1):
@@ -56,9 +56,9 @@ def by_the_book(text, order, discount, vocabulary):
 
 
 @pytest.mark.parametrize("order", [2, 3, 5])
-def test_the_probabilities_are_those_of_the_book(ngram, text, order):
+def test_probabilities_follow_the_formula(ngram, text, order):
     model = ngram.KneserNey(text[:60], 14, order)
-    plain = by_the_book(text[:60], order, 0.75, 14)
+    plain = reference_model(text[:60], order, 0.75, 14)
     words = np.arange(1, 14)
     for history in ([0] * (order - 1), text[0][: order - 1], [13] * (order - 1)):
         history = ([0] * order + list(history))[-(order - 1) :]
@@ -68,7 +68,7 @@ def test_the_probabilities_are_those_of_the_book(ngram, text, order):
         assert whole == pytest.approx(1, abs=1e-9)
 
 
-def test_gaps_are_filled_with_what_was_read(ngram):
+def test_gaps_are_filled_with_training_text(ngram):
     model = ngram.KneserNey([[2, 3, 4, 5, 6, 7]] * 4 + [[8, 9, 4, 10, 11]] * 4, 12)
     every = np.arange(2, 12)
     assert model.fill([2, 3, 4], [6, 7], [every]) == [5]
@@ -76,4 +76,4 @@ def test_gaps_are_filled_with_what_was_read(ngram):
     assert model.fill([2, 3], [6, 7], [every, every]) == [4, 5]
     assert model.fill([8], [11], [every, every, every]) == [9, 4, 10]
     assert model.fill([], [4, 5], [every, every]) == [2, 3]
-    assert model.fill([2, 3, 4], [6, 7], [np.array([8, 9])]) in ([8], [9])  # only what is allowed
+    assert model.fill([2, 3, 4], [6, 7], [np.array([8, 9])]) in ([8], [9])  # only allowed words

@@ -1,4 +1,4 @@
-"""Denoising first, then translation with it and without it: one tokenizer, other first weights, one table."""
+"""Pretraining and two translation runs: the same tokenizer, other initial weights, one table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = ["model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=
 
 
 @pytest.mark.slow
-def test_a_seed_is_run_with_and_without(tmp_path: Path) -> None:
+def test_one_seed(tmp_path: Path) -> None:
     data = tmp_path / "data" / "multi30k" / "tok"
     data.mkdir(parents=True)
     words, drawn = "ein mann hund läuft sitzt auf dem gras und der bank".split(), random.Random(1)
@@ -54,6 +54,6 @@ def test_a_seed_is_run_with_and_without(tmp_path: Path) -> None:
         name: json.loads((run / "metrics.jsonl").read_text("utf-8").splitlines()[0])
         for name, run in runs.items()
     }
-    assert first["alone-3"] != first["pretrained-3"], "both began with the same weights"
+    assert first["alone-3"] != first["pretrained-3"], "both runs started from the same weights"
     tokenizers = {(run / "model" / "tokenizer.json").read_bytes() for run in runs.values()}
     assert len(tokenizers) == 1
