@@ -472,5 +472,5 @@ def test_new_heads_on_old_weights(saved: Saved, tmp_path: Path) -> None:
     assert torch.equal(again.heads["sequence"].out_proj.weight, model.heads["sequence"].out_proj.weight)
     other, _ = load_model(tmp_path / "classes", heads=["sequence"], n_labels=3)
     assert other.heads["sequence"].out_proj.weight.shape == (3, 16)
-    with pytest.raises(CheckpointError, match=r"a llama with the heads \('pooler',\) is not known"):
+    with pytest.raises(CheckpointError, match=r"the family llama has no class with the heads \('pooler',\)"):
         load_model(folder, heads=["pooler"])

@@ -22,8 +22,7 @@ class TokenizerSettings(Settings):
     joint: bool = True  # one vocabulary for source and target
     min_frequency: int = Field(default=2, ge=1)  # of pairs (bpe), words or characters that get a token
     lowercase: bool = False
-    # bpe, unigram, word: split off punctuation; false for text that is already tokenized
-    punctuation: bool = True
+    punctuation: bool = True  # bpe, unigram, word: split off punctuation; false for tokenized text
     special: tuple[Literal["cls", "sep", "mask"], ...] = Field(
         default=(),
         strict=False,
