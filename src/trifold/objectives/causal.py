@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,20 +28,23 @@ from trifold.data import TokenCache, read_documents
 from trifold.errors import DataError, SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, Transformer
-from trifold.nn.losses import linear_cross_entropy, score_targets
 from trifold.nn.packing import Packing
 from trifold.objectives.documents import Cut, describe_long, load_documents, require_documents
 from trifold.objectives.objective import (
+    Batch as BaseBatch,
+)
+from trifold.objectives.objective import (
     BuildContext,
     EvalContext,
+    EvalRun,
     LossTerm,
     Objective,
     ObjectiveSettings,
     Sample,
     Scores,
     TaskBundle,
-    percent,
-    perplexity,
+    measure_tokens,
+    token_loss,
 )
 from trifold.objectives.token_stream import TokenStream, load_into_memory, open_cache, sample_text
 from trifold.predict.generate_texts import generate_rows
@@ -208,16 +210,12 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(BaseBatch):
     """Packed chunks. labels (N,): the token after each position of the packed row, -1 in padding."""
 
     inputs: Inputs
     labels: Tensor
     tokens: int
-
-    def to(self, device: torch.device) -> Batch:
-        """A copy on another device."""
-        return Batch(self.inputs.to(device), self.labels.to(device, non_blocking=True), self.tokens)
 
 
 def chunk_corpus(tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | None = None) -> Examples:
@@ -243,6 +241,7 @@ class Causal(Objective):
     def __init__(self, settings: CausalSettings, tokenizer: Tokenizer, width: int) -> None:
         self.settings: CausalSettings = settings
         self.tokenizer, self.width = tokenizer, width
+        self.save_options = {"prepend_bos": settings.begin}  # other programs begin a text in the same way
 
     def encode(self, texts: Sequence[str]) -> Corpus:
         """Documents as tokens, with <s> and </s> as the settings specify."""
@@ -289,29 +288,21 @@ class Causal(Objective):
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         """Cross-entropy of the labels, in nats."""
-        hidden, head = model(batch.inputs)[0], model.lm_head
-        assert head is not None
-        sums = linear_cross_entropy(head.features(hidden), head.weight, head.bias, batch.labels)
-        return {"tokens": LossTerm(sums.loss, batch.tokens, nll=sums.nll)}
+        return {"tokens": token_loss(model, model(batch.inputs)[0], batch.labels, batch.tokens)}
 
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
         """Negative log-likelihood and correct predictions."""
-        hidden, head = model(batch.inputs)[0], model.lm_head
-        assert head is not None
-        found = score_targets(head.features(hidden), head.weight, head.bias, batch.labels)
-        return {"nll": float(found.nll), "correct": int(found.correct), "tokens": batch.tokens}
+        return measure_tokens(model, model(batch.inputs)[0], batch.labels, batch.tokens)
 
-    def compute_scores(
-        self, model: Transformer, rows: Corpus, examples: Examples, sums: dict[str, Any], context: EvalContext
-    ) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Scores:
         """Perplexity, bits per byte and accuracy."""
-        scores = {"perplexity": perplexity(sums["loss"])}
+        scores, rows = {"perplexity": run.perplexity}, run.rows
         if not count_unknown(self.tokenizer, rows.tokens.ids):  # whose bytes are not predicted
-            scores["bits_per_byte"] = sums["nll"] / math.log(2) / max(rows.bytes, 1)
-        scores["accuracy"] = percent(sums["correct"], sums["tokens"])
-        return Scores(scores, self.samples(model, rows, context))
+            scores["bits_per_byte"] = run.sums["nll"] / math.log(2) / max(rows.bytes, 1)
+        scores["accuracy"] = run.percent()
+        return Scores(scores, self.samples(run.model, rows, run.context))
 
-    # --- samples, saving ---------------------------------------------------------------------------------
+    # --- samples ---------------------------------------------------------------------------------
 
     def samples(self, model: Transformer, rows: Corpus, context: EvalContext) -> list[Sample]:
         """Sampled continuations of the recipe's prompts, or of beginnings of the rows; a function of the seed."""
@@ -345,11 +336,6 @@ class Causal(Objective):
         return Ragged.of(
             [rows.tokens.ids[starts[n] : starts[n] + min(sizes[n], most)].tolist() for n in chosen]
         )
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer; other programs that load it begin a text as this objective does."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(folder, prepend_bos=self.settings.begin)
 
 
 def _first_token_bytes(text: str, token: str, decoded: str) -> int:

@@ -25,8 +25,11 @@ from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.packing import Packing
 from trifold.objectives.objective import (
+    Batch as BaseBatch,
+)
+from trifold.objectives.objective import (
     BuildContext,
-    EvalContext,
+    EvalRun,
     LossTerm,
     Objective,
     ObjectiveSettings,
@@ -120,7 +123,7 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(BaseBatch):
     """Packed texts. positions (B,): of the state that represents each text; labels (B,)."""
 
     inputs: Inputs
@@ -131,10 +134,6 @@ class Batch:
     def tokens(self) -> int:
         """Number of labels."""
         return len(self.labels)
-
-    def to(self, device: torch.device) -> Batch:
-        """A copy on another device."""
-        return Batch(self.inputs.to(device), self.positions.to(device), self.labels.to(device))
 
 
 class Classify(Objective):
@@ -231,16 +230,14 @@ class Classify(Objective):
         table = confusion_matrix(labels, predictions, len(self.names))
         return {"nll": nll, "confusion": table, "tokens": batch.tokens}
 
-    def compute_scores(
-        self, model: Transformer, rows: Pairs, examples: Examples, sums: dict[str, Any], context: EvalContext
-    ) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Scores:
         """Accuracy and macro F1, and the first texts with their labels and predictions."""
-        table = sums["confusion"]
+        table, rows = run.sums["confusion"], run.rows
         scores = {"accuracy": accuracy(table), "macro_f1": macro_f1(table)}
-        if not (count := min(context.samples, len(rows))):
+        if not (count := min(run.context.samples, len(rows))):
             return Scores(scores)
-        batch = self.batch(examples, np.arange(count)).to(next(model.parameters()).device)
-        predictions = [self.names[number] for number in self.logits(model, batch).argmax(-1).tolist()]
+        batch = self.batch(run.examples, np.arange(count)).to(next(run.model.parameters()).device)
+        predictions = [self.names[number] for number in self.logits(run.model, batch).argmax(-1).tolist()]
         samples = zip(rows.sources[:count], rows.targets[:count], predictions, strict=True)
         return Scores(scores, [Sample(*each) for each in samples])
 

@@ -16,8 +16,7 @@ Two corruptions:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
-from trifold.objectives.objective import EvalContext, LossTerm, Sample, Scores, perplexity
+from trifold.objectives.objective import EvalRun, LossTerm, Sample, Scores
 from trifold.objectives.translate import Batch, Examples, Translate, with_end
 from trifold.predict.generate_texts import generate_rows
 from trifold.scores import exact_match
@@ -148,6 +147,7 @@ class Denoise(DocumentObjective):
     """Denoising. width: tokens that the model reads or writes at once. start_id: first token of the decoder."""
 
     token_name = "target tokens"
+    save_options = {"append_eos": True}  # noqa: RUF012
 
     def __init__(
         self,
@@ -201,22 +201,15 @@ class Denoise(DocumentObjective):
         """Cross-entropy over the target tokens, in nats."""
         return self._translate.loss(model, batch)
 
-    def compute_scores(
-        self,
-        model: Transformer,
-        rows: AnnotatedTexts,
-        examples: DocumentChunks,
-        sums: dict[str, Any],
-        context: EvalContext,
-    ) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Scores:
         """Perplexity and exact match. Every validation corrupts the texts in the same way."""
-        scores = {"perplexity": perplexity(sums["loss"])}
-        count = min(self.settings.written, len(examples))
+        scores = {"perplexity": run.perplexity}
+        count = min(self.settings.written, len(run.examples))
         if not count:
             return Scores(scores)
-        pairs = self.corrupt_rows(examples, np.arange(count))
+        pairs = self.corrupt_rows(run.examples, np.arange(count))
         greedy = GenerationConfig(max_new_tokens=int(pairs.targets.lengths.max()) + 8)
-        found = generate_rows(model, pairs.sources, greedy, codec=self.tokenizer, poll=context.poll)
+        found = generate_rows(run.model, pairs.sources, greedy, codec=self.tokenizer, poll=run.context.poll)
         sources, targets = self._decode(pairs.sources.tolist()), self._decode(pairs.targets.tolist())
         ours = self._decode([best[0].tokens for best in found])
         score = exact_match(ours, targets)
@@ -228,8 +221,3 @@ class Denoise(DocumentObjective):
         end = self.tokenizer.required("eos")
         plain = [[token for token in row if token != end] for row in rows]
         return self.tokenizer.decode(plain, keep_special=True)
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer next to a model."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(folder, append_eos=True)

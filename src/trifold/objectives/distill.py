@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
@@ -45,8 +44,7 @@ from trifold.objectives.objective import (
     TOKENIZER_FILE,
     Batch,
     BuildContext,
-    EvalContext,
-    Evaluation,
+    EvalRun,
     Examples,
     LossTerm,
     Objective,
@@ -221,6 +219,7 @@ class Distill(Objective):
         self.objective, self.tokenizer = objective, objective.tokenizer
         self.row_name, self.read_name = objective.row_name, objective.read_name
         self.token_name, self.packs = objective.token_name, objective.packs
+        self.save_options = objective.save_options
         self._teacher = teacher.eval().requires_grad_(False)
         self._lock, self._local = threading.Lock(), threading.local()
 
@@ -232,19 +231,13 @@ class Distill(Objective):
         """That of the wrapped objective."""
         return self.objective.batch(examples, rows, width, draw=draw)
 
-    def evaluate(self, model: Transformer, rows: Any, examples: Any, context: EvalContext) -> Evaluation:
-        """Evaluate the student alone."""
-        return self.objective.evaluate(model, rows, examples, context)
+    def measure(self, model: Transformer, batch: Any) -> dict[str, Any]:
+        """Statistics of the student alone."""
+        return self.objective.measure(model, batch)
 
-    def compute_scores(
-        self, model: Transformer, rows: Any, examples: Any, sums: dict[str, Any], context: EvalContext
-    ) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Scores:
         """Those of the wrapped objective."""
-        return self.objective.compute_scores(model, rows, examples, sums, context)
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer next to a model."""
-        self.objective.save(folder)
+        return self.objective.compute_scores(run)
 
     # --- loss --------------------------------------------------------------------------------------------
 

@@ -21,9 +21,8 @@ from trifold.errors import SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective
 from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings, SpecialTokens
-from trifold.objectives.objective import FILL_MASK, EvalContext, LossTerm, Sample, Scores, percent, perplexity
+from trifold.objectives.objective import FILL_MASK, EvalContext, EvalRun, LossTerm, Sample, Scores
 from trifold.text import Tokenizer
-from trifold.text.annotation import AnnotatedTexts
 from trifold.text.corruption import MaskedRow
 
 
@@ -92,7 +91,6 @@ class MaskedLM(DocumentObjective):
         return self.masking.mask(whole, starts, draw, row)
 
     def counts(self, batch: MaskedBatch) -> dict[str, int]:
-        """The count of each loss term."""
         return self.masking.counts(batch)
 
     def loss(self, model: Transformer, batch: MaskedBatch) -> dict[str, LossTerm]:
@@ -103,19 +101,10 @@ class MaskedLM(DocumentObjective):
         """Negative log-likelihood and correct predictions of the masked tokens."""
         return self.masking.measure(model, batch, model(batch.inputs)[0])
 
-    def compute_scores(
-        self,
-        model: Transformer,
-        rows: AnnotatedTexts,
-        examples: DocumentChunks,
-        sums: dict[str, Any],
-        context: EvalContext,
-    ) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Scores:
         """Accuracy and perplexity. Every validation masks the same tokens."""
-        scores = {
-            "accuracy": percent(sums["correct"], sums["tokens"]),
-            "perplexity": perplexity(sums["loss"]),
-        }
+        scores = {"accuracy": run.percent(), "perplexity": run.perplexity}
+        model, examples, context = run.model, run.examples, run.context
         if count := min(self.settings.pseudo_perplexity, len(examples)):
             scores["pseudo_perplexity"] = self.pseudo_perplexity(model, examples, count, context)
         return Scores(scores, self.samples(model, examples, min(context.samples, len(examples))))

@@ -8,7 +8,7 @@ Shapes: N tokens of the packed row, M masked ones (padded to a multiple), E mode
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -21,10 +21,10 @@ from torch import Tensor
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.heads import SpanBoundary
-from trifold.nn.losses import linear_cross_entropy, score_targets
+from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import Packing, round_up
 from trifold.objectives.documents import DocumentObjectiveSettings
-from trifold.objectives.objective import LossTerm
+from trifold.objectives.objective import Batch, LossTerm, measure_tokens, token_loss
 from trifold.text import Tokenizer
 from trifold.text.annotation import special_flags
 from trifold.text.corruption import MASK_FUNCTIONS, MaskedRow, MaskFunction, Replacement, mask_spans
@@ -99,7 +99,7 @@ class SpecialTokens(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MaskedBatch:
+class MaskedBatch(Batch):
     """Packed rows with masked tokens.
 
     positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in padding. For the
@@ -115,15 +115,6 @@ class MaskedBatch:
     right: Tensor | None = None
     offset: Tensor | None = None
     boundary_tokens: int = 0
-
-    def to(self, device: torch.device) -> MaskedBatch:
-        """A copy on another device."""
-        names = ("positions", "labels", "left", "right", "offset")
-        tensors = {name: getattr(self, name) for name in names}
-        moved: dict[str, Any] = {
-            name: x if x is None else x.to(device, non_blocking=True) for name, x in tensors.items()
-        }
-        return replace(self, inputs=self.inputs.to(device), **moved)
 
 
 class Masking:
@@ -201,14 +192,11 @@ class Masking:
 
     def loss(self, model: Transformer, batch: MaskedBatch, states: Tensor) -> dict[str, LossTerm]:
         """Cross-entropy of the masked tokens, in nats; states (N, E)."""
-        head = model.lm_head
-        assert head is not None
-        features = head.features(states.index_select(0, batch.positions))
-        sums = linear_cross_entropy(features, head.weight, head.bias, batch.labels)
-        terms = {"tokens": LossTerm(sums.loss, batch.tokens, nll=sums.nll)}
+        own = states.index_select(0, batch.positions)
+        terms = {"tokens": token_loss(model, own, batch.labels, batch.tokens)}
         if batch.left is not None and batch.right is not None and batch.offset is not None:
-            boundary = model.heads["boundary"]
-            assert isinstance(boundary, SpanBoundary)
+            boundary, head = model.heads["boundary"], model.lm_head
+            assert isinstance(boundary, SpanBoundary) and head is not None
             left, right = (states.index_select(0, positions) for positions in (batch.left, batch.right))
             labels = torch.where(batch.offset < 0, -1, batch.labels)
             features = boundary(left, right, batch.offset.clamp_min(0))
@@ -216,14 +204,10 @@ class Masking:
             terms["boundary"] = LossTerm(sums.loss, batch.boundary_tokens, self.settings.boundary)
         return terms
 
-    @torch.no_grad()
     def measure(self, model: Transformer, batch: MaskedBatch, states: Tensor) -> dict[str, Any]:
         """Negative log-likelihood and correct predictions of the masked tokens."""
-        head = model.lm_head
-        assert head is not None
-        features = head.features(states.index_select(0, batch.positions))
-        found = score_targets(features, head.weight, head.bias, batch.labels)
-        return {"nll": float(found.nll), "correct": int(found.correct), "tokens": batch.tokens}
+        own = states.index_select(0, batch.positions)
+        return measure_tokens(model, own, batch.labels, batch.tokens)
 
 
 def _padded(values: NDArray[np.int64], size: int, padding: int) -> NDArray[np.int64]:

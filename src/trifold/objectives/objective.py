@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -25,8 +25,9 @@ from trifold.batches.plan import Plan
 from trifold.data import DataSettings, Pairs, read_splits
 from trifold.errors import DataError, SettingsError
 from trifold.generate import GenerationConfig
-from trifold.nn import ModelConfig, Transformer
+from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
+from trifold.nn.losses import linear_cross_entropy, score_targets
 from trifold.settings import Settings
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
 
@@ -61,15 +62,25 @@ class PlannedExamples(Protocol):
         """The batches of an epoch; a pure function like `plan_epoch`."""
 
 
-class Batch(Protocol):
-    """The input of one forward pass; frozen."""
+@dataclass(frozen=True)
+class Batch:
+    """The input of one forward pass. `tokens`, the number of target tokens, is the count of the loss term "tokens"."""
 
-    @property
-    def tokens(self) -> int:
-        """Target tokens: the count of the loss term "tokens"."""
+    if TYPE_CHECKING:  # a field or a property of each subclass
+
+        @property
+        def tokens(self) -> int: ...
 
     def to(self, device: torch.device) -> Self:
         """A copy on another device."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: _move(value, device) for name, value in values.items()})
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    return value.to(device) if isinstance(value, Inputs | Batch) else value
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,24 @@ class LossTerm:
     count: int
     weight: float = 1.0
     nll: Tensor | None = None
+
+
+def token_loss(
+    model: Transformer, states: Tensor, labels: Tensor, count: int, smoothing: float = 0.0
+) -> LossTerm:
+    """Cross-entropy of `labels` (N,), -1 for none, predicted by the language-model head from `states` (N, E)."""
+    head = model.lm_head
+    assert head is not None
+    sums = linear_cross_entropy(head.features(states), head.weight, head.bias, labels, smoothing)
+    return LossTerm(sums.loss, count, nll=sums.nll)
+
+
+def measure_tokens(model: Transformer, states: Tensor, labels: Tensor, count: int) -> dict[str, Any]:
+    """The negative log-likelihood and the number of correct predictions, for `Objective.measure`."""
+    head = model.lm_head
+    assert head is not None
+    found = score_targets(head.features(states), head.weight, head.bias, labels)
+    return {"nll": float(found.nll), "correct": int(found.correct), "tokens": count}
 
 
 # --- evaluation ------------------------------------------------------------------------------------------
@@ -133,14 +162,24 @@ class EvalContext:
     poll: Callable[[], None]
 
 
-def percent(correct: int, count: int) -> float:
-    """100 · correct / count; 0 if the count is 0."""
-    return 100 * correct / max(count, 1)
+class EvalRun(NamedTuple):
+    """A validation in progress: its arguments, and the sums of `Objective.measure` with the mean "loss"."""
 
+    model: Transformer
+    rows: Any
+    examples: Any
+    context: EvalContext
+    sums: dict[str, Any]
 
-def perplexity(loss: float) -> float:
-    """exp(loss), finite."""
-    return math.exp(min(loss, 700.0))
+    @property
+    def perplexity(self) -> float:
+        """exp of the loss, finite."""
+        return math.exp(min(self.sums["loss"], 700.0))
+
+    def percent(self, name: str = "correct", count: str = "tokens") -> float:
+        """100 · sum / count."""
+        value: float = 100 * self.sums[name] / max(self.sums[count], 1)
+        return value
 
 
 # --- building --------------------------------------------------------------------------------------------
@@ -295,6 +334,7 @@ class Objective(ABC):
     packs: bool = True
     settings: Any  # ObjectiveSettings
     tokenizer: Tokenizer
+    save_options: Mapping[str, Any] = {}
 
     @abstractmethod
     def examples(self, rows: Any, draw: int | None = None) -> Examples:
@@ -324,9 +364,7 @@ class Objective(ABC):
         return {"nll": float(term.sum if term.nll is None else term.nll), "tokens": term.count}
 
     @abstractmethod
-    def compute_scores(
-        self, model: Transformer, rows: Any, examples: Any, sums: dict[str, Any], context: EvalContext
-    ) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Scores:
         """Scores from the sums of `measure`, and samples."""
 
     @torch.no_grad()
@@ -336,10 +374,8 @@ class Objective(ABC):
         for batch in all_batches(self, model, examples, context):
             for name, value in self.measure(model, batch).items():
                 sums[name] += value
-        loss = sums["nll"] / max(sums["tokens"], 1)
-        scores, samples, signatures = self.compute_scores(
-            model, rows, examples, sums | {"loss": loss}, context
-        )
+        sums["loss"] = loss = sums["nll"] / max(sums["tokens"], 1)
+        scores, samples, signatures = self.compute_scores(EvalRun(model, rows, examples, context, sums))
         best_by = self.settings.best_by
         value = -loss if best_by == "loss" else scores[best_by]
         return Evaluation(loss, scores, value, samples, signatures)
@@ -347,7 +383,7 @@ class Objective(ABC):
     def save(self, folder: Path) -> None:
         """Write the tokenizers next to a model."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(folder)
+        self.tokenizer.save(folder, **self.save_options)
 
 
 def all_batches(

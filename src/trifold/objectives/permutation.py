@@ -23,13 +23,23 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.losses import linear_cross_entropy, score_targets
 from trifold.nn.masks import padding_mask
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
 from trifold.objectives.masking import SpecialTokens
-from trifold.objectives.objective import FILL_MASK, EvalContext, LossTerm, Sample, Scores, percent, perplexity
+from trifold.objectives.objective import (
+    FILL_MASK,
+    EvalRun,
+    LossTerm,
+    Sample,
+    Scores,
+    measure_tokens,
+    token_loss,
+)
+from trifold.objectives.objective import (
+    Batch as BaseBatch,
+)
 from trifold.text import Tokenizer
-from trifold.text.annotation import AnnotatedTexts, special_flags
+from trifold.text.annotation import special_flags
 from trifold.text.corruption import PREDICTION_CHOICES, draw_ranks
 from trifold.text.spans import Ids, example_rng
 
@@ -60,18 +70,13 @@ class PermutationSettings(DocumentObjectiveSettings):
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(BaseBatch):
     """Padded rows with the order of their tokens. positions (B, P): of the targets; labels (B, P): -1 in padding."""
 
     inputs: Inputs
     positions: Tensor
     labels: Tensor
     tokens: int
-
-    def to(self, device: torch.device) -> Batch:
-        """A copy on another device."""
-        positions, labels = (x.to(device, non_blocking=True) for x in (self.positions, self.labels))
-        return Batch(self.inputs.to(device), positions, labels, self.tokens)
 
 
 class Permutation(DocumentObjective):
@@ -138,34 +143,19 @@ class Permutation(DocumentObjective):
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         """Cross-entropy of the targets, in nats."""
-        head = model.lm_head
-        assert head is not None
-        features = head.features(model.query_stream(batch.inputs, batch.positions).flatten(0, 1))
-        sums = linear_cross_entropy(features, head.weight, head.bias, batch.labels.flatten())
-        return {"tokens": LossTerm(sums.loss, batch.tokens, nll=sums.nll)}
+        states = model.query_stream(batch.inputs, batch.positions).flatten(0, 1)
+        return {"tokens": token_loss(model, states, batch.labels.flatten(), batch.tokens)}
 
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
         """Negative log-likelihood and correct predictions of the targets."""
-        head = model.lm_head
-        assert head is not None
-        features = head.features(model.query_stream(batch.inputs, batch.positions).flatten(0, 1))
-        found = score_targets(features, head.weight, head.bias, batch.labels.flatten())
-        return {"nll": float(found.nll), "correct": int(found.correct), "tokens": batch.tokens}
+        states = model.query_stream(batch.inputs, batch.positions).flatten(0, 1)
+        return measure_tokens(model, states, batch.labels.flatten(), batch.tokens)
 
-    def compute_scores(
-        self,
-        model: Transformer,
-        rows: AnnotatedTexts,
-        examples: DocumentChunks,
-        sums: dict[str, Any],
-        context: EvalContext,
-    ) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Scores:
         """Accuracy and perplexity. Every validation uses the same orders."""
-        scores = {
-            "accuracy": percent(sums["correct"], sums["tokens"]),
-            "perplexity": perplexity(sums["loss"]),
-        }
-        return Scores(scores, self.samples(model, examples, min(context.samples, len(examples))))
+        count = min(run.context.samples, len(run.examples))
+        scores = {"accuracy": run.percent(), "perplexity": run.perplexity}
+        return Scores(scores, self.samples(run.model, run.examples, count))
 
     @torch.no_grad()
     def samples(self, model: Transformer, examples: DocumentChunks, count: int) -> list[Sample]:

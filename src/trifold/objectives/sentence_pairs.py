@@ -27,7 +27,8 @@ from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentObjective
 from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings, SpecialTokens
-from trifold.objectives.objective import UNUSED_KEYS, EvalContext, LossTerm, Scores, percent, perplexity
+from trifold.objectives.objective import UNUSED_KEYS, EvalRun, LossTerm, Scores
+from trifold.objectives.objective import Batch as BaseBatch
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
 from trifold.text.spans import Flags, Ids, Rng, example_rng
@@ -106,7 +107,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(BaseBatch):
     """Packed pairs with masked tokens. firsts (B,): positions of first tokens; labels (B,): 0 positive, 1 negative."""
 
     masked: MaskedBatch
@@ -117,10 +118,6 @@ class Batch:
     def tokens(self) -> int:
         """MaskedRow tokens."""
         return self.masked.tokens
-
-    def to(self, device: torch.device) -> Batch:
-        """A copy on another device."""
-        return Batch(self.masked.to(device), self.firsts.to(device), self.labels.to(device))
 
 
 class SentencePairs(DocumentObjective):
@@ -284,22 +281,10 @@ class SentencePairs(DocumentObjective):
         correct = int((self._logits(model, batch, states).argmax(-1) == batch.labels).sum())
         return sums | {"pairs_correct": correct, "pairs": len(batch.labels)}
 
-    def compute_scores(
-        self,
-        model: Transformer,
-        rows: AnnotatedTexts,
-        examples: Pairs,
-        sums: dict[str, Any],
-        context: EvalContext,
-    ) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Scores:
         """Accuracies. Every validation reads the same masks and pairs; half of the pairs are negative."""
-        return Scores(
-            {
-                "accuracy": percent(sums["correct"], sums["tokens"]),
-                "perplexity": perplexity(sums["loss"]),
-                "pairs_accuracy": percent(sums["pairs_correct"], sums["pairs"]),
-            }
-        )
+        pairs = run.percent("pairs_correct", "pairs")
+        return Scores({"accuracy": run.percent(), "perplexity": run.perplexity, "pairs_accuracy": pairs})
 
 
 def _draw_others(document: Ids, rng: Rng) -> Ids:

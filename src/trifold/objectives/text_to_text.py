@@ -15,8 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,7 @@ from trifold.nn import Transformer
 from trifold.objectives.objective import (
     UNUSED_KEYS,
     BuildContext,
-    EvalContext,
+    EvalRun,
     LossTerm,
     Objective,
     ObjectiveSettings,
@@ -246,6 +245,7 @@ class TextToText(Objective):
     """Several tasks as one. start_id: first token of the decoder."""
 
     row_name, read_name, token_name = "rows", "target tokens", "target tokens"
+    save_options = {"append_eos": True}  # noqa: RUF012
 
     def __init__(self, settings: TextToTextSettings, tokenizer: Tokenizer, *, start_id: int) -> None:
         self.settings: TextToTextSettings = settings
@@ -294,14 +294,15 @@ class TextToText(Objective):
         """Cross-entropy over the target tokens, in nats."""
         return self._translate.loss(model, batch)
 
-    # --- scores, saving ----------------------------------------------------------------------------------
+    # --- scores ----------------------------------------------------------------------------------
 
-    def compute_scores(
-        self, model: Transformer, rows: Rows, examples: Mixture, sums: dict[str, Any], context: EvalContext
-    ) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Scores:
         """The score of each part's greedy outputs, and their mean."""
+        rows, context = run.rows, run.context
         greedy = GenerationConfig(max_new_tokens=context.generation.max_new_tokens)
-        found = generate_rows(model, rows.examples.sources, greedy, codec=self.tokenizer, poll=context.poll)
+        found = generate_rows(
+            run.model, rows.examples.sources, greedy, codec=self.tokenizer, poll=context.poll
+        )
         outputs = self.tokenizer.decode([best[0].tokens for best in found])
         scores, signatures = {}, []
         for name, start, stop in rows.parts:
@@ -324,11 +325,6 @@ class TextToText(Objective):
             )
         score = SCORES[kind](ours, targets)
         return score.value, str(score)
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer next to a model."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(folder, append_eos=True)
 
 
 # --- numbers as text -------------------------------------------------------------------------------------

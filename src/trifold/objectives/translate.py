@@ -24,13 +24,12 @@ from trifold.data import Pairs
 from trifold.errors import DataError
 from trifold.generate import GenerationConfig, Hypothesis
 from trifold.nn import Inputs, Transformer
-from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import Packing
 from trifold.objectives.objective import (
     TARGET_TOKENIZER_FILE,
     TOKENIZER_FILE,
     BuildContext,
-    EvalContext,
+    EvalRun,
     LossTerm,
     Objective,
     ObjectiveSettings,
@@ -38,6 +37,10 @@ from trifold.objectives.objective import (
     Scores,
     TaskBundle,
     select_readable,
+    token_loss,
+)
+from trifold.objectives.objective import (
+    Batch as BaseBatch,
 )
 from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Ragged
@@ -137,18 +140,13 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(BaseBatch):
     """Packed rows. labels (N,): the target at each position of the decoder's packed row, -1 in padding."""
 
     source: Inputs
     target: Inputs
     labels: Tensor
     tokens: int
-
-    def to(self, device: torch.device) -> Batch:
-        """A copy on another device."""
-        labels = self.labels.to(device, non_blocking=True)
-        return Batch(self.source.to(device), self.target.to(device), labels, self.tokens)
 
 
 class Translate(Objective):
@@ -193,20 +191,14 @@ class Translate(Objective):
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         """Label-smoothed cross-entropy over the target tokens, in nats."""
-        hidden = model(batch.source, batch.target)[0]
-        assert model.lm_head is not None
-        head = model.lm_head
-        sums = linear_cross_entropy(
-            head.features(hidden), head.weight, head.bias, batch.labels, self.settings.label_smoothing
-        )
-        return {"tokens": LossTerm(sums.loss, batch.tokens, nll=sums.nll)}
+        hidden, smoothing = model(batch.source, batch.target)[0], self.settings.label_smoothing
+        return {"tokens": token_loss(model, hidden, batch.labels, batch.tokens, smoothing)}
 
-    def compute_scores(
-        self, model: Transformer, rows: Pairs, examples: Examples, sums: dict[str, Any], context: EvalContext
-    ) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Scores:
         """Scores of greedy translations: a validation measures the weights, not the search."""
+        rows, context = run.rows, run.context
         greedy = GenerationConfig(max_new_tokens=context.generation.max_new_tokens)
-        hypotheses = self.predict(model, rows.sources, greedy, poll=context.poll)
+        hypotheses = self.predict(run.model, rows.sources, greedy, poll=context.poll)
         outputs = self.target.decode([best[0].tokens for best in hypotheses])
         scores = self.scores(outputs, rows.targets)
         samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
