@@ -1,7 +1,7 @@
-"""The one door through which anything lasting is written: flushed to the disk before its name can be seen.
+"""All durable writes: files are flushed to disk before their names become visible.
 
-Whoever wants to know what a power cut, a full disk or a slow one does to a run stands at this door: every byte, flush
-and rename passes through the functions below, and is looked up here when it does.
+Every byte, flush and rename of a run passes through these functions, which are looked up here at each call, so that
+tests can simulate a power cut, a full disk or a slow one.
 """
 
 from __future__ import annotations
@@ -17,74 +17,74 @@ from typing import BinaryIO, TypeAlias
 
 Bytes: TypeAlias = bytes | memoryview
 
-# What is to be done where a disk refuses; most often it is full.
+# Remedies by errno; by default the disk is taken to be full.
 REMEDIES = {
     errno.ENOENT: "put back what was moved or removed",
     errno.EACCES: "make it writable",
     errno.EPERM: "make it writable",
     errno.EROFS: "make the disk writable",
-    errno.EIO: "see whether the disk is sound",
+    errno.EIO: "check the disk for errors",
 }
 
 
 def remedy(error: OSError) -> str:
-    """What the user can do about it."""
+    """What the user can do about an error."""
     return REMEDIES.get(error.errno or 0, "free some disk space")
 
 
-def write(path: Path, pieces: Iterable[Bytes]) -> str:
-    """Write a new file, flushed; the SHA-256 (hexadecimal) of what was meant to be in it. Raises OSError."""
+def write(path: Path, chunks: Iterable[Bytes]) -> str:
+    """Write and flush a new file. Returns the SHA-256 (hexadecimal) of the intended content. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
-        for piece in pieces:
-            put(file, piece)
-            digest.update(piece)
+        for chunk in chunks:
+            put(file, chunk)
+            digest.update(chunk)
         flush(file)
     return digest.hexdigest()
 
 
 def replace_text(path: Path, text: str) -> None:
-    """The file is the old one or the new one, never half of it. Raises OSError, and then it is the old one."""
+    """Replace a file atomically. Raises OSError; then the old file is unchanged."""
     replace_bytes(path, text.encode("utf-8"))
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """As `replace_text`."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Replace a file atomically, like `replace_text`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write(aside, [content])
-        rename(aside, path)
+        write(temporary, [content])
+        rename(temporary, path)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     flush_folder(path.parent)
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What a process that was killed in `replace_text` and its kin left in a folder."""
+    """Temporary files in a folder left by processes that were killed while they replaced a file."""
     return [path for path in folder.glob(".*.tmp") if path.name.split(".")[-2].isdigit()]
 
 
-def put(file: BinaryIO, piece: Bytes) -> None:
-    """Some bytes more."""
-    file.write(piece)
+def put(file: BinaryIO, chunk: Bytes) -> None:
+    """Append bytes."""
+    file.write(chunk)
 
 
 def flush(file: BinaryIO) -> None:
-    """Return when the content is on the disk."""
+    """Wait until the content is on disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def flush_path(path: Path) -> None:
-    """The same of a file that somebody else has written."""
+    """Flush a file that is already closed."""
     with path.open("rb+") as file:
         flush(file)
 
 
 def flush_folder(path: Path) -> None:
-    """Return when the names in a folder are on the disk."""
-    if os.name == "nt":  # there, folders cannot be opened
+    """Wait until the names in a folder are on disk."""
+    if os.name == "nt":  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -94,17 +94,17 @@ def flush_folder(path: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """`new` is what `old` was, in one step."""
+    """Rename atomically, replacing `new`."""
     os.replace(old, new)
 
 
 def make_folder(path: Path) -> None:
-    """With those above it."""
+    """Create a folder and its parents."""
     path.mkdir(parents=True, exist_ok=True)
 
 
 def remove(path: Path) -> None:
-    """A file or a folder with all that is in it; what cannot be removed stays."""
+    """Remove a file or a folder with its content; ignore errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trifold.errors import SettingsError
-from trifold.text.abbreviations import LANGUAGES
-from trifold.text.sentences import split_sentences
+from trifold.text.sentences import LANGUAGES, split_sentences
 
 # | stands where a sentence ends and another begins.
 CASES = {

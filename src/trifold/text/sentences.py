@@ -9,12 +9,14 @@ follow Grefenstette and Tapanainen (1994) and Kiss and Strunk (2006), with table
 from __future__ import annotations
 
 import re
+import tomllib
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from trifold.errors import SettingsError
 from trifold.settings import nearest
-from trifold.text.abbreviations import ALL_LANGUAGES, LANGUAGES, Language
 
 _WIDE = "。！？｡．"  # need no white space after them
 _TERMINATORS = ".!?…‽⁇⁈⁉؟۔।॥።။" + _WIDE
@@ -35,6 +37,39 @@ _WORD = re.compile(r"\w+['’]?")
 _INITIALS = re.compile(r"(?:[^\W\d_]\.-?)*[^\W\d_]\Z")
 _ROMAN = re.compile(r"[IVX]+\Z")
 _QUOTING = ("と", "って", "という")  # after 「…。」 these continue the sentence
+
+
+@dataclass(frozen=True)
+class Language:
+    """Words of one language, as described in abbreviations.toml."""
+
+    within: frozenset[str]
+    either: frozenset[str]
+    numbered: frozenset[str]
+    starters: frozenset[str]
+    ordinals: bool = False
+
+
+def _read_languages() -> dict[str, Language]:
+    tables = tomllib.loads(Path(__file__).with_name("abbreviations.toml").read_text("utf-8"))
+    languages = {}
+    for name, table in tables.items():
+        ordinals = table.pop("ordinals", False)
+        languages[name] = Language(*(frozenset(table[kind].split()) for kind in _KINDS), ordinals)
+    return languages
+
+
+def _join_languages(languages: Iterable[Language]) -> Language:
+    """For text in an unknown language: the abbreviations of all languages."""
+    within, either, numbered, starters = map(
+        frozenset[str]().union, *((one.within, one.either, one.numbered, one.starters) for one in languages)
+    )
+    return Language(within - either, either, numbered, starters)
+
+
+_KINDS = ("within", "either", "numbered", "starters")
+LANGUAGES = _read_languages()
+ALL_LANGUAGES = _join_languages(LANGUAGES.values())
 
 
 def split_sentences(text: str, language: str | None = None) -> list[str]:

@@ -20,7 +20,7 @@ class TokenizerSettings(Settings):
     kind: Literal["byte-bpe", "bpe", "unigram", "word", "char"] = "bpe"
     vocab_size: int = Field(default=8000, ge=5)  # maximum number of tokens, including special ones
     joint: bool = True  # one vocabulary for source and target
-    min_frequency: int = Field(default=2, ge=1)  # of pairs (bpe), words or characters that get a token
+    min_frequency: int = Field(default=2, ge=1)  # of a pair (bpe), word or character that gets a token
     lowercase: bool = False
     punctuation: bool = True  # bpe, unigram, word: split off punctuation; false for tokenized text
     special: tuple[Literal["cls", "sep", "mask"], ...] = Field(
