@@ -55,7 +55,7 @@ def test_what_nobody_foresaw_is_not_dressed_up(run, monkeypatch):
         (errno.ENOSPC, "/some/file", "free some disk space and repeat"),
         (errno.ENOENT, b"/some/file", "put back what was moved or removed and repeat"),
         (errno.EACCES, "/some/file", "make it writable and repeat"),
-        (errno.EIO, "/some/file", "see whether the disk is sound and repeat"),
+        (errno.EIO, "/some/file", "check the disk for errors and repeat"),
     ],
 )
 def test_a_disk_that_refuses_is_told_by_its_place(run, monkeypatch, number, place, remedy):

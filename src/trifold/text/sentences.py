@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import tomllib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,19 +55,22 @@ def _read_languages() -> dict[str, Language]:
     languages = {}
     for name, table in tables.items():
         ordinals = table.pop("ordinals", False)
-        languages[name] = Language(*(frozenset(table[kind].split()) for kind in _KINDS), ordinals)
+        words = {kind: frozenset(text.split()) for kind, text in table.items()}
+        languages[name] = Language(ordinals=ordinals, **words)
     return languages
 
 
-def _join_languages(languages: Iterable[Language]) -> Language:
+def _join_languages(languages: Collection[Language]) -> Language:
     """For text in an unknown language: the abbreviations of all languages."""
-    within, either, numbered, starters = map(
-        frozenset[str]().union, *((one.within, one.either, one.numbered, one.starters) for one in languages)
+    union = frozenset[str]().union
+    within, either = union(*(one.within for one in languages)), union(*(one.either for one in languages))
+    numbered, starters = (
+        union(*(one.numbered for one in languages)),
+        union(*(one.starters for one in languages)),
     )
     return Language(within - either, either, numbered, starters)
 
 
-_KINDS = ("within", "either", "numbered", "starters")
 LANGUAGES = _read_languages()
 ALL_LANGUAGES = _join_languages(LANGUAGES.values())
 
