@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections import Counter
+from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -161,15 +162,20 @@ def test_an_installation_without_sources_is_an_error(collect, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_real_library_is_enough_for_the_demos():
+def test_splits_of_a_third_of_the_real_library(monkeypatch):
+    parse = stdlib._parse
+    monkeypatch.setattr(stdlib, "_parse", lambda path: None if crc32(path.name.encode()) % 3 else parse(path))
+    monkeypatch.setattr(stdlib, "MIN_EXAMPLES", 300)
+    stdlib.read_docstrings.cache_clear()
+    embedded.load_splits.cache_clear()
     functions = embedded.load_splits("functions")
     modules = {name: {row["module"] for row in rows} for name, rows in functions.items()}
     assert not modules["test"] & (modules["train"] | modules["valid"])
     assert not {row["signature"] for row in functions["train"]} & {
         row["signature"] for row in functions["test"]
     }
-    assert len(functions["train"]) > 5000
-    assert len({row["signature"] for row in functions["test"]}) >= 100
+    assert len(functions["train"]) > 2000
+    assert len({row["signature"] for row in functions["test"]}) >= 50
     assert all(check_function(row["text"]).does_something for row in functions["test"])
 
     raw, labelled = embedded.load_splits("docstrings"), embedded.load_splits("packages")
@@ -182,6 +188,8 @@ def test_the_real_library_is_enough_for_the_demos():
     labels = {name: {row["package"] for row in rows} for name, rows in labelled.items()}
     assert len(labels["train"]) == stdlib.N_PACKAGES
     assert labels["test"] <= labels["train"]
+    stdlib.read_docstrings.cache_clear()
+    embedded.load_splits.cache_clear()
 
 
 def test_a_stripped_function_has_no_docstring():

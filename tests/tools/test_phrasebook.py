@@ -113,15 +113,6 @@ def test_more_rows_than_there_are_is_an_error() -> None:
         book.split(1_000, 10**6)
 
 
-@pytest.mark.slow
-def test_constructions_do_not_contradict_each_other() -> None:
-    translations: dict[str, str] = {}
-    for construction in book.TABLE:
-        for phrase in book.phrases_of(construction):
-            assert translations.setdefault(phrase.english, phrase.french) == phrase.french, phrase
-            assert phrase.words, phrase
-
-
 @pytest.mark.parametrize(
     ("infinitive", "present", "je_future", "participle"),
     [

@@ -54,7 +54,8 @@ def _book() -> tuple[Phrase, ...]:
     book: dict[str, Phrase] = {}
     for construction in TABLE:
         for phrase in phrases_of(construction):
-            book.setdefault(phrase.english, phrase)
+            earlier = book.setdefault(phrase.english, phrase)
+            assert earlier.french == phrase.french, f"{earlier} and {phrase} contradict each other"
     return tuple(book.values())
 
 
