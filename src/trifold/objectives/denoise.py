@@ -61,7 +61,6 @@ class DenoisingSettings(DocumentObjectiveSettings):
         raise NotImplementedError
 
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> Denoise:
-        """The objective, for rows of at most `width` tokens."""
         return Denoise(self, tokenizer, width, cut, start_id=config.start_id)
 
 
@@ -158,15 +157,10 @@ class Denoise(DocumentObjective):
         *,
         start_id: int,
     ) -> None:
-        self.settings: DenoisingSettings = settings
-        self.tokenizer, self.cut = tokenizer, cut
         self.corrupt = settings.corruption(tokenizer, width)
         if settings.best_by == "exact_match" and not settings.written:
             raise SettingsError("task.best_by: exact_match requires generated texts; set task.written=100")
-        self.n_special = 1  # </s>
-        self.room = width - self.n_special
-        if self.room < 1:
-            raise SettingsError(f"model.max_positions: {width} tokens leave no room for a text; raise it")
+        super().__init__(settings, tokenizer, width, 1, cut)  # 1: </s>
         self._translate = Translate(settings, tokenizer, tokenizer, start_id=start_id)
 
     def describe(self, documents: AnnotatedTexts) -> Iterator[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trifold.data import Documents, read_document_splits
-from trifold.errors import DataError
+from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
 from trifold.nn.config import Shape
 from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle, plan_all
@@ -105,9 +105,15 @@ class DocumentObjective(Objective):
     room: tokens of a chunk, without special ones. n_special: special tokens added to each chunk.
     """
 
-    room: int
-    n_special: int
-    cut: Cut = "pieces"
+    def __init__(
+        self, settings: Any, tokenizer: Tokenizer, width: int, n_special: int, cut: Cut = "pieces"
+    ) -> None:
+        self.settings, self.tokenizer, self.cut = settings, tokenizer, cut
+        self.n_special, self.room = n_special, width - n_special
+        if self.room < 1:
+            raise SettingsError(
+                f"model.max_positions: {width} tokens leave no room for a text beside special tokens; raise it"
+            )
 
     def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Any:
         """Chunks of the documents."""
@@ -130,7 +136,7 @@ class DocumentObjectiveSettings(ObjectiveSettings):
     redraws: ClassVar[bool] = False
 
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> DocumentObjective:
-        """The objective, for rows of at most `width` tokens."""
+        """The objective, for a model that reads `width` tokens at once."""
         raise NotImplementedError
 
     def _build(self, context: BuildContext) -> TaskBundle:

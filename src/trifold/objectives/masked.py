@@ -42,7 +42,6 @@ class MaskedSettings(MaskingSettings):
     )
 
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> MaskedLM:
-        """The objective, for rows of at most `width` tokens."""
         return MaskedLM(self, tokenizer, config, width, cut)
 
 
@@ -59,16 +58,9 @@ class MaskedLM(DocumentObjective):
         width: int,
         cut: Cut = "pieces",
     ) -> None:
-        self.settings: MaskedSettings = settings
-        self.tokenizer, self.cut = tokenizer, cut
         self.masking = Masking(settings, tokenizer, config)
         self.special = SpecialTokens.of_text(tokenizer)
-        self.n_special = self.special.size
-        self.room = width - self.n_special
-        if self.room < 1:
-            raise SettingsError(
-                f"model.max_positions: {width} tokens leave no room for a text beside special tokens; raise it"
-            )
+        super().__init__(settings, tokenizer, width, self.special.size, cut)
         if settings.boundary and not (len(self.special.before) and len(self.special.after)):
             raise SettingsError(
                 "task.boundary: a span at the end of a text has no neighbor, because the tokenizer adds no special "

@@ -65,7 +65,6 @@ class PermutationSettings(DocumentObjectiveSettings):
     longest: int = Field(5, ge=1, description="spans: largest length in tokens")
 
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> Permutation:
-        """The objective, for rows of at most `width` tokens."""
         return Permutation(self, tokenizer, config, width, cut)
 
 
@@ -100,16 +99,9 @@ class Permutation(DocumentObjective):
             )
         if "lm" not in config.chosen_heads:
             raise SettingsError("model.heads: the model has no language-model head; set model.heads=[lm]")
-        self.settings: PermutationSettings = settings
-        self.tokenizer, self.cut = tokenizer, cut
         self.special = SpecialTokens.of_text(tokenizer)
         self.is_special = special_flags(tokenizer)
-        self.n_special = self.special.size
-        self.room = width - self.n_special
-        if self.room < 1:
-            raise SettingsError(
-                f"model.max_positions: {width} tokens leave no room for a text beside special tokens; raise it"
-            )
+        super().__init__(settings, tokenizer, width, self.special.size, cut)
 
     def batch(
         self, examples: DocumentChunks, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0

@@ -57,7 +57,6 @@ class SentencePairSettings(MaskingSettings):
     )
 
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> SentencePairs:
-        """The objective, for rows of at most `width` tokens."""
         return SentencePairs(self, tokenizer, config, width)
 
 
@@ -66,6 +65,11 @@ class Count(NamedTuple):
 
     number: int
     tokens: int
+
+    @classmethod
+    def of(cls, tokens: Ids) -> Count:
+        """The number of non-zero entries, and their sum."""
+        return cls(int(np.count_nonzero(tokens)), int(tokens.sum()))
 
 
 class Unused(NamedTuple):
@@ -128,8 +132,6 @@ class SentencePairs(DocumentObjective):
     def __init__(
         self, settings: SentencePairSettings, tokenizer: Tokenizer, config: ModelConfig, width: int
     ) -> None:
-        self.settings: SentencePairSettings = settings
-        self.tokenizer = tokenizer
         self.masking = Masking(settings, tokenizer, config)
         if missing := set(HEADS).difference(config.chosen_heads):
             raise SettingsError(
@@ -141,8 +143,7 @@ class SentencePairs(DocumentObjective):
                 "tokenizer.special: the pooler reads the first token, and the tokenizer adds none before a text; "
                 "set tokenizer.special=[cls, sep, mask]"
             )
-        self.n_special = self.special.size
-        self.room = width - self.n_special
+        super().__init__(settings, tokenizer, width, self.special.size)
         if self.room < 2:
             raise SettingsError(f"model.max_positions: {width} tokens leave no room for two texts; raise it")
 
@@ -299,11 +300,7 @@ def _count_unused(rows: AnnotatedTexts, document: Ids, whole: Ids, bounds: Ids) 
     used = np.bincount(document, weights=whole[:, 2] - whole[:, 0], minlength=len(rows)).astype(np.int64)
     rest, paired = rows.lengths - used, used > 0
     lost = (whole[:, 2] - whole[:, 0]) - (bounds[:, 2] - bounds[:, 0])
-    return Unused(*(_count(tokens) for tokens in (rest[~paired], rest[paired], lost)))
-
-
-def _count(tokens: Ids) -> Count:
-    return Count(int(np.count_nonzero(tokens)), int(tokens.sum()))
+    return Unused(*map(Count.of, (rest[~paired], rest[paired], lost)))
 
 
 def _share_room(first: int, second: int, room: int) -> tuple[int, int]:
