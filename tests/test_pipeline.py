@@ -58,7 +58,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("shape", ["encoder-decoder", "decoder", "encoder", "classifier"])
 @torch.no_grad()
-def test_logits_of_a_padded_row_are_those_of_the_row_alone(shape: str) -> None:
+def test_logits_do_not_depend_on_padding(shape: str) -> None:
     pipe = made(shape)
     (tokens, attend), written = batch(), torch.randint(4, 40, (3, 4))
     both = (written,) if shape == "encoder-decoder" else ()
@@ -72,7 +72,7 @@ def test_logits_of_a_padded_row_are_those_of_the_row_alone(shape: str) -> None:
 
 
 @torch.no_grad()
-def test_logits_are_what_the_head_makes_of_the_last_hidden_state() -> None:
+def test_logits_are_the_head_of_the_last_hidden_state() -> None:
     pipe, (tokens, attend) = made("encoder-decoder"), batch()
     written = torch.randint(4, 40, (3, 4))
     states = pipe.hidden_states(tokens, attend, written)
@@ -85,7 +85,7 @@ def test_logits_are_what_the_head_makes_of_the_last_hidden_state() -> None:
 
 
 @torch.no_grad()
-def test_a_second_input_left_out_is_the_first_one_place_later() -> None:
+def test_the_default_decoder_input_is_shifted() -> None:
     pipe, (tokens, attend) = made("encoder-decoder"), batch()
     later = torch.cat([torch.full((3, 1), pipe.config.start_id), tokens[:, :-1]], 1)
     assert torch.equal(pipe.logits(tokens, attend), pipe.logits(tokens, attend, later))
@@ -97,7 +97,7 @@ def test_gradients_flow() -> None:
     assert all(parameter.grad is not None for parameter in pipe.model.parameters())
 
 
-def test_pictures_are_read_too() -> None:
+def test_logits_of_images() -> None:
     sizes = {"image_size": (8, 8), "patch_size": (4, 4), "max_positions": 5, "positions": "learned"}
     pipe = made("bare", heads=("sequence",), n_labels=3, scale_embeddings=False, **sizes)
     pixels = torch.randn(2, 3, 8, 8)
@@ -121,14 +121,14 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_does_not_fit_is_refused_with_its_name(case: str) -> None:
+def test_invalid_tensors_are_errors(case: str) -> None:
     given, error, said = BAD[case]
     tokens, attend = batch()
     with pytest.raises(error, match=said):
         made("decoder").logits(**({"tokens": tokens, "attend": attend} | given))
 
 
-def test_without_a_head_there_are_hidden_states_only() -> None:
+def test_logits_require_a_head() -> None:
     pipe, (tokens, attend) = made("bare"), batch()
     with pytest.raises(UsageError, match="use hidden_states"):
         pipe.logits(tokens, attend)
@@ -158,14 +158,14 @@ def by_hand(pipe: Pipeline, tokens: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("shape", WRITERS)
-def test_tokens_are_the_likeliest_ones_whatever_stands_beside_them(shape: str) -> None:
+def test_greedy_tokens_do_not_depend_on_the_batch(shape: str) -> None:
     pipe, (tokens, attend) = made(shape), batch()
     found = pipe.generate_tokens(tokens, attend, max_new_tokens=6)
     for row, length in enumerate(attend.sum(1).tolist()):
         assert found[row] == by_hand(pipe, tokens[row, :length].tolist(), 6)
 
 
-def test_a_prompt_may_be_padded_in_front() -> None:
+def test_a_prompt_can_be_padded_on_the_left() -> None:
     pipe, (tokens, attend) = made("decoder"), batch()
     turned = pipe.generate_tokens(tokens.flip(1), attend.flip(1), max_new_tokens=5)
     for row, length in enumerate(attend.sum(1).tolist()):
@@ -173,7 +173,7 @@ def test_a_prompt_may_be_padded_in_front() -> None:
 
 
 @pytest.mark.parametrize("shape", WRITERS)
-def test_text_is_read_written_and_decoded(shape: str, tokenizer: Tokenizer) -> None:
+def test_generate_encodes_and_decodes_text(shape: str, tokenizer: Tokenizer) -> None:
     pipe = made(shape, tokenizer)
     read = pipe.read(TEXTS)
     assert all((ids[-1] == pipe.config.eos_id) == (shape == "encoder-decoder") for ids in read)
@@ -189,7 +189,7 @@ def test_text_is_read_written_and_decoded(shape: str, tokenizer: Tokenizer) -> N
 
 
 @pytest.mark.parametrize("shape", ["encoder", "classifier", "bare"])
-def test_what_writes_nothing_says_what_to_do_instead(shape: str, tokenizer: Tokenizer) -> None:
+def test_an_encoder_cannot_generate(shape: str, tokenizer: Tokenizer) -> None:
     pipe = made(shape, tokenizer)
     with pytest.raises(UsageError, match="cannot generate text; use `trifold predict`"):
         pipe.generate(TEXTS[0])
@@ -197,7 +197,7 @@ def test_what_writes_nothing_says_what_to_do_instead(shape: str, tokenizer: Toke
         pipe.generate_tokens(torch.ones(1, 3).long())
 
 
-def test_a_decoder_without_a_head_that_writes_is_no_writer(tokenizer: Tokenizer) -> None:
+def test_a_decoder_without_language_model_head_cannot_generate(tokenizer: Tokenizer) -> None:
     pipe = made("decoder", tokenizer, heads=("sequence",), classifier_input="last")
     with pytest.raises(
         UsageError, match=r"no language-model head \(its heads: sequence\); use `trifold predict`"
@@ -206,12 +206,12 @@ def test_a_decoder_without_a_head_that_writes_is_no_writer(tokenizer: Tokenizer)
 
 
 @pytest.mark.parametrize("shape", WRITERS)
-def test_a_text_without_tokens_is_named(shape: str, tokenizer: Tokenizer) -> None:
+def test_a_text_without_tokens_is_an_error(shape: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match="text 2 of 2 has no tokens: nothing to"):
         made(shape, tokenizer).generate([TEXTS[0], ""])
 
 
-def test_settings_that_are_not_known_are_refused(tokenizer: Tokenizer) -> None:
+def test_unknown_arguments_are_errors(tokenizer: Tokenizer) -> None:
     with pytest.raises(SettingsError, match="did you mean 'num_beams'"):
         made("decoder", tokenizer).generate(TEXTS[0], num_beam=3)
 
@@ -220,9 +220,7 @@ def test_settings_that_are_not_known_are_refused(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_saved_and_loaded_it_is_the_same_and_so_are_the_bytes(
-    shape: str, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_saving_and_loading_is_exact(shape: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     pipe = made(shape, tokenizer)
     pipe.save(tmp_path / "once")
     again = load(tmp_path / "once")
@@ -240,7 +238,7 @@ def test_saved_and_loaded_it_is_the_same_and_so_are_the_bytes(
         assert once == twice, name
 
 
-def test_the_same_question_has_the_same_bits_whatever_lies_beside_it_in_memory() -> None:
+def test_results_do_not_depend_on_memory_alignment() -> None:
     tokens, attend = batch()
     kept = []  # so that the next numbers lie elsewhere
     for first in range(30):
@@ -251,7 +249,7 @@ def test_the_same_question_has_the_same_bits_whatever_lies_beside_it_in_memory()
             assert torch.equal(pipe.logits(tokens, attend), answer)
 
 
-def test_a_folder_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_accepts_ids(tmp_path: Path) -> None:
     pipe = made("decoder")
     pipe.save(tmp_path)
     assert not (tmp_path / "tokenizer.json").exists()
@@ -265,14 +263,14 @@ def test_a_folder_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
         again.generate("a dog")
 
 
-def test_a_tokenizer_that_is_there_must_be_readable(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_an_invalid_tokenizer_is_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
     made("decoder", tokenizer).save(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises((CheckpointError, DataError), match=r"tokenizer\.json"):
         load(tmp_path)
 
 
-def test_arguments_go_before_the_settings_of_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_arguments_take_precedence_over_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
     pipe = made("decoder", tokenizer)
     pipe.save(tmp_path)
     path = tmp_path / "generation_config.json"
@@ -287,7 +285,7 @@ def test_arguments_go_before_the_settings_of_the_folder(tokenizer: Tokenizer, tm
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_folder_of_the_reference_writes_what_it_writes_there(tied: bool, tmp_path: Path) -> None:
+def test_generation_equals_that_of_transformers(tied: bool, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}

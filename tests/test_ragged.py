@@ -11,7 +11,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), min_size=1
 
 
 @given(SEQUENCES)
-def test_it_holds_what_it_was_given(sequences):
+def test_a_ragged_contains_its_sequences(sequences):
     ragged = Ragged.of(sequences)
     assert len(ragged) == len(sequences)
     assert ragged.lengths.tolist() == [len(sequence) for sequence in sequences]
@@ -21,7 +21,7 @@ def test_it_holds_what_it_was_given(sequences):
 
 
 @given(SEQUENCES, st.data())
-def test_padded_is_each_row_cut_or_filled(sequences, data):
+def test_padded_truncates_or_pads(sequences, data):
     rows = np.array(data.draw(st.lists(st.integers(0, len(sequences) - 1), min_size=1, max_size=8)))
     width, pad = data.draw(st.integers(0, 12)), data.draw(st.integers(0, 5))
     table = Ragged.of(sequences).padded(rows, width, pad)
@@ -30,13 +30,13 @@ def test_padded_is_each_row_cut_or_filled(sequences, data):
     assert table.tolist() == [(sequences[row] + [pad] * width)[:width] for row in rows]
 
 
-def test_no_sequence_at_all():
+def test_an_empty_ragged():
     assert len(Ragged.of([])) == 0
     assert Ragged.of([]).lengths.tolist() == []
 
 
 @given(SEQUENCES, st.data())
-def test_joined_is_the_beginnings_of_the_rows_one_after_the_other(sequences, data):
+def test_joined_concatenates_the_beginnings_of_rows(sequences, data):
     rows = np.array(data.draw(st.lists(st.integers(0, len(sequences) - 1), min_size=1, max_size=8)))
     lengths = np.array([data.draw(st.integers(0, len(sequences[row]))) for row in rows])
     wanted = [token for row, length in zip(rows, lengths, strict=True) for token in sequences[row][:length]]

@@ -30,7 +30,7 @@ def write(tmp_path):
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_shipped_recipe_is_one(name):
+def test_every_included_recipe_is_valid(name):
     recipe = load_recipe(name)
     assert recipe.name == name
     assert recipe.description.strip() == recipe.description != ""
@@ -43,16 +43,16 @@ def test_every_shipped_recipe_is_one(name):
     assert (recipe.data.valid and tested) or recipe.data.holdout
 
 
-def test_the_recipes_of_the_readme_are_there():
+def test_the_recipes_of_the_readme_exist():
     assert {"smoke", "demo", "multi30k-en-de"} <= set(recipe_names())
 
 
-def test_the_published_model_is_the_published_size():
+def test_the_published_preset_has_the_published_size():
     tiny = load_recipe("multi30k-en-de").model
     assert (tiny.n_layers, tiny.decoder_layers, tiny.d_model, tiny.d_ff, tiny.n_heads) == (4, 4, 128, 256, 4)
 
 
-def test_trifold_recipes_names_them_with_their_descriptions(capsys):
+def test_trifold_recipes_lists_names_and_descriptions(capsys):
     assert main(["recipes"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert all(name in printed for name in recipe_names())
@@ -98,23 +98,23 @@ def test_an_override_sets_the_value_under_its_key(override, value):
     assert type(found) is type(value)
 
 
-def test_the_last_of_several_overrides_wins_and_mappings_do_the_same():
+def test_the_last_override_wins():
     assert load_recipe("smoke", ["train.steps=60", "train.steps=70"]).train.steps == 70
     assert load_recipe("smoke", {"train.steps": 70}) == load_recipe("smoke", ["train.steps=70"])
 
 
-def test_an_override_replaces_one_key_and_leaves_its_neighbours():
+def test_an_override_replaces_one_key():
     before, after = load_recipe("smoke"), load_recipe("smoke", ["model.dropout=0.3"])
     assert after.model == before.model.model_copy(update={"dropout": 0.3})
 
 
 @pytest.mark.parametrize("text", ["train.steps", "=5", "steps 5"])
-def test_an_override_without_key_or_value_is_a_wrong_use(text):
+def test_an_override_without_key_or_value_is_an_error(text):
     with pytest.raises(UsageError, match=r"is not key=value; an example is train\.steps=2000"):
         load_recipe("smoke", [text])
 
 
-def test_an_override_below_a_value_is_refused():
+def test_an_override_below_a_value_is_an_error():
     with pytest.raises(SettingsError, match=r"train\.steps\.more: steps is a value, not a group of keys"):
         load_recipe("smoke", ["train.steps.more=5"])
 
@@ -123,7 +123,7 @@ def test_an_override_below_a_value_is_refused():
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_is_a_beginning_that_keys_change(write, preset):
+def test_keys_change_a_preset(write, preset):
     path = write(f"data: {{train: a.tsv}}\nmodel: {{preset: {preset}, dropout: 0.25}}\n")
     assert load_recipe(path).model == PRESETS[preset].model_copy(update={"dropout": 0.25})
     assert load_recipe(path, ["model.n_layers=1"]).model.n_layers == 1
@@ -142,14 +142,14 @@ def test_an_unknown_preset_shows_the_nearest():
         load_recipe("smoke", ["model.preset=transformer-bas"])
 
 
-def test_without_a_model_it_is_the_base_model_of_the_paper(write):
+def test_the_default_model_is_the_base_model_of_the_paper(write):
     assert load_recipe(write("data: {train: a.tsv}\n")).model == PRESETS["transformer-base"]
 
 
 # --- files ---------------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_called_by_its_stem_unless_it_says_otherwise(write):
+def test_the_default_name_is_the_stem_of_the_file(write):
     assert load_recipe(write("data: {train: a.tsv}\n", "en-xx.yaml")).name == "en-xx"
     assert load_recipe(write("name: other\ndata: {train: a.tsv}\n", "en-xx.yaml")).name == "other"
 
@@ -170,25 +170,25 @@ def test_a_file_is_called_by_its_stem_unless_it_says_otherwise(write):
         ("description: no data", ["data: a value is required"]),
     ],
 )
-def test_a_file_that_is_no_recipe_says_where_and_why(write, text, words):
+def test_an_invalid_file_is_an_error_with_its_place(write, text, words):
     with pytest.raises(SettingsError) as caught:
         load_recipe(write(text))
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def test_a_file_that_is_not_utf_8_is_named_with_the_byte(tmp_path):
+def test_invalid_utf_8_is_an_error_with_its_byte(tmp_path):
     path = tmp_path / "latin.yaml"
     path.write_bytes(b"description: caf" + b"\xe9\n")
     with pytest.raises(SettingsError, match=r"latin\.yaml: byte 17 is not valid UTF-8"):
         load_recipe(path)
 
 
-def test_a_file_that_is_not_there():
+def test_a_missing_file_is_an_error():
     with pytest.raises(UsageError, match=r"nowhere\.yaml: file not found"):
         load_recipe("nowhere.yaml")
 
 
-def test_a_name_that_is_not_known_shows_the_nearest():
+def test_an_unknown_name_shows_the_nearest():
     with pytest.raises(UsageError, match=r"unknown recipe 'smok'; did you mean 'smoke'\?"):
         load_recipe("smok")
 
@@ -197,7 +197,7 @@ def test_a_name_that_is_not_known_shows_the_nearest():
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_resolved_reads_back_as_the_same_recipe_with_every_default_written_out(write, name):
+def test_resolved_parses_to_the_same_recipe(write, name):
     recipe = load_recipe(name)
     text = recipe.resolved()
     assert load_recipe(write(text)) == recipe
@@ -207,7 +207,7 @@ def test_resolved_reads_back_as_the_same_recipe_with_every_default_written_out(w
 @example("a\x85b\u2028c\u2029", 1e-9)
 @settings(max_examples=20)
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0")), st.floats(1e-12, 1e6))
-def test_any_text_and_any_number_survive_the_way_to_disk_and_back(tmp_path_factory, text, number):
+def test_text_and_numbers_survive_yaml(tmp_path_factory, text, number):
     recipe = load_recipe("smoke", {"description": text, "train.learning_rate": number})
     path = tmp_path_factory.getbasetemp() / "round.yaml"
     path.write_text(recipe.resolved(), encoding="utf-8", newline="\n")
@@ -217,7 +217,7 @@ def test_any_text_and_any_number_survive_the_way_to_disk_and_back(tmp_path_facto
 @pytest.mark.parametrize(
     "text", ["5e-4", "no", "yes", "true", "2017-06-12", "010", "1_000", "~", "null", "1:30", "=", "a: b"]
 )
-def test_text_that_looks_like_something_else_stays_text(write, text):
+def test_text_that_looks_like_another_type_stays_text(write, text):
     recipe = load_recipe("smoke", {"description": text})
     assert load_recipe(write(recipe.resolved())).description == text
 
@@ -299,7 +299,7 @@ def test_text_that_looks_like_something_else_stays_text(write, text):
         ({"schedule": "noam"}, r"train\.schedule: .*'inverse-sqrt'.*got 'noam'"),
     ],
 )
-def test_settings_of_training_that_contradict_each_other_are_refused(values, message):
+def test_contradictory_train_settings_are_errors(values, message):
     with pytest.raises(SettingsError, match=message):
         TrainSettings.parse(values, at="train")
 
@@ -314,7 +314,7 @@ def test_settings_of_training_that_contradict_each_other_are_refused(values, mes
         {"schedule": "constant", "warmup": 0, "steps": 1},
     ],
 )
-def test_where_something_is_learnt_a_short_schedule_is_allowed(values):
+def test_short_schedules_with_a_positive_rate_are_valid(values):
     settings = TrainSettings.parse(values)
     rates = [
         rate(
@@ -346,7 +346,7 @@ def test_numbers_of_training_are_finite(key, value):
         TrainSettings.parse({key: value}, at="train")
 
 
-def test_a_recipe_never_changes():
+def test_a_recipe_is_immutable():
     recipe = load_recipe("smoke")
     assert isinstance(recipe, Recipe)
     with pytest.raises(Exception, match="frozen"):

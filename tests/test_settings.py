@@ -50,14 +50,14 @@ GOOD = {"owner": "me"}
         (GOOD | {"load": True}, "cart.load: input should be a valid number, got True"),
     ],
 )
-def test_a_wrong_key_is_named_with_its_value_and_the_remedy(values, message):
+def test_an_error_names_key_value_and_remedy(values, message):
     with pytest.raises(SettingsError) as caught:
         Cart.parse(values, at="cart")
     assert str(caught.value) == message
     assert caught.value.exit_code == 2
 
 
-def test_every_wrong_key_has_its_line():
+def test_every_wrong_key_has_a_line():
     with pytest.raises(SettingsError) as caught:
         Cart.parse({"load": "heavy", "wheel": {"size": 0, "sise": 1}})
     assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
@@ -65,19 +65,19 @@ def test_every_wrong_key_has_its_line():
     ]  # fmt: skip
 
 
-def test_whole_numbers_are_numbers_and_nothing_else_is_converted():
+def test_only_integers_convert_to_floats():
     assert Cart.parse(GOOD | {"load": 2}).load == 2.0
     with pytest.raises(SettingsError):
         Cart.parse({"owner": 7})
 
 
-def test_settings_never_change():
+def test_settings_are_immutable():
     cart = Cart.parse(GOOD)
     with pytest.raises(ValidationError):
         cart.load = 2.0  # type: ignore[misc]
 
 
-def test_nearest_shows_one_or_all():
+def test_nearest_shows_one_or_all_names():
     assert nearest("trian", ["train", "valid"]) == "; did you mean 'train'?"
     assert nearest("xyz", ["train", "valid"], "splits") == "; known splits: train, valid"
 
@@ -115,13 +115,13 @@ class Carriage(Settings):
         (5, "drawn_by: a group of keys is required, got 5"),
     ],
 )
-def test_a_wrong_key_of_one_of_several_kinds_is_named_as_the_user_wrote_it(values, message):
+def test_an_error_in_a_union_names_the_key_as_written(values, message):
     with pytest.raises(SettingsError) as caught:
         Carriage.parse({"drawn_by": values})
     assert str(caught.value) == message
 
 
-def test_the_kind_chooses():
+def test_the_kind_selects_the_class():
     assert Carriage.parse({"drawn_by": {"kind": "motor"}}).drawn_by == Motor()
     assert Carriage.parse({}).drawn_by == Horse()
 

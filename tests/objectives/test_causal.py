@@ -13,7 +13,6 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from torch.nn import functional as F
 
 from trifold.batches import BatchSettings
-from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.objectives.causal import Causal, CausalSettings, chunk_corpus
@@ -73,7 +72,7 @@ def asked(found):
 
 
 @given(lengths, st.integers(1, 20), st.sampled_from(["pieces", "windows"]), st.integers(0, 2**64 - 2048))
-def test_every_token_but_the_first_of_a_document_is_asked_for_once(lengths, width, cut, draw):
+def test_every_token_but_the_first_of_a_document_is_a_label_once(lengths, width, cut, draw):
     found = chunk_corpus(corpus(lengths), width, cut, draw)
     wanted = [100 * document + place for document, n in enumerate(lengths) for place in range(1, n)]
     assert sorted(asked(found)) == wanted
@@ -84,7 +83,7 @@ def test_every_token_but_the_first_of_a_document_is_asked_for_once(lengths, widt
 @given(
     lengths, st.integers(1, 20), st.sampled_from(["pieces", "windows", "drop"]), st.integers(0, 2**64 - 2048)
 )
-def test_no_piece_reaches_into_another_document(lengths, width, cut, draw):
+def test_chunks_do_not_cross_documents(lengths, width, cut, draw):
     found = chunk_corpus(corpus(lengths), width, cut, draw)
     for start, size in zip(found.chunks.starts, found.chunks.sizes, strict=True):
         stretch = found.ids[start : start + size + 1]
@@ -92,7 +91,7 @@ def test_no_piece_reaches_into_another_document(lengths, width, cut, draw):
 
 
 @given(lengths, st.integers(1, 20))
-def test_what_is_dropped_is_whole_documents(lengths, width):
+def test_drop_removes_whole_documents(lengths, width):
     wanted = [
         100 * document + place
         for document, n in enumerate(lengths)
@@ -102,7 +101,7 @@ def test_what_is_dropped_is_whole_documents(lengths, width):
     assert asked(chunk_corpus(corpus(lengths), width, "drop")) == wanted
 
 
-def test_windows_lie_elsewhere_with_each_draw_and_in_the_same_places_with_the_same():
+def test_windows_are_a_function_of_the_draw():
     rows = corpus([1000, 5])
     one, two, again = (chunk_corpus(rows, 16, "windows", draw) for draw in (7, 8, 7))
     assert one.chunks.starts.tolist() == again.chunks.starts.tolist() != two.chunks.starts.tolist()
@@ -116,7 +115,7 @@ def test_windows_lie_elsewhere_with_each_draw_and_in_the_same_places_with_the_sa
 
 
 @pytest.mark.parametrize(("begin", "end"), [(True, True), (True, False), (False, True), (False, False)])
-def test_what_stands_around_a_document_is_the_settings_to_say(tokenizer, begin, end):
+def test_begin_and_end_add_special_tokens(tokenizer, begin, end):
     rows = task_of(tokenizer, begin=begin, end=end).encode(TEXTS)
     for number, text in enumerate(TEXTS):
         ids = rows.tokens.ids[rows.tokens.starts[number] : rows.tokens.starts[number + 1]].tolist()
@@ -126,7 +125,7 @@ def test_what_stands_around_a_document_is_the_settings_to_say(tokenizer, begin, 
     assert rows.bytes == sum(len(text.encode()) for text in TEXTS) - firsts
 
 
-def test_bytes_are_those_that_the_tokens_hold():
+def test_bytes_exclude_text_that_the_tokenizer_loses():
     """Nobody guesses repeated spaces where tokens are words, and so they make no text easier."""
     words = train_tokenizer(TEXTS, TokenizerSettings(kind="word", vocab_size=60, min_frequency=1))
     plain, spaced = ["to be or", "not to be"], ["to   be\tor", "not to    be"]
@@ -135,7 +134,7 @@ def test_bytes_are_those_that_the_tokens_hold():
     assert kept.bytes == lost.bytes == both.bytes / 2 == sum(map(len, plain))
 
 
-def test_bytes_that_only_decoding_puts_there_count_for_nothing():
+def test_bytes_exclude_text_that_decoding_inserts():
     library = Library(models.WordPiece({"[UNK]": 0, "a": 1, "(": 2, ")": 3}, unk_token="[UNK]"))
     library.pre_tokenizer, library.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     tokenizer = Tokenizer(library)
@@ -177,7 +176,7 @@ BYTES_OF_THE_FIRST = {
 
 
 @pytest.mark.parametrize("kind", BYTES_OF_THE_FIRST)
-def test_half_a_character_has_its_own_bytes_and_no_more(kind):
+def test_bytes_of_a_partial_character(kind):
     tokenizer, known = BYTES_OF_THE_FIRST[kind]
     for text, first in known.items():
         rows = task_of(tokenizer, begin=False).encode([text] * 5)
@@ -185,7 +184,7 @@ def test_half_a_character_has_its_own_bytes_and_no_more(kind):
 
 
 @given(st.lists(st.text("aé日😀 \ufffd", max_size=4), max_size=4))
-def test_where_every_token_is_a_byte_one_a_document_is_not_asked_for(texts):
+def test_bytes_of_byte_tokens_exclude_one_per_document(texts):
     rows = task_of(BYTES_OF_THE_FIRST["bytes"][0], begin=False).encode(texts)
     assert rows.bytes == sum(max(len(text.encode()) - 1, 0) for text in texts)
 
@@ -193,7 +192,7 @@ def test_where_every_token_is_a_byte_one_a_document_is_not_asked_for(texts):
 # --- examples to batch to loss -------------------------------------------------------------------------------
 
 
-def test_each_place_is_asked_for_the_token_behind_it(tokenizer):
+def test_labels_are_the_next_tokens(tokenizer):
     task = task_of(tokenizer)
     examples = task.examples(task.encode(TEXTS))
     chosen = np.array([3, 0, 5])
@@ -223,20 +222,8 @@ def by_hand(model, examples, rows):
     return torch.cat(losses), torch.cat(hits)
 
 
-@pytest.mark.parametrize("begin", [True, False])
-def test_pieces_of_a_batch_do_not_see_each_other(tokenizer, model, begin):
-    task = task_of(tokenizer, begin=begin)
-    examples = task.examples(task.encode(TEXTS))
-    every = np.arange(len(examples.chunks.sizes))
-    with torch.no_grad():
-        term = task.loss(model, task.batch(examples, every))["tokens"]
-        losses, _ = by_hand(model, examples, every)
-    assert term.count == len(losses)
-    assert torch.allclose(term.sum, losses.sum(), rtol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_learning_takes_the_packed_way_and_gives_the_same_gradient(tokenizer, model, dtype):
+def test_packed_gradients_equal_those_of_single_chunks(tokenizer, model, dtype):
     task = task_of(tokenizer)
     examples = task.examples(task.encode(TEXTS))
     every = np.arange(len(examples.chunks.sizes))
@@ -247,24 +234,11 @@ def test_learning_takes_the_packed_way_and_gives_the_same_gradient(tokenizer, mo
     assert (ours - theirs).norm() <= (1e-5 if dtype is torch.float32 else 0.1) * theirs.norm()
 
 
-@given(st.integers(1, 64), st.integers(1, 40))
-def test_windows_of_one_length_leave_less_than_a_hundredth_empty(rows, sixteenths):
-    tokens = Ragged.of([list(range(rows * 16 * sixteenths + 1))])
-    found = chunk_corpus(tokens, 16 * sixteenths)
-    tokenizer = train_tokenizer(["a"], TokenizerSettings(kind="char", vocab_size=5, min_frequency=1))
-    task = Causal(CausalSettings(), tokenizer, 16 * sixteenths)
-    batch = task.batch(found, np.arange(len(found.chunks.sizes)))
-    filled = batch.inputs.tokens.shape[1]
-    assert filled - batch.tokens < 64
-    if batch.tokens >= 6400:
-        assert batch.tokens >= 0.99 * filled
-
-
 # --- scores --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("begin", [True, False])
-def test_the_scores_are_those_of_the_definitions_whatever_the_batches(tokenizer, model, begin):
+def test_scores_follow_their_definitions(tokenizer, model, begin):
     task = task_of(tokenizer, begin=begin)
     rows = task.encode(TEXTS)
     examples = task.examples(rows)
@@ -280,33 +254,10 @@ def test_the_scores_are_those_of_the_definitions_whatever_the_batches(tokenizer,
         assert scores["accuracy"] == pytest.approx(100 * float(hits.float().mean()), rel=1e-5)
 
 
-def test_best_by_chooses_the_number_that_must_grow(tokenizer, model):
-    for best_by in ("loss", "accuracy"):
-        task = task_of(tokenizer, best_by=best_by)
-        rows = task.encode(TEXTS)
-        found = task.evaluate(model, rows, task.examples(rows), looking())
-        assert found.value == (-found.loss if best_by == "loss" else found.scores["accuracy"])
-    with pytest.raises(SettingsError, match=r"task\.best_by: .*got 'bleu'"):
-        CausalSettings.parse({"best_by": "bleu"}, at="task")
-
-
-def test_a_validation_can_be_interrupted(tokenizer, model):
-    class Stop(Exception):
-        pass
-
-    def stop():
-        raise Stop
-
-    task = task_of(tokenizer)
-    rows = task.encode(TEXTS)
-    with pytest.raises(Stop):
-        task.evaluate(model, rows, task.examples(rows), looking(poll=stop))
-
-
 # --- samples -------------------------------------------------------------------------------------------------
 
 
-def test_samples_go_on_from_beginnings_of_documents_and_depend_on_the_seed_alone(tokenizer, model):
+def test_samples_continue_documents_and_are_a_function_of_the_seed(tokenizer, model):
     task = task_of(tokenizer)
     rows = task.encode(TEXTS)
     one, again, other = (task.samples(model, rows, looking(samples=3, seed=seed)) for seed in (1, 1, 2))
@@ -318,7 +269,7 @@ def test_samples_go_on_from_beginnings_of_documents_and_depend_on_the_seed_alone
     assert any(sample.ours for sample in one)
 
 
-def test_the_recipes_prompts_are_continued(tokenizer, model):
+def test_samples_continue_the_prompts_of_the_recipe(tokenizer, model):
     task = task_of(tokenizer, prompts=["to be", ""])
     rows = task.encode(TEXTS)
     assert [sample.source for sample in task.samples(model, rows, looking(samples=5))] == ["to be", ""]
@@ -329,7 +280,7 @@ def test_the_recipes_prompts_are_continued(tokenizer, model):
     assert task.samples(model, rows, looking(samples=0)) == []
 
 
-def test_a_text_that_grows_long_can_be_left_at_any_token(tokenizer, model):
+def test_sampling_polls_at_every_token(tokenizer, model):
     """A signal during a validation is not to wait for the end of a batch of texts."""
     task, polls = task_of(tokenizer, prompts=["to be"]), []
     greedy = GenerationConfig(do_sample=False, max_new_tokens=3, min_new_tokens=3)
@@ -341,7 +292,7 @@ def test_a_text_that_grows_long_can_be_left_at_any_token(tokenizer, model):
 
 
 @pytest.mark.parametrize("begin", [True, False])
-def test_others_begin_a_text_as_the_task_does(tokenizer, tmp_path, begin):
+def test_transformers_adds_the_same_special_tokens(tokenizer, tmp_path, begin):
     from transformers import AutoTokenizer
 
     task_of(tokenizer, begin=begin).save(tmp_path)

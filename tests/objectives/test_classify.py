@@ -1,4 +1,4 @@
-"""Classes of texts, pairs and pictures are those of the reference's pipelines, and keep their names."""
+"""Learning labels: what a batch holds, what is asked of it, and that what was learnt is what is loaded."""
 
 from __future__ import annotations
 
@@ -7,128 +7,225 @@ import json
 import numpy as np
 import pytest
 import torch
-from tests.hub.parity import loud
-from tests.predict.references import FAMILIES, TEXTS, both, close
+from torch.nn import functional as F
 
 import trifold
+from trifold.batches import BatchSettings
+from trifold.data import Pairs
+from trifold.errors import DataError, SettingsError
+from trifold.generate import GenerationConfig
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.objectives.classify import (
+    Classify,
+    ClassifySettings,
+    accuracy,
+    confusion_matrix,
+    macro_f1,
+    sort_labels,
+)
+from trifold.objectives.objective import EvalContext
+from trifold.text import TokenizerSettings, train_tokenizer
 
-pytestmark = pytest.mark.filterwarnings("default")
-
-NAMES = {0: "sad", 1: "glad", 2: "so so", 3: "no idea"}
-PROBLEMS = {
-    "one class": {"id2label": NAMES, "problem_type": "single_label_classification"},
-    "nothing said": {"id2label": NAMES},
-    "any number of classes": {"id2label": NAMES, "problem_type": "multi_label_classification"},
-    "a number": {"num_labels": 1, "problem_type": "regression"},
-    "yes or no": {"num_labels": 1},
-    "no names": {"num_labels": 5},
-}
-
-
-def same(mine, theirs):
-    assert [one.label for one in mine] == [one["label"] for one in theirs]
-    assert all(close(a.score, b["score"]) for a, b in zip(mine, theirs, strict=True))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_the_reference_for_texts_and_pairs(family, tmp_path):
-    pair = both(tmp_path, family, "ForSequenceClassification", id2label=NAMES)
-    theirs = pair.pipeline("text-classification")
-    for mine, expected in zip(pair.ours.classify(TEXTS, top_k=3), theirs(TEXTS, top_k=3), strict=True):
-        same(mine, expected)
-    seconds = TEXTS[::-1]
-    given = [{"text": a, "text_pair": b} for a, b in zip(TEXTS, seconds, strict=True)]
-    found = pair.ours.classify(TEXTS, seconds, top_k=None)
-    for mine, one in zip(found, given, strict=True):
-        same(mine, theirs(one, top_k=None))
+TEXTS = ["good and fine", "bad", "so bad it is good", "fine", "it is bad and it is sad"]
+LABELS = ["glad", "sad", "glad", "glad", "sad"]
+READS = ("pooler", "first", "last", "eos")
 
 
-@pytest.mark.parametrize("family", ["albert", "bert"])
-@pytest.mark.parametrize("told", [True, False])
-def test_segments_are_told_where_the_settings_say_so_and_as_the_class_has_it_else(family, told, tmp_path):
-    """The reference tells BERT of segments and ALBERT not, unless `model_input_names` says otherwise."""
-    pair = both(tmp_path, family, "ForSequenceClassification", id2label=NAMES)
-    settings = tmp_path / "tokenizer_config.json"
-    values = json.loads(settings.read_text("utf-8")) if settings.is_file() else {}
-    names = ["input_ids", *(["token_type_ids"] if told else []), "attention_mask"]
-    settings.write_text(json.dumps(values | {"model_input_names": names}), encoding="utf-8")
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert ("token_type_ids" in tokenizer("a", "b")) == told
-    theirs = transformers.pipeline("text-classification", model=pair.theirs, tokenizer=tokenizer)
-    given = {"text": TEXTS[0], "text_pair": TEXTS[1]}
-    ours = trifold.load(tmp_path)
-    found = ours.classify(TEXTS[0], TEXTS[1], top_k=None)
-    same(found, theirs(given, top_k=None))
-    plain = pair.ours.classify(TEXTS[0], TEXTS[1], top_k=None)
-    assert (found == plain) == (told == (family == "bert"))
-
-
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_scores_mean_what_the_problem_says_and_names_are_kept(problem, tmp_path):
-    options = PROBLEMS[problem]
-    pair = both(tmp_path / "theirs", "bert", "ForSequenceClassification", **options)
-    expected = pair.pipeline("text-classification")(TEXTS, top_k=None)
-    for mine, one in zip(pair.ours.classify(TEXTS, top_k=None), expected, strict=True):
-        same(mine, one)
-    pair.ours.save(tmp_path / "back")
-    before, after = (
-        json.loads((tmp_path / name / "config.json").read_text("utf-8")) for name in ("theirs", "back")
-    )
-    assert after.get("problem_type") == before.get("problem_type")
-    again, names = type(pair.theirs).from_pretrained(tmp_path / "back").config, pair.theirs.config.id2label
-    assert (again.id2label, again.label2id) == (names, {name: number for number, name in names.items()})
-    assert trifold.load(tmp_path / "back").classify(TEXTS) == pair.ours.classify(TEXTS)
-
-
-PROCESSORS = {
-    "as made": {"size": {"height": 12, "width": 12}},
-    "other steps": {
-        "size": {"height": 12, "width": 12}, "resample": 3, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]
-    },
-    "neither rescaled nor normalised": {
-        "size": {"height": 12, "width": 12}, "do_rescale": False, "do_normalize": False, "resample": 0
-    },
-    "lanczos": {"size": {"height": 12, "width": 12}, "resample": 1, "rescale_factor": 0.01},
-}  # fmt: skip
+def rows(texts=TEXTS, labels=LABELS):
+    return Pairs(list(texts), list(labels), list(range(1, len(texts) + 1)))
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    image = pytest.importorskip("PIL.Image")
-    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(5)
-    pictures = {
-        "colour.png": image.fromarray(random.integers(0, 256, (31, 40, 3), dtype=np.uint8)),
-        "photo.jpg": image.fromarray(random.integers(0, 256, (20, 9, 3), dtype=np.uint8)),
-        "grey.png": image.fromarray(random.integers(0, 256, (12, 12), dtype=np.uint8)),
-        "clear.png": image.fromarray(random.integers(0, 256, (15, 18, 4), dtype=np.uint8)),
-        "few.png": image.fromarray(random.integers(0, 256, (9, 9, 3), dtype=np.uint8)).quantize(16),
-    }
-    for name, picture in pictures.items():
-        picture.save(folder / name)
-    turned = image.Exif()
-    turned[0x0112] = 6  # the camera lay on its side
-    pictures["colour.png"].save(folder / "turned.jpg", exif=turned)
-    return sorted(str(path) for path in folder.iterdir())
+def tokenizer():
+    settings = TokenizerSettings(kind="word", vocab_size=40, min_frequency=1, special=["cls", "sep"])
+    return train_tokenizer(TEXTS, settings)
 
 
-@pytest.mark.parametrize("processor", PROCESSORS)
-def test_it_is_the_reference_for_pictures(processor, photos, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
-
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+def model_of(tokenizer, reads="pooler", shape="encoder"):
     torch.manual_seed(3)
-    config = transformers.ViTConfig(**sizes, image_size=12, patch_size=4, id2label=NAMES)
-    model = loud(transformers.ViTForImageClassification(config)).eval()
-    prepare = ViTImageProcessorPil(**PROCESSORS[processor])
-    model.save_pretrained(tmp_path)
-    prepare.save_pretrained(tmp_path)
-    theirs = transformers.pipeline("image-classification", model=model, image_processor=prepare)
-    ours = trifold.load(tmp_path)
-    for mine, expected in zip(ours.classify(photos), theirs(photos), strict=True):
-        same(mine, expected)
-    ours.save(tmp_path / "again")
-    again = trifold.load(tmp_path / "again")
-    assert again.pictures == ours.pictures
-    assert again.classify(photos[0]) == ours.classify(photos[0])
+    config = ModelConfig(
+        shape=shape, vocab_size=tokenizer.vocab_size, max_positions=16, positions="learned", d_model=16, n_layers=2,
+        n_heads=2, d_ff=24, dropout=0.0, heads=["pooler", "sequence"] if reads == "pooler" else ["sequence"],
+        classifier_input=reads, label_names=["glad", "sad"], eos_id=tokenizer.sep_id, pad_id=tokenizer.pad_id,
+    )  # fmt: skip
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def looking(**changes):
+    usual = {"batches": BatchSettings(tokens=16), "generation": GenerationConfig(), "samples": 2, "seed": 1}
+    return EvalContext(**usual | {"poll": lambda: None} | changes)
+
+
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("shape", ["encoder", "decoder"])
+def test_packed_logits_equal_those_of_single_texts(tokenizer, reads, shape):
+    model = model_of(tokenizer, reads, shape)
+    task = Classify(ClassifySettings(), tokenizer, model.config)
+    examples = task.examples(rows())
+    batch = task.batch(examples, np.array([4, 0, 2, 1, 3]))
+    found = task.logits(model, batch)
+    for place, row in enumerate([4, 0, 2, 1, 3]):
+        ids = torch.tensor([tokenizer.rows([TEXTS[row]])[0].ids])
+        alone = model.head_outputs(Inputs(ids), heads=["sequence"])["sequence"][0]
+        assert torch.allclose(found[place], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_is_a_sum_of_cross_entropies(tokenizer, smoothing):
+    model = model_of(tokenizer)
+    task = Classify(ClassifySettings(label_smoothing=smoothing), tokenizer, model.config)
+    batch = task.batch(task.examples(rows()), np.arange(5))
+    term = task.loss(model, batch)["tokens"]
+    logits = task.logits(model, batch)
+    assert task.counts(batch) == {"tokens": 5} == {"tokens": term.count}
+    wanted = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing).sum()
+    assert torch.allclose(term.sum, wanted)
+    plain = term.sum if term.nll is None else term.nll
+    assert torch.allclose(plain, F.cross_entropy(logits, batch.labels, reduction="sum"))
+
+
+def test_long_texts_are_truncated_and_reported(tokenizer):
+    said = []
+    task = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config, 5, said.append)
+    examples = task.examples(rows())
+    assert examples.lengths.max() == 5
+    ends = examples.texts.ids[examples.texts.starts[1:] - 1]
+    assert (ends == tokenizer.sep_id).all()  # what stands around a text stays
+    assert any("2 texts were cut" in line for line in said)
+
+
+def test_an_unknown_label_is_an_error_with_its_line(tokenizer):
+    task = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config)
+    with pytest.raises(DataError, match="'angry'") as told:
+        task.examples(rows(["good", "bad"], ["glad", "angry"]))
+    assert ":2:" in str(told.value)
+
+
+def test_a_missing_head_is_an_error(tokenizer):
+    config = model_of(tokenizer).config.model_copy(update={"heads": ("lm",)})
+    with pytest.raises(SettingsError, match="pooler, sequence is missing"):
+        Classify(ClassifySettings(), tokenizer, config)
+
+
+def test_a_missing_end_token_is_an_error(tokenizer):
+    config = model_of(tokenizer, "eos").config.model_copy(update={"eos_id": tokenizer.unk_id})
+    task = Classify(ClassifySettings(), tokenizer, config)
+    with pytest.raises(SettingsError, match="classifier_input"):
+        task.batch(task.examples(rows()), np.arange(5))
+
+
+# --- labels and scores ---------------------------------------------------------------------------------------
+
+
+def test_labels_are_sorted_by_name_and_number():
+    assert sort_labels(["10 stars", "2 stars", "1 star", "2 stars"]) == ("1 star", "2 stars", "10 stars")
+    assert sort_labels([f"LABEL_{n}" for n in range(12)]) == tuple(f"LABEL_{n}" for n in range(12))
+    assert sort_labels(["b", "1", "a", "", "01"]) == sort_labels(["01", "", "a", "1", "b"])
+
+
+def test_scores_of_a_confusion_matrix():
+    table = confusion_matrix(np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 0, 0]), 4)
+    assert table.tolist() == [[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    assert accuracy(table) == pytest.approx(100 * 3 / 6)
+    assert macro_f1(table) == pytest.approx(100 * (4 / 7 + 2 / 4 + 0) / 3)
+
+
+# --- runs ----------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "model.d_model": 16, "model.n_heads": 2, "model.n_layers": 1, "model.d_ff": 32, "model.dropout": 0.0,
+    "model.max_positions": 32, "tokenizer.vocab_size": 60, "tokenizer.kind": "word", "batch.tokens": 256,
+    "train.device": "cpu", "train.precision": "float32", "train.warmup": 5, "train.learning_rate": 0.02,
+    "data.source": "text", "data.target": "label",
+}  # fmt: skip
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Texts whose label is the one telling word in them."""
+    lines = [
+        {"text": f"some {word} words of {other} sort {n}", "label": label}
+        for word, label in (("merry", "3 glad"), ("dull", "20 sad"), ("odd", "100 odd"))
+        for other in ("this", "that", "any")
+        for n in range(6)
+    ]
+    path = tmp_path / "labels.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.slow
+def test_a_trained_classifier_loads_and_predicts(table, tmp_path):
+    settings = SMALL | {"data.train": str(table), "data.valid": str(table), "data.test": str(table)}
+    steps = {"train.steps": 60, "train.validate_every": 60, "train.save_every": 60}
+    outcome = trifold.train("demo-read-packages", out=tmp_path / "run", **settings, **steps)
+    assert outcome.scores == {"accuracy": 100.0, "macro_f1": 100.0}
+    loaded = trifold.load(tmp_path / "run")
+    assert loaded.config.labels == ("3 glad", "20 sad", "100 odd")
+    assert [best[0].label for best in loaded.classify(["some dull words", "some odd words"])] == [
+        "20 sad",
+        "100 odd",
+    ]
+    from tests.command_line import run_command
+
+    told = json.loads(run_command("eval", str(tmp_path / "run"), "--json").out)
+    assert told["scores"] == {"accuracy": 100.0, "macro_f1": 100.0}
+
+
+@pytest.mark.slow
+def test_training_starts_from_a_masked_language_model(table, tmp_path):
+    raw = {key: value for key, value in SMALL.items() if key not in ("data.source", "data.target")}
+    steps = {"train.steps": 6, "train.validate_every": 6, "train.save_every": 6}
+    trifold.train(
+        "demo-read",
+        out=tmp_path / "first",
+        **raw,
+        **steps,
+        **{"data.train": str(table), "data.valid": str(table)},
+    )
+    first = tmp_path / "first"
+    own = {"tokenizer.file": str(first / "model"), "train.start_from": str(first)}
+    few = {"train.steps": 2, "train.learning_rate": 1e-12, "train.warmup": 0, "train.validate_every": 2}
+    trifold.train(
+        "demo-read-packages", out=tmp_path / "second", **SMALL | own | few,
+        **{"data.train": str(table), "data.valid": str(table), "data.test": None, "train.save_every": 1},
+    )  # fmt: skip
+    before, after = (
+        dict(trifold.load(tmp_path / run).model.named_parameters()) for run in ("first", "second")
+    )
+    shared = [name for name in before if not name.startswith(("heads.", "lm_head."))]
+    assert shared
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in shared)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"model.shape": "encoder-decoder", "model.heads": None, "model.classifier_input": "first"},
+            "model.shape",
+        ),
+        ({"data.valid": None}, "data.valid"),
+        ({"data.target": "nothing"}, "nothing"),
+        ({"model.problem_type": "regression"}, "problem_type"),
+    ],
+)
+def test_contradictory_settings_are_errors(table, tmp_path, changes, words):
+    settings = SMALL | {"data.train": str(table), "data.valid": str(table), "data.test": None} | changes
+    with pytest.raises(trifold.errors.TrifoldError, match=words):
+        trifold.train("demo-read-packages", out=tmp_path / "run", **settings)
+
+
+def test_a_single_label_is_an_error(tmp_path):
+    path = tmp_path / "one.tsv"
+    path.write_text("text\tlabel\na b\tx\nb c\tx\n", encoding="utf-8")
+    with pytest.raises(DataError, match="the only label is 'x'"):
+        trifold.train(
+            "demo-read-packages",
+            out=tmp_path / "run",
+            **SMALL | {"data.train": str(path), "data.valid": str(path), "data.test": None},
+        )

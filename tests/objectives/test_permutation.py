@@ -61,7 +61,7 @@ def task_of(tokenizer, **values):
     return Permutation(PermutationSettings(**values), tokenizer, config_of(tokenizer), WIDTH)
 
 
-def test_a_batch_asks_for_what_stands_there_and_pads_the_rest(tokenizer, rows):
+def test_labels_are_the_tokens_at_the_target_positions(tokenizer, rows):
     task = task_of(tokenizer, share=3)
     examples = task.examples(rows)
     batch = task.batch(examples, np.arange(len(examples.chunks.sizes)), draw=5)
@@ -77,20 +77,9 @@ def test_a_batch_asks_for_what_stands_there_and_pads_the_rest(tokenizer, rows):
     assert bool((batch.inputs.tokens == tokenizer.cls_id).any(1).all())
 
 
-def test_an_order_is_a_function_of_draw_and_example_alone(tokenizer, rows):
-    task = task_of(tokenizer, share=3)
-    examples = task.examples(rows)
-    together = task.batch(examples, np.array([2, 0, 1]), draw=9)
-    alone = task.batch(examples, np.array([1]), draw=9)
-    width = alone.inputs.tokens.shape[1]
-    assert torch.equal(together.inputs.order[2, :width], alone.inputs.order[0])
-    other = task.batch(examples, np.array([2, 0, 1]), draw=10)
-    assert not torch.equal(together.inputs.order, other.inputs.order)
-
-
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**64 - 1))
-def test_no_question_sees_itself_or_what_comes_later(tokenizer, rows, model, draw):
+def test_a_query_attends_to_earlier_tokens_of_the_order_only(tokenizer, rows, model, draw):
     """By the gradient of each question for the embedding of each place, which are made places of their own."""
     task = task_of(tokenizer, share=3)
     examples = task.examples(rows)
@@ -106,7 +95,7 @@ def test_no_question_sees_itself_or_what_comes_later(tokenizer, rows, model, dra
         assert reached.tolist() == (ranks < ranks[place]).tolist()
 
 
-def test_the_order_from_left_to_right_is_a_causal_language_models(model):
+def test_the_left_to_right_order_is_causal(model):
     """What question i sees are the tokens before i: those that a causal model has read when it is asked for i."""
     tokens, ranks = torch.arange(3, 11)[None], torch.arange(1, 9)[None]
     table = model.encoder_embeddings.tokens.weight
@@ -122,7 +111,7 @@ def test_the_order_from_left_to_right_is_a_causal_language_models(model):
             assert reached.tolist() == [at < last for at in range(8)]
 
 
-def test_the_loss_is_the_references(tokenizer, rows, model, tmp_path):
+def test_the_loss_equals_that_of_transformers(tokenizer, rows, model, tmp_path):
     transformers = pytest.importorskip("transformers")
     save_model(tmp_path, model)
     theirs = transformers.XLNetLMHeadModel.from_pretrained(tmp_path).eval()
@@ -146,7 +135,7 @@ def test_the_loss_is_the_references(tokenizer, rows, model, tmp_path):
     torch.testing.assert_close(term.nll, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_validation_asks_the_same_each_time_and_shows_answers(tokenizer, rows, model):
+def test_a_validation_shows_samples(tokenizer, rows, model):
     task = task_of(tokenizer, share=3)
     looking = EvalContext(BatchSettings(tokens=40), GenerationConfig(), samples=2, seed=1, poll=lambda: None)
     one, again = (task.evaluate(model, rows, task.examples(rows), looking) for _ in range(2))
@@ -157,7 +146,7 @@ def test_a_validation_asks_the_same_each_time_and_shows_answers(tokenizer, rows,
     assert all("<mask>" in sample.source for sample in one.samples if sample.source != sample.reference)
 
 
-def test_a_model_that_cannot_ask_is_refused(tokenizer):
+def test_a_missing_query_stream_or_head_is_an_error(tokenizer):
     config = config_of(tokenizer, query_stream=False)
     with pytest.raises(SettingsError, match=r"model\.query_stream=true"):
         Permutation(PermutationSettings(), tokenizer, config, WIDTH)

@@ -24,16 +24,16 @@ from trifold.train.view import Silent
     ("value", "step", "text"),
     [(2.57, 0.2, "2.6"), (5, 0.2, "5.0"), (0.09, 0.2, "0.0"), (3.3, 1, "3"), (0.13, 0.05, "0.15")],
 )
-def test_numbers_are_written_in_multiples_of_the_step(value, step, text):
+def test_format_number_rounds_to_the_step(value, step, text):
     assert format_number(value, step) == text
     assert abs(parse_number(text) - value) <= step / 2 + 1e-9
 
 
-def test_what_is_no_number_counts_as_one_that_no_answer_is():
+def test_parse_number_maps_other_text_to_a_constant():
     assert [parse_number(text) for text in (" 3.4 ", "three", "", "nan", "1e999")] == [3.4, *[NO_NUMBER] * 4]
 
 
-def test_pearson_is_numpys():
+def test_pearson_equals_numpy():
     a, b = np.random.default_rng(0).random((2, 30))
     assert pearson(a, b) == pytest.approx(100 * np.corrcoef(a, b)[0, 1])
     assert pearson([1, 1], [0, 1]) == 0.0
@@ -44,7 +44,7 @@ def test_pearson_is_numpys():
     st.integers(1, 3000),
     st.sampled_from([1.0, 2.0, 8.0]),
 )
-def test_parts_are_mixed_by_their_sizes_up_to_the_limit(sizes, limit, temperature):
+def test_rows_per_part_follow_limited_sizes(sizes, limit, temperature):
     counts = rows_per_part(sizes, limit, temperature)
     capped = np.minimum(sizes, limit)
     assert sum(counts) == capped.sum()
@@ -95,7 +95,7 @@ class Listening(Silent):
         self.lines.append(line)
 
 
-def test_rows_are_templates_filled_and_shares_are_said(folder, tmp_path):
+def test_templates_are_filled_and_shares_reported(folder, tmp_path):
     view = Listening()
     prepared = prepare(load_recipe(folder / "recipe.yaml"), tmp_path, view)
     rows = prepared.material.train
@@ -115,7 +115,7 @@ def test_rows_are_templates_filled_and_shares_are_said(folder, tmp_path):
     assert len(prepared.valid.chosen) == 56
 
 
-def test_it_learns_both_and_a_loaded_model_answers(folder, tmp_path):
+def test_a_trained_model_loads_and_generates(folder, tmp_path):
     outcome = train(folder / "recipe.yaml", out=tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()]
     losses = [line["valid/loss"] for line in lines if "valid/loss" in line]
@@ -144,6 +144,6 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "error", "message"), REFUSED)
-def test_what_does_not_hang_together_is_refused(folder, tmp_path, changes, error, message):
+def test_contradictory_settings_are_errors(folder, tmp_path, changes, error, message):
     with pytest.raises(error, match=message):
         prepare(load_recipe(folder / "recipe.yaml", changes), tmp_path, Silent())

@@ -76,13 +76,13 @@ def ids(ragged, row: int) -> list[int]:
 
 
 @pytest.mark.parametrize("chosen", [EVERY, np.array([4, 0, 2]), np.array([3]), np.array([2, 2])])
-def test_the_decoder_reads_what_it_should_have_written_one_later(task, examples, chosen):
+def test_decoder_inputs_are_shifted_targets(task, examples, chosen):
     batch = task.batch(examples, chosen)
     assert rows_of(batch, "source") == [ids(examples.sources, row) for row in chosen]
     assert rows_of(batch, "target") == [[task.start_id, *ids(examples.targets, row)[:-1]] for row in chosen]
 
 
-def test_every_real_target_token_is_asked_for_and_nothing_else(task, examples):
+def test_labels_are_the_target_tokens(task, examples):
     batch = task.batch(examples, EVERY)
     real = int(examples.lengths[:, 1].sum())
     assert batch.labels.tolist() == [*examples.targets.ids.tolist(), *[-1] * (len(batch.labels) - real)]
@@ -90,7 +90,7 @@ def test_every_real_target_token_is_asked_for_and_nothing_else(task, examples):
     assert task.counts(batch) == {"tokens": real}
 
 
-def test_rows_are_cut_only_where_that_is_asked_for(task, examples):
+def test_a_width_truncates_rows(task, examples):
     batch = task.batch(examples, EVERY, width=3)
     assert rows_of(batch, "source") == [ids(examples.sources, row)[:3] for row in EVERY]
     cut = [ids(examples.targets, row)[:3] for row in EVERY]
@@ -115,9 +115,7 @@ def by_hand(task, model, examples, smoothing: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_is_cross_entropy_of_a_padded_batch_with_padding_ignored(
-    tokenizers, examples, model, smoothing
-):
+def test_the_packed_loss_equals_that_of_a_padded_batch(tokenizers, examples, model, smoothing):
     task = Translate(TranslateSettings(label_smoothing=smoothing), *tokenizers)
     term = task.loss(model, task.batch(examples, EVERY))["tokens"]
     assert torch.allclose(term.sum, by_hand(task, model, examples, smoothing), rtol=1e-5)
@@ -125,7 +123,7 @@ def test_the_loss_is_cross_entropy_of_a_padded_batch_with_padding_ignored(
     assert term.count == examples.lengths[:, 1].sum()
 
 
-def test_its_gradient_too(task, examples, model):
+def test_the_packed_gradient_equals_that_of_a_padded_batch(task, examples, model):
     parameters = list(model.parameters())
     ours = torch.autograd.grad(task.loss(model, task.batch(examples, EVERY))["tokens"].sum, parameters)
     theirs = torch.autograd.grad(by_hand(task, model, examples, 0.1), parameters)
@@ -133,23 +131,12 @@ def test_its_gradient_too(task, examples, model):
         assert torch.allclose(one, other, rtol=1e-4, atol=2e-5)
 
 
-def test_a_row_costs_the_same_whoever_stands_beside_it(task, examples, model):
-    with torch.no_grad():
-        together = task.loss(model, task.batch(examples, EVERY))["tokens"].sum
-        alone = [task.loss(model, task.batch(examples, np.array([row])))["tokens"].sum for row in EVERY]
-        halves = [
-            task.loss(model, task.batch(examples, rows))["tokens"].sum for rows in (EVERY[:2], EVERY[2:])
-        ]
-    assert torch.allclose(together, sum(alone), rtol=1e-5)
-    assert torch.allclose(together, sum(halves), rtol=1e-5)
-
-
 # --- prediction ----------------------------------------------------------------------------------------------
 
 TEXTS = ["ab", "f", "abcdefabc", "fedcba", "b", "aa", "cdef"]
 
 
-def test_a_prediction_depends_neither_on_order_nor_on_batches(task, model):
+def test_predictions_do_not_depend_on_order_or_batches(task, model):
     config = GenerationConfig(num_beams=2, num_return_sequences=2, max_new_tokens=9)
     found = task.predict(model, TEXTS, config)
     again = task.predict(model, TEXTS[::-1], config)[::-1]
@@ -162,32 +149,32 @@ def test_a_prediction_depends_neither_on_order_nor_on_batches(task, model):
     assert len({tuple(each[0].tokens) for each in found}) > 1
 
 
-def test_every_text_is_heard_of_once(task, model):
+def test_on_done_counts_every_text_once(task, model):
     heard = []
     task.predict(model, TEXTS, GenerationConfig(max_new_tokens=2), batch_tokens=12, on_done=heard.append)
     assert sum(heard) == len(TEXTS) and len(heard) > 1
 
 
-def test_translate_is_the_best_hypothesis_as_text(task, model):
+def test_translate_returns_the_best_hypothesis(task, model):
     config = GenerationConfig(max_new_tokens=5)
     best = [found[0].tokens for found in task.predict(model, TEXTS, config)]
     assert task.translate(model, TEXTS, config) == task.target.decode(best)
 
 
 @pytest.mark.parametrize(("texts", "which"), [([""], "text 1 of 1"), (["a", "b", ""], "text 3 of 3")])
-def test_a_text_without_tokens_is_refused_by_its_number(task, model, texts, which):
+def test_a_text_without_tokens_is_an_error(task, model, texts, which):
     with pytest.raises(DataError, match=rf"{which} has no tokens"):
         task.predict(model, texts, GenerationConfig())
 
 
-def test_no_text_gives_no_answer(task, model):
+def test_no_texts_give_no_predictions(task, model):
     assert task.predict(model, [], GenerationConfig()) == []
 
 
 # --- scores and settings -------------------------------------------------------------------------------------
 
 
-def test_scores_are_computed_as_the_settings_say(tokenizers):
+def test_scores_follow_the_settings(tokenizers):
     plain = Translate(TranslateSettings(), *tokenizers).scores(["A b."], ["a b ."])
     lower = Translate(TranslateSettings(tokenize="none", lowercase=True), *tokenizers).scores(
         ["A b ."], ["a b ."]
@@ -206,6 +193,6 @@ def test_scores_are_computed_as_the_settings_say(tokenizers):
         ({"label_smoothing": 1.0}, r"task\.label_smoothing: .*less than 1"),
     ],
 )
-def test_what_the_first_validation_would_trip_over_is_refused_before(values, message):
+def test_invalid_settings_are_errors(values, message):
     with pytest.raises(SettingsError, match=message):
         TranslateSettings.parse(values, at="task")

@@ -57,7 +57,7 @@ def same(mine, expected, context):
 
 @pytest.mark.parametrize("impossible", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_the_reference_in_one_part_and_in_several(family, impossible, tmp_path):
+def test_answers_equal_those_of_transformers(family, impossible, tmp_path):
     pair = both(tmp_path, family, "ForQuestionAnswering")
     options = {"max_length": 60, "stride": 20, "impossible": impossible, "top_k": 3}
     for context, several in ((CONTEXT, True), (TEXTS[0], False)):
@@ -68,7 +68,7 @@ def test_it_is_the_reference_in_one_part_and_in_several(family, impossible, tmp_
             same(mine, expected, context)
 
 
-def test_the_best_answer_is_the_best_of_all_spans(tmp_path):
+def test_the_best_answer_has_the_highest_score_of_all_spans(tmp_path):
     pair = both(tmp_path, "bert", "ForQuestionAnswering")
     row = pair.ours.tokenizer.rows([QUESTIONS[0]], [TEXTS[0]])[0]
     logits = pair.ours.logits(torch.tensor([row.ids]), segments=torch.tensor([row.types]))[0]
@@ -93,7 +93,7 @@ def test_answers_are_whole_words(tmp_path):
         assert not (behind.isalnum() and mine.text[-1].isascii() and mine.text[-1].isalnum()), mine
 
 
-def test_a_question_that_leaves_no_room_is_named(tmp_path):
+def test_a_question_without_room_for_the_context_is_an_error(tmp_path):
     ours = both(tmp_path, "bert", "ForQuestionAnswering").ours
     with pytest.raises(UsageError, match=r"text 2 of 2: .* shorten the first text"):
         ours.answer(["who", "who " * 60], CONTEXT)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_the_reference(family, tmp_path):
+def test_results_equal_those_of_transformers(family, tmp_path):
     pair = both(tmp_path, family, "Model")
     theirs = pair.pipeline("feature-extraction")
     states = [torch.tensor(one[0]) for one in theirs(TEXTS)]
@@ -30,7 +30,7 @@ def test_it_is_the_reference(family, tmp_path):
             torch.testing.assert_close(mine, vector / vector.norm(), rtol=0, atol=1e-4)
 
 
-def test_the_pooler_is_theirs(tmp_path):
+def test_the_pooler_equals_that_of_transformers(tmp_path):
     pair = both(tmp_path, "bert", "Model")
     for text, mine in zip(TEXTS, pair.ours.embed(TEXTS, pooling="pooler"), strict=True):
         with torch.no_grad():
@@ -38,6 +38,6 @@ def test_the_pooler_is_theirs(tmp_path):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-4)
 
 
-def test_a_way_that_is_not_known_is_refused(tmp_path):
+def test_an_unknown_pooling_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="pooling: 'sum' is not known; known: mean, cls, last, pooler"):
         both(tmp_path, "bert", "Model").ours.embed("fox", pooling="sum")

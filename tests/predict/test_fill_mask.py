@@ -17,7 +17,7 @@ SIDE = {"layers": 1, "attention_heads": 4, "ffn_dim": 48}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_the_reference(family, tmp_path):
+def test_results_equal_those_of_transformers(family, tmp_path):
     pair = both(tmp_path, family, "ForMaskedLM")
     theirs = pair.pipeline("fill-mask", top_k=7)
     mask = pair.tokenizer.mask_token
@@ -35,7 +35,7 @@ def test_it_is_the_reference(family, tmp_path):
         assert all(close(a.score, b["score"]) for a, b in zip(mine[0], expected, strict=True))
 
 
-def test_several_masks_are_filled_each_by_itself(tmp_path):
+def test_several_masks_are_filled_independently(tmp_path):
     pair = both(tmp_path, "bert", "ForMaskedLM")
     text = "the [MASK] brown [MASK]"
     expected = pair.pipeline("fill-mask", top_k=3)(text)
@@ -49,7 +49,7 @@ def test_several_masks_are_filled_each_by_itself(tmp_path):
             assert "[CLS]" not in one.sequence or one.text == "[CLS]"
 
 
-def test_a_mask_that_is_cut_away_is_an_error(tmp_path):
+def test_a_truncated_mask_is_an_error(tmp_path):
     ours = both(tmp_path, "bert", "ForMaskedLM").ours
     with pytest.raises(DataError, match="or the mask was truncated"):
         ours.fill_mask("fox " * 90 + "[MASK]", on_overflow="truncate")

@@ -46,7 +46,7 @@ WAYS: list[dict[str, Any]] = [
     some.integers(1, 3000),
     some.sampled_from(["decoder", "encoder-decoder"]),
 )
-def test_what_a_batch_may_come_to_hold_is_bounded(
+def test_the_tokens_of_a_batch_are_bounded(
     way: dict[str, Any], lengths: list[int], budget: int, shape: str
 ) -> None:
     about, config = ModelConfig.parse(SMALL | {"shape": shape}), GenerationConfig.parse(way)
@@ -64,13 +64,13 @@ def test_what_a_batch_may_come_to_hold_is_bounded(
         assert len(batch) == 1 or len(batch) * rows_of_each * longest <= budget
 
 
-def test_many_short_prompts_do_not_make_one_large_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_prompts_do_not_share_one_large_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     made, held = model(**DECODER), []
     new_cache = Transformer.new_cache
 
-    def watched(self: Transformer, *arguments: Any, room: int, **more: Any) -> Any:
-        held.append(room)
-        return new_cache(self, *arguments, room=room, **more)
+    def watched(self: Transformer, *arguments: Any, capacity: int, **more: Any) -> Any:
+        held.append(capacity)
+        return new_cache(self, *arguments, capacity=capacity, **more)
 
     monkeypatch.setattr(Transformer, "new_cache", watched)
     rows = Ragged.of([[3 + n % 30] for n in range(60)])

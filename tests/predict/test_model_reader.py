@@ -36,7 +36,7 @@ def pipes(tmp_path_factory) -> dict[str, Pipeline]:
 @pytest.mark.parametrize("task", TASKS)
 @settings(max_examples=15)
 @given(texts=LINES, tokens=some.sampled_from([1, 30, 4096]))
-def test_a_batch_says_what_each_says_alone(pipes, task, texts, tokens):
+def test_results_do_not_depend_on_the_batch(pipes, task, texts, tokens):
     pipe = pipes[task]
     texts = [f"{text} [MASK]" for text in texts] if task == "fill-mask" else texts
     pairs = [text[::-1] or "x" for text in texts] if TASKS[task].pairs == "must" else None
@@ -59,7 +59,7 @@ def _near(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def test_reading_changes_nothing_in_the_model(pipes):
+def test_predictions_do_not_change_the_model(pipes):
     pipe = pipes["classify"]
     pipe.model.train()
     noisy = pipe.classify("the quick fox")
@@ -69,7 +69,7 @@ def test_reading_changes_nothing_in_the_model(pipes):
     assert all(parameter.grad is None for parameter in pipe.model.parameters())
 
 
-def test_a_text_that_is_too_long_is_named_or_cut_and_told(pipes):
+def test_a_long_text_is_an_error_or_truncated(pipes):
     pipe, long = pipes["classify"], " ".join(folders.WORDS * 2)
     with pytest.raises(
         DataError, match=r"text 2 of 2: .* reads at most 48; shorten the text, or truncate it"
@@ -83,7 +83,7 @@ def test_a_text_that_is_too_long_is_named_or_cut_and_told(pipes):
         pipe.classify("fox", on_overflow="window")
 
 
-def test_segments_are_told_where_the_tokenizers_settings_say_so(pipes, tmp_path):
+def test_segments_follow_the_settings_of_the_tokenizer(pipes, tmp_path):
     pipe = pipes["classify"]
     told = pipe.classify("the fox", "a wolf")
     pipe.save(tmp_path)
@@ -93,20 +93,20 @@ def test_segments_are_told_where_the_tokenizers_settings_say_so(pipes, tmp_path)
     assert not _near(Pipeline(pipe.model, words).classify("the fox", "a wolf"), told)
 
 
-def test_a_tokenizer_of_another_model_is_found_out(pipes):
+def test_the_tokenizer_of_another_model_is_an_error(pipes):
     small = Transformer(ModelConfig.parse(BERT | HEADS["classify"] | {"vocab_size": 20}))
     with pytest.raises(CheckpointError, match="they do not belong together"):
         Pipeline(small, pipes["classify"].tokenizer).classify("the quick brown fox")
 
 
-def test_without_a_tokenizer_nothing_is_read(pipes):
+def test_a_missing_tokenizer_is_an_error(pipes):
     with pytest.raises(UsageError, match="no tokenizer; use logits"):
         Pipeline(pipes["classify"].model).classify("fox")
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 @pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
-def test_other_shapes_can_be_asked_too(shape, pooling, pipes):
+def test_embeddings_of_other_shapes(shape, pooling, pipes):
     words = pipes["embed"].tokenizer
     sizes = {
         "vocab_size": words.vocab_size,
@@ -131,7 +131,7 @@ def test_other_shapes_can_be_asked_too(shape, pooling, pipes):
     )
 
 
-def test_an_encoder_decoder_reads_an_end_once_whether_or_not_the_tokenizer_gives_it(pipes, tmp_path):
+def test_an_encoder_decoder_reads_one_end_token(pipes, tmp_path):
     words = train_tokenizer(["the quick fox"], TokenizerSettings(kind="char", min_frequency=1))
     sizes = {
         "vocab_size": words.vocab_size,

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("family", "suffix"), [("bert", "ForNextSentencePrediction"), ("albert", "ForPreTraining")]
 )
-def test_it_is_the_reference(family, suffix, tmp_path):
+def test_results_equal_those_of_transformers(family, suffix, tmp_path):
     pair = both(tmp_path, family, suffix)
     seconds = TEXTS[::-1]
     found = pair.ours.predict(TEXTS, seconds, task="next-sentence")

@@ -42,20 +42,20 @@ UNCLEAR = {
 
 
 @pytest.mark.parametrize("case", CHOSEN)
-def test_the_heads_say_what_a_model_is_for(case):
+def test_the_heads_determine_the_default_task(case):
     model, task = CHOSEN[case]
     assert choose_task(model, None) == choose_task(model, task) == task
 
 
 @pytest.mark.parametrize("case", UNCLEAR)
-def test_what_is_not_clear_is_asked(case):
+def test_an_ambiguous_task_is_an_error(case):
     model, said = UNCLEAR[case]
     with pytest.raises(UsageError, match=said):
         choose_task(model, None)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_model_does_what_it_can_and_refuses_the_rest(task):
+def test_unsupported_tasks_are_errors(task):
     for model, _ in [*CHOSEN.values(), *UNCLEAR.values()]:
         if task in supported_tasks(model):
             assert choose_task(model, task) == task
@@ -64,7 +64,7 @@ def test_every_model_does_what_it_can_and_refuses_the_rest(task):
                 choose_task(model, task)
 
 
-def test_a_decoder_looks_one_way_and_fills_no_masks():
+def test_a_decoder_does_not_fill_masks():
     assert supported_tasks(config("decoder", "lm")) == ["embed"]
     assert "fill-mask" in supported_tasks(config("encoder-decoder", "lm"))
 
@@ -96,7 +96,7 @@ def pipe() -> Pipeline:
         (lambda pipe: pipe.classify(["a", "b"], ["c"]), "2 texts and 1 second texts"),
     ],
 )
-def test_what_is_asked_wrongly_is_said(pipe, call, said):
+def test_invalid_arguments_are_errors(pipe, call, said):
     with pytest.raises(UsageError, match=said):
         call(pipe)
 

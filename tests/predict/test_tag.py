@@ -29,7 +29,7 @@ def balanced(pair):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_the_reference(family, tmp_path):
+def test_results_equal_those_of_transformers(family, tmp_path):
     pair = balanced(both(tmp_path, family, "ForTokenClassification", id2label=NAMES))
     theirs = pair.pipeline("token-classification")
     said = set()
@@ -49,7 +49,7 @@ def same(mine, theirs, key):
     assert all(close(a.score, b["score"]) for a, b in zip(mine, theirs, strict=True))
 
 
-def test_other_labels_may_be_left_out(tmp_path):
+def test_ignore_removes_labels(tmp_path):
     ours = both(tmp_path, "bert", "ForTokenClassification", id2label=NAMES).ours
     every = ours.tag(TEXTS[0], merge="none", ignore=())
     assert len(every) == len(ours.tokenizer.encode([TEXTS[0]])[0])
@@ -57,7 +57,7 @@ def test_other_labels_may_be_left_out(tmp_path):
     assert left == [one for one in every if one.label not in ("O", "B-PER")]
 
 
-def test_a_tokenizer_that_does_not_know_places_is_refused(tmp_path):
+def test_a_tokenizer_without_offsets_is_an_error(tmp_path):
     tokenizer = read_tokenizer(folders.bertweet(tmp_path))
     config = ModelConfig(
         shape="encoder", vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=1, d_ff=16, heads=("token",)

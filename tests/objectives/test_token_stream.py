@@ -52,7 +52,7 @@ def asked_for(task: Causal, examples, plan) -> Counter[tuple[int, int]]:
 
 @pytest.mark.parametrize("begin", [True, False])
 @pytest.mark.parametrize("draw", [None, 7, 2**64 - 1])
-def test_the_same_tokens_are_asked_for_as_from_memory(tmp_path, begin, draw):
+def test_labels_equal_those_from_memory(tmp_path, begin, draw):
     task = task_of(begin, end=begin)
     cache, corpus = cache_of(task, tmp_path), task.encode(TEXTS)
     assert cache.bytes == corpus.bytes
@@ -64,7 +64,7 @@ def test_the_same_tokens_are_asked_for_as_from_memory(tmp_path, begin, draw):
     assert stream.tokens == sum(expected.values())
 
 
-def test_batches_have_the_tokens_that_were_asked_for(tmp_path):
+def test_batches_have_the_requested_size(tmp_path):
     task = task_of()
     stream = task.examples(cache_of(task, tmp_path))
     plan = stream.plan(BatchSettings(tokens=70), seed=1, epoch=0)
@@ -74,14 +74,14 @@ def test_batches_have_the_tokens_that_were_asked_for(tmp_path):
     assert {task.batch(stream, rows).tokens for rows in few} >= {32}
 
 
-def test_rows_begin_elsewhere_with_each_draw(tmp_path):
+def test_row_boundaries_depend_on_the_draw(tmp_path):
     task = task_of()
     cache = cache_of(task, tmp_path)
     places = [tuple(task.examples(cache, draw).select(np.array([5])).starts) for draw in (None, 1, 2)]
     assert len(set(places)) == 3
 
 
-def test_a_small_cache_fits_into_memory(tmp_path):
+def test_a_small_cache_loads_into_memory(tmp_path):
     task = task_of()
     cache, corpus = cache_of(task, tmp_path), task.encode(TEXTS)
     inside = load_into_memory(cache)
@@ -90,7 +90,7 @@ def test_a_small_cache_fits_into_memory(tmp_path):
     assert np.array_equal(inside.starts, corpus.tokens.starts)
 
 
-def test_what_a_cache_is_named_by_outlives_saving_and_loading(tmp_path):
+def test_the_key_of_a_tokenizer_survives_saving_and_loading(tmp_path):
     """A resumed run must find the cache of its first sitting."""
     for kind in ("byte-bpe", "bpe", "unigram", "word", "char"):
         tokenizer = make_tokenizer(TEXTS, TokenizerSettings(kind=kind, vocab_size=300))

@@ -71,7 +71,7 @@ def padded(rows):
 
 @pytest.mark.parametrize("mask", ["plain", "words", "spans"])
 @torch.no_grad()
-def test_the_loss_is_the_cross_entropy_at_hidden_places_and_nowhere_else(make, rows, mask):
+def test_the_loss_is_the_cross_entropy_at_masked_positions(make, rows, mask):
     task, model = make(MaskedLM, MaskedSettings(mask=mask, rate=0.4))
     examples = task.examples(rows)
     batch = task.batch(examples, EVERY, draw=5)
@@ -93,7 +93,7 @@ def test_the_loss_is_the_cross_entropy_at_hidden_places_and_nowhere_else(make, r
 
 
 @torch.no_grad()
-def test_the_boundary_objective_is_spanberts(make, rows):
+def test_the_boundary_loss_follows_spanbert(make, rows):
     task, model = make(MaskedLM, MaskedSettings(mask="spans", rate=0.5, boundary=0.5))
     examples = task.examples(rows)
     batch = task.batch(examples, EVERY, draw=2)
@@ -128,9 +128,7 @@ def whole_or_not(hidden, starts):
 
 
 @pytest.mark.parametrize("mask", ["plain", "words", "spans"])
-def test_texts_come_back_their_words_are_hidden_whole_and_their_special_tokens_never(
-    make, rows, tokenizer, mask
-):
+def test_masks_respect_words_and_special_tokens(make, rows, tokenizer, mask):
     task, _ = make(MaskedLM, MaskedSettings(mask=mask, rate=0.5), positions=24)
     examples, parted = task.examples(rows), False
     assert len(examples.chunks.sizes) > 3
@@ -148,20 +146,7 @@ def test_texts_come_back_their_words_are_hidden_whole_and_their_special_tokens_n
     assert parted == (mask == "plain")
 
 
-@pytest.mark.parametrize("mask", ["plain", "words", "spans"])
-def test_what_is_hidden_is_a_function_of_draw_and_number_whatever_the_batch(make, rows, mask):
-    task, _ = make(MaskedLM, MaskedSettings(mask=mask, rate=0.4))
-    examples = task.examples(rows)
-    found = []
-    for chosen in ([0, 1, 2], [2, 1], [1]):
-        batch = task.batch(examples, np.array(chosen), draw=9)
-        lengths = examples.lengths[chosen, 0]
-        start = int(lengths[: chosen.index(1)].sum())
-        found.append(batch.inputs.tokens[0, start : start + int(examples.lengths[1, 0])].tolist())
-    assert found[0] == found[1] == found[2]
-
-
-def test_hidden_tokens_teach_the_whole_model(make, rows):
+def test_every_parameter_gets_a_gradient(make, rows):
     task, model = make(MaskedLM, MaskedSettings(mask="spans", boundary=1.0, rate=0.4))
     batch = task.batch(task.examples(rows), EVERY)
     sum(term.sum for term in task.loss(model, batch).values()).backward()
@@ -170,7 +155,7 @@ def test_hidden_tokens_teach_the_whole_model(make, rows):
 
 
 @torch.no_grad()
-def test_pseudo_perplexity_hides_every_token_in_its_turn(make, rows, tokenizer):
+def test_pseudo_perplexity_masks_every_token_once(make, rows, tokenizer):
     task, model = make(MaskedLM, MaskedSettings(pseudo_perplexity=2))
     scores = task.evaluate(model, rows, task.examples(rows), looking()).scores
     total, count = 0.0, 0
@@ -186,7 +171,7 @@ def test_pseudo_perplexity_hides_every_token_in_its_turn(make, rows, tokenizer):
     assert scores["pseudo_perplexity"] == pytest.approx(float(np.exp(total / count)), rel=1e-4)
 
 
-def test_long_documents_are_read_in_pieces_and_no_token_is_lost(make, rows):
+def test_long_documents_are_split_without_loss(make, rows):
     task, _ = make(MaskedLM, MaskedSettings(), positions=9)
     examples = task.examples(rows)
     assert examples.lengths.max() == 9 and examples.chunks.sizes.sum() == len(rows.ids)
@@ -196,7 +181,7 @@ def test_long_documents_are_read_in_pieces_and_no_token_is_lost(make, rows):
     )
 
 
-def test_windows_fall_at_other_places_with_each_draw(make, rows):
+def test_windows_are_a_function_of_the_draw(make, rows):
     task, _ = make(MaskedLM, MaskedSettings(), positions=9)
     task.cut = "windows"
     cuts = [task.examples(rows, draw).chunks.starts.tolist() for draw in (1, 2, 1)]
@@ -210,7 +195,7 @@ def test_windows_fall_at_other_places_with_each_draw(make, rows):
 
 
 @pytest.mark.parametrize("positions", [64, 14])
-def test_pairs_are_neighbouring_runs_of_sentences(make, rows, tokenizer, positions):
+def test_pairs_are_consecutive_runs_of_sentences(make, rows, tokenizer, positions):
     task, _ = make(SentencePairs, SentencePairSettings(), positions)
     examples = task.examples(rows, 3)
     assert examples.lengths.max() <= positions
@@ -223,7 +208,7 @@ def test_pairs_are_neighbouring_runs_of_sentences(make, rows, tokenizer, positio
 
 
 @pytest.mark.parametrize("kind", ["follows", "order"])
-def test_half_of_the_pairs_do_not_belong_together(make, rows, tokenizer, kind):
+def test_half_of_the_pairs_are_negative(make, rows, tokenizer, kind):
     task, _ = make(SentencePairs, SentencePairSettings(pairs=kind, rate=0.01))
     answers = []
     for draw in range(400):
@@ -256,7 +241,7 @@ def test_half_of_the_pairs_do_not_belong_together(make, rows, tokenizer, kind):
 
 
 @pytest.mark.parametrize("kind", ["follows", "order"])
-def test_of_pairs_too_words_are_hidden_whole_and_special_tokens_never(make, rows, tokenizer, kind):
+def test_masks_of_pairs_respect_words_and_special_tokens(make, rows, tokenizer, kind):
     task, _ = make(SentencePairs, SentencePairSettings(pairs=kind, mask="words", rate=0.5))
     special = [tokenizer.cls_id, tokenizer.sep_id]
     # The same token does not always begin a word here; by its text it does.
@@ -279,21 +264,8 @@ def test_of_pairs_too_words_are_hidden_whole_and_special_tokens_never(make, rows
 
 
 @pytest.mark.parametrize("kind", ["follows", "order"])
-def test_a_pair_is_a_function_of_draw_and_number_whatever_the_batch(make, rows, kind):
-    task, _ = make(SentencePairs, SentencePairSettings(pairs=kind))
-    examples = task.examples(rows)
-    together = task.batch(examples, EVERY, draw=4)
-    bounds = [*together.firsts.tolist(), together.masked.inputs.packing.real]
-    for row in EVERY.tolist():
-        alone = task.batch(examples, np.array([row]), draw=4)
-        mine = together.masked.inputs.tokens[0, bounds[row] : bounds[row + 1]]
-        assert mine.tolist() == alone.masked.inputs.tokens[0, : len(mine)].tolist()
-        assert int(together.labels[row]) == int(alone.labels[0])
-
-
-@pytest.mark.parametrize("kind", ["follows", "order"])
 @pytest.mark.parametrize("positions", [64, 14])
-def test_a_pair_is_as_long_as_its_batch_was_planned_for(make, rows, kind, positions):
+def test_lengths_of_pairs_are_those_of_their_batches(make, rows, kind, positions):
     task, _ = make(SentencePairs, SentencePairSettings(pairs=kind), positions)
     for draw in range(20):
         examples = task.examples(rows, draw)
@@ -302,7 +274,7 @@ def test_a_pair_is_as_long_as_its_batch_was_planned_for(make, rows, kind, positi
         assert sizes == examples.lengths[:, 0].tolist() and max(sizes) <= positions
 
 
-def test_the_order_of_texts_needs_one_document_and_another_s_text_two(make, tokenizer):
+def test_negative_pairs_require_two_documents(make, tokenizer):
     alone = annotate(tokenizer, [". ".join(TEXTS)])
     task, _ = make(SentencePairs, SentencePairSettings(pairs="order"))
     assert len(task.examples(alone).document)
@@ -312,7 +284,7 @@ def test_the_order_of_texts_needs_one_document_and_another_s_text_two(make, toke
 
 
 @torch.no_grad()
-def test_the_pair_is_told_from_the_first_state(make, rows):
+def test_the_pair_loss_reads_the_first_state(make, rows):
     task, model = make(SentencePairs, SentencePairSettings(weight=0.3))
     batch = task.batch(task.examples(rows), EVERY)
     total = 0.0

@@ -115,7 +115,7 @@ def counted(said):
 @pytest.mark.parametrize("kind", TASKS)
 @settings(max_examples=25)
 @given(texts=TEXTS, width=st.integers(9, 40), cut=st.sampled_from(["pieces", "windows", "drop"]))
-def test_what_is_not_read_is_counted_and_said(folder, kind, texts, width, cut):
+def test_every_token_is_used_or_reported(folder, kind, texts, width, cut):
     material, said = built(folder, kind, [*ALWAYS, *texts], width, cut)
     rows = material.train
     total = len(rows.tokens.ids) if hasattr(rows, "tokens") else len(rows.ids)
@@ -132,7 +132,7 @@ def test_what_is_not_read_is_counted_and_said(folder, kind, texts, width, cut):
 @pytest.mark.parametrize("kind", ["follows", "order"])
 @settings(max_examples=25)
 @given(texts=TEXTS, width=st.integers(9, 40), draw=st.integers(0, 2**64 - 1))
-def test_every_token_is_in_one_pair_or_counted_as_left_whatever_the_draw(folder, kind, texts, width, draw):
+def test_every_token_is_in_one_pair_or_counted_as_unused(folder, kind, texts, width, draw):
     material, _ = built(folder, kind, [*ALWAYS, *texts], width, "pieces")
     pairs = material.objective.examples(material.train, draw)
     seen = read_of(pairs, len(material.train.ids))
@@ -147,7 +147,7 @@ def test_every_token_is_in_one_pair_or_counted_as_left_whatever_the_draw(folder,
     texts=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=14), min_size=1, max_size=5),
     draw=st.integers(0, 2**64 - 1),
 )
-def test_where_no_pair_is_too_long_only_a_last_sentence_is_left(folder, kind, texts, draw):
+def test_only_last_sentences_are_unused_if_no_pair_is_too_long(folder, kind, texts, draw):
     material, _ = built(folder, kind, [*ALWAYS, *texts], 16, "pieces")
     rows = material.train
     pairs = material.objective.examples(rows, draw)
@@ -159,7 +159,7 @@ def test_where_no_pair_is_too_long_only_a_last_sentence_is_left(folder, kind, te
         assert rows.sentence_starts[start:end][left].sum() == left.any()
 
 
-def test_each_fate_of_sentences_is_said_by_its_name(folder):
+def test_unused_sentences_are_reported(folder):
     _, said = built(folder, "follows", [[4, 4, 4], [7], [30, 30], *ALWAYS], 13, "pieces")
     (name, *_), fates = said, [line.removeprefix("train.txt: ") for line in said[1:]]
     assert name == "train.txt: 5 documents, 359 characters"
@@ -172,7 +172,7 @@ def test_each_fate_of_sentences_is_said_by_its_name(folder):
     ]  # fmt: skip
 
 
-def test_validation_texts_that_are_left_out_are_said_too(folder):
+def test_unused_validation_documents_are_reported(folder):
     task, model = TASKS["masked"]
     (folder / "train.txt").write_text(written(ALWAYS), encoding="utf-8")
     (folder / "valid.txt").write_text(written([[20], [2]]), encoding="utf-8")
@@ -185,7 +185,7 @@ def test_validation_texts_that_are_left_out_are_said_too(folder):
     assert "valid.txt: 1 of 2 documents have more than 14 tokens: left out, with 21 tokens" in said
 
 
-def test_from_a_cache_the_same_is_said_as_from_memory(folder, tmp_path):
+def test_reports_from_a_cache_equal_those_from_memory(folder, tmp_path):
     """Of five documents one is but a mark of spaces, which is no token, and two are a single token."""
     plain = make_tokenizer(["sun rain"], TokenizerSettings(kind="bpe", vocab_size=20, min_frequency=1))
     plain.save(tmp_path)
@@ -209,7 +209,7 @@ def test_from_a_cache_the_same_is_said_as_from_memory(folder, tmp_path):
         assert "task.prompts: 1 have more than 512 tokens and are truncated" in lines
 
 
-def test_what_no_vocabulary_holds_and_what_cannot_change_places_is_said(folder):
+def test_unknown_tokens_and_single_sentences_are_reported(folder):
     _, said = built(folder, "denoise", [[4], [2, 2], *ALWAYS], 30, "pieces")
     assert said[1:] == ["train.txt: 1 of 4 documents are a single sentence: nothing to permute"]
     (folder / "valid.txt").write_text(written(ALWAYS), encoding="utf-8")
@@ -243,7 +243,7 @@ def test_what_no_vocabulary_holds_and_what_cannot_change_places_is_said(folder):
         ("causal", "tokenizer.dropout", 0.1),
     ],
 )
-def test_what_a_task_would_not_look_at_is_refused(folder, kind, key, value):
+def test_keys_without_effect_are_errors(folder, kind, key, value):
     room, name = key.split(".")
     recipe = {"data": {"train": "a.txt", "valid": "b.txt"}, "tokenizer": {"kind": "bpe"}}
     recipe[room][name] = value

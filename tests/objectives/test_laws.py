@@ -1,0 +1,184 @@
+"""Laws that hold for every objective: counts, independence of the batch, reproducible validations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from trifold.batches import BatchSettings
+from trifold.data import DataSettings
+from trifold.generate import GenerationConfig
+from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.causal import CausalSettings
+from trifold.objectives.classify import ClassifySettings
+from trifold.objectives.denoise import DenoiseSettings, SpansSettings
+from trifold.objectives.distill import Distill, DistillSettings
+from trifold.objectives.masked import MaskedSettings
+from trifold.objectives.objective import BuildContext, EvalContext
+from trifold.objectives.permutation import PermutationSettings
+from trifold.objectives.sentence_pairs import SentencePairSettings
+from trifold.objectives.text_to_text import PartSettings, TextToTextSettings
+from trifold.objectives.translate import TranslateSettings
+from trifold.text import TokenizerSettings
+
+SIZES = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24, "max_positions": 24, "dropout": 0.0}
+ENCODER = SIZES | {"shape": "encoder", "positions": "learned", "n_token_types": 2, "heads": ["lm"]}
+DECODER = SIZES | {"shape": "decoder", "positions": "learned", "norm_placement": "pre"}
+TWO_STREAMS = ENCODER | {"positions": "relative-sinusoidal", "query_stream": True, "segment_offsets": True}
+MASKS = {"kind": "word", "min_frequency": 1, "special": ["cls", "sep", "mask"], "sentinels": 12}
+
+PARTS = {"a": PartSettings(train="", valid="", input="a: {source}")}
+
+# kind -> settings, model, data
+KINDS = {
+    "translate": (TranslateSettings(), SIZES, "pairs"),
+    "causal": (CausalSettings(best_by="accuracy"), DECODER, "text"),
+    "masked": (MaskedSettings(rate=0.3), ENCODER, "text"),
+    "masked spans": (
+        MaskedSettings(mask="spans", rate=0.3, boundary=0.5),
+        ENCODER | {"heads": ["lm", "boundary"]},
+        "text",
+    ),
+    "permutation": (PermutationSettings(share=3), TWO_STREAMS, "text"),
+    "follows": (SentencePairSettings(), ENCODER | {"heads": ["lm", "pooler", "next-sentence"]}, "text"),
+    "order": (
+        SentencePairSettings(pairs="order", best_by="pairs_accuracy"),
+        ENCODER | {"heads": ["lm", "pooler", "next-sentence"]},
+        "text",
+    ),
+    "denoise": (DenoiseSettings(written=3), SIZES, "text"),
+    "spans": (SpansSettings(rate=0.5, written=0), SIZES, "text"),
+    "text-to-text": (TextToTextSettings(parts=PARTS), SIZES, "parts"),
+    "classify": (ClassifySettings(), ENCODER | {"heads": ["pooler", "sequence"]}, "labels"),
+    "distill": (DistillSettings(teacher="", hard=0.5), DECODER, "text"),
+}  # fmt: skip
+RANDOM = ("masked", "masked spans", "permutation", "follows", "order", "denoise", "spans")
+
+
+def random_model(config):
+    """Every parameter random, so that no zero hides an error."""
+    torch.manual_seed(3)
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Objective, validation rows, their examples and a model of each kind, built once."""
+    folder, cache = tmp_path_factory.mktemp("laws"), {}
+    sentences = [f"W{n} w{n + 1} w{n * 7 % 9} w{n * 5 % 8}." for n in range(10)]
+    documents = [" ".join(sentences[n : n + 3]) for n in range(8)]
+    (folder / "text").write_text("\n".join(documents) + "\n", encoding="utf-8")
+    rows = [f"w{n} w{n * 3 % 7}\t{'ab'[n % 2]} w{n}" for n in range(8)]
+    (folder / "pairs.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    labels = [f"w{n} w{n * 3 % 7}\t{'ab'[n % 2]}" for n in range(8)]
+    (folder / "labels.tsv").write_text("source\ttarget\n" + "\n".join(labels) + "\n", encoding="utf-8")
+
+    def build(kind):
+        if kind in cache:
+            return cache[kind]
+        settings, model, data = KINDS[kind]
+        paths = {} if data == "parts" else dict.fromkeys(("train", "valid"), str(folder / f"{data}.tsv"))
+        if data == "text":
+            paths = dict.fromkeys(("train", "valid"), str(folder / "text"))
+        if data == "parts":
+            table = str(folder / "pairs.tsv")
+            parts = {"a": settings.parts["a"].model_copy(update={"train": table, "valid": table})}
+            settings = settings.model_copy(update={"parts": parts})
+        context = BuildContext(
+            DataSettings.parse(paths), TokenizerSettings.parse(MASKS), ModelConfig.parse(model), BatchSettings(), 1,
+            folder / kind, lambda line: None,
+        )  # fmt: skip
+        bundle = (settings.of if kind == "distill" else settings).build(context)
+        objective, model = bundle.objective, random_model(bundle.config)
+        if kind == "distill":
+            objective = Distill(settings, objective, random_model(bundle.config))
+        cache[kind] = objective, bundle.valid, objective.examples(bundle.valid), model
+        return cache[kind]
+
+    return build
+
+
+def context(**changes):
+    values = {"batches": BatchSettings(tokens=90), "generation": GenerationConfig(max_new_tokens=3)}
+    return EvalContext(**values | {"samples": 2, "seed": 1, "poll": lambda: None} | changes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_counts_are_those_of_the_loss_terms(built, kind):
+    objective, _, examples, model = built(kind)
+    batch = objective.batch(examples, np.arange(4), draw=5).to(torch.device("cpu"))
+    terms = objective.loss(model, batch)
+    assert objective.counts(batch) == {name: term.count for name, term in terms.items()}
+    assert terms["tokens"].count == batch.tokens > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_the_loss_of_an_example_does_not_depend_on_its_batch(built, kind):
+    """So no example attends to another, and its corruption is a function of the draw and its number."""
+    objective, _, examples, model = built(kind)
+    rows = np.array([2, 0, 3, 1])
+    together = objective.loss(model, objective.batch(examples, rows, draw=9))
+    alone = [objective.loss(model, objective.batch(examples, rows[n : n + 1], draw=9)) for n in range(4)]
+    for name, term in together.items():
+        assert term.count == sum(each[name].count for each in alone)
+        torch.testing.assert_close(term.sum, sum(each[name].sum for each in alone), rtol=2e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_only_corruption_depends_on_the_draw(built, kind):
+    objective, _, examples, model = built(kind)
+    sums = [
+        float(objective.loss(model, objective.batch(examples, np.arange(8), draw=draw))["tokens"].sum)
+        for draw in (1, 1, 2, 3, 4)
+    ]
+    assert sums[0] == sums[1]
+    assert (len(set(sums)) > 1) == (kind in RANDOM)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_width_truncates_examples(built, kind):
+    objective, _, examples, _ = built(kind)
+    if kind in ("follows", "order"):
+        pytest.skip("pairs are truncated when they are drawn")
+    whole = objective.batch(examples, np.arange(4), draw=2)
+    width = 2 if kind in ("translate", "text-to-text") else 3
+    cut = objective.batch(examples, np.arange(4), width, draw=2)
+    if kind == "classify":
+        assert cut.inputs.packing.real == int(np.minimum(examples.lengths[:4], 3).sum())
+    elif kind in ("masked", "masked spans", "permutation"):
+        assert cut.inputs.tokens.numel() < whole.inputs.tokens.numel() or cut.tokens < whole.tokens
+    else:
+        assert 0 < cut.tokens < whole.tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_validation_is_reproducible_and_does_not_depend_on_batch_sizes(built, kind):
+    objective, rows, examples, model = built(kind)
+    one, again = (objective.evaluate(model, rows, examples, context()) for _ in range(2))
+    assert one == again
+    best_by = objective.settings.best_by
+    assert one.value == (-one.loss if best_by == "loss" else one.scores[best_by])
+    # The limit of length of training does not apply.
+    small = objective.evaluate(model, rows, examples, context(batches=BatchSettings(tokens=30, max_length=2)))
+    assert small.loss == pytest.approx(one.loss, rel=1e-5)
+    assert small.scores == pytest.approx(one.scores, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_poll_can_interrupt_a_validation(built, kind):
+    class Stop(Exception):
+        pass
+
+    def stop():
+        raise Stop
+
+    objective, rows, examples, model = built(kind)
+    with pytest.raises(Stop):
+        objective.evaluate(model, rows, examples, context(poll=stop))

@@ -1,0 +1,134 @@
+"""Classes of texts, pairs and pictures are those of the reference's pipelines, and keep their names."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tests.hub.parity import loud
+from tests.predict.references import FAMILIES, TEXTS, both, close
+
+import trifold
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+NAMES = {0: "sad", 1: "glad", 2: "so so", 3: "no idea"}
+PROBLEMS = {
+    "one class": {"id2label": NAMES, "problem_type": "single_label_classification"},
+    "nothing said": {"id2label": NAMES},
+    "any number of classes": {"id2label": NAMES, "problem_type": "multi_label_classification"},
+    "a number": {"num_labels": 1, "problem_type": "regression"},
+    "yes or no": {"num_labels": 1},
+    "no names": {"num_labels": 5},
+}
+
+
+def same(mine, theirs):
+    assert [one.label for one in mine] == [one["label"] for one in theirs]
+    assert all(close(a.score, b["score"]) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_classes_equal_those_of_transformers(family, tmp_path):
+    pair = both(tmp_path, family, "ForSequenceClassification", id2label=NAMES)
+    theirs = pair.pipeline("text-classification")
+    for mine, expected in zip(pair.ours.classify(TEXTS, top_k=3), theirs(TEXTS, top_k=3), strict=True):
+        same(mine, expected)
+    seconds = TEXTS[::-1]
+    given = [{"text": a, "text_pair": b} for a, b in zip(TEXTS, seconds, strict=True)]
+    found = pair.ours.classify(TEXTS, seconds, top_k=None)
+    for mine, one in zip(found, given, strict=True):
+        same(mine, theirs(one, top_k=None))
+
+
+@pytest.mark.parametrize("family", ["albert", "bert"])
+@pytest.mark.parametrize("told", [True, False])
+def test_segments_follow_the_settings_or_the_tokenizer_class(family, told, tmp_path):
+    """The reference tells BERT of segments and ALBERT not, unless `model_input_names` says otherwise."""
+    pair = both(tmp_path, family, "ForSequenceClassification", id2label=NAMES)
+    settings = tmp_path / "tokenizer_config.json"
+    values = json.loads(settings.read_text("utf-8")) if settings.is_file() else {}
+    names = ["input_ids", *(["token_type_ids"] if told else []), "attention_mask"]
+    settings.write_text(json.dumps(values | {"model_input_names": names}), encoding="utf-8")
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert ("token_type_ids" in tokenizer("a", "b")) == told
+    theirs = transformers.pipeline("text-classification", model=pair.theirs, tokenizer=tokenizer)
+    given = {"text": TEXTS[0], "text_pair": TEXTS[1]}
+    ours = trifold.load(tmp_path)
+    found = ours.classify(TEXTS[0], TEXTS[1], top_k=None)
+    same(found, theirs(given, top_k=None))
+    plain = pair.ours.classify(TEXTS[0], TEXTS[1], top_k=None)
+    assert (found == plain) == (told == (family == "bert"))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_scores_follow_the_problem_type_and_labels_survive_saving(problem, tmp_path):
+    options = PROBLEMS[problem]
+    pair = both(tmp_path / "theirs", "bert", "ForSequenceClassification", **options)
+    expected = pair.pipeline("text-classification")(TEXTS, top_k=None)
+    for mine, one in zip(pair.ours.classify(TEXTS, top_k=None), expected, strict=True):
+        same(mine, one)
+    pair.ours.save(tmp_path / "back")
+    before, after = (
+        json.loads((tmp_path / name / "config.json").read_text("utf-8")) for name in ("theirs", "back")
+    )
+    assert after.get("problem_type") == before.get("problem_type")
+    again, names = type(pair.theirs).from_pretrained(tmp_path / "back").config, pair.theirs.config.id2label
+    assert (again.id2label, again.label2id) == (names, {name: number for number, name in names.items()})
+    assert trifold.load(tmp_path / "back").classify(TEXTS) == pair.ours.classify(TEXTS)
+
+
+PROCESSORS = {
+    "as made": {"size": {"height": 12, "width": 12}},
+    "other steps": {
+        "size": {"height": 12, "width": 12}, "resample": 3, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]
+    },
+    "neither rescaled nor normalised": {
+        "size": {"height": 12, "width": 12}, "do_rescale": False, "do_normalize": False, "resample": 0
+    },
+    "lanczos": {"size": {"height": 12, "width": 12}, "resample": 1, "rescale_factor": 0.01},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    image = pytest.importorskip("PIL.Image")
+    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(5)
+    pictures = {
+        "colour.png": image.fromarray(random.integers(0, 256, (31, 40, 3), dtype=np.uint8)),
+        "photo.jpg": image.fromarray(random.integers(0, 256, (20, 9, 3), dtype=np.uint8)),
+        "grey.png": image.fromarray(random.integers(0, 256, (12, 12), dtype=np.uint8)),
+        "clear.png": image.fromarray(random.integers(0, 256, (15, 18, 4), dtype=np.uint8)),
+        "few.png": image.fromarray(random.integers(0, 256, (9, 9, 3), dtype=np.uint8)).quantize(16),
+    }
+    for name, picture in pictures.items():
+        picture.save(folder / name)
+    turned = image.Exif()
+    turned[0x0112] = 6  # the camera lay on its side
+    pictures["colour.png"].save(folder / "turned.jpg", exif=turned)
+    return sorted(str(path) for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_classes_of_images_equal_those_of_transformers(processor, photos, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    torch.manual_seed(3)
+    config = transformers.ViTConfig(**sizes, image_size=12, patch_size=4, id2label=NAMES)
+    model = loud(transformers.ViTForImageClassification(config)).eval()
+    prepare = ViTImageProcessorPil(**PROCESSORS[processor])
+    model.save_pretrained(tmp_path)
+    prepare.save_pretrained(tmp_path)
+    theirs = transformers.pipeline("image-classification", model=model, image_processor=prepare)
+    ours = trifold.load(tmp_path)
+    for mine, expected in zip(ours.classify(photos), theirs(photos), strict=True):
+        same(mine, expected)
+    ours.save(tmp_path / "again")
+    again = trifold.load(tmp_path / "again")
+    assert again.pictures == ours.pictures
+    assert again.classify(photos[0]) == ours.classify(photos[0])
