@@ -1,4 +1,4 @@
-"""What `load` returns: the numbers of the model it holds, text for every shape that writes, and a folder again."""
+"""Pipeline: logits, generation, saving and loading."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_logits_require_a_head() -> None:
 
 @torch.no_grad()
 def by_hand(pipe: Pipeline, tokens: list[int], count: int) -> list[int]:
-    """The likeliest next token, again and again, by `logits` alone; padding is never written."""
+    """Greedy generation by `logits` alone; padding is never generated."""
     written: list[int] = []
     for _ in range(count):
         if pipe.config.shape == "decoder":

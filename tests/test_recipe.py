@@ -16,7 +16,7 @@ from trifold.train.schedule import rate
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a recipe file; gives its path."""
+    """Write a recipe file and return its path."""
 
     def write(text: str, name: str = "mine.yaml"):
         path = tmp_path / name
@@ -38,7 +38,7 @@ def test_every_included_recipe_is_valid(name):
         assert all(part.train and part.valid for part in recipe.task.parts.values())
         return
     assert recipe.data.train
-    # What is learnt from raw text is measured on its validation text; it has no score of its own to be tested by.
+    # Objectives on raw text are evaluated on their validation text.
     tested = recipe.data.test or recipe.task.evaluated.data_kind == "documents"
     assert (recipe.data.valid and tested) or recipe.data.holdout
 

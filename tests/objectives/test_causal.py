@@ -31,7 +31,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def model(tokenizer):
-    """Every parameter random, so that no zero hides a mistake."""
+    """Every parameter random, so that no zero hides an error."""
     torch.manual_seed(3)
     config = ModelConfig(
         shape="decoder", vocab_size=tokenizer.vocab_size, max_positions=WIDTH, positions="learned",
@@ -44,11 +44,11 @@ def model(tokenizer):
     return model
 
 
-def task_of(tokenizer, **settings):
+def make_objective(tokenizer, **settings):
     return Causal(CausalSettings(**settings), tokenizer, WIDTH)
 
 
-def looking(**changes):
+def eval_context(**changes):
     usual = {"batches": BatchSettings(tokens=40), "generation": GenerationConfig(), "samples": 2, "seed": 1}
     return EvalContext(**usual | {"poll": lambda: None} | changes)
 
@@ -59,7 +59,7 @@ lengths = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 
 
 def corpus(lengths):
-    """Documents whose tokens say where they stand: 100 · document + place."""
+    """Documents whose tokens are 100 · document + position."""
     return Ragged.of([[100 * document + place for place in range(n)] for document, n in enumerate(lengths)])
 
 
@@ -107,7 +107,7 @@ def test_windows_are_a_function_of_the_draw():
     assert one.chunks.starts.tolist() == again.chunks.starts.tolist() != two.chunks.starts.tolist()
     firsts = {int(chunk_corpus(rows, 16, "windows", draw).chunks.sizes[0]) for draw in range(200)}
     assert firsts == set(range(1, 17))
-    # Without a draw, as for a validation, they are pieces.
+    # Without a draw, windows equal pieces.
     assert (
         chunk_corpus(rows, 16, "windows").chunks.starts.tolist()
         == chunk_corpus(rows, 16).chunks.starts.tolist()
@@ -116,7 +116,7 @@ def test_windows_are_a_function_of_the_draw():
 
 @pytest.mark.parametrize(("begin", "end"), [(True, True), (True, False), (False, True), (False, False)])
 def test_begin_and_end_add_special_tokens(tokenizer, begin, end):
-    rows = task_of(tokenizer, begin=begin, end=end).encode(TEXTS)
+    rows = make_objective(tokenizer, begin=begin, end=end).encode(TEXTS)
     for number, text in enumerate(TEXTS):
         ids = rows.tokens.ids[rows.tokens.starts[number] : rows.tokens.starts[number + 1]].tolist()
         (plain,) = tokenizer.encode([text])
@@ -126,10 +126,12 @@ def test_begin_and_end_add_special_tokens(tokenizer, begin, end):
 
 
 def test_bytes_exclude_text_that_the_tokenizer_loses():
-    """Nobody guesses repeated spaces where tokens are words, and so they make no text easier."""
+    """A word tokenizer loses repeated spaces, which are not predicted and do not count."""
     words = train_tokenizer(TEXTS, TokenizerSettings(kind="word", vocab_size=60, min_frequency=1))
     plain, spaced = ["to be or", "not to be"], ["to   be\tor", "not to    be"]
-    kept, lost, both = (task_of(words, begin=True).encode(texts) for texts in (plain, spaced, plain + spaced))
+    kept, lost, both = (
+        make_objective(words, begin=True).encode(texts) for texts in (plain, spaced, plain + spaced)
+    )
     assert (kept.tokens.ids == lost.tokens.ids).all()
     assert kept.bytes == lost.bytes == both.bytes / 2 == sum(map(len, plain))
 
@@ -139,16 +141,16 @@ def test_bytes_exclude_text_that_decoding_inserts():
     library.pre_tokenizer, library.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     tokenizer = Tokenizer(library)
     assert tokenizer.decode(tokenizer.encode(["(a)"])) != ["(a)"]
-    assert task_of(tokenizer, begin=False, end=False).encode(["(a)"]).bytes == 2  # less the first
+    assert make_objective(tokenizer, begin=False, end=False).encode(["(a)"]).bytes == 2  # less the first
 
 
 def by_bytes(**how):
-    """Byte-level BPE, of nothing but bytes or with merges."""
+    """Byte-level BPE, with or without merges."""
     return train_tokenizer(["日本 日本 😀😀 été"] * 5, TokenizerSettings(kind="byte-bpe", **how))
 
 
 def by_fallback(*, before):
-    """Pieces of SentencePiece's kind, for "▁a" and "日", and bytes for all else; with a space before a text or not."""
+    """SentencePiece-like pieces for "▁a" and "日", and bytes for other text; `before` prepends a space to a text."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a", "日"]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     library = Library(models.BPE(vocabulary, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
@@ -179,13 +181,13 @@ BYTES_OF_THE_FIRST = {
 def test_bytes_of_a_partial_character(kind):
     tokenizer, known = BYTES_OF_THE_FIRST[kind]
     for text, first in known.items():
-        rows = task_of(tokenizer, begin=False).encode([text] * 5)
+        rows = make_objective(tokenizer, begin=False).encode([text] * 5)
         assert rows.bytes == 5 * (len(text.encode()) - first), text
 
 
 @given(st.lists(st.text("aé日😀 \ufffd", max_size=4), max_size=4))
 def test_bytes_of_byte_tokens_exclude_one_per_document(texts):
-    rows = task_of(BYTES_OF_THE_FIRST["bytes"][0], begin=False).encode(texts)
+    rows = make_objective(BYTES_OF_THE_FIRST["bytes"][0], begin=False).encode(texts)
     assert rows.bytes == sum(max(len(text.encode()) - 1, 0) for text in texts)
 
 
@@ -193,10 +195,10 @@ def test_bytes_of_byte_tokens_exclude_one_per_document(texts):
 
 
 def test_labels_are_the_next_tokens(tokenizer):
-    task = task_of(tokenizer)
-    examples = task.examples(task.encode(TEXTS))
+    objective = make_objective(tokenizer)
+    examples = objective.examples(objective.encode(TEXTS))
     chosen = np.array([3, 0, 5])
-    batch = task.batch(examples, chosen)
+    batch = objective.batch(examples, chosen)
     rows = [
         examples.ids[examples.chunks.starts[n] :][: examples.chunks.sizes[n] + 1].tolist() for n in chosen
     ]
@@ -204,13 +206,15 @@ def test_labels_are_the_next_tokens(tokenizer):
     assert batch.labels[: batch.tokens].tolist() == [token for row in rows for token in row[1:]]
     assert (batch.labels[batch.tokens :] == -1).all()
     assert (
-        task.counts(batch) == {"tokens": batch.tokens} == {"tokens": int(examples.chunks.sizes[chosen].sum())}
+        objective.counts(batch)
+        == {"tokens": batch.tokens}
+        == {"tokens": int(examples.chunks.sizes[chosen].sum())}
     )
-    assert task.batch(examples, chosen, 2).tokens == 6
+    assert objective.batch(examples, chosen, 2).tokens == 6
 
 
 def by_hand(model, examples, rows):
-    """Negative log-likelihoods and hits, piece by piece, with whole logits."""
+    """Negative log-likelihoods and correct predictions of single chunks, from complete logits."""
     losses, hits = [], []
     for n in rows:
         ids = torch.from_numpy(
@@ -224,11 +228,11 @@ def by_hand(model, examples, rows):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_gradients_equal_those_of_single_chunks(tokenizer, model, dtype):
-    task = task_of(tokenizer)
-    examples = task.examples(task.encode(TEXTS))
+    objective = make_objective(tokenizer)
+    examples = objective.examples(objective.encode(TEXTS))
     every = np.arange(len(examples.chunks.sizes))
     packed, plain = deepcopy(model).to(dtype), deepcopy(model)
-    task.loss(packed, task.batch(examples, every))["tokens"].sum.backward()
+    objective.loss(packed, objective.batch(examples, every))["tokens"].sum.backward()
     by_hand(plain, examples, every)[0].sum().backward()
     ours, theirs = (torch.cat([p.grad.float().flatten() for p in m.parameters()]) for m in (packed, plain))
     assert (ours - theirs).norm() <= (1e-5 if dtype is torch.float32 else 0.1) * theirs.norm()
@@ -239,15 +243,15 @@ def test_packed_gradients_equal_those_of_single_chunks(tokenizer, model, dtype):
 
 @pytest.mark.parametrize("begin", [True, False])
 def test_scores_follow_their_definitions(tokenizer, model, begin):
-    task = task_of(tokenizer, begin=begin)
-    rows = task.encode(TEXTS)
-    examples = task.examples(rows)
+    objective = make_objective(tokenizer, begin=begin)
+    rows = objective.encode(TEXTS)
+    examples = objective.examples(rows)
     with torch.no_grad():
         losses, hits = by_hand(model, examples, range(len(examples.chunks.sizes)))
     nll = float(losses.double().sum())
     for tokens in (10, 1000):
-        context = looking(batches=BatchSettings(tokens=tokens, max_length=2))
-        loss, scores, *_ = task.evaluate(model, rows, examples, context)
+        context = eval_context(batches=BatchSettings(tokens=tokens, max_length=2))
+        loss, scores, *_ = objective.evaluate(model, rows, examples, context)
         assert loss == pytest.approx(nll / len(losses), rel=1e-5)
         assert scores["perplexity"] == pytest.approx(math.exp(nll / len(losses)), rel=1e-5)
         assert scores["bits_per_byte"] == pytest.approx(nll / math.log(2) / rows.bytes, rel=1e-5)
@@ -258,9 +262,11 @@ def test_scores_follow_their_definitions(tokenizer, model, begin):
 
 
 def test_samples_continue_documents_and_are_a_function_of_the_seed(tokenizer, model):
-    task = task_of(tokenizer)
-    rows = task.encode(TEXTS)
-    one, again, other = (task.samples(model, rows, looking(samples=3, seed=seed)) for seed in (1, 1, 2))
+    objective = make_objective(tokenizer)
+    rows = objective.encode(TEXTS)
+    one, again, other = (
+        objective.samples(model, rows, eval_context(samples=3, seed=seed)) for seed in (1, 1, 2)
+    )
     assert one == again != other
     assert len(one) == 3
     for sample in one:
@@ -270,21 +276,26 @@ def test_samples_continue_documents_and_are_a_function_of_the_seed(tokenizer, mo
 
 
 def test_samples_continue_the_prompts_of_the_recipe(tokenizer, model):
-    task = task_of(tokenizer, prompts=["to be", ""])
-    rows = task.encode(TEXTS)
-    assert [sample.source for sample in task.samples(model, rows, looking(samples=5))] == ["to be", ""]
+    objective = make_objective(tokenizer, prompts=["to be", ""])
+    rows = objective.encode(TEXTS)
+    assert [sample.source for sample in objective.samples(model, rows, eval_context(samples=5))] == [
+        "to be",
+        "",
+    ]
     greedy = GenerationConfig(do_sample=False, max_new_tokens=2)
-    found = [task.samples(model, rows, looking(generation=greedy, seed=seed)) for seed in (1, 2)]
+    found = [objective.samples(model, rows, eval_context(generation=greedy, seed=seed)) for seed in (1, 2)]
     assert found[0] == found[1]
     assert all(len(sample.ours) <= 2 for sample in found[0])
-    assert task.samples(model, rows, looking(samples=0)) == []
+    assert objective.samples(model, rows, eval_context(samples=0)) == []
 
 
 def test_sampling_polls_at_every_token(tokenizer, model):
-    """A signal during a validation is not to wait for the end of a batch of texts."""
-    task, polls = task_of(tokenizer, prompts=["to be"]), []
+    """A signal during a validation must not wait for the end of a batch of texts."""
+    objective, polls = make_objective(tokenizer, prompts=["to be"]), []
     greedy = GenerationConfig(do_sample=False, max_new_tokens=3, min_new_tokens=3)
-    task.samples(model, task.encode(TEXTS), looking(generation=greedy, poll=lambda: polls.append(1)))
+    objective.samples(
+        model, objective.encode(TEXTS), eval_context(generation=greedy, poll=lambda: polls.append(1))
+    )
     assert len(polls) >= 3, "one batch of texts, of three tokens each"
 
 
@@ -295,7 +306,7 @@ def test_sampling_polls_at_every_token(tokenizer, model):
 def test_transformers_adds_the_same_special_tokens(tokenizer, tmp_path, begin):
     from transformers import AutoTokenizer
 
-    task_of(tokenizer, begin=begin).save(tmp_path)
+    make_objective(tokenizer, begin=begin).save(tmp_path)
     (plain,) = tokenizer.encode(["to be"])
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert theirs("to be")["input_ids"] == [tokenizer.bos_id] * begin + plain

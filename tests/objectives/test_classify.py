@@ -1,4 +1,4 @@
-"""Learning labels: what a batch holds, what is asked of it, and that what was learnt is what is loaded."""
+"""Classification: batches, loss, scores and labels."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def model_of(tokenizer, reads="pooler", shape="encoder"):
     return model
 
 
-def looking(**changes):
+def eval_context(**changes):
     usual = {"batches": BatchSettings(tokens=16), "generation": GenerationConfig(), "samples": 2, "seed": 1}
     return EvalContext(**usual | {"poll": lambda: None} | changes)
 
@@ -64,10 +64,10 @@ def looking(**changes):
 @pytest.mark.parametrize("shape", ["encoder", "decoder"])
 def test_packed_logits_equal_those_of_single_texts(tokenizer, reads, shape):
     model = model_of(tokenizer, reads, shape)
-    task = Classify(ClassifySettings(), tokenizer, model.config)
-    examples = task.examples(rows())
-    batch = task.batch(examples, np.array([4, 0, 2, 1, 3]))
-    found = task.logits(model, batch)
+    objective = Classify(ClassifySettings(), tokenizer, model.config)
+    examples = objective.examples(rows())
+    batch = objective.batch(examples, np.array([4, 0, 2, 1, 3]))
+    found = objective.logits(model, batch)
     for place, row in enumerate([4, 0, 2, 1, 3]):
         ids = torch.tensor([tokenizer.rows([TEXTS[row]])[0].ids])
         alone = model.head_outputs(Inputs(ids), heads=["sequence"])["sequence"][0]
@@ -77,11 +77,11 @@ def test_packed_logits_equal_those_of_single_texts(tokenizer, reads, shape):
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_loss_is_a_sum_of_cross_entropies(tokenizer, smoothing):
     model = model_of(tokenizer)
-    task = Classify(ClassifySettings(label_smoothing=smoothing), tokenizer, model.config)
-    batch = task.batch(task.examples(rows()), np.arange(5))
-    term = task.loss(model, batch)["tokens"]
-    logits = task.logits(model, batch)
-    assert task.counts(batch) == {"tokens": 5} == {"tokens": term.count}
+    objective = Classify(ClassifySettings(label_smoothing=smoothing), tokenizer, model.config)
+    batch = objective.batch(objective.examples(rows()), np.arange(5))
+    term = objective.loss(model, batch)["tokens"]
+    logits = objective.logits(model, batch)
+    assert objective.counts(batch) == {"tokens": 5} == {"tokens": term.count}
     wanted = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing).sum()
     assert torch.allclose(term.sum, wanted)
     plain = term.sum if term.nll is None else term.nll
@@ -89,19 +89,19 @@ def test_the_loss_is_a_sum_of_cross_entropies(tokenizer, smoothing):
 
 
 def test_long_texts_are_truncated_and_reported(tokenizer):
-    said = []
-    task = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config, 5, said.append)
-    examples = task.examples(rows())
+    lines = []
+    objective = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config, 5, lines.append)
+    examples = objective.examples(rows())
     assert examples.lengths.max() == 5
     ends = examples.texts.ids[examples.texts.starts[1:] - 1]
     assert (ends == tokenizer.sep_id).all()  # what stands around a text stays
-    assert any("2 texts were cut" in line for line in said)
+    assert any("2 texts were cut" in line for line in lines)
 
 
 def test_an_unknown_label_is_an_error_with_its_line(tokenizer):
-    task = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config)
+    objective = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config)
     with pytest.raises(DataError, match="'angry'") as told:
-        task.examples(rows(["good", "bad"], ["glad", "angry"]))
+        objective.examples(rows(["good", "bad"], ["glad", "angry"]))
     assert ":2:" in str(told.value)
 
 
@@ -113,9 +113,9 @@ def test_a_missing_head_is_an_error(tokenizer):
 
 def test_a_missing_end_token_is_an_error(tokenizer):
     config = model_of(tokenizer, "eos").config.model_copy(update={"eos_id": tokenizer.unk_id})
-    task = Classify(ClassifySettings(), tokenizer, config)
+    objective = Classify(ClassifySettings(), tokenizer, config)
     with pytest.raises(SettingsError, match="classifier_input"):
-        task.batch(task.examples(rows()), np.arange(5))
+        objective.batch(objective.examples(rows()), np.arange(5))
 
 
 # --- labels and scores ---------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ SMALL = {
 
 @pytest.fixture
 def table(tmp_path):
-    """Texts whose label is the one telling word in them."""
+    """Texts with one word that determines the label."""
     lines = [
         {"text": f"some {word} words of {other} sort {n}", "label": label}
         for word, label in (("merry", "3 glad"), ("dull", "20 sad"), ("odd", "100 odd"))

@@ -1,4 +1,4 @@
-"""What an encoder-decoder reads and is to write, for each way of spoiling a text: nothing lost, nothing made up."""
+"""Denoising: sources and targets of both corruptions lose and invent no tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trifold.text.corruption import SpanCorruptedRow
 
 WIDTH = 16
 WORDS = [f"w{number}" for number in range(40)]
-# Of several sentences, and with words that are not known; some longer than the model reads at once.
+# With several sentences and unknown words; some texts are longer than the model's width.
 TEXTS = [
     "W1 w2 w3 w4. W5 w6 w7! W8 w9 strange w11 w12.",
     " ".join(WORDS),
@@ -50,20 +50,20 @@ def rows(tokenizer):
     return annotate(tokenizer, TEXTS)
 
 
-def task_of(tokenizer, kind, **values):
-    """A task of either kind; without values, as its paper has it."""
+def make_objective(tokenizer, kind, **values):
+    """An objective of either kind, by default with the values of its paper."""
     settings = (DenoiseSettings if kind == "denoise" else SpansSettings).parse(values)
     return Denoise(settings, tokenizer, WIDTH, start_id=tokenizer.bos_id)
 
 
-def sides(task, examples, chosen, draw):
-    """Of each chosen example the text, what is read of it, and what is to be written, without the </s> of both."""
-    pairs, found = task.corrupt_rows(examples, chosen, draw=draw), []
+def sides(objective, examples, chosen, draw):
+    """Text, source and target of each given example, without </s>."""
+    pairs, found = objective.corrupt_rows(examples, chosen, draw=draw), []
     for place, row in enumerate(chosen.tolist()):
         both = []
         for side in (pairs.sources, pairs.targets):
             ids = side.ids[side.starts[place] : side.starts[place + 1]].tolist()
-            assert ids.pop() == task.tokenizer.eos_id and task.tokenizer.eos_id not in ids
+            assert ids.pop() == objective.tokenizer.eos_id and objective.tokenizer.eos_id not in ids
             both.append(ids)
         found.append((examples[row][0].tolist(), *both))
     return found
@@ -73,8 +73,8 @@ def sides(task, examples, chosen, draw):
     draws, st.fixed_dictionaries(dict.fromkeys(Noise.model_fields, rates)).filter(lambda r: any(r.values()))
 )
 def test_noise_keeps_the_target_and_adds_only_masks(tokenizer, rows, draw, noise):
-    task = task_of(tokenizer, "denoise", noise=noise)
-    for text, read, wanted in sides(task, task.examples(rows), EVERY, draw):
+    objective = make_objective(tokenizer, "denoise", noise=noise)
+    for text, read, wanted in sides(objective, objective.examples(rows), EVERY, draw):
         assert wanted == text
         new = Counter(read) - Counter(text)
         assert set(new) <= {tokenizer.mask_id}
@@ -85,8 +85,11 @@ def test_noise_keeps_the_target_and_adds_only_masks(tokenizer, rows, draw, noise
 
 @given(draws, st.sampled_from([0.15, 0.3, 0.5]), st.sampled_from([1.0, 3.0]))
 def test_source_and_spans_restore_the_text(tokenizer, rows, draw, rate, mean):
-    task, sentinels = task_of(tokenizer, "spans", rate=rate, mean_span=mean), sentinel_ids(tokenizer)
-    for text, read, wanted in sides(task, task.examples(rows), EVERY, draw):
+    objective, sentinels = (
+        make_objective(tokenizer, "spans", rate=rate, mean_span=mean),
+        sentinel_ids(tokenizer),
+    )
+    for text, read, wanted in sides(objective, objective.examples(rows), EVERY, draw):
         halves = SpanCorruptedRow(np.array(read, np.int64), np.array(wanted, np.int64))
         assert halves.original(sentinels).tolist() == text
         taken = len(wanted) - sum(token in sentinels for token in wanted)
@@ -97,16 +100,16 @@ def test_source_and_spans_restore_the_text(tokenizer, rows, draw, rate, mean):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_contains_sources_and_targets(tokenizer, rows, kind):
-    task = task_of(tokenizer, kind)
-    examples, end = task.examples(rows), tokenizer.eos_id
-    batch, pairs = task.batch(examples, EVERY, draw=3), sides(task, examples, EVERY, 3)
+    objective = make_objective(tokenizer, kind)
+    examples, end = objective.examples(rows), tokenizer.eos_id
+    batch, pairs = objective.batch(examples, EVERY, draw=3), sides(objective, examples, EVERY, 3)
     read = [token for _, source, _ in pairs for token in (*source, end)]
     asked = [token for _, _, target in pairs for token in (*target, end)]
     given = [token for _, _, target in pairs for token in (tokenizer.bos_id, *target)]
     assert batch.source.tokens[0, : len(read)].tolist() == read
     assert batch.labels[: len(asked)].tolist() == asked and (batch.labels[len(asked) :] == -1).all()
     assert batch.target.tokens[0, : len(asked)].tolist() == given
-    assert task.counts(batch) == {"tokens": len(asked)}
+    assert objective.counts(batch) == {"tokens": len(asked)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,10 +119,10 @@ def test_written_limits_the_generated_texts(tokenizer, rows, kind):
         vocab_size=tokenizer.vocab_size, max_positions=WIDTH, d_model=16, n_layers=1, n_heads=2, d_ff=16
     )
     model = Transformer(config).eval()
-    looking = EvalContext(BatchSettings(tokens=60), GenerationConfig(), 2, 0, lambda: None)
+    context = EvalContext(BatchSettings(tokens=60), GenerationConfig(), 2, 0, lambda: None)
     for count in (0, 3):
-        task = task_of(tokenizer, kind, written=count)
-        one, again = (task.evaluate(model, rows, task.examples(rows), looking) for _ in range(2))
+        objective = make_objective(tokenizer, kind, written=count)
+        one, again = (objective.evaluate(model, rows, objective.examples(rows), context) for _ in range(2))
         assert one == again and len(one.samples) == count
         assert ("exact_match" in one.scores) == bool(count)
 
@@ -127,4 +130,4 @@ def test_written_limits_the_generated_texts(tokenizer, rows, kind):
 def test_too_few_sentinels_are_an_error(tokenizer):
     few = make_tokenizer(["a b c"], TokenizerSettings(kind="word", min_frequency=1, sentinels=7))
     with pytest.raises(SettingsError, match=r"have up to 8 spans.*set tokenizer\.sentinels=8"):
-        task_of(few, "spans", rate=0.5, mean_span=1.0)
+        make_objective(few, "spans", rate=0.5, mean_span=1.0)

@@ -1,4 +1,4 @@
-"""Raw text on its way to examples: every token is read, or counted and said to be left out."""
+"""Documents: every token is in an example, or counted and reported."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ TASKS = {
     "order": (SentencePairSettings(pairs="order", short=0.5), READS | {"heads": ["lm", "pooler", "next-sentence"]}),
 }  # fmt: skip
 
-# Documents of sentences of so many words.
+# Documents as numbers of words per sentence.
 TEXTS = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=6), min_size=1, max_size=8)
-# Two documents that make pairs, and two that are read whole, whatever is left out of the others.
+# Documents that give pairs and fit the width, whatever happens to the others.
 ALWAYS = [[3, 2], [1, 3]]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where a run would keep its tokenizer: its words are numbers, so a token lost is one that can be missed."""
+    """A folder with a tokenizer of numbered words, so that a lost token is found."""
     folder = tmp_path_factory.mktemp("rows")
     words = " ".join(["Word", *(f"w{number}" for number in range(99)), "."])
     wanted = TokenizerSettings(
@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
 
 
 def written(documents):
-    """Each document a line, its sentences told by their full stops and capital letters."""
+    """One document per line; sentences end with a full stop and begin with a capital letter."""
     lines, number = [], 0
     for document in documents:
         sentences = []
@@ -68,7 +68,7 @@ def written(documents):
 
 
 def built(folder, kind, documents, width, cut):
-    """The material, and what was said of the training text."""
+    """The bundle, and the lines reported about the training text."""
     task, model = TASKS[kind]
     for name, text in (("train.txt", documents), ("valid.txt", ALWAYS)):
         (folder / name).write_text(written(text), encoding="utf-8")
@@ -77,14 +77,14 @@ def built(folder, kind, documents, width, cut):
         {"d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1, "max_positions": width} | model
     )
     said = []
-    material = task.build(
+    bundle = task.build(
         BuildContext(data, TokenizerSettings(), config, BatchSettings(), 1, folder, said.append)
     )
-    return material, [line for line in said if line.startswith("train.txt: ")]
+    return bundle, [line for line in said if line.startswith("train.txt: ")]
 
 
 def read_of(examples, total):
-    """How often each token of the text is read, or asked for."""
+    """How often each token of the text is in an example."""
     seen = np.zeros(total, np.int64)
     if isinstance(examples, Pairs):
         stretches = examples.bounds[:, [0, 2]]
@@ -113,14 +113,14 @@ def counted(said):
 
 
 @pytest.mark.parametrize("kind", TASKS)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(texts=TEXTS, width=st.integers(9, 40), cut=st.sampled_from(["pieces", "windows", "drop"]))
 def test_every_token_is_used_or_reported(folder, kind, texts, width, cut):
-    material, said = built(folder, kind, [*ALWAYS, *texts], width, cut)
-    rows = material.train
+    bundle, said = built(folder, kind, [*ALWAYS, *texts], width, cut)
+    rows = bundle.train
     total = len(rows.tokens.ids) if hasattr(rows, "tokens") else len(rows.ids)
     for draw in (None, 7) if cut == "windows" and kind not in ("follows", "order") else (None,):
-        examples = material.objective.examples(rows, draw)
+        examples = bundle.objective.examples(rows, draw)
         seen = read_of(examples, total)
         shared = (
             len(examples.chunks.starts) if isinstance(examples, Examples) else 0
@@ -130,27 +130,27 @@ def test_every_token_is_used_or_reported(folder, kind, texts, width, cut):
 
 
 @pytest.mark.parametrize("kind", ["follows", "order"])
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(texts=TEXTS, width=st.integers(9, 40), draw=st.integers(0, 2**64 - 1))
 def test_every_token_is_in_one_pair_or_counted_as_unused(folder, kind, texts, width, draw):
-    material, _ = built(folder, kind, [*ALWAYS, *texts], width, "pieces")
-    pairs = material.objective.examples(material.train, draw)
-    seen = read_of(pairs, len(material.train.ids))
+    bundle, _ = built(folder, kind, [*ALWAYS, *texts], width, "pieces")
+    pairs = bundle.objective.examples(bundle.train, draw)
+    seen = read_of(pairs, len(bundle.train.ids))
     assert seen.max() == 1
     assert seen.sum() + sum(count.tokens for count in pairs.unused) == len(seen)
     assert pairs.unused.single.number == sum(len(document) == 1 for document in texts)
 
 
 @pytest.mark.parametrize("kind", ["follows", "order"])
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     texts=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=14), min_size=1, max_size=5),
     draw=st.integers(0, 2**64 - 1),
 )
 def test_only_last_sentences_are_unused_if_no_pair_is_too_long(folder, kind, texts, draw):
-    material, _ = built(folder, kind, [*ALWAYS, *texts], 16, "pieces")
-    rows = material.train
-    pairs = material.objective.examples(rows, draw)
+    bundle, _ = built(folder, kind, [*ALWAYS, *texts], 16, "pieces")
+    rows = bundle.train
+    pairs = bundle.objective.examples(rows, draw)
     seen = read_of(pairs, len(rows.ids)).astype(bool)
     assert pairs.unused.truncated.number == 0
     for start, end in zip(rows.starts, rows.starts[1:], strict=False):
@@ -186,7 +186,7 @@ def test_unused_validation_documents_are_reported(folder):
 
 
 def test_reports_from_a_cache_equal_those_from_memory(folder, tmp_path):
-    """Of five documents one is but a mark of spaces, which is no token, and two are a single token."""
+    """Of five documents one has no token, and two have a single token."""
     plain = make_tokenizer(["sun rain"], TokenizerSettings(kind="bpe", vocab_size=20, min_frequency=1))
     plain.save(tmp_path)
     (tmp_path / "text.txt").write_text("sun rain\nsun\n\u2581\nrain rain rain\nrain\n", encoding="utf-8")
@@ -206,7 +206,7 @@ def test_reports_from_a_cache_equal_those_from_memory(folder, tmp_path):
         assert "text.txt: 1 documents without a token: left out" in lines
         assert "text.txt: 2 documents of a single token: no label in them" in lines
         assert any("documents is never a label" in line for line in lines)
-        assert "task.prompts: 1 have more than 512 tokens and are truncated" in lines
+        assert "objective.prompts: 1 have more than 512 tokens and are truncated" in lines
 
 
 def test_unknown_tokens_and_single_sentences_are_reported(folder):
@@ -219,7 +219,7 @@ def test_unknown_tokens_and_single_sentences_are_reported(folder):
         said = []
         data = DataSettings(train=str(folder / "train.txt"), valid=str(folder / "train.txt"))
         config = ModelConfig.parse({"d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1} | model)
-        material = task.build(
+        bundle = task.build(
             BuildContext(data, TokenizerSettings(), config, BatchSettings(), 1, folder, said.append)
         )
         assert any(line.endswith(f"tokens are unknown (<unk>): {fate}") for line in said) or any(
@@ -227,10 +227,10 @@ def test_unknown_tokens_and_single_sentences_are_reported(folder):
         )
         if kind == "causal":
             assert said[-1].endswith("bits per byte is undefined with unknown tokens")
-            looking = EvalContext(BatchSettings(), GenerationConfig(), samples=0, seed=1, poll=lambda: None)
-            objective, rows = material.objective, material.valid
+            context = EvalContext(BatchSettings(), GenerationConfig(), samples=0, seed=1, poll=lambda: None)
+            objective, rows = bundle.objective, bundle.valid
             scores = objective.evaluate(
-                Transformer(material.config).eval(), rows, objective.examples(rows), looking
+                Transformer(bundle.config).eval(), rows, objective.examples(rows), context
             ).scores
             assert set(scores) == {"perplexity", "accuracy"}
 

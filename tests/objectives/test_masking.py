@@ -1,4 +1,4 @@
-"""What hidden tokens are asked for, and by whom: the losses by the book, on whole logits."""
+"""Masked tokens and sentence pairs: losses against their definitions on complete logits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows(tokenizer):
 
 @pytest.fixture
 def make(tokenizer):
-    """A task of words or pairs, and a model for it with every parameter random."""
+    """An objective, and a model for it whose parameters are all random."""
 
     def make(kind, settings, positions=64):
         heads = ("lm", "boundary") if kind is MaskedLM and settings.boundary else ("lm",)
@@ -58,7 +58,7 @@ def make(tokenizer):
     return make
 
 
-def looking():
+def eval_context():
     return EvalContext(BatchSettings(tokens=100), GenerationConfig(), 2, 0, lambda: None)
 
 
@@ -72,19 +72,19 @@ def padded(rows):
 @pytest.mark.parametrize("mask", ["plain", "words", "spans"])
 @torch.no_grad()
 def test_the_loss_is_the_cross_entropy_at_masked_positions(make, rows, mask):
-    task, model = make(MaskedLM, MaskedSettings(mask=mask, rate=0.4))
-    examples = task.examples(rows)
-    batch = task.batch(examples, EVERY, draw=5)
-    hidden = [task.mask(examples, row, draw=5) for row in EVERY]
+    objective, model = make(MaskedLM, MaskedSettings(mask=mask, rate=0.4))
+    examples = objective.examples(rows)
+    batch = objective.batch(examples, EVERY, draw=5)
+    hidden = [objective.mask(examples, row, draw=5) for row in EVERY]
     logits = model.head_outputs(padded(hidden))["lm"]
     expected = sum(
         float(F.cross_entropy(logits[n, row.positions], torch.from_numpy(row.targets), reduction="sum"))
         for n, row in enumerate(hidden)
     )
-    (term,) = task.loss(model, batch).values()
+    (term,) = objective.loss(model, batch).values()
     assert float(term.sum) == pytest.approx(expected, rel=1e-4)
     assert term.count == batch.tokens == sum(len(row.positions) for row in hidden) > 0
-    found = task.measure(model, batch)
+    found = objective.measure(model, batch)
     assert found["nll"] == pytest.approx(expected, rel=1e-4)
     assert found["correct"] == sum(
         int((logits[n, row.positions].argmax(-1) == torch.from_numpy(row.targets)).sum())
@@ -94,10 +94,10 @@ def test_the_loss_is_the_cross_entropy_at_masked_positions(make, rows, mask):
 
 @torch.no_grad()
 def test_the_boundary_loss_follows_spanbert(make, rows):
-    task, model = make(MaskedLM, MaskedSettings(mask="spans", rate=0.5, boundary=0.5))
-    examples = task.examples(rows)
-    batch = task.batch(examples, EVERY, draw=2)
-    hidden = [task.mask(examples, row, draw=2) for row in EVERY]
+    objective, model = make(MaskedLM, MaskedSettings(mask="spans", rate=0.5, boundary=0.5))
+    examples = objective.examples(rows)
+    batch = objective.batch(examples, EVERY, draw=2)
+    hidden = [objective.mask(examples, row, draw=2) for row in EVERY]
     states, head, table = model(padded(hidden)), model.heads["boundary"], model.lm_head.weight
     expected, count = 0.0, 0
     for n, row in enumerate(hidden):
@@ -115,27 +115,27 @@ def test_the_boundary_loss_follows_spanbert(make, rows):
                     )
                 expected += float(F.cross_entropy(table @ x + head.bias, original[place]))
                 count += 1
-    term = task.loss(model, batch)["boundary"]
+    term = objective.loss(model, batch)["boundary"]
     assert (term.count, term.weight) == (count, 0.5) and 0 < count < batch.tokens
-    assert task.counts(batch) == {"tokens": batch.tokens, "boundary": count}
+    assert objective.counts(batch) == {"tokens": batch.tokens, "boundary": count}
     assert float(term.sum) == pytest.approx(expected, rel=1e-4)
 
 
 def whole_or_not(hidden, starts):
-    """Whether of each word either every token is hidden, or none."""
+    """Whether all tokens of each word are masked, or none."""
     word = np.cumsum(starts)
     return all(len(set(hidden[word == number].tolist())) == 1 for number in set(word.tolist()))
 
 
 @pytest.mark.parametrize("mask", ["plain", "words", "spans"])
 def test_masks_respect_words_and_special_tokens(make, rows, tokenizer, mask):
-    task, _ = make(MaskedLM, MaskedSettings(mask=mask, rate=0.5), positions=24)
-    examples, parted = task.examples(rows), False
+    objective, _ = make(MaskedLM, MaskedSettings(mask=mask, rate=0.5), positions=24)
+    examples, parted = objective.examples(rows), False
     assert len(examples.chunks.sizes) > 3
     for draw in range(40):
         for row in range(len(examples.chunks.sizes)):
             ids, starts, _ = examples[row]
-            found = task.mask(examples, row, draw=draw)
+            found = objective.mask(examples, row, draw=draw)
             assert found.original.tolist() == [tokenizer.cls_id, *ids, tokenizer.sep_id]
             hidden = np.zeros(len(found.inputs), np.bool_)
             hidden[found.positions] = True
@@ -147,17 +147,17 @@ def test_masks_respect_words_and_special_tokens(make, rows, tokenizer, mask):
 
 
 def test_every_parameter_gets_a_gradient(make, rows):
-    task, model = make(MaskedLM, MaskedSettings(mask="spans", boundary=1.0, rate=0.4))
-    batch = task.batch(task.examples(rows), EVERY)
-    sum(term.sum for term in task.loss(model, batch).values()).backward()
+    objective, model = make(MaskedLM, MaskedSettings(mask="spans", boundary=1.0, rate=0.4))
+    batch = objective.batch(objective.examples(rows), EVERY)
+    sum(term.sum for term in objective.loss(model, batch).values()).backward()
     still = [name for name, parameter in model.named_parameters() if not parameter.grad.abs().sum() > 0]
     assert still == []
 
 
 @torch.no_grad()
 def test_pseudo_perplexity_masks_every_token_once(make, rows, tokenizer):
-    task, model = make(MaskedLM, MaskedSettings(pseudo_perplexity=2))
-    scores = task.evaluate(model, rows, task.examples(rows), looking()).scores
+    objective, model = make(MaskedLM, MaskedSettings(pseudo_perplexity=2))
+    scores = objective.evaluate(model, rows, objective.examples(rows), eval_context()).scores
     total, count = 0.0, 0
     for text in TEXTS[:2]:
         ids = torch.tensor(tokenizer.rows([text])[0].ids)
@@ -172,8 +172,8 @@ def test_pseudo_perplexity_masks_every_token_once(make, rows, tokenizer):
 
 
 def test_long_documents_are_split_without_loss(make, rows):
-    task, _ = make(MaskedLM, MaskedSettings(), positions=9)
-    examples = task.examples(rows)
+    objective, _ = make(MaskedLM, MaskedSettings(), positions=9)
+    examples = objective.examples(rows)
     assert examples.lengths.max() == 9 and examples.chunks.sizes.sum() == len(rows.ids)
     assert (
         np.concatenate([examples[n][0] for n in range(len(examples.chunks.sizes))]).tolist()
@@ -182,13 +182,13 @@ def test_long_documents_are_split_without_loss(make, rows):
 
 
 def test_windows_are_a_function_of_the_draw(make, rows):
-    task, _ = make(MaskedLM, MaskedSettings(), positions=9)
-    task.cut = "windows"
-    cuts = [task.examples(rows, draw).chunks.starts.tolist() for draw in (1, 2, 1)]
+    objective, _ = make(MaskedLM, MaskedSettings(), positions=9)
+    objective.cut = "windows"
+    cuts = [objective.examples(rows, draw).chunks.starts.tolist() for draw in (1, 2, 1)]
     assert cuts[0] == cuts[2] != cuts[1]
-    assert all(task.examples(rows, draw).chunks.sizes.sum() == len(rows.ids) for draw in range(5))
-    task.cut = "drop"
-    assert not len(task.examples(rows).chunks.sizes)
+    assert all(objective.examples(rows, draw).chunks.sizes.sum() == len(rows.ids) for draw in range(5))
+    objective.cut = "drop"
+    assert not len(objective.examples(rows).chunks.sizes)
 
 
 # --- pairs ----------------------------------------------------------------------------------------------------
@@ -196,8 +196,8 @@ def test_windows_are_a_function_of_the_draw(make, rows):
 
 @pytest.mark.parametrize("positions", [64, 14])
 def test_pairs_are_consecutive_runs_of_sentences(make, rows, tokenizer, positions):
-    task, _ = make(SentencePairs, SentencePairSettings(), positions)
-    examples = task.examples(rows, 3)
+    objective, _ = make(SentencePairs, SentencePairSettings(), positions)
+    examples = objective.examples(rows, 3)
     assert examples.lengths.max() <= positions
     for row in range(len(examples.document)):
         start, middle, end = examples.bounds[row]
@@ -209,11 +209,11 @@ def test_pairs_are_consecutive_runs_of_sentences(make, rows, tokenizer, position
 
 @pytest.mark.parametrize("kind", ["follows", "order"])
 def test_half_of_the_pairs_are_negative(make, rows, tokenizer, kind):
-    task, _ = make(SentencePairs, SentencePairSettings(pairs=kind, rate=0.01))
+    objective, _ = make(SentencePairs, SentencePairSettings(pairs=kind, rate=0.01))
     answers = []
     for draw in range(400):
-        examples = task.examples(rows, draw)
-        batch = task.batch(examples, EVERY[:1], draw=draw)
+        examples = objective.examples(rows, draw)
+        batch = objective.batch(examples, EVERY[:1], draw=draw)
         tokens, kinds = batch.masked.inputs.tokens[0], batch.masked.inputs.segments[0]
         size = batch.masked.inputs.packing.real
         original = tokens.clone()
@@ -242,13 +242,13 @@ def test_half_of_the_pairs_are_negative(make, rows, tokenizer, kind):
 
 @pytest.mark.parametrize("kind", ["follows", "order"])
 def test_masks_of_pairs_respect_words_and_special_tokens(make, rows, tokenizer, kind):
-    task, _ = make(SentencePairs, SentencePairSettings(pairs=kind, mask="words", rate=0.5))
+    objective, _ = make(SentencePairs, SentencePairSettings(pairs=kind, mask="words", rate=0.5))
     special = [tokenizer.cls_id, tokenizer.sep_id]
-    # The same token does not always begin a word here; by its text it does.
+    # Whether a token begins a word follows from its text.
     begins = [piece.startswith("▁") for piece in tokenizer.pieces(range(tokenizer.vocab_size))]
     answers = set()
     for draw in range(40):
-        batch = task.batch(task.examples(rows, draw), EVERY, draw=draw)
+        batch = objective.batch(objective.examples(rows, draw), EVERY, draw=draw)
         hidden = np.zeros(batch.masked.inputs.packing.real, np.bool_)
         places = batch.masked.positions[: batch.tokens]
         hidden[places] = True
@@ -266,35 +266,39 @@ def test_masks_of_pairs_respect_words_and_special_tokens(make, rows, tokenizer, 
 @pytest.mark.parametrize("kind", ["follows", "order"])
 @pytest.mark.parametrize("positions", [64, 14])
 def test_lengths_of_pairs_are_those_of_their_batches(make, rows, kind, positions):
-    task, _ = make(SentencePairs, SentencePairSettings(pairs=kind), positions)
+    objective, _ = make(SentencePairs, SentencePairSettings(pairs=kind), positions)
     for draw in range(20):
-        examples = task.examples(rows, draw)
+        examples = objective.examples(rows, draw)
         every = np.arange(len(examples.document))
-        sizes = [task.batch(examples, every[row : row + 1]).masked.inputs.packing.real for row in every]
+        sizes = [objective.batch(examples, every[row : row + 1]).masked.inputs.packing.real for row in every]
         assert sizes == examples.lengths[:, 0].tolist() and max(sizes) <= positions
 
 
 def test_negative_pairs_require_two_documents(make, tokenizer):
     alone = annotate(tokenizer, [". ".join(TEXTS)])
-    task, _ = make(SentencePairs, SentencePairSettings(pairs="order"))
-    assert len(task.examples(alone).document)
-    task, _ = make(SentencePairs, SentencePairSettings())
+    objective, _ = make(SentencePairs, SentencePairSettings(pairs="order"))
+    assert len(objective.examples(alone).document)
+    objective, _ = make(SentencePairs, SentencePairSettings())
     with pytest.raises(DataError, match="of 1 documents 1 have two sentences or more; pairs require 2"):
-        task.examples(alone)
+        objective.examples(alone)
 
 
 @torch.no_grad()
 def test_the_pair_loss_reads_the_first_state(make, rows):
-    task, model = make(SentencePairs, SentencePairSettings(weight=0.3))
-    batch = task.batch(task.examples(rows), EVERY)
+    objective, model = make(SentencePairs, SentencePairSettings(weight=0.3))
+    batch = objective.batch(objective.examples(rows), EVERY)
     total = 0.0
     starts = [*batch.firsts.tolist(), batch.masked.inputs.packing.real]
     for row, answer in enumerate(batch.labels):
         part = slice(starts[row], starts[row + 1])
         inputs = Inputs(batch.masked.inputs.tokens[:, part], segments=batch.masked.inputs.segments[:, part])
         total += float(F.cross_entropy(model.head_outputs(inputs)["next-sentence"], answer[None]))
-    terms = task.loss(model, batch)
+    terms = objective.loss(model, batch)
     assert set(terms) == {"tokens", "pairs"}
     assert float(terms["pairs"].sum) == pytest.approx(total, rel=1e-4)
-    assert (terms["pairs"].count, terms["pairs"].weight) == (3, 0.3) and task.counts(batch)["pairs"] == 3
-    assert 0 <= task.evaluate(model, rows, task.examples(rows), looking()).scores["pairs_accuracy"] <= 100
+    assert (terms["pairs"].count, terms["pairs"].weight) == (3, 0.3) and objective.counts(batch)["pairs"] == 3
+    assert (
+        0
+        <= objective.evaluate(model, rows, objective.examples(rows), eval_context()).scores["pairs_accuracy"]
+        <= 100
+    )

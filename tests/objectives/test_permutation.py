@@ -1,4 +1,4 @@
-"""Tokens in any order: what a question sees, what a batch asks, the reference's perm_mask and target_mapping."""
+"""Permutation language model: attention of the query stream, batches, and the loss of transformers."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ def rows(tokenizer):
     return annotate(tokenizer, TEXTS)
 
 
-def task_of(tokenizer, **values):
+def make_objective(tokenizer, **values):
     return Permutation(PermutationSettings(**values), tokenizer, config_of(tokenizer), WIDTH)
 
 
 def test_labels_are_the_tokens_at_the_target_positions(tokenizer, rows):
-    task = task_of(tokenizer, share=3)
-    examples = task.examples(rows)
-    batch = task.batch(examples, np.arange(len(examples.chunks.sizes)), draw=5)
+    objective = make_objective(tokenizer, share=3)
+    examples = objective.examples(rows)
+    batch = objective.batch(examples, np.arange(len(examples.chunks.sizes)), draw=5)
     asked, wanted, ranks = batch.positions, batch.labels, batch.inputs.order
     real = wanted >= 0
-    assert int(real.sum()) == batch.tokens == task.counts(batch)["tokens"]
+    assert int(real.sum()) == batch.tokens == objective.counts(batch)["tokens"]
     assert torch.equal(batch.inputs.tokens.gather(1, asked)[real], wanted[real])
     assert torch.equal(ranks.gather(1, asked)[real] > 0, torch.ones(batch.tokens, dtype=torch.bool))
     assert int((ranks > 0).sum()) == batch.tokens
-    special = torch.from_numpy(task.is_special)[batch.inputs.tokens]
+    special = torch.from_numpy(objective.is_special)[batch.inputs.tokens]
     assert not (ranks[special] > 0).any()
     assert special[~batch.inputs.attend].all()
     assert bool((batch.inputs.tokens == tokenizer.cls_id).any(1).all())
@@ -80,10 +80,10 @@ def test_labels_are_the_tokens_at_the_target_positions(tokenizer, rows):
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**64 - 1))
 def test_a_query_attends_to_earlier_tokens_of_the_order_only(tokenizer, rows, model, draw):
-    """By the gradient of each question for the embedding of each place, which are made places of their own."""
-    task = task_of(tokenizer, share=3)
-    examples = task.examples(rows)
-    batch = task.batch(examples, np.array([2]), draw=draw)
+    """Checked by the gradient of each query with respect to the embedding of each position."""
+    objective = make_objective(tokenizer, share=3)
+    examples = objective.examples(rows)
+    batch = objective.batch(examples, np.array([2]), draw=draw)
     ranks, length = batch.inputs.order[0], batch.inputs.tokens.shape[1]
     own = Inputs(torch.arange(3, 3 + length)[None], order=batch.inputs.order)  # every token only once
     table = model.encoder_embeddings.tokens.weight
@@ -96,7 +96,7 @@ def test_a_query_attends_to_earlier_tokens_of_the_order_only(tokenizer, rows, mo
 
 
 def test_the_left_to_right_order_is_causal(model):
-    """What question i sees are the tokens before i: those that a causal model has read when it is asked for i."""
+    """Query i attends to the tokens before i, as in a causal model."""
     tokens, ranks = torch.arange(3, 11)[None], torch.arange(1, 9)[None]
     table = model.encoder_embeddings.tokens.weight
     answers = model.query_stream(Inputs(tokens, order=ranks), torch.arange(8)[None])[0]
@@ -115,9 +115,9 @@ def test_the_loss_equals_that_of_transformers(tokenizer, rows, model, tmp_path):
     transformers = pytest.importorskip("transformers")
     save_model(tmp_path, model)
     theirs = transformers.XLNetLMHeadModel.from_pretrained(tmp_path).eval()
-    task = task_of(tokenizer, share=3)
-    examples = task.examples(rows)
-    batch = task.batch(examples, np.arange(len(examples.chunks.sizes)), draw=2)
+    objective = make_objective(tokenizer, share=3)
+    examples = objective.examples(rows)
+    batch = objective.batch(examples, np.arange(len(examples.chunks.sizes)), draw=2)
     ranks, real = batch.inputs.order, batch.inputs.attend
     hidden = torch.where(
         ranks[:, :, None] == 0, ranks[:, None, :] > 0, ranks[:, None, :] >= ranks[:, :, None]
@@ -129,16 +129,16 @@ def test_the_loss_equals_that_of_transformers(tokenizer, rows, model, tmp_path):
         target_mapping=F.one_hot(batch.positions, real.shape[1]).float(),
     ).logits
     expected = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=-1, reduction="sum")
-    term = task.loss(model, batch)["tokens"]
+    term = objective.loss(model, batch)["tokens"]
     assert term.count == batch.tokens
     torch.testing.assert_close(term.sum, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(term.nll, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_validation_shows_samples(tokenizer, rows, model):
-    task = task_of(tokenizer, share=3)
-    looking = EvalContext(BatchSettings(tokens=40), GenerationConfig(), samples=2, seed=1, poll=lambda: None)
-    one, again = (task.evaluate(model, rows, task.examples(rows), looking) for _ in range(2))
+    objective = make_objective(tokenizer, share=3)
+    context = EvalContext(BatchSettings(tokens=40), GenerationConfig(), samples=2, seed=1, poll=lambda: None)
+    one, again = (objective.evaluate(model, rows, objective.examples(rows), context) for _ in range(2))
     assert one == again
     assert one.scores["perplexity"] == pytest.approx(math.exp(one.loss))
     assert one.value == -one.loss

@@ -57,7 +57,7 @@ def test_rows_per_part_follow_limited_sizes(sizes, limit, temperature):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two parts: a word is copied; a number is said of two words, of which a row in ten is blank."""
+    """Two parts: copying a word, and a number for two words; one row is blank."""
     folder = tmp_path_factory.mktemp("parts")
     names = ["ant", "bee", "cat", "dog"]
     copies = "\n".join(f"{name}\t{name}" for name in names * 10)

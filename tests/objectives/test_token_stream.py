@@ -1,4 +1,4 @@
-"""A language model learns from a cache what it learns from memory: every token once, whatever is resumed or resized."""
+"""Token streams: a language model reads the same tokens from a cache as from memory."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ def reader() -> Tokenizer:
     return make_tokenizer(TEXTS, TokenizerSettings(kind="char", vocab_size=40))
 
 
-def task_of(begin: bool = True, end: bool = True) -> Causal:
+def make_objective(begin: bool = True, end: bool = True) -> Causal:
     return Causal(CausalSettings(begin=begin, end=end), reader(), 16)
 
 
-def cache_of(task: Causal, folder: Path) -> TokenCache:
+def cache_of(objective: Causal, folder: Path) -> TokenCache:
     def encode(texts):
-        corpus = task.encode(texts)
+        corpus = objective.encode(texts)
         return corpus.tokens.ids, corpus.tokens.lengths, corpus.bytes
 
     path = folder / "text.txt"
     path.write_text("\n".join(TEXTS), encoding="utf-8")
     settings = DataSettings(cache=str(folder / "cache"))
     return open_tokens(
-        str(path), settings, Encoder(encode, "key", task.tokenizer.vocab_size), part_bytes=1000
+        str(path), settings, Encoder(encode, "key", objective.tokenizer.vocab_size), part_bytes=1000
     )
 
 
-def asked_for(task: Causal, examples, plan) -> Counter[tuple[int, int]]:
-    """How often each token is asked for after which."""
+def asked_for(objective: Causal, examples, plan) -> Counter[tuple[int, int]]:
+    """Counts of (input token, label)."""
     found: Counter[tuple[int, int]] = Counter()
     for rows in plan:
-        batch = task.batch(examples, rows)
+        batch = objective.batch(examples, rows)
         assert int((batch.labels >= 0).sum()) == batch.tokens
         read = batch.inputs.tokens[0, : batch.tokens].tolist()
         found.update(zip(read, batch.labels[: batch.tokens].tolist(), strict=True))
@@ -53,37 +53,37 @@ def asked_for(task: Causal, examples, plan) -> Counter[tuple[int, int]]:
 @pytest.mark.parametrize("begin", [True, False])
 @pytest.mark.parametrize("draw", [None, 7, 2**64 - 1])
 def test_labels_equal_those_from_memory(tmp_path, begin, draw):
-    task = task_of(begin, end=begin)
-    cache, corpus = cache_of(task, tmp_path), task.encode(TEXTS)
+    objective = make_objective(begin, end=begin)
+    cache, corpus = cache_of(objective, tmp_path), objective.encode(TEXTS)
     assert cache.bytes == corpus.bytes
-    pieces, stream = task.examples(corpus), task.examples(cache, draw)
+    pieces, stream = objective.examples(corpus), objective.examples(cache, draw)
     assert isinstance(stream, TokenStream)
     plan = stream.plan(BatchSettings(tokens=64), seed=1, epoch=0)
-    expected = asked_for(task, pieces, [np.arange(len(pieces.lengths))])
-    assert asked_for(task, stream, plan) == expected
+    expected = asked_for(objective, pieces, [np.arange(len(pieces.lengths))])
+    assert asked_for(objective, stream, plan) == expected
     assert stream.tokens == sum(expected.values())
 
 
 def test_batches_have_the_requested_size(tmp_path):
-    task = task_of()
-    stream = task.examples(cache_of(task, tmp_path))
+    objective = make_objective()
+    stream = objective.examples(cache_of(objective, tmp_path))
     plan = stream.plan(BatchSettings(tokens=70), seed=1, epoch=0)
-    sizes = [task.batch(stream, rows).tokens for rows in plan]
+    sizes = [objective.batch(stream, rows).tokens for rows in plan]
     assert sorted(sizes)[2:] == [64] * (len(sizes) - 2)  # but for the last row and the last batch
     few = stream.plan(BatchSettings(tokens=70, rows=2), seed=1, epoch=0)
-    assert {task.batch(stream, rows).tokens for rows in few} >= {32}
+    assert {objective.batch(stream, rows).tokens for rows in few} >= {32}
 
 
 def test_row_boundaries_depend_on_the_draw(tmp_path):
-    task = task_of()
-    cache = cache_of(task, tmp_path)
-    places = [tuple(task.examples(cache, draw).select(np.array([5])).starts) for draw in (None, 1, 2)]
+    objective = make_objective()
+    cache = cache_of(objective, tmp_path)
+    places = [tuple(objective.examples(cache, draw).select(np.array([5])).starts) for draw in (None, 1, 2)]
     assert len(set(places)) == 3
 
 
 def test_a_small_cache_loads_into_memory(tmp_path):
-    task = task_of()
-    cache, corpus = cache_of(task, tmp_path), task.encode(TEXTS)
+    objective = make_objective()
+    cache, corpus = cache_of(objective, tmp_path), objective.encode(TEXTS)
     inside = load_into_memory(cache)
     assert isinstance(inside, Ragged)
     assert np.array_equal(inside.ids, corpus.tokens.ids)
@@ -91,7 +91,7 @@ def test_a_small_cache_loads_into_memory(tmp_path):
 
 
 def test_the_key_of_a_tokenizer_survives_saving_and_loading(tmp_path):
-    """A resumed run must find the cache of its first sitting."""
+    """A resumed run must find its cache again."""
     for kind in ("byte-bpe", "bpe", "unigram", "word", "char"):
         tokenizer = make_tokenizer(TEXTS, TokenizerSettings(kind=kind, vocab_size=300))
         for begin in (True, False):

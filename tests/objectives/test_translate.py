@@ -27,18 +27,18 @@ def tokenizers():
 
 
 @pytest.fixture
-def task(tokenizers):
+def objective(tokenizers):
     return Translate(TranslateSettings(), *tokenizers)
 
 
 @pytest.fixture
-def examples(task):
-    return task.examples(PAIRS)
+def examples(objective):
+    return objective.examples(PAIRS)
 
 
 @pytest.fixture
 def model(tokenizers):
-    """Every parameter random, so that no zero hides a mistake."""
+    """Every parameter random, so that no zero hides an error."""
     source, target = tokenizers
     config = ModelConfig(
         vocab_size=source.vocab_size, target_vocab_size=target.vocab_size, max_positions=32,
@@ -54,11 +54,11 @@ def model(tokenizers):
 # --- examples and batches ------------------------------------------------------------------------------------
 
 
-def test_both_sides_end_with_the_end_token(task, examples):
+def test_both_sides_end_with_the_end_token(objective, examples):
     assert examples.lengths.tolist() == [[3, 2], [2, 3], [7, 7], [2, 1], [7, 4], [3, 5]]
     last = examples.targets.ids[examples.targets.starts[1:] - 1]
-    assert (last == task.target.eos_id).all()
-    assert task.target.decode([examples.targets.ids[: examples.targets.starts[1]].tolist()]) == ["x"]
+    assert (last == objective.target.eos_id).all()
+    assert objective.target.decode([examples.targets.ids[: examples.targets.starts[1]].tolist()]) == ["x"]
 
 
 def rows_of(batch, side) -> list[list[int]]:
@@ -76,36 +76,38 @@ def ids(ragged, row: int) -> list[int]:
 
 
 @pytest.mark.parametrize("chosen", [EVERY, np.array([4, 0, 2]), np.array([3]), np.array([2, 2])])
-def test_decoder_inputs_are_shifted_targets(task, examples, chosen):
-    batch = task.batch(examples, chosen)
+def test_decoder_inputs_are_shifted_targets(objective, examples, chosen):
+    batch = objective.batch(examples, chosen)
     assert rows_of(batch, "source") == [ids(examples.sources, row) for row in chosen]
-    assert rows_of(batch, "target") == [[task.start_id, *ids(examples.targets, row)[:-1]] for row in chosen]
+    assert rows_of(batch, "target") == [
+        [objective.start_id, *ids(examples.targets, row)[:-1]] for row in chosen
+    ]
 
 
-def test_labels_are_the_target_tokens(task, examples):
-    batch = task.batch(examples, EVERY)
+def test_labels_are_the_target_tokens(objective, examples):
+    batch = objective.batch(examples, EVERY)
     real = int(examples.lengths[:, 1].sum())
     assert batch.labels.tolist() == [*examples.targets.ids.tolist(), *[-1] * (len(batch.labels) - real)]
     assert batch.tokens == real
-    assert task.counts(batch) == {"tokens": real}
+    assert objective.counts(batch) == {"tokens": real}
 
 
-def test_a_width_truncates_rows(task, examples):
-    batch = task.batch(examples, EVERY, width=3)
+def test_a_width_truncates_rows(objective, examples):
+    batch = objective.batch(examples, EVERY, width=3)
     assert rows_of(batch, "source") == [ids(examples.sources, row)[:3] for row in EVERY]
     cut = [ids(examples.targets, row)[:3] for row in EVERY]
-    assert rows_of(batch, "target") == [[task.start_id, *row[:-1]] for row in cut]
+    assert rows_of(batch, "target") == [[objective.start_id, *row[:-1]] for row in cut]
     assert batch.tokens == np.minimum(examples.lengths[:, 1], 3).sum()
 
 
 # --- loss ----------------------------------------------------------------------------------------------------
 
 
-def by_hand(task, model, examples, smoothing: float) -> torch.Tensor:
-    """The sum over a padded batch, with whole logits: no packing, and padding ignored by the library."""
-    source = examples.sources.padded(EVERY, 7, task.source.pad_id)
-    target = examples.targets.padded(EVERY, 7, task.target.pad_id)
-    read = torch.cat([torch.full((6, 1), task.start_id), target[:, :-1]], dim=1)
+def by_hand(objective, model, examples, smoothing: float) -> torch.Tensor:
+    """The sum over a padded batch from complete logits, with padding ignored by PyTorch."""
+    source = examples.sources.padded(EVERY, 7, objective.source.pad_id)
+    target = examples.targets.padded(EVERY, 7, objective.target.pad_id)
+    read = torch.cat([torch.full((6, 1), objective.start_id), target[:, :-1]], dim=1)
     real = torch.arange(7) < torch.from_numpy(examples.lengths[:, :1])
     logits = model.lm_head(model(Inputs(source, real), Inputs(read)))
     wanted = examples.targets.padded(EVERY, 7, -100)
@@ -116,17 +118,19 @@ def by_hand(task, model, examples, smoothing: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_packed_loss_equals_that_of_a_padded_batch(tokenizers, examples, model, smoothing):
-    task = Translate(TranslateSettings(label_smoothing=smoothing), *tokenizers)
-    term = task.loss(model, task.batch(examples, EVERY))["tokens"]
-    assert torch.allclose(term.sum, by_hand(task, model, examples, smoothing), rtol=1e-5)
-    assert torch.allclose(term.nll, by_hand(task, model, examples, 0.0), rtol=1e-5)
+    objective = Translate(TranslateSettings(label_smoothing=smoothing), *tokenizers)
+    term = objective.loss(model, objective.batch(examples, EVERY))["tokens"]
+    assert torch.allclose(term.sum, by_hand(objective, model, examples, smoothing), rtol=1e-5)
+    assert torch.allclose(term.nll, by_hand(objective, model, examples, 0.0), rtol=1e-5)
     assert term.count == examples.lengths[:, 1].sum()
 
 
-def test_the_packed_gradient_equals_that_of_a_padded_batch(task, examples, model):
+def test_the_packed_gradient_equals_that_of_a_padded_batch(objective, examples, model):
     parameters = list(model.parameters())
-    ours = torch.autograd.grad(task.loss(model, task.batch(examples, EVERY))["tokens"].sum, parameters)
-    theirs = torch.autograd.grad(by_hand(task, model, examples, 0.1), parameters)
+    ours = torch.autograd.grad(
+        objective.loss(model, objective.batch(examples, EVERY))["tokens"].sum, parameters
+    )
+    theirs = torch.autograd.grad(by_hand(objective, model, examples, 0.1), parameters)
     for one, other in zip(ours, theirs, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=2e-5)
 
@@ -136,12 +140,12 @@ def test_the_packed_gradient_equals_that_of_a_padded_batch(task, examples, model
 TEXTS = ["ab", "f", "abcdefabc", "fedcba", "b", "aa", "cdef"]
 
 
-def test_predictions_do_not_depend_on_order_or_batches(task, model):
+def test_predictions_do_not_depend_on_order_or_batches(objective, model):
     config = GenerationConfig(num_beams=2, num_return_sequences=2, max_new_tokens=9)
-    found = task.predict(model, TEXTS, config)
-    again = task.predict(model, TEXTS[::-1], config)[::-1]
-    alone = [task.predict(model, [text], config)[0] for text in TEXTS]
-    small = task.predict(model, TEXTS, config, batch_tokens=12)
+    found = objective.predict(model, TEXTS, config)
+    again = objective.predict(model, TEXTS[::-1], config)[::-1]
+    alone = [objective.predict(model, [text], config)[0] for text in TEXTS]
+    small = objective.predict(model, TEXTS, config, batch_tokens=12)
     for other in (again, alone, small):
         assert [[h.tokens for h in each] for each in other] == [[h.tokens for h in each] for each in found]
         for one, two in zip(other, found, strict=True):
@@ -149,26 +153,26 @@ def test_predictions_do_not_depend_on_order_or_batches(task, model):
     assert len({tuple(each[0].tokens) for each in found}) > 1
 
 
-def test_on_done_counts_every_text_once(task, model):
+def test_on_done_counts_every_text_once(objective, model):
     heard = []
-    task.predict(model, TEXTS, GenerationConfig(max_new_tokens=2), batch_tokens=12, on_done=heard.append)
+    objective.predict(model, TEXTS, GenerationConfig(max_new_tokens=2), batch_tokens=12, on_done=heard.append)
     assert sum(heard) == len(TEXTS) and len(heard) > 1
 
 
-def test_translate_returns_the_best_hypothesis(task, model):
+def test_translate_returns_the_best_hypothesis(objective, model):
     config = GenerationConfig(max_new_tokens=5)
-    best = [found[0].tokens for found in task.predict(model, TEXTS, config)]
-    assert task.translate(model, TEXTS, config) == task.target.decode(best)
+    best = [found[0].tokens for found in objective.predict(model, TEXTS, config)]
+    assert objective.translate(model, TEXTS, config) == objective.target.decode(best)
 
 
 @pytest.mark.parametrize(("texts", "which"), [([""], "text 1 of 1"), (["a", "b", ""], "text 3 of 3")])
-def test_a_text_without_tokens_is_an_error(task, model, texts, which):
+def test_a_text_without_tokens_is_an_error(objective, model, texts, which):
     with pytest.raises(DataError, match=rf"{which} has no tokens"):
-        task.predict(model, texts, GenerationConfig())
+        objective.predict(model, texts, GenerationConfig())
 
 
-def test_no_texts_give_no_predictions(task, model):
-    assert task.predict(model, [], GenerationConfig()) == []
+def test_no_texts_give_no_predictions(objective, model):
+    assert objective.predict(model, [], GenerationConfig()) == []
 
 
 # --- scores and settings -------------------------------------------------------------------------------------

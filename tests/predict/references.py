@@ -1,4 +1,4 @@
-"""Small models of the reference library with random parameters and a tokenizer, in folders, loaded here and there."""
+"""Small random models of transformers in folders, loaded by both libraries."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SMALL = {
 }
 DISTILLED = {"max_position_embeddings": 66, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
 
-# model_type -> the stem of its classes, what writes its tokenizer's files, and its sizes.
+# model_type -> prefix of its classes, writer of its tokenizer files, sizes.
 FAMILIES: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any]]] = {
     "bert": ("Bert", folders.OLD["bert uncased"], SMALL),
     "roberta": ("Roberta", folders.OLD["roberta"], SMALL),
     "distilbert": ("DistilBert", folders.OLD["distilbert"], DISTILLED),
-    # One layer: where random layers share their weights, all tokens soon look alike.
+    # One layer, because random layers with shared weights make all tokens alike.
     "albert": ("Albert", folders.OLD["albert"], SMALL | {"embedding_size": 16, "num_hidden_layers": 1}),
 }
 TEXTS = [
@@ -39,7 +39,7 @@ TEXTS = [
 
 
 class Both(NamedTuple):
-    """The same folder, loaded by us and by them."""
+    """The same folder, loaded by trifold and by transformers."""
 
     ours: Pipeline
     theirs: Any  # a model
@@ -47,13 +47,13 @@ class Both(NamedTuple):
     folder: Path
 
     def pipeline(self, task: str, **options: Any) -> Any:
-        """The reference's own pipeline."""
+        """The pipeline of transformers."""
         transformers = pytest.importorskip("transformers")
         return transformers.pipeline(task, model=self.theirs, tokenizer=self.tokenizer, **options)
 
 
 def both(folder: Path, family: str, suffix: str, **options: Any) -> Both:
-    """A model of the class with that ending; its words are those of the tokenizer."""
+    """A model of the class with this suffix, with the vocabulary of the tokenizer."""
     import torch
 
     transformers = pytest.importorskip("transformers")

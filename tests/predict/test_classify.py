@@ -1,4 +1,4 @@
-"""Classes of texts, pairs and pictures are those of the reference's pipelines, and keep their names."""
+"""Classification of texts, pairs and images equals the pipelines of transformers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_classes_equal_those_of_transformers(family, tmp_path):
 @pytest.mark.parametrize("family", ["albert", "bert"])
 @pytest.mark.parametrize("told", [True, False])
 def test_segments_follow_the_settings_or_the_tokenizer_class(family, told, tmp_path):
-    """The reference tells BERT of segments and ALBERT not, unless `model_input_names` says otherwise."""
+    """transformers gives segments to BERT but not to ALBERT, unless `model_input_names` differs."""
     pair = both(tmp_path, family, "ForSequenceClassification", id2label=NAMES)
     settings = tmp_path / "tokenizer_config.json"
     values = json.loads(settings.read_text("utf-8")) if settings.is_file() else {}

@@ -1,4 +1,4 @@
-"""Vectors are what the reference's last states say."""
+"""Embeddings equal the pooled states of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks are filled as the reference's pipeline fills them."""
+"""Fillings equal those of the pipeline of transformers."""
 
 from __future__ import annotations
 

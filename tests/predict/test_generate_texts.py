@@ -1,4 +1,4 @@
-"""Batches of prompts fit the memory that their caches will take, and what is written does not depend on them."""
+"""Batches of prompts have bounded caches, and outputs do not depend on the batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The law of everything that reads: what is said of an input depends on nothing beside it."""
+"""Predictions of an input do not depend on the other inputs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_results_do_not_depend_on_the_batch(pipes, task, texts, tokens):
 
 
 def _near(one: Any, other: Any) -> bool:
-    """The same words, and numbers that are nearly the same."""
+    """Equal text, and numbers that are approximately equal."""
     if isinstance(one, torch.Tensor):
         return torch.allclose(one, other, rtol=0, atol=1e-5)
     if isinstance(one, float):

@@ -1,4 +1,4 @@
-"""Whether a text follows another is what the reference says."""
+"""Next-sentence predictions equal those of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tasks a model can do, and which it does when nobody says."""
+"""The tasks that a model supports, and its default task."""
 
 from __future__ import annotations
 

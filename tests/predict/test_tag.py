@@ -1,4 +1,4 @@
-"""Tags are those of the reference's pipeline, in every way of merging."""
+"""Tags equal those of the pipeline of transformers, for every way of merging."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = dict(enumerate(["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "plain"]))
 
 
 def balanced(pair):
-    """The same, where no class is the likeliest everywhere."""
+    """Equality, for a model whose most probable class varies."""
     with torch.no_grad():
         said = [pair.theirs(**pair.tokenizer(text, return_tensors="pt")).logits[0] for text in TEXTS]
         pair.theirs.classifier.bias -= torch.cat(said).mean(0)
