@@ -206,7 +206,7 @@ def test_reports_from_a_cache_equal_those_from_memory(folder, tmp_path):
         assert "text.txt: 1 documents without a token: left out" in lines
         assert "text.txt: 2 documents of a single token: no label in them" in lines
         assert any("documents is never a label" in line for line in lines)
-        assert "objective.prompts: 1 have more than 512 tokens and are truncated" in lines
+        assert "task.prompts: 1 have more than 512 tokens and are truncated" in lines
 
 
 def test_unknown_tokens_and_single_sentences_are_reported(folder):
