@@ -1,7 +1,4 @@
-"""Models of natural size whose every parameter is random, so that no rule can hide behind a zero or a one.
-
-And folders of a sound one, for those who spoil them.
-"""
+"""Fixtures: models whose parameters are all random, so that every rule matters, and valid folders to damage."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ def make_model() -> Callable[..., Transformer]:
 
 @pytest.fixture(scope="session")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A small GPT-2 with its tokenizer, in one file and in shards; both are loaded once, so that all is imported."""
+    """A small GPT-2 with its tokenizer, in one file and in shards; loaded once, so that everything is imported."""
     tokenizer = train_tokenizer(["the quick fox"], TokenizerSettings(kind="char", min_frequency=1))
     parts = {"shape": "decoder", "positions": "learned", "norm_placement": "pre", "scale_embeddings": False}
     sizes = {
@@ -76,7 +73,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[Path]:
-    """A place for a folder; what happens after it is copied there is looked at in the end."""
+    """A path for a folder; audit events while it is used must be empty."""
     yield tmp_path / "model"
     WATCH.folder = None
     seen, WATCH.seen = WATCH.seen, []

@@ -1,4 +1,4 @@
-"""How hostile files are made from sound ones, and how somebody watches what they do."""
+"""Make hostile files from valid ones, and watch what loading them does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Make = Callable[[Path], object]
 
 
 def changed(**values: Any) -> Make:
-    """The file, which is JSON, with other values."""
+    """A JSON file with other values."""
 
     def make(path: Path) -> None:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -33,7 +33,7 @@ def changed(**values: Any) -> Make:
 
 
 def inserted(text: str) -> Make:
-    """The file, which is a JSON object, with this text in front of its first key."""
+    """A JSON file with this text before its first key."""
     return lambda path: path.write_text(
         "{" + text + "," + path.read_text(encoding="utf-8")[1:], encoding="utf-8"
     )
@@ -51,7 +51,7 @@ def in_model(**values: Any) -> Make:
 
 
 def sized(size: int, start: bytes = b"") -> Make:
-    """A file of so many bytes, which takes no room on the disk."""
+    """A sparse file of `size` bytes."""
 
     def make(path: Path) -> None:
         with path.open("wb") as file:
@@ -62,7 +62,7 @@ def sized(size: int, start: bytes = b"") -> Make:
 
 
 def tensors(header: object, data: bytes = b"", size: int | None = None) -> bytes:
-    """A safetensors file; `size` is what it says of its header."""
+    """A safetensors file; `size` is the stated size of its header."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(text) if size is None else size).to_bytes(8, "little") + text + data
 
@@ -95,7 +95,7 @@ def first(name: str, value: Callable[[Any], Any]) -> Make:
 
 
 def added(name: str, shape: tuple[int, ...]) -> Make:
-    """The weights with one more tensor, of no bytes."""
+    """The weights with one more tensor, of 0 bytes."""
 
     def change(document: dict[str, Any]) -> None:
         end = max(one["data_offsets"][1] for key, one in document.items() if key != "__metadata__")
@@ -125,7 +125,7 @@ def misplaced(path: Path) -> None:
 
 
 def linked(to: str) -> Make:
-    """A link in the place of the file; `outside` holds a copy of it."""
+    """A link instead of the file, which is moved to `outside`."""
 
     def make(path: Path) -> None:
         outside = path.parents[1] / "outside"
@@ -163,18 +163,18 @@ def evil(name: str) -> dict[str, str]:
 
 
 def use(folder: Path) -> Any:
-    """Whatever a person does first."""
+    """Load a folder and use it."""
     pipe = trifold.load(folder)
     if pipe.tokenizer is not None and pipe.tokenizer.templates:
         return pipe.tokenizer.chat([{"role": "user", "content": "the fox"}])
     return pipe.generate("the fox", max_new_tokens=2)
 
 
-# --- what they do ----------------------------------------------------------------------------------------
+# --- audit hook ------------------------------------------------------------------------------------------
 
 
 class Watch:
-    """What Python itself reports (PEP 578) while `folder` is set: processes, connections, files of elsewhere."""
+    """Audit events (PEP 578) while `folder` is set: processes, connections, files outside of it."""
 
     forbidden = (
         "os.system",
@@ -216,4 +216,4 @@ class Watch:
 
 
 WATCH = Watch()
-sys.addaudithook(WATCH)  # there is no way to take it back; it sleeps between the tests
+sys.addaudithook(WATCH)  # cannot be removed; inactive between tests

@@ -1,4 +1,4 @@
-"""A folder in another form holds the same numbers: there and back to the byte, and for the reference too."""
+"""Conversion keeps every number: round trips to the byte, and the reference reads the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.hub.parity import randomised
 
 from trifold.errors import CheckpointError, UsageError
-from trifold.hub import convert as room
+from trifold.hub import convert as module
 from trifold.hub import load_model, save_model
 from trifold.hub.convert import convert
 from trifold.nn import Inputs, Transformer
@@ -56,7 +56,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Path]]:
-    """A tiny model of a family made by the reference library, and the folder that it wrote."""
+    """A tiny model of a family of the reference library, and its folder."""
     made: dict[str, tuple[Any, Path]] = {}
 
     def get(name: str) -> tuple[Any, Path]:
@@ -95,11 +95,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-# --- the same numbers ----------------------------------------------------------------------------------
+# --- round trips ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_there_and_back_every_byte_is_the_same_and_the_reference_reads_it(
+def test_a_round_trip_keeps_every_byte_and_the_reference_reads_it(
     name: str, theirs: Any, tmp_path: Path
 ) -> None:
     model, folder = theirs(name)
@@ -125,7 +125,7 @@ def test_there_and_back_every_byte_is_the_same_and_the_reference_reads_it(
         assert torch.equal(one, other)
 
 
-def test_a_model_of_ours_stays_marian_with_all_that_lies_beside_it(make_model: Make, tmp_path: Path) -> None:
+def test_a_round_trip_keeps_all_files_of_our_own_model(make_model: Make, tmp_path: Path) -> None:
     old = tmp_path / "old"
     save_model(old, make_model(), generation={"num_beams": 4, "eos_token_id": [2, 5]})
     (old / "tokenizer.json").write_bytes(b"{ }")
@@ -137,7 +137,7 @@ def test_a_model_of_ours_stays_marian_with_all_that_lies_beside_it(make_model: M
     assert settings(tmp_path / "native", "generation_config.json")["eos_token_id"] == [2, 5]
 
 
-def test_what_fits_no_family_stays_in_our_form(make_model: Make, tmp_path: Path) -> None:
+def test_a_model_without_a_family_stays_native(make_model: Make, tmp_path: Path) -> None:
     save_model(tmp_path / "old", make_model(norm_placement="sandwich"))
     assert convert(tmp_path / "old", tmp_path / "new").family == "trifold"
     assert contents(tmp_path / "old") == contents(tmp_path / "new")
@@ -146,7 +146,7 @@ def test_what_fits_no_family_stays_in_our_form(make_model: Make, tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
 
 
-def test_names_of_classes_go_along(theirs: Any, tmp_path: Path) -> None:
+def test_class_names_are_kept(theirs: Any, tmp_path: Path) -> None:
     _, folder = theirs("bert")
     convert(folder, tmp_path / "a", to="native")
     convert(tmp_path / "a", tmp_path / "b")
@@ -158,7 +158,7 @@ def test_names_of_classes_go_along(theirs: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_another_precision_is_that_of_each_tensor(dtype: torch.dtype, theirs: Any, tmp_path: Path) -> None:
+def test_the_precision_of_every_tensor_is_converted(dtype: torch.dtype, theirs: Any, tmp_path: Path) -> None:
     _, folder = theirs("gpt2")
     done = convert(folder, tmp_path / "a", dtype=dtype)
     before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "a"))
@@ -169,7 +169,7 @@ def test_another_precision_is_that_of_each_tensor(dtype: torch.dtype, theirs: An
     assert done.bytes == sum(tensor.numel() * tensor.itemsize for tensor in after.values())
 
 
-def test_left_as_they_are_tensors_keep_a_precision_each(theirs: Any, tmp_path: Path) -> None:
+def test_by_default_every_tensor_keeps_its_precision(theirs: Any, tmp_path: Path) -> None:
     _, folder = theirs("t5")
     old = tmp_path / "old"
     convert(folder, old)
@@ -182,7 +182,7 @@ def test_left_as_they_are_tensors_keep_a_precision_each(theirs: Any, tmp_path: P
     assert (old / "model.safetensors").read_bytes() == (tmp_path / "back" / "model.safetensors").read_bytes()
 
 
-def test_numbers_that_a_precision_does_not_reach_are_an_error(make_model: Make, tmp_path: Path) -> None:
+def test_numbers_beyond_a_precision_are_an_error(make_model: Make, tmp_path: Path) -> None:
     model = make_model()
     with torch.no_grad():
         next(model.parameters())[0, 0] = 1e5
@@ -198,7 +198,7 @@ def test_numbers_that_a_precision_does_not_reach_are_an_error(make_model: Make, 
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
-def test_the_reference_reads_our_shards_and_we_read_its(name: str, theirs: Any, tmp_path: Path) -> None:
+def test_shards_are_compatible_with_the_reference(name: str, theirs: Any, tmp_path: Path) -> None:
     model, folder = theirs(name)
     done = convert(folder, tmp_path / "ours", max_shard_size="4KB")
     index = settings(tmp_path / "ours", "model.safetensors.index.json")
@@ -224,9 +224,7 @@ def test_the_reference_reads_our_shards_and_we_read_its(name: str, theirs: Any, 
         assert (tmp_path / place / "model.safetensors").read_bytes() == expected
 
 
-def test_a_model_saved_in_shards_and_then_in_one_file_leaves_nothing_of_the_shards(
-    make_model: Make, tmp_path: Path
-) -> None:
+def test_saving_removes_older_shards_or_files(make_model: Make, tmp_path: Path) -> None:
     model = make_model()
     save_model(tmp_path, model)
     one = contents(tmp_path)
@@ -244,7 +242,7 @@ def test_a_model_saved_in_shards_and_then_in_one_file_leaves_nothing_of_the_shar
 # --- the folder ----------------------------------------------------------------------------------------
 
 
-def test_what_is_there_already_is_never_written_to(make_model: Make, tmp_path: Path) -> None:
+def test_an_existing_target_is_never_changed(make_model: Make, tmp_path: Path) -> None:
     save_model(tmp_path / "old", make_model())
     (tmp_path / "empty").mkdir()
     convert(tmp_path / "old", tmp_path / "empty")
@@ -260,7 +258,7 @@ def test_what_is_there_already_is_never_written_to(make_model: Make, tmp_path: P
     assert contents(tmp_path) == before | {"file": b"mine"}
 
 
-def test_a_disk_that_is_full_leaves_nothing(make_model: Make, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_nothing(make_model: Make, tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     save_model(tmp_path / "old", make_model())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -276,7 +274,7 @@ def test_a_disk_that_is_full_leaves_nothing(make_model: Make, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("place", ["file/new", "file"])
-def test_a_place_that_cannot_be(place: str, make_model: Make, tmp_path: Path) -> None:
+def test_an_impossible_target(place: str, make_model: Make, tmp_path: Path) -> None:
     save_model(tmp_path / "old", make_model())
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"cannot be written|is not a folder"):
@@ -285,23 +283,25 @@ def test_a_place_that_cannot_be(place: str, make_model: Make, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("step", ["write_weights", "write_settings", "_copy_files"])
-def test_stopped_half_way_nothing_stands_at_the_target(
+def test_an_interrupted_conversion_leaves_nothing(
     step: str, make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_model(tmp_path / "old", make_model())
-    whole = getattr(room, step)
+    whole = getattr(module, step)
 
     def stopped(*arguments: Any, **more: Any) -> None:
         whole(*arguments, **more)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(room, step, stopped)
+    monkeypatch.setattr(module, step, stopped)
     with pytest.raises(KeyboardInterrupt):
         convert(tmp_path / "old", tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
-def test_code_is_not_passed_on_and_other_settings_keep_their_bytes(make_model: Make, tmp_path: Path) -> None:
+def test_names_of_code_are_removed_and_other_settings_keep_their_bytes(
+    make_model: Make, tmp_path: Path
+) -> None:
     old = tmp_path / "old"
     save_model(old, make_model())
     plain = b'{"model_max_length":  1000000000000000019884624838656}'
@@ -317,14 +317,14 @@ def test_code_is_not_passed_on_and_other_settings_keep_their_bytes(make_model: M
 
 
 @pytest.mark.parametrize("size", ["0", "-5", "many", "5 parsecs", "1e9", "", 0, "9" * 400])
-def test_what_is_no_size(size: int | str, make_model: Make, tmp_path: Path) -> None:
+def test_invalid_shard_sizes(size: int | str, make_model: Make, tmp_path: Path) -> None:
     save_model(tmp_path / "old", make_model())
     with pytest.raises(UsageError, match="is not a shard size: write a number of bytes, 500MB or 5GB"):
         convert(tmp_path / "old", tmp_path / "new", max_shard_size=size)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_converted_model_computes_what_it_did(make_model: Make, tmp_path: Path) -> None:
+def test_a_converted_model_gives_the_same_output(make_model: Make, tmp_path: Path) -> None:
     model = make_model(shape="decoder", norm_placement="pre", positions="rotary", n_kv_heads=2)
     save_model(tmp_path / "old", model)
     convert(tmp_path / "old", tmp_path / "new", max_shard_size=2500)
@@ -333,7 +333,7 @@ def test_a_converted_model_computes_what_it_did(make_model: Make, tmp_path: Path
         assert torch.equal(load_model(tmp_path / "old")[0](tokens), load_model(tmp_path / "new")[0](tokens))
 
 
-def test_of_every_byte_is_heard(make_model: Make, tmp_path: Path) -> None:
+def test_progress_covers_every_byte(make_model: Make, tmp_path: Path) -> None:
     save_model(tmp_path / "old", make_model())
     heard: list[tuple[int, int]] = []
     options = {"dtype": torch.bfloat16, "max_shard_size": "5KB"}

@@ -26,7 +26,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_json_is_refused_with_its_file(case: str, tmp_path: Path) -> None:
+def test_hostile_json_is_rejected_with_its_file(case: str, tmp_path: Path) -> None:
     content, expected = HOSTILE[case]
     path = tmp_path / "config.json"
     path.write_bytes(content)
@@ -48,14 +48,14 @@ def test_missing(tmp_path: Path) -> None:
         read_json(tmp_path / "config.json")
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_json_is_read_back(tmp_path: Path) -> None:
     values = {"b": [1, 2.5, None, True], "a": {"é": "\u2028"}, "n": -(2**53)}
     write_json(tmp_path / "x.json", values)
     assert read_json(tmp_path / "x.json") == values
     assert list(json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))) == ["a", "b", "n"]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_json(path, {"a": 1})
 

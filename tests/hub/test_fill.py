@@ -1,4 +1,4 @@
-"""Weights come into a model as they lie in the file, in the precision that is asked for, or in one byte each."""
+"""Models are filled with the weights of a file, in the requested precision or in int8."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_parameter_lies_at_a_line_of_memory_and_is_what_the_file_says(
-    folder: Path, dtype: torch.dtype
-) -> None:
+def test_every_parameter_is_aligned_and_equals_the_file(folder: Path, dtype: torch.dtype) -> None:
     whole, _ = load_model(folder)
     model, _ = load_model(folder, dtype=dtype)
     for (name, ours), (other, exact) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
@@ -42,7 +40,7 @@ def test_every_parameter_lies_at_a_line_of_memory_and_is_what_the_file_says(
 
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_threads_fill_a_model_as_one_does(
+def test_copying_in_threads_gives_the_same_model(
     tmp_path: Path, dtype: torch.dtype, inference: bool, monkeypatch: Any
 ) -> None:
     sizes = {"vocab_size": 301, "n_positions": 20, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 24}
@@ -68,7 +66,7 @@ def test_threads_fill_a_model_as_one_does(
         assert torch.equal(ours, theirs), name
 
 
-def test_int8_is_the_file_rounded(folder: Path) -> None:
+def test_int8_weights_are_the_rounded_file(folder: Path) -> None:
     whole, _ = load_model(folder)
     small, _ = load_model(folder, stored="int8")
     held = {name: module for name, module in small.named_modules() if isinstance(module, Int8)}
@@ -82,7 +80,7 @@ def test_int8_is_the_file_rounded(folder: Path) -> None:
     assert small.lm_head is not None and small.lm_head.weight is table.weight  # what is one stays one
 
 
-def test_a_pipeline_of_int8_writes_and_is_not_saved(folder: Path, tmp_path: Path) -> None:
+def test_an_int8_pipeline_generates_and_cannot_be_saved(folder: Path, tmp_path: Path) -> None:
     pipe = trifold.load(folder, weights="int8")
     tokens = torch.randint(3, 31, (2, 6))
     assert [len(row) for row in pipe.generate_tokens(tokens, max_new_tokens=4, min_new_tokens=4)] == [4, 4]
@@ -94,7 +92,7 @@ def test_a_pipeline_of_int8_writes_and_is_not_saved(folder: Path, tmp_path: Path
         trifold.load(folder, weights="int4")  # type: ignore[arg-type]
 
 
-def test_the_first_model_does_not_change_with_the_second(folder: Path) -> None:
+def test_loaded_models_do_not_share_memory(folder: Path) -> None:
     first, _ = load_model(folder)
     second, _ = load_model(folder)
     with torch.no_grad():

@@ -38,7 +38,7 @@ def states(model: Transformer) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_what_fits_no_family_comes_back_whole(case: str, make_model: Make, tmp_path: Path) -> None:
+def test_a_model_without_a_family_is_restored(case: str, make_model: Make, tmp_path: Path) -> None:
     model = make_model(**ODD[case])
     save_model(tmp_path, model)
     assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["model_type"] == "trifold"
@@ -65,14 +65,14 @@ def test_saving_twice_gives_the_same_bytes(make_model: Make, tmp_path: Path) -> 
     assert len(list((tmp_path / "b").iterdir())) == 3
 
 
-def test_loading_draws_no_random_number(make_model: Make, tmp_path: Path) -> None:
+def test_loading_draws_no_random_numbers(make_model: Make, tmp_path: Path) -> None:
     save_model(tmp_path, make_model())
     before = torch.get_rng_state()
     load_model(tmp_path)
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_half_as_many_bytes(make_model: Make, tmp_path: Path) -> None:
+def test_saving_in_bfloat16(make_model: Make, tmp_path: Path) -> None:
     model = make_model(positions="learned")
     save_model(tmp_path, model, dtype=torch.bfloat16)
     assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["dtype"] == "bfloat16"
@@ -82,7 +82,7 @@ def test_half_as_many_bytes(make_model: Make, tmp_path: Path) -> None:
     assert next(load_model(tmp_path, dtype=torch.bfloat16)[0].parameters()).dtype is torch.bfloat16
 
 
-def test_a_model_in_training_is_saved_without_being_touched(make_model: Make, tmp_path: Path) -> None:
+def test_saving_does_not_change_a_model_in_training(make_model: Make, tmp_path: Path) -> None:
     model = make_model().train()
     save_model(tmp_path, model)
     assert model.training
@@ -112,7 +112,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("values", "message"), REFUSED)
-def test_a_foreign_or_hostile_config_is_refused_by_its_key(
+def test_an_unsupported_or_hostile_config_key_is_named(
     values: dict[str, object], message: str, make_model: Make, tmp_path: Path
 ) -> None:
     save_model(tmp_path, make_model())
@@ -121,7 +121,7 @@ def test_a_foreign_or_hostile_config_is_refused_by_its_key(
         load_model(tmp_path)
 
 
-def test_what_the_reference_writes_everywhere_is_passed_over(make_model: Make, tmp_path: Path) -> None:
+def test_harmless_keys_of_the_reference_are_ignored(make_model: Make, tmp_path: Path) -> None:
     save_model(tmp_path, make_model())
     edit(
         tmp_path,
@@ -165,7 +165,7 @@ def test_resolve(make_model: Make, tmp_path: Path) -> None:
         ("a--b/c..d", "no such folder here, and the download failed"),
     ],
 )
-def test_resolve_says_what_a_name_is_not(
+def test_resolve_explains_an_unknown_name(
     name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -173,7 +173,7 @@ def test_resolve_says_what_a_name_is_not(
         resolve(name)
 
 
-def test_resolve_refuses_a_file(tmp_path: Path) -> None:
+def test_resolve_rejects_a_file(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(CheckpointError, match="a file, not the folder of a model"):
         resolve(str(tmp_path / "model.safetensors"))

@@ -13,7 +13,7 @@ CONFIG = ModelConfig(max_positions=64, decoder_start_id=3)
 DECODER = ModelConfig(shape="decoder")
 
 
-def test_every_setting_of_ours_has_a_place() -> None:
+def test_every_generation_setting_has_a_key() -> None:
     assert set(SHARED) == set(GenerationConfig.model_fields)
 
 
@@ -55,7 +55,7 @@ DRAWN = st.fixed_dictionaries(
 
 
 @given(BEAM | DRAWN | OTHER | CONTRASTIVE | GROUPS | FORCED)
-def test_what_is_written_means_the_same_when_read(ours: dict[str, object]) -> None:
+def test_written_settings_keep_their_meaning(ours: dict[str, object]) -> None:
     for config in (CONFIG, DECODER):
         back = GenerationConfig.parse(read_generation(config, write_generation(config, ours), "here"))
         meant = GenerationConfig.parse(ours)
@@ -66,14 +66,14 @@ def test_what_is_written_means_the_same_when_read(ours: dict[str, object]) -> No
         assert back == meant
 
 
-def test_all_defaults_together_ask_for_nothing() -> None:
-    """A run writes every value of its recipe, defaults too."""
+def test_defaults_have_no_effect() -> None:
+    """A run writes all values of its recipe, including defaults."""
     written = write_generation(CONFIG, GenerationConfig().model_dump())
     assert "do_sample" not in written
     assert GenerationConfig.parse(read_generation(CONFIG, written, "here")) == GenerationConfig()
 
 
-def test_the_special_ids_and_a_length_go_along() -> None:
+def test_special_ids_and_the_length_are_written() -> None:
     written = write_generation(CONFIG, {})
     assert written == {
         "pad_token_id": 0,
@@ -87,7 +87,7 @@ def test_the_special_ids_and_a_length_go_along() -> None:
     assert read_generation(CONFIG, written, "here") == {}
 
 
-def test_what_others_leave_out_means_what_it_means_to_them() -> None:
+def test_absent_keys_have_the_defaults_of_the_reference() -> None:
     marian = {
         "bad_words_ids": [[0]],
         "decoder_start_token_id": 3,
@@ -139,6 +139,6 @@ def test_what_others_leave_out_means_what_it_means_to_them() -> None:
         {"custom_generate": "https://example.org/code.py"},
     ],
 )
-def test_what_we_cannot_follow_is_refused_by_its_key(theirs: dict[str, object]) -> None:
+def test_an_unsupported_key_is_named(theirs: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match=f"here: {next(iter(theirs))}: "):
         read_generation(CONFIG, theirs, "here")

@@ -1,4 +1,4 @@
-"""The names of classes go through every family that has classes, in and out."""
+"""Class names are read and written by every family with classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = {"0": "good", "1": "bad", "2": "été"}
 
 @pytest.mark.parametrize("model_type", [name for name in FAMILIES if name != "trifold"])
 @pytest.mark.parametrize("heads", [("sequence",), ("pooler", "sequence"), ("token",)])
-def test_every_family_reads_and_writes_them(model_type: str, heads: tuple[str, ...]) -> None:
+def test_every_family_reads_and_writes_class_names(model_type: str, heads: tuple[str, ...]) -> None:
     family = FAMILIES[model_type]
     try:
         named = family.architecture(family.read({}).model_copy(update={"heads": heads}))
@@ -42,14 +42,14 @@ def test_every_family_reads_and_writes_them(model_type: str, heads: tuple[str, .
     some.lists(some.text(max_size=8), min_size=1, max_size=12),
     some.sampled_from([None, "regression", "single_label_classification", "multi_label_classification"]),
 )
-def test_what_is_written_is_read_again(names: list[str], problem: str | None) -> None:
+def test_written_values_are_read_back(names: list[str], problem: str | None) -> None:
     config = ModelConfig.parse({"n_labels": len(names), "label_names": names, "problem_type": problem})
     theirs = json.loads(json.dumps(labels_to_theirs(config)))
     again = ModelConfig.parse(labels_to_ours(theirs))
     assert (again.labels, again.n_labels, again.problem_type) == (tuple(names), len(names), problem)
 
 
-def test_names_that_say_nothing_are_none() -> None:
+def test_default_names_are_not_stored() -> None:
     assert labels_to_ours({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}) == labels_to_ours({"num_labels": 2})
     assert labels_to_ours({}, usual=3) == {"n_labels": 3, "label_names": None, "problem_type": None}
     assert labels_to_ours({"id2label": {"1": 7, "0": "x"}})["label_names"] == ("x", "7")
@@ -69,7 +69,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_no_list_of_names_is_refused(case: str) -> None:
+def test_invalid_class_names_are_rejected(case: str) -> None:
     values, said = BAD[case]
     with pytest.raises(SettingsError, match=said):
         labels_to_ours(values)
@@ -80,7 +80,7 @@ def test_names_and_number_must_agree() -> None:
         ModelConfig.parse({"n_labels": 3, "label_names": ["a", "b"]})
 
 
-def test_our_own_form_keeps_them_too(tmp_path) -> None:
+def test_the_native_form_keeps_class_names(tmp_path) -> None:
     values = {"shape": "encoder", "d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 16, "vocab_size": 20}
     model = Transformer(
         ModelConfig.parse(

@@ -1,4 +1,4 @@
-"""preprocessor_config.json of all ages, in and out."""
+"""preprocessor_config.json, old and new, is read and written."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def read(folder, values: dict[str, Any]) -> ImageSettings | None:
     return read_pictures(folder)
 
 
-def test_old_and_new_files_say_the_same(tmp_path):
+def test_old_and_new_files_are_equivalent(tmp_path):
     assert read(tmp_path, OLD) == read(tmp_path, NEW) == ImageSettings(size=(384, 384), mean=(0.5, 0.4, 0.3))
 
 
-def test_a_folder_may_say_nothing(tmp_path):
+def test_a_folder_without_image_settings(tmp_path):
     assert read_pictures(tmp_path) is None
 
 
@@ -62,7 +62,7 @@ def test_a_folder_may_say_nothing(tmp_path):
         ImageSettings(size=None, crop=(4, 4)),
     ],
 )
-def test_what_is_written_is_read_again(settings, tmp_path):
+def test_written_values_are_read_back(settings, tmp_path):
     write_pictures(tmp_path, settings)
     assert read_pictures(tmp_path) == settings
 
@@ -90,18 +90,18 @@ def test_what_is_written_is_read_again(settings, tmp_path):
         ({"rescale_factor": -1}, "scale: "),
     ],
 )
-def test_a_step_that_is_not_ours_is_refused(values, said, tmp_path):
+def test_an_unsupported_step_is_rejected(values, said, tmp_path):
     with pytest.raises(CheckpointError, match=said) as caught:
         read(tmp_path, NEW | values)
     assert FILE in str(caught.value)
 
 
-# --- the numbers ---------------------------------------------------------------------------------------------
+# --- preprocessing--------------------------------------------------------------------------------------------
 
 
 @some.composite
 def processors(draw: some.DrawFn) -> dict[str, Any]:
-    """Keys of a file, as their makers put them together."""
+    """Plausible values of a file."""
     side = some.integers(1, 30)
     edges = draw(some.tuples(side, side).map(sorted))
     size = draw(
@@ -125,7 +125,7 @@ def processors(draw: some.DrawFn) -> dict[str, Any]:
 
 
 @given(processors(), some.integers(1, 40), some.integers(1, 40))
-def test_every_step_is_that_of_the_reference(
+def test_preprocessing_equals_the_reference(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], height: int, width: int
 ) -> None:
     pytest.importorskip("transformers")

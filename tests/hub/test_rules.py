@@ -65,11 +65,11 @@ def test_every_transform_is_inverted_by_loading(order: list[int], axis: int) -> 
         assert [tensor.shape for tensor in foretold] == [tensor.shape for tensor in theirs]
 
 
-def test_their_entry_j_is_our_entry_order_j() -> None:
+def test_permuted_order() -> None:
     assert permuted([2, 0, 1]).save([torch.tensor([10, 11, 12])])[0].tolist() == [12, 10, 11]
 
 
-def test_saved_and_loaded_again_every_bit_is_the_same() -> None:
+def test_a_round_trip_keeps_every_bit() -> None:
     ours = parameters()
     theirs = save(TABLE, ours)
     assert set(theirs) == {
@@ -82,7 +82,7 @@ def test_saved_and_loaded_again_every_bit_is_the_same() -> None:
     assert all(torch.equal(back[name], ours[name]) for name in ours)
 
 
-def test_copies_may_be_there_zeros_may_be_missing_and_ignored_is_ignored() -> None:
+def test_copies_zeros_and_ignored_tensors_are_optional() -> None:
     ours = parameters()
     theirs = save(TABLE, ours)
     theirs["head.weight"] = theirs["wte.weight"].clone()
@@ -91,7 +91,7 @@ def test_copies_may_be_there_zeros_may_be_missing_and_ignored_is_ignored() -> No
     assert torch.equal(dict(load(TABLE, theirs, ours, "here"))["tokens.weight"], ours["tokens.weight"])
 
 
-def test_one_error_lists_everything_that_is_wrong() -> None:
+def test_one_error_lists_all_problems() -> None:
     ours = parameters()
     theirs = save(TABLE, ours)
     del theirs["h.0.attn.weight"], theirs["h.1.attn.weight"]
@@ -118,18 +118,18 @@ def test_one_error_lists_everything_that_is_wrong() -> None:
     assert len(message.splitlines()) == 8
 
 
-def test_a_table_that_leaves_a_parameter_out_is_a_mistake_of_ours() -> None:
+def test_a_table_without_a_parameter_fails_an_assertion() -> None:
     with pytest.raises(AssertionError, match=r"no rule for tokens\.weight"):
         save([rule for rule in TABLE if rule != TABLE[2]], parameters())
 
 
-def test_so_is_one_that_takes_it_twice() -> None:
+def test_a_table_with_a_parameter_twice_fails_an_assertion() -> None:
     with pytest.raises(AssertionError, match=r"two rules.* blocks\.0\.q\.weight"):
         save([*TABLE, Rule("blocks.{i}.q.weight", "h.{i}.again")], parameters())
 
 
 @given(st.integers(1, 3), st.lists(st.integers(1, 3), min_size=2, max_size=3), st.integers(1, 2))
-def test_dealt_is_inverted_and_deals(groups: int, shares: list[int], unit: int) -> None:
+def test_dealt_interleaves_and_is_invertible(groups: int, shares: list[int], unit: int) -> None:
     ours = [torch.randn(groups * share * unit, 5) for share in shares]
     transform = dealt(groups, shares)
     (theirs,) = transform.save(ours)
@@ -165,13 +165,13 @@ MINE = {"tokens.weight": torch.randn(3, 2), "norm.weight": torch.randn(2), "norm
         ("head.weight", "norm.gamma", "norm.bias"),
     ],
 )
-def test_old_names_are_followed(names: tuple[str, ...]) -> None:
+def test_old_names_are_renamed(names: tuple[str, ...]) -> None:
     theirs = dict(zip(names, MINE.values(), strict=True)) | {"mask": torch.zeros(1)}
     loaded = dict(load(OLD, theirs, MINE, "here"))
     assert all(torch.equal(loaded[name], tensor) for name, tensor in MINE.items())
 
 
-def test_an_old_name_does_not_take_the_place_of_a_new_one() -> None:
+def test_an_old_name_does_not_replace_a_current_one() -> None:
     theirs = dict(
         zip(("model.wte.weight", "model.norm.weight", "model.norm.bias"), MINE.values(), strict=True)
     )
@@ -185,13 +185,13 @@ DEAD = [Rule("bias", "decoder.bias"), Dead("bias", like="decoder.bias")]
 
 
 @pytest.mark.parametrize("dead", [{}, {"bias": torch.randn(3)}, {"bias": torch.zeros(5, dtype=torch.int8)}])
-def test_what_nothing_reads_may_be_missing_or_hold_anything(dead: dict[str, torch.Tensor]) -> None:
+def test_unused_tensors_may_be_missing_or_hold_anything(dead: dict[str, torch.Tensor]) -> None:
     mine = {"bias": torch.randn(3)}
     loaded = dict(load(DEAD, {"decoder.bias": mine["bias"]} | dead, mine, "here"))
     assert torch.equal(loaded["bias"], mine["bias"])
 
 
-def test_what_nothing_reads_is_written_as_a_copy() -> None:
+def test_unused_tensors_are_written_as_a_copy() -> None:
     theirs = save(DEAD, {"bias": torch.randn(3)})
     assert torch.equal(theirs["bias"], theirs["decoder.bias"])
     assert theirs["bias"].data_ptr() != theirs["decoder.bias"].data_ptr()  # safetensors shares nothing

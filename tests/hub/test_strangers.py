@@ -1,4 +1,4 @@
-"""What else a stranger's folder may hold: files that others would run, circles, and links of all kinds."""
+"""Other content of an untrusted folder: code, pickles, circular rules, links."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Bomb:
 
 
 @pytest.mark.parametrize("what", ["safetensors", "pickles alone"])
-def test_what_else_lies_in_a_folder_is_left_alone(
+def test_other_files_of_a_folder_are_not_opened(
     what: str, sound: dict[str, Path], watched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code, pickles of every name that others open (optimisers, random numbers, vocabularies), and links to all."""
+    """Code, pickles under every name that other programs open, and links."""
     shutil.copytree(sound["one"], watched)
     code = b"open('exploded', 'w')"
     for name in (
@@ -80,10 +80,8 @@ def test_what_else_lies_in_a_folder_is_left_alone(
 
 
 @pytest.mark.parametrize("unit", [0, 0x800, 0x00000200, 0xFFFFFFFF])
-def test_rules_of_a_sentencepiece_model_that_lead_in_circles(
-    unit: int, sound: dict[str, Path], watched: Path
-) -> None:
-    """Every node of the tree leads to others, or to itself: reading text ends all the same."""
+def test_circular_rules_of_a_sentencepiece_model(unit: int, sound: dict[str, Path], watched: Path) -> None:
+    """Every node of the trie leads to others or to itself; encoding still ends."""
     shutil.copytree(sound["one"], watched)
     for name in ("tokenizer.json", "special_tokens_map.json"):
         (watched / name).unlink(missing_ok=True)
@@ -100,8 +98,8 @@ def test_rules_of_a_sentencepiece_model_that_lead_in_circles(
     assert time.process_time() - before < 3
 
 
-def test_a_folder_of_the_hubs_cache_is_made_of_links(sound: dict[str, Path], tmp_path: Path) -> None:
-    """`snapshots/REVISION/config.json` leads to `blobs/…`, and is no attempt at anything."""
+def test_links_of_the_hub_cache_are_allowed(sound: dict[str, Path], tmp_path: Path) -> None:
+    """`snapshots/REVISION/config.json` is a link to `blobs/…`, which is allowed."""
     blobs, revision = (
         tmp_path / "models--a--b" / "blobs",
         tmp_path / "models--a--b" / "snapshots" / "0123abcd",
@@ -119,9 +117,7 @@ def test_a_folder_of_the_hubs_cache_is_made_of_links(sound: dict[str, Path], tmp
         use(revision)
 
 
-def test_a_folder_may_itself_be_a_link_and_hold_links_of_its_own(
-    sound: dict[str, Path], tmp_path: Path
-) -> None:
+def test_links_within_a_folder_are_allowed(sound: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(sound["one"], tmp_path / "model")
     (tmp_path / "model" / WEIGHTS).rename(tmp_path / "model" / "of-today.safetensors")
     (tmp_path / "model" / WEIGHTS).symlink_to("of-today.safetensors")
@@ -129,8 +125,8 @@ def test_a_folder_may_itself_be_a_link_and_hold_links_of_its_own(
     assert isinstance(use(tmp_path / "latest"), str)
 
 
-def test_one_error_lists_all_that_an_index_says_wrongly(sound: dict[str, Path], watched: Path) -> None:
-    """A tensor in two shards, one that is not where it should be, a shard that is not there."""
+def test_one_error_lists_all_problems_of_an_index(sound: dict[str, Path], watched: Path) -> None:
+    """A tensor in two shards, a tensor in the wrong shard, and a missing shard."""
     shutil.copytree(sound["shards"], watched)
     shutil.copy(watched / SHARD, watched / "model-00002-of-00003.safetensors")
     index = json.loads((watched / INDEX).read_text(encoding="utf-8"))
@@ -146,5 +142,5 @@ def test_one_error_lists_all_that_an_index_says_wrongly(sound: dict[str, Path], 
     assert all(f"{name!r} is in" in said for name in twice)
 
 
-def test_the_sound_folders_are_sound(sound: dict[str, Path]) -> None:
+def test_the_valid_folders_are_valid(sound: dict[str, Path]) -> None:
     assert use(sound["one"]) == use(sound["shards"])

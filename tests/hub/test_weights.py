@@ -37,24 +37,7 @@ def test_shards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "shard",
-    [
-        "../model.safetensors",
-        "/etc/passwd",
-        "/tmp/model.safetensors",
-        "sub/../../model.safetensors",
-        "sub/model.safetensors",
-        "..\\model.safetensors",
-        "C:\\model.safetensors",
-        "https://example.org/model.safetensors",
-        "model\x00.safetensors",
-        "model.safetensors\n",
-        ".safetensors",
-        "pytorch_model.bin",
-        "",
-        None,
-        7,
-        ["model.safetensors"],
-    ],
+    ["../model.safetensors", "/etc/passwd", "model.safetensors\n", None],  # more in test_hostile.py
 )
 def test_an_index_cannot_lead_out_of_its_folder(shard: object, tmp_path: Path) -> None:
     inside = tmp_path / "inside"
@@ -133,7 +116,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
 
 
 def test_a_tensor_in_two_shards_is_an_error(tmp_path: Path) -> None:
-    """Which of the two is meant, nobody knows, whatever the index says."""
+    """It is ambiguous which of the two is meant."""
     write_shards(tmp_path, {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"})
     save_file(TENSORS, tmp_path / "model-00002-of-00002.safetensors")
     with pytest.raises(CheckpointError, match=r"'a' is in model-00001.* and in model-00002"):

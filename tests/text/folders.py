@@ -1,4 +1,4 @@
-"""Tokenizer folders of every layout and age, made small by the trainers of the reference libraries."""
+"""Small tokenizer folders of every layout, trained with the reference libraries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CORPUS = _drawn(400, 1) + _babble(200, 5) + [word for word in WORDS for _ in ran
 
 @cache
 def lines() -> list[str]:
-    """2,300 lines: sentences, noise of odd characters, runs of one character, spaces of all sorts."""
+    """2,300 lines: sentences, unusual characters, runs of one character, all kinds of spaces."""
     draw = random.Random(2)
     noise = ["".join(draw.choices(ODD, k=draw.randint(0, 40))) for _ in range(1400)]
     mixed = ["".join(draw.choices([*WORDS, " ", "  ", "\t", "\n", " ,"], k=12)) for _ in range(300)]
@@ -72,7 +72,7 @@ def wordpiece(lowercase: bool) -> dict[str, int]:
 
 @cache
 def bpe(special: tuple[str, ...], suffix: str | None = None) -> tuple[dict[str, int], list[list[str]]]:
-    """Byte-level, or with a suffix at the end of words; vocabulary and merges."""
+    """Vocabulary and merges: byte-level, or with a suffix at the end of words."""
     options: dict[str, Any] = {"end_of_word_suffix": suffix} if suffix else {}
     library = Library(models.BPE(**options))
     alphabet: list[str] = []
@@ -95,7 +95,7 @@ def bpe(special: tuple[str, ...], suffix: str | None = None) -> tuple[dict[str, 
 
 @cache
 def sentencepiece(kind: str = "unigram", **options: Any) -> bytes:
-    """A SentencePiece model by the library of that name."""
+    """A SentencePiece model trained by the library."""
     import sentencepiece as library
 
     file = io.BytesIO()
@@ -113,7 +113,7 @@ def sentencepiece(kind: str = "unigram", **options: Any) -> bytes:
 
 
 def write(folder: Path, **files: Any) -> Path:
-    """Files by name (`__` for a dot): bytes, text, or what becomes JSON."""
+    """Write files by name (`__` for a dot): bytes, text, or values for JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         path = folder / name.replace("__", ".")
@@ -174,7 +174,7 @@ def llama(folder: Path, model_type: str, **settings: Any) -> Path:
 
 
 def marian(folder: Path, **settings: Any) -> Path:
-    """Two models; the vocabulary holds most of their pieces, languages, and pieces that neither has."""
+    """Two models; the vocabulary holds most of their pieces, language codes, and other pieces."""
     import sentencepiece as library
 
     source, target = sentencepiece(), sentencepiece(vocab_size=300, normalization_rule_name="identity")

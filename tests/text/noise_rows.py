@@ -1,4 +1,4 @@
-"""Rows to corrupt: what may change, what may not, and where words and sentences start."""
+"""Random rows for corruptions: ids, free tokens, word and sentence starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SENTINELS = np.arange(1000, 1200)
 
 @st.composite
 def rows(draw, largest=80):
-    """(ids, free, word starts): any length, also none; special tokens anywhere, also everywhere."""
+    """(ids, free, word starts) of any length, including 0, with special tokens anywhere."""
     size = draw(st.integers(0, largest))
     seed = draw(st.integers(0, 2**32 - 1))
     share = draw(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]))
@@ -24,7 +24,7 @@ def rows(draw, largest=80):
 
 
 def long_row(size=2000, seed=3):
-    """A row without special tokens but at its ends, words of one to three tokens."""
+    """A row with special tokens at its ends only, and words of one to three tokens."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(SPECIAL, 500, size)
     ids[[0, -1]] = 5

@@ -1,4 +1,4 @@
-"""Words and sentences in rows of tokens, for tokenizers of every kind."""
+"""Word and sentence starts of encoded texts, for tokenizers of every kind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tokenizer(kind, **more):
     return train_tokenizer(TEXTS * 3, TokenizerSettings(kind=kind, vocab_size=400, min_frequency=1, **more))
 
 
-def test_sentences_start_behind_closing_signs_and_line_ends():
+def test_sentences_start_after_closing_quotes_and_line_ends():
     starts = [0, *find_sentence_starts(TEXT), len(TEXT)]
     parts = [TEXT[a:b].strip() for a, b in pairwise(starts)]
     assert parts == [
@@ -45,7 +45,7 @@ def test_sentences_start_behind_closing_signs_and_line_ends():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_marks_are_where_the_text_has_them(kind):
+def test_word_and_sentence_starts_match_the_text(kind):
     own = tokenizer(kind)
     marked = annotate(own, TEXTS)
     assert [
@@ -67,7 +67,7 @@ def test_marks_are_where_the_text_has_them(kind):
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "word"])
-def test_words_are_those_of_the_text(kind):
+def test_words_match_the_text(kind):
     own = tokenizer(kind)
     marked = annotate(own, ["Nobody saw another line"])
     bounds = find_words(np.ones(len(marked.ids), np.bool_), marked.word_starts)
@@ -77,8 +77,8 @@ def test_words_are_those_of_the_text(kind):
 
 
 @pytest.mark.parametrize(("kind", "size"), [("byte-bpe", 260), ("char", 50)])
-def test_where_no_space_parts_words_a_character_is_one(kind, size):
-    """Also where it is several tokens, bytes here."""
+def test_without_spaces_every_character_is_a_word(kind, size):
+    """Also if it is several tokens (bytes)."""
     texts = ["我们今天去看书", "กินข้าว"]
     own = train_tokenizer(texts, TokenizerSettings(kind=kind, vocab_size=size, min_frequency=1))
     marked = annotate(own, texts)
@@ -87,7 +87,7 @@ def test_where_no_space_parts_words_a_character_is_one(kind, size):
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "char"])
-def test_a_token_of_parts_of_two_characters_begins_no_word(kind):
+def test_a_token_with_parts_of_two_characters_starts_no_word(kind):
     texts = ["我用Python写书很", "我用Python看书很个人", "用人我很"]
     own = train_tokenizer(texts * 9, TokenizerSettings(kind=kind, vocab_size=300, min_frequency=1))
     marked = annotate(own, texts)
@@ -97,7 +97,7 @@ def test_a_token_of_parts_of_two_characters_begins_no_word(kind):
         assert "".join(said) == text  # so no character is in two words
 
 
-def test_letters_behind_a_character_that_is_a_word_begin_one():
+def test_letters_after_an_unspaced_character_start_a_word():
     text = "我用Python写"
     apart, astride = [(0, 1), (1, 2), (2, 3), (3, 8), (8, 9)], [(0, 2), (1, 4), (4, 8), (8, 9), (8, 9)]
     assert _borders_unspaced(text, apart).tolist() == [True, True, True, False, True]
@@ -117,7 +117,7 @@ def test_special_tokens_and_sentinels():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens_come_back_from_the_disk(kind, tmp_path):
+def test_special_tokens_survive_saving_and_loading(kind, tmp_path):
     own = tokenizer(kind, special=("cls", "sep", "mask"), sentinels=2)
     own.save(tmp_path)
     back = type(own).load(tmp_path)

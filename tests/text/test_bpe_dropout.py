@@ -1,4 +1,4 @@
-"""BPE-dropout is keyed, exact at zero, and has the distribution of the paper."""
+"""BPE-dropout is reproducible, exact at rate 0, and has the distribution of the paper."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def trained(kind: str, dropout: float) -> Tokenizer:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
-def test_without_dropout_our_merges_are_the_librarys(kind: str) -> None:
+def test_without_dropout_the_merges_equal_the_library(kind: str) -> None:
     tokenizer = trained(kind, 1e-12)  # too small to happen, but not zero: our own loop runs
     assert tokenizer.sample(CORPUS, seed=3) == tokenizer.encode(CORPUS)
     assert trained(kind, 0.0).sample(CORPUS, seed=3) == tokenizer.encode(CORPUS)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
-def test_the_text_stays_and_the_pieces_get_smaller(kind: str) -> None:
+def test_dropout_keeps_the_text_and_shortens_pieces(kind: str) -> None:
     tokenizer = trained(kind, 0.1)
     usual, sampled = tokenizer.encode(CORPUS), tokenizer.sample(CORPUS, seed=0)
     assert tokenizer.decode(sampled) == tokenizer.decode(usual)
@@ -40,7 +40,7 @@ def test_the_text_stays_and_the_pieces_get_smaller(kind: str) -> None:
     assert sum(map(len, more)) > 1.3 * sum(map(len, sampled))
 
 
-def test_it_is_a_function_of_text_seed_and_index() -> None:
+def test_sampling_is_a_function_of_text_seed_and_index() -> None:
     tokenizer = trained("bpe", 0.1)
     rows = tokenizer.sample(CORPUS, seed=5)
     assert tokenizer.sample(CORPUS, seed=5) == rows
@@ -54,7 +54,7 @@ def test_it_is_a_function_of_text_seed_and_index() -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
 @pytest.mark.parametrize("p", [1e-300, 0.1, 0.5, 0.97])
-def test_the_compiled_loop_gives_what_the_plain_one_gives(kind: str, p: float) -> None:
+def test_the_compiled_loop_equals_the_plain_one(kind: str, p: float) -> None:
     pytest.importorskip("numba")
     library = trained(kind, 0.1).library
     texts = [*CORPUS[:6], "", " ", "日本 Büsche ☃☃", CORPUS[0], "x" * 90]
@@ -66,7 +66,7 @@ def test_the_compiled_loop_gives_what_the_plain_one_gives(kind: str, p: float) -
     assert compiled.encode([], 0, []) == []
 
 
-def test_seeds_and_indices_do_not_share_their_luck() -> None:
+def test_seeds_and_indices_are_independent() -> None:
     tokenizer = trained("bpe", 0.3)
     text = CORPUS[1]
     by_seed = [tokenizer.sample([text], seed=seed, indices=[0])[0] for seed in range(300)]
@@ -76,8 +76,8 @@ def test_seeds_and_indices_do_not_share_their_luck() -> None:
     assert sum(one == other for one, other in zip(by_seed, by_index, strict=True)) < 5
 
 
-def test_the_distribution_is_that_of_the_paper() -> None:
-    """For merges (a,b), then (ab,c), and p: all made (1-p)^2; the first alone (1-p)p; none p."""
+def test_the_distribution_matches_the_paper() -> None:
+    """For the merges (a,b) and (ab,c): both with (1-p)^2, only the first with (1-p)p, none with p."""
     p, draws = 0.3, 20_000
     tokenizer = train_tokenizer(
         ["abc ab abc ab abc"], TokenizerSettings(kind="bpe", vocab_size=11, min_frequency=1, dropout=p)

@@ -1,4 +1,4 @@
-"""Chat templates: the reference's text, and an end to whatever a template does."""
+"""Chat templates give the reference's text, and hostile ones are stopped."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_text_is_that_of_the_reference(name: str, folder: Path) -> None:
+def test_the_text_equals_the_reference(name: str, folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
     template = TEMPLATES[name]
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8", newline="\n")
@@ -132,7 +132,7 @@ def test_the_text_is_that_of_the_reference(name: str, folder: Path) -> None:
             assert ours.encode([expected], special_in_text=True) == [ids]
 
 
-def test_templates_of_old_settings_and_by_name(tmp_path: Path) -> None:
+def test_templates_in_settings_in_files_and_by_name(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "{{ tools|length }}"}]
     byte_level(tmp_path, "gpt2", END, chat_template=named)
     ours = read_tokenizer(tmp_path)
@@ -152,7 +152,7 @@ def test_templates_of_old_settings_and_by_name(tmp_path: Path) -> None:
         read_tokenizer(tmp_path).chat([])
 
 
-def test_a_template_may_refuse_and_must_be_one() -> None:
+def test_templates_that_refuse_or_are_invalid() -> None:
     with pytest.raises(DataError, match="refuses these messages: roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}", {})
     with pytest.raises(CheckpointError, match="line 2: TemplateSyntaxError"):
@@ -198,7 +198,7 @@ ESCAPES = {
 
 
 @pytest.mark.parametrize("name", FOR_EVER)
-def test_a_template_that_runs_for_ever_is_stopped(name: str) -> None:
+def test_an_endless_template_is_stopped(name: str) -> None:
     before = time.monotonic()
     with pytest.raises(
         CheckpointError, match=r"it ran for more than 1 s|used up the memory|MemoryError|ValueError"
@@ -209,12 +209,12 @@ def test_a_template_that_runs_for_ever_is_stopped(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*TOO_MUCH, *ESCAPES])
-def test_a_template_that_asks_for_too_much_is_refused(name: str) -> None:
+def test_a_template_that_exceeds_limits_or_escapes_is_rejected(name: str) -> None:
     with pytest.raises(CheckpointError, match="chat template"):
         render((TOO_MUCH | ESCAPES)[name], {"messages": [{"role": "user"}]})
 
 
-def test_a_template_that_is_too_long(tmp_path: Path) -> None:
+def test_a_template_that_is_too_long_or_not_utf8(tmp_path: Path) -> None:
     byte_level(tmp_path, "gpt2", END)
     (tmp_path / "chat_template.jinja").write_bytes(b"a" * (2 << 20))
     with pytest.raises(CheckpointError, match="too large"):

@@ -1,4 +1,4 @@
-"""The laws of hiding tokens: rates, what stands in their place, and that nothing is lost."""
+"""Masking: rates, replacements, and that the row can be restored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ seeds = st.integers(0, 2**64 - 1)
 
 
 @given(st.sampled_from(KINDS), rows(), seeds, st.sampled_from([0.15, 0.5, 0.9]))
-def test_the_row_comes_back_and_special_tokens_stay(kind, row, seed, rate):
+def test_the_row_can_be_restored_and_special_tokens_stay(kind, row, seed, rate):
     ids, free, starts = row
     before = ids.copy()
     found = MASK_FUNCTIONS[kind](ids, free, starts, example_rng(seed, 0), TO, rate)
@@ -32,7 +32,7 @@ def test_the_row_comes_back_and_special_tokens_stay(kind, row, seed, rate):
 
 
 @given(st.sampled_from(KINDS), rows(), seeds)
-def test_the_same_generator_hides_the_same(kind, row, seed):
+def test_equal_generators_give_equal_masks(kind, row, seed):
     first, second = (MASK_FUNCTIONS[kind](*row, example_rng(seed, 7), TO, 0.3) for _ in range(2))
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
 
@@ -50,7 +50,7 @@ def test_examples_and_epochs_differ(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [9, 40, 700])
-def test_the_rate_is_kept_whatever_the_length(kind, size):
+def test_the_rate_is_kept_at_every_length(kind, size):
     shares = []
     for number in range(1500 if size < 50 else 100):
         ids, free, starts = long_row(size, seed=number)
@@ -63,7 +63,7 @@ def test_the_rate_is_kept_whatever_the_length(kind, size):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_eight_of_ten_become_the_mask_one_another_token_one_itself(kind):
+def test_replacements_are_80_10_10(kind):
     row = long_row(20_000)
     found = [MASK_FUNCTIONS[kind](*row, example_rng(0, number), TO, 0.15) for number in range(3)]
     inputs = np.concatenate([each.inputs[each.positions] for each in found])
@@ -78,14 +78,14 @@ def test_eight_of_ten_become_the_mask_one_another_token_one_itself(kind):
 
 @pytest.mark.parametrize("kind", ["words", "spans"])
 @given(row=rows(), seed=seeds)
-def test_words_are_hidden_whole(kind, row, seed):
+def test_words_are_masked_whole(kind, row, seed):
     ids, free, starts = row
     hidden = set(MASK_FUNCTIONS[kind](ids, free, starts, example_rng(seed, 0), TO, 0.3).positions.tolist())
     for start, end in find_words(free, starts):
         assert len(hidden.intersection(range(start, end))) in (0, end - start)
 
 
-def test_spans_have_spanberts_lengths_and_one_fate_each():
+def test_spans_have_spanbert_lengths_and_one_replacement_each():
     ids, free, starts = long_row(3000)
     starts = np.ones_like(starts)  # words of one token each: lengths can be counted
     found = [mask_spans(ids, free, starts, example_rng(0, number), TO) for number in range(60)]
@@ -99,7 +99,7 @@ def test_spans_have_spanberts_lengths_and_one_fate_each():
 
 
 @given(row=rows(), seed=seeds)
-def test_both_sides_of_a_span_can_be_seen(row, seed):
+def test_tokens_on_both_sides_of_a_span_stay_visible(row, seed):
     ids, free, starts = row
     found = mask_spans(ids, free, starts, example_rng(seed, 0), TO, 0.4)
     for start, end in found.spans:
@@ -108,7 +108,7 @@ def test_both_sides_of_a_span_can_be_seen(row, seed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_and_nothing_free_are_left_alone(kind):
+def test_empty_rows_and_rows_without_free_tokens_are_unchanged(kind):
     for ids, free in (
         (np.zeros(0, np.int64), np.zeros(0, np.bool_)),
         (np.array([5, 6]), np.zeros(2, np.bool_)),
@@ -118,7 +118,7 @@ def test_nothing_and_nothing_free_are_left_alone(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_token_is_hidden_at_the_rate(kind):
+def test_a_single_token_is_masked_at_the_rate(kind):
     one = np.array([20]), np.array([True]), np.array([True])
     hidden = sum(
         len(MASK_FUNCTIONS[kind](*one, example_rng(0, number), TO, 0.15).positions) for number in range(3000)

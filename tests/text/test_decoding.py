@@ -1,4 +1,4 @@
-"""Ids that arrive one by one: the parts are the whole, and no part ends inside a character."""
+"""Incremental decoding: the parts form the text, and no part ends within a character."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def streamed(one: Tokenizer, ids: list[int], *, keep_special: bool = False) -> l
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_parts_are_the_whole(name: str) -> None:
+def test_the_parts_form_the_text(name: str) -> None:
     one = tokenizer(name)
     for text in lines()[::23]:
         (ids,) = one.encode([text])
@@ -41,7 +41,7 @@ def test_the_parts_are_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
-def test_a_long_text_is_not_decoded_anew_each_time(name: str) -> None:
+def test_a_long_text_is_decoded_within_a_window(name: str) -> None:
     one = tokenizer(name)
     (ids,) = one.encode([" ".join(lines()[:90])])
     assert len(ids) > 800
@@ -54,7 +54,7 @@ def test_a_long_text_is_not_decoded_anew_each_time(name: str) -> None:
     assert longest <= 300
 
 
-def test_half_a_character_is_held_back() -> None:
+def test_an_incomplete_character_is_held_back() -> None:
     one = tokenizer("gpt2")
     (ids,) = one.encode(["a🦊b"])
     parts = streamed(one, ids)
@@ -62,7 +62,7 @@ def test_half_a_character_is_held_back() -> None:
     assert all("\ufffd" not in part for part in parts) and "🦊" in "".join(parts)
 
 
-def test_a_stream_may_be_used_again() -> None:
+def test_a_stream_can_be_reused() -> None:
     stream = tokenizer("gpt2").stream()
     (ids,) = tokenizer("gpt2").encode(["hello world"])
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The laws of BART's noises: nothing is lost that is not said to be, rates, and what becomes of special tokens."""
+"""BART's noises: origins, rates, and special tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = list(NOISES)
 
 
 @given(rows(), seeds, st.dictionaries(st.sampled_from(KINDS), st.sampled_from([0.0, 0.1, 0.3, 0.9, 1.0])))
-def test_what_is_read_comes_from_where_it_is_said(row, seed, rates):
+def test_every_input_token_comes_from_its_origin(row, seed, rates):
     ids, free, starts = row
     found = apply_noises(NoiseInput(ids, free, starts), example_rng(seed, 0), rates, MASK)
     assert (found.targets == ids).all()
@@ -33,19 +33,19 @@ def test_what_is_read_comes_from_where_it_is_said(row, seed, rates):
 
 
 @given(rows(), seeds, st.sampled_from(KINDS))
-def test_the_same_generator_gives_the_same(row, seed, kind):
+def test_equal_generators_give_equal_rows(row, seed, kind):
     first, second = (NOISES[kind](NoiseInput(*row), example_rng(seed, 1), 0.5, MASK) for _ in range(2))
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
 
 
 @given(rows(), seeds, st.dictionaries(st.sampled_from(KINDS), st.sampled_from([0.1, 0.6, 1.0])))
-def test_the_same_generator_gives_the_same_of_all_noises_together(row, seed, rates):
+def test_equal_generators_give_equal_rows_for_all_noises_together(row, seed, rates):
     first, second = (apply_noises(NoiseInput(*row), example_rng(seed, 1), rates, MASK) for _ in range(2))
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
 
 
 @given(rows(), seeds, st.sampled_from(["mask", "delete", "infill"]))
-def test_what_is_not_spoilt_keeps_its_order(row, seed, kind):
+def test_noises_that_do_not_move_tokens_keep_their_order(row, seed, kind):
     found = NOISES[kind](NoiseInput(*row), example_rng(seed, 0), 0.5, MASK)
     assert (np.diff(found.origin[found.origin >= 0]) > 0).all()
 
@@ -57,7 +57,7 @@ def test_examples_differ(kind):
 
 
 @given(rows(), seeds, st.sampled_from(["permute", "rotate"]))
-def test_moving_loses_nothing_and_special_tokens_keep_their_places(row, seed, kind):
+def test_permutation_and_rotation_keep_all_tokens(row, seed, kind):
     ids, free, starts = row
     found = NOISES[kind](NoiseInput(ids, free, starts), example_rng(seed, 0), 1.0, MASK)
     assert sorted(found.origin) == list(range(len(ids)))
@@ -67,7 +67,7 @@ def test_moving_loses_nothing_and_special_tokens_keep_their_places(row, seed, ki
     assert (back == ids).all()
 
 
-def test_sentences_stay_whole_and_every_order_is_equally_likely():
+def test_sentences_stay_whole_and_all_orders_are_equally_likely():
     starts = np.array([1, 0, 0, 1, 1, 0], np.bool_)
     row = NoiseInput(np.arange(20, 26), np.ones(6, np.bool_), starts)
     seen = Counter(
@@ -79,7 +79,7 @@ def test_sentences_stay_whole_and_every_order_is_equally_likely():
     assert all(abs(count - 500) < 4.5 * np.sqrt(500) for count in seen.values())
 
 
-def test_a_share_of_the_sentences_moves():
+def test_the_rate_is_the_share_of_moved_sentences():
     row = NoiseInput(np.arange(20, 220), np.ones(200, np.bool_), np.arange(200) % 2 == 0)
     moved = [
         (NOISES["permute"](row, example_rng(0, n), 0.3, MASK).origin != np.arange(200)).mean()
@@ -88,7 +88,7 @@ def test_a_share_of_the_sentences_moves():
     assert np.mean(moved) == pytest.approx(0.3 * 29 / 30, abs=0.01)  # one of thirty falls into its own place
 
 
-def test_a_row_begins_anywhere():
+def test_a_rotated_row_starts_anywhere():
     row = NoiseInput(np.arange(20, 25), np.ones(5, np.bool_), np.zeros(5, np.bool_))
     seen = Counter(int(NOISES["rotate"](row, example_rng(0, n), 1.0, MASK).inputs[0]) for n in range(5000))
     assert all(abs(seen[first] - 1000) < 4.5 * np.sqrt(1000) for first in range(20, 25))
@@ -111,7 +111,7 @@ def test_the_rate_is_kept(kind, size):
     assert abs(lost.mean() - 0.3) < 4 * lost.std() / np.sqrt(len(lost)) + 0.003
 
 
-def test_infilling_has_bart_s_spans():
+def test_infilled_spans_follow_barts_poisson_distribution():
     row = NoiseInput(np.arange(20, 3020), np.ones(3000, np.bool_), np.zeros(3000, np.bool_))
     lengths = []
     for number in range(40):
@@ -129,14 +129,14 @@ def test_infilling_has_bart_s_spans():
 
 
 @given(st.integers(1, 12), seeds)
-def test_new_masks_keep_to_the_room(size, seed):
+def test_inserted_masks_respect_the_maximum_length(size, seed):
     row = NoiseInput(
         np.arange(20, 20 + size), np.ones(size, np.bool_), np.zeros(size, np.bool_), max_length=size
     )
     assert len(infill_spans(row, example_rng(seed, 0), 0.9, MASK).inputs) <= size
 
 
-def test_rates_of_nought_leave_a_row_alone():
+def test_rates_of_0_leave_a_row_unchanged():
     ids, free, starts = long_row(50)
     found = apply_noises(NoiseInput(ids, free, starts), example_rng(0, 0), dict.fromkeys(KINDS, 0.0), MASK)
     assert (found.inputs == ids).all() and found.origin.tolist() == list(range(50))

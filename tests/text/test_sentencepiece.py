@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 from tests.hub.forging import field, piece
@@ -71,6 +71,7 @@ def use(tmp_path: Path, content: bytes) -> None:
         sentencepiece_segmenter(read(tmp_path, content), tmp_path)(TEXT * 20)
 
 
+@settings(max_examples=40)
 @given(st.binary(max_size=60), st.integers(0, 2**20))
 def test_damage_ends_in_an_error_or_a_model(
     tmp_path_factory: pytest.TempPathFactory, noise: bytes, place: int
@@ -81,6 +82,7 @@ def test_damage_ends_in_an_error_or_a_model(
     use(tmp_path_factory.getbasetemp(), bytes(content))
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 2**32 - 1)), max_size=50))
 def test_damage_to_the_normalization_rules_ends_in_an_error_or_a_model(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]

@@ -1,4 +1,4 @@
-"""Sentences end where readers say they do, and no character is lost."""
+"""Sentence splitting on real texts; no character is lost."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ CASES = {
 @pytest.mark.parametrize(
     ("language", "marked"), [(language, case) for language, cases in CASES.items() for case in cases]
 )
-def test_cases_from_life(language: str | None, marked: str) -> None:
+def test_real_texts(language: str | None, marked: str) -> None:
     expected = marked.split("|")
     assert split_sentences(marked.replace("|", ""), language) == expected
 
@@ -116,20 +116,20 @@ PIECES = st.sampled_from(
 
 @given(text=st.one_of(st.lists(PIECES, max_size=40).map("".join), st.text(max_size=60)))
 @pytest.mark.parametrize("language", [None, "en", "de"])
-def test_joined_they_are_the_text(language: str | None, text: str) -> None:
+def test_joined_sentences_are_the_text(language: str | None, text: str) -> None:
     sentences = split_sentences(text, language)
     assert "".join(sentences) == text
     assert all(sentence.strip() for sentence in sentences) or not text.strip()
     assert (sentences == []) == (text == "")
 
 
-def test_white_space_belongs_to_the_sentence_before_it() -> None:
+def test_white_space_belongs_to_the_preceding_sentence() -> None:
     assert split_sentences("  One.  \n Two. ", "en") == ["  One.  \n ", "Two. "]
     assert split_sentences(" \n\n A.\n\n\n\nB", "en") == [" \n\n A.\n\n\n\n", "B"]
     assert split_sentences("  ") == ["  "]
 
 
-def test_the_language_matters_and_is_known() -> None:
+def test_the_language_changes_the_result_and_is_checked() -> None:
     text = "Am 3. Oktober kam er."
     assert len(split_sentences(text, "de")) == 1
     assert len(split_sentences(text, "en")) == 2
@@ -159,7 +159,7 @@ def test_time_is_linear_in_hostile_text(text: str) -> None:
 
 
 def test_tables_are_well_formed() -> None:
-    """Points at the ends, capitals and words that are in two tables at odds would never be found."""
+    """Entries with a final period, with capitals, or in two contradictory tables would never match."""
     for habits in LANGUAGES.values():
         for table in (habits.within, habits.either, habits.numbered):
             assert all(word == word.lower() and not word.endswith(".") for word in table)

@@ -1,4 +1,4 @@
-"""How many tokens, how long spans, and where: the laws that all noise rests on."""
+"""Number, length and placement of random spans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trifold.text.spans import (
 LAWS = [Geometric(), Geometric(0.5, 3), Poisson(), Poisson(0.5)]
 
 
-def test_the_numbers_of_an_example_are_its_own():
+def test_every_example_has_its_own_random_numbers():
     drawn = {
         key: tuple(example_rng(*key).random(4))
         for key in [(1, 1), (1, 2), (2, 1), (2**64 - 1, 0), (0, 2**63)]
@@ -36,7 +36,7 @@ def test_the_numbers_of_an_example_are_its_own():
 
 
 @given(st.lists(st.booleans()))
-def test_runs_are_all_that_is_true(flags):
+def test_runs_cover_every_true(flags):
     flags = np.array(flags, dtype=np.bool_)
     back = np.zeros_like(flags)
     for start, end in find_runs(flags):
@@ -46,7 +46,7 @@ def test_runs_are_all_that_is_true(flags):
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans())))
-def test_words_part_the_free_tokens(flags):
+def test_words_partition_the_free_tokens(flags):
     free, starts = np.array(flags, dtype=np.bool_).reshape(-1, 2).T
     bounds = find_words(free, starts)
     covered = [place for start, end in bounds for place in range(start, end)]
@@ -56,7 +56,7 @@ def test_words_part_the_free_tokens(flags):
         assert not starts[start + 1 : end].any()
 
 
-def test_a_number_by_chance_has_the_mean_that_was_wanted():
+def test_random_rounding_keeps_the_mean():
     rng = example_rng(0, 0)
     drawn = np.array([round_randomly(2.3, rng) for _ in range(20_000)])
     assert set(drawn) == {2, 3} and drawn.mean() == pytest.approx(2.3, abs=0.015)
@@ -65,7 +65,7 @@ def test_a_number_by_chance_has_the_mean_that_was_wanted():
 
 @pytest.mark.parametrize("lengths", [[1] * 7, [1] * 40, [3, 1, 2, 2, 5], [4], [1, 9]])
 @pytest.mark.parametrize("rate", [0.15, 0.5])
-def test_units_are_chosen_at_the_rate_whatever_their_lengths(lengths, rate):
+def test_units_are_chosen_at_the_rate_for_all_lengths(lengths, rate):
     lengths, rng = np.array(lengths), example_rng(1, 2)
     totals = np.array([lengths[choose_units(lengths, rate, rng)].sum() for _ in range(2000)])
     error = totals.std() / np.sqrt(len(totals))
@@ -84,21 +84,21 @@ def test_single_tokens_differ_from_the_rate_by_less_than_one():
 # --- lengths --------------------------------------------------------------------------------------------------
 
 
-def test_the_geometric_law_is_spanberts():
+def test_the_geometric_distribution_is_that_of_spanbert():
     law = Geometric().truncate(1000)
     assert len(law.probabilities) == 11 and law.probabilities[0] == 0
     assert law.probabilities[2:] / law.probabilities[1:-1] == pytest.approx(np.full(9, 0.8))
     assert law.mean == pytest.approx(3.8, abs=0.01)  # Joshi et al. 2020, section 3.1
 
 
-def test_the_poisson_law_is_the_books():
+def test_the_poisson_distribution_is_correct():
     law = Poisson().truncate(1000)
     assert law.probabilities[:4] == pytest.approx([np.exp(-3) * x for x in (1, 3, 4.5, 4.5)])
     assert law.mean == pytest.approx(3, abs=1e-6)
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_lengths_follow_their_law_and_cover_the_rate(law):
+def test_lengths_follow_their_distribution_and_cover_the_rate(law):
     rng, items = example_rng(5, 5), 400
     drawn = [draw_span_lengths(items, 0.15, law, rng) for _ in range(500)]
     totals = np.array([lengths.sum() for lengths in drawn])
@@ -130,7 +130,7 @@ def test_spans_fit_between_each_other(items, rate, law, seed):
     assert (first[1:] > ends[:-1]).all()
 
 
-def test_every_way_of_laying_spans_is_equally_likely():
+def test_all_placements_of_spans_are_equally_likely():
     lengths, items = np.array([2, 1]), 7
     rng = example_rng(9, 9)
     seen = Counter(tuple(place_spans(lengths, items, rng).tolist()) for _ in range(8000))

@@ -1,4 +1,4 @@
-"""What goes in comes out again, special tokens cannot be smuggled in, and files are Hugging Face's."""
+"""Tokenizers restore text, protect special tokens, and save Hugging Face files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EVERY = pytest.mark.parametrize("tokenizer", TRAINED.values(), ids=map(str, TRAI
 
 
 def spaced(text: str) -> str:
-    """The documented change of the kinds that mark word boundaries: white space and ▁ become single spaces."""
+    """What kinds with word boundaries restore: white space and ▁ become single spaces."""
     return WHITE_SPACE.sub(" ", text.replace("▁", " ")).strip()
 
 
@@ -57,7 +57,7 @@ def test_special_ids_are_fixed_and_all_ids_are_below_the_size(tokenizer: Tokeniz
 
 
 @EVERY
-def test_text_of_the_corpus_comes_back(tokenizer: Tokenizer) -> None:
+def test_text_of_the_corpus_is_restored(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(CORPUS)
     assert tokenizer.decode(ids) == CORPUS
     assert not any(tokenizer.unk_id in row for row in ids)
@@ -78,7 +78,7 @@ LETTERS = sorted(set("".join(CORPUS)) - {" "})
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
 @given(text=st.text([*LETTERS, " ", "▁", "\t", "\n", "\u2028", "\u00a0", "\x85", "\u3000"], max_size=30))
-def test_known_characters_come_back_single_spaced(kind: str, text: str) -> None:
+def test_known_characters_are_restored_with_single_spaces(kind: str, text: str) -> None:
     for punctuation in (True, False):
         tokenizer = TRAINED[kind, punctuation]
         ids = tokenizer.encode([text])
@@ -89,7 +89,7 @@ def test_known_characters_come_back_single_spaced(kind: str, text: str) -> None:
 
 
 @given(st.lists(st.text(LETTERS, min_size=1), max_size=8).map(" ".join))
-def test_tokenised_text_comes_back_exactly(text: str) -> None:
+def test_tokenized_text_is_restored_exactly(text: str) -> None:
     for kind in ("bpe", "unigram"):
         tokenizer = TRAINED[kind, False]
         assert tokenizer.decode(tokenizer.encode([text])) == [text]
@@ -97,7 +97,7 @@ def test_tokenised_text_comes_back_exactly(text: str) -> None:
 
 @EVERY
 @pytest.mark.parametrize("text", INJECTIONS)
-def test_text_cannot_spell_a_special_token(tokenizer: Tokenizer, text: str, tmp_path: Path) -> None:
+def test_text_cannot_produce_a_special_token(tokenizer: Tokenizer, text: str, tmp_path: Path) -> None:
     tokenizer.save(tmp_path)
     for one in (tokenizer, Tokenizer.load(tmp_path)):
         (ids,) = one.encode([text])
@@ -114,7 +114,7 @@ def test_blank_text_has_no_tokens() -> None:
     assert TRAINED["bpe", True].encode([]) == TRAINED["bpe", True].decode([]) == []
 
 
-def test_unknown_things_are_counted_not_hidden() -> None:
+def test_unknown_tokens_are_counted() -> None:
     tokenizer = TRAINED["bpe", True]
     (ids,) = tokenizer.encode(["dog ☃☃ dog"])
     assert count_unknown(tokenizer, np.array(ids, np.int32)) == 2
@@ -137,7 +137,7 @@ def test_pieces_are_readable() -> None:
     assert snow == [r"\xe2", r"\x98", r"\x83"]
 
 
-def test_lowercase_and_punctuation_are_as_asked() -> None:
+def test_lowercase_and_punctuation_settings() -> None:
     lower = train_tokenizer(CORPUS, settings("bpe", lowercase=True))
     assert lower.decode(lower.encode(["The DOG"])) == ["the dog"]
     cut, whole = (TRAINED["word", punctuation] for punctuation in (True, False))
@@ -173,7 +173,7 @@ def test_transformers_gives_the_same_ids_and_texts(tokenizer: Tokenizer, tmp_pat
     assert len(theirs) == tokenizer.vocab_size
 
 
-def test_the_end_token_can_be_appended_for_others(tmp_path: Path) -> None:
+def test_the_saved_file_can_append_the_end_token(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = TRAINED["bpe", True]
     tokenizer.save(tmp_path, append_eos=True)
@@ -183,7 +183,7 @@ def test_the_end_token_can_be_appended_for_others(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).encode(CORPUS[:2]) == ids
 
 
-def test_a_foreign_tokenizer_never_cuts_and_gets_what_it_lacks(tmp_path: Path) -> None:
+def test_a_foreign_tokenizer_does_not_truncate_and_gets_missing_tokens(tmp_path: Path) -> None:
     vocabulary = {"[UNK]": 0, "a": 1, "b": 2}
     library = Library(models.WordLevel(vocabulary, unk_token="[UNK]"))
     library.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -201,7 +201,7 @@ def test_a_foreign_tokenizer_never_cuts_and_gets_what_it_lacks(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"model": {"type": "BPE"}}', "[" * 9999])
-def test_what_is_no_tokenizer_is_refused_by_name(tmp_path: Path, content: str | None) -> None:
+def test_an_invalid_tokenizer_file_is_named(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=r"tokenizer\.json: (cannot be read|not a tokenizer)"):
@@ -209,7 +209,7 @@ def test_what_is_no_tokenizer_is_refused_by_name(tmp_path: Path, content: str | 
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "3"])
-def test_broken_names_of_special_tokens_are_refused(tmp_path: Path, content: str) -> None:
+def test_invalid_files_of_special_tokens_are_rejected(tmp_path: Path, content: str) -> None:
     TRAINED["char", True].save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")
     with pytest.raises(

@@ -25,7 +25,7 @@ print(train_tokenizer({texts!r}, TokenizerSettings(kind={kind!r}, vocab_size=300
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "word", "char"])
-def test_the_same_texts_give_the_same_tokenizer_in_any_process(kind: Any) -> None:
+def test_training_is_reproducible_across_processes(kind: Any) -> None:
     ours = train_tokenizer(CORPUS, TokenizerSettings(kind=kind, vocab_size=300)).fingerprint
     program = PROGRAM.format(path=sys.path, texts=CORPUS, kind=kind)
     theirs = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -49,7 +49,7 @@ def test_the_same_texts_give_the_same_tokenizer_in_any_process(kind: Any) -> Non
         ),
     ],
 )
-def test_a_vocabulary_smaller_than_the_alphabet_is_refused(kind: Any, size: int, message: str) -> None:
+def test_a_vocabulary_smaller_than_the_alphabet_is_rejected(kind: Any, size: int, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         train_tokenizer(CORPUS, TokenizerSettings(kind=kind, vocab_size=size))
 
@@ -77,7 +77,7 @@ def test_rare_words_are_unknown_and_frequent_ones_first() -> None:
     assert tokenizer.vocab_size == 5
 
 
-def test_progress_hears_of_every_text() -> None:
+def test_progress_counts_every_text() -> None:
     heard: list[int] = []
     train_tokenizer(iter(CORPUS * 8), TokenizerSettings(vocab_size=60), progress=heard.append)
     assert heard == [1000, 2000, 2400]

@@ -1,4 +1,4 @@
-"""A tokenizer from a stranger can do nothing but fail: each file here is one that tries."""
+"""Hostile tokenizer files and regular expressions are rejected quickly."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tokenizers import models, pre_tokenizers
 
 from trifold.errors import CheckpointError, DataError
 from trifold.text import Tokenizer, read_tokenizer
+from trifold.text.validation import Rejected, check_regex
 
 
 def plain() -> dict[str, Any]:
@@ -107,7 +108,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_tokenizer_is_refused_quickly_and_by_name(name: str, tmp_path: Path) -> None:
+def test_a_hostile_tokenizer_is_rejected_quickly_with_its_file(name: str, tmp_path: Path) -> None:
     content, expected = HOSTILE[name]
     (tmp_path / "tokenizer.json").write_bytes(content())
     before = time.process_time()
@@ -119,7 +120,7 @@ def test_a_hostile_tokenizer_is_refused_quickly_and_by_name(name: str, tmp_path:
     assert time.process_time() - before < 4
 
 
-def test_the_plain_one_is_read(tmp_path: Path) -> None:
+def test_a_valid_tokenizer_is_read(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(json.dumps(plain()).encode())
     assert read_tokenizer(tmp_path).encode(["ab a"]) == [[2, 0]]
 
@@ -159,7 +160,7 @@ SETTINGS: dict[str, tuple[dict[str, bytes], str]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_hostile_settings_are_refused(name: str, tmp_path: Path) -> None:
+def test_hostile_settings_are_rejected(name: str, tmp_path: Path) -> None:
     files, expected = SETTINGS[name]
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
     if name == "fillers":
@@ -172,8 +173,8 @@ def test_hostile_settings_are_refused(name: str, tmp_path: Path) -> None:
         read_tokenizer(tmp_path)
 
 
-def test_names_that_lead_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
-    """The reference once opened the files that the settings named; here only fixed names are opened."""
+def test_paths_in_settings_are_ignored(tmp_path: Path) -> None:
+    """Older versions of the reference opened files named in the settings; we open fixed names only."""
     inside, outside = tmp_path / "model", tmp_path / "secret.txt"
     inside.mkdir()
     outside.write_text("[UNK]\nsecret\n", encoding="utf-8")
@@ -193,7 +194,65 @@ def test_names_that_lead_out_of_the_folder_are_not_followed(tmp_path: Path) -> N
     assert "evil" not in (saved / "tokenizer_config.json").read_text(encoding="utf-8")
 
 
-def test_dice_in_a_file_are_taken_away(tmp_path: Path) -> None:
+def test_dropout_in_a_file_is_removed(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(changed("model.dropout", 0.5)())
     ours = read_tokenizer(tmp_path)
     assert ours.encode(["ab"] * 50) == [[2]] * 50
+
+
+# --- regular expressions --------------------------------------------------------------------------------
+
+IN_USE = {
+    "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "llama 3": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+",
+    "o200k": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "deepseek": r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*",
+    "han": r"[一-龥\u3040-\u309f゠-ヿ]+",
+    "spaces": r" {2,}",
+    "any": r"[\s\S]",
+    "bloom": r" ?[^(\s|[.,!?…。，、।۔،])]+",
+    "starcoder": r"\p{N}",
+    "falcon": r"[0-9][0-9][0-9]",
+}
+EXPLODING = {
+    "nested": r"(a+)+b",
+    "nested, lazy": r"(?:a+?)*?b",
+    "alternatives": r"(a|a)*b",
+    "deep": r"((a?){30}){30}b",
+    "optional": r"(x?y?)*z",
+    "back": r"(a*)\1b",
+    "named back": r"(?<n>a)\k<n>",
+    "recursion": r"(?<n>a\g<n>?b)",
+    "counted": r"a{100000}",
+    "of a repetition": r"(?:a{2,3}){5,}c",
+    "conditional": r"(a)?(?(1)b|c)",
+    "absent": r"(?~a)",
+    "five in a row": r"\s*\s*\s*\s*\s*x",
+    "cubic": r"a*a*a*b",
+    "eight in a row": r"\s*" * 8 + "x",
+    "fifty in a row": r"a*" * 50 + "b",
+    "optional in a row": "a?" * 40 + "a" * 40,
+    "open": r"(a",
+    "closed": r"a)",
+    "class": r"[a",
+    "depth": "(" * 99 + "a" + ")" * 99,
+    "length": "a" * 20_000,
+}
+
+
+@pytest.mark.parametrize("name", IN_USE)
+def test_patterns_in_use_are_accepted(name: str) -> None:
+    check_regex(IN_USE[name])
+
+
+@pytest.mark.parametrize("name", EXPLODING)
+def test_exploding_patterns_are_rejected_quickly(name: str) -> None:
+    before = time.process_time()
+    with pytest.raises(Rejected):
+        check_regex(EXPLODING[name])
+    assert time.process_time() - before < 2

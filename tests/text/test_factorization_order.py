@@ -1,4 +1,4 @@
-"""Which tokens are asked for and in which order: shares, contexts, keys."""
+"""Permutation language modelling: which tokens are predicted, and in which order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ ways = st.sampled_from(sorted(PREDICTION_CHOICES))
 
 
 @given(flags, ways, st.integers(1, 7), st.integers(1, 5), st.integers(0, 2**64 - 1))
-def test_only_free_tokens_are_asked_for_each_once_and_the_same_draw_asks_the_same(
-    free, way, share, longest, draw
-):
+def test_predicted_tokens_are_free_unique_and_reproducible(free, way, share, longest, draw):
     one, again = (PREDICTION_CHOICES[way](free, share, longest, example_rng(draw, 3)) for _ in range(2))
     assert one.tolist() == again.tolist()
     assert len(set(one.tolist())) == len(one)
@@ -28,7 +26,7 @@ def test_only_free_tokens_are_asked_for_each_once_and_the_same_draw_asks_the_sam
 
 @pytest.mark.parametrize("way", sorted(PREDICTION_CHOICES))
 @pytest.mark.parametrize("size", [5, 31, 200])
-def test_one_in_so_many_is_asked_for_whatever_the_length(way, size):
+def test_the_share_of_predicted_tokens_is_kept_at_every_length(way, size):
     free, share, rounds = np.ones(size, np.bool_), 6, 3000
     counts = np.array(
         [len(PREDICTION_CHOICES[way](free, share, 5, example_rng(1, row))) for row in range(rounds)]
@@ -37,14 +35,14 @@ def test_one_in_so_many_is_asked_for_whatever_the_length(way, size):
     assert counts.mean() == pytest.approx(size / share, abs=4 * error + 1e-9)
 
 
-def test_every_token_is_asked_for_as_often_as_any_other_of_a_random_order():
+def test_every_token_is_predicted_equally_often():
     seen = np.zeros(40)
     for row in range(6000):
         seen[PREDICTION_CHOICES["tokens"](np.ones(40, np.bool_), 4, 5, example_rng(2, row))] += 1
     assert seen / 6000 == pytest.approx(np.full(40, 0.25), abs=0.03)
 
 
-def test_spans_are_no_longer_than_said_and_lie_in_a_context_of_their_own():
+def test_spans_are_at_most_the_longest_within_their_context():
     lengths = set()
     for row in range(300):
         flagged = np.zeros(240, np.bool_)
@@ -57,13 +55,13 @@ def test_spans_are_no_longer_than_said_and_lie_in_a_context_of_their_own():
 
 
 @given(flags, st.integers(0, 2**64 - 1))
-def test_ranks_number_the_places_and_are_0_elsewhere(free, draw):
+def test_ranks_number_the_positions_and_are_0_elsewhere(free, draw):
     places = np.flatnonzero(free)
     ranks = draw_ranks(places, len(free), example_rng(draw, 0))
     assert sorted(ranks[places].tolist()) == list(range(1, len(places) + 1))
     assert not ranks[~free].any()
 
 
-def test_orders_are_all_likely():
+def test_all_orders_are_equally_likely():
     found = {tuple(draw_ranks(np.arange(3), 3, example_rng(9, row)).tolist()) for row in range(200)}
     assert len(found) == 6
