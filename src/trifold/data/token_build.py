@@ -333,8 +333,8 @@ def run_in_threads(
     """Run tasks in threads; yields {number of the task: result}, empty at least once a second while none finishes.
 
     Raises the first error, after the running tasks have stopped. If the calling thread is a daemon and the main thread
-    ends, the tasks stop too. (A concurrent.futures executor would be joined at exit before its tasks can see that the
-    process is exiting, and daemon threads would be killed inside native code, which may abort.)
+    ends, the tasks stop too. (A concurrent.futures executor is joined at exit while the main thread still counts as
+    alive, so all queued tasks would run; daemon threads would be killed inside native code, which may abort.)
     """
     stop, caller = threading.Event(), threading.current_thread()
     waiting = deque(enumerate(tasks))
