@@ -136,7 +136,7 @@ def test_a_students_terms_are_those_of_the_formulas(taught, listening, tmp_path,
     assert counts == {"tokens": batch.tokens} | dict.fromkeys(["soft", "cosine", *RELATIONS], real)
     weights = {name: term.weight for name, term in terms.items()}
     assert weights == {"tokens": 0.5, "soft": 3.0, "cosine": 1.0} | RELATIONS
-    plain = task.task.loss(model, batch)["tokens"]
+    plain = task.objective.loss(model, batch)["tokens"]
     torch.testing.assert_close(terms["tokens"].sum, plain.sum)
     teacher = task._teacher
     mine, theirs = (made(batch.inputs)[0, :real] for made in (model, teacher))
