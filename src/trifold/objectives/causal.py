@@ -95,10 +95,8 @@ class CausalSettings(ObjectiveSettings):
         if long := sum(len(ids) + self.begin > width for ids in tokenizer.encode(self.prompts)):
             context.report(f"task.prompts: {long:,} have more than {width:,} tokens and are truncated")
         redraws = context.data.cut == "windows"
-        vocabulary = f"{tokenizer.vocab_size:,}"
-        return TaskBundle(
-            objective, context.config_for(tokenizer), train, valid, vocabulary, lambda _epoch: redraws
-        )
+        config = context.config_for(tokenizer)
+        return TaskBundle(objective, config, train, valid, lambda _epoch: redraws)
 
     def _read_into_memory(self, context: BuildContext) -> tuple[Causal, Corpus, Corpus, str]:
         """The objective, training text, validation text and the name of the latter."""

@@ -75,7 +75,7 @@ class ClassifySettings(ObjectiveSettings):
         objective = Classify(self, tokenizer, config, context.width if truncates else None, context.report)
         if not truncates:
             valid = select_readable(objective, valid, context, ", or set batch.on_overflow=truncate")
-        return TaskBundle(objective, config, train, valid, f"{tokenizer.vocab_size:,}")
+        return TaskBundle(objective, config, train, valid)
 
 
 def _with_labels(config: ModelConfig, rows: Pairs) -> ModelConfig:

@@ -148,9 +148,7 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         rows, valid_rows = (self._mark(objective, documents, context) for documents in (train, valid))
         _require_targets(objective, valid_rows, valid.report.name, context)
         redraws = self.redraws or context.data.cut == "windows"
-        return TaskBundle(
-            objective, config, rows, valid_rows, f"{tokenizer.vocab_size:,}", lambda _epoch: redraws
-        )
+        return TaskBundle(objective, config, rows, valid_rows, lambda _epoch: redraws)
 
     def _mark(
         self, objective: DocumentObjective, documents: Documents, context: BuildContext

@@ -252,7 +252,7 @@ class BuildContext:
 class TaskBundle:
     """An objective with its rows and the model's config, completed by the tokenizers.
 
-    vocabulary: its size as text. redraws: whether the training rows are encoded again, with another draw, in an epoch.
+    redraws: whether the training rows are encoded again, with another draw, in an epoch.
     initialize: sets the initial weights of a new model, if they are not random.
     """
 
@@ -260,9 +260,14 @@ class TaskBundle:
     config: ModelConfig
     train: Any
     valid: Any
-    vocabulary: str
     redraws: Callable[[int], bool] = lambda _epoch: False
     initialize: Callable[[Transformer], None] | None = None
+
+    @property
+    def vocabulary(self) -> str:
+        """The vocabulary size, or both sizes, as text."""
+        sizes = (self.config.vocab_size, self.config.target_vocab_size)
+        return " + ".join(f"{size:,}" for size in sizes if size is not None)
 
 
 class ObjectiveSettings(Settings):

@@ -124,8 +124,7 @@ class TextToTextSettings(ObjectiveSettings):
         per_epoch = objective.rows_per_epoch(rows)
         for (name, *_), size, count in zip(rows.parts, sizes, per_epoch, strict=True):
             context.report(f"{name}: {size:,} rows, {count:,} of them in each epoch")
-        vocabulary = f"{tokenizer.vocab_size:,}"
-        return TaskBundle(objective, config, rows, valid_rows, vocabulary, lambda _epoch: per_epoch != sizes)
+        return TaskBundle(objective, config, rows, valid_rows, lambda _epoch: per_epoch != sizes)
 
 
 def _read_part(name: str, part: PartSettings, split: str, context: BuildContext) -> Texts:

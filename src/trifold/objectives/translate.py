@@ -81,12 +81,8 @@ class TranslateSettings(ObjectiveSettings):
         train, valid = context.read_pairs()
         source, target = _load_or_train_tokenizers(context, train)
         config = context.config_for(source)
-        vocabulary = f"{source.vocab_size:,}"
-        if context.tokenizer.joint:
-            config = config.model_copy(update={"target_vocab_size": None})
-        else:
-            config = config.model_copy(update={"target_vocab_size": target.vocab_size})
-            vocabulary += f" + {target.vocab_size:,}"
+        target_size = None if context.tokenizer.joint else target.vocab_size
+        config = config.model_copy(update={"target_vocab_size": target_size})
         objective = Translate(self, source, target, start_id=config.start_id)
         valid = select_readable(objective, valid, context)
         dropout, epochs = context.tokenizer.dropout, context.tokenizer.dropout_epochs
@@ -95,7 +91,7 @@ class TranslateSettings(ObjectiveSettings):
             """Whether merges are dropped at random in this epoch."""
             return bool(dropout) and epoch < (epochs or epoch + 1)
 
-        return TaskBundle(objective, config, train, valid, vocabulary, redraws)
+        return TaskBundle(objective, config, train, valid, redraws)
 
 
 def _load_or_train_tokenizers(context: BuildContext, pairs: Pairs) -> tuple[Tokenizer, Tokenizer]:
