@@ -44,7 +44,11 @@ def test_there_and_back_it_says_the_same(trifold, run, tmp_path):
 
 
 WRONG = {
-    "a folder that is taken": (["{run}", "{run}"], 1, "the folder exists and is not empty; choose another name"),
+    "a folder that is taken": (
+        ["{run}", "{run}"],
+        1,
+        "the folder exists and is not empty; choose another name",
+    ),
     "no model": (["{tmp}/none", "{tmp}/new"], 1, "no such folder"),
     "no size": (["{run}", "{tmp}/new", "--shard-size", "big"], 2, "'big' is not a shard size"),
     "no form": (["{run}", "{tmp}/new", "--to", "onnx"], 2, "hugging-face"),
