@@ -128,7 +128,7 @@ def check(
         model.zero_grad()
         out = model(**given, output_hidden_states=True)
         _compare_states(ours, out, read, tolerance)
-        pairs = _compare_answers(ours, out, read, tolerance, loud=file is None)
+        pairs = _compare_outputs(ours, out, read, tolerance, check_size=file is None)
         if file is None:
             _compare_gradients(ours, model, pairs)
 
@@ -143,14 +143,19 @@ def check(
             same = again.eval()(**given, output_hidden_states=True)
         for name in ("logits", "prediction_logits", "start_logits", "pooler_output", "last_hidden_state"):
             if getattr(out, name, None) is not None:
-                _close(getattr(same, name), getattr(out, name), tolerance, f"{name} there, from our folder")
+                _close(
+                    getattr(same, name),
+                    getattr(out, name),
+                    tolerance,
+                    f"{name} of the reference, from our folder",
+                )
     return ours
 
 
 def _inputs(
     model: Any, tokens: Tensor | None, decoder: bool, more: dict[str, Any]
 ) -> tuple[tuple[Inputs, Inputs | None], dict[str, Any]]:
-    """The same for us, (first input, second), and for the reference, by its names."""
+    """(first input, second input) for our model, and the arguments of the reference."""
     if "pixel_values" in more:
         return (Inputs(pixels=more["pixel_values"]), None), more
     config, generator = model.config, torch.Generator().manual_seed(1)
@@ -174,18 +179,18 @@ def _compare_states(
     ours: Transformer, out: Any, read: tuple[Inputs, Inputs | None], tolerance: float
 ) -> None:
     first, second = read
-    if first.pixels is not None:  # the reference leaves the last state of pictures without its norm
+    if first.pixels is not None:  # the reference leaves the last state of images without its norm
         mine = ours.hidden_states(first)["encoder"]
         last = getattr(out, "last_hidden_state", None)
         for place, one in enumerate([*out.hidden_states[:-1], *([] if last is None else [last])]):
-            _close(mine[place], one, tolerance, f"state {place} of pictures")
+            _close(mine[place], one, tolerance, f"state {place} of images")
         return
     if ours.encoder is not None and ours.decoder is not None:
         theirs = {"encoder": out.encoder_hidden_states, "decoder": out.decoder_hidden_states}
     else:
         theirs = {"decoder" if ours.encoder is None else "encoder": out.hidden_states}
     if second is None and "encoder" in theirs:
-        theirs.pop("decoder", None)  # the reference makes a second input of its own; its answer is compared
+        theirs.pop("decoder", None)  # the reference makes a second input of its own; its output is compared
         states = _encoder_states(ours, first) if ours.decoder is not None else ours.hidden_states(first)
     else:
         states = ours.hidden_states(first, second)
@@ -200,8 +205,8 @@ def _encoder_states(ours: Transformer, first: Inputs) -> dict[str, list[Tensor]]
     return {"encoder": ours.hidden_states(first, first)["encoder"]}
 
 
-# Our heads -> where the reference says it: the first of these that there is.
-ANSWERS: dict[str, tuple[str, ...]] = {
+# Our heads -> attributes of the reference's output; the first one that exists is compared.
+OUTPUT_NAMES: dict[str, tuple[str, ...]] = {
     "lm": ("prediction_logits", "logits"),
     "next-sentence": ("seq_relationship_logits", "logits"),
     "sequence": ("logits",),
@@ -211,28 +216,30 @@ ANSWERS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _compare_answers(
-    ours: Transformer, out: Any, read: tuple[Inputs, Inputs | None], tolerance: float, *, loud: bool
+def _compare_outputs(
+    ours: Transformer, out: Any, read: tuple[Inputs, Inputs | None], tolerance: float, *, check_size: bool
 ) -> list[tuple[Tensor, Tensor]]:
-    """Pairs (ours, theirs) of (N, classes), of every head that the reference answers with."""
+    """Pairs (ours, theirs) of shape (N, classes) for every head whose output the reference returns."""
     first, second = read
     attend = first.attend if second is None else second.attend
     pairs = []
     for name in ours.config.chosen_heads:
         theirs = next(
-            (getattr(out, key) for key in ANSWERS[name] if getattr(out, key, None) is not None), None
+            (getattr(out, key) for key in OUTPUT_NAMES[name] if getattr(out, key, None) is not None), None
         )
         if name == "span":
             theirs = torch.stack([out.start_logits, out.end_logits], -1)
         if theirs is None:
-            assert name == "pooler", f"the reference says nothing for {name}"
+            assert name == "pooler", f"the reference has no output for {name}"
             continue
         mine = ours.head_outputs(first, second, heads=[name])[name]
         if mine.dim() == 3:
             mine, theirs = _real(mine, attend), _real(theirs, attend)
         pairs.append((mine, theirs))
-        if name != "pooler" and loud:
-            assert theirs.std() >= 1, f"{name}: logits of deviation {theirs.std():.2f} hide differences"
+        if name != "pooler" and check_size:
+            assert theirs.std() >= 1, (
+                f"{name}: logits with a deviation of {theirs.std():.2f} hide differences"
+            )
         _close(mine, theirs, tolerance, name)
     if not pairs:
         pairs = [(_real(ours(first, second), attend), _real(out.last_hidden_state, attend))]
@@ -240,7 +247,7 @@ def _compare_answers(
 
 
 def _compare_gradients(ours: Transformer, model: Any, pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Of a cross-entropy, tensor by tensor under their names, within 1e-3 of each one's size."""
+    """Gradients of a cross-entropy, tensor by tensor under their names, within 1e-3 of the norm of each."""
     generator = torch.Generator().manual_seed(2)
     for mine, theirs in pairs:
         targets = torch.randint(mine.shape[-1], (len(mine),), generator=generator)
@@ -250,8 +257,8 @@ def _compare_gradients(ours: Transformer, model: Any, pairs: list[tuple[Tensor, 
     mine = {
         name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in ours.named_parameters()
     }
-    invented = rules._zeros(table, mine)
-    gradients = {name: g for name, g in rules.save(table, mine).items() if name not in invented}
+    zeros = rules._zeros(table, mine)
+    gradients = {name: g for name, g in rules.save(table, mine).items() if name not in zeros}
     expected = {name: p.grad for name, p in model.named_parameters() if name in gradients}
     assert expected
     largest = max(float(g.norm()) for g in expected.values() if g is not None)
@@ -262,7 +269,7 @@ def _compare_gradients(ours: Transformer, model: Any, pairs: list[tuple[Tensor, 
 
 
 def _compare_files(ours: Transformer, theirs: Path, back: Path) -> None:
-    """To the bit, but for what nothing reads."""
+    """Bit-identical, except for tensors that nothing reads."""
     table = FAMILIES[str(ours.family)].rules(ours.config)
     dead = {rule.theirs for rule in table if isinstance(rule, rules.Dead)}
     before, after = (load_file(folder / "model.safetensors") for folder in (theirs, back))
@@ -272,7 +279,7 @@ def _compare_files(ours: Transformer, theirs: Path, back: Path) -> None:
 
 
 def _real(x: Tensor, attend: Tensor | None) -> Tensor:
-    """(B, T, E) -> (N, E): the real positions."""
+    """(B, T, E) -> (N, E): the positions that are not padding."""
     return x.flatten(0, 1) if attend is None else x[attend]
 
 

@@ -1,4 +1,4 @@
-"""Another family is another file: found where the others lie, and equal to the reference without a line elsewhere."""
+"""A new family is one new file in the folder of families; nothing else changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SMALL = {
 
 @pytest.fixture
 def with_another(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if the file lay beside those of the other families."""
+    """Add the file's folder to those that are searched for families."""
     before = dict(families.FAMILIES)
     assert "qwen2" not in before
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(FOLDER)])
@@ -56,38 +56,38 @@ def tiny(name: str = "Qwen2ForCausalLM", **values: object) -> torch.nn.Module:
 
 @pytest.mark.usefixtures("with_another")
 @pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "Qwen2Model", "Qwen2ForSequenceClassification"])
-def test_it_is_the_reference_and_goes_back(name: str) -> None:
+def test_equal_to_the_reference(name: str) -> None:
     check(tiny(name))
 
 
 @pytest.mark.usefixtures("with_another")
-def test_all_that_families_can_do_it_can(tmp_path: Path) -> None:
+def test_generate_convert_and_save(tmp_path: Path) -> None:
     model = tiny(tie_word_embeddings=True, eos_token_id=2)
     model.save_pretrained(tmp_path / "theirs")
     pipe = load(tmp_path / "theirs")
     prompt = torch.tensor([[5, 6, 7]])
     theirs = model.generate(prompt, max_new_tokens=6, do_sample=False, attention_mask=torch.ones_like(prompt))
-    said = pipe.generate_tokens(prompt, max_new_tokens=6, do_sample=False)[0]
-    assert said == [token for token in theirs[0, 3:].tolist() if token != 2]
+    ours = pipe.generate_tokens(prompt, max_new_tokens=6, do_sample=False)[0]
+    assert ours == [token for token in theirs[0, 3:].tolist() if token != 2]
 
     convert(tmp_path / "theirs", tmp_path / "native", to="native")
     convert(tmp_path / "native", tmp_path / "back")
     values = json.loads((tmp_path / "back" / "config.json").read_text(encoding="utf-8"))
     assert (values["model_type"], values["architectures"]) == ("qwen2", ["Qwen2ForCausalLM"])
 
-    fresh = Transformer(pipe.config)  # made here, of parts that no other family has together
+    fresh = Transformer(pipe.config)  # no other family fits it
     save_model(tmp_path / "fresh", fresh)
     assert load_model(tmp_path / "fresh")[0].family == "qwen2"
 
 
 @pytest.mark.usefixtures("with_another")
-def test_what_it_does_not_do_is_refused(tmp_path: Path) -> None:
+def test_unsupported_keys_are_errors(tmp_path: Path) -> None:
     tiny(use_sliding_window=True, sliding_window=4, max_window_layers=1).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="use_sliding_window"):
         load_model(tmp_path)
 
 
-def test_without_the_file_it_is_not_known(tmp_path: Path) -> None:
+def test_unknown_without_the_file(tmp_path: Path) -> None:
     tiny().save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="model_type: 'qwen2' is not known"):
         load_model(tmp_path)

@@ -1,4 +1,4 @@
-"""The reference library is the oracle: both directions, the same logits, and every bit back again."""
+"""Marian against the reference, in both directions: equal logits, bit-identical tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 Make = Callable[..., Transformer]
 
 OURS: dict[str, dict[str, Any]] = {
-    "the paper's": {},
+    "the paper": {},
     "biases": {"attention_bias": True, "lm_head_bias": True, "activation": "gelu"},
     "own target vocabulary": {"target_vocab_size": 23, "activation": "silu", "lm_head_bias": True},
     "two tables of one size": {"target_vocab_size": 31, "attention_bias": True},
@@ -54,14 +54,12 @@ def assert_same_logits(model: Transformer, reference: Any) -> None:
         theirs = reference.eval()(
             input_ids=source, attention_mask=real.long(), decoder_input_ids=target
         ).logits
-    assert mine.std() > 0.5  # so that a small difference means something
+    assert mine.std() > 0.5  # a small difference is meaningful
     torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("case", OURS)
-def test_ours_computes_the_same_in_the_reference_and_comes_back(
-    case: str, make_model: Make, tmp_path: Path
-) -> None:
+def test_our_models_in_the_reference_and_back(case: str, make_model: Make, tmp_path: Path) -> None:
     model = make_model(**OURS[case])
     save_model(tmp_path, model)
     reference, report = transformers.MarianMTModel.from_pretrained(tmp_path, output_loading_info=True)
@@ -76,7 +74,7 @@ def test_ours_computes_the_same_in_the_reference_and_comes_back(
 
 
 @pytest.mark.parametrize("case", THEIRS)
-def test_theirs_computes_the_same_here_and_goes_back(
+def test_their_models_here_and_back(
     case: str, randomised: Callable[[torch.nn.Module], None], tmp_path: Path
 ) -> None:
     sizes = {
@@ -103,7 +101,7 @@ def test_theirs_computes_the_same_here_and_goes_back(
     reference.save_pretrained(tmp_path / "theirs")
 
     model, generation = load_model(tmp_path / "theirs")
-    # Their defaults: the padding may be said, and a text that is cut off gets its end.
+    # Their defaults: padding may be generated, and truncated text ends with the end token.
     assert generation == {"bad_words_ids": [], "forced_eos_token_id": model.config.eos_id}
     assert_same_logits(model, reference)
 
@@ -115,7 +113,7 @@ def test_theirs_computes_the_same_here_and_goes_back(
     assert_same_logits(model, transformers.MarianMTModel.from_pretrained(tmp_path / "again"))
 
 
-def test_every_key_of_their_config_is_known(make_model: Make, tmp_path: Path) -> None:
+def test_every_key_of_the_reference_is_known(make_model: Make, tmp_path: Path) -> None:
     model = make_model()
     save_model(tmp_path, model)
     full = transformers.MarianConfig.from_pretrained(tmp_path).to_dict()
@@ -123,9 +121,7 @@ def test_every_key_of_their_config_is_known(make_model: Make, tmp_path: Path) ->
     assert load_model(tmp_path)[0].config == model.config
 
 
-def test_fine_tuned_by_the_reference_it_needs_the_biases_that_it_got(
-    make_model: Make, tmp_path: Path
-) -> None:
+def test_biases_trained_by_the_reference_must_be_enabled(make_model: Make, tmp_path: Path) -> None:
     save_model(tmp_path, make_model())
     reference = transformers.MarianMTModel.from_pretrained(tmp_path)
     reference.model.encoder.layers[0].self_attn.q_proj.bias.data.normal_()
@@ -157,8 +153,8 @@ def test_old_files_repeat_tied_tensors_and_positions(make_model: Make, tmp_path:
         load_model(tmp_path)
 
 
-def test_the_reference_generates_what_we_would(make_model: Make, tmp_path: Path) -> None:
-    """Greedy, step by step; what it needs to begin and to end stands in generation_config.json."""
+def test_the_reference_generates_the_same(make_model: Make, tmp_path: Path) -> None:
+    """Greedy search, step by step; generation_config.json has the start and end tokens."""
     model = make_model(decoder_start_id=2)
     save_model(tmp_path, model, generation={"max_new_tokens": 8})
     source = torch.randint(3, 31, (1, 6))
