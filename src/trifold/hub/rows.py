@@ -93,7 +93,7 @@ def sizes(
 ) -> tuple[Entry, ...]:
     """The keys that most families have, with these defaults."""
     return (
-        Row("vocab_size", "vocab_size", vocab),
+        Row("vocab_size", "vocab_size", vocab, type=up_to(2**31)),
         Row("hidden_size", "d_model", width),
         Row("intermediate_size", "d_ff", inner),
         Row("num_hidden_layers", "n_layers", layers),

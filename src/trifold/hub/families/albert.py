@@ -134,5 +134,5 @@ FAMILY = Family(
     constants=TEXT_ENCODER,
     rules=_rules,
     # Of the first release; the reference does not read them.
-    ignored="down_scale_factor gap_size layers_to_keep net_structure_type num_memory_blocks",
+    ignored="classifier_dropout down_scale_factor gap_size layers_to_keep net_structure_type num_memory_blocks",
 )

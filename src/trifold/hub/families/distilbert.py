@@ -11,7 +11,7 @@ from trifold.hub.encoders import (
     EncoderRules,
 )
 from trifold.hub.family import Family
-from trifold.hub.rows import ACTIVATIONS, Fields, Row, ids
+from trifold.hub.rows import ACTIVATIONS, Fields, Row, ids, up_to
 from trifold.hub.rules import AnyRule, Copy, Renamed
 from trifold.nn import ModelConfig
 
@@ -59,7 +59,7 @@ FAMILY = Family(
     stem="DistilBert",
     classes=CLASSES,
     entries=(
-        Row("vocab_size", "vocab_size", 30522),
+        Row("vocab_size", "vocab_size", 30522, type=up_to(2**31)),
         Row("max_position_embeddings", "max_positions", 512),
         Row("n_layers", "n_layers", 6),
         Row("n_heads", "n_heads", 12),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from trifold.errors import SettingsError
 from trifold.hub.encoders import BLOCK, ENCODER_ONLY, EncoderRules
 from trifold.hub.family import Family, below, ignored, modules
-from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, fixed, ids, name_of, same, translate
+from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, fixed, ids, name_of, same, translate, up_to
 from trifold.hub.rules import LEADING_AXIS, TRANSPOSED, AnyRule, Copy, Rule, chain, joined_axes
 from trifold.nn import ModelConfig
 
@@ -114,7 +114,7 @@ FAMILY = Family(
     stem="XLNet",
     classes=CLASSES,
     entries=(
-        Row("vocab_size", "vocab_size", 32000),
+        Row("vocab_size", "vocab_size", 32000, type=up_to(2**31)),
         Row("d_model", "d_model", 1024),
         Row("n_layer", "n_layers", 24),
         Row("n_head", "n_heads", 16),
