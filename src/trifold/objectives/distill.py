@@ -188,7 +188,7 @@ def _check_heads(heads: int | None, student: ModelConfig, teacher: ModelConfig) 
         if student.n_heads != teacher.n_heads:
             raise SettingsError(
                 f"task.relations: the student has {student.n_heads} heads, the teacher {teacher.n_heads}; set "
-                "task.relations.heads, to split both anew, or model.n_heads"
+                "task.relations.heads, which splits both, or model.n_heads"
             )
         return
     for config in (student, teacher):
