@@ -215,9 +215,9 @@ def ids(
         return {"pad_id": pad, "bos_id": bos, "eos_id": eos}
 
     def save(config: ModelConfig) -> Fields:
-        said = padded or "sequence" in config.chosen_heads or config.pad_id != config.eos_id
+        written = padded or "sequence" in config.chosen_heads or config.pad_id != config.eos_id
         return {
-            "pad_token_id": config.pad_id if said else None,
+            "pad_token_id": config.pad_id if written else None,
             "bos_token_id": config.bos_id,
             "eos_token_id": config.eos_id if config.eos_id < config.vocab_size else None,
         }

@@ -1,6 +1,6 @@
-"""Every family by its `model_type`, in the order in which they are asked whether a config fits.
+"""All families by `model_type`, in the order in which they are tried for a config that was made here.
 
-Each file beside this one that holds a `Family` is found by itself: to add a family is to add a file.
+Every `Family` in a file of this folder is found by itself: a new family is a new file.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from trifold.hub.family import Family
 
 
 def found() -> dict[str, Family]:
-    """The families in the files of this folder, `general` ones behind the others."""
+    """The families in the files of this folder, `general` ones last."""
     families: dict[str, Family] = {}
     for file in sorted(module.name for module in iter_modules(__path__)):
         for family in vars(import_module(f"{__name__}.{file}")).values():
             if isinstance(family, Family):
                 taken = families.setdefault(family.model_type, family)
-                assert taken is family, f"{file}: there is a family {family.model_type} already"
+                assert taken is family, f"{file}: the family {family.model_type} exists already"
     return dict(sorted(families.items(), key=lambda named: named[1].general))
 
 
