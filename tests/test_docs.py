@@ -27,7 +27,7 @@ import yaml
 
 from trifold.cli import VERBS, main
 from trifold.recipe import load_recipe, recipe_names
-from trifold.train.resume import FREE, FREE_ALONE
+from trifold.train.resume import FREE, FREE_WITHOUT_AVERAGING
 
 pytestmark = pytest.mark.slow
 
@@ -334,4 +334,4 @@ def test_what_may_change_when_a_run_goes_on_is_what_the_page_says():
     page = (ROOT / "docs" / "recipes.md").read_text("utf-8")
     section = page.partition("## What may change when a run is continued")[2].partition("\n## ")[0]
     said = re.findall(r"`([a-z_.]+)`", section.partition("Any other change is refused")[0])
-    assert sorted(set(said) - {"train.average"}) == sorted([*FREE, *FREE_ALONE])
+    assert sorted(set(said) - {"train.average"}) == sorted([*FREE, *FREE_WITHOUT_AVERAGING])

@@ -11,7 +11,7 @@ from trifold.cli import main
 from trifold.errors import SettingsError, UsageError
 from trifold.nn.config import PRESETS
 from trifold.recipe import Recipe, TrainSettings, load_recipe, recipe_names
-from trifold.train.schedule import rate
+from trifold.train.schedule import learning_rate
 
 
 @pytest.fixture
@@ -316,13 +316,7 @@ def test_contradictory_train_settings_are_errors(values, message):
 )
 def test_short_schedules_with_a_positive_rate_are_valid(values):
     settings = TrainSettings.parse(values)
-    rates = [
-        rate(
-            settings.schedule, step, peak=1.0, warmup=settings.warmup, steps=settings.steps,
-            final=settings.final_rate, decay=settings.decay_steps,
-        )
-        for step in range(1, settings.steps + 1)
-    ]  # fmt: skip
+    rates = [learning_rate(settings, step, peak=1.0) for step in range(1, settings.steps + 1)]
     assert max(rates[-settings.decay_steps :] if "decay" in values else rates) > 0
 
 

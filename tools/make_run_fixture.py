@@ -19,9 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from trifold.train.view import Silent, Snapshot
+
 import trifold
 from trifold.train import train
-from trifold.train.view import Silent, Snapshot
 
 FIXTURE = Path(__file__).parents[1] / "tests" / "train" / "fixtures" / "run-0.1"
 INTERRUPTED_AT = 50

@@ -19,17 +19,16 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.packing import Packing
 from trifold.objectives.causal import Batch, Causal, CausalSettings
 from trifold.recipe import TrainSettings, load_recipe
-from trifold.train.dealing import ahead, deal
+from trifold.train.data import iterate_batches, load_data, prefetch
 from trifold.train.device import (
     choose_precision,
     choose_workers,
     find_device,
     keep_freed_memory,
-    undisturbed,
+    reduce_interpreter_pauses,
 )
-from trifold.train.learner import Learner
-from trifold.train.setup import prepare
-from trifold.train.view import Silent
+from trifold.train.monitor import Silent
+from trifold.train.trainer import Trainer
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "int8"]
 PRECISIONS: dict[str, Precision] = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
@@ -44,18 +43,18 @@ def main() -> None:
     optimizer = "adamw" if args.wide else args.optimizer or "muon"
     if args.precision == "int8" and (why := bytes_hindrance(device)):
         raise SystemExit(f"no products of bytes here, {why}")
-    learner, batches, workers = (
+    trainer, batches, workers = (
         wide(device, precision) if args.wide else as_the_recipe(device, precision, optimizer)
     )
 
-    with undisturbed(workers):
-        coming = ahead(batches)
+    with reduce_interpreter_pauses(workers):
+        coming = prefetch(batches)
         number = 0
 
         def step() -> tuple[float, int]:
             nonlocal number
             number += 1
-            update = learner.update(next(coming), number)
+            update = trainer.update(next(coming), number)
             return update.loss, update.tokens
 
         run_timed("trifold" if optimizer == "muon" else f"trifold, {optimizer}", args, step)
@@ -64,7 +63,7 @@ def main() -> None:
 
 def as_the_recipe(
     device: torch.device, precision: Precision, optimizer: str
-) -> tuple[Learner, Iterator[list[Batch]], int]:
+) -> tuple[Trainer, Iterator[list[Batch]], int]:
     changes: dict[str, object] = {"train.precision": precision}
     if optimizer != "muon":  # the recipe's
         changes |= {
@@ -73,22 +72,22 @@ def as_the_recipe(
             "train.muon_polynomial": "jordan",
         }
     recipe = load_recipe("shakespeare-char", changes)
-    prepared = prepare(recipe, Path(tempfile.mkdtemp()), Silent())
+    prepared = load_data(recipe, Path(tempfile.mkdtemp()), Silent())
     workers = choose_workers(None, device, recipe.batch.tokens)
-    learner = Learner(
+    trainer = Trainer(
         prepared.new_model(),
-        prepared.task,
+        prepared.objective,
         recipe.train,
         seed=1,
         device=device,
         dtype=choose_precision(precision, device),
-        by_bytes=precision == "int8",
+        int8=precision == "int8",
         workers=workers,
     )
-    return learner, (dealt.shares for dealt in deal(prepared, workers)), workers
+    return trainer, (dealt.micro_batches for dealt in iterate_batches(prepared, workers)), workers
 
 
-def wide(device: torch.device, precision: Precision) -> tuple[Learner, Iterator[list[Batch]], int]:
+def wide(device: torch.device, precision: Precision) -> tuple[Trainer, Iterator[list[Batch]], int]:
     """The model of wide.py; its windows are packed, as the task packs them."""
     config = ModelConfig.parse(
         load_recipe("shakespeare-char").model.model_dump()
@@ -111,14 +110,14 @@ def wide(device: torch.device, precision: Precision) -> tuple[Learner, Iterator[
     )
     task = Causal(CausalSettings(begin=False, end=False), _NoTokenizer(), WIDE.context)  # type: ignore[arg-type]
     workers = choose_workers(None, device, WIDE.rows * WIDE.context)
-    learner = Learner(
+    trainer = Trainer(
         Transformer(config),
         task,
         settings,
         seed=1,
         device=device,
         dtype=choose_precision(precision, device),
-        by_bytes=precision == "int8",
+        int8=precision == "int8",
         workers=workers,
     )
 
@@ -130,7 +129,7 @@ def wide(device: torch.device, precision: Precision) -> tuple[Learner, Iterator[
         [packed(*pair) for pair in zip(read.chunk(workers), wanted.chunk(workers), strict=True)]
         for read, wanted in random_windows()
     )
-    return learner, batches, workers
+    return trainer, batches, workers
 
 
 class _NoTokenizer:

@@ -7,17 +7,16 @@ from trifold_runner import positions
 
 from trifold import fast
 from trifold.recipe import load_recipe
-from trifold.train.dealing import ahead, deal
+from trifold.train.data import iterate_batches, load_data, prefetch
 from trifold.train.device import (
     choose_precision,
     choose_workers,
     find_device,
     keep_freed_memory,
-    undisturbed,
+    reduce_interpreter_pauses,
 )
-from trifold.train.learner import Learner
-from trifold.train.setup import prepare
-from trifold.train.view import Silent
+from trifold.train.monitor import Silent
+from trifold.train.trainer import Trainer
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -27,12 +26,12 @@ def main() -> None:
     recipe = load_recipe("multi30k-en-de")
     fast.enable()
     keep_freed_memory()
-    prepared = prepare(recipe, args.data / "recipe-tokenizer", Silent())
+    prepared = load_data(recipe, args.data / "recipe-tokenizer", Silent())
     device = find_device("cpu")
     workers = choose_workers(None, device, recipe.batch.tokens)
-    learner = Learner(
+    trainer = Trainer(
         prepared.new_model(),
-        prepared.task,
+        prepared.objective,
         recipe.train,
         seed=recipe.train.seed,
         device=device,
@@ -40,10 +39,10 @@ def main() -> None:
         workers=workers,
     )
     clock = Clock("trifold, as the recipe", args)
-    with undisturbed(workers):
-        for step, dealt in enumerate(ahead(deal(prepared, workers)), start=1):
-            shares = dealt.shares
-            update = learner.update(shares, step)
+    with reduce_interpreter_pauses(workers):
+        for step, dealt in enumerate(prefetch(iterate_batches(prepared, workers)), start=1):
+            shares = dealt.micro_batches
+            update = trainer.update(shares, step)
             packings = [share.source.packing for share in shares]
             source_tokens = sum(packing.real for packing in packings if packing is not None)
             if not clock.step(

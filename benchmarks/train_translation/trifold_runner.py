@@ -1,4 +1,4 @@
-"""trifold at the benched setting: its own learner, the one that `trifold train` calls, on the prepared tokens."""
+"""trifold at the benched setting: its own trainer, the one that `trifold train` calls, on the prepared tokens."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.translate import Batch, Examples, Translate, TranslateSettings
 from trifold.ragged import Ragged
 from trifold.recipe import TrainSettings
-from trifold.train.dealing import ahead
-from trifold.train.device import choose_workers, keep_freed_memory, undisturbed
-from trifold.train.learner import Learner
+from trifold.train.data import prefetch
+from trifold.train.device import choose_workers, keep_freed_memory, reduce_interpreter_pauses
+from trifold.train.trainer import Trainer
 
 
 class Ids:
@@ -61,7 +61,7 @@ def main() -> None:
     dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
     cpu = torch.device("cpu")
     workers = choose_workers(None, cpu, setting.batch_tokens)
-    learner = Learner(Transformer(config), task, train, seed=1, device=cpu, dtype=dtype, workers=workers)
+    trainer = Trainer(Transformer(config), task, train, seed=1, device=cpu, dtype=dtype, workers=workers)
     lengths = examples.lengths
 
     def batches() -> Iterator[tuple[NDArray[np.int64], list[Batch]]]:
@@ -70,9 +70,9 @@ def main() -> None:
                 yield rows, [task.batch(examples, share) for share in split_batch(lengths, rows, workers)]
 
     clock = Clock("trifold", args)
-    with undisturbed(workers):
-        for step, (rows, batch) in enumerate(ahead(batches()), start=1):
-            update = learner.update(batch, step)
+    with reduce_interpreter_pauses(workers):
+        for step, (rows, batch) in enumerate(prefetch(batches()), start=1):
+            update = trainer.update(batch, step)
             if not clock.step(
                 loss=update.loss,
                 source_tokens=int(lengths[rows, 0].sum()),

@@ -127,7 +127,7 @@ def test_sigterm_stops_a_build_that_continues_later(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 143, output
-    assert "while preparing; go on with: trifold train" in output.splitlines()[-1]
+    assert "while preparing; continue with: trifold train" in output.splitlines()[-1]
     done = len(list((tmp_path / "cache").glob(".*.partial/0*.json")))
     assert 3 <= done < 20
     process = start_training("0")

@@ -21,7 +21,7 @@ from tests.faults.runs import TINY, Box, forked, training
 from trifold import disk
 from trifold.errors import CheckpointError
 from trifold.train import checkpoint
-from trifold.train.checkpoint import Checkpoint, newest_sound, step_of
+from trifold.train.checkpoint import Checkpoint, load_newest, step_of
 
 
 def damage_is_refused(box: Box) -> None:
@@ -72,7 +72,7 @@ def falls_back_by_itself(box: Box) -> None:
     average = changes.get("train.average", 1)
     shutil.copytree(reference.folder, box.run)
     folder = box.run / "checkpoints"
-    paths = checkpoint.saved(folder)
+    paths = checkpoint.list_checkpoints(folder)
     damaged = paths[-min(box.rng.randint(1, 2), len(paths) - 1) :] if average == 1 else paths[-1:]
     for path in damaged:
         file = box.rng.choice(sorted(path.iterdir()))
@@ -111,7 +111,7 @@ def full_disks_are_survived(box: Box) -> None:
 def _halves(run: Path) -> list[str]:
     """What cannot be loaded, though its name says that it is done."""
     found = []
-    for path in checkpoint.saved(run / "checkpoints"):
+    for path in checkpoint.list_checkpoints(run / "checkpoints"):
         try:
             checkpoint.load(path)
         except CheckpointError as error:
@@ -244,16 +244,16 @@ def power_cuts_are_survived(box: Box) -> None:
             checkpoint.sweep(after)
             where = f"power cut behind operation {length} of {len(operations)}"
             try:
-                found = newest_sound(after)
+                found = load_newest(after)
             except CheckpointError as error:
                 box.expect(False, f"{where}: {error}")
                 return
             box.expect(found is not None or first, f"{where}: nothing is left")
             if found is not None:
-                box.expect(not found.refused, f"{where}: half a checkpoint is seen: {found.refused}")
+                box.expect(not found.rejected, f"{where}: half a checkpoint is seen: {found.rejected}")
                 seed = found.state.progress["batch"]
                 box.expect((step_of(found.path), seed) in {(old, 1), (new, 2)}, f"{where}: {found.path}")
-            for path in checkpoint.saved(after):
+            for path in checkpoint.list_checkpoints(after):
                 checkpoint.load(path)
             done = length == len(operations)
             box.expect(
@@ -377,7 +377,7 @@ def foreign_folders_stay(box: Box) -> None:
     for name in names:
         (folder / name).mkdir()
         (folder / name / "precious.txt").write_text(name, encoding="utf-8", newline="\n")
-    mine = checkpoint.saved(folder)[0]
+    mine = checkpoint.list_checkpoints(folder)[0]
     (mine / "remark.txt").write_text("kept by hand", encoding="utf-8", newline="\n")
     code = box.train({"train.steps": 3 * TINY["train.steps"]})
     box.expect(code == 0, f"it ended with {code}")

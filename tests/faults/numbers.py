@@ -23,9 +23,9 @@ from trifold.fast.attention import Kernel
 from trifold.nn import losses
 from trifold.nn.masks import Mask
 from trifold.recipe import Recipe, load_recipe
-from trifold.train import checkpoint, memory, refusals, setup
-from trifold.train.learner import Learner
-from trifold.train.view import Silent
+from trifold.train import checkpoint, data, memory, rejected
+from trifold.train.monitor import Silent
+from trifold.train.trainer import Trainer
 
 
 def nonsense_stays_out(box: Box) -> None:
@@ -43,9 +43,9 @@ def nonsense_stays_out(box: Box) -> None:
     with poisoned(step, micro, where, value, box.rng.random()):
         code = box.train(changes)
     box.expect(code == (0 if skips else 1), f"{value} in the {where} of step {step}: exit code {code}")
-    for path in checkpoint.saved(box.run / "checkpoints"):
+    for path in checkpoint.list_checkpoints(box.run / "checkpoints"):
         state = checkpoint.load(path)
-        for name, tensor in (*state.weights.items(), *state.moments.items()):
+        for name, tensor in (*state.weights.items(), *state.optimizer.items()):
             box.expect(bool(tensor.isfinite().all()), f"{path.name}: {name} is not finite")
     events = [line for line in lines_of(box.run) if "event" in line]
     wanted = "skipped" if skips else "stopped"
@@ -56,9 +56,9 @@ def nonsense_stays_out(box: Box) -> None:
 @contextmanager
 def poisoned(step: int, micro: int, where: str, value: float, place: float) -> Iterator[None]:
     """One micro-batch of one step has `value` as its loss, or as one number of its gradient."""
-    real = Learner._learn
+    real = Trainer._backward
 
-    def learn(self: Learner, batch: object, now: int, number: int, *more: object) -> float:
+    def learn(self: Trainer, batch: object, now: int, number: int, *more: object) -> float:
         loss = real(self, batch, now, number, *more)  # type: ignore[arg-type]
         if now != step or number != micro:
             return loss
@@ -70,7 +70,7 @@ def poisoned(step: int, micro: int, where: str, value: float, place: float) -> I
         flat.view(-1)[int(place * flat.numel())] = value
         return loss
 
-    with mock.patch.object(Learner, "_learn", learn):
+    with mock.patch.object(Trainer, "_backward", learn):
         yield
 
 
@@ -94,26 +94,26 @@ def spikes_are_governed(box: Box) -> None:
 @contextmanager
 def _leaping(step: int, note: Path) -> Iterator[None]:
     """The loss of the batch that comes first at that step is ten times as large, in every process that reads `note`."""
-    real = Learner._learn
+    real = Trainer._backward
 
-    def learn(self: Learner, batch: object, now: int, number: int, *more: object) -> float:
+    def learn(self: Trainer, batch: object, now: int, number: int, *more: object) -> float:
         loss = real(self, batch, now, number, *more)  # type: ignore[arg-type]
         held = _bytes_of(batch)
         if now == step and not note.exists():
             note.write_bytes(held)
         return 10 * loss if note.exists() and held == note.read_bytes() else loss
 
-    with mock.patch.object(Learner, "_learn", learn):
+    with mock.patch.object(Trainer, "_backward", learn):
         yield
 
 
 def _bytes_of(batch: object) -> bytes:
-    return b"".join(tensor.numpy().tobytes() for _, tensor in refusals._tensors(batch, ""))
+    return b"".join(tensor.numpy().tobytes() for _, tensor in rejected.find_tensors(batch, ""))
 
 
 def accumulation_changes_nothing(box: Box) -> None:
     """One batch, or its rows in any number of parts, or shared by workers: the same gradient, by 1e-6 of its norm."""
-    prepared = setup.prepare(_recipe({"model.dropout": 0.0}), box.folder / "tokenizer", Silent())
+    prepared = data.load_data(_recipe({"model.dropout": 0.0}), box.folder / "tokenizer", Silent())
     rows = np.array(box.rng.sample(range(len(prepared.train.lengths)), 24))
     whole = _gradient(prepared, [rows])
     cuts = [0, *sorted(box.rng.sample(range(1, len(rows)), box.rng.randrange(1, 6))), len(rows)]
@@ -123,10 +123,10 @@ def accumulation_changes_nothing(box: Box) -> None:
     box.expect(off <= 1e-6, f"{len(parts)} parts: the gradient differs by {off:.1e} of its norm")
 
 
-def _gradient(prepared: setup.Prepared, parts: list[np.ndarray], workers: int = 1) -> Tensor:
-    learner = Learner(
+def _gradient(prepared: data.TrainingData, parts: list[np.ndarray], workers: int = 1) -> Tensor:
+    trainer = Trainer(
         prepared.new_model(),
-        prepared.task,
+        prepared.objective,
         prepared.recipe.train,
         seed=1,
         device=torch.device("cpu"),
@@ -134,15 +134,15 @@ def _gradient(prepared: setup.Prepared, parts: list[np.ndarray], workers: int = 
         workers=workers,
     )
     taken: list[Tensor] = []
-    take = learner.weights.take_gradient
+    take = trainer.weights.take_gradient
 
     def keep() -> Tensor:
         taken.append(take().clone())
         return taken[0]
 
-    with mock.patch.object(learner.weights, "take_gradient", keep):
-        learner.update([prepared.task.batch(prepared.train, rows) for rows in parts], 1)
-    learner.close()
+    with mock.patch.object(trainer.weights, "take_gradient", keep):
+        trainer.update([prepared.objective.batch(prepared.train, rows) for rows in parts], 1)
+    trainer.close()
     return taken[0]
 
 
@@ -220,10 +220,10 @@ def too_large_is_refused(box: Box) -> None:
         "train.steps": 2,
         "train.warmup": 1,
     }
-    with mock.patch.object(memory, "_system", return_value=[(limit, "available in this trial")]):
+    with mock.patch.object(memory, "_system_limits", return_value=[(limit, "available in this trial")]):
         code = box.train(large)
     told = box.said()
     box.expect(code == SettingsError.exit_code, f"with {limit:,} bytes left it ended with {code}")
     named = [key for key in ("batch.tokens", "model.n_layers", "train.workers") if key in told]
     box.expect(len(named) == 3, f"named: {named}")
-    box.expect(not checkpoint.saved(box.run / "checkpoints"), "it has begun")
+    box.expect(not checkpoint.list_checkpoints(box.run / "checkpoints"), "it has begun")

@@ -21,10 +21,10 @@ from trifold.data import corpus, lines, pairs, token_build, token_cache
 from trifold.fast import attention
 from trifold.nn import losses
 from trifold.nn.masks import Mask
-from trifold.train import checkpoint, dealing, learner, loop, run_folder, saver, schedule, setup, signals
+from trifold.train import checkpoint, data, loop, run_folder, signals, state, trainer
 from trifold.train.checkpoint import Checkpoint, Found
-from trifold.train.learner import Learner
-from trifold.train.ranks import Group, Stopped
+from trifold.train.distributed import Interrupted, ProcessGroup
+from trifold.train.trainer import Trainer
 
 
 class Plant(NamedTuple):
@@ -47,15 +47,17 @@ def _unflushed(file: Any) -> None:
     file.flush()
 
 
-def _in_place(folder: Path, state: Checkpoint, *more: Any) -> Path:
+def _in_place(folder: Path, saved: Checkpoint, *more: Any) -> Path:
     """Written straight to the final name, as most do."""
-    final = folder / f"step-{state.progress['step']:08d}"
+    final = folder / f"step-{saved.progress['step']:08d}"
     disk.make_folder(final)
     digests = {
-        checkpoint.WEIGHTS: disk.write(final / checkpoint.WEIGHTS, checkpoint._pieces(state.weights)),
-        checkpoint.MOMENTS: disk.write(final / checkpoint.MOMENTS, checkpoint._pieces(state.moments)),
+        checkpoint.WEIGHTS: disk.write(final / checkpoint.WEIGHTS, checkpoint._serialize(saved.weights)),
+        checkpoint.OPTIMIZER: disk.write(
+            final / checkpoint.OPTIMIZER, checkpoint._serialize(saved.optimizer)
+        ),
         checkpoint.PROGRESS: disk.write(
-            final / checkpoint.PROGRESS, [checkpoint._json(state.progress).encode()]
+            final / checkpoint.PROGRESS, [checkpoint._json(saved.progress).encode()]
         ),
     }
     disk.write(final / checkpoint.MANIFEST, [checkpoint._manifest_text(digests).encode()])
@@ -78,28 +80,28 @@ def _believed(file: Path) -> str:
 
 
 def _newest_or_nothing(folder: Path) -> Found | None:
-    paths = checkpoint.saved(folder)
+    paths = checkpoint.list_checkpoints(folder)
     return Found(paths[-1], checkpoint.load(paths[-1]), []) if paths else None
 
 
 def _silently(folder: Path) -> Found | None:
     """The newest sound one, and no word about the others."""
     found = _REAL_NEWEST(folder)
-    return None if found is None else found._replace(refused=[])
+    return None if found is None else found._replace(rejected=[])
 
 
-_REAL_NEWEST = checkpoint.newest_sound
-_REAL_DEAL = dealing.deal
+_REAL_NEWEST = checkpoint.load_newest
+_REAL_ITERATE = data.iterate_batches
 
 
 def _from_the_start(
-    prepared: Any, workers: int, epoch: int = 0, number: int = 0, **named: Any
+    training_data: Any, workers: int, epoch: int = 0, number: int = 0, **named: Any
 ) -> Iterator[Any]:
-    """Resumed without seeking."""
-    return _REAL_DEAL(prepared, workers, epoch, 0, **named)
+    """Resumes at the beginning of the epoch."""
+    return _REAL_ITERATE(training_data, workers, epoch, 0, **named)
 
 
-def _weights_only(self: Learner, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
+def _weights_only(self: Trainer, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
     """Resumed without the optimiser's state."""
     self.weights.master.copy_(self.weights.flat(weights))
     self.weights.publish()
@@ -109,52 +111,52 @@ def _weights_only(self: Learner, weights: dict[str, Tensor], moments: dict[str, 
 def _generator_not_saved() -> Iterator[None]:
     """Dropout drawn from a generator that goes on, instead of from the step."""
     count = itertools.count()
-    with mock.patch.object(learner, "_dropout_seed", side_effect=count):
+    with mock.patch.object(trainer, "_dropout_seed", side_effect=count):
         yield
 
 
 def _mean_of_means(
-    self: Learner, batch: Any, step: int, micro: int, totals: dict[str, float], *more: Any
+    self: Trainer, batch: Any, step: int, micro: int, totals: dict[str, float], *more: Any
 ) -> float:
     """Every micro-batch is divided by its own count, and their number."""
     own = {name: value * 3.0 for name, value in self.task.counts(batch).items()}
     return _REAL_LEARN(self, batch, step, micro, own, *more)
 
 
-_REAL_LEARN = Learner._learn
+_REAL_LEARN = Trainer._backward
 
 
-def _own_times_world(self: Group, values: Sequence[float]) -> list[float]:
+def _own_times_world(self: ProcessGroup, values: Sequence[float]) -> list[float]:
     """What this rank has, taken for what each has."""
     return [float(value) * self.world for value in values]
 
 
-def _left_at_once(self: signals.Asked, seconds: float) -> float:
+def _left_at_once(self: signals.StopRequest, seconds: float) -> float:
     """Whoever hears of a signal leaves, and what was learnt since the last checkpoint is lost."""
-    seconds = _REAL_MEET(self, seconds)
+    seconds = _REAL_SYNCHRONIZE(self, seconds)
     if self:
-        raise Stopped(self.signal)
+        raise Interrupted(self.signal)
     return seconds
 
 
-_REAL_MEET = signals.Asked.meet
+_REAL_SYNCHRONIZE = signals.StopRequest.synchronize
 
 
-def _heard_by_the_first(self: signals.Asked, number: int, frame: Any = None) -> None:
-    if self._ranks.speaks:
-        _REAL_HEAR(self, number, frame)
+def _heard_by_the_first(self: signals.StopRequest, number: int, frame: Any = None) -> None:
+    if self._ranks.is_first:
+        _REAL_HANDLE(self, number, frame)
 
 
-_REAL_HEAR = signals.Asked.hear
+_REAL_HANDLE = signals.StopRequest.handle
 
 
-def _as_a_set_has_it(self: setup.Prepared, examples: Any, epoch: int) -> list[Any]:
+def _as_a_set_has_it(self: data.TrainingData, examples: Any, epoch: int) -> list[Any]:
     """The batches of an epoch in the order in which Python goes through a set of their names."""
     plan = _REAL_PLAN(self, examples, epoch)
     return [plan[int(name)] for name in {str(number) for number in range(len(plan))}]
 
 
-_REAL_PLAN = setup.Prepared.plan
+_REAL_PLAN = data.TrainingData.plan
 
 
 def _remembered(out: Any, piece: bytes, digest: Any) -> None:
@@ -209,14 +211,14 @@ def _by_number(folder: Path, keep: int, *arguments: Any, **named: Any) -> None:
         disk.remove(path)
 
 
-def _step_of_the_day(shape: str, step: int, **named: Any) -> float:
-    """The schedule counts the steps of this sitting."""
-    first = _SITTINGS.setdefault(os.getpid(), step)
-    return _REAL_RATE(shape, step - first + 1, **named)
+def _step_of_the_session(settings: Any, step: int, peak: float) -> float:
+    """The schedule counts the steps of this session."""
+    first = _FIRST_STEPS.setdefault(os.getpid(), step)
+    return _REAL_RATE(settings, step - first + 1, peak)
 
 
-_SITTINGS: dict[int, int] = {}  # process -> the first step that it made
-_REAL_RATE = schedule.rate
+_FIRST_STEPS: dict[int, int] = {}  # process -> its first step
+_REAL_RATE = trainer.learning_rate
 
 
 def _all_lines(self: run_folder.RunFolder, step: int, most: int | None = None) -> int:
@@ -225,8 +227,8 @@ def _all_lines(self: run_folder.RunFolder, step: int, most: int | None = None) -
 
 
 def _unheard(self: Any) -> None:
-    """A save from behind that failed is not asked after."""
-    self._coming = None
+    """Ignores a failed background save."""
+    self._pending = None
 
 
 def _split_everywhere(path: str, *arguments: Any, **named: Any) -> Iterator[str]:
@@ -261,71 +263,79 @@ PLANTS: Mapping[str, Plant] = {
     "removed-in-place": Plant(
         "checkpoints that go are removed under their name",
         "power",
-        _instead(checkpoint, "_set_aside", _removed_in_place),
+        _instead(checkpoint, "_mark_for_removal", _removed_in_place),
     ),
-    "no-manifest": Plant("digests are not compared", "damage", _instead(checkpoint, "digest_of", _believed)),
+    "no-manifest": Plant("digests are not compared", "damage", _instead(checkpoint, "sha256_of", _believed)),
     "no-fall-back": Plant(
-        "the newest checkpoint or none", "fall-back", _instead(checkpoint, "newest_sound", _newest_or_nothing)
+        "the newest checkpoint or none", "fall-back", _instead(checkpoint, "load_newest", _newest_or_nothing)
     ),
     "no-warning": Plant(
-        "nothing is said of damage", "fall-back", _instead(checkpoint, "newest_sound", _silently)
+        "nothing is said of damage", "fall-back", _instead(checkpoint, "load_newest", _silently)
     ),
     "no-seeking": Plant(
-        "a resumed run begins its epoch again", "chains", _instead(loop, "deal", _from_the_start)
+        "a resumed run begins its epoch again", "chains", _instead(loop, "iterate_batches", _from_the_start)
     ),
     "no-moments": Plant(
-        "a resumed run forgets Adam's averages", "chains", _instead(Learner, "restore", _weights_only)
+        "a resumed run forgets Adam's averages", "chains", _instead(Trainer, "restore", _weights_only)
     ),
     "no-generator": Plant("a resumed run draws other dropout", "chains", _generator_not_saved),
     "no-schedule": Plant(
-        "a resumed run begins its schedule again", "chains", _instead(learner, "rate", _step_of_the_day)
+        "a resumed run begins its schedule again",
+        "chains",
+        _instead(trainer, "learning_rate", _step_of_the_session),
     ),
     "no-cut": Plant(
-        "metrics past the checkpoint stay", "kills", _instead(run_folder.RunFolder, "cut_metrics", _all_lines)
+        "metrics past the checkpoint stay",
+        "kills",
+        _instead(run_folder.RunFolder, "truncate_metrics", _all_lines),
     ),
     "deaf": Plant(
-        "signals are not noted", "signals", _instead(signals.Asked, "__bool__", lambda self: False)
+        "signals are not noted", "signals", _instead(signals.StopRequest, "__bool__", lambda self: False)
     ),
     "deaf-to-saving": Plant(
-        "SIGUSR1 is not noted", "save-signal", _instead(signals.Asked, "to_save", lambda self: False)
+        "SIGUSR1 is not noted",
+        "save-signal",
+        _instead(signals.StopRequest, "take_save_request", lambda self: False),
     ),
     "last-rank-deaf": Plant(
         "signals are heard by the first rank only",
         "signals",
-        _instead(signals.Asked, "hear", _heard_by_the_first),
+        _instead(signals.StopRequest, "handle", _heard_by_the_first),
     ),
     "left-at-once": Plant(
-        "ranks that are asked to stop do not save", "ranks", _instead(signals.Asked, "meet", _left_at_once)
+        "ranks that are asked to stop do not save",
+        "ranks",
+        _instead(signals.StopRequest, "synchronize", _left_at_once),
     ),
     "nonsense-learnt": Plant(
-        "whatever the loss, the step is made", "nonsense", _instead(learner, "judge", _nothing)
+        "whatever the loss, the step is made", "nonsense", _instead(trainer, "check_update", _nothing)
     ),
     "disk-unsaid": Plant(
         "what the system refuses is a traceback",
         "full-disk",
-        _instead(loop, "trouble_told", lambda folder: nullcontext()),
+        _instead(loop, "explain_resource_errors", lambda folder: nullcontext()),
     ),
     "written-in-place": Plant(
         "small files are written under their name", "full-disk", _instead(disk, "replace_bytes", _straight)
     ),
     "behind-unheard": Plant(
-        "a failed save from behind is never told", "behind", _instead(saver.Saver, "wait", _unheard)
+        "a failed save from behind is never told", "behind", _instead(state.Saver, "wait", _unheard)
     ),
     "other-seed": Plant(
         "the seed is taken from the clock",
         "same-seed",
-        _instead(learner, "_dropout_seed", lambda *_: time.time_ns() % 2**62),
+        _instead(trainer, "_dropout_seed", lambda *_: time.time_ns() % 2**62),
     ),
     "as-a-set-has-it": Plant(
         "batches come in the order of a set of strings",
         "same-seed",
-        _instead(setup.Prepared, "plan", _as_a_set_has_it),
+        _instead(data.TrainingData, "plan", _as_a_set_has_it),
     ),
     "schedule-unsaid": Plant(
         "nothing is said of the schedule", "more-steps", _instead(loop, "check_same_run", _no_check)
     ),
     "spikes-accepted": Plant(
-        "spikes are learnt from", "spikes", _instead(loop, "highest_loss", lambda *_: float("inf"))
+        "spikes are learnt from", "spikes", _instead(loop, "spike_threshold", lambda *_: float("inf"))
     ),
     "data-unchecked": Plant(
         "data files are not compared", "changed-data", _instead(loop, "check_same_data", _no_check)
@@ -337,7 +347,7 @@ PLANTS: Mapping[str, Plant] = {
         "lines end at U+2028 too", "aligned", _instead(pairs, "iter_lines", _split_everywhere)
     ),
     "uncounted": Plant(
-        "what is too long is left out in silence", "counts", _instead(setup, "overlong", _none_too_long)
+        "what is too long is left out in silence", "counts", _instead(data, "overlong", _none_too_long)
     ),
     "decoded-somehow": Plant(
         "what is no UTF-8 becomes U+FFFD", "encodings", _instead(lines, "_decode", _decoded_somehow)
@@ -357,10 +367,12 @@ PLANTS: Mapping[str, Plant] = {
         "whatever is called a checkpoint is deleted", "foreign", _instead(checkpoint, "prune", _by_number)
     ),
     "mean-of-means": Plant(
-        "micro-batches are averaged, not summed", "accumulation", _instead(Learner, "_learn", _mean_of_means)
+        "micro-batches are averaged, not summed",
+        "accumulation",
+        _instead(Trainer, "_backward", _mean_of_means),
     ),
     "mean-of-ranks": Plant(
-        "every rank divides by its own count", "ranks", _instead(Group, "total", _own_times_world)
+        "every rank divides by its own count", "ranks", _instead(ProcessGroup, "total", _own_times_world)
     ),
     "least-number": Plant(
         "masked by the least number", "blind-rows", _instead(attention, "attend", _least_number)

@@ -46,7 +46,7 @@ def ranks_change_nothing(box: Box) -> None:
     off = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
     box.expect(off <= CLOSE, f"the loss is off by {off:.1e}")
     ours_last, theirs_last = (
-        load_file(checkpoint.saved(folder / "checkpoints")[-1] / checkpoint.WEIGHTS)
+        load_file(checkpoint.list_checkpoints(folder / "checkpoints")[-1] / checkpoint.WEIGHTS)
         for folder in (box.run, alone)
     )
     off = max(float((ours_last[name] - theirs_last[name]).abs().max()) for name in theirs_last)

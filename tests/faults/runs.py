@@ -18,7 +18,7 @@ from typing import Any
 
 from trifold.errors import OtherRankError, TrifoldError
 from trifold.train import checkpoint, train
-from trifold.train.view import Silent
+from trifold.train.monitor import Silent
 
 # Everything that matters is said here, so that the shipped recipe may change.
 TINY: dict[str, Any] = {
@@ -187,7 +187,7 @@ class Box:
     def all_is_saved(self, when: str) -> None:
         """The last step that was learnt is the last that is saved, and may be loaded."""
         learnt = max((line["step"] for line in lines_of(self.run) if "train/loss" in line), default=0)
-        found = checkpoint.newest_sound(self.run / "checkpoints")
+        found = checkpoint.load_newest(self.run / "checkpoints")
         saved = 0 if found is None else checkpoint.step_of(found.path)
         self.expect(saved == learnt, f"{when}: step {learnt} was learnt, and step {saved} is saved")
 
@@ -296,7 +296,7 @@ def fresh(words: Sequence[str], log: Path, **environ: str) -> subprocess.Popen[b
 
 def state_of(folder: Path) -> dict[str, Any]:
     """All that a run decides and leaves on disk, but for the times."""
-    last = checkpoint.saved(folder / "checkpoints")[-1]
+    last = checkpoint.list_checkpoints(folder / "checkpoints")[-1]
     progress = json.loads((last / checkpoint.PROGRESS).read_text("utf-8"))
     metrics = lines_of(folder)
     for values in (progress, *metrics):

@@ -17,8 +17,8 @@ from tests.faults.runs import CONFIGS, TINY, Box, forked, fresh, lines_of, state
 from trifold import disk
 from trifold.objectives.translate import Translate
 from trifold.train import checkpoint, loop
-from trifold.train.checkpoint import newest_sound, step_of
-from trifold.train.learner import Learner
+from trifold.train.checkpoint import load_newest, step_of
+from trifold.train.trainer import Trainer
 
 
 def killed_runs_resume(box: Box) -> None:
@@ -29,7 +29,7 @@ def killed_runs_resume(box: Box) -> None:
         code = box.train(changes, after=box.rng.uniform(0, 1.2 * reference.seconds))
         box.expect(code in (0, -signal.SIGKILL), f"killed, but it ended with {code}")
         logged = max([line["step"] for line in lines_of(box.run)[:-1]], default=0)
-        found = newest_sound(box.run / "checkpoints")
+        found = load_newest(box.run / "checkpoints")
         kept = step_of(found.path) if found is not None else 0
         behind = every if changes.get("train.async_save") else 0
         box.expect(kept >= logged - every - behind, f"at step {logged}, but only step {kept} is saved")
@@ -44,7 +44,7 @@ def chains_are_exact(box: Box) -> None:
         with _signal_after_update(stop):
             code = box.train(changes)
         box.expect(code == 143, f"asked to stop at step {stop}, it ended with {code}")
-        last = step_of(checkpoint.saved(box.run / "checkpoints")[-1])
+        last = step_of(checkpoint.list_checkpoints(box.run / "checkpoints")[-1])
         box.expect(last == stop, f"asked to stop at step {stop}, it saved step {last}")
     box.finish(changes, reference)
 
@@ -52,24 +52,24 @@ def chains_are_exact(box: Box) -> None:
 @contextmanager
 def _signal_after_update(step: int) -> Iterator[None]:
     """SIGTERM from within, as soon as update number `step` is made."""
-    real = Learner.update
+    real = Trainer.update
 
-    def update(self: Learner, *arguments: object, **named: object) -> object:
+    def update(self: Trainer, *arguments: object, **named: object) -> object:
         made = real(self, *arguments, **named)  # type: ignore[arg-type]
         if step in arguments:
             signal.raise_signal(signal.SIGTERM)
         return made
 
-    with mock.patch.object(Learner, "update", update):
+    with mock.patch.object(Trainer, "update", update):
         yield
 
 
 # Phase -> where a signal strikes: an owner, the name of a function of it, and at most which of its calls.
 PHASES: dict[str, tuple[object, str, int]] = {
     "start-up": (loop, "find_machine", 1),
-    "preparing": (loop, "prepare", 1),
-    "building": (loop, "Learner", 1),
-    "training": (Learner, "update", 12),
+    "preparing": (loop, "load_data", 1),
+    "building": (loop, "Trainer", 1),
+    "training": (Trainer, "update", 12),
     "validation": (Translate, "measure", 2),
     "generation": (Translate, "predict", 2),
     "saving": (checkpoint, "save", 3),
@@ -95,8 +95,8 @@ def signals_save(box: Box) -> None:
     box.expect(code == 128 + number, f"{number.name} while {phase}: exit code {code}")
     box.all_is_saved(phase)
     line = box.said().splitlines()[-1]
-    if "; go on with: trifold " in line:
-        command = shlex.split(line.split("; go on with: trifold ")[1])
+    if "; continue with: trifold " in line:
+        command = shlex.split(line.split("; continue with: trifold ")[1])
     else:
         box.expect("same command" in line, f"{phase}: no line that goes on")
     code = forked(_command(command, box), log=box.log)
@@ -156,7 +156,7 @@ def sigusr1_saves(box: Box) -> None:
     """SIGUSR1 at a random step: a checkpoint of that step, an event line, and the run goes on to the same weights."""
     reference = box.reference()
     step = box.rng.choice([s for s in range(1, TINY["train.steps"]) if s % TINY["train.save_every"]])
-    with struck(Learner, "update", step, signal.SIGUSR1):
+    with struck(Trainer, "update", step, signal.SIGUSR1):
         code = box.train({})
     box.expect(code == 0, f"it ended with {code}")
     events = [line for line in lines_of(box.run) if line.get("event") == "saved"]
@@ -208,8 +208,8 @@ def saving_behind_is_honest(box: Box) -> None:
     if box.number % 2:
         code = box.train(changes, after=box.rng.uniform(0, 1.2 * reference.seconds))
         box.expect(code in (0, -signal.SIGKILL), f"killed, but it ended with {code}")
-        if checkpoint.saved(box.run / "checkpoints"):
-            newest_sound(box.run / "checkpoints")
+        if checkpoint.list_checkpoints(box.run / "checkpoints"):
+            load_newest(box.run / "checkpoints")
         box.finish(changes, reference)
         return
     real, renames = disk.rename, box.rng.randint(1, 3)
@@ -224,8 +224,8 @@ def saving_behind_is_honest(box: Box) -> None:
     with mock.patch.object(disk, "rename", rename):
         code = box.train(changes)
     box.expect(code == 1 and "could not be written" in box.said(), f"a save failed, and it ended with {code}")
-    found = newest_sound(box.run / "checkpoints")
-    box.expect(found is not None and found.refused == [], "what was saved before is not sound")
+    found = load_newest(box.run / "checkpoints")
+    box.expect(found is not None and found.rejected == [], "what was saved before is not sound")
     done = max(line["step"] for line in lines_of(box.run))
     last = step_of(found.path) if found else 0
     box.expect(done <= last + 2 * TINY["train.save_every"], f"step {last + 3} failed, told at step {done}")

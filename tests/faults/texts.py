@@ -16,7 +16,7 @@ from tests.faults.runs import TINY, Box, Written
 from trifold.data import DataSettings, read_documents, read_pairs
 from trifold.errors import DataError
 from trifold.recipe import load_recipe
-from trifold.train import setup
+from trifold.train import data
 
 # What other programs take for the end of a line; and for that of a field, a quote, a blank, the start of a file.
 SEPARATORS = "\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
@@ -244,7 +244,7 @@ def _count_documents(box: Box, texts: list[str], changes: dict[str, Any]) -> tup
 def _prepared(box: Box, changes: dict[str, Any]) -> str:
     """What a run says of its data before it begins."""
     recipe = load_recipe("smoke", {**TINY, **changes})
-    setup.prepare(recipe, box.folder / "tokenizer", Written(box.log))
+    data.load_data(recipe, box.folder / "tokenizer", Written(box.log))
     lines = box.said().splitlines()
     return "\n".join(line for line in lines if "smoke" not in line)
 

@@ -16,8 +16,8 @@ from trifold.objectives.text_to_text import NO_NUMBER, format_number, parse_numb
 from trifold.pipeline import load
 from trifold.recipe import load_recipe
 from trifold.train import train
-from trifold.train.setup import prepare
-from trifold.train.view import Silent
+from trifold.train.data import load_data
+from trifold.train.monitor import Silent
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ class Listening(Silent):
 
 def test_templates_are_filled_and_shares_reported(folder, tmp_path):
     view = Listening()
-    prepared = prepare(load_recipe(folder / "recipe.yaml"), tmp_path, view)
-    rows = prepared.material.train
+    prepared = load_data(load_recipe(folder / "recipe.yaml"), tmp_path, view)
+    rows = prepared.bundle.train
     assert rows.sources[:1] == ["copy: ant"] and rows.targets[:1] == ["ant"]
     assert (rows.sources[40], rows.targets[40]) == ("like one: ant two: ant", "5.0")
     assert (rows.sources[41], rows.targets[41]) == ("like one: ant two: bee", "1.0")
@@ -146,4 +146,4 @@ REFUSED = [
 @pytest.mark.parametrize(("changes", "error", "message"), REFUSED)
 def test_contradictory_settings_are_errors(folder, tmp_path, changes, error, message):
     with pytest.raises(error, match=message):
-        prepare(load_recipe(folder / "recipe.yaml", changes), tmp_path, Silent())
+        load_data(load_recipe(folder / "recipe.yaml", changes), tmp_path, Silent())

@@ -12,8 +12,8 @@ import pytest
 from tests.faults.runs import TINY as TINY_RUN
 
 from trifold.train import Outcome, train
-from trifold.train.ranks import Ranks
-from trifold.train.view import Silent, Snapshot
+from trifold.train.distributed import Ranks
+from trifold.train.monitor import Silent, Snapshot
 
 TINY = TINY_RUN | {"task.best_by": "bleu"}
 
@@ -97,7 +97,7 @@ def beside_one_that_cannot() -> Ranks:
     class Two(Ranks):
         world = 2
 
-        def total(self, values: Sequence[float]) -> list[float]:
+        def sum(self, values: Sequence[float]) -> list[float]:
             return [value + 1 for value in values]
 
     return Two()

@@ -1,6 +1,6 @@
-"""A program, as it copies itself: `ranked.py FOLDER` makes all the runs of several ranks that test_ranks.py looks at.
+"""`ranked.py FOLDER` makes all runs with several ranks that test_ranks.py checks, as forks of one process.
 
-Prints the exit codes of each run, by its name, as JSON.
+Prints the exit codes and the duration of each run, by name, as JSON.
 """
 
 from __future__ import annotations
@@ -25,257 +25,246 @@ from tests.faults.runs import TINY, training
 from trifold.errors import DataError
 from trifold.objectives.translate import Translate
 from trifold.recipe import load_recipe
-from trifold.train import checkpoint, loop, setup, train
-from trifold.train.dealing import deal
-from trifold.train.learner import Learner
-from trifold.train.ranks import joined
-from trifold.train.saver import Saver
-from trifold.train.sharding import on_first
-from trifold.train.view import Silent
+from trifold.train import checkpoint, data, loop, train
+from trifold.train.distributed import Ranks, join_ranks
+from trifold.train.monitor import Silent
+from trifold.train.state import Saver
+from trifold.train.trainer import Trainer
+from trifold.train.weights import gather_on_first
 
 BASE = Path(sys.argv[1])
-DRY = {"model.dropout": 0.0}
-EXACT = DRY | {"train.precision": "float64", "train.save_every": 5, "train.validate_every": 10}
-PARTS = {"train.sharding": "full"}
+NO_DROPOUT = {"model.dropout": 0.0}
+EXACT = NO_DROPOUT | {"train.precision": "float64", "train.save_every": 5, "train.validate_every": 10}
+SHARDED = {"train.sharding": "full"}
 MORE = {"train.optimizer": "adamw", "train.ema": 0.9, "train.clip": 0.5, "train.weight_decay": 0.1}
-FIFTY = {"train.steps": 50, "train.save_every": 25, "train.validate_every": 25}
 codes: dict[str, list[int]] = {}
 seconds: dict[str, float] = {}
 
 
-def run(name: str, world: int, changes: dict[str, Any], folder: str | None = None, **how: Any) -> None:
-    """A training on so many ranks; what it says is in NAME.txt, what it leaves in NAME or the folder that is named."""
+def run(name: str, world: int, changes: dict[str, Any], folder: str | None = None, **options: Any) -> None:
+    """A training with `world` ranks. Its output is NAME.txt; its folder is NAME, or `folder`.
+
+    patch: called in each rank, with its number, before it trains.
+    """
     log, start = BASE / f"{name}.txt", time.monotonic()
-    around: Callable[[int], Any] = how.pop("around", None)
+    patch: Callable[[int], Any] = options.pop("patch", lambda rank: None)
 
     def work(rank: int) -> int:
-        if around is not None:
-            around(rank)
+        patch(rank)
         return training(BASE / (folder or name), changes, log)()
 
-    codes[name] = ranked(work, world, log=log, **how)
+    codes[name] = ranked(work, world, log=log, **options)
     seconds[name] = time.monotonic() - start
 
 
-# --- the same result --------------------------------------------------------------------------------------
+# --- equal results ------------------------------------------------------------------------------------------
 
 
-def curves() -> None:
+def make_curves() -> None:
     for world in (1, 2, 4):
-        run(f"float64 on {world}", world, EXACT | FIFTY)
-        run(f"float32 on {world}", world, DRY | FIFTY)
-    run("float64 in 4 parts", 4, EXACT | PARTS)
-    run("float32 in 2 parts", 2, DRY | PARTS)
-    by_bytes = DRY | {
+        run(f"float64 on {world}", world, EXACT)
+    for world in (1, 2):
+        run(f"float32 on {world}", world, NO_DROPOUT)
+    run("float64 sharded on 4", 4, EXACT | SHARDED)
+    run("float32 sharded on 2", 2, NO_DROPOUT | SHARDED)
+    int8 = NO_DROPOUT | {
         "train.precision": "int8",
         "model.d_model": 256,
         "model.d_ff": 256,
         "batch.tokens": 2048,
-        "train.learning_rate": 0.002,  # so wide a model at the rate of a narrow one would make much of little
+        "train.learning_rate": 0.002,  # a wide model needs a lower rate than the tiny one
     }
-    run("int8 on 1", 1, by_bytes)
-    run("int8 in 2 parts", 2, by_bytes | PARTS)
-    going_round = EXACT | MORE | {"train.accumulate": 4, "batch.tokens": 128}
-    run("accumulating on 1", 1, going_round)
-    run("accumulating on 2", 2, going_round)
-    run("accumulating in 2 parts", 2, going_round | PARTS)
+    run("int8 on 1", 1, int8)
+    run("int8 sharded on 2", 2, int8 | SHARDED)
+    accumulating = EXACT | MORE | {"train.accumulate": 4, "batch.tokens": 128}
+    run("accumulating on 1", 1, accumulating)
+    run("accumulating on 2", 2, accumulating)
+    run("accumulating sharded on 2", 2, accumulating | SHARDED)
     few = EXACT | {"batch.rows": 3, "train.steps": 6}  # fewer rows than ranks
     run("few rows on 1", 1, few)
     run("few rows on 4", 4, few)
-    run("few rows in 4 parts", 4, few | PARTS)
-    for world in (1, 4, 2):  # one run that goes on under other numbers of ranks
-        steps = {"train.steps": {1: 4, 4: 8, 2: 12}[world]}
-        run(f"sitting on {world}", world, EXACT | steps | (PARTS if world == 4 else {}), "sittings")
-    run("sittings on 1", 1, EXACT)
+    run("few rows sharded on 4", 4, few | SHARDED)
+    for world, steps in ((1, 4), (4, 8), (2, 12)):  # one run, continued with other numbers of ranks
+        changes = EXACT | {"train.steps": steps} | (SHARDED if world == 4 else {})
+        run(f"session on {world}", world, changes, "sessions")
 
 
-def one_gradient(world: int, changes: dict[str, Any], file: Path) -> None:
-    """Of the first update, as rank 0 sees it, whole."""
+def new_trainer(changes: dict[str, Any], ranks: Ranks) -> tuple[data.TrainingData, Trainer]:
+    recipe = load_recipe("smoke", TINY | NO_DROPOUT | changes)
+    training_data = data.load_data(recipe, BASE / "warm" / "tokenizer", Silent())
+    trainer = Trainer(
+        training_data.new_model(),
+        training_data.objective,
+        recipe.train,
+        seed=1,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        ranks=ranks,
+    )
+    return training_data, trainer
+
+
+def save_gradient(world: int, changes: dict[str, Any], file: Path) -> None:
+    """The full gradient of the first update."""
 
     def work(rank: int) -> int:
-        recipe = load_recipe("smoke", TINY | DRY | changes)
-        prepared = setup.prepare(recipe, BASE / "warm" / "tokenizer", Silent())
-        with joined() as ranks:
-            learner = Learner(
-                prepared.new_model(),
-                prepared.task,
-                recipe.train,
-                seed=1,
-                device=torch.device("cpu"),
-                dtype=torch.float32,
-                ranks=ranks,
-            )
-            weights, taken = learner.weights, []
-            take = weights.take_gradient
+        with join_ranks() as ranks:
+            training_data, trainer = new_trainer(changes, ranks)
+            weights, gradients = trainer.weights, []
+            take_gradient = weights.take_gradient
 
-            def keep() -> torch.Tensor:
-                taken.append(take().clone())
-                return taken[0]
+            def recorded() -> torch.Tensor:
+                gradients.append(take_gradient().clone())
+                return gradients[0]
 
-            (dealt,) = islice(deal(prepared, 1, rank=rank, world=world), 1)
-            with mock.patch.object(weights, "take_gradient", keep):
-                learner.update(dealt.shares, 1, math.inf, dealt.idle)
-            named = {name: weights.across(name, part) for name, part in weights.named(taken[0]).items()}
-            whole = on_first(named, ranks)
-            if ranks.speaks:
-                save_file({name: value.contiguous() for name, value in whole.items()}, file)
+            (batch,) = islice(data.iterate_batches(training_data, 1, rank=rank, world=world), 1)
+            with mock.patch.object(weights, "take_gradient", recorded):
+                trainer.update(batch.micro_batches, 1, math.inf, batch.idle)
+            named = {
+                name: weights.to_global(name, part) for name, part in weights.named(gradients[0]).items()
+            }
+            full = gather_on_first(named, ranks)
+            if ranks.is_first:
+                save_file({name: value.contiguous() for name, value in full.items()}, file)
         return 0
 
     codes[file.stem] = ranked(work, world, log=BASE / "gradients.txt")
 
 
-# --- states that travel -----------------------------------------------------------------------------------
+# --- checkpoints --------------------------------------------------------------------------------------------
 
-FORMS = {"1": (1, {}), "2": (2, {}), "4": (4, {}), "2 parts": (2, PARTS), "4 parts": (4, PARTS)}
+FORMS = {"1": (1, {}), "2": (2, {}), "sharded 4": (4, SHARDED)}
 
 
-def travels() -> None:
-    """Every form saves; every form loads what every form has saved, and saves it again."""
+def exchange_checkpoints() -> None:
+    """Each form saves; each form loads what every form has saved, and saves it again."""
     for form, (world, changes) in FORMS.items():
-        run(f"saved by {form}", world, DRY | MORE | changes | {"train.steps": 4})
+        run(f"saved by {form}", world, NO_DROPOUT | MORE | changes | {"train.steps": 4})
     for form, (world, changes) in FORMS.items():
-        codes[f"loaded by {form}"] = ranked(_again(form, changes), world, log=BASE / "travels.txt")
+        codes[f"loaded by {form}"] = ranked(save_again(form, changes), world, log=BASE / "exchange.txt")
 
 
-def _again(form: str, changes: dict[str, Any]) -> Callable[[int], int]:
+def save_again(form: str, changes: dict[str, Any]) -> Callable[[int], int]:
     def work(rank: int) -> int:
-        recipe = load_recipe("smoke", TINY | DRY | MORE | changes)
-        prepared = setup.prepare(recipe, BASE / "warm" / "tokenizer", Silent())
-        with joined() as ranks:
-            learner = Learner(
-                prepared.new_model(),
-                prepared.task,
-                recipe.train,
-                seed=1,
-                device=torch.device("cpu"),
-                dtype=torch.float32,
-                ranks=ranks,
-            )
+        with join_ranks() as ranks:
+            training_data, trainer = new_trainer(MORE | changes, ranks)
             for other in FORMS:
                 state = checkpoint.load(BASE / f"saved by {other}" / "checkpoints" / "step-00000004")
-                learner.restore(state.weights, state.moments)
-                again = checkpoint.Checkpoint(*learner.state(), state.progress)
-                Saver(BASE / f"{other} by {form}", recipe.train, ranks).save(again, 0)
+                trainer.restore(state.weights, state.optimizer)
+                again = checkpoint.Checkpoint(*trainer.state(), state.progress)
+                Saver(BASE / f"{other} by {form}", training_data.recipe.train, ranks).save(again, 0)
         return 0
 
     return work
 
 
-# --- bad days ---------------------------------------------------------------------------------------------
+# --- faults -------------------------------------------------------------------------------------------------
 
 
-def struck(rank: int, number: int, step: int) -> Callable[[int], None]:
-    """On one rank alone, a signal in the midst of that update."""
+def signal_at(rank: int, number: int, step: int) -> Callable[[int], None]:
+    """One rank receives a signal during an update."""
 
-    def around(here: int) -> None:
-        real = Learner._learn
+    def patch(here: int) -> None:
+        real = Trainer._backward
 
-        def learn(self: Learner, batch: Any, now: int, *more: Any) -> float:
+        def backward(self: Trainer, batch: Any, now: int, *more: Any) -> float:
             if here == rank and now == step:
                 os.kill(os.getpid(), number)
             return real(self, batch, now, *more)
 
-        mock.patch.object(Learner, "_learn", learn).start()
+        mock.patch.object(Trainer, "_backward", backward).start()
 
-    return around
+    return patch
 
 
-def poisoned(rank: int, step: int, value: float) -> Callable[[int], None]:
-    """On one rank alone, that loss instead of its own, at that step."""
+def loss_at(rank: int, step: int, value: float) -> Callable[[int], None]:
+    """One rank computes this loss, once."""
 
-    def around(here: int) -> None:
-        real = Learner._learn
+    def patch(here: int) -> None:
+        real, flag = Trainer._backward, BASE / f"{rank} {step} {value}"
 
-        def learn(self: Learner, batch: Any, now: int, *more: Any) -> float:
+        def backward(self: Trainer, batch: Any, now: int, *more: Any) -> float:
             loss = real(self, batch, now, *more)
             return value if here == rank and now == step and not flag.exists() else loss
 
-        flag = BASE / f"{rank} {step} {value}"
-        mock.patch.object(Learner, "_learn", learn).start()
+        mock.patch.object(Trainer, "_backward", backward).start()
 
-    return around
+    return patch
 
 
-def long_validation(rank: int) -> None:
-    """Rank 0 takes its time, until it is told to stop."""
+def endless_validation(rank: int) -> None:
+    """The validation lasts until a signal interrupts it."""
 
-    def evaluate(self: Any, model: Any, rows: Any, examples: Any, looking: Any) -> Any:
-        (BASE / "a validation").touch()
+    def evaluate(self: Any, model: Any, rows: Any, examples: Any, context: Any) -> Any:
+        (BASE / "validation").touch()
         while True:
-            looking.poll()
+            context.poll()
             time.sleep(0.01)
 
     mock.patch.object(Translate, "evaluate", evaluate).start()
 
 
-def at_validation(rank: int, number: int) -> Callable[[list[int]], None]:
-    def beside(children: list[int]) -> None:
-        while not (BASE / "a validation").exists():
-            time.sleep(0.01)
-        os.kill(children[rank], number)
-
-    return beside
+def signal_validation(children: list[int]) -> None:
+    while not (BASE / "validation").exists():
+        time.sleep(0.01)
+    os.kill(children[1], signal.SIGTERM)
 
 
-def failing(rank: int) -> Callable[[int], None]:
-    """One rank cannot read its data."""
+def missing_data(rank: int) -> None:
+    """Rank 1 cannot read its data."""
 
-    def around(here: int) -> None:
-        def prepare(*_: Any) -> Any:
-            raise DataError("corpus.txt: not on this machine")
-
-        if here == rank:
-            mock.patch.object(loop, "prepare", prepare).start()
-
-    return around
-
-
-def reading_another_file(rank: int) -> None:
-    """Rank 1, on whose machine the file is another."""
-    real = loop.prepare
-
-    def prepare(*arguments: Any) -> Any:
-        prepared = real(*arguments)
-        prepared.train = prepared.task.examples(prepared.material.train.select(list(range(243)), "other"))
-        return prepared
+    def load_data(*_: Any) -> Any:
+        raise DataError("corpus.txt: not on this machine")
 
     if rank == 1:
-        mock.patch.object(loop, "prepare", prepare).start()
+        mock.patch.object(loop, "load_data", load_data).start()
 
 
-def bad_days() -> None:
-    run("undisturbed", 2, {})
-    for rank, number, name in ((1, signal.SIGTERM, "SIGTERM"), (0, signal.SIGINT, "SIGINT")):
-        run(f"stopped by {name}", 2, {}, around=struck(rank, number, 5))
-        run(f"gone on after {name}", 2, {}, f"stopped by {name}")
-    run("asked to save", 2, {}, around=struck(1, signal.SIGUSR1, 5))
-    run("killed", 2, {}, around=struck(1, signal.SIGKILL, 8))
-    run("gone on after a kill", 2, {}, "killed")
-    run("killed in parts", 2, PARTS, around=struck(0, signal.SIGKILL, 3))
-    run("validating", 2, {}, around=long_validation, beside=at_validation(1, signal.SIGTERM))
-    run("gone on after validating", 2, {}, "validating")
-    run("nonsense stops", 2, {}, around=poisoned(1, 5, math.nan))
-    run("nonsense is skipped", 2, {"train.on_nonfinite": "skip"}, around=poisoned(1, 5, math.inf))
-    spikes = {"train.on_spike": "rewind", "train.spike_window": 5, "train.spike_factor": 3.0}
-    run("spikes", 2, spikes | PARTS | {"train.validate_every": 100}, around=poisoned(1, 8, 1e9))
-    run("refused", 2, {"train.steps": 3}, "undisturbed", around=_no_resume)
-    run("muon", 2, PARTS | {"train.optimizer": "muon"})
-    run("alone without data", 2, {}, around=failing(1))
-    run("other data", 2, {}, around=reading_another_file)
+def other_data(rank: int) -> None:
+    """Rank 1 reads other data."""
+    real = loop.load_data
+
+    def load_data(*arguments: Any) -> Any:
+        loaded = real(*arguments)
+        loaded.train = loaded.objective.examples(loaded.bundle.train.select(list(range(243)), "other"))
+        return loaded
+
+    if rank == 1:
+        mock.patch.object(loop, "load_data", load_data).start()
 
 
-def _no_resume(rank: int) -> None:
+def without_resume(rank: int) -> None:
     real = loop.train
     mock.patch("tests.faults.runs.train", lambda *a, **k: real(*a, **(k | {"resume": None}))).start()
 
 
+def make_faults() -> None:
+    run("undisturbed", 2, {})
+    for rank, number, name in ((1, signal.SIGTERM, "SIGTERM"), (0, signal.SIGINT, "SIGINT")):
+        run(f"stopped by {name}", 2, {}, patch=signal_at(rank, number, 5))
+        run(f"continued after {name}", 2, {}, f"stopped by {name}")
+    run("save request", 2, {}, patch=signal_at(1, signal.SIGUSR1, 5))
+    run("killed", 2, {}, patch=signal_at(1, signal.SIGKILL, 8))
+    run("continued after a kill", 2, {}, "killed")
+    run("killed, sharded", 2, SHARDED, patch=signal_at(0, signal.SIGKILL, 3))
+    run("validating", 2, {}, patch=endless_validation, beside=signal_validation)
+    run("continued after validating", 2, {}, "validating")
+    run("non-finite stops", 2, {}, patch=loss_at(1, 5, math.nan))
+    run("non-finite is skipped", 2, {"train.on_nonfinite": "skip"}, patch=loss_at(1, 5, math.inf))
+    spikes = {"train.on_spike": "rewind", "train.spike_window": 5, "train.spike_factor": 3.0}
+    run("spike", 2, spikes | SHARDED | {"train.validate_every": 100}, patch=loss_at(1, 8, 1e9))
+    run("not resumed", 2, {"train.steps": 3}, "undisturbed", patch=without_resume)
+    run("muon", 2, SHARDED | {"train.optimizer": "muon"})
+    run("missing data", 2, {}, patch=missing_data)
+    run("other data", 2, {}, patch=other_data)
+
+
 if __name__ == "__main__":
     train("smoke", out=BASE / "warm", **TINY)
-    begun = time.monotonic()
-    curves()
+    make_curves()
     for world in (1, 2, 4):
-        one_gradient(world, {}, BASE / f"gradient {world}.safetensors")
-    one_gradient(4, PARTS, BASE / "gradient 4 parts.safetensors")
-    travels()
-    bad_days()
-    print(json.dumps({"codes": codes, "seconds": seconds, "all": time.monotonic() - begun}))
+        save_gradient(world, {}, BASE / f"gradient {world}.safetensors")
+    save_gradient(4, SHARDED, BASE / "gradient sharded 4.safetensors")
+    exchange_checkpoints()
+    make_faults()
+    print(json.dumps({"codes": codes, "seconds": seconds}))

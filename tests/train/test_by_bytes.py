@@ -12,8 +12,8 @@ from tests.faults.runs import lines_of
 from trifold.errors import SettingsError
 from trifold.fast.int8_training import bytes_hindrance
 from trifold.recipe import load_recipe
-from trifold.train.device import agreed, find_machine
-from trifold.train.ranks import ALONE
+from trifold.train.device import agree_on_options, find_machine
+from trifold.train.distributed import SINGLE
 
 WIDE = {"train__device": "cpu", "model__d_model": 256, "model__d_ff": 256, "batch__tokens": 2048}
 BY_BYTES = WIDE | {"train__precision": "int8"}
@@ -38,7 +38,7 @@ def test_the_run_learns_by_bytes_there_and_back_and_says_so(run, listening, prod
     layers = 4 + 2 + 8 + 2  # of one block of each side
     for part in (
         "+int8 arithmetic, float32 master weights",
-        f"parameters, {layers} layers learning by bytes;",
+        f"parameters, {layers} layers in int8;",
     ):
         assert any(part in line for line in listening.lines), part
     assert json.loads((outcome.folder / "environment.json").read_text("utf-8"))["precision"].endswith("+int8")
@@ -75,9 +75,9 @@ def test_where_it_does_not_pay_the_run_is_as_with_auto_and_says_so(
 def test_ranks_learn_by_bytes_together_or_not_at_all(monkeypatch, beside_one_that_cannot):
     monkeypatch.setattr(DEVICE, "bytes_hindrance", lambda device: "")
     settings = load_recipe("smoke", {"train.precision": "int8", "train.device": "cpu"}).train
-    assert agreed(find_machine(settings, 4096, ALONE)).by_bytes is True
-    alone = agreed(find_machine(settings, 4096, beside_one_that_cannot))
-    assert alone.by_bytes is False and "without int8 (another rank cannot)" in str(alone)
+    assert agree_on_options(find_machine(settings, 4096, SINGLE)).int8 is True
+    alone = agree_on_options(find_machine(settings, 4096, beside_one_that_cannot))
+    assert alone.int8 is False and "without int8 (another rank cannot)" in str(alone)
 
 
 def test_graphs_and_bytes_are_refused_together():

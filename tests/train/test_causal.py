@@ -19,7 +19,7 @@ from trifold.errors import SettingsError
 from trifold.pipeline import load
 from trifold.recipe import load_recipe
 from trifold.train import train
-from trifold.train.setup import prepare
+from trifold.train.data import load_data
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +134,7 @@ def test_it_learns(recipe, tmp_path):
 
 
 def test_what_was_read_and_how_it_is_cut_is_said(recipe, listening, tmp_path):
-    prepared = prepare(load_recipe(recipe), tmp_path / "tokenizer", listening)
+    prepared = load_data(load_recipe(recipe), tmp_path / "tokenizer", listening)
     said = "\n".join(listening.lines)
     assert "text.txt: 40 documents" in said
     assert (
@@ -142,7 +142,7 @@ def test_what_was_read_and_how_it_is_cut_is_said(recipe, listening, tmp_path):
         in said
     )
     assert "an epoch: " in said and " pieces, " in said and " tokens, " in said and "vocabulary " in said
-    assert prepared.config.vocab_size == prepared.task.tokenizer.vocab_size
+    assert prepared.config.vocab_size == prepared.objective.tokenizer.vocab_size
     one, two, again = prepared.examples(0), prepared.examples(1), prepared.examples(0)
     assert one.chunks.starts.tolist() == again.chunks.starts.tolist() != two.chunks.starts.tolist()
     assert one.sizes.sum() == two.sizes.sum()
@@ -150,7 +150,7 @@ def test_what_was_read_and_how_it_is_cut_is_said(recipe, listening, tmp_path):
 
 def test_what_is_dropped_or_never_asked_for_is_counted(recipe, listening, tmp_path):
     changes = {"data.cut": "drop", "task.begin": False, "task.end": False}
-    prepare(load_recipe(recipe, changes), tmp_path / "tokenizer", listening)
+    load_data(load_recipe(recipe, changes), tmp_path / "tokenizer", listening)
     said = "\n".join(listening.lines)
     assert "left out, with " in said
     assert "the first token of each of 32 documents is never a label" in said
@@ -166,13 +166,13 @@ def test_samples_are_written_a_row_a_line(trained):
 
 def test_a_model_of_another_shape_is_refused_before_anything_is_read(recipe, listening, tmp_path):
     with pytest.raises(SettingsError, match=r"model\.shape: encoder does not support task\.kind: causal"):
-        prepare(load_recipe(recipe, {"model.shape": "encoder"}), tmp_path, listening)
+        load_data(load_recipe(recipe, {"model.shape": "encoder"}), tmp_path, listening)
     with pytest.raises(SettingsError, match=r"decoder does not support task\.kind: translate"):
-        prepare(load_recipe("smoke", {"model.shape": "decoder"}), tmp_path, listening)
+        load_data(load_recipe("smoke", {"model.shape": "decoder"}), tmp_path, listening)
     with pytest.raises(SettingsError, match=r"model\.logit_soft_cap: "):
-        prepare(load_recipe(recipe, {"model.logit_soft_cap": 30.0}), tmp_path, listening)
+        load_data(load_recipe(recipe, {"model.logit_soft_cap": 30.0}), tmp_path, listening)
     with pytest.raises(SettingsError, match=r"data\.valid: no validation data; .*data\.holdout=0\.1"):
-        prepare(load_recipe(recipe, {"data.holdout": 0}), tmp_path, listening)
+        load_data(load_recipe(recipe, {"data.holdout": 0}), tmp_path, listening)
 
 
 # --- what comes out ------------------------------------------------------------------------------------------
@@ -252,12 +252,12 @@ def test_from_a_cache_it_learns_and_resumes_to_the_bit(recipe, interrupting, lis
 def test_what_no_cache_serves_is_refused(recipe, listening, tmp_path):
     cache = {"data.cache": str(tmp_path / "cache")}
     with pytest.raises(SettingsError, match=r"data\.cut: drop is not supported with data\.cache"):
-        prepare(load_recipe(recipe, cache | {"data.cut": "drop"}), tmp_path, listening)
+        load_data(load_recipe(recipe, cache | {"data.cut": "drop"}), tmp_path, listening)
     with pytest.raises(
         SettingsError, match=r"data\.holdout: a number of documents \(8\) cannot be held out of a cache"
     ):
-        prepare(load_recipe(recipe, cache | {"data.holdout": 8}), tmp_path, listening)
+        load_data(load_recipe(recipe, cache | {"data.holdout": 8}), tmp_path, listening)
     with pytest.raises(
         SettingsError, match=r"data\.cache: a task of kind translate reads its text into memory"
     ):
-        prepare(load_recipe("smoke", cache), tmp_path, listening)
+        load_data(load_recipe("smoke", cache), tmp_path, listening)

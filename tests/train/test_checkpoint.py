@@ -33,7 +33,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     after = checkpoint.load(path)
     assert path.name == "step-00000007"
     assert after.progress == before.progress
-    for ours, theirs in ((before.weights, after.weights), (before.moments, after.moments)):
+    for ours, theirs in ((before.weights, after.weights), (before.optimizer, after.optimizer)):
         assert set(ours) == set(theirs)
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -115,7 +115,7 @@ def test_a_manifest_that_forgets_a_file_does_not_make_it_trusted(tmp_path):
 def test_the_mean_of_weights_needs_no_moments(tmp_path):
     path = checkpoint.save(tmp_path, state())
     (path / "optimizer.safetensors").write_bytes(b"damaged")
-    assert checkpoint.load(path, optimizer=False).moments == {}
+    assert checkpoint.load(path, optimizer=False).optimizer == {}
     assert checkpoint.mean_weights([path]).weights.keys() == {"a.weight", "b"}
 
 
@@ -160,9 +160,9 @@ def test_an_interrupted_save_leaves_nothing_half_written(
         ):
             checkpoint.save(folder, state(7))
     assert sorted(path.name for path in folder.iterdir()) == before
-    assert [path.name for path in checkpoint.saved(folder)] == before
+    assert [path.name for path in checkpoint.list_checkpoints(folder)] == before
     checkpoint.save(folder, state(7))
-    assert checkpoint.load(checkpoint.saved(folder)[-1]).progress == {"step": 7}
+    assert checkpoint.load(checkpoint.list_checkpoints(folder)[-1]).progress == {"step": 7}
 
 
 def test_a_save_that_is_killed_is_not_seen_and_swept_later(tmp_path, monkeypatch):
@@ -176,7 +176,7 @@ def test_a_save_that_is_killed_is_not_seen_and_swept_later(tmp_path, monkeypatch
         patch.setattr(disk, "rename", killed)
         with pytest.raises(Killed):
             checkpoint.save(tmp_path, state(7))
-    assert checkpoint.saved(tmp_path) == []
+    assert checkpoint.list_checkpoints(tmp_path) == []
     checkpoint.save(tmp_path, state(8))
     checkpoint.prune(tmp_path, keep=5)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000008"]
@@ -186,7 +186,7 @@ def test_prune_keeps_the_newest(tmp_path):
     for step in (2, 10, 4, 100):
         checkpoint.save(tmp_path, state(step))
     checkpoint.prune(tmp_path, keep=2)
-    assert [checkpoint.step_of(path) for path in checkpoint.saved(tmp_path)] == [10, 100]
+    assert [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(tmp_path)] == [10, 100]
 
 
 def test_what_an_interruption_saved_never_displaces_a_regular_checkpoint(tmp_path):
@@ -194,16 +194,16 @@ def test_what_an_interruption_saved_never_displaces_a_regular_checkpoint(tmp_pat
     for step in (10, 20, 23, 27, 30, 34):
         checkpoint.save(tmp_path, state(step))
         checkpoint.prune(tmp_path, keep=2, every=10)
-        kept.append([checkpoint.step_of(path) for path in checkpoint.saved(tmp_path)])
+        kept.append([checkpoint.step_of(path) for path in checkpoint.list_checkpoints(tmp_path)])
     assert kept == [[10], [10, 20], [10, 20, 23], [10, 20, 27], [20, 30], [20, 30, 34]]
-    assert [checkpoint.step_of(path) for path in checkpoint.regular(tmp_path, 10)] == [20, 30]
+    assert [checkpoint.step_of(path) for path in checkpoint.regular_checkpoints(tmp_path, 10)] == [20, 30]
 
 
 def test_other_things_in_the_folder_are_no_checkpoints(tmp_path):
     checkpoint.save(tmp_path, state(5))
     (tmp_path / "step-00000009").mkdir()
     shutil.copytree(tmp_path / "step-00000005", tmp_path / "step-00000005-copy")
-    assert [path.name for path in checkpoint.saved(tmp_path)] == ["step-00000005"]
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-00000005"]
 
 
 def test_the_mean_of_weights_is_the_mean(tmp_path):
@@ -222,7 +222,7 @@ def test_a_damaged_checkpoint_is_left_out_of_the_mean(tmp_path):
     weights = paths[1] / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     mean = checkpoint.mean_weights(paths)
-    assert mean.of == 2 and [str(weights) in line for line in mean.refused] == [True]
+    assert mean.used == 2 and [str(weights) in line for line in mean.rejected] == [True]
     wanted = checkpoint.mean_weights([paths[0], paths[2]]).weights
     assert all(torch.equal(value, wanted[name]) for name, value in mean.weights.items())
     assert checkpoint.mean_weights([paths[1]])[:2] == ({}, 0)
@@ -237,25 +237,25 @@ def damage(path, name="weights.safetensors"):
     (path / name).write_bytes(content)
 
 
-def test_the_newest_sound_checkpoint_is_found_and_what_is_wrong_with_newer_ones(tmp_path):
+def test_the_load_newest_checkpoint_is_found_and_what_is_wrong_with_newer_ones(tmp_path):
     paths = [checkpoint.save(tmp_path, state(step)) for step in (1, 2, 3, 4)]
-    assert checkpoint.newest_sound(tmp_path).path == paths[-1]
+    assert checkpoint.load_newest(tmp_path).path == paths[-1]
     damage(paths[3])
     (paths[2] / "manifest.json").unlink()
-    path, held, refused = checkpoint.newest_sound(tmp_path)
+    path, held, refused = checkpoint.load_newest(tmp_path)
     assert (path, held.progress) == (paths[1], {"step": 2})
     assert [paths[3].name in refused[0], paths[2].name in refused[1]] == [True, True]
     assert "weights.safetensors" in refused[0] and "manifest.json" in refused[1]
 
 
 def test_where_there_is_none_nothing_is_found_and_where_none_is_sound_nothing_is_begun_anew(tmp_path):
-    assert checkpoint.newest_sound(tmp_path) is None
+    assert checkpoint.load_newest(tmp_path) is None
     for step in (1, 2):
         damage(checkpoint.save(tmp_path, state(step)), "progress.json")
     with pytest.raises(
-        CheckpointError, match=r"step-00000002(.|\n)*step-00000001(.|\n)*no sound checkpoint is left.*--out"
+        CheckpointError, match=r"step-00000002(.|\n)*step-00000001(.|\n)*no intact checkpoint remains.*--out"
     ):
-        checkpoint.newest_sound(tmp_path)
+        checkpoint.load_newest(tmp_path)
 
 
 def test_damage_to_the_manifest_is_not_taken_for_damage_to_what_it_lists(tmp_path):
@@ -299,11 +299,11 @@ def test_what_cannot_be_read_is_passed_over_like_damage_and_named(tmp_path, unre
     said = rf"{paths[1] / name}: cannot be read \({os.strerror(number)}\)"
     with pytest.raises(CheckpointError, match=said):
         checkpoint.load(paths[1])
-    path, _, refused = checkpoint.newest_sound(tmp_path)
+    path, _, refused = checkpoint.load_newest(tmp_path)
     assert path == paths[0] and re.match(said, refused[0])
     if name != "optimizer.safetensors":  # of which no mean is made
         mean = checkpoint.mean_weights(paths)
-        assert mean.of == 1 and re.match(said, mean.refused[0])
+        assert mean.used == 1 and re.match(said, mean.rejected[0])
 
 
 def test_a_disk_that_fails_while_a_file_is_read_is_passed_over_too(tmp_path, monkeypatch):
@@ -316,7 +316,7 @@ def test_a_disk_that_fails_while_a_file_is_read_is_passed_over_too(tmp_path, mon
         return real(stream, kind)
 
     monkeypatch.setattr(hashlib, "file_digest", failing)
-    path, _, refused = checkpoint.newest_sound(tmp_path)
+    path, _, refused = checkpoint.load_newest(tmp_path)
     assert path == paths[0]
     assert refused == [f"{paths[1] / 'weights.safetensors'}: cannot be read (Input/output error)"]
 
@@ -326,8 +326,8 @@ def test_a_checkpoint_that_cannot_be_looked_into_is_none_of_ours_to_remove(tmp_p
     unreadable(paths[0])
     unreadable(paths[2])
     unreadable(paths[2] / "manifest.json")
-    assert checkpoint.saved(tmp_path) == paths
-    assert checkpoint.newest_sound(tmp_path).path == paths[1]
+    assert checkpoint.list_checkpoints(tmp_path) == paths
+    assert checkpoint.load_newest(tmp_path).path == paths[1]
     checkpoint.prune(tmp_path, 1)
     assert all(path.is_dir() for path in paths)
 
@@ -336,20 +336,20 @@ def test_nothing_is_begun_anew_where_checkpoints_cannot_be_listed(tmp_path, unre
     checkpoint.save(tmp_path, state(1))
     unreadable(tmp_path, errno.EIO)
     with pytest.raises(CheckpointError, match=rf"{tmp_path}: cannot be read"):
-        checkpoint.newest_sound(tmp_path)
+        checkpoint.load_newest(tmp_path)
 
 
 # --- who stays --------------------------------------------------------------------------------------------
 
 
 def steps(folder):
-    return [checkpoint.step_of(path) for path in checkpoint.saved(folder)]
+    return [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(folder)]
 
 
 def test_some_stay_for_ever_and_the_best_stays(tmp_path):
     for step in (10, 20, 30, 40, 50, 60, 70):
         checkpoint.save(tmp_path, state(step))
-        checkpoint.prune(tmp_path, 1, 10, upto=step, forever=30, best=20)
+        checkpoint.prune(tmp_path, 1, 10, upto=step, keep_every=30, best=20)
     assert steps(tmp_path) == [20, 30, 60, 70]
 
 
@@ -388,7 +388,7 @@ def test_what_is_damaged_again_and_again_steps_aside_every_time(tmp_path):
     checkpoint.save(tmp_path, state(7))
     aside = ("step-00000007.foreign", *(f"step-00000007.foreign-{number}" for number in (2, 3, 4)))
     assert [(tmp_path / name / "manifest.json").read_text("utf-8") for name in aside] == list("0123")
-    assert checkpoint.newest_sound(tmp_path).refused == []
+    assert checkpoint.load_newest(tmp_path).rejected == []
 
 
 def test_a_removal_that_is_killed_leaves_no_half_of_a_checkpoint(tmp_path, monkeypatch):
@@ -416,7 +416,10 @@ def test_a_checkpoint_that_cannot_be_removed_stays_whole(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         _refuse(patch, disk, "rename", 1)
         checkpoint.prune(tmp_path, 1)
-    assert [checkpoint.load(path).progress["step"] for path in checkpoint.saved(tmp_path)] == [1, 2]
+    assert [checkpoint.load(path).progress["step"] for path in checkpoint.list_checkpoints(tmp_path)] == [
+        1,
+        2,
+    ]
 
 
 def test_a_save_that_is_killed_while_it_replaces_is_undone(tmp_path, monkeypatch):

@@ -15,11 +15,11 @@ from trifold.batches import shares
 from trifold.errors import SettingsError
 from trifold.recipe import load_recipe
 from trifold.train import blocks
-from trifold.train.device import agreed, find_machine, hindrance
-from trifold.train.learner import Learner
-from trifold.train.ranks import ALONE
-from trifold.train.setup import prepare
-from trifold.train.view import Silent
+from trifold.train.data import load_data
+from trifold.train.device import agree_on_options, compile_obstacle, find_machine
+from trifold.train.distributed import SINGLE
+from trifold.train.monitor import Silent
+from trifold.train.trainer import Trainer
 
 CPU = torch.device("cpu")
 DECODER = {
@@ -39,10 +39,10 @@ def gradient(
     """What the first batches of a run would move the weights by."""
     overrides = tiny | {key.replace("__", "."): value for key, value in changes.items()}
     recipe = load_recipe("smoke", overrides)
-    prepared = prepare(recipe, tmp_path / "tokenizer", Silent())
-    learner = Learner(
+    prepared = load_data(recipe, tmp_path / "tokenizer", Silent())
+    trainer = Trainer(
         prepared.new_model(),
-        prepared.task,
+        prepared.objective,
         recipe.train,
         seed=1,
         device=CPU,
@@ -51,13 +51,15 @@ def gradient(
     )
     counters.clear()
     examples = prepared.examples(0)
-    totals = dict.fromkeys(learner.task.counts(prepared.task.batch(examples, [0], prepared.width)), 1.0)
+    totals = dict.fromkeys(
+        trainer.task.counts(prepared.objective.batch(examples, [0], prepared.max_length)), 1.0
+    )
     for micro, rows in enumerate(prepared.plan(examples, 0)[:batches]):
         (part,) = shares(examples.lengths, rows, 1)
-        learner._learn(prepared.task.batch(examples, part, prepared.width), 1, micro, totals)
-        learner.weights.collect()
+        trainer._backward(prepared.objective.batch(examples, part, prepared.max_length), 1, micro, totals)
+        trainer.weights.collect()
     assert bool(counters["stats"]["unique_graphs"]) == compiles, "graphs were made where they were asked for"
-    return learner.weights.take_gradient().clone()
+    return trainer.weights.take_gradient().clone()
 
 
 @compiling
@@ -114,26 +116,26 @@ def test_where_nothing_compiles_a_run_says_why_and_learns_without(run, listening
         raise RuntimeError("no compiler\nand more")
 
     monkeypatch.setattr(torch, "compile", missing)
-    hindrance.cache_clear()
+    compile_obstacle.cache_clear()
     try:
         outcome = run(view=listening, train__compile="blocks", train__steps=2, train__warmup=1)
     finally:
-        hindrance.cache_clear()
+        compile_obstacle.cache_clear()
     assert outcome.steps == 2
     assert any("blocks not compiled (no compiler), " in line for line in listening.lines)
     assert json.loads((outcome.folder / "environment.json").read_text("utf-8"))["compiled"] is False
 
 
 def test_ranks_compile_together_or_not_at_all(monkeypatch, beside_one_that_cannot):
-    monkeypatch.setattr(DEVICE, "hindrance", lambda device: "")
+    monkeypatch.setattr(DEVICE, "compile_obstacle", lambda device: "")
     monkeypatch.setattr(DEVICE, "loops", object)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)  # of which as many workers would be made
     settings = load_recipe("smoke", {"train.compile": "blocks", "train.device": "cpu"}).train
     machine = find_machine(settings, 100_000, beside_one_that_cannot)
     assert machine.compiles and machine.workers == 1
-    alone = agreed(machine)
+    alone = agree_on_options(machine)
     assert alone.compiles is False and "another rank cannot" in str(alone)
-    assert agreed(find_machine(settings, 100_000, ALONE)).compiles is True
+    assert agree_on_options(find_machine(settings, 100_000, SINGLE)).compiles is True
 
 
 def test_what_graphs_cannot_do_is_refused_before_anything_is_done():
@@ -147,18 +149,18 @@ def test_what_graphs_cannot_do_is_refused_before_anything_is_done():
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_compiler_that_a_signal_has_ended_is_no_failure_of_the_run(run, monkeypatch, asked):
     """As Ctrl-C does in a terminal, to all processes that were begun from it."""
-    monkeypatch.setattr(DEVICE, "hindrance", lambda device: "")
-    monkeypatch.setattr(sys.modules["trifold.train.sharding"], "compile_blocks", lambda model: None)
-    real = Learner.update
+    monkeypatch.setattr(DEVICE, "compile_obstacle", lambda device: "")
+    monkeypatch.setattr(sys.modules["trifold.train.weights"], "compile_blocks", lambda model: None)
+    real = Trainer.update
 
-    def update(self: Learner, batches: Any, step: int, *more: Any) -> Any:
+    def update(self: Trainer, batches: Any, step: int, *more: Any) -> Any:
         if step == 5:
             if asked:
                 signal.raise_signal(signal.SIGTERM)
             raise RuntimeError("CppCompileError")
         return real(self, batches, step, *more)
 
-    monkeypatch.setattr(Learner, "update", update)
+    monkeypatch.setattr(Trainer, "update", update)
     if not asked:
         with pytest.raises(RuntimeError, match="CppCompileError"):
             run(train__compile="blocks")

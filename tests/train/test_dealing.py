@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from trifold.train.dealing import ahead
+from trifold.train.data import prefetch
 
 
 def test_batches_come_in_their_order_each_once_and_one_is_made_ahead():
@@ -17,7 +17,7 @@ def test_batches_come_in_their_order_each_once_and_one_is_made_ahead():
             made.append(number)
             yield number
 
-    coming = ahead(batches())
+    coming = prefetch(batches())
     assert list(itertools.islice(coming, 5)) == [0, 1, 2, 3, 4]
     coming.close()
     assert made in ([*range(5)], [*range(6)])
@@ -34,7 +34,7 @@ def test_a_batch_that_takes_long_is_not_waited_for_when_nobody_wants_it_any_more
         release.wait(30)
         yield "second"
 
-    coming, start = ahead(batches(), begun.is_set), time.monotonic()
+    coming, start = prefetch(batches(), begun.is_set), time.monotonic()
     assert next(coming) == "first"
     assert begun.wait(10)
     assert when != "while it is waited for" or list(coming) == []
@@ -45,7 +45,7 @@ def test_a_batch_that_takes_long_is_not_waited_for_when_nobody_wants_it_any_more
 
 
 def test_batches_may_come_to_an_end():
-    assert list(ahead(iter("abc"))) == ["a", "b", "c"]
+    assert list(prefetch(iter("abc"))) == ["a", "b", "c"]
 
 
 def test_what_goes_wrong_with_a_batch_is_raised_where_it_is_asked_for():
@@ -53,7 +53,7 @@ def test_what_goes_wrong_with_a_batch_is_raised_where_it_is_asked_for():
         yield "first"
         raise ValueError("broken")
 
-    coming = ahead(batches())
+    coming = prefetch(batches())
     assert next(coming) == "first"
     with pytest.raises(ValueError, match="broken"):
         next(coming)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trifold.errors import UsageError
-from trifold.train.device import choose_precision, choose_workers, find_device, undisturbed
+from trifold.train.device import choose_precision, choose_workers, find_device, reduce_interpreter_pauses
 
 DEVICE = sys.modules["trifold.train.device"]  # `trifold.train` is the function, for those who import it
 
@@ -20,13 +20,13 @@ def test_the_cpu_is_always_there():
 def test_a_device_that_is_not_here_is_refused_with_what_is(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(UsageError, match=r"device 'cuda:3' is not here; devices found: cpu$"):
+    with pytest.raises(UsageError, match=r"device 'cuda:3' is not available; available devices: cpu$"):
         find_device("cuda:3")
     assert find_device("auto").type == "cpu"
 
 
 def test_a_device_that_nobody_knows(monkeypatch):
-    with pytest.raises(UsageError, match=r"device 'gpu' is not known; use auto, cpu, cuda"):
+    with pytest.raises(UsageError, match=r"unknown device 'gpu'; use auto, cpu, cuda"):
         find_device("gpu")
 
 
@@ -61,16 +61,14 @@ def test_workers_are_as_many_as_threads_where_each_has_enough_to_do(monkeypatch)
 
 def test_workers_are_for_the_cpu():
     assert choose_workers(None, torch.device("cuda"), 4096) == 1
-    with pytest.raises(
-        UsageError, match=r"train.workers=2: batches are shared between threads of a CPU only"
-    ):
+    with pytest.raises(UsageError, match=r"train.workers=2: workers share batches on a CPU only"):
         choose_workers(2, torch.device("cuda"), 4096)
 
 
 def test_python_is_as_it_was_after_an_undisturbed_block() -> None:
     before = sys.getswitchinterval()
-    with undisturbed(2):
+    with reduce_interpreter_pauses(2):
         assert sys.getswitchinterval() <= 0.0005 and gc.get_freeze_count() > 0
     assert sys.getswitchinterval() == before and gc.get_freeze_count() == 0
-    with undisturbed(1):
+    with reduce_interpreter_pauses(1):
         assert sys.getswitchinterval() == before

@@ -17,7 +17,7 @@ from trifold.hub import load_model
 from trifold.nn.distillation import evenly_spaced
 from trifold.recipe import load_recipe
 from trifold.train import train
-from trifold.train.setup import prepare
+from trifold.train.data import load_data
 
 pytestmark = pytest.mark.slow
 
@@ -105,13 +105,15 @@ def test_a_students_loss_falls_and_it_comes_closer_to_its_teacher(taught, listen
     assert losses[-1] < losses[0]
     if kind == "causal":
         assert losses[-1] < 1.0  # nats; there are five words to choose from
-    prepared = prepare(load_recipe(taught(kind), changes), tmp_path / "again", listening)
+    prepared = load_data(load_recipe(taught(kind), changes), tmp_path / "again", listening)
     batch, (learnt, _) = (
-        prepared.task.batch(prepared.train, np.arange(9)),
+        prepared.objective.batch(prepared.train, np.arange(9)),
         load_model(tmp_path / "run" / "model"),
     )
     with torch.no_grad():
-        new, after = (prepared.task.loss(model.eval(), batch) for model in (prepared.new_model(), learnt))
+        new, after = (
+            prepared.objective.loss(model.eval(), batch) for model in (prepared.new_model(), learnt)
+        )
     for name in ("soft", "cosine"):
         assert float(after[name].sum) < 0.7 * float(new[name].sum)
 
@@ -127,8 +129,8 @@ def test_workers_share_a_batch_and_a_teacher(taught, tmp_path, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_students_terms_are_those_of_the_formulas(taught, listening, tmp_path, kind):
     """Weights, counts and sums of every term, by whole logits and states."""
-    prepared = prepare(load_recipe(taught(kind), {"task.soft": 3.0, "task.hard": 0.5}), tmp_path, listening)
-    task, model = prepared.task, prepared.new_model().eval()
+    prepared = load_data(load_recipe(taught(kind), {"task.soft": 3.0, "task.hard": 0.5}), tmp_path, listening)
+    task, model = prepared.objective, prepared.new_model().eval()
     batch = task.batch(prepared.train, np.arange(5), draw=3)
     counts, terms = task.counts(batch), task.loss(model, batch)
     real = batch.inputs.packing.real
@@ -152,17 +154,17 @@ def test_a_student_of_every_layer_that_begins_as_its_teacher_has_nothing_to_lear
     taught, listening, tmp_path
 ):
     recipe = load_recipe(taught("causal"), {"model.n_layers": 4, "task.start": "spread"})
-    prepared = prepare(recipe, tmp_path, listening)
-    batch = prepared.task.batch(prepared.train, np.arange(4))
-    terms = prepared.task.loss(prepared.new_model().eval(), batch)
+    prepared = load_data(recipe, tmp_path, listening)
+    batch = prepared.objective.batch(prepared.train, np.arange(4))
+    terms = prepared.objective.loss(prepared.new_model().eval(), batch)
     for name in ("soft", "cosine", *RELATIONS):
         assert float(terms[name].sum.detach()) == pytest.approx(0, abs=1e-3), name
     assert float(terms["tokens"].sum.detach()) > 0
 
 
 def test_a_student_reads_with_the_teachers_tokenizer_and_begins_as_its_layers(taught, listening, tmp_path):
-    prepared = prepare(load_recipe(taught("causal")), tmp_path, listening)
-    teacher = prepared.task._teacher
+    prepared = load_data(load_recipe(taught("causal")), tmp_path, listening)
+    teacher = prepared.objective._teacher
     assert prepared.config.vocab_size == teacher.config.vocab_size
     assert any("that of the teacher" in line for line in listening.lines)
     begun = dict(prepared.new_model().named_parameters())
@@ -189,4 +191,4 @@ REFUSED = [
 @pytest.mark.parametrize(("changes", "message"), REFUSED)
 def test_what_does_not_fit_is_refused(taught, listening, tmp_path, changes, message):
     with pytest.raises(SettingsError, match=message):
-        prepare(load_recipe(taught("causal"), changes), tmp_path, listening).new_model()
+        load_data(load_recipe(taught("causal"), changes), tmp_path, listening).new_model()

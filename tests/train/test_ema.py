@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from trifold.hub import load_model
 from trifold.train import checkpoint
-from trifold.train.ema import MovingAverage, newest_share
-from trifold.train.learner import Learner
+from trifold.train.optimizers import MovingAverage, newest_weight
+from trifold.train.trainer import Trainer
 
 
 @given(decay=st.floats(0.01, 0.9999), steps=st.integers(1, 40))
@@ -23,7 +23,7 @@ def test_it_is_the_weighted_mean_of_all_weights_so_far(decay, steps):
     for _ in range(steps):
         master.copy_(torch.randn(3))
         seen.append(master.double())
-        ours.take()
+        ours.update()
     shares = torch.tensor([decay ** (steps - i) for i in range(1, steps + 1)], dtype=torch.float64)
     wanted = (torch.stack(seen) * shares[:, None]).sum(0) / shares.sum()
     torch.testing.assert_close(ours.mean.double(), wanted, rtol=1e-4, atol=1e-5)
@@ -31,10 +31,10 @@ def test_it_is_the_weighted_mean_of_all_weights_so_far(decay, steps):
 
 @given(decay=st.floats(0.01, 0.9999))
 def test_the_newest_share_falls_from_one_to_what_the_decay_leaves(decay):
-    shares = [newest_share(decay, step) for step in range(1, 200)]
+    shares = [newest_weight(decay, step) for step in range(1, 200)]
     assert shares[0] == pytest.approx(1)
     assert all(later <= earlier for earlier, later in pairwise(shares))
-    assert newest_share(decay, 10**9) == pytest.approx(1 - decay, rel=1e-9)
+    assert newest_weight(decay, 10**9) == pytest.approx(1 - decay, rel=1e-9)
 
 
 def checked(run, steps):
@@ -47,7 +47,7 @@ def checked(run, steps):
         weight = 0.9 * weight + 1
         for name, value in mean.items():
             torch.testing.assert_close(
-                saved.moments[f"ema.{name}"].double(), value / weight, rtol=1e-4, atol=1e-6
+                saved.optimizer[f"ema.{name}"].double(), value / weight, rtol=1e-4, atol=1e-6
             )
     return saved
 
@@ -60,7 +60,7 @@ def test_the_average_is_validated_and_kept_and_the_run_learns_as_without_it(run)
     raw = checkpoint.load(plain.folder / "checkpoints" / "step-00000006").weights
     assert all(torch.equal(saved.weights[name], raw[name]) for name in raw)
     kept = dict(load_model(averaged.folder / "model")[0].named_parameters())
-    assert all(torch.equal(kept[name], saved.moments[f"ema.{name}"]) for name in raw)
+    assert all(torch.equal(kept[name], saved.optimizer[f"ema.{name}"]) for name in raw)
     assert not all(torch.equal(kept[name], raw[name]) for name in raw)
 
 
@@ -68,13 +68,13 @@ def test_the_average_is_validated_and_kept_and_the_run_learns_as_without_it(run)
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon", "adafactor"])
 def test_updates_that_are_left_out_have_no_part_in_it(run, monkeypatch, tmp_path, state_of, optimizer):
     """So the random weights of the start have none where the first is left out; resumed or not."""
-    learn = Learner._learn
+    learn = Trainer._backward
 
     def losing(self, batch, step, *more):
         loss = learn(self, batch, step, *more)
         return math.nan if step in (1, 4) else loss
 
-    monkeypatch.setattr(Learner, "_learn", losing)
+    monkeypatch.setattr(Trainer, "_backward", losing)
     changes = {
         "train__optimizer": optimizer, "train__learning_rate": 0.01, "train__ema": 0.9,
         "train__on_nonfinite": "skip", "train__save_every": 1, "train__keep_last": 6,

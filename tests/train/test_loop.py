@@ -18,10 +18,10 @@ from trifold.objectives.translate import Translate
 from trifold.recipe import load_recipe
 from trifold.scores import Score
 from trifold.train import checkpoint, signals, train
-from trifold.train.adam import Adam
-from trifold.train.learner import Learner
-from trifold.train.setup import prepare
-from trifold.train.view import Silent
+from trifold.train.data import load_data
+from trifold.train.monitor import Silent
+from trifold.train.optimizers import Adam
+from trifold.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +93,7 @@ def test_after_a_crash_the_steps_since_the_last_checkpoint_are_done_again(
     run, uninterrupted, state_of, tmp_path, monkeypatch
 ):
     changes = AVERAGED | {"train__validate_every": 8}
-    update, calls = Learner.update, []
+    update, calls = Trainer.update, []
 
     def dying(self, batches, step, *more):
         calls.append(step)
@@ -102,7 +102,7 @@ def test_after_a_crash_the_steps_since_the_last_checkpoint_are_done_again(
         return update(self, batches, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Learner, "update", dying)
+        patch.setattr(Trainer, "update", dying)
         with pytest.raises(ZeroDivisionError):
             run(**changes)
     assert metrics(tmp_path / "run")[-1]["step"] == 10
@@ -176,25 +176,25 @@ class Recorder:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, tiny):
     recipe = load_recipe("smoke", tiny | {"model.dropout": 0.0})
-    return prepare(recipe, tmp_path_factory.mktemp("tokenizer"), Silent())
+    return load_data(recipe, tmp_path_factory.mktemp("tokenizer"), Silent())
 
 
 def gradient_of(prepared, *batches: np.ndarray, workers=1, **changes) -> torch.Tensor:
     settings = prepared.recipe.train.model_copy(update=changes)
     device = torch.device("cpu")
-    learner = Learner(
+    trainer = Trainer(
         prepared.new_model(),
-        prepared.task,
+        prepared.objective,
         settings,
         seed=1,
         device=device,
         dtype=torch.float32,
         workers=workers,
     )
-    learner.optimizer = Recorder()
-    learner.update([prepared.task.batch(prepared.train, rows) for rows in batches], 1)
-    learner.close()
-    return learner.optimizer.gradient
+    trainer.optimizer = Recorder()
+    trainer.update([prepared.objective.batch(prepared.train, rows) for rows in batches], 1)
+    trainer.close()
+    return trainer.optimizer.gradient
 
 
 def test_accumulated_batches_give_the_gradient_of_one_big_batch(prepared):
@@ -231,9 +231,9 @@ def test_a_resumed_run_with_workers_is_bit_equal_too(run, interrupting, state_of
 
 def test_the_gradient_is_that_of_the_mean_over_tokens(prepared):
     rows = np.arange(20, 30)
-    batch = prepared.task.batch(prepared.train, rows)
+    batch = prepared.objective.batch(prepared.train, rows)
     model = prepared.new_model().train()
-    loss = prepared.task.loss(model, batch)["tokens"]
+    loss = prepared.objective.loss(model, batch)["tokens"]
     (loss.sum / loss.count).backward()
     by_hand = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     assert torch.allclose(gradient_of(prepared, rows), by_hand, rtol=1e-5, atol=1e-8)
@@ -279,14 +279,14 @@ def test_what_is_not_a_number_stops_before_the_weights_are_touched(run, tmp_path
 
     monkeypatch.setattr(Translate, "loss", poisoned)
     monkeypatch.setattr(Adam, "step", counted)
-    with pytest.raises(TrifoldError, match=r"step 5: .*nan.* weights were not touched.*train\.learning_rate"):
+    with pytest.raises(TrifoldError, match=r"step 5: .*nan.* weights were not changed.*train\.learning_rate"):
         run(train__save_every=2, train__validate_every=2)
     assert updates == [True] * 4
-    last = checkpoint.load(checkpoint.saved(tmp_path / "run" / "checkpoints")[-1])
+    last = checkpoint.load(checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1])
     assert last.progress["step"] == 4
     assert all(bool(value.isfinite().all()) for value in last.weights.values())
     *_, before, told = metrics(tmp_path / "run")
-    assert (before["step"], told["step"], told["event"], told["what"]) == (4, 5, "stopped", "nonsense")
+    assert (before["step"], told["step"], told["event"], told["what"]) == (4, 5, "stopped", "non-finite")
     assert (tmp_path / "run" / told["batch"]).is_file()
 
 
@@ -359,11 +359,11 @@ def test_a_damaged_checkpoint_does_not_end_a_run_that_averages(run, interrupting
     outcome = run(view=view, train__average=3, train__steps=6, train__validate_every=6, train__save_every=2)
     assert outcome.finished
     (warning,) = (line for line in view.lines if line.startswith("warning"))
-    assert "step-00000002" in warning and "made without" in warning
+    assert "step-00000002" in warning and "excludes it" in warning
     (event,) = (line for line in metrics(outcome.folder) if "event" in line)
-    assert (event["step"], event["event"]) == (6, "averaged without") and "step-00000002" in event["refused"][
-        0
-    ]
+    assert (event["step"], event["event"]) == (6, "averaged without") and "step-00000002" in event[
+        "rejected"
+    ][0]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -373,7 +373,7 @@ def test_a_signal_ends_with_its_code_and_the_handlers_are_put_back(run, interrup
     outcome = run(view=view)
     assert (outcome.exit_code, outcome.stopped_by, outcome.steps) == (code, "signal", 5)
     assert signal.getsignal(number) is before
-    assert view.lines[-1].startswith("stopped at step 5; go on with: trifold train ")
+    assert view.lines[-1].startswith("stopped at step 5; continue with: trifold train ")
     assert view.lines[-1].endswith("--resume auto")
 
 
@@ -389,7 +389,7 @@ def twice(interrupting):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, None), (signal.SIGTERM, 143)])
 def test_a_second_signal_does_not_wait(run, twice, monkeypatch, number, code):
-    monkeypatch.setattr(signals, "ONE_REQUEST", 0.0)
+    monkeypatch.setattr(signals, "REPEAT_INTERVAL", 0.0)
     with pytest.raises(KeyboardInterrupt if code is None else SystemExit) as ended:
         run(view=twice(3, number))
     assert code is None or ended.value.code == code
@@ -399,7 +399,7 @@ def test_a_second_signal_does_not_wait(run, twice, monkeypatch, number, code):
 def test_one_request_that_arrives_twice_saves(run, twice, number):
     outcome = run(view=twice(3, number))
     assert (outcome.exit_code, outcome.steps) == (128 + number, 3)
-    assert checkpoint.step_of(checkpoint.saved(outcome.folder / "checkpoints")[-1]) == 3
+    assert checkpoint.step_of(checkpoint.list_checkpoints(outcome.folder / "checkpoints")[-1]) == 3
 
 
 def test_the_best_checkpoint_is_kept_whenever_it_was_found(run, scored):
@@ -411,7 +411,7 @@ def test_the_best_checkpoint_is_kept_whenever_it_was_found(run, scored):
         train__validate_every=3,
         train__save_every=4,
     )
-    kept = [checkpoint.step_of(path) for path in checkpoint.saved(outcome.folder / "checkpoints")]
+    kept = [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(outcome.folder / "checkpoints")]
     assert kept == [3, 12]
 
 
@@ -438,7 +438,7 @@ def test_how_long_and_how_loudly_may_change(run, tmp_path):
 def test_a_folder_with_files_is_refused(run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("precious", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"holds files already; .*--resume auto"):
+    with pytest.raises(UsageError, match=r"contains files; .*--resume auto"):
         run()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
 
@@ -459,7 +459,8 @@ def test_more_steps_stretch_a_schedule_that_ends_and_it_is_said(run, listening):
     run(train__schedule="linear", train__warmup=1, train__steps=4)
     run(resume="auto", view=listening, train__schedule="linear", train__warmup=1, train__steps=6)
     assert any(
-        "train.steps was 4 and is 6: the linear schedule is stretched" in line for line in listening.lines
+        "train.steps changed from 4 to 6: the linear schedule now ends later" in line
+        for line in listening.lines
     )
 
 
@@ -470,7 +471,9 @@ def test_more_steps_before_a_decay_has_begun_are_as_if_planned(
     run(view=interrupting(5), train__steps=9, **changes)
     run(resume="auto", view=listening, train__steps=12, **changes)
     run("long", train__steps=12, **changes)
-    assert any("was 9 and is 12: the warmup-stable-decay schedule decays" in line for line in listening.lines)
+    assert any(
+        "changed from 9 to 12: the warmup-stable-decay schedule decays" in line for line in listening.lines
+    )
     ours, theirs = state_of(tmp_path / "run"), state_of(tmp_path / "long")
     assert [key for key in theirs if ours[key] != theirs[key]] == []
 
@@ -478,4 +481,4 @@ def test_more_steps_before_a_decay_has_begun_are_as_if_planned(
 @pytest.mark.parametrize(("warmup", "said"), [(1, 0), (2, 1), (4000, 1)])
 def test_a_rate_that_only_rises_is_told(run, listening, warmup, said):
     run(view=listening, train__schedule="constant", train__steps=2, train__warmup=warmup)
-    assert sum(line.startswith("train.warmup: ") for line in listening.lines) == said
+    assert sum(line.startswith("warning: warmup ") for line in listening.lines) == said

@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import HashStore
 
 from trifold.errors import OtherRankError
-from trifold.train import ranks
+from trifold.train import distributed
 
 
 def meeting(store: HashStore, delays: list[float]) -> list[str]:
@@ -19,7 +19,7 @@ def meeting(store: HashStore, delays: list[float]) -> list[str]:
 
     def come(rank: int) -> str:
         time.sleep(delays[rank])
-        return ranks._meeting(store, rank, len(delays))
+        return distributed._meet(store, rank, len(delays))
 
     with ThreadPoolExecutor(len(delays)) as threads:
         return list(threads.map(come, range(len(delays))))
@@ -39,7 +39,7 @@ def test_ranks_that_are_started_again_meet_anew_whoever_comes_late(late: int) ->
 def test_a_rank_that_is_left_alone_gives_up(monkeypatch: Any) -> None:
     store = HashStore()
     meeting(store, [0.0, 0.0])
-    monkeypatch.setattr(ranks, "PATIENCE", timedelta(seconds=0.2))
+    monkeypatch.setattr(distributed, "TIMEOUT", timedelta(seconds=0.2))
     for rank in (0, 1):
-        with pytest.raises(OtherRankError, match=f"rank {rank}: not all of 2 ranks have come"):
-            ranks._meeting(store, rank, 2)
+        with pytest.raises(OtherRankError, match=f"rank {rank}: not all of 2 ranks joined"):
+            distributed._meet(store, rank, 2)

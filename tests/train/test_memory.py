@@ -9,7 +9,7 @@ from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
 from trifold.recipe import load_recipe
 from trifold.train import memory
-from trifold.train.memory import Need, check_fits, needed, there_is
+from trifold.train.memory import MemoryNeed, available_memory, check_fits, estimate_memory
 from trifold.train.memory_estimate import TrainingMemory
 
 GIB = 2**30
@@ -35,7 +35,7 @@ def test_the_limit_of_any_group_around_counts_and_what_can_be_taken_back_does_no
         memory__stat=f"inactive_file {GIB}",
     )
     write(tmp_path / "outer" / "inner", memory__max=limit, memory__current="1", memory__stat="")
-    assert list(memory._containers(own)) == [(2 * GIB, "left to this container")]
+    assert list(memory._container_limits(own)) == [(2 * GIB, "in this container")]
 
 
 def test_of_the_first_version_too(tmp_path, monkeypatch):
@@ -44,14 +44,14 @@ def test_of_the_first_version_too(tmp_path, monkeypatch):
     own.write_text("5:cpu,cpuacct:/a\n4:memory:/a\n", encoding="utf-8")
     write(tmp_path / "memory", memory__limit_in_bytes="1000", memory__usage_in_bytes="400",
           memory__stat="total_inactive_file 100")  # fmt: skip
-    assert list(memory._containers(own)) == [(700, "left to this container")]
+    assert list(memory._container_limits(own)) == [(700, "in this container")]
 
 
 def test_the_least_counts(monkeypatch):
-    monkeypatch.setattr(memory, "_system", lambda: [(5, "a")])
-    monkeypatch.setattr(memory, "_containers", lambda: [(3, "b"), (9, "c")])
-    monkeypatch.setattr(memory, "_shell", lambda: [])
-    assert there_is(torch.device("cpu")) == (3, "b")
+    monkeypatch.setattr(memory, "_system_limits", lambda: [(5, "a")])
+    monkeypatch.setattr(memory, "_container_limits", lambda: [(3, "b"), (9, "c")])
+    monkeypatch.setattr(memory, "_shell_limits", lambda: [])
+    assert available_memory(torch.device("cpu")) == (3, "b")
 
 
 def test_a_limit_of_the_shell_is_seen():
@@ -59,7 +59,7 @@ def test_a_limit_of_the_shell_is_seen():
     before = resource.getrlimit(resource.RLIMIT_AS)
     try:
         resource.setrlimit(resource.RLIMIT_AS, (2**40, before[1]))
-        ((left, whose),) = memory._shell()
+        ((left, whose),) = memory._shell_limits()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     assert 0 < left < 2**40 and "ulimit" in whose
@@ -67,13 +67,13 @@ def test_a_limit_of_the_shell_is_seen():
 
 def test_a_run_that_does_not_fit_is_told_three_settings_and_one_that_fits_nothing():
     recipe = load_recipe("smoke")
-    need = Need(TrainingMemory(4 * GIB, 8 * GIB, 8 * GIB, 4 * GIB, 2 * GIB, GIB), 2**30)
+    need = MemoryNeed(TrainingMemory(4 * GIB, 8 * GIB, 8 * GIB, 4 * GIB, 2 * GIB, GIB), 2**30)
     check_fits(need, recipe, (26 * GIB, "here"))
     with pytest.raises(SettingsError) as caught:
-        check_fits(need, recipe, (26 * GIB - 1, "left to this container"))
+        check_fits(need, recipe, (26 * GIB - 1, "in this container"))
     for word in (
         "26.00 GiB",
-        "left to this container",
+        "in this container",
         "batch.tokens=512",
         "model.n_layers=2",
         "train.workers",
@@ -84,7 +84,7 @@ def test_a_run_that_does_not_fit_is_told_three_settings_and_one_that_fits_nothin
 def test_what_is_needed_is_counted_without_allocating():
     recipe = load_recipe("smoke")
     config = ModelConfig(d_model=1024, n_layers=6, n_heads=16, d_ff=4096, vocab_size=32_000)
-    need = needed(recipe, config, 20, torch.bfloat16, 2, on_cpu=True)
+    need = estimate_memory(recipe, config, 20, torch.bfloat16, 2, on_cpu=True)
     assert need.parameters > 200_000_000
     assert need.memory.weights == 6 * need.parameters
 
@@ -97,6 +97,8 @@ def test_who_learns_by_bytes_keeps_what_comes_out_of_an_activation_too(gated):
     kept = {}
     for precision in ("bfloat16", "int8"):
         recipe = load_recipe("smoke", {"train.precision": precision})
-        kept[precision] = needed(recipe, config, 20, torch.bfloat16, 2, on_cpu=True).memory.activations
+        kept[precision] = estimate_memory(
+            recipe, config, 20, torch.bfloat16, 2, on_cpu=True
+        ).memory.activations
     inner = 2 * 160 * (config.encoder_layers + config.decoder_layers) * recipe.batch.tokens
     assert kept["int8"] - kept["bfloat16"] == (2 if gated else 1) * inner

@@ -15,7 +15,7 @@ from trifold.errors import DataError, SettingsError
 from trifold.pipeline import load
 from trifold.recipe import load_recipe
 from trifold.train import train
-from trifold.train.setup import prepare
+from trifold.train.data import load_data
 
 pytestmark = pytest.mark.slow
 
@@ -192,8 +192,8 @@ def test_a_loaded_writer_writes(trained, name):
 
 
 def test_masks_are_drawn_anew_each_epoch_and_not_by_the_batch(folder, listening, tmp_path):
-    prepared = prepare(load_recipe(folder / "plain.yaml"), tmp_path, listening)
-    examples, task = prepared.train, prepared.task
+    prepared = load_data(load_recipe(folder / "plain.yaml"), tmp_path, listening)
+    examples, task = prepared.train, prepared.objective
     alone = task.batch(examples, np.array([3]), draw=prepared.draw(0))
     among = task.batch(examples, np.array([9, 3, 5]), draw=prepared.draw(0))
     later = task.batch(examples, np.array([3]), draw=prepared.draw(1))
@@ -236,7 +236,7 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "changes", "error", "message"), REFUSED)
 def test_what_does_not_hang_together_is_refused(folder, listening, tmp_path, name, changes, error, message):
     with pytest.raises(error, match=message):
-        prepare(load_recipe(folder / f"{name}.yaml", changes), tmp_path, listening)
+        load_data(load_recipe(folder / f"{name}.yaml", changes), tmp_path, listening)
 
 
 def test_pairs_need_documents_of_several_sentences(folder, listening, tmp_path):
@@ -245,4 +245,4 @@ def test_pairs_need_documents_of_several_sentences(folder, listening, tmp_path):
     with pytest.raises(
         DataError, match=r"lines\.txt: of 22 documents 0 have two sentences or more; pairs require 2"
     ):
-        prepare(recipe, tmp_path / "tokenizer", listening)
+        load_data(recipe, tmp_path / "tokenizer", listening)

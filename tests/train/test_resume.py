@@ -75,9 +75,7 @@ def test_a_tokenizer_that_was_changed_is_refused_by_name(run, go_on, name):
     tokens = json.loads((run / "tokenizer" / name).read_text("utf-8"))["model"]["vocab"]
     token = max(tokens, key=len)
     edit(run / "tokenizer" / name, f'"{token}"', f'"{token[:-1]}~"')  # as well-formed as before
-    with pytest.raises(
-        DataError, match=rf"tokenizer/{name}: damaged, or not the one .* remove run/tokenizer"
-    ):
+    with pytest.raises(DataError, match=rf"tokenizer/{name}: damaged or replaced .* delete run/tokenizer"):
         go_on()
 
 
@@ -89,7 +87,7 @@ def test_a_tokenizer_that_is_gone_is_made_anew_and_is_the_same(run, go_on):
 def test_a_tokenizer_that_is_made_anew_and_is_another_is_refused(run, go_on, monkeypatch):
     shutil.rmtree(run / "tokenizer")
     edit(Path("pairs.tsv"), "three 19", "eight 19")
-    with pytest.raises(DataError, match=r"tokenizer/tokenizer\.json: damaged, or not the one"):
+    with pytest.raises(DataError, match=r"tokenizer/tokenizer\.json: damaged or replaced"):
         go_on(data_changed=True)
 
 
@@ -128,12 +126,12 @@ def test_the_right_recipe_goes_on_and_mends_it(run, go_on):
 @pytest.mark.parametrize("name", recipe_names())
 def test_what_a_checkpoint_says_of_a_recipe_is_enough_to_know_it_again(name):
     recipe = load_recipe(name)
-    bound = json.loads(json.dumps(resume._bound(recipe.model_dump(), resume._free(recipe))))
-    assert resume._as_begun(bound, recipe) == recipe
+    bound = json.loads(json.dumps(resume._bound_settings(recipe.model_dump(), resume._free_settings(recipe))))
+    assert resume._original_recipe(bound, recipe) == recipe
     assert "steps" not in bound["train"] and "generate" not in bound
     del bound["train"]["accumulate"]  # a setting that is newer than the run has its usual value in it
     now = recipe.model_copy(update={"train": recipe.train.model_copy(update={"accumulate": 7})})
-    usual = resume._as_begun(bound, now)
+    usual = resume._original_recipe(bound, now)
     assert [*resume._differences(usual.model_dump(), now.model_dump())] == [("train.accumulate", 1)]
 
 
@@ -141,15 +139,15 @@ def test_what_a_checkpoint_says_of_a_recipe_is_enough_to_know_it_again(name):
 
 
 def test_the_same_data_read_otherwise_is_refused_unless_told(run, go_on, monkeypatch):
-    real = loop.prepare
+    real = loop.load_data
 
     def prepare(*arguments):
         prepared = real(*arguments)
-        prepared.train = prepared.task.examples(prepared.material.train.select(list(range(50)), "fewer"))
+        prepared.train = prepared.objective.examples(prepared.bundle.train.select(list(range(50)), "fewer"))
         return prepared
 
-    monkeypatch.setattr(loop, "prepare", prepare)
-    with pytest.raises(DataError, match=r"read as 50 rows, .*begun it was 60 rows, .*--data-changed"):
+    monkeypatch.setattr(loop, "load_data", prepare)
+    with pytest.raises(DataError, match=r"now gives 50 rows, .* gave 60 rows .*--data-changed"):
         go_on()
     go_on(data_changed=True)
     go_on()  # now it is known
@@ -159,7 +157,7 @@ def test_the_same_data_read_otherwise_is_refused_unless_told(run, go_on, monkeyp
 def test_data_that_changed_is_noticed_though_data_json_is_lost(run, go_on, text):
     (run / "data.json").unlink() if text is None else (run / "data.json").write_text(text, encoding="utf-8")
     edit(Path("pairs.tsv"), "one 7\t7", "one 7\t8")
-    with pytest.raises(DataError, match=r"run/data\.json: gone or damaged, and the data is not that"):
+    with pytest.raises(DataError, match=r"run/data\.json: missing or damaged, and the data differs"):
         go_on()
     edit(Path("pairs.tsv"), "one 7\t8", "one 7\t7")
     assert go_on() == []
@@ -170,7 +168,7 @@ def test_data_that_changed_is_noticed_though_data_json_is_lost(run, go_on, text)
 
 def test_older_checkpoints_are_gone_on_with_and_from_then_on_say_it(run, go_on):
     assert set(RunFolder(run).identity()) == {"recipe", "tokenizer", "data", "rows"}
-    for path in checkpoint.saved(run / "checkpoints"):
+    for path in checkpoint.list_checkpoints(run / "checkpoints"):
         state = checkpoint.load(path)
         del state.progress[IDENTITY]
         checkpoint.save(run / "checkpoints", state)
@@ -180,9 +178,9 @@ def test_older_checkpoints_are_gone_on_with_and_from_then_on_say_it(run, go_on):
 
 
 def test_what_the_run_is_is_not_read_from_damaged_checkpoints(run):
-    newest = checkpoint.saved(run / "checkpoints")[-1]
+    newest = checkpoint.list_checkpoints(run / "checkpoints")[-1]
     edit(newest / "progress.json", '"dropout": 0.1', '"dropout": 0.3')
     assert RunFolder(run).identity()["recipe"]["model"]["dropout"] == 0.1
-    for path in checkpoint.saved(run / "checkpoints"):
+    for path in checkpoint.list_checkpoints(run / "checkpoints"):
         (path / "manifest.json").unlink()
     assert RunFolder(run).identity() == {}

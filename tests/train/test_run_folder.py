@@ -14,7 +14,8 @@ from trifold import disk
 from trifold.errors import CheckpointError, DataError, SettingsError, TrifoldError, UsageError
 from trifold.recipe import load_recipe
 from trifold.train import checkpoint, train
-from trifold.train.run_folder import MetricsLog, RunFolder, environment
+from trifold.train.monitor import MetricsLog
+from trifold.train.run_folder import RunFolder, environment
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +38,8 @@ def test_the_recipe_in_the_folder_is_the_whole_recipe(run, tiny):
 
 def test_the_environment_says_what_the_run_depended_on(run):
     found = json.loads((run().folder / "environment.json").read_text("utf-8"))
-    (sitting,) = found.pop("sittings")
-    assert (sitting["from_step"], sitting["refused"]) == (0, [])
+    (session,) = found.pop("sessions")
+    assert (session["from_step"], session["rejected"]) == (0, [])
     assert found == environment(torch.device("cpu"), "float32", workers=1)
     assert found["trifold"] == trifold.__version__ and found["torch"] == torch.__version__
     assert (found["device"], found["precision"], found["threads"]) == (
@@ -62,7 +63,7 @@ def test_metrics_have_one_line_a_logged_step_and_one_a_validation(run):
 def test_lines_past_a_step_and_half_lines_are_cut(tmp_path):
     folder = RunFolder(tmp_path)
     folder.metrics.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste', encoding="utf-8")
-    folder.cut_metrics(2)
+    folder.truncate_metrics(2)
     assert folder.metrics.read_text("utf-8") == '{"step": 1}\n{"step": 2}\n'
 
 
@@ -131,7 +132,7 @@ def test_other_peoples_folders_are_not_taken_for_runs(run, tmp_path, name, chang
     mine.write_text("precious", encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(
-        UsageError, match=rf"run: holds files already \({mine.relative_to(tmp_path / 'run').parts[0]}\)"
+        UsageError, match=rf"run: contains files \({mine.relative_to(tmp_path / 'run').parts[0]}\)"
     ):
         run(resume="auto", **changes)
     assert sorted(tmp_path.rglob("*")) == before
@@ -176,7 +177,7 @@ def test_but_runs_that_exist_stay(run, tmp_path):
     with pytest.raises(DataError, match=r"tokenizer\.json"):
         run(resume="auto")
     assert (tmp_path / "run" / "recipe.yaml").read_bytes() == recipe
-    assert len(checkpoint.saved(tmp_path / "run" / "checkpoints")) == 4
+    assert len(checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")) == 4
 
 
 # --- one process at a time -----------------------------------------------------------------------------------
@@ -188,7 +189,9 @@ def test_a_second_process_is_refused_and_touches_nothing(run, interrupting, tmp_
     first.open(resume=True)
     (tmp_path / "run" / "checkpoints" / ".step-00000006.partial").mkdir()  # it is being saved just now
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    with pytest.raises(UsageError, match=r"run: another process is at this run and holds its lock, .*\.lock"):
+    with pytest.raises(
+        UsageError, match=r"run: another process is using this run and holds its lock, .*\.lock"
+    ):
         run(resume="auto")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
     first.close()
@@ -216,7 +219,7 @@ def test_the_lock_of_a_process_goes_with_it(tmp_path):
             os._exit(1)
     try:
         assert os.read(hear, 1) == b"!"
-        with pytest.raises(UsageError, match="another process is at this run"):
+        with pytest.raises(UsageError, match="another process is using this run"):
             RunFolder(tmp_path / "run").open(resume=True)
     finally:
         os.kill(child, signal.SIGKILL)
@@ -231,7 +234,7 @@ def test_where_files_cannot_be_locked_it_is_said(run, listening, monkeypatch, er
 
     monkeypatch.setattr("filelock.FileLock.acquire", acquire)
     run(view=listening, train__steps=3)
-    assert any("files cannot be locked there" in line for line in listening.lines)
+    assert any("the file system has no locks" in line for line in listening.lines)
 
 
 def test_a_file_in_the_way_is_a_wrong_use(run, tmp_path):
@@ -268,7 +271,7 @@ def test_a_full_disk_while_logging_is_no_traceback_either(run, monkeypatch):
     def full(self, step, values):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(MetricsLog, "__call__", full)
+    monkeypatch.setattr("__call__", full)
     with pytest.raises(
         CheckpointError, match=r"run: could not be written \(No space left on device\); free some disk"
     ):

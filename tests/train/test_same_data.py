@@ -12,8 +12,8 @@ import pytest
 from trifold.data import FileDigest
 from trifold.errors import DataError
 from trifold.recipe import load_recipe
+from trifold.train.resume import changed_files, check_same_data, data_files
 from trifold.train.run_folder import RunFolder
-from trifold.train.same_data import check_same_data, named_files, other_files
 
 
 def files(**names: str) -> dict[str, dict[str, FileDigest]]:
@@ -26,19 +26,19 @@ def files(**names: str) -> dict[str, dict[str, FileDigest]]:
     [
         (files(a="1", b="2"), files(a="1", b="2"), []),
         (files(a="1", b="2"), files(x__a="1", x__b="2"), []),
-        (files(a="1", b="2"), files(x__a="1"), ["b: .* now it is not there"]),
-        (files(a="1", b="2"), files(x__a="1", x__b="3"), ["x/b: its content", "b: .* now it is not there"]),
-        (files(a="1", b="2"), files(a="2", b="1"), ["a: its content", "b: its content"]),
-        (files(a="1"), files(a="1", b="2"), ["b: its content"]),
-        (files(a="1"), files(a="1", b="1"), ["b: .* another file stood in its place"]),
-        (files(a="1", b="1"), files(a="1"), ["b: .* now it is not there|b: .* in its place"]),
-        (files(a="1", b="2", c="3"), files(b="2", c="3", d="1"), ["b: .* another file stood in its place"]),
+        (files(a="1", b="2"), files(x__a="1"), ["b: .* now missing"]),
+        (files(a="1", b="2"), files(x__a="1", x__b="3"), ["x/b: the content", "b: .* now missing"]),
+        (files(a="1", b="2"), files(a="2", b="1"), ["a: the content", "b: the content"]),
+        (files(a="1"), files(a="1", b="2"), ["b: the content"]),
+        (files(a="1"), files(a="1", b="1"), ["b: .* order of the files"]),
+        (files(a="1", b="1"), files(a="1"), ["b: .* now missing|b: .* order of the files"]),
+        (files(a="1", b="2", c="3"), files(b="2", c="3", d="1"), ["b: .* order of the files"]),
         ({}, files(a="1"), []),
-        (files(a="1"), {}, ["a: .* now it is not there"]),
+        (files(a="1"), {}, ["a: .* now missing"]),
     ],
 )
 def test_content_and_order_decide_and_names_do_not(before, now, said):
-    lines = list(other_files(before, now))
+    lines = list(changed_files(before, now))
     assert len(lines) == len(said)
     for line, pattern in zip(lines, said, strict=True):
         assert re.match(pattern, line), line
@@ -47,7 +47,7 @@ def test_content_and_order_decide_and_names_do_not(before, now, said):
 def test_a_file_that_moves_from_training_to_validation_is_another_file_in_both():
     before = {**files(a="1", b="2"), "data.valid": {"c": FileDigest(1, 1, "3")}}
     now = {**files(a="1"), "data.valid": {"b": FileDigest(1, 1, "2"), "c": FileDigest(1, 1, "3")}}
-    assert len(list(other_files(before, now))) == 2
+    assert len(list(changed_files(before, now))) == 2
 
 
 # --- on the disk ---------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_validation_data_copied_over_training_data_is_refused(put, begun):
     train, valid = put("train.tsv", "valid.tsv")
     again = begun(recipe(data__train=train, data__valid=valid))
     shutil.copy(valid, train)
-    with pytest.raises(DataError, match=r"train\.tsv: its content .*--data-changed"):
+    with pytest.raises(DataError, match=r"train\.tsv: the content .*--data-changed"):
         again()
     assert len(again(changed=True)) == 1
     assert again() == []
@@ -97,7 +97,7 @@ def test_two_sides_that_are_swapped_are_refused(put, begun):
     again = begun(recipe(data__train=f"{one},{two}", data__valid=f"{one},{two}"))
     held = one.read_bytes(), two.read_bytes()
     two.write_bytes(held[0]), one.write_bytes(held[1])
-    with pytest.raises(DataError, match=r"a\.en: its content(.|\n)*a\.de: its content"):
+    with pytest.raises(DataError, match=r"a\.en: the content(.|\n)*a\.de: the content"):
         again()
 
 
@@ -107,7 +107,7 @@ def test_documents_whose_order_changes_are_refused(put, begun, tmp_path):
         recipe(data__train=str(tmp_path / "text"), data__valid=None, data__holdout=0.1, task__kind="causal")
     )
     (tmp_path / "text" / "1.txt").rename(tmp_path / "text" / "9.txt")
-    with pytest.raises(DataError, match=r"2\.txt: when the run was begun, another file stood in its place"):
+    with pytest.raises(DataError, match=r"2\.txt: the order of the files has changed"):
         again()
 
 
@@ -128,10 +128,10 @@ def test_the_parts_of_a_task_are_data_too(put, begun):
     }
     task = {"kind": "text-to-text", "parts": parts}
     mixed = recipe(task=task, data__train=None, data__valid=None)
-    assert named_files(mixed)["task.parts.like.train"] == [likes]
+    assert data_files(mixed)["task.parts.like.train"] == [likes]
     again = begun(mixed)
     Path(copies).write_text("other\tother\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"copy\.tsv: its content"):
+    with pytest.raises(DataError, match=r"copy\.tsv: the content"):
         again()
 
 
@@ -141,14 +141,14 @@ def test_so_are_a_teacher_and_a_tokenizer(put, begun):
     text = put("text.txt")[0]
     task = {"kind": "distill", "of": {"kind": "causal"}, "teacher": str(Path(weights).parents[1])}
     learning = recipe(task=task, tokenizer__file=str(Path(own).parent), data__train=text, data__valid=text)
-    named = {key: [Path(name).name for name in names] for key, names in named_files(learning).items()}
+    named = {key: [Path(name).name for name in names] for key, names in data_files(learning).items()}
     assert named["task.teacher"] == ["config.json", "model.safetensors"]
     assert named["tokenizer.file"] == ["tokenizer.json", "tokenizer_config.json"]
     again = begun(learning)
     for file in (weights, own):
         before = Path(file).read_bytes()
         Path(file).write_bytes(before + b"!")
-        with pytest.raises(DataError, match=f"{Path(file).name}: its content"):
+        with pytest.raises(DataError, match=f"{Path(file).name}: the content"):
             again()
         Path(file).write_bytes(before)
         assert again() == []
@@ -164,7 +164,7 @@ def test_the_first_form_of_data_json_is_understood(put, begun, tmp_path):
     assert json.loads((tmp_path / "data.json").read_text("utf-8")) == told
     (tmp_path / "data.json").write_text(json.dumps(first), encoding="utf-8")
     shutil.copy(valid, train)
-    with pytest.raises(DataError, match=r"train\.tsv: its content"):
+    with pytest.raises(DataError, match=r"train\.tsv: the content"):
         again()
 
 

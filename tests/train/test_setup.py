@@ -6,7 +6,7 @@ import pytest
 
 from trifold.errors import DataError, SettingsError
 from trifold.recipe import load_recipe
-from trifold.train.setup import prepare
+from trifold.train.data import load_data
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def prepared(tmp_path, listening, tiny, **changes):
     overrides = (
         tiny | {"model.max_positions": 40} | {key.replace("__", "."): value for key, value in changes.items()}
     )
-    return prepare(load_recipe("smoke", overrides), tmp_path / "tokenizer", listening)
+    return load_data(load_recipe("smoke", overrides), tmp_path / "tokenizer", listening)
 
 
 def test_the_model_is_as_large_as_the_vocabularies(tmp_path, listening, tiny):
@@ -50,7 +50,7 @@ def test_a_run_goes_on_with_its_own_tokenizer(tmp_path, listening, tiny, files):
     assert again.encode(["two hundred", "2 0 0"]) == first.encode(["two hundred", "2 0 0"])
 
 
-@pytest.mark.parametrize(("fate", "said"), [("drop", "left out"), ("truncate", "cut")])
+@pytest.mark.parametrize(("fate", "said"), [("drop", "skipped"), ("truncate", "truncated")])
 def test_pairs_longer_than_the_model_allows_are_counted_never_silently_cut(
     tmp_path, listening, tiny, files, fate, said
 ):
@@ -75,7 +75,7 @@ def test_validation_pairs_that_the_model_cannot_read_are_found_before_training(
     tmp_path, listening, tiny, files
 ):
     found = prepared(tmp_path, listening, tiny, data__valid=files("valid", *SHORT, LONG))
-    assert "valid.en + valid.xx: 1 of 7 pairs are longer than 40 tokens: left out" in listening.lines
+    assert "valid.en + valid.xx: 1 of 7 pairs are longer than 40 tokens: skipped" in listening.lines
     assert len(found.valid_rows) == len(found.valid.lengths) == 6
     with pytest.raises(
         DataError, match=r"no validation row has at most 40 tokens; raise model\.max_positions"
@@ -143,7 +143,7 @@ def raw(tmp_path, listening, texts, valid, **changes):
         "model.n_layers": 1,
         "model.n_heads": 2,
     }
-    return prepare(load_recipe("mlm-plain", found | changes), tmp_path / "tokenizer", listening)
+    return load_data(load_recipe("mlm-plain", found | changes), tmp_path / "tokenizer", listening)
 
 
 def test_raw_text_is_packed_with_less_than_a_hundredth_of_filling(tmp_path, listening):
@@ -155,7 +155,7 @@ def test_raw_text_is_packed_with_less_than_a_hundredth_of_filling(tmp_path, list
     found = raw(tmp_path, listening, texts, texts[:20])
     real = filled = 0
     for rows in found.plan(found.train, 0):
-        batch = found.task.batch(found.train, rows)
+        batch = found.objective.batch(found.train, rows)
         real, filled = real + int(found.train.lengths[rows].sum()), filled + batch.inputs.tokens.numel()
     assert real >= 0.99 * filled and found.batches.tokens == 8192
     assert any(", packed; vocabulary" in line for line in listening.lines)

@@ -64,7 +64,7 @@ def test_a_signal_saves_and_the_printed_line_goes_on_to_the_end(ended, number, c
     assert returned == code, errors
     assert "Traceback" not in errors
     *_, last = errors.splitlines()
-    stopped, line = last.removeprefix("stopped at step ").split("; go on with: ")
+    stopped, line = last.removeprefix("stopped at step ").split("; continue with: ")
     stopped = int(stopped.replace(",", ""))
     program, *arguments = shlex.split(line)
     assert program == "trifold"

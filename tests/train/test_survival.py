@@ -16,10 +16,11 @@ from safetensors.torch import load_file
 
 from trifold import disk
 from trifold.errors import CheckpointError, DataError
-from trifold.train import checkpoint, loop, refusals
-from trifold.train.learner import Learner
-from trifold.train.refusals import Refused, write_evidence
-from trifold.train.signals import Asked, Stopped
+from trifold.train import checkpoint, loop
+from trifold.train.distributed import Interrupted
+from trifold.train.rejected import save_batches
+from trifold.train.signals import StopRequest
+from trifold.train.trainer import RejectedUpdate, Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +38,7 @@ def events(folder):
 
 
 def test_a_signal_while_preparing_ends_at_once_and_the_line_goes_on(run, tmp_path, monkeypatch, listening):
-    real, done = loop.prepare, threading.Event()
+    real, done = loop.load_data, threading.Event()
 
     def slow(*arguments):
         signal.raise_signal(signal.SIGTERM)
@@ -45,13 +46,13 @@ def test_a_signal_while_preparing_ends_at_once_and_the_line_goes_on(run, tmp_pat
         return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "prepare", slow)
+        patch.setattr(loop, "load_data", slow)
         start = time.monotonic()
         outcome = run(view=listening)
         assert time.monotonic() - start < 10
     done.set()
     assert (outcome.exit_code, outcome.stopped_by, outcome.steps) == (143, "signal", 0)
-    assert "go on with: trifold train " in listening.lines[-1]
+    assert "continue with: trifold train " in listening.lines[-1]
     assert (tmp_path / "run" / "recipe.yaml").is_file()
     assert run(resume="auto").stopped_by == "steps"
 
@@ -61,12 +62,12 @@ def test_what_goes_wrong_in_another_thread_is_raised_in_this_one():
         raise DataError("no")
 
     with pytest.raises(DataError, match="no"):
-        Asked().unless_asked(work)
-    assert Asked().unless_asked(lambda: 7) == 7
-    asked = Asked()
-    asked.hear(signal.SIGTERM)
-    with pytest.raises(Stopped):
-        asked.unless_asked(lambda: time.sleep(1))
+        StopRequest().call(work)
+    assert StopRequest().call(lambda: 7) == 7
+    request = StopRequest()
+    request.handle(signal.SIGTERM)
+    with pytest.raises(Interrupted):
+        request.call(lambda: time.sleep(1))
 
 
 def test_sigusr1_saves_and_the_run_goes_on(run, interrupting, monkeypatch):
@@ -93,7 +94,7 @@ def test_an_interruption_is_a_line_of_the_metrics_until_the_run_goes_on(run, int
 def test_a_damaged_checkpoint_is_passed_over_with_one_warning_and_noted(run, state_of, tmp_path, listening):
     run("whole")
     run()
-    newest = checkpoint.saved(tmp_path / "run" / "checkpoints")[-1] / "weights.safetensors"
+    newest = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1] / "weights.safetensors"
     content = bytearray(newest.read_bytes())
     content[-1] ^= 1
     newest.write_bytes(content)
@@ -101,16 +102,16 @@ def test_a_damaged_checkpoint_is_passed_over_with_one_warning_and_noted(run, sta
     (warning,) = (line for line in listening.lines if line.startswith("warning:"))
     assert "step-00000012/weights.safetensors: damaged" in warning
     assert state_of(tmp_path / "run") == state_of(tmp_path / "whole")
-    told = json.loads((tmp_path / "run" / "environment.json").read_text("utf-8"))["sittings"]
+    told = json.loads((tmp_path / "run" / "environment.json").read_text("utf-8"))["sessions"]
     assert [sitting["from_step"] for sitting in told] == [0, 9]
-    assert "weights.safetensors" in told[1]["refused"][0]
+    assert "weights.safetensors" in told[1]["rejected"][0]
 
 
 def test_without_a_sound_checkpoint_nothing_is_begun_anew(run, tmp_path):
     run(train__save_every=12)
-    for path in checkpoint.saved(tmp_path / "run" / "checkpoints"):
+    for path in checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints"):
         (path / "progress.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"progress\.json: damaged(.|\n)*no sound checkpoint is left"):
+    with pytest.raises(CheckpointError, match=r"progress\.json: damaged(.|\n)*no intact checkpoint remains"):
         run(resume="auto")
 
 
@@ -136,7 +137,7 @@ def test_a_save_from_behind_that_fails_is_raised_by_the_next_step(run, state_of,
             raise OSError(28, "No space left on device")
         real(old, new)
 
-    update, after = Learner.update, []
+    update, after = Trainer.update, []
 
     def watched(self, *arguments):
         if failed.is_set():
@@ -146,7 +147,7 @@ def test_a_save_from_behind_that_fails_is_raised_by_the_next_step(run, state_of,
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, "rename", full)
-        patch.setattr(Learner, "update", watched)
+        patch.setattr(Trainer, "update", watched)
         with pytest.raises(CheckpointError, match=r"step-00000006: could not be written .*No space"):
             run(train__async_save=True)
     assert len(after) <= 1
@@ -162,27 +163,24 @@ def losing(monkeypatch):
     """Let the loss of these steps be another, each once in a process that goes on."""
 
     def losing(values):
-        real = Learner._learn
+        real = Trainer._backward
 
         def learn(self, batch, step, *more):
             loss = real(self, batch, step, *more)
             return values.pop(step) if step in values else loss
 
-        monkeypatch.setattr(Learner, "_learn", learn)
+        monkeypatch.setattr(Trainer, "_backward", learn)
 
     return losing
 
 
 def test_nonsense_is_told_although_the_disk_is_full(run, losing, monkeypatch, listening, tmp_path):
-    def full(path, *_):
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    monkeypatch.setattr(refusals, "write_evidence", full)
+    monkeypatch.setattr(loop, "save_batches", lambda *_: None)
     losing({3: math.nan})
     assert run(view=listening, train__on_nonfinite="skip").steps == 12
     assert any("could not be written" in line for line in listening.lines)
     losing({2: math.nan})
-    with pytest.raises(Refused, match="nan"):
+    with pytest.raises(RejectedUpdate, match="nan"):
         run("other")
     assert [event[1] for event in events(tmp_path / "other")] == ["stopped"]
 
@@ -193,14 +191,14 @@ def test_nonsense_is_left_out_where_that_is_asked_for_and_the_batch_is_kept(run,
     assert (outcome.steps, outcome.stopped_by) == (12, "steps")
     assert events(outcome) == [(3, "skipped"), (8, "skipped")]
     (event, _) = (line for line in lines(outcome) if "event" in line)
-    assert event["what"] == "nonsense" and event["loss"] == "nan"
+    assert event["what"] == "non-finite" and event["loss"] == "nan"
     kept = load_file(outcome.folder / event["batch"])
     assert kept["0.labels"].dtype is torch.int64 and "0.source.tokens" in kept
-    about = json.loads((outcome.folder / "refused" / "step-00000003.json").read_text("utf-8"))
+    about = json.loads((outcome.folder / "rejected" / "step-00000003.json").read_text("utf-8"))
     assert about["batches"] == [[0, 2]]
-    for path in checkpoint.saved(outcome.folder / "checkpoints"):
+    for path in checkpoint.list_checkpoints(outcome.folder / "checkpoints"):
         assert all(bool(value.isfinite().all()) for value in checkpoint.load(path).weights.values())
-    assert checkpoint.load(path).progress["refused"] == 2
+    assert checkpoint.load(path).progress["rejected"] == 2
 
 
 @pytest.mark.parametrize("kind", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
@@ -212,13 +210,16 @@ def test_evidence_is_never_there_by_halves(tmp_path, monkeypatch, kind):
         file.flush()
         raise kind
 
-    refused = Refused("nonsense", 3, math.nan, 1.0)
+    update = RejectedUpdate("non-finite", 3, math.nan, 1.0)
     with monkeypatch.context() as patch:
         patch.setattr(disk, "put", half)
-        with pytest.raises(type(kind)):
-            write_evidence(tmp_path / "refused", refused, [[torch.arange(5)]], [[0, 2]])
-    assert list((tmp_path / "refused").iterdir()) == []
-    kept = write_evidence(tmp_path / "refused", refused, [[torch.arange(5)]], [[0, 2]])
+        if isinstance(kind, OSError):
+            assert save_batches(tmp_path / "rejected", update, [[torch.arange(5)]], [[0, 2]]) is None
+        else:
+            with pytest.raises(type(kind)):
+                save_batches(tmp_path / "rejected", update, [[torch.arange(5)]], [[0, 2]])
+    assert list((tmp_path / "rejected").iterdir()) == []
+    kept = save_batches(tmp_path / "rejected", update, [[torch.arange(5)]], [[0, 2]])
     assert load_file(kept)["0.0"].tolist() == [0, 1, 2, 3, 4]
     assert sorted(path.name for path in kept.parent.iterdir()) == ["step-00000003.json", kept.name]
 
@@ -226,7 +227,8 @@ def test_evidence_is_never_there_by_halves(tmp_path, monkeypatch, kind):
 def test_only_so_many_updates_are_left_out(run, losing, tmp_path):
     losing(dict.fromkeys(range(1, 13), math.nan))
     with pytest.raises(
-        Refused, match=r"step 3: .* 2 updates were left out before, and train\.skip_limit allows no more"
+        RejectedUpdate,
+        match=r"step 3: .* train\.skip_limit=2 allows no more than 2 rejected updates",
     ):
         run(train__on_nonfinite="skip", train__skip_limit=2)
     assert events(tmp_path / "run") == [(1, "skipped"), (2, "skipped"), (3, "stopped")]
@@ -234,7 +236,7 @@ def test_only_so_many_updates_are_left_out(run, losing, tmp_path):
 
 def test_a_run_that_stopped_at_nonsense_can_go_on_without_it(run, losing, tmp_path):
     losing({5: math.nan})
-    with pytest.raises(Refused, match=r"train\.on_nonfinite=skip"):
+    with pytest.raises(RejectedUpdate, match=r"train\.on_nonfinite=skip"):
         run()
     losing({5: math.nan})
     assert run(resume="auto", train__on_nonfinite="skip").steps == 12
@@ -258,7 +260,7 @@ def test_from_a_spike_the_run_goes_back_and_on_behind_the_batch(run, losing, tmp
     (event,) = (line for line in lines(outcome) if "event" in line)
     assert (event["spike_at"], event["what"]) == (11, "spike")
     back = checkpoint.load(outcome.folder / "checkpoints" / "step-00000009").progress
-    assert (back["epoch"], back["batch"], back["refused"]) == (1, 1, 1)  # ten batches an epoch
+    assert (back["epoch"], back["batch"], back["rejected"]) == (1, 1, 1)  # ten batches an epoch
 
 
 def test_without_a_checkpoint_to_go_back_to_a_spike_is_left_out(run, losing):
@@ -288,7 +290,7 @@ def test_data_that_changed_is_refused_by_name_unless_told(run, data, tmp_path, l
     run(**named)
     run(resume="auto", **named)
     data.write_text(data.read_text("utf-8").replace("one 7\t7", "one 7\t8"), encoding="utf-8")
-    with pytest.raises(DataError, match=r"pairs\.tsv: its content is not that .*--data-changed"):
+    with pytest.raises(DataError, match=r"pairs\.tsv: the content has changed .*--data-changed"):
         run(resume="auto", **named)
     changes = {key.replace("__", "."): value for key, value in named.items()}
     from tests.train.conftest import TINY
@@ -306,13 +308,13 @@ def test_other_threads_and_versions_are_said(run, tmp_path, listening):
     told = json.loads(file.read_text("utf-8"))
     file.write_text(json.dumps(told | {"torch": "1.0", "threads": 64}), encoding="utf-8")
     run(resume="auto", view=listening, train__steps=6)
-    (line,) = (line for line in listening.lines if "last bits may differ" in line)
-    assert f"torch was 1.0 and is {torch.__version__}" in line
-    assert f"threads was 64 and is {torch.get_num_threads()}" in line
+    (line,) = (line for line in listening.lines if "may differ in the last bits" in line)
+    assert f"torch changed from 1.0 to {torch.__version__}" in line
+    assert f"threads changed from 64 to {torch.get_num_threads()}" in line
 
 
 @pytest.mark.parametrize("schedule", ["constant", "inverse-sqrt"])
 def test_a_schedule_that_knows_no_end_goes_on_and_it_is_said(run, listening, schedule):
     run(train__steps=3, train__schedule=schedule)
     run(resume="auto", view=listening, train__steps=6, train__schedule=schedule)
-    assert any("does not know its end" in line for line in listening.lines)
+    assert any("does not depend on the number of steps" in line for line in listening.lines)

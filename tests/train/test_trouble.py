@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trifold.errors import CheckpointError, TrifoldError
-from trifold.train.learner import Learner
+from trifold.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -20,14 +20,14 @@ MISSING = {
 
 
 def failing(monkeypatch, at: int, error: Exception) -> None:
-    real = Learner.update
+    real = Trainer.update
 
     def update(self, batches, step, *more):
         if step == at:
             raise error
         return real(self, batches, step, *more)
 
-    monkeypatch.setattr(Learner, "update", update)
+    monkeypatch.setattr(Trainer, "update", update)
 
 
 @pytest.mark.parametrize("what", MISSING)

@@ -6,8 +6,8 @@ import math
 import pytest
 from rich.console import Console
 
-from trifold.train.view import (
-    Live,
+from trifold.train.monitor import (
+    LiveView,
     Plain,
     Silent,
     Snapshot,
@@ -43,7 +43,7 @@ def told(view, stream):
 
 def live():
     stream = io.StringIO()
-    return Live(Console(file=stream, force_terminal=True, width=120)), stream
+    return LiveView(Console(file=stream, force_terminal=True, width=120)), stream
 
 
 def plain():
@@ -119,7 +119,7 @@ def test_speed_is_in_what_the_task_counts():
 
 
 def test_silent_and_unbegun_views_can_be_told_anything(capfd):
-    for view in (Silent(), Live(Console(file=io.StringIO())), Plain(io.StringIO())):
+    for view in (Silent(), LiveView(Console(file=io.StringIO())), Plain(io.StringIO())):
         view.step(shot(1))
         view.end()
     view = Silent()

@@ -33,14 +33,14 @@ def machine() -> dict[str, Any]:
     import torch
 
     from trifold.train.device import choose_precision, find_device
-    from trifold.train.memory import there_is
+    from trifold.train.memory import available_memory
     from trifold.train.run_folder import environment
 
     device = find_device()
     precision = str(choose_precision("auto", device)).removeprefix("torch.")
     here = environment(device, precision, workers=1)
     del here["workers"], here["fast"]
-    free, whose = there_is(device)
+    free, whose = available_memory(device)
     return {
         **here,
         "cores": os.cpu_count(),

@@ -22,7 +22,7 @@ from trifold.objectives.objective import (
     ObjectiveSettings,
 )
 from trifold.objectives.text_to_text import TextToTextSettings
-from trifold.train.view import score_text
+from trifold.train.monitor import score_text
 
 if TYPE_CHECKING:
     from trifold.pipeline import Pipeline

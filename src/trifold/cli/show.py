@@ -151,7 +151,7 @@ def to_train(
     """
     from trifold.look import costs
     from trifold.train.device import choose_precision, choose_workers, find_device
-    from trifold.train.memory import needed
+    from trifold.train.memory import estimate_memory
 
     device, recipe = find_device(), subject.recipe
     on_cpu = device.type == "cpu"
@@ -164,7 +164,7 @@ def to_train(
     dtype = choose_precision(asked or recipe.train.precision, device)
     workers = choose_workers(recipe.train.worker_count, device, tokens)
     recipe = recipe.model_copy(update={"batch": recipe.batch.model_copy(update={"tokens": tokens})})
-    need = needed(recipe, subject.config, length, dtype, workers, on_cpu=on_cpu)
+    need = estimate_memory(recipe, subject.config, length, dtype, workers, on_cpu=on_cpu)
     return need.memory, str(dtype).removeprefix("torch."), workers
 
 

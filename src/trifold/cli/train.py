@@ -47,10 +47,10 @@ def run(
     try:
         from trifold.recipe import load_recipe
         from trifold.train import train
-        from trifold.train.ranks import joined
-        from trifold.train.view import choose_view
+        from trifold.train.distributed import join_ranks
+        from trifold.train.monitor import choose_view
 
-        with joined() as ranks:
+        with join_ranks() as ranks:
             chosen = ranks.in_turn(lambda: load_recipe(recipe, changes or ()))
             outcome = train(chosen, out=out, resume=resume, data_changed=data_changed, view=choose_view())
     except (KeyboardInterrupt, SystemExit):
@@ -79,7 +79,7 @@ def run(
 
 def summary(folder: Path, scores: dict[str, float], command: str) -> list[str]:
     """The last scores, where everything is, and the command that uses it."""
-    from trifold.train.view import score_text
+    from trifold.train.monitor import score_text
 
     last = ", ".join(score_text(name, value) for name, value in scores.items())
     return [

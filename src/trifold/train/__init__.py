@@ -1,6 +1,6 @@
-"""Learning: the loop, schedules, precision, checkpoints, validation."""
+"""Training: the loop, optimizers, schedules, precision, distribution, checkpoints, validation."""
 
 from trifold.train.loop import train
-from trifold.train.progress import Outcome
+from trifold.train.state import Outcome
 
 __all__ = ["Outcome", "train"]

@@ -1,9 +1,9 @@
-"""Full training states that can be trusted.
+"""Checkpoints: the full training state, with checksums.
 
-A checkpoint is written aside, flushed to the disk, listed in a manifest with a SHA-256 a file (written last), and
-only then renamed to its place: `step-00002000` either holds everything, durably, or does not exist. So the latest is
-the one with the highest number. What is damaged afterwards is refused by name, and the newest sound one is taken
-instead. No pickle anywhere.
+A checkpoint is written to a temporary folder, flushed to disk, listed in a manifest with a SHA-256 for each file
+(written last), and then renamed: `step-00002000` is complete and durable, or does not exist. The latest checkpoint is
+the one with the highest number. Damaged checkpoints are rejected by name, and the newest intact one is used. There is
+no pickle.
 """
 
 from __future__ import annotations
@@ -27,119 +27,122 @@ from trifold.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 FORMAT = "trifold-checkpoint-2"
-WEIGHTS, MOMENTS, PROGRESS = "weights.safetensors", "optimizer.safetensors", "progress.json"
-FILES = {WEIGHTS, MOMENTS, PROGRESS}
+WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.safetensors", "progress.json"
+FILES = {WEIGHTS, OPTIMIZER, PROGRESS}
 NAME = "step-" + "[0-9]" * 8
 
+Gather: TypeAlias = Callable[[Tensor], Tensor]  # from a tensor that may be sharded to the full tensor
 
-Whole: TypeAlias = Callable[[Tensor], Tensor]  # of a tensor whose parts may lie on several ranks, all of it
 
-
-def as_it_is(tensor: Tensor) -> Tensor:
-    """Of a tensor that is whole."""
+def as_is(tensor: Tensor) -> Tensor:
+    """The `Gather` of unsharded tensors."""
     return tensor
 
 
 class Checkpoint(NamedTuple):
-    """weights: fp32 master weights by name; moments: the optimiser's; progress: where in the data the run stands."""
+    """weights: fp32 master weights by name; optimizer: the optimizer state; progress: the position in the run."""
 
     weights: dict[str, Tensor]
-    moments: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
     progress: dict[str, Any]
 
-    def snapshot(self, whole: Whole = as_it_is) -> Checkpoint:
-        """A copy that stays as it is while training goes on; tensors are made whole in the order in which they are
-        saved.
-        """
-        weights, moments = (
-            {name: whole(tensors[name]).detach().to("cpu", copy=True) for name in sorted(tensors)}
-            for tensors in (self.weights, self.moments)
+    def snapshot(self, gather: Gather = as_is) -> Checkpoint:
+        """A copy in memory. Tensors are gathered in the order in which they are saved."""
+        weights, optimizer = (
+            {name: gather(tensors[name]).detach().to("cpu", copy=True) for name in sorted(tensors)}
+            for tensors in (self.weights, self.optimizer)
         )
-        return Checkpoint(weights, moments, json.loads(json.dumps(self.progress)))
+        return Checkpoint(weights, optimizer, json.loads(json.dumps(self.progress)))
 
 
-# --- out -----------------------------------------------------------------------------------------------
+# --- writing -------------------------------------------------------------------------------------------
 
 
-def save(folder: Path, checkpoint: Checkpoint, whole: Whole = as_it_is) -> Path:
-    """Write `folder/step-N` for N = progress["step"]; nothing half-written is ever seen under that name.
+def save(folder: Path, checkpoint: Checkpoint, gather: Gather = as_is) -> Path:
+    """Write `folder/step-N` for N = progress["step"], atomically.
 
-    Tensors are made whole one at a time: first the weights, then the moments, each in the order of their names.
+    Tensors are gathered one at a time: first the weights, then the optimizer state, each sorted by name.
 
-    Raises CheckpointError where the disk refuses; what stood there before stays.
+    Raises CheckpointError if the disk refuses; an existing checkpoint of that name stays.
     """
     final = folder / f"step-{checkpoint.progress['step']:08d}"
-    aside, old = _aside(final), _old(final)
+    partial, old = _partial(final), _old(final)
     try:
-        disk.remove(aside)
-        disk.make_folder(aside)
+        disk.remove(partial)
+        disk.make_folder(partial)
         digests = {
-            WEIGHTS: disk.write(aside / WEIGHTS, _pieces(checkpoint.weights, whole)),
-            MOMENTS: disk.write(aside / MOMENTS, _pieces(checkpoint.moments, whole)),
-            PROGRESS: disk.write(aside / PROGRESS, [_json(checkpoint.progress).encode()]),
+            WEIGHTS: disk.write(partial / WEIGHTS, _serialize(checkpoint.weights, gather)),
+            OPTIMIZER: disk.write(partial / OPTIMIZER, _serialize(checkpoint.optimizer, gather)),
+            PROGRESS: disk.write(partial / PROGRESS, [_json(checkpoint.progress).encode()]),
         }
-        disk.write(aside / MANIFEST, [_manifest_text(digests).encode()])
-        disk.flush_folder(aside)
-        if final.exists():  # saved again: the old one goes only when the new one stands
+        disk.write(partial / MANIFEST, [_manifest_text(digests).encode()])
+        disk.flush_folder(partial)
+        if final.exists():  # saved again: the old checkpoint is removed only after the new one is in place
             if not _is_ours(final):
-                # Somebody else's: it stays, under this name.
-                old = _free(final.with_name(f"{final.name}.foreign"))
+                old = _unused(final.with_name(f"{final.name}.foreign"))  # it is not removed
             disk.rename(final, old)
-        disk.rename(aside, final)
+        disk.rename(partial, final)
         disk.flush_folder(folder)
         if old == _old(final):
             disk.remove(old)
     except OSError as error:
-        disk.remove(aside)
-        _put_back(folder)
+        disk.remove(partial)
+        _restore_replaced(folder)
         raise CheckpointError(
-            f"{final}: could not be written ({error}); {disk.remedy(error)} or choose another --out, then --resume auto"
+            f"{final}: could not be written ({error}); {disk.remedy(error)} or choose another --out, then continue "
+            "with --resume auto"
         ) from error
     return final
 
 
 def prune(
-    folder: Path, keep: int, every: int = 1, *, upto: int | None = None, forever: int | None = None,
+    folder: Path, keep: int, every: int = 1, *, upto: int | None = None, keep_every: int | None = None,
     best: int | None = None,
 ) -> None:  # fmt: skip
-    """Remove all but the newest `keep` regular checkpoints, the newest of all, those whose step is a multiple of
-    `forever`, and that of step `best`; and what was left aside.
+    """Remove old checkpoints and temporary folders.
 
-    Only what is a checkpoint of ours, with nothing else in it, and not beyond step `upto`, is ever removed.
+    These stay: the newest `keep` regular checkpoints, the newest of all, multiples of `keep_every`, and step `best`.
+    Only folders that contain our checkpoint files and nothing else, up to step `upto`, are removed.
     """
-    ours = [path for path in saved(folder) if _is_ours(path) and (upto is None or step_of(path) <= upto)]
-    staying = {*[path for path in ours if step_of(path) % every == 0][-keep:], *ours[-1:]}
+    ours = [
+        path
+        for path in list_checkpoints(folder)
+        if _is_ours(path) and (upto is None or step_of(path) <= upto)
+    ]
+    kept = {*[path for path in ours if step_of(path) % every == 0][-keep:], *ours[-1:]}
     for path in ours:
         step = step_of(path)
-        if path not in staying and step != best and not (forever and step % forever == 0):
-            _set_aside(path)
+        if path not in kept and step != best and not (keep_every and step % keep_every == 0):
+            _mark_for_removal(path)
     sweep(folder)
 
 
 def sweep(folder: Path) -> None:
-    """Bring back what was being replaced when a save was killed, and remove what was left aside or set aside."""
-    _put_back(folder)
-    going = [*folder.glob(f".{NAME}.partial"), *folder.glob(f".{NAME}.old")]
-    if going:
-        disk.flush_folder(folder)  # else they could be back after a power cut, half removed, as checkpoints
-    for path in going:
+    """Restore a checkpoint that was being replaced when the process was killed, and remove temporary folders."""
+    _restore_replaced(folder)
+    temporary = [*folder.glob(f".{NAME}.partial"), *folder.glob(f".{NAME}.old")]
+    if temporary:
+        disk.flush_folder(
+            folder
+        )  # otherwise a power failure could restore them, half removed, as checkpoints
+    for path in temporary:
         disk.remove(path)
 
 
-def _set_aside(path: Path) -> None:
-    """For `sweep` to remove: a removal that is killed leaves no half of it under its name. What cannot go stays."""
+def _mark_for_removal(path: Path) -> None:
+    """Rename a checkpoint for `sweep`, so that an interrupted removal leaves no partial checkpoint."""
     with suppress(OSError):
-        disk.rename(path, _aside(path))
+        disk.rename(path, _partial(path))
 
 
-def _put_back(folder: Path) -> None:
+def _restore_replaced(folder: Path) -> None:
     for old in folder.glob(f".{NAME}.old"):
         final = folder / old.name.removeprefix(".").removesuffix(".old")
         if not final.exists():
             disk.rename(old, final)
 
 
-def _aside(final: Path) -> Path:
+def _partial(final: Path) -> Path:
     return final.with_name(f".{final.name}.partial")
 
 
@@ -147,22 +150,22 @@ def _old(final: Path) -> Path:
     return final.with_name(f".{final.name}.old")
 
 
-def _free(path: Path) -> Path:
-    """This name, or with a number behind it the first that nobody has."""
+def _unused(path: Path) -> Path:
+    """This path, or the first with a number appended that does not exist."""
     names = chain([path], (path.with_name(f"{path.name}-{number}") for number in count(2)))
     return next(name for name in names if not (name.exists() or name.is_symlink()))
 
 
 def _is_ours(path: Path) -> bool:
-    """A manifest of ours, though perhaps of damaged files, and nothing that we did not write."""
+    """Whether a folder has a valid manifest and no foreign files; the listed files may be damaged."""
     try:
-        _manifest(path)
+        _read_manifest(path)
         return {file.name for file in path.iterdir()} <= {*FILES, MANIFEST}
     except (CheckpointError, OSError):
         return False
 
 
-_TYPES = {
+_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -174,106 +177,106 @@ _TYPES = {
 }
 
 
-def _pieces(tensors: Mapping[str, Tensor], whole: Whole = as_it_is) -> Iterator[disk.Bytes]:
-    """A safetensors file, tensor by tensor: the library's own writer wants a copy of everything at once.
+def _serialize(tensors: Mapping[str, Tensor], gather: Gather = as_is) -> Iterator[disk.Bytes]:
+    """A safetensors file, tensor by tensor; the writer of the library needs a copy of all tensors at once.
 
-    8 bytes: the length of the header; the header, JSON; the tensors, one after the other.
+    8 bytes with the length of the header, the header as JSON, then the data of the tensors.
     """
-    header, place = {}, 0
+    header, offset = {}, 0
     for name in sorted(tensors):
         tensor = tensors[name]
-        end = place + tensor.numel() * tensor.element_size()
+        end = offset + tensor.numel() * tensor.element_size()
         shape = list(tensor.shape)
-        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": shape, "data_offsets": [place, end]}
-        place = end
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": shape, "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in sorted(tensors):
-        flat = whole(tensors[name]).detach().cpu().contiguous().reshape(-1)
+        flat = gather(tensors[name]).detach().cpu().contiguous().reshape(-1)
         if len(flat):
             yield flat.view(torch.uint8).numpy().data
 
 
-# --- in ------------------------------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------------
 
 
 def load(path: Path, *, optimizer: bool = True) -> Checkpoint:
     """Read and verify a checkpoint. Raises CheckpointError naming the file that is missing, damaged or unreadable."""
-    manifest = _manifest(path)
+    manifest = _read_manifest(path)
     for name, expected in manifest.items():
         file = path / name
         try:
             if not file.is_file():
                 raise CheckpointError(f"{file}: missing, though the manifest lists it")
-            if (optimizer or name != MOMENTS) and digest_of(file) != expected:
-                raise CheckpointError(f"{file}: damaged (its SHA-256 is not the one in {MANIFEST})")
+            if (optimizer or name != OPTIMIZER) and sha256_of(file) != expected:
+                raise CheckpointError(f"{file}: damaged (its SHA-256 differs from {MANIFEST})")
         except OSError as error:
             raise _unreadable(file, error) from error
     try:
         weights = load_file(path / WEIGHTS)
-        moments = load_file(path / MOMENTS) if optimizer else {}
+        state = load_file(path / OPTIMIZER) if optimizer else {}
         progress = json.loads((path / PROGRESS).read_text("utf-8"))
     except OSError as error:
         raise _unreadable(path, error) from error
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path}: not a checkpoint of trifold ({error})") from error
-    return Checkpoint(weights, moments, progress)
+    return Checkpoint(weights, state, progress)
 
 
-def _unreadable(place: Path, error: OSError) -> CheckpointError:
-    """What the disk or its rights keep from us is passed over like what is damaged."""
-    return CheckpointError(f"{place}: cannot be read ({error.strerror or error})")
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    """Unreadable checkpoints are skipped like damaged ones."""
+    return CheckpointError(f"{path}: cannot be read ({error.strerror or error})")
 
 
 class Found(NamedTuple):
-    """The newest sound checkpoint, and what was wrong with newer ones, a line each."""
+    """The newest intact checkpoint, and one error message for each newer one that was rejected."""
 
     path: Path
     state: Checkpoint
-    refused: list[str]
+    rejected: list[str]
 
 
-def newest_sound(folder: Path) -> Found | None:
-    """None where there is no checkpoint at all. Raises CheckpointError where there are, and none is sound."""
-    refused: list[str] = []
-    for path in reversed(saved(folder)):
+def load_newest(folder: Path) -> Found | None:
+    """None if there is no checkpoint. Raises CheckpointError if there are some and all are damaged."""
+    rejected: list[str] = []
+    for path in reversed(list_checkpoints(folder)):
         try:
-            return Found(path, load(path), refused)
+            return Found(path, load(path), rejected)
         except CheckpointError as error:
-            refused.append(str(error))
-    if refused:
+            rejected.append(str(error))
+    if rejected:
         raise CheckpointError(
-            "\n".join([*refused, f"{folder}: no sound checkpoint is left; begin another run with --out"])
+            "\n".join([*rejected, f"{folder}: no intact checkpoint remains; start another run with --out"])
         )
     return None
 
 
-def saved(folder: Path) -> list[Path]:
-    """Finished checkpoints, the oldest first; whether they are sound, `load` finds out.
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Finished checkpoints, the oldest first; `load` verifies them.
 
-    Raises CheckpointError where the folder is there and cannot be listed: a run is not begun anew for that.
+    Raises CheckpointError if the folder exists and cannot be listed, so that the run does not start over.
     """
     try:
-        inside = list(folder.iterdir())
+        entries = list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise _unreadable(folder, error) from error
-    return sorted(path for path in inside if fnmatchcase(path.name, NAME) and _holds_something(path))
+    return sorted(path for path in entries if fnmatchcase(path.name, NAME) and _is_non_empty(path))
 
 
-def _holds_something(path: Path) -> bool:
-    """Whether it is a folder that is not empty, or one that cannot be looked into."""
+def _is_non_empty(path: Path) -> bool:
+    """Whether it is a non-empty folder, or one that cannot be listed."""
     try:
         return path.is_dir() and any(path.iterdir())
     except OSError:
         return True
 
 
-def regular(folder: Path, every: int) -> list[Path]:
-    """Those of `saved` that a run which nobody interrupts has too: their step is a multiple of `every`."""
-    return [path for path in saved(folder) if step_of(path) % every == 0]
+def regular_checkpoints(folder: Path, every: int) -> list[Path]:
+    """The checkpoints that an uninterrupted run has too: those whose step is a multiple of `every`."""
+    return [path for path in list_checkpoints(folder) if step_of(path) % every == 0]
 
 
 def step_of(path: Path) -> int:
@@ -282,32 +285,32 @@ def step_of(path: Path) -> int:
 
 
 class Mean(NamedTuple):
-    """The mean of the weights of so many sound checkpoints; refused: what is wrong with the others."""
+    """The mean weights of `used` intact checkpoints, and one error message for each damaged one."""
 
     weights: dict[str, Tensor]
-    of: int
-    refused: list[str]
+    used: int
+    rejected: list[str]
 
 
 def mean_weights(paths: list[Path]) -> Mean:
     """The mean of the weights of several checkpoints, summed in float64 (Vaswani et al. 2017, section 6.1).
 
-    A damaged one is left out: what is learnt since is not to be lost for it.
+    Damaged checkpoints are left out.
     """
     total: dict[str, Tensor] = {}
-    kinds: dict[str, torch.dtype] = {}
-    refused: list[str] = []
+    dtypes: dict[str, torch.dtype] = {}
+    rejected: list[str] = []
     for path in paths:
         try:
             weights = load(path, optimizer=False).weights
         except CheckpointError as error:
-            refused.append(str(error))
+            rejected.append(str(error))
             continue
         for name, value in weights.items():
-            kinds[name] = value.dtype
+            dtypes[name] = value.dtype
             total[name] = total[name].add_(value) if name in total else value.double()
-    sound = len(paths) - len(refused)
-    return Mean({name: (value / sound).to(kinds[name]) for name, value in total.items()}, sound, refused)
+    intact = len(paths) - len(rejected)
+    return Mean({name: (value / intact).to(dtypes[name]) for name, value in total.items()}, intact, rejected)
 
 
 # --- the manifest --------------------------------------------------------------------------------------
@@ -318,12 +321,12 @@ def _json(value: object) -> str:
 
 
 def _manifest_text(digests: Mapping[str, str]) -> str:
-    """With a digest of its own, so that damage to it is not taken for damage to what it lists."""
-    told = {"format": FORMAT, "sha256": dict(digests)}
-    return _json({**told, "manifest": hashlib.sha256(_json(told).encode()).hexdigest()})
+    """The manifest includes its own digest, to tell damage to it from damage to the listed files."""
+    content = {"format": FORMAT, "sha256": dict(digests)}
+    return _json({**content, "manifest": hashlib.sha256(_json(content).encode()).hexdigest()})
 
 
-def _manifest(path: Path) -> Mapping[str, str]:
+def _read_manifest(path: Path) -> Mapping[str, str]:
     file = path / MANIFEST
     try:
         raw = file.read_bytes()
@@ -340,11 +343,11 @@ def _manifest(path: Path) -> Mapping[str, str]:
     if foreign:
         raise CheckpointError(f"{file}: not a checkpoint of trifold (damaged, or of another format)")
     if text != _manifest_text(digests):
-        raise CheckpointError(f"{file}: damaged (its SHA-256 is not the one it says)")
+        raise CheckpointError(f"{file}: damaged (its SHA-256 differs from the one it contains)")
     return digests
 
 
-def digest_of(file: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
+def sha256_of(file: Path) -> str:
+    """The SHA-256 of a file, hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Which device, and which precision pays on it."""
+"""The device, precision, workers and ranks that a run computes with."""
 
 from __future__ import annotations
 
@@ -16,62 +16,71 @@ from trifold.errors import UsageError
 from trifold.fast.int8_training import bytes_hindrance
 from trifold.fast.kernels import loops
 from trifold.recipe import TrainSettings
-from trifold.train.ranks import ALONE, Ranks
-from trifold.train.sharding import check_sharding
-from trifold.train.weights import wide_type
+from trifold.train.distributed import SINGLE, Ranks
+from trifold.train.weights import check_sharding, master_dtype
 
 
 class Machine(NamedTuple):
-    """What a run computes with: a device, a type, threads that learn side by side; of several ranks, which this is and
-    whether each keeps a part of the model only; whether blocks are compiled, and whether layers learn by products of
-    bytes, both None where nobody asks for it.
+    """What a run computes with.
+
+    workers: threads that process micro-batches in parallel. sharded: whether each rank has a part of the model only.
+    compiles: whether blocks are compiled. int8: whether layers train in int8. The last two are None if not requested.
     """
 
     device: torch.device
     dtype: torch.dtype
     workers: int
-    ranks: Ranks = ALONE
-    shards: bool = False
+    ranks: Ranks = SINGLE
+    sharded: bool = False
     compiles: bool | None = None
-    by_bytes: bool | None = None
+    int8: bool | None = None
 
     @property
     def arithmetic(self) -> str:
-        """What is computed in: a type, or two."""
-        return str(self.dtype).removeprefix("torch.") + ("+int8" if self.by_bytes else "")
+        """The types of the computation, such as `bfloat16+int8`."""
+        return str(self.dtype).removeprefix("torch.") + ("+int8" if self.int8 else "")
 
     def __str__(self) -> str:
         parts = [f"device {self.device if self.ranks.world == 1 else self.device.type}"]
         parts += [f"{torch.get_num_threads()} threads"] if self.device.type == "cpu" else []
         parts += [f"{self.workers} workers"] if self.workers > 1 else []
         if self.ranks.world > 1:
-            parts.append(f"{self.ranks.world} ranks{' with a part of the model each' if self.shards else ''}")
+            parts.append(f"{self.ranks.world} ranks{' with a sharded model' if self.sharded else ''}")
         if self.compiles is not None:
-            why = hindrance(self.device) or "another rank cannot"
-            parts.append("compiled blocks" if self.compiles else f"blocks not compiled ({why})")
+            reason = compile_obstacle(self.device) or "another rank cannot"
+            parts.append("compiled blocks" if self.compiles else f"blocks not compiled ({reason})")
         parts.append(f"{self.arithmetic} arithmetic")
-        if self.by_bytes is False:
+        if self.int8 is False:
             parts[-1] += f" without int8 ({bytes_hindrance(self.device) or 'another rank cannot'})"
-        return ", ".join([*parts, f"{str(wide_type(self.dtype)).removeprefix('torch.')} master weights"])
+        return ", ".join([*parts, f"{str(master_dtype(self.dtype)).removeprefix('torch.')} master weights"])
 
 
 def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
-    """What there is for what a recipe asks, with batches of so many tokens. Raises UsageError where it is not there."""
+    """The machine for batches of `tokens` tokens. Raises UsageError if it lacks what the recipe requires."""
     device = find_device(settings.device, ranks)
     dtype = choose_precision(settings.precision, device)
-    shards = settings.sharding == "full" and ranks.world > 1
-    if shards:
+    sharded = settings.sharding == "full" and ranks.world > 1
+    if sharded:
         check_sharding(settings)
-    compiles = None if settings.compile == "none" else not hindrance(device)
-    workers = 1 if shards else choose_workers(settings.worker_count, device, tokens // ranks.world)
-    by_bytes = None if settings.precision != "int8" else not bytes_hindrance(device)
-    return Machine(device, dtype, workers, ranks, shards, compiles, by_bytes)
+    compiles = None if settings.compile == "none" else not compile_obstacle(device)
+    workers = 1 if sharded else choose_workers(settings.worker_count, device, tokens // ranks.world)
+    int8 = None if settings.precision != "int8" else not bytes_hindrance(device)
+    return Machine(device, dtype, workers, ranks, sharded, compiles, int8)
+
+
+def agree_on_options(machine: Machine) -> Machine:
+    """Compile and use int8 on all ranks or on none."""
+
+    def all_ranks(can: bool | None) -> bool | None:
+        return None if can is None else machine.ranks.sum([not can])[0] == 0
+
+    return machine._replace(compiles=all_ranks(machine.compiles), int8=all_ranks(machine.int8))
 
 
 @cache
-def hindrance(device: torch.device) -> str:
-    """Why no graph can be compiled for it here, or nothing: what that takes is tried, not looked for. Takes seconds."""
-    # A compiler may be missing, too old, without headers, without a disk: nobody has listed all that is raised then.
+def compile_obstacle(device: torch.device) -> str:
+    """Why blocks cannot be compiled for this device, or "". Compiles a small function, which takes seconds."""
+    # A compiler may be missing, too old, without headers or without disk space; the error types are not documented.
     try:
         x = torch.ones(2, 3, device=device, requires_grad=True)
         torch.compile(torch.nn.functional.gelu, dynamic=True)(x).sum().backward()
@@ -80,85 +89,73 @@ def hindrance(device: torch.device) -> str:
     return ""
 
 
-def agreed(machine: Machine) -> Machine:
-    """What is asked for and not everywhere to be had is done by all ranks or by none."""
+def find_device(name: str = "auto", ranks: Ranks = SINGLE) -> torch.device:
+    """The named device, or the first of CUDA, MPS and CPU. Each rank of a machine gets its own GPU.
 
-    def all_can(can: bool | None) -> bool | None:
-        return None if can is None else machine.ranks.total([not can])[0] == 0
-
-    return machine._replace(compiles=all_can(machine.compiles), by_bytes=all_can(machine.by_bytes))
-
-
-def find_device(wanted: str = "auto", ranks: Ranks = ALONE) -> torch.device:
-    """CUDA, then MPS, then CPU; or the one that is named. Each rank of a machine gets a GPU of its own.
-
-    Raises UsageError where it is not there.
+    Raises UsageError if there is no such device.
     """
     if ranks.world > 1:
-        return _own_device(wanted, ranks)
-    if wanted == "auto":
+        return _device_of_rank(name, ranks)
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "mps" if _has_mps() else "cpu")
     try:
-        device = torch.device(wanted)
+        device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"device {wanted!r} is not known; use auto, cpu, cuda, cuda:0 or mps") from None
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": _has_mps()}
-    if not there.get(device.type, False):
-        raise UsageError(
-            f"device {wanted!r} is not here; devices found: {', '.join(k for k, v in there.items() if v)}"
-        )
+        raise UsageError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:0 or mps") from None
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": _has_mps()}
+    if not available.get(device.type, False):
+        found = ", ".join(key for key, value in available.items() if value)
+        raise UsageError(f"device {name!r} is not available; available devices: {found}")
     return device
 
 
-def _own_device(wanted: str, ranks: Ranks) -> torch.device:
-    """Of one of several ranks: the GPU with its number on this machine, or the CPU."""
-    if wanted not in ("auto", "cuda", "cpu"):
+def _device_of_rank(name: str, ranks: Ranks) -> torch.device:
+    """The GPU with the local number of this rank, or the CPU."""
+    if name not in ("auto", "cuda", "cpu"):
         raise UsageError(
-            f"train.device: {wanted!r} is one device, and there are {ranks.world} ranks; use auto, cuda or cpu"
+            f"train.device: {name!r} is a single device, but there are {ranks.world} ranks; use auto, cuda or cpu"
         )
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    if (found := torch.cuda.device_count()) < ranks.beside:
+    if (found := torch.cuda.device_count()) < ranks.local_world:
         raise UsageError(
-            f"{ranks.beside} ranks on this machine, and {found} GPUs; start one for each (--nproc-per-node {found}), "
-            "or choose train.device=cpu"
+            f"{ranks.local_world} ranks on this machine, but only {found} GPUs; start one rank per GPU "
+            f"(--nproc-per-node {found}), or choose train.device=cpu"
         )
-    torch.cuda.set_device(ranks.local)
-    return torch.device("cuda", ranks.local)
+    torch.cuda.set_device(ranks.local_rank)
+    return torch.device("cuda", ranks.local_rank)
 
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 def choose_precision(
-    wanted: Literal["auto", "float32", "bfloat16", "int8", "float64"], device: torch.device
+    name: Literal["auto", "float32", "bfloat16", "int8", "float64"], device: torch.device
 ) -> torch.dtype:
-    """The one that is named; else bf16 where the device multiplies it faster than fp32, else fp32. So it is with int8,
-    which is for products only.
-    """
-    return PRECISIONS.get(wanted) or (torch.bfloat16 if _bf16_pays(device) else torch.float32)
+    """The named type. For auto, and for int8 outside its matmuls: bf16 if the device multiplies it faster than fp32."""
+    return PRECISIONS.get(name) or (torch.bfloat16 if _has_fast_bf16(device) else torch.float32)
 
 
-def _bf16_pays(device: torch.device) -> bool:
+def _has_fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
-        # Instructions for bf16 products: AVX-512 BF16 or AMX. Emulated ones are slower than fp32.
+        # Instructions for bf16 matmuls: AVX-512 BF16 or AMX. Emulation is slower than fp32.
         return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return False
 
 
-def choose_workers(wanted: int | None, device: torch.device, tokens: int) -> int:
-    """How many threads learn side by side from batches of so many tokens. Raises UsageError where that cannot be."""
+def choose_workers(requested: int | None, device: torch.device, tokens: int) -> int:
+    """The number of workers for batches of `tokens` tokens. Raises UsageError if a GPU is to have several."""
     if device.type != "cpu":
-        if wanted not in (None, 1):
+        if requested not in (None, 1):
             raise UsageError(
-                f"train.workers={wanted}: batches are shared between threads of a CPU only, not on {device}"
+                f"train.workers={requested}: workers share batches on a CPU only, not on {device}; set train.workers=1"
             )
         return 1
-    if wanted is not None:
-        return wanted
-    # Without the compiled loops, several threads an operator are as quick as several operators side by side.
+    if requested is not None:
+        return requested
+    # Without the compiled loops, threads within an operator are as fast as workers.
     return max(1, min(torch.get_num_threads(), tokens // 1024)) if loops() is not None else 1
 
 
@@ -166,16 +163,16 @@ def _has_mps() -> bool:
     return torch.backends.mps.is_available()
 
 
-LARGE = 48 * 2**20  # bytes
-LARGEST = 32 * 2**20  # that glibc before 2.35 takes for large
+MMAP_THRESHOLD = 48 * 2**20  # bytes
+MAX_MMAP_THRESHOLD = 32 * 2**20  # that glibc before 2.35 accepts
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc to keep freed blocks instead of giving them back to the system after every operation.
+    """Configure glibc to keep freed blocks instead of returning them to the system after every operation.
 
-    Activations of some megabytes come and go hundreds of times a step; each return and renewed request costs a page
-    fault for every 4 KiB. Blocks of LARGE bytes and more are given back all the same: few are that large, so it costs
-    little time, and kept they left gaps that took a tenth of all memory. Does nothing where the C library is another.
+    Activations of several megabytes are allocated hundreds of times per step, and each allocation from the system costs
+    a page fault per 4 KiB. Blocks above MMAP_THRESHOLD are still returned: they are few, and keeping them fragments
+    about a tenth of the memory. Does nothing with other C libraries.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -184,16 +181,16 @@ def keep_freed_memory() -> None:
     except (OSError, AttributeError):
         return
     mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
-    _ = mallopt(mmap_threshold, LARGE) or mallopt(mmap_threshold, LARGEST)
+    _ = mallopt(mmap_threshold, MMAP_THRESHOLD) or mallopt(mmap_threshold, MAX_MMAP_THRESHOLD)
     mallopt(trim_threshold, (1 << 31) - 1)
 
 
 @contextmanager
-def undisturbed(workers: int) -> Iterator[None]:
-    """Keep Python itself out of the way of the workers, which share its one lock, until the block ends.
+def reduce_interpreter_pauses(workers: int) -> Iterator[None]:
+    """Reduce the pauses that Python causes in worker threads, until the block ends.
 
-    The cyclic collector stops them all for tenths of a second to look through what was there before and will stay;
-    and a worker that only has an operator to start waits up to a switch interval for one that reckons in Python.
+    The garbage collector stops all threads for tenths of a second to scan long-lived objects, so these are frozen. A
+    thread that only launches an operator waits up to a switch interval for one that runs Python code.
     """
     before = sys.getswitchinterval()
     gc.collect()

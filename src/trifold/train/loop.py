@@ -1,14 +1,16 @@
-"""The loop: set the rate, update, log, validate, save. It fits on one screen; everything else is around it.
+"""The training loop: set the rate, update, log, validate, save.
 
-A position in training is three integers (step, epoch, batch), and every random number is a function of
-(seed, step, micro-batch), so a resumed run needs no saved generator and is bit-equal to one that never stopped.
-Several ranks go through it side by side, step by step; where one of them decides for all, it says `ranks.first`.
+A position in training is three integers (step, epoch, batch), and every random number is a function of (seed, step,
+micro-batch), so a resumed run needs no saved generator and is bit-identical to an uninterrupted one.
+
+All ranks execute the loop, step by step. `ranks.first(f, …)` calls f on rank 0 and returns its result on all ranks;
+`ranks.in_turn(f, …)` calls f on rank 0 and then on the others. In a single process both are plain calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -16,24 +18,38 @@ from typing import Any, Literal
 from trifold import fast
 from trifold.recipe import Recipe, load_recipe
 from trifold.train import checkpoint
-from trifold.train.dealing import Dealt, ahead, deal, everyones
-from trifold.train.device import Machine, agreed, find_machine, keep_freed_memory, undisturbed
-from trifold.train.learner import Learner, Update
-from trifold.train.memory import check_fits, needed, there_is
-from trifold.train.pace import Meter
-from trifold.train.progress import Outcome, Progress, StoppedBy, behind
-from trifold.train.ranks import Ranks, Stopped, joined, together
-from trifold.train.refusals import Refused, evidence, fate, highest_loss, remember
-from trifold.train.resume import changed_environment, check_reading, check_same_run, identity
-from trifold.train.run_folder import MetricsLog, NoLog, RunFolder, environment
-from trifold.train.same_data import check_same_data
-from trifold.train.saver import Saver
-from trifold.train.setup import Prepared, prepare
-from trifold.train.sharding import on_first
-from trifold.train.signals import Asked, orderly_end
-from trifold.train.trouble import trouble_told
-from trifold.train.validate import Best, Interrupted, Validator
-from trifold.train.view import Silent, Snapshot, View
+from trifold.train.data import (
+    RankBatch,
+    TrainingData,
+    batches_of_all_ranks,
+    iterate_batches,
+    load_data,
+    position_after,
+    prefetch,
+)
+from trifold.train.device import (
+    agree_on_options,
+    find_machine,
+    keep_freed_memory,
+    reduce_interpreter_pauses,
+)
+from trifold.train.distributed import Interrupted, Ranks, explain_lost_rank, join_ranks
+from trifold.train.memory import available_memory, check_fits, estimate_memory
+from trifold.train.monitor import Meter, MetricsLog, Silent, Snapshot, View
+from trifold.train.rejected import append_loss, choose_action, save_batches, spike_threshold
+from trifold.train.resume import (
+    check_same_data,
+    check_same_rows,
+    check_same_run,
+    environment_changes,
+    run_identity,
+)
+from trifold.train.run_folder import RunFolder, environment, explain_resource_errors
+from trifold.train.signals import handle_signals
+from trifold.train.state import Best, Outcome, Progress, Saver, StoppedBy
+from trifold.train.trainer import RejectedUpdate, Trainer, Update
+from trifold.train.validate import Validator
+from trifold.train.weights import gather_on_first
 
 
 def train(
@@ -45,336 +61,308 @@ def train(
     view: View | None = None,
     **overrides: Any,
 ) -> Outcome:
-    """Train a recipe (a shipped name, a YAML file, or a Recipe) into the folder `out` (runs/NAME unless given).
+    """Train a recipe (a shipped name, a YAML file, or a Recipe) in the folder `out` (default: runs/NAME).
 
-    `resume="auto"` continues what lies there, or starts where nothing does; with `data_changed` also where the data
-    files are not those that the run was begun with. Overrides are dotted recipe keys:
-    `train("smoke", **{"train.steps": 50})`. Raises TrifoldError and its kin; an interrupted run is no error.
+    `resume="auto"` continues an existing run, or starts a new one. With `data_changed`, the data files may differ from
+    those at the beginning of the run. Overrides are dotted recipe keys: `train("smoke", **{"train.steps": 50})`.
+    Raises TrifoldError. An interrupted run is not an error.
 
-    Under `torchrun` all processes train together, and all return the same; what only one of them has to complain of,
-    the others raise as OtherRankError.
+    Under `torchrun`, all processes train together and return the same outcome. If one fails, the others raise
+    OtherRankError.
     """
     fast.enable()
-    with joined() as ranks:
-        chosen = (
-            recipe if isinstance(recipe, Recipe) else ranks.in_turn(lambda: load_recipe(recipe, overrides))
+    with join_ranks() as ranks:
+        if not isinstance(recipe, Recipe):
+            recipe = ranks.in_turn(load_recipe, recipe, overrides)
+        path = Path(out) if out is not None else Path("runs") / recipe.name
+        with closing(RunFolder(path, ranks.command)) as folder:
+            view = view if view is not None and ranks.is_first else Silent()
+            run = Run(recipe, folder, ranks, view, resume=resume == "auto", data_changed=data_changed)
+            return run.train()
+
+
+class Run:
+    """One session of a run on one rank. The methods are in the order in which they execute."""
+
+    def __init__(
+        self, recipe: Recipe, folder: RunFolder, ranks: Ranks, view: View, *, resume: bool, data_changed: bool
+    ) -> None:
+        self.recipe, self.settings = recipe, recipe.train
+        self.folder, self.ranks, self.view = folder, ranks, view
+        self.resume, self.data_changed = resume, data_changed
+        self.progress = Progress()
+
+    def train(self) -> Outcome:
+        """Prepare, train until a limit or a signal, and report how the run ended."""
+        machine = self.ranks.in_turn(find_machine, self.settings, self.recipe.batch.tokens, self.ranks)
+        self.machine = agree_on_options(machine)
+        keep_freed_memory()
+        with (
+            handle_signals(self.ranks) as self.stop,
+            explain_resource_errors(self.folder),
+            explain_lost_rank(),
+        ):
+            try:
+                self.ranks.first(self._open_folder)
+                with self.folder.removed_on_failure() if self.ranks.is_first else nullcontext():
+                    self._read_data()
+                self.view.say(str(self.machine))
+                with reduce_interpreter_pauses(self.machine.workers), ExitStack() as resources:
+                    self._create_model(resources)
+                    self._restore()
+                    return self._train()
+            except Interrupted as interrupted:
+                self.stop.adopt(interrupted)
+                steps = max(
+                    map(checkpoint.step_of, checkpoint.list_checkpoints(self.folder.checkpoints)), default=0
+                )
+                self.view.say(
+                    f"stopped at step {steps:,}, while preparing; continue with: {self.folder.continue_command}"
+                )
+                return Outcome(self.folder.path, steps, 0.0, {}, "signal", self.stop.exit_code)
+            finally:
+                self.view.end()
+
+    # --- data, tokenizer, model --------------------------------------------------------------------------
+
+    def _open_folder(self) -> None:
+        """Rank 0: create or check the run folder and the recipe of an existing run."""
+        for line in self.folder.open(resume=self.resume):
+            self.view.say(line)
+        for line in check_same_run(self.recipe, self.folder):
+            self.view.say(line)
+        for line in environment_changes(self.folder, self._environment()):
+            self.view.say(line)
+
+    def _environment(self) -> dict[str, Any]:
+        machine = self.machine
+        return environment(
+            machine.device, machine.arithmetic, machine.workers, self.ranks, compiled=bool(machine.compiles)
         )
-        place = Path(out) if out is not None else Path("runs") / chosen.name
-        with closing(RunFolder(place, ranks.command)) as folder:
-            return _train(chosen, folder, ranks, resume, data_changed, (ranks.speaks and view) or Silent())
 
-
-def _train(
-    chosen: Recipe, folder: RunFolder, ranks: Ranks, resume: str | None, data_changed: bool, view: View
-) -> Outcome:
-    machine = agreed(ranks.in_turn(lambda: find_machine(chosen.train, chosen.batch.tokens, ranks)))
-    keep_freed_memory()
-    with orderly_end(ranks) as asked, trouble_told(folder), together():
-        here = environment(
-            machine.device, machine.arithmetic, machine.workers, ranks, compiled=bool(machine.compiles)
+    def _read_data(self) -> None:
+        """Write the recipe, read the data, train or load the tokenizer, and compare them with those of the run."""
+        digest = self.ranks.first(self.folder.write_recipe, self.recipe, self._environment())
+        self.ranks.in_turn(self.folder.check_shared, digest)
+        self.data = self.ranks.in_turn(self.stop.call, self._load_data)
+        rows = self.ranks.first(
+            check_same_rows, self.folder, self.data.fingerprint, changed=self.data_changed
         )
+        self.ranks.in_turn(self.data.check_fingerprint, rows)
 
-        def opened() -> None:
-            lines = folder.open(resume=resume == "auto")
-            for line in (*lines, *check_same_run(chosen, folder), *changed_environment(folder, here)):
-                view.say(line)
+    def _load_data(self) -> TrainingData:
+        self.changed_files: list[str] = []
+        if self.ranks.is_first:
+            self.changed_files = check_same_data(self.folder, self.recipe, changed=self.data_changed)
+        data = load_data(self.recipe, self.folder.tokenizer, self.view)
+        if self.settings.check_memory:
+            device, dtype, workers, *_ = self.machine
+            length = max(1, int(data.train.lengths.mean()))
+            need = estimate_memory(
+                self.recipe,
+                data.config,
+                length,
+                dtype,
+                workers,
+                on_cpu=device.type == "cpu",
+                ranks=self.ranks,
+            )
+            check_fits(need, self.recipe, available_memory(device, self.ranks))
+        return data
 
-        def prepared_data() -> tuple[Prepared, list[str]]:
-            changed: list[str] = []
-            if ranks.speaks:
-                changed = check_same_data(folder, chosen, changed=data_changed)
-            prepared = prepare(chosen, folder.tokenizer, view)
-            _check_memory(prepared, machine)
-            return prepared, changed
-
-        ranks.first(opened)
-        try:
-            with folder.begun() if ranks.speaks else nullcontext():
-                told = ranks.first(lambda: folder.describe(chosen, here))
-                ranks.in_turn(lambda: folder.check_seen(told))
-                prepared, changed = ranks.in_turn(lambda: asked.unless_asked(prepared_data))
-                read = ranks.first(lambda: check_reading(folder, prepared.fingerprint, changed=data_changed))
-                ranks.in_turn(lambda: prepared.check_alike(read))
-            view.say(str(machine))
-            with undisturbed(machine.workers), closing(_Run(prepared, folder, machine, view)) as run:
-                return run.until_done(asked, changed)
-        except Stopped as stopped:
-            asked.stopped(stopped)
-            steps = max(map(checkpoint.step_of, checkpoint.saved(folder.checkpoints)), default=0)
-            view.say(f"stopped at step {steps:,}, while preparing; go on with: {folder.continue_line}")
-            return Outcome(folder.path, steps, 0.0, {}, "signal", asked.exit_code)
-        finally:
-            view.end()
-
-
-def _check_memory(prepared: Prepared, machine: Machine) -> None:
-    if prepared.recipe.train.check_memory:
-        length = max(1, int(prepared.train.lengths.mean()))
-        device, dtype, workers, ranks, *_ = machine
-        on_cpu = device.type == "cpu"
-        need = needed(prepared.recipe, prepared.config, length, dtype, workers, on_cpu=on_cpu, ranks=ranks)
-        check_fits(need, prepared.recipe, there_is(device, ranks))
-
-
-class _Run:
-    """One training, as one of its ranks sees it."""
-
-    def __init__(self, prepared: Prepared, folder: RunFolder, machine: Machine, view: View) -> None:
-        self.prepared, self.folder, self.view = prepared, folder, view
-        self.workers, self.ranks, self.compiles = machine.workers, machine.ranks, bool(machine.compiles)
-        self.settings = prepared.recipe.train
-        self.learner = Learner(
-            prepared.new_model(),
-            prepared.task,
+    def _create_model(self, resources: ExitStack) -> None:
+        machine = self.machine
+        self.trainer = Trainer(
+            self.data.new_model(),
+            self.data.objective,
             self.settings,
-            seed=prepared.recipe.train.seed,
+            seed=self.settings.seed,
             device=machine.device,
             dtype=machine.dtype,
-            workers=self.workers,
+            workers=machine.workers,
             ranks=self.ranks,
-            compiles=self.compiles,
-            by_bytes=bool(machine.by_bytes),
+            compiles=bool(machine.compiles),
+            int8=bool(machine.int8),
         )
-        self.validator = (
-            Validator(prepared, folder, machine.device, self._averaged_without) if self.ranks.speaks else None
-        )
-        self.saver = Saver(folder.checkpoints, self.settings, self.ranks)
-        self.identity = identity(prepared.recipe, folder, prepared.fingerprint) if self.ranks.speaks else {}
-        self.progress = Progress()
-        self._restore()
+        resources.callback(self.trainer.close)
+        self.saver = Saver(self.folder.checkpoints, self.settings, self.ranks)
+        resources.callback(self.saver.close)
+        self.identity: dict[str, Any] = {}
+        if self.ranks.is_first:
+            self.validator = Validator(self.data, self.folder, machine.device, self._report_damaged)
+            self.identity = run_identity(self.recipe, self.folder, self.data.fingerprint)
 
-    def until_done(self, asked: Asked, changed: Sequence[str] = ()) -> Outcome:
-        """Train until steps, minutes, patience or a signal end it; saved and validated at the end.
+    def _restore(self) -> None:
+        """Load the newest intact checkpoint, if there is one."""
+        self.loaded: checkpoint.Checkpoint | None = None
+        name = self.ranks.first(self._load_newest)
+        if name is not None:
+            state, self.loaded = self.loaded or checkpoint.load(self.folder.checkpoints / name), None
+            self.trainer.restore(state.weights, state.optimizer)
+            self.progress = Progress.from_dict(state.progress)
+        self.trainer.broadcast_weights()
 
-        changed: what is to be said of data files that are others than before.
-        """
+    def _load_newest(self) -> str | None:
+        """Rank 0: load the newest intact checkpoint; its name."""
+        found = checkpoint.load_newest(self.folder.checkpoints)
+        if found is None:
+            self.folder.record_session(0, [])
+            return None
+        if found.rejected:
+            self.view.say(f"warning: {'; '.join(found.rejected)}; an earlier checkpoint is used instead")
+        self.view.say(f"continuing from {found.path}")
+        self.folder.record_session(checkpoint.step_of(found.path), found.rejected)
+        self.loaded = found.state
+        return found.path.name
+
+    # --- step by step ------------------------------------------------------------------------------------
+
+    def _train(self) -> Outcome:
+        """Train until steps, minutes, patience or a signal end it; the end is saved and validated."""
         settings, progress = self.settings, self.progress
-        self.view.say(f"{self.learner}; writing to {self.folder.path}")
-        log = MetricsLog(self.folder, progress.step, progress.lines) if self.ranks.speaks else NoLog()
+        self.view.say(f"{self.trainer}; writing to {self.folder.path}")
+        log = MetricsLog(self.folder, progress.step, progress.lines, writes=self.ranks.is_first)
         with closing(log) as self.log:
-            for line in changed:
+            for line in self.changed_files:
                 self.view.say(line)
                 self.log.event(progress.step, "data changed", what=line)
-            if not self.log.has_board:
+            if self.log.lacks_tensorboard:
                 self.view.say(
-                    "no TensorBoard here: pip install 'trifold[plots]' adds it; metrics.jsonl has every number"
+                    "TensorBoard is not installed (pip install 'trifold[plots]'); metrics are in metrics.jsonl"
                 )
             self.view.begin(settings.steps, progress.step)
             self.meter = Meter(settings.steps, progress.seconds, progress.step)
-            if self.ranks.first(lambda: bool(changed)) and progress.step:
-                self._save()  # the files are known as they are now, and no later sitting would say it again
-            stopped_by = self._learn(asked)
+            if self.ranks.first(bool, self.changed_files) and progress.step:
+                self._save()  # with the digests of the new files, so that they are accepted from now on
+            stopped_by = self._train_steps()
             self.saver.wait()
             progress = self.progress
             if stopped_by == "signal":
-                self.log.event(progress.step, "interrupted", signal=asked.name)
+                self.log.event(progress.step, "interrupted", signal=self.stop.name)
         if stopped_by == "signal":
-            self.view.say(f"stopped at step {progress.step:,}; go on with: {self.folder.continue_line}")
+            self.view.say(f"stopped at step {progress.step:,}; continue with: {self.folder.continue_command}")
         return Outcome(
-            self.folder.path, progress.step, progress.seconds, progress.scores, stopped_by, asked.exit_code
+            self.folder.path,
+            progress.step,
+            progress.seconds,
+            progress.scores,
+            stopped_by,
+            self.stop.exit_code,
         )
 
-    def _learn(self, asked: Asked) -> StoppedBy:
-        plan = deal(
-            self.prepared,
-            self.workers,
-            self.progress.epoch,
-            self.progress.batch,
-            accumulate=self.settings.accumulate,
-            rank=self.ranks.rank,
-            world=self.ranks.world,
+    def _train_steps(self) -> StoppedBy:
+        settings, ranks = self.settings, self.ranks
+        batches = prefetch(
+            iterate_batches(
+                self.data,
+                self.machine.workers,
+                self.progress.epoch,
+                self.progress.batch,
+                rank=ranks.rank,
+                world=ranks.world,
+            ),
+            stop=lambda: (
+                ranks.world == 1 and bool(self.stop)
+            ),  # several ranks leave together, after synchronizing
         )
-        # Of several ranks none leaves before all have met.
-        with closing(ahead(plan, lambda: self.ranks.world == 1 and bool(asked))) as batches:
-            return self._learn_from(batches, asked)
-
-    def _learn_from(self, batches: Iterator[Dealt], asked: Asked) -> StoppedBy:
-        settings = self.settings
-        self._meet(asked)
-        stopped_by = self._should_stop(asked)
-        if self._validation_is_due(stopped_by):  # a signal had cut it off
-            stopped_by = self._validate(asked) or stopped_by
-            self._save()
-        while stopped_by is None:
-            self.saver.check()
-            dealt = list(islice(batches, settings.accumulate))
-            try:
-                update = self._update(dealt) if len(dealt) == settings.accumulate else None
-            except RuntimeError:
-                # A terminal's signal ends a compiler too, of which this process has made use.
-                if not (asked and self.compiles and self.ranks.world == 1):
-                    raise
-                update = None
-            progress = self.progress
-            if update is not None and progress.step % settings.log_every == 0:
-                self._log(update)
-            self._meet(asked)
-            stopped_by = self._should_stop(asked)
-            if self._validation_is_due(stopped_by):
-                stopped_by = self._validate(asked) or stopped_by
-            best = settings.keep_best and progress.step == progress.best.step
-            if progress.step % settings.save_every == 0 or stopped_by or best:
+        with closing(batches):
+            stopped_by = self._should_stop()
+            if self._validation_is_due(stopped_by):  # a signal interrupted it in the previous session
+                stopped_by = self._validate() or stopped_by
                 self._save()
-            elif asked.to_save():
-                self.log.event(progress.step, "saved", signal="SIGUSR1")
-                self._save()
+            while stopped_by is None:
+                self.saver.check()
+                update = self._update(batches)
+                if update is not None and self.progress.step % settings.log_every == 0:
+                    self._log(update)
+                stopped_by = self._should_stop()
+                if self._validation_is_due(stopped_by):
+                    stopped_by = self._validate() or stopped_by
+                is_best = settings.keep_best and self.progress.step == self.progress.best.step
+                if self.progress.step % settings.save_every == 0 or stopped_by or is_best:
+                    self._save()
+                elif self.stop.take_save_request():
+                    self.log.event(self.progress.step, "saved", signal="SIGUSR1")
+                    self._save()
         return stopped_by
 
-    def _update(self, dealt: list[Dealt]) -> Update | None:
-        """Learn from the batches, and move on; None where the update was left out."""
+    def _update(self, batches: Iterator[RankBatch]) -> Update | None:
+        """One update and the new position; None if it was interrupted or rejected."""
         progress, settings = self.progress, self.settings
-        highest = highest_loss(settings, progress.losses)
-        mine = [share for each in dealt for share in each.shares]
-        idle = [batch for each in dealt for batch in each.idle]
+        taken = list(islice(batches, settings.accumulate))
+        if len(taken) < settings.accumulate:  # a signal ended the batches
+            return None
+        micro_batches = [each for batch in taken for each in batch.micro_batches]
+        idle = [each for batch in taken for each in batch.idle]
+        max_loss = spike_threshold(settings, progress.losses)
         try:
-            update = self.learner.update(mine, progress.step + 1, highest, idle)
-        except Refused as refused:
-            self._refused(refused, dealt)
+            update = self.trainer.update(micro_batches, progress.step + 1, max_loss, idle)
+        except RejectedUpdate as rejected:
+            self._handle_rejected(rejected, taken)
+            return None
+        except RuntimeError:
+            # A signal from the terminal also ends the compiler process, and with it the update.
+            if not (self.stop and self.machine.compiles and self.ranks.world == 1):
+                raise
             return None
         progress.step += 1
-        progress.epoch, progress.batch = behind(dealt)
+        progress.epoch, progress.batch = position_after(taken)
         progress.tokens += update.tokens
-        progress.losses = remember(settings, progress.losses, update.loss)
+        progress.losses = append_loss(settings, progress.losses, update.loss)
         self.meter.count(update.tokens)
         progress.seconds = self.meter.seconds()
         return update
 
-    def _refused(self, refused: Refused, dealt: list[Dealt]) -> None:
-        """Keep the batches for whoever wants to look at them; then stop, leave the update out, or go back."""
+    def _handle_rejected(self, rejected: RejectedUpdate, taken: list[RankBatch]) -> None:
+        """Save the batches, then stop, skip the update, or return to a checkpoint."""
         progress = self.progress
-        facts = {"what": refused.kind, "loss": str(refused.loss), "gradient_norm": str(refused.norm)}
-
-        def decided() -> str | None:
-            """The name of the checkpoint to go back to, if any."""
-            batches = everyones(
-                self.prepared,
-                self.workers,
-                dealt,
-                world=self.ranks.world,
-                accumulate=self.settings.accumulate,
-            )
-            places = [[each.epoch, each.number] for each in dealt]
-            kept = evidence(self.folder.refused, refused, batches, places)
-            where = "could not be written" if kept is None else f"is in {kept}"
-            facts["batch"] = where if kept is None else str(kept.relative_to(self.folder.path))
-            try:
-                what = fate(self.settings, refused, progress.refused)
-            except Refused:
-                with suppress(OSError):  # a full disk is not what is wrong
-                    self.log.event(refused.step, "stopped", **facts)
-                raise
-            self.view.say(f"{refused}; {what}; its batch {where}")
-            return self._checkpoint_before() if what == "rewind" else None
-
-        to = self.ranks.first(decided)
-        progress.refused += 1
-        if to is None:
+        details, rewind_to = self.ranks.first(self._choose_action, rejected, taken)
+        progress.rejected += 1
+        if rewind_to is None:
             progress.step += 1
-            progress.epoch, progress.batch = behind(dealt)
-            self.log.event(progress.step, "skipped", **facts)
+            progress.epoch, progress.batch = position_after(taken)
+            self.log.event(progress.step, "skipped", **details)
         else:
-            self._go_back(self.folder.checkpoints / to, behind(dealt))
-            self.log.event(self.progress.step, "rewound", spike_at=refused.step, **facts)
+            self._rewind(self.folder.checkpoints / rewind_to, position_after(taken))
+            self.log.event(self.progress.step, "rewound", spike_at=rejected.step, **details)
 
-    def _checkpoint_before(self) -> str | None:
-        """The one to go back to: regular, so that a run which was stopped goes back as far as one that was not."""
+    def _choose_action(
+        self, rejected: RejectedUpdate, taken: list[RankBatch]
+    ) -> tuple[dict[str, str], str | None]:
+        """Rank 0: the details for the log, and the checkpoint to return to, if any."""
+        batches = batches_of_all_ranks(self.data, self.machine.workers, taken, self.ranks.world)
+        positions = [[batch.epoch, batch.number] for batch in taken]
+        file = save_batches(self.folder.rejected, rejected, batches, positions)
+        where = "could not be written" if file is None else f"is in {file}"
+        details = {
+            "what": rejected.kind,
+            "loss": str(rejected.loss),
+            "gradient_norm": str(rejected.norm),
+            "batch": where if file is None else str(file.relative_to(self.folder.path)),
+        }
+        try:
+            action = choose_action(self.settings, rejected, self.progress.rejected)
+        except RejectedUpdate:
+            with suppress(OSError):  # report the rejected update rather than a full disk
+                self.log.event(rejected.step, "stopped", **details)
+            raise
+        self.view.say(f"{rejected}; {action}; its batch {where}")
+        if action == "skip":
+            return details, None
+        # A regular checkpoint, so that an interrupted run returns as far as an uninterrupted one.
         self.saver.wait()
-        regular = checkpoint.regular(self.folder.checkpoints, self.settings.save_every)
-        before = [path for path in regular if checkpoint.step_of(path) <= self.progress.step]
-        return before[-1].name if before else None
+        regular = checkpoint.regular_checkpoints(self.folder.checkpoints, self.settings.save_every)
+        names = [path.name for path in regular if checkpoint.step_of(path) <= self.progress.step]
+        return details, names[-1] if names else None
 
-    def _go_back(self, to: Path, place: tuple[int, int]) -> None:
-        """Weights, moments and step are those of a checkpoint; the data goes on from `place`."""
-        now, state = self.progress, checkpoint.load(to)
-        self.learner.restore(state.weights, state.moments)
-        self.progress = Progress.read(state.progress)
-        self.progress.epoch, self.progress.batch = place
-        self.progress.refused, self.progress.best, self.progress.losses = now.refused, now.best, []
-        self.log.back_to(self.progress.step, self.progress.lines)
-
-    def close(self) -> None:
-        """Nothing goes on behind."""
-        self.learner.close()
-        self.saver.close()
-
-    def _meet(self, asked: Asked) -> None:
-        """All ranks have heard the same signals, and have one clock."""
-        self.progress.seconds = asked.meet(self.progress.seconds)
-
-    def _should_stop(self, asked: Asked) -> StoppedBy | None:
-        settings, progress = self.settings, self.progress
-        if asked:
-            return "signal"
-        if settings.patience is not None and progress.best.since >= settings.patience:
-            return "patience"
-        if settings.minutes is not None and progress.seconds >= settings.minutes * 60:
-            return "minutes"
-        return "steps" if progress.step >= settings.steps else None
-
-    def _validation_is_due(self, stopped_by: StoppedBy | None) -> bool:
-        progress = self.progress
-        last = stopped_by not in (None, "signal")
-        return progress.step > progress.validated and (
-            last or progress.step % self.settings.validate_every == 0
-        )
-
-    def _averaged_without(self, step: int, refused: list[str]) -> None:
-        self.view.say(f"warning: {'; '.join(refused)}; the mean of the last weights is made without")
-        self.log.event(step, "averaged without", refused=refused)
-
-    def _validate(self, asked: Asked) -> StoppedBy | None:
-        """Measure the (averaged) weights; says whether that ends the training."""
-        progress = self.progress
-        weights = on_first(self.learner.measured(), self.ranks)
-
-        def looked() -> tuple[Best, dict[str, float]] | None:
-            assert self.validator is not None
-            self.saver.wait()  # earlier checkpoints may be averaged
-            try:
-                result, best = self.validator(progress.step, weights, progress.best, asked.noticed)
-            except Interrupted:
-                return None
-            self.view.validated(result)
-            found = {"valid/loss": result.loss, **{f"valid/{k}": v for k, v in result.scores.items()}}
-            self.log(progress.step, found)
-            return best, result.scores
-
-        found = self.ranks.first(looked)
-        if found is not None:
-            progress.best, progress.scores = Best(*found[0]), found[1]
-            progress.validated = progress.step
-            progress.seconds = self.meter.seconds()
-            self.meter.pause()
-        self._meet(asked)
-        return self._should_stop(asked)
-
-    def _save(self) -> None:
-        self.log.keep()
-        self.progress.lines = self.log.lines
-        state = checkpoint.Checkpoint(*self.learner.state(), self.progress.written() | self.identity)
-        self.saver.save(state, self.progress.best.step)
-        self.meter.pause()
-
-    def _restore(self) -> None:
-        states: list[checkpoint.Checkpoint] = []
-
-        def found() -> str | None:
-            found = checkpoint.newest_sound(self.folder.checkpoints)
-            refused = [] if found is None else found.refused
-            if refused:
-                self.view.say(f"warning: {'; '.join(refused)}; an earlier checkpoint is taken instead")
-            if found is not None:
-                self.view.say(f"continuing from {found.path}")
-                states.append(found.state)
-            self.folder.note_sitting(0 if found is None else checkpoint.step_of(found.path), refused)
-            return None if found is None else found.path.name
-
-        name = self.ranks.first(found)
-        if name is not None:
-            state = states[0] if states else checkpoint.load(self.folder.checkpoints / name)
-            self.learner.restore(state.weights, state.moments)
-            self.progress = Progress.read(state.progress)
-        self.learner.agree()
+    def _rewind(self, to: Path, position: tuple[int, int]) -> None:
+        """Restore weights, optimizer and step from a checkpoint; the data continues from `position`."""
+        current, state = self.progress, checkpoint.load(to)
+        self.trainer.restore(state.weights, state.optimizer)
+        self.progress = Progress.from_dict(state.progress)
+        self.progress.epoch, self.progress.batch = position
+        self.progress.rejected, self.progress.best, self.progress.losses = current.rejected, current.best, []
+        self.log.rewind(self.progress.step, self.progress.lines)
 
     def _log(self, update: Update) -> None:
         progress = self.progress
@@ -387,7 +375,7 @@ class _Run:
             learning_rate=update.rate,
             tokens_per_second=speed,
             seconds_left=left,
-            token_name=self.prepared.task.token_name,
+            token_name=self.data.objective.token_name,
         )
         self.view.step(shot)
         values = {
@@ -398,3 +386,57 @@ class _Run:
             "seconds": progress.seconds,
         }
         self.log(progress.step, values)
+
+    def _should_stop(self) -> StoppedBy | None:
+        """Synchronize signals and the clock between the ranks; the reason to stop, if any."""
+        settings, progress = self.settings, self.progress
+        progress.seconds = self.stop.synchronize(progress.seconds)
+        if self.stop:
+            return "signal"
+        if settings.patience is not None and progress.best.since >= settings.patience:
+            return "patience"
+        if settings.minutes is not None and progress.seconds >= settings.minutes * 60:
+            return "minutes"
+        return "steps" if progress.step >= settings.steps else None
+
+    def _validation_is_due(self, stopped_by: StoppedBy | None) -> bool:
+        step, is_last = self.progress.step, stopped_by not in (None, "signal")
+        return step > self.progress.validated and (is_last or step % self.settings.validate_every == 0)
+
+    def _validate(self) -> StoppedBy | None:
+        """Validate the (averaged) weights; the reason to stop, if any."""
+        progress = self.progress
+        weights = gather_on_first(self.trainer.evaluation_weights(), self.ranks)
+        result = self.ranks.first(self._evaluate, weights)
+        if result is not None:
+            progress.best, progress.scores = Best(*result[0]), result[1]
+            progress.validated = progress.step
+            progress.seconds = self.meter.seconds()
+            self.meter.pause()
+        return self._should_stop()
+
+    def _evaluate(self, weights: dict[str, Any]) -> tuple[Best, dict[str, float]] | None:
+        """Rank 0: the best validation so far and the scores; None if a signal interrupted the validation."""
+        self.saver.wait()  # earlier checkpoints may be averaged
+        try:
+            result, best = self.validator(
+                self.progress.step, weights, self.progress.best, self.stop.raise_if_requested
+            )
+        except Interrupted:
+            return None
+        self.view.validated(result)
+        scores = {f"valid/{name}": value for name, value in result.scores.items()}
+        self.log(self.progress.step, {"valid/loss": result.loss, **scores})
+        return best, result.scores
+
+    def _report_damaged(self, step: int, rejected: list[str]) -> None:
+        self.view.say(f"warning: {'; '.join(rejected)}; the average of the last weights excludes it")
+        self.log.event(step, "averaged without", rejected=rejected)
+
+    def _save(self) -> None:
+        """Write a checkpoint."""
+        self.log.flush()
+        self.progress.lines = self.log.lines
+        state = checkpoint.Checkpoint(*self.trainer.state(), self.progress.to_dict() | self.identity)
+        self.saver.save(state, self.progress.best.step)
+        self.meter.pause()

@@ -1,178 +1,279 @@
-"""Is this the run that was begun? What may differ when it is continued, and what that does.
+"""What may change when a run is continued, and how changes are detected.
 
-Every checkpoint says of which run it is (`identity`), under its manifest. So recipe.yaml and the tokenizer, which lie
-open to whoever has an editor and to every bad disk, are taken for what they were only where they still are that.
+Every checkpoint records the identity of its run, protected by its manifest: the settings that must not change, digests
+of the tokenizer and of the data files, and a fingerprint of the training rows. recipe.yaml and the tokenizer can be
+edited or damaged, so they are compared with it.
+
+data.json records the data files of the run:
+
+    {"data.train": {"a.en": {"size": 9, "mtime_ns": 8, "sha256": "…"}, …}, …}
+
+A file is hashed again only if its size or time has changed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, TypeAlias
 
+from trifold import disk
+from trifold.data import FileDigest, Source, compute_digests, digests_in_caches, expand_path, list_files
 from trifold.errors import DataError, SettingsError
+from trifold.hub import resolve
+from trifold.hub.folder import DOWNLOADED
+from trifold.objectives.distill import DistillSettings
+from trifold.objectives.text_to_text import TextToTextSettings
 from trifold.recipe import FINITE_SCHEDULES, Recipe, TrainSettings, load_recipe
-from trifold.train import checkpoint
+from trifold.train.checkpoint import sha256_of
 from trifold.train.run_folder import IDENTITY, RunFolder, read_object
-from trifold.train.same_data import data_digest, written_data
 
-# These change how long and how loudly a run goes on, not what it learns from a step.
+# Settings that change the length and the output of a run, but not what a step learns.
 FREE: tuple[str, ...] = (
     *("name", "description", "generate"),
     *("train.device", "train.log_every", "train.minutes", "train.patience"),
     *("train.recompute", "train.samples", "train.steps", "train.sharding"),
     *("train.keep_every", "train.keep_best", "train.async_save", "train.check_memory"),
-    # What to do about trouble that has come up since the run was begun.
+    # Reactions to problems, which may have come up since the run began.
     *("train.on_nonfinite", "train.on_spike", "train.spike_factor", "train.spike_window", "train.skip_limit"),
 )
-# These too, unless earlier checkpoints are averaged.
-FREE_ALONE: tuple[str, ...] = ("train.save_every", "train.keep_last")
+# These are free too, unless earlier checkpoints are averaged.
+FREE_WITHOUT_AVERAGING: tuple[str, ...] = ("train.save_every", "train.keep_last")
 
 
 def check_same_run(recipe: Recipe, folder: RunFolder) -> list[str]:
-    """Compare with the recipe.yaml that lies there, and with what the checkpoints say of it and of the tokenizer.
+    """Compare the recipe with recipe.yaml, and both and the tokenizer with the identity in the checkpoints.
 
-    Gives a line for each change that moves the learning rate.
-
-    Raises SettingsError listing what must not differ, DataError naming a file of the tokenizer.
+    Returns a message for each change that affects the learning rate. Raises SettingsError listing the settings that
+    must not change, DataError naming a changed tokenizer file.
     """
-    written, known = folder.recipe, folder.identity()
-    if not written.is_file():
+    if not folder.recipe.is_file():
         return []
-    before = load_recipe(written)
-    begun = _as_begun(known["recipe"], recipe) if "recipe" in known else before
-    free = _free(recipe)
-    changed = _differences(begun.model_dump(), recipe.model_dump())
-    if refused := [f"{key} ({was!r:.60})" for key, was in changed if not _covered(key, free)]:
+    identity = folder.identity()
+    written = load_recipe(folder.recipe)
+    original = _original_recipe(identity["recipe"], recipe) if "recipe" in identity else written
+    free = _free_settings(recipe)
+    changes = _differences(original.model_dump(), recipe.model_dump())
+    if rejected := [f"{key} ({value!r:.60})" for key, value in changes if not _is_free(key, free)]:
         raise SettingsError(
-            f"{written}: the run was begun with other values of {', '.join(refused)}; "
-            "resume it with the same ones, or begin another run with --out"
+            f"{folder.recipe}: the run began with other values of {', '.join(rejected)}; "
+            "resume it with these values, or start another run with --out"
         )
-    _check_tokenizer(folder, known)
-    return list(_moved_rates(before.train, recipe.train))
+    _check_tokenizer(folder, identity)
+    return list(_schedule_changes(written.train, recipe.train))
 
 
-def check_reading(folder: RunFolder, rows: str, *, changed: bool) -> str:
-    """Compare what was made of the data, tokenizer and rows, with what was made of it when the run was begun.
+def check_same_rows(folder: RunFolder, rows: str, *, changed: bool) -> str:
+    """Compare the tokenizer and the fingerprint of the training rows with those at the beginning of the run.
 
-    rows: the fingerprint of the training rows, which is given back. changed: whether the data may be another. Raises
-    DataError.
+    changed: whether the data may differ. Returns `rows`. Raises DataError.
     """
-    known = folder.identity()
-    _check_tokenizer(folder, known)
-    same = known.get("data") == data_digest(written_data(folder)) and not changed
-    if same and rows != known["rows"]:
+    identity = folder.identity()
+    _check_tokenizer(folder, identity)
+    same_data = identity.get("data") == data_digest(read_data_json(folder)) and not changed
+    if same_data and rows != identity["rows"]:
         raise DataError(
-            f"{folder.path}: the same data is read as {rows}, and when the run was begun it was {known['rows']}; go on "
-            "with the versions that environment.json had, or with these rows: --data-changed"
+            f"{folder.path}: the same data now gives {rows}, but gave {identity['rows']} when the run began; continue "
+            "with the versions in environment.json, or accept the new rows with --data-changed"
         )
     return rows
 
 
-def identity(recipe: Recipe, folder: RunFolder, rows: str) -> dict[str, Any]:
-    """What a checkpoint says of its run: the settings that must not differ, digests of the tokenizer's files and of the
-    data, and a fingerprint of the training rows.
-    """
-    told = {
-        "recipe": _bound(recipe.model_dump(), _free(recipe)),
-        "tokenizer": _tokenizer_digests(folder),
-        "data": data_digest(written_data(folder)),
-        "rows": rows,
+def run_identity(recipe: Recipe, folder: RunFolder, rows: str) -> dict[str, Any]:
+    """The identity of a run, as recorded in its checkpoints."""
+    return {
+        IDENTITY: {
+            "recipe": _bound_settings(recipe.model_dump(), _free_settings(recipe)),
+            "tokenizer": _tokenizer_digests(folder),
+            "data": data_digest(read_data_json(folder)),
+            "rows": rows,
+        }
     }
-    return {IDENTITY: told}
 
 
 def _tokenizer_digests(folder: RunFolder) -> dict[str, str]:
     files = sorted(path for path in folder.tokenizer.glob("[!.]*") if path.is_file())
-    return {path.name: checkpoint.digest_of(path) for path in files}
+    return {path.name: sha256_of(path) for path in files}
 
 
-def _check_tokenizer(folder: RunFolder, known: Mapping[str, Any]) -> None:
-    """Of the files that are there; those that are not will be made anew, and then be looked at again."""
-    before = known.get("tokenizer", {})
+def _check_tokenizer(folder: RunFolder, identity: Mapping[str, Any]) -> None:
+    """Compare the existing tokenizer files. Missing ones are trained again and compared then."""
+    original = identity.get("tokenizer", {})
     for name, digest in _tokenizer_digests(folder).items():
-        if before.get(name, digest) != digest:
+        if original.get(name, digest) != digest:
             raise DataError(
-                f"{folder.tokenizer / name}: damaged, or not the one with which the run was begun; put the old one "
-                f"back, or remove {folder.tokenizer}, which is made anew of the same data"
+                f"{folder.tokenizer / name}: damaged or replaced since the run began; restore the original file, or "
+                f"delete {folder.tokenizer} to train the tokenizer again on the same data"
             )
 
 
-# Of environment.json: what the last bits of a result depend on.
-DECIDING = (
-    "trifold",
-    "git",
-    "torch",
-    "numba",
-    "python",
-    "device",
-    "device_name",
-    "precision",
-    "threads",
-    "workers",
-    "ranks",
-    "compiled",
-    "fast",
+# The entries of environment.json that affect the last bits of a result.
+RELEVANT = (
+    *("trifold", "git", "torch", "numba", "python", "device", "device_name"),
+    *("precision", "threads", "workers", "ranks", "compiled", "fast"),
 )
 
 
-def changed_environment(folder: RunFolder, here: Mapping[str, Any]) -> list[str]:
-    """A line where versions, device, threads, precision or the like are others than when the run was last seen."""
+def environment_changes(folder: RunFolder, environment: Mapping[str, Any]) -> list[str]:
+    """A message if versions, device, threads or precision differ from those of the previous session."""
     before = read_object(folder.environment)
     changed = [
-        f"{name} was {before[name]} and is {here[name]}"
-        for name in DECIDING
-        if name in before and before[name] != here[name]
+        f"{name} changed from {before[name]} to {environment[name]}"
+        for name in RELEVANT
+        if name in before and before[name] != environment[name]
     ]
-    return [f"{', '.join(changed)}: from here on the last bits may differ"] if changed else []
+    return [f"{', '.join(changed)}: results may differ in the last bits from here on"] if changed else []
 
 
-def _moved_rates(before: TrainSettings, now: TrainSettings) -> Iterator[str]:
+def _schedule_changes(before: TrainSettings, now: TrainSettings) -> Iterator[str]:
     if before.steps == now.steps:
         return
-    moved = "is stretched to the new end, so the learning rate jumps here"
+    effect = "now ends later or earlier, so the learning rate jumps here"
     if now.schedule == "warmup-stable-decay":
-        moved = "decays before the new end; where the decay had begun, the learning rate jumps here"
+        effect = "decays before the new end; if the decay had begun, the learning rate jumps here"
     elif now.schedule not in FINITE_SCHEDULES:
-        moved = "does not know its end, so the learning rate goes on as it was"
-    yield f"train.steps was {before.steps:,} and is {now.steps:,}: the {now.schedule} schedule {moved}"
+        effect = "does not depend on the number of steps"
+    yield f"train.steps changed from {before.steps:,} to {now.steps:,}: the {now.schedule} schedule {effect}"
 
 
-def _free(recipe: Recipe) -> tuple[str, ...]:
-    return FREE if recipe.train.average > 1 else FREE + FREE_ALONE
+# --- settings ------------------------------------------------------------------------------------------
 
 
-def _covered(key: str, free: Sequence[str]) -> bool:
+def _free_settings(recipe: Recipe) -> tuple[str, ...]:
+    return FREE if recipe.train.average > 1 else FREE + FREE_WITHOUT_AVERAGING
+
+
+def _is_free(key: str, free: Sequence[str]) -> bool:
     return any(key == each or key.startswith(each + ".") for each in free)
 
 
-def _bound(values: Mapping[str, Any], free: Sequence[str], at: str = "") -> dict[str, Any]:
+def _bound_settings(values: Mapping[str, Any], free: Sequence[str], at: str = "") -> dict[str, Any]:
     """The settings that are not free."""
     return {
-        key: _bound(value, free, f"{at}{key}.") if isinstance(value, dict) else value
+        key: _bound_settings(value, free, f"{at}{key}.") if isinstance(value, dict) else value
         for key, value in values.items()
-        if not _covered(at + key, free)
+        if not _is_free(at + key, free)
     }
 
 
-def _as_begun(bound: Mapping[str, Any], recipe: Recipe) -> Recipe:
-    """The settings of a checkpoint; its free ones are those of the recipe, and those it did not know yet, the usual."""
-    return Recipe.parse(_laid_over(bound, recipe.model_dump()))
+def _original_recipe(bound: Mapping[str, Any], recipe: Recipe) -> Recipe:
+    """The recipe of a checkpoint: free settings are those of `recipe`; settings that it lacks have their defaults."""
+    return Recipe.parse(_merge(bound, recipe.model_dump()))
 
 
-def _laid_over(bound: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    both = {k: _laid_over(bound[k], v, f"{at}{k}.") for k, v in now.items() if _are_groups(bound.get(k), v)}
-    free = {k: v for k, v in now.items() if k not in bound and _covered(at + k, FREE + FREE_ALONE)}
-    return {**bound, **both, **free}
-
-
-def _are_groups(*values: Any) -> bool:
-    return all(isinstance(value, dict) for value in values)
+def _merge(bound: Mapping[str, Any], current: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    merged = dict(bound)
+    for key, value in current.items():
+        if isinstance(value, dict) and isinstance(bound.get(key), dict):
+            merged[key] = _merge(bound[key], value, f"{at}{key}.")
+        elif key not in bound and _is_free(at + key, FREE + FREE_WITHOUT_AVERAGING):
+            merged[key] = value
+    return merged
 
 
 def _differences(a: Any, b: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys with differing values, and what they are in `a`."""
+    """Dotted keys with differing values, and the value in `a`."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted({*a, *b}):
             yield from _differences(a.get(key), b.get(key), f"{at}.{key}" if at else key)
     elif a != b:
         yield at, a
+
+
+# --- data files ----------------------------------------------------------------------------------------
+
+Files: TypeAlias = Mapping[str, Mapping[str, FileDigest]]  # dotted key of the recipe -> file -> digest
+# The first format of data.json had one key for both of these.
+FIRST_FORMAT, DATA_KEYS = "data", ("data.train", "data.valid")
+
+
+def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list[str]:
+    """Compare the data files of the recipe with those of data.json, and update data.json.
+
+    Returns a message for each file that differs if `changed` allows it; otherwise raises DataError listing them.
+    """
+    before = read_data_json(folder)
+    known = digests_in_caches(recipe.data.cache)
+    for files in before.values():
+        known |= {(name, each.size, each.mtime_ns): each.sha256 for name, each in files.items()}
+    found = {key: compute_digests(files, known) for key, files in data_files(recipe).items()}
+    now = {key: files for key, files in found.items() if files}
+    messages = list(dict.fromkeys(changed_files(before, now)))  # two keys may share a file
+    if not before and folder.identity().get("data", data_digest(now)) != data_digest(now):
+        messages = [f"{folder.data}: missing or damaged, and the data differs from that of the run"]
+    if messages and not changed:
+        remedy = (
+            "restore the old files, accept the new ones with --data-changed, or start another run with --out"
+        )
+        raise DataError("\n".join([*messages[:-1], f"{messages[-1]}; {remedy}"]))
+    if now != before:
+        content = {key: {name: each._asdict() for name, each in files.items()} for key, files in now.items()}
+        disk.replace_text(folder.data, json.dumps(content, indent=2) + "\n")
+    return messages
+
+
+def data_digest(files: Files) -> str:
+    """SHA-256 (hexadecimal) of the contents of the files, independent of their names."""
+    content = {key: [each.sha256 for each in group.values()] for key, group in files.items()}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def data_files(recipe: Recipe) -> dict[str, list[str]]:
+    """The files that a run learns from, in reading order, by dotted key."""
+    task, tokenizer = recipe.task, recipe.tokenizer.file
+    sources: dict[str, Source] = {"data.train": recipe.data.train, "data.valid": recipe.data.valid}
+    if isinstance(task, TextToTextSettings):
+        for name, part in task.parts.items():
+            sources |= {f"task.parts.{name}.train": part.train, f"task.parts.{name}.valid": part.valid}
+    files = {key: list_files(source) for key, source in sources.items()}
+    if isinstance(task, DistillSettings) and Path(task.teacher).expanduser().is_dir():  # not a hub id
+        files["task.teacher"] = _model_files(resolve(task.teacher))
+    if tokenizer is not None:
+        path = expand_path(tokenizer)
+        files["tokenizer.file"] = _model_files(path) if path.is_dir() else [str(path)]
+    return files
+
+
+def _model_files(folder: Path) -> list[str]:
+    """The files of a model or tokenizer folder that may be read."""
+    return sorted({str(path) for pattern in DOWNLOADED for path in folder.glob(pattern)})
+
+
+def changed_files(before: Files, now: Files) -> Iterator[str]:
+    """A message for each file with another content or position. Files may be renamed; keys not in `before` are new."""
+    for key, old_files in before.items():
+        keys = DATA_KEYS if key == FIRST_FORMAT else (key,)
+        files = {name: each for key in keys for name, each in now.get(key, {}).items()}
+        old, new = ([each.sha256 for each in group.values()] for group in (old_files, files))
+        if old == new:
+            continue
+        changed = [name for name in files if _has_new_content(name, files, old_files)]
+        missing = [name for name, each in old_files.items() if name not in files and each.sha256 not in new]
+        yield from (f"{name}: the content has changed since the run began" for name in changed)
+        yield from (f"{name}: part of the run when it began, and now missing" for name in missing)
+        if not changed and not missing:
+            position = next(n for n, (a, b) in enumerate(zip_longest(old, new)) if a != b)
+            name = list(files if position < len(files) else old_files)[position]
+            yield f"{name}: the order of the files has changed since the run began, and it affects training"
+
+
+def _has_new_content(name: str, files: Mapping[str, FileDigest], old_files: Mapping[str, FileDigest]) -> bool:
+    """Whether the content of a file is new: for its name, or for a new name, among all files."""
+    old = [old_files[name]] if name in old_files else old_files.values()
+    return files[name].sha256 not in {each.sha256 for each in old}
+
+
+def read_data_json(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:
+    """The content of data.json; empty if it is missing or damaged."""
+    content = read_object(folder.data)
+    if content and all(isinstance(sha256, str) for sha256 in content.values()):
+        return {FIRST_FORMAT: {name: FileDigest(-1, -1, sha256) for name, sha256 in content.items()}}
+    try:
+        return {
+            key: {name: FileDigest(**each) for name, each in files.items()} for key, files in content.items()
+        }
+    except (AttributeError, TypeError):
+        return {}

@@ -1,8 +1,8 @@
-"""Where a run keeps everything.
+"""The files of a run.
 
 recipe.yaml, environment.json, model/ (a Hugging Face folder with the best weights), checkpoints/, metrics.jsonl,
-tensorboard/, samples/, data.json (digests of the data files), refused/ (batches that were not learnt from). An existing
-run is continued or refused, never overwritten, and one process at a time is at it (.lock).
+tensorboard/, samples/, data.json (digests of the data files), rejected/ (batches of rejected updates). An existing run
+is continued or the command fails; nothing is overwritten. A lock (.lock) admits one process at a time.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from filelock import FileLock, Timeout
 
 import trifold
 from trifold import disk, fast
-from trifold.errors import UsageError
+from trifold.errors import CheckpointError, TrifoldError, UsageError
 from trifold.recipe import Recipe
 from trifold.train import checkpoint
-from trifold.train.ranks import ALONE, Ranks, Stopped
+from trifold.train.distributed import SINGLE, Interrupted, Ranks
 
 LOCK = ".lock"
-IDENTITY = "run"  # under this, a checkpoint's progress says what the run is
-# What the system says of a disk whose files cannot be locked.
+IDENTITY = "run"  # the key of the run's identity in the progress of a checkpoint
+# The errors of file systems without locks.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 class RunFolder:
-    """The paths of one run, and the command that goes on with it."""
+    """The paths of one run, and the command that continues it."""
 
     def __init__(self, path: Path, command: str = "trifold") -> None:
         self.path, self._command = path, command
@@ -50,183 +50,173 @@ class RunFolder:
         self.samples = path / "samples"
         self.metrics = path / "metrics.jsonl"
         self.data = path / "data.json"
-        self.refused = path / "refused"
+        self.rejected = path / "rejected"
         self._lock, self._probe = FileLock(path / LOCK), path / ".writable"
-        self._made: list[Path] = []  # what was not there before this process came
+        self._created: list[Path] = []  # by this process
 
     def open(self, *, resume: bool) -> list[str]:
-        """Make the folder, and keep other processes out of it until `close`; a line where that cannot be done.
+        """Create the folder and lock it until `close`. Returns a warning if it cannot be locked.
 
-        Raises UsageError where a run lies there already and `resume` is not asked for, where files lie there that are
-        of no run, where another process is at this run, and where nothing can be written.
+        Raises UsageError if the folder has a run and `resume` is not set, if it has other files, if another process
+        uses it, and if it cannot be written.
         """
         try:
-            self._refuse_files(resume)
-            self._made = _missing(self.path, Path(self._lock.lock_file))
+            self._check_files(resume)
+            self._created = _missing(self.path, Path(self._lock.lock_file))
             disk.make_folder(self.path)
-            told = self._keep_others_out()
-            self._refuse_files(resume)  # again: another process may have come and gone meanwhile
+            warnings = self._acquire_lock()
+            self._check_files(resume)  # again: another process may have finished a run in the meantime
             files = self.recipe, self.environment, self.data
-            self._made += _missing(*files, self.tokenizer, self.checkpoints, self.samples)
+            self._created += _missing(*files, self.tokenizer, self.checkpoints, self.samples)
             for folder in (self.checkpoints, self.samples):
                 disk.make_folder(folder)
             self._probe.touch()
             self._probe.unlink()
-            self._sweep()
+            self._remove_temporary_files()
         except OSError as error:
             raise UsageError(
                 f"{self.path}: cannot be written ({error.strerror}); choose another --out"
             ) from error
-        return told
+        return warnings
 
     def close(self) -> None:
-        """Other processes may go on with this run."""
+        """Release the lock."""
         self._lock.release()
 
-    def refuse_others(self) -> None:
-        """Raises UsageError where another process is at this run."""
-        self._keep_others_out()
+    def check_unlocked(self) -> None:
+        """Raises UsageError if another process uses this run."""
+        self._acquire_lock()
         self.close()
 
-    def _refuse_files(self, resume: bool) -> None:
-        """Where there is a run, or files that are of none."""
+    def _check_files(self, resume: bool) -> None:
+        """Raises UsageError if the folder has files that this run must not touch."""
         if not self.path.exists():
             return
-        there = {place.name for place in self.path.iterdir()} - {Path(self._lock.lock_file).name}
-        if there and not resume:
+        present = {path.name for path in self.path.iterdir()} - {Path(self._lock.lock_file).name}
+        if present and not resume:
             raise UsageError(
-                f"{self.path}: holds files already; continue that run with --resume auto, or choose another --out"
+                f"{self.path}: contains files; continue that run with --resume auto, or choose another --out"
             )
         if self.recipe.exists():
             return
-        if checkpoint.saved(self.checkpoints):
+        if checkpoint.list_checkpoints(self.checkpoints):
             raise UsageError(f"{self.path}: has checkpoints but no recipe.yaml; choose another --out")
-        # A run that was killed before it had a recipe leaves empty folders. What else lies beside is not touched.
-        used = (
-            self.environment,
-            self.tokenizer,
-            self.checkpoints,
-            self.model,
-            self.samples,
-            self.metrics,
-            self.data,
-        )
-        ours = {place.name for place in (*used, self.refused)}
-        ours -= {f.name for f in (self.checkpoints, self.samples) if f.is_dir() and not any(f.iterdir())}
-        if foreign := sorted(there & ours):
+        # A run that was killed before it wrote recipe.yaml leaves empty folders. Unrelated files are not touched.
+        written = {self.environment, self.tokenizer, self.checkpoints, self.model, self.samples, self.metrics}
+        names = {path.name for path in written | {self.data, self.rejected}}
+        names -= {f.name for f in (self.checkpoints, self.samples) if f.is_dir() and not any(f.iterdir())}
+        if foreign := sorted(present & names):
             more = ", …" if len(foreign) > 3 else ""
             raise UsageError(
-                f"{self.path}: holds files already ({', '.join(foreign[:3])}{more}) and no recipe.yaml, so there is "
-                "no run to continue; choose another --out"
+                f"{self.path}: contains files ({', '.join(foreign[:3])}{more}) but no recipe.yaml, so there is no run "
+                "to continue; choose another --out"
             )
 
-    def _keep_others_out(self) -> list[str]:
-        """The system lets the lock go with a process that dies."""
+    def _acquire_lock(self) -> list[str]:
+        """Lock the folder; the system releases the lock of a process that dies."""
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise UsageError(
-                f"{self.path}: another process is at this run and holds its lock, {self._lock.lock_file}; wait for its "
-                "end or end it, or choose another --out"
+                f"{self.path}: another process is using this run and holds its lock, {self._lock.lock_file}; wait for "
+                "it, stop it, or choose another --out"
             ) from None
         except (NotImplementedError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in NO_LOCKS:
                 raise
             return [
-                f"{self.path}: files cannot be locked there; see to it that no other process is at this run"
+                f"warning: {self.path}: the file system has no locks; make sure that no other process uses this run"
             ]
         return []
 
-    def _sweep(self) -> None:
-        """Remove what a process that was killed has left half-written."""
+    def _remove_temporary_files(self) -> None:
+        """Remove the temporary files of a killed process."""
         checkpoint.sweep(self.checkpoints)
-        for folder in (self.path, self.model, self.samples, self.tokenizer, self.refused):
+        for folder in (self.path, self.model, self.samples, self.tokenizer, self.rejected):
             for path in disk.leftovers(folder):
                 disk.remove(path)
 
     @contextmanager
-    def begun(self) -> Iterator[None]:
-        """A run that fails before its first step leaves nothing behind, so that the corrected command can follow."""
+    def removed_on_failure(self) -> Iterator[None]:
+        """If a new run fails before its first step, remove its files, so that the corrected command can follow."""
         try:
             yield
-        except Stopped:  # is gone on with
+        except Interrupted:  # the run will be continued
             raise
         except BaseException:
-            if self.recipe in self._made:
-                self._undo()
+            if self.recipe in self._created:
+                for path in reversed(self._created):
+                    if path.is_dir() and path != self.tokenizer:
+                        with suppress(OSError):  # not empty
+                            path.rmdir()
+                    else:
+                        disk.remove(path)
             raise
 
-    def _undo(self) -> None:
-        """What was there before stays, and so does a folder in which something is."""
-        for place in reversed(self._made):
-            if place.is_dir() and place != self.tokenizer:
-                with suppress(OSError):
-                    place.rmdir()
-            else:
-                disk.remove(place)
-
     def identity(self) -> dict[str, Any]:
-        """What the run is, as the newest checkpoint says whose progress is whole; empty where it says nothing of it."""
-        for path in reversed(checkpoint.saved(self.checkpoints)):
+        """The identity of the run, from the newest checkpoint with an intact progress.json; empty without one."""
+        for path in reversed(checkpoint.list_checkpoints(self.checkpoints)):
             file, digests = path / checkpoint.PROGRESS, read_object(path / checkpoint.MANIFEST).get("sha256")
             with suppress(OSError):
-                if isinstance(digests, dict) and digests.get(file.name) == checkpoint.digest_of(file):
+                if isinstance(digests, dict) and digests.get(file.name) == checkpoint.sha256_of(file):
                     return dict(read_object(file).get(IDENTITY, {}))
         return {}
 
     @property
-    def continue_line(self) -> str:
-        """The command that goes on with this run."""
+    def continue_command(self) -> str:
+        """The command that continues this run."""
         words = ["train", str(self.recipe), "--out", str(self.path), "--resume", "auto"]
         return f"{self._command} {shlex.join(words)}"
 
-    def describe(self, recipe: Recipe, here: Mapping[str, Any]) -> str:
-        """Write recipe.yaml, and environment.json with the sittings so far; the digest of the first."""
+    def write_recipe(self, recipe: Recipe, environment: Mapping[str, Any]) -> str:
+        """Write recipe.yaml and environment.json, keeping its list of sessions. Returns the digest of the recipe."""
         disk.replace_text(self.recipe, recipe.resolved())
-        told = {**here, "sittings": read_object(self.environment).get("sittings", [])}
-        disk.replace_text(self.environment, json.dumps(told, indent=2) + "\n")
-        return checkpoint.digest_of(self.recipe)
+        self._write_environment({**environment, "sessions": self._sessions()})
+        return checkpoint.sha256_of(self.recipe)
 
-    def check_seen(self, digest: str) -> None:
-        """Raises UsageError where the recipe here is not the one just written by another process, maybe on another
-        machine.
-        """
-        if not self.recipe.is_file() or checkpoint.digest_of(self.recipe) != digest:
+    def check_shared(self, digest: str) -> None:
+        """Raises UsageError if this rank does not see the recipe that rank 0, maybe on another machine, has written."""
+        if not self.recipe.is_file() or checkpoint.sha256_of(self.recipe) != digest:
             raise UsageError(
-                f"{self.path}: {platform.node()} does not see there what rank 0 has written; choose an --out on a disk "
-                "that all machines share"
+                f"{self.path}: {platform.node()} does not see the files of rank 0; choose an --out on a disk that all "
+                "machines share"
             )
 
-    def note_sitting(self, step: int, refused: Sequence[str]) -> None:
-        """Add to environment.json when a sitting began, from which step, and which checkpoints it could not use."""
-        told = read_object(self.environment)
+    def record_session(self, step: int, rejected: Sequence[str]) -> None:
+        """Add to environment.json when a session started, at which step, and which checkpoints were damaged."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        told["sittings"] = [
-            *told.get("sittings", []),
-            {"began": now, "from_step": step, "refused": list(refused)},
-        ]
-        disk.replace_text(self.environment, json.dumps(told, indent=2) + "\n")
+        session = {"started": now, "from_step": step, "rejected": list(rejected)}
+        self._write_environment({**read_object(self.environment), "sessions": [*self._sessions(), session]})
 
-    def cut_metrics(self, step: int, most: int | None = None) -> int:
-        """Forget lines past `step`, past the first `most`, and damaged ones: a resumed run writes them again.
+    def _sessions(self) -> list[Any]:
+        """The sessions so far; runs of 0.1 call them "sittings"."""
+        content = read_object(self.environment)
+        return list(content.get("sessions", content.get("sittings", [])))
 
-        How many are left.
+    def _write_environment(self, content: Mapping[str, Any]) -> None:
+        current = {key: value for key, value in content.items() if key != "sittings"}
+        disk.replace_text(self.environment, json.dumps(current, indent=2) + "\n")
+
+    def truncate_metrics(self, step: int, max_lines: int | None = None) -> int:
+        """Remove lines past `step`, past the first `max_lines`, and damaged ones; a resumed run writes them again.
+
+        Returns the number of remaining lines.
         """
         kept = []
         if self.metrics.is_file():
             lines = self.metrics.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines[:most] if _step_of(line) <= step]
+            kept = [line for line in lines[:max_lines] if _step_of(line) <= step]
             if kept != lines:
                 disk.replace_text(self.metrics, b"".join(kept).decode("utf-8"))
         return len(kept)
 
 
-def _missing(*places: Path) -> list[Path]:
-    return [place for place in places if not place.exists()]
+def _missing(*paths: Path) -> list[Path]:
+    return [path for path in paths if not path.exists()]
 
 
 def _step_of(line: bytes) -> float:
-    """Of a line of metrics.jsonl; without end where it is half a line, or damaged."""
+    """The step of a line of metrics.jsonl; infinity if the line is incomplete or damaged."""
     try:
         return int(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
     except (ValueError, KeyError, TypeError):
@@ -234,18 +224,18 @@ def _step_of(line: bytes) -> float:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of ours; empty where there is none."""
+    """The object in a JSON file; empty if the file is missing or damaged."""
     try:
-        told = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def environment(
-    device: torch.device, precision: str, workers: int, ranks: Ranks = ALONE, *, compiled: bool = False
+    device: torch.device, precision: str, workers: int, ranks: Ranks = SINGLE, *, compiled: bool = False
 ) -> dict[str, Any]:
-    """What a run depends on beside its recipe."""
+    """What a run depends on besides its recipe."""
     return {
         "trifold": trifold.__version__,
         "torch": torch.__version__,
@@ -272,12 +262,12 @@ def _version(package: str) -> str | None:
 
 
 def _git_revision() -> str | None:
-    """Of trifold's own code, where it runs from a checkout."""
+    """The revision of trifold's code, if it runs from a checkout."""
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
             cwd=Path(__file__).parent,
-            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # a lock would outlive a kill
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # a killed process would leave the lock
             capture_output=True,
             text=True,
             timeout=5,
@@ -285,84 +275,32 @@ def _git_revision() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout.strip()
+    return result.stdout.strip()
 
 
-class MetricsLog:
-    """metrics.jsonl, and TensorBoard beside it where it is installed."""
-
-    def __init__(self, folder: RunFolder, step: int, most: int | None = None) -> None:
-        self._folder = folder
-        self._begin(step, most)
-
-    @property
-    def has_board(self) -> bool:
-        return self._board is not None
-
-    def _begin(self, step: int, most: int | None) -> None:
-        self.lines = self._folder.cut_metrics(step, most)
-        self._file = self._folder.metrics.open("ab")
-        self._board = _tensorboard(self._folder.path / "tensorboard", step)
-
-    def event(self, step: int, name: str, **facts: Any) -> None:
-        """A line for something that happened: `{"step": 7, "event": "skipped", …}`."""
-        self._line({"step": step, "event": name, **facts})
-
-    def _line(self, values: Mapping[str, Any]) -> None:
-        disk.put(self._file, (json.dumps(values) + "\n").encode())
-        self._file.flush()
-        self.lines += 1
-
-    def __call__(self, step: int, values: dict[str, float]) -> None:
-        """Append one line, seen by others at once."""
-        self._line({"step": step, **values})
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
-
-    def keep(self) -> None:
-        """Return when all lines are on the disk: a checkpoint counts on them."""
-        disk.flush(self._file)
-
-    def back_to(self, step: int, most: int) -> None:
-        """Forget what was written after the line `most`: the run has gone back to `step`."""
-        self.close()
-        self._begin(step, most)
-
-    def close(self) -> None:
-        """Flush to the disk."""
-        try:
-            self.keep()
-        finally:
-            self._file.close()
-        if self._board is not None:
-            self._board.close()
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 
 
-class NoLog:
-    """What a rank that does not speak writes its metrics into."""
-
-    lines, has_board = 0, True
-
-    def event(self, step: int, name: str, **facts: Any) -> None:
-        """Unwritten."""
-
-    def __call__(self, step: int, values: dict[str, float]) -> None:
-        """Unwritten."""
-
-    def keep(self) -> None:
-        """Nothing is there."""
-
-    def back_to(self, step: int, most: int) -> None:
-        """Nothing is there."""
-
-    def close(self) -> None:
-        """Nothing is there."""
-
-
-def _tensorboard(path: Path, step: int) -> Any:
+@contextmanager
+def explain_resource_errors(folder: RunFolder) -> Iterator[None]:
+    """Raise CheckpointError for a full or failing disk, and TrifoldError if memory runs out, with the remedy."""
     try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(path), purge_step=step + 1)
+        yield
+    except OSError as error:
+        name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
+        raise CheckpointError(
+            f"{name or folder.path}: could not be written ({error.strerror or error}); {disk.remedy(error)} and "
+            "repeat the command with --resume auto"
+        ) from error
+    except (MemoryError, RuntimeError) as error:
+        # Not all allocators and drivers raise OutOfMemoryError.
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not any(
+            sign in str(error).lower() for sign in OUT_OF_MEMORY
+        ):
+            raise
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise TrifoldError(
+            f"{folder.path}: out of memory ({reason}); continue from the last checkpoint with --resume auto. To use "
+            "less memory, set train.recompute=blocks, which does not change the run, or start another one with smaller "
+            "batches (batch.tokens, with more train.accumulate) or fewer train.workers"
+        ) from error

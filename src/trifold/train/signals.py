@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM ask for an orderly end: the step is finished, the state saved, the line that continues printed.
+"""SIGINT and SIGTERM request an orderly end: finish the step, save, and print the command that continues the run.
 
-SIGUSR1 asks for a checkpoint, after which the run goes on.
+SIGUSR1 requests a checkpoint; the run continues.
 """
 
 from __future__ import annotations
@@ -11,123 +11,137 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from types import FrameType
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
-from trifold.train.ranks import ALONE, Ranks, Stopped
+from trifold.train.distributed import SINGLE, Interrupted, Ranks
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-ENDING = (signal.SIGINT, signal.SIGTERM)
-SAVING = (signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()
-# A terminal, `timeout`, a service manager and torchrun may each send one request twice: to a process and to its group.
-ONE_REQUEST = 1.0  # seconds
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SAVE_SIGNALS = (signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()
+# A terminal, `timeout`, a service manager and torchrun may each send one request twice: to a process and its group.
+REPEAT_INTERVAL = 1.0  # seconds
 
 
-class Asked:
-    """Which signal, if any, has asked for the end. The exit code is 128 + its number: 130 or 143.
+class StopRequest:
+    """Which signal, if any, requested the end of the run. The exit code is 128 + its number: 130 or 143.
 
-    Of several ranks any may hear it; they act on it when they have met, all at the same step.
+    Any rank may receive it. All ranks act on it at the same step, after `synchronize`.
     """
 
-    def __init__(self, ranks: Ranks = ALONE) -> None:
+    def __init__(self, ranks: Ranks = SINGLE) -> None:
         self._ranks = ranks
-        self._heard: int | None = None
-        self._at = 0.0
+        self._received: int | None = None
+        self._received_at = 0.0
         self._agreed: int | None = None
         self._save = self._agreed_save = False
-        ranks.heed(lambda: self._heard)
+        ranks.forward_signals(lambda: self._received)
 
     @property
     def signal(self) -> int | None:
-        return self._heard if self._ranks.world == 1 else self._agreed
+        """The number of the signal, or None."""
+        return self._received if self._ranks.world == 1 else self._agreed
 
     @property
     def exit_code(self) -> int:
+        """The exit code of the process: 0 without a request."""
         return 0 if self.signal is None else 128 + self.signal
 
     @property
     def name(self) -> str:
+        """Such as SIGTERM; empty without a request."""
         return "" if self.signal is None else signal.Signals(self.signal).name
 
     def __bool__(self) -> bool:
         return self.signal is not None
 
-    def to_save(self) -> bool:
-        """Whether a checkpoint has been asked for since the last time this was."""
+    def take_save_request(self) -> bool:
+        """Whether a checkpoint was requested since the last call."""
         if self._ranks.world > 1:
-            asked, self._agreed_save = self._agreed_save, False
+            requested, self._agreed_save = self._agreed_save, False
         else:
-            asked, self._save = self._save, False
-        return asked
+            requested, self._save = self._save, False
+        return requested
 
-    def hear(self, number: int, frame: FrameType | None = None) -> None:
-        """What is done at a signal."""
-        if number in SAVING:
+    def handle(self, number: int, frame: FrameType | None = None) -> None:
+        """The signal handler."""
+        if number in SAVE_SIGNALS:
             self._save = True
-        elif self._heard is None:
-            self._heard, self._at = number, time.monotonic()
-        elif self._ranks.world == 1 and time.monotonic() - self._at > ONE_REQUEST:
+        elif self._received is None:
+            self._received, self._received_at = number, time.monotonic()
+        elif self._ranks.world == 1 and time.monotonic() - self._received_at > REPEAT_INTERVAL:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    def meet(self, seconds: float) -> float:
-        """All ranks learn what signals any of them has heard, and the clock of rank 0, whose seconds they then have."""
+    def synchronize(self, seconds: float) -> float:
+        """Exchange received signals between the ranks. Returns the clock of rank 0, from its `seconds`."""
         if self._ranks.world > 1:
-            here = [*(self._heard == number for number in ENDING), self._save, seconds * self._ranks.speaks]
+            own = [
+                *(self._received == number for number in STOP_SIGNALS),
+                self._save,
+                seconds * self._ranks.is_first,
+            ]
             self._save = False
-            *asking, save, seconds = self._ranks.total(here)
+            *stops, save, seconds = self._ranks.sum(own)
             self._agreed_save = self._agreed_save or save > 0
-            for number, asked in zip(ENDING, asking, strict=True):
-                if asked and self._agreed is None:
+            for number, requested in zip(STOP_SIGNALS, stops, strict=True):
+                if requested and self._agreed is None:
                     self._agreed = number
         return seconds
 
-    def noticed(self) -> bool:
-        """Whether any rank, as far as this one can know without meeting it, has heard a signal: for who may be long."""
+    def poll(self) -> bool:
+        """Whether any rank is known to have received a signal, without waiting for the others."""
         if self._ranks.world > 1 and self._agreed is None:
-            self._agreed = self._ranks.heard_elsewhere() if self._heard is None else self._heard
+            self._agreed = self._ranks.forwarded_signal() if self._received is None else self._received
         return bool(self)
 
-    def unless_asked(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which is left behind, still at it, when a signal asks for the end: raises Stopped.
+    def raise_if_requested(self) -> None:
+        """Raises Interrupted if any rank is known to have received a signal."""
+        if self.poll():
+            raise Interrupted(self.signal)
 
-        Native code does not listen to signals, so it is done by a thread of its own, and this one listens.
+    def call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `work` in a thread. Raises Interrupted if a signal arrives; the thread is then abandoned.
+
+        Native code cannot be interrupted by a signal handler, so this thread waits for the signal.
         """
-        done, results, errors = Event(), list[T](), list[BaseException]()
+        ended, results, errors = Event(), list[T](), list[BaseException]()
 
-        def do() -> None:
+        def run() -> None:
             try:
-                results.append(work())
-            except BaseException as error:  # raised again where somebody waits for it
+                results.append(work(*args, **kwargs))
+            except BaseException as error:  # raised again in the waiting thread
                 errors.append(error)
             finally:
-                done.set()
+                ended.set()
 
-        Thread(target=do, name="preparing", daemon=True).start()
-        while not done.wait(0.1):
-            if self.noticed():
-                raise Stopped(self.signal)
+        Thread(target=run, name="preparing", daemon=True).start()
+        while not ended.wait(0.1):
+            self.raise_if_requested()
         if errors:
             raise errors[0]
         return results[0]
 
-    def stopped(self, stopped: Stopped) -> None:
-        """Another rank has left its work for a signal, and so do all."""
-        self._agreed = stopped.signal if self._agreed is None else self._agreed
+    def adopt(self, interrupted: Interrupted) -> None:
+        """Take over the signal that interrupted another rank."""
+        self._agreed = interrupted.signal if self._agreed is None else self._agreed
 
 
 @contextmanager
-def orderly_end(ranks: Ranks = ALONE) -> Iterator[Asked]:
-    """While inside, SIGINT, SIGTERM and SIGUSR1 are noted instead of obeyed. One that asks for the end a second after
-    another ends the process at once; of several ranks none obeys it, since who started them ends those that linger.
+def handle_signals(ranks: Ranks = SINGLE) -> Iterator[StopRequest]:
+    """Record SIGINT, SIGTERM and SIGUSR1 until the block ends.
+
+    A second request to stop, at least a second after the first, ends a single process at once. Several ranks ignore
+    it, since their launcher ends processes that do not stop.
     """
-    asked = Asked(ranks)
+    request = StopRequest(ranks)
     try:
-        before = {number: signal.signal(number, asked.hear) for number in (*ENDING, *SAVING)}
-    except ValueError:  # not the main thread: signals are somebody else's
-        yield asked
+        before = {number: signal.signal(number, request.handle) for number in (*STOP_SIGNALS, *SAVE_SIGNALS)}
+    except ValueError:  # not the main thread, which owns the signal handlers
+        yield request
         return
     try:
-        yield asked
+        yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

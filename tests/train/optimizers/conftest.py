@@ -9,7 +9,7 @@ import torch
 
 from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import TrainSettings
-from trifold.train.optimizers import OPTIMIZERS, Optimizer
+from trifold.train.optimizers import Optimizer, create_optimizer
 from trifold.train.weights import FlatWeights
 
 CONFIG = ModelConfig.parse(
@@ -39,7 +39,7 @@ def make() -> Callable[..., tuple[FlatWeights, Optimizer]]:
             torch.manual_seed(3)
             weights = FlatWeights(Transformer(CONFIG), dtype)
         settings = TrainSettings.parse({"optimizer": optimizer, "learning_rate": 0.01} | values)
-        return weights, OPTIMIZERS[optimizer](weights, settings)
+        return weights, create_optimizer(weights, settings)
 
     return make
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from trifold.train.optimizers.orthogonal import POLYNOMIALS
+from trifold.train.muon import POLYNOMIALS
 
 
 def slowly_orthogonal(x: torch.Tensor, name: str, iterations: int) -> torch.Tensor:

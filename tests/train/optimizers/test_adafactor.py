@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from trifold.train.optimizers.adafactor import FORGETTING, LEAST_SIZE, LEAST_SQUARE
+from trifold.train.optimizers import DECAY_EXPONENT, MIN_RMS, MIN_SQUARE
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ def test_fifty_steps_are_the_librarys(make, gradients, oracle, weight_decay):
         {"params": [p for p in theirs.values() if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in theirs.values() if p.dim() < 2], "weight_decay": 0.0},
     ]
-    library = torch.optim.Adafactor(groups, eps=(1e-15, LEAST_SIZE), d=1.0, foreach=False)
+    library = torch.optim.Adafactor(groups, eps=(1e-15, MIN_RMS), d=1.0, foreach=False)
     steps = gradients(weights, 50)
     oracle([(library, theirs)], weights, steps, RATES)  # all below 1/√t, where the library leaves them alone
     for gradient, rate in zip(steps, RATES, strict=True):
@@ -35,8 +35,8 @@ def by_the_book(weight, slopes, rates, *, relative, clip):
     rows = columns = squares = 0.0
     for t, (gradient, rate) in enumerate(zip(slopes, rates, strict=True), start=1):
         g = gradient.double().numpy()
-        beta = 1 - t**FORGETTING
-        v = g**2 + LEAST_SQUARE
+        beta = 1 - t**DECAY_EXPONENT
+        v = g**2 + MIN_SQUARE
         if x.ndim == 2:
             rows = beta * rows + (1 - beta) * v.sum(1)
             columns = beta * columns + (1 - beta) * v.sum(0)
@@ -45,7 +45,7 @@ def by_the_book(weight, slopes, rates, *, relative, clip):
             squares = beta * squares + (1 - beta) * v
             u = g / np.sqrt(squares)
         u /= max(1.0, np.sqrt((u**2).mean()) / clip)
-        size = max(LEAST_SIZE, np.sqrt((x**2).mean())) if relative else 1.0
+        size = max(MIN_RMS, np.sqrt((x**2).mean())) if relative else 1.0
         x -= rate * size * u
     return torch.from_numpy(x)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trifold.nn import ModelConfig, Transformer
-from trifold.train.optimizers.groups import decaying, is_hidden
+from trifold.train.optimizers import decay_group, is_hidden_matrix
 
 SMALL = {"vocab_size": 13, "max_positions": 9, "d_model": 8, "n_layers": 2, "n_heads": 2, "d_ff": 12}
 SHAPES = {
@@ -41,10 +41,10 @@ def model(request):
 
 def test_matrices_are_all_but_vectors(model):
     named = dict(model.named_parameters())
-    drawn = decaying(named, None)
-    assert drawn == decaying(named, "matrices")
+    drawn = decay_group(named, None)
+    assert drawn == decay_group(named, "matrices")
     assert {name for name, p in named.items() if p.dim() == 1} == named.keys() - drawn
-    assert decaying(named, "everything") == named.keys()
+    assert decay_group(named, "everything") == named.keys()
 
 
 def test_hidden_are_the_projections_of_the_layers(model):
@@ -57,10 +57,10 @@ def test_hidden_are_the_projections_of_the_layers(model):
         if any(parameter is each for each in stack.blocks.parameters())
     }
     named = dict(model.named_parameters())
-    assert decaying(named, "hidden") == inside
-    assert inside and inside < decaying(named, "matrices")
+    assert decay_group(named, "hidden") == inside
+    assert inside and inside < decay_group(named, "matrices")
 
 
 def test_biases_of_several_heads_are_biases_all_the_same():
-    assert decaying({"decoder.blocks.0.bias": torch.zeros(2, 4)}, "matrices") == frozenset()
-    assert not is_hidden("decoder.blocks.0.bias", torch.zeros(2, 4))
+    assert decay_group({"decoder.blocks.0.bias": torch.zeros(2, 4)}, "matrices") == frozenset()
+    assert not is_hidden_matrix("decoder.blocks.0.bias", torch.zeros(2, 4))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.train.optimizers.oracles import slowly_orthogonal
 
-from trifold.train.optimizers.muon import SCALES
+from trifold.train.muon import SCALES
 
 RATES = [0.02 / (1 + step % 7) for step in range(50)]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.train.optimizers.oracles import best_quintics, slowly_orthogonal
 
 from trifold.recipe import TrainSettings
-from trifold.train.optimizers.orthogonal import POLYNOMIALS, orthogonal
+from trifold.train.muon import POLYNOMIALS, orthogonalize
 
 SHAPES = [(6, 6), (4, 7), (9, 4), (3, 20), (1, 5)]
 
@@ -23,7 +23,7 @@ def test_the_recipe_knows_the_polynomials():
 @pytest.mark.parametrize("name", POLYNOMIALS)
 def test_products_are_the_polynomial_of_the_singular_values(name, iterations, shape):
     x = torch.randn(3, *shape, dtype=torch.float64) * torch.tensor([1e-6, 1.0, 1e6]).view(3, 1, 1)
-    found = orthogonal(x, POLYNOMIALS[name], iterations)
+    found = orthogonalize(x, POLYNOMIALS[name], iterations)
     wanted = torch.stack([slowly_orthogonal(one, name, iterations) for one in x])
     torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
 
@@ -33,7 +33,7 @@ def test_products_are_the_polynomial_of_the_singular_values(name, iterations, sh
 @pytest.mark.parametrize(("name", "iterations"), [("jordan", 5), ("polar-express", 2)])
 def test_the_singular_vectors_stay_and_the_values_come_near_one(name, iterations, shape, dtype):
     x = torch.randn(3, *shape)
-    found = orthogonal(x.to(dtype), POLYNOMIALS[name], iterations).float()
+    found = orthogonalize(x.to(dtype), POLYNOMIALS[name], iterations).float()
     for before, after in zip(x, found, strict=True):
         u, s, v = torch.linalg.svd(before, full_matrices=False)
         inner = u.T @ after @ v.T
@@ -71,7 +71,7 @@ def test_no_value_runs_away_whatever_the_matrix(values, iterations, dtype, along
         v = torch.linalg.qr(torch.randn(m, n))[0]
         x = (u @ torch.diag(torch.tensor(values)) @ v.T).to(dtype)
         for matrix in (x, x.mT):
-            found = orthogonal(matrix[None], POLYNOMIALS["polar-express"], iterations)[0]
+            found = orthogonalize(matrix[None], POLYNOMIALS["polar-express"], iterations)[0]
             assert float(torch.linalg.matrix_norm(found.float(), 2)) < (
                 1.31 if dtype is torch.float32 else 1.45
             )
@@ -84,7 +84,7 @@ def test_two_steps_of_polar_express_do_what_three_of_jordans_do():
 
     def nearness(name: str, iterations: int) -> float:
         """The cosine between what was found and the orthogonal matrix."""
-        found = orthogonal(x, POLYNOMIALS[name], iterations)[0]
+        found = orthogonalize(x, POLYNOMIALS[name], iterations)[0]
         return float((found * (u @ v)).sum() / found.norm() / math.sqrt(96))
 
     assert nearness("jordan", 2) + 0.1 < nearness("polar-express", 2)
@@ -94,4 +94,4 @@ def test_two_steps_of_polar_express_do_what_three_of_jordans_do():
 @pytest.mark.parametrize("name", POLYNOMIALS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_stays_nothing(name, dtype):
-    assert not orthogonal(torch.zeros(2, 3, 8, dtype=dtype), POLYNOMIALS[name], 2).any()
+    assert not orthogonalize(torch.zeros(2, 3, 8, dtype=dtype), POLYNOMIALS[name], 2).any()

@@ -48,4 +48,4 @@ def _refuse_at_work(folder: Path) -> None:
     from trifold.train.run_folder import LOCK, RunFolder
 
     for lock in folder.rglob(LOCK):
-        RunFolder(lock.parent).refuse_others()
+        RunFolder(lock.parent).check_unlocked()

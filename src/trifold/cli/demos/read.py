@@ -25,7 +25,7 @@ from trifold.cli.streams import note, print_json
 if TYPE_CHECKING:
     from trifold.look.figures import Figure
     from trifold.recipe import Recipe
-    from trifold.train.progress import Outcome
+    from trifold.train.state import Outcome
 
 FOLDER = Path("runs/demo-read")
 PRETRAINING, ALONE = "pretraining", "from-scratch"  # folders in it, of the runs beside the one that it is for
@@ -108,7 +108,7 @@ def _recipes(out: Path, minutes: float | None) -> dict[str, Recipe]:
 
 def _trained(what: str, recipe: Recipe, out: Path) -> Outcome:
     from trifold.train import train
-    from trifold.train.view import choose_view
+    from trifold.train.monitor import choose_view
 
     note(f"\n{what}")
     outcome = train(recipe, out=out, resume="auto", view=choose_view())

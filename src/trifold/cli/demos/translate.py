@@ -27,7 +27,7 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     from trifold.recipe import load_recipe
     from trifold.scores import bleu, exact_match
     from trifold.train import train
-    from trifold.train.view import choose_view
+    from trifold.train.monitor import choose_view
 
     recipe = load_recipe("demo", {} if minutes is None else {"train.minutes": minutes})
     clear(out)

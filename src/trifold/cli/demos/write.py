@@ -56,7 +56,7 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     from trifold.pipeline import load
     from trifold.recipe import load_recipe
     from trifold.train import train
-    from trifold.train.view import choose_view
+    from trifold.train.monitor import choose_view
 
     recipe = load_recipe("demo-write", {} if minutes is None else {"train.minutes": minutes})
     note("reading the sources of this Python's standard library …")

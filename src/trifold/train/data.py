@@ -1,0 +1,287 @@
+"""From a recipe to batches: the objective, its examples, the plan of an epoch, and batches from any position."""
+
+from __future__ import annotations
+
+import platform
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from trifold.batches import BatchSettings, deal, overlong, padding_share, plan_epoch
+from trifold.batches.plan import Plan
+from trifold.errors import DataError, SettingsError
+from trifold.hub import load_model, resolve
+from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.objective import (
+    Batch,
+    BuildContext,
+    Examples,
+    Objective,
+    PlannedExamples,
+    TaskBundle,
+)
+from trifold.recipe import Recipe
+from trifold.train.monitor import View
+
+T = TypeVar("T")
+
+
+@dataclass
+class TrainingData:
+    """The objective of a recipe, its examples, and the plan of their batches."""
+
+    recipe: Recipe
+    bundle: TaskBundle
+    train: Examples
+    valid: Examples
+
+    @property
+    def objective(self) -> Objective:
+        return self.bundle.objective
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.bundle.config
+
+    @property
+    def valid_rows(self) -> Any:
+        return self.bundle.valid
+
+    def seed_of(self, epoch: int) -> int:
+        """64 bits that determine all randomness in the data of an epoch."""
+        drawn = np.random.SeedSequence([self.recipe.train.seed, epoch]).generate_state(1, np.uint64)
+        return int(drawn[0])
+
+    def examples(self, epoch: int) -> Examples:
+        """The training examples, tokenized again in epochs for which the objective requests it."""
+        if not self.bundle.redraws(epoch):
+            return self.train
+        return self.objective.examples(self.bundle.train, draw=self.seed_of(epoch))
+
+    def plan(self, examples: Examples, epoch: int) -> Plan:
+        """The batches of an epoch: a function of seed and epoch, so that resuming is seeking."""
+        if isinstance(examples, PlannedExamples):
+            return examples.plan(self.batches, seed=self.recipe.train.seed, epoch=epoch)
+        return plan_epoch(examples.lengths, self.batches, seed=self.recipe.train.seed, epoch=epoch)
+
+    @property
+    def batches(self) -> BatchSettings:
+        """The batch settings of the recipe, with `max_length` limited to the positions of the model."""
+        settings = self.recipe.batch
+        limit = min(settings.max_length or self.config.max_positions, self.config.max_positions)
+        return settings.model_copy(update={"max_length": limit})
+
+    @property
+    def max_length(self) -> int | None:
+        """The length to which rows are truncated, if the recipe requests it."""
+        return self.batches.max_length if self.recipe.batch.on_overflow == "truncate" else None
+
+    @property
+    def fingerprint(self) -> str:
+        """The number of training rows and a checksum of their lengths, to compare the data of ranks and sessions."""
+        if isinstance(self.train, PlannedExamples):
+            return f"{len(self.train.lengths):,} rows of {self.train.tokens:,} tokens"
+        return f"{len(self.train.lengths):,} rows, checksum {zlib.crc32(self.train.lengths.tobytes()):08x}"
+
+    def check_fingerprint(self, expected: str) -> None:
+        """Raises DataError if the data of this rank differs from that of rank 0."""
+        if self.fingerprint != expected:
+            raise DataError(
+                f"{self.recipe.data.train}: {platform.node()} reads {self.fingerprint}, but rank 0 reads {expected}; "
+                "use the same files and the same version of trifold on all machines"
+            )
+
+    def new_model(self) -> Transformer:
+        """A model with weights drawn from the seed, or with those of `train.start_from`."""
+        torch.manual_seed(self.recipe.train.seed)
+        model = Transformer(self.config)
+        if self.recipe.train.start_from is not None:
+            start_from(self.recipe.train.start_from, model)
+        if self.bundle.initialize is not None:
+            self.bundle.initialize(model)
+        return model
+
+
+def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingData:
+    """Read the data, train or load the tokenizers, and encode. Skipped rows are counted and reported.
+
+    Raises SettingsError or DataError.
+    """
+    context = BuildContext(
+        recipe.data,
+        recipe.tokenizer,
+        recipe.model,
+        recipe.batch,
+        recipe.train.seed,
+        tokenizer_folder,
+        view.say,
+    )
+    recipe.task.check_unused_keys(context)
+    if recipe.train.warmup >= recipe.train.steps:
+        view.say(
+            f"warning: warmup ({recipe.train.warmup:,}) is not below steps ({recipe.train.steps:,}); the learning rate "
+            "rises until the end"
+        )
+    bundle = recipe.task.build(context)
+    train, valid = (bundle.objective.examples(rows) for rows in (bundle.train, bundle.valid))
+    data = TrainingData(recipe, bundle, train, valid)
+    _report(data, view)
+    return data
+
+
+def _report(data: TrainingData, view: View) -> None:
+    """Print the size of an epoch, and how many rows are too long."""
+    lengths, settings, objective = data.train.lengths, data.batches, data.objective
+    plan = data.plan(data.train, 0)
+    vocabulary = f"vocabulary {data.bundle.vocabulary}"
+    if isinstance(data.train, PlannedExamples):
+        view.say(
+            f"an epoch: {len(lengths):,} rows, {data.train.tokens:,} {objective.token_name}, {len(plan):,} batches, "
+            f"no padding; {vocabulary}"
+        )
+        return
+    if count := int(overlong(lengths, settings).sum()):
+        action = {"drop": "skipped", "truncate": "truncated"}[settings.on_overflow]
+        view.say(
+            f"{count:,} of {len(lengths):,} {objective.row_name} are longer than {settings.max_length} tokens: {action}"
+        )
+    used = np.concatenate(plan)
+    tokens = int(lengths[used, -1].sum())
+    padding = "packed" if objective.packs else f"{padding_share(lengths, plan):.1%} padding"
+    view.say(
+        f"an epoch: {len(used):,} {objective.row_name}, {tokens:,} {objective.read_name}, {len(plan):,} batches, "
+        f"{padding}; {vocabulary}"
+    )
+
+
+# --- the initial weights -------------------------------------------------------------------------------
+
+HEADS = ("heads.", "lm_head.")  # these parameters may be missing on either side
+
+
+def start_from(folder: str, model: Transformer) -> None:
+    """Copy the weights of the model in `folder` (or hub id) to `model`. Missing heads keep their initial values.
+
+    Raises CheckpointError if the folder cannot be read, SettingsError listing the parameters that do not fit.
+    """
+    source, _ = load_model(resolve(folder))
+    theirs, ours = (dict(each.named_parameters()) for each in (source, model))
+    common = {name for name in theirs.keys() | ours.keys() if not name.startswith(HEADS)}
+    wrong = sorted(name for name in common if _shape(theirs, name) != _shape(ours, name))
+    wrong += sorted(n for n in ours.keys() & theirs.keys() - common if _shape(theirs, n) != _shape(ours, n))
+    if wrong:
+        listed = ", ".join(f"{n} ({_shape(theirs, n)} there, {_shape(ours, n)} here)" for n in wrong[:8])
+        more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+        raise SettingsError(
+            f"train.start_from: {folder}: the model of the recipe has other parameters: {listed}{more}; set the sizes "
+            "under `model` to those of that folder's config.json, and tokenizer.file to its tokenizer"
+        )
+    with torch.no_grad():
+        for name in ours.keys() & theirs.keys():
+            ours[name].copy_(theirs[name])
+
+
+def _shape(parameters: dict[str, torch.nn.Parameter], name: str) -> str:
+    return "x".join(map(str, parameters[name].shape)) if name in parameters else "missing"
+
+
+# --- batches -------------------------------------------------------------------------------------------
+
+
+class RankBatch(NamedTuple):
+    """The share of one rank in batch `number` of the plan of `epoch`.
+
+    micro_batches: what the workers of this rank learn from. idle: batches that keep this rank in step with others.
+    """
+
+    epoch: int
+    number: int
+    micro_batches: list[Batch]
+    idle: list[Batch]
+
+
+def position_after(batches: list[RankBatch]) -> tuple[int, int]:
+    """The position in the data after these batches: epoch, and batch number in the epoch."""
+    return batches[-1].epoch, batches[-1].number + 1
+
+
+def iterate_batches(
+    data: TrainingData, workers: int, epoch: int = 0, number: int = 0, *, rank: int = 0, world: int = 1
+) -> Iterator[RankBatch]:
+    """The share of `rank` in every batch from a position at which an update begins, without end."""
+    accumulate, index = data.recipe.train.accumulate, 0
+    while True:
+        examples, seed = data.examples(epoch), data.seed_of(epoch)
+        lengths, plan = examples.lengths, data.plan(examples, epoch)
+        for position in range(number, len(plan)):
+            share = deal(
+                lengths, plan[position], index, accumulate=accumulate, rank=rank, world=world, workers=workers
+            )
+            index = (index + 1) % accumulate
+            micro_batches, idle = (
+                [data.objective.batch(examples, rows, data.max_length, draw=seed) for rows in parts]
+                for parts in share
+            )
+            yield RankBatch(epoch, position, micro_batches, idle)
+        epoch, number = epoch + 1, 0
+
+
+def batches_of_all_ranks(
+    data: TrainingData, workers: int, batches: list[RankBatch], world: int
+) -> list[Batch]:
+    """The micro-batches of all ranks in an update; those of the other ranks are built again."""
+    if world == 1:
+        return [micro_batch for batch in batches for micro_batch in batch.micro_batches]
+    found: list[Batch] = []
+    for rank in range(world):
+        again = iterate_batches(data, workers, batches[0].epoch, batches[0].number, rank=rank, world=world)
+        found += [each for batch in islice(again, len(batches)) for each in batch.micro_batches]
+    return found
+
+
+POLL_INTERVAL = 0.1  # seconds between two checks whether a batch is still needed
+
+
+def prefetch(batches: Iterator[T], stop: Callable[[], bool] = lambda: False) -> Generator[T, None, None]:
+    """The same batches; a thread builds the next one while one is processed.
+
+    Ends if `stop()` is true before a batch is ready. Building one takes long if an epoch begins with tokenization; the
+    thread is then abandoned.
+    """
+    requests, results = SimpleQueue[bool](), SimpleQueue[tuple[list[T], BaseException | None]]()
+
+    def build_batches() -> None:
+        while requests.get():
+            try:
+                results.put(([next(batches)], None))
+            except BaseException as error:  # raised again in the consumer
+                results.put(([], error))
+
+    thread = Thread(target=build_batches, name="batches", daemon=True)
+    thread.start()
+    requests.put(True)
+    try:
+        while True:
+            try:
+                batch, error = results.get(timeout=POLL_INTERVAL)
+            except Empty:
+                if stop():
+                    return
+                continue
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            requests.put(True)
+            yield batch[0]
+    finally:
+        requests.put(False)
+        thread.join(POLL_INTERVAL)

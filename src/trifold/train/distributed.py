@@ -1,0 +1,318 @@
+"""The processes of a distributed run, and how they agree.
+
+A run is one process, or several ranks started by `torchrun`. All ranks take the same steps; only rank 0 writes files
+and prints. Tensors are summed through the process group (gloo on CPU, NCCL on GPU), where all ranks meet. Decisions
+of rank 0 that may take long (a validation, a write to disk) go through the key-value store: the other ranks wait for
+the result without a time limit and forward the signals that they receive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+
+from trifold.errors import OtherRankError, UsageError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# How long ranks wait for each other in a collective. A lost rank is noticed at once, by its closed connection.
+TIMEOUT = timedelta(minutes=30)
+POLL_INTERVALS = 0.002, 0.1  # seconds between two polls of the store: the first and the longest interval
+HEARTBEAT_INTERVAL = 0.25  # seconds
+# Polls without a heartbeat after which rank 0 counts as lost; native code may block it for long. The limit is lower
+# after a signal, which torchrun sends if a rank is lost. Polls are counted, not seconds, because a suspended process
+# does not poll.
+MAX_POLLS, MAX_POLLS_AFTER_SIGNAL = 6000, 30
+FINAL_POLLS = 50  # how long a failing rank 0 keeps the store alive for ranks that have not read its error
+
+
+class Interrupted(Exception):
+    """A signal requested the end of the run during work that need not be finished."""
+
+    def __init__(self, signal: int | None = None) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
+class Ranks:
+    """A single process; `ProcessGroup` is several. `local_rank` and `local_world` count the ranks of this machine."""
+
+    rank = local_rank = 0
+    world = local_world = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes files and prints."""
+        return self.rank == 0
+
+    @property
+    def command(self) -> str:
+        """The command that starts the same number of processes."""
+        return "trifold"
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sums of these numbers over all ranks, in float64."""
+        return [float(value) for value in values]
+
+    def all_reduce(self, vector: Tensor) -> None:
+        """Replace a tensor by the sum of the tensors of all ranks, in place."""
+
+    def broadcast(self, vector: Tensor) -> None:
+        """Replace a tensor by that of rank 0, in place."""
+
+    def first(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `work` on rank 0 and return its result, a JSON value, on all ranks.
+
+        An exception is raised on rank 0; the other ranks raise OtherRankError, or Interrupted if rank 0 does.
+        """
+        return work(*args, **kwargs)
+
+    def in_turn(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `work` on rank 0, then on all others. If one fails, all leave, and only that one reports the error."""
+        return work(*args, **kwargs)
+
+    def forward_signals(self, received: Callable[[], int | None]) -> None:
+        """Forward the signal that `received` returns to rank 0 while this rank waits for it."""
+
+    def forwarded_signal(self) -> int | None:
+        """A signal that another rank received while waiting for this one."""
+        return None
+
+
+SINGLE = Ranks()
+
+
+class ProcessGroup(Ranks):
+    """The ranks that `torchrun` started, as described by its environment variables."""
+
+    def __init__(self, store: Any, environment: Mapping[str, str] = os.environ) -> None:
+        self.rank, self.world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        self.local_rank = int(environment.get("LOCAL_RANK", self.rank))
+        self.local_world = int(environment.get("LOCAL_WORLD_SIZE", self.world))
+        self._store, self._calls, self._forwarded, self._last_poll = store, 0, False, 0.0
+        self._received: Callable[[], int | None] = lambda: None
+
+    @property
+    def command(self) -> str:
+        machines = "" if self.local_world == self.world else f"--nnodes {self.world // self.local_world} … "
+        return f"torchrun {machines}--nproc-per-node {self.local_world} -m trifold"
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        sums = torch.tensor([float(value) for value in values], dtype=torch.float64)
+        self.all_reduce(sums)
+        return sums.tolist()
+
+    def all_reduce(self, vector: Tensor) -> None:
+        with explain_lost_rank():
+            dist.all_reduce(vector)
+
+    def broadcast(self, vector: Tensor) -> None:
+        with explain_lost_rank():
+            dist.broadcast(vector, 0)
+
+    def first(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self._calls += 1
+        key = f"result {self._calls}"
+        if not self.is_first:
+            received: T = self._wait_for(key)
+            return received
+        try:
+            result = work(*args, **kwargs)
+        except Interrupted as interrupted:
+            self._publish_last(key, {"interrupted": interrupted.signal})
+            raise
+        except BaseException as error:
+            self._publish_last(key, {"failed": str(error), "exit_code": getattr(error, "exit_code", 1)})
+            raise
+        self._publish(key, {"result": result})
+        return result
+
+    def _publish(self, key: str, message: Mapping[str, Any]) -> None:
+        with explain_lost_rank():
+            self._store.set(key, json.dumps(message))
+
+    def _publish_last(self, key: str, message: Mapping[str, Any]) -> None:
+        """Publish an error and wait until all ranks have read it, since the store may live in this process."""
+        with suppress(OtherRankError):
+            self._publish(key, message)
+            for _ in range(FINAL_POLLS):
+                if self._store.add("errors read", 0) >= self.world - 1:
+                    return
+                time.sleep(POLL_INTERVALS[1])
+
+    def _wait_for(self, key: str) -> Any:
+        interval, longest = POLL_INTERVALS
+        polls, last_beat = 0, b""
+        with explain_lost_rank():
+            while not self._store.check([key]):
+                signal = self._received()
+                if signal is not None and not self._forwarded:
+                    self._store.set("signal", str(signal))
+                    self._forwarded = True
+                time.sleep(interval)
+                interval = min(1.5 * interval, longest)
+                beat = self._store.get("heartbeat") if self._store.check(["heartbeat"]) else b""
+                polls, last_beat = (polls + 1, last_beat) if beat == last_beat else (0, beat)
+                if polls > (MAX_POLLS if signal is None else MAX_POLLS_AFTER_SIGNAL):
+                    raise OtherRankError("rank 0 is lost")
+            message = json.loads(self._store.get(key))
+            if "result" not in message:
+                self._store.add("errors read", 1)
+        if "interrupted" in message:
+            raise Interrupted(message["interrupted"])
+        if "failed" in message:
+            raise OtherRankError(f"rank 0: {message['failed']}", message["exit_code"])
+        return message["result"]
+
+    @contextmanager
+    def heartbeat(self) -> Iterator[None]:
+        """Rank 0 updates a counter in the store until the block ends."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            number = 0
+            with suppress(RuntimeError):
+                while not ended.wait(HEARTBEAT_INTERVAL):
+                    number += 1
+                    self._store.set("heartbeat", str(number))
+
+        if self.is_first:
+            threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def in_turn(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        results: list[T] = []
+        failure: Exception | None = None
+        self.first(lambda: results.append(work(*args, **kwargs)))
+        if not self.is_first:
+            try:
+                results.append(work(*args, **kwargs))
+            except Exception as error:
+                failure = error
+        status = [0.0, 0.0]  # whether this rank failed, and the signal that interrupted it
+        if failure is not None:
+            status = [0.0, float(failure.signal or 0)] if isinstance(failure, Interrupted) else [1.0, 0.0]
+        statuses = self.sum(
+            [x for rank in range(self.world) for x in (status if rank == self.rank else (0, 0))]
+        )
+        failed, signals = statuses[::2], statuses[1::2]
+        if any(failed):
+            culprit = failed.index(1.0)
+            if failure is not None and culprit == self.rank:
+                raise failure
+            raise OtherRankError(f"rank {culprit} failed")
+        if any(signals):
+            raise Interrupted(int(max(signals)))
+        return results[0]
+
+    def forward_signals(self, received: Callable[[], int | None]) -> None:
+        self._received = received
+
+    def forwarded_signal(self) -> int | None:
+        now = time.monotonic()
+        if now < self._last_poll + POLL_INTERVALS[1]:
+            return None
+        self._last_poll = now
+        with explain_lost_rank():
+            return int(self._store.get("signal")) if self._store.check(["signal"]) else None
+
+
+@contextmanager
+def explain_lost_rank() -> Iterator[None]:
+    """Raise OtherRankError for errors of the store, gloo and NCCL: another rank has ended."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        raise OtherRankError(
+            "another rank ended unexpectedly; see its error message or that of torchrun, then continue with "
+            "--resume auto",
+            reported=False,
+        ) from error
+
+
+def _meet(store: Any, rank: int, world: int) -> str:
+    """Wait for all ranks of this start, and return a name that no earlier start has used.
+
+    The store may outlive the ranks: after a restart by torchrun it still contains the keys of killed processes.
+    Each rank therefore writes a random number, rank 0 announces the numbers that it sees, and the run begins when
+    every rank has confirmed its own.
+    """
+    own = secrets.token_hex(8)
+    store.set(f"present {rank}", own)
+    end = time.monotonic() + TIMEOUT.total_seconds()
+    with explain_lost_rank():
+        while time.monotonic() < end:
+            present = [f"present {other}" for other in range(world)]
+            if rank == 0 and store.check(present):
+                store.set("announced", " ".join(store.get(key).decode() for key in present))
+            announced = store.get("announced").decode() if store.check(["announced"]) else ""
+            name = hashlib.sha256(announced.encode()).hexdigest()
+            if announced.split(" ")[rank : rank + 1] == [own]:
+                store.set(f"{name} confirmed by {rank}", "")
+                if rank == 0 and store.check([f"{name} confirmed by {other}" for other in range(world)]):
+                    store.set(f"{name} begins", "")
+                if store.check([f"{name} begins"]):
+                    return name
+            time.sleep(POLL_INTERVALS[0])
+    raise OtherRankError(f"rank {rank}: not all of {world} ranks joined within {TIMEOUT}")
+
+
+_current: Ranks | None = None  # the ranks of the run in progress; joining again returns them
+_joins = 0
+_store: Any = None
+
+
+@contextmanager
+def join_ranks() -> Iterator[Ranks]:
+    """The ranks of this run: those that `torchrun` started, or a single process.
+
+    Raises UsageError if torch.distributed is already in use.
+    """
+    global _current, _joins, _store
+    if _current is not None:
+        yield _current
+        return
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield SINGLE
+        return
+    if dist.is_initialized():
+        raise UsageError(
+            "torch.distributed is already initialized; trifold joins the ranks of torchrun itself, so do not call "
+            "init_process_group"
+        )
+    if _store is None:
+        _store, _, _ = next(iter(rendezvous("env://", timeout=TIMEOUT)))
+    _joins += 1
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = PrefixStore(_meet(PrefixStore(f"trifold {_joins}", _store), rank, world), _store)
+    group = ProcessGroup(store)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.world, timeout=TIMEOUT)
+    _current = group
+    try:
+        with group.heartbeat():
+            yield group
+            group.sum([0])  # all ranks leave together
+        dist.destroy_process_group()
+    finally:
+        # After a failure the group is not destroyed, because that would wait for the lost ranks.
+        _current = None

@@ -1,0 +1,307 @@
+"""What a run reports: on the terminal, in metrics.jsonl and in TensorBoard.
+
+Terminal output goes to standard error, so that standard output contains only results.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from trifold import disk
+from trifold.train.run_folder import RunFolder
+
+MIN_WIDTH = 76  # columns that the progress bar needs
+SHOWN_SAMPLES = 3  # per validation; the run folder has all of them
+SHOWN_LINES = 6  # per sample
+
+
+class Snapshot(NamedTuple):
+    """The state of training after an update; `seconds_left` may be infinite while it is unknown."""
+
+    step: int
+    total: int
+    epoch: int
+    loss: float
+    learning_rate: float
+    tokens_per_second: float
+    seconds_left: float
+    token_name: str = "tokens"
+
+
+class Validated(NamedTuple):
+    """The result of a validation; samples are (source, reference, output), or (prompt, None, output)."""
+
+    step: int
+    loss: float
+    scores: dict[str, float]
+    best: bool
+    samples: Sequence[tuple[str, str | None, str]]
+
+
+# --- views ---------------------------------------------------------------------------------------------
+
+
+class View:
+    """Receives all events of a training. This base class ignores them."""
+
+    def say(self, line: str) -> None:
+        """A message."""
+
+    def begin(self, total: int, done: int = 0) -> None:
+        """Training of `total` steps starts at step `done`."""
+
+    def step(self, shot: Snapshot) -> None:
+        """Called after some of the updates."""
+
+    def validated(self, result: Validated) -> None:
+        """Called after a validation."""
+
+    def end(self) -> None:
+        """Training has ended, for any reason; also called if it did not begin."""
+
+
+class Silent(View):
+    """Shows nothing."""
+
+
+class Plain(View):
+    """Lines for files and pipes: every validation, and a step at most every `every` seconds."""
+
+    def __init__(
+        self, stream: TextIO | None = None, every: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream
+        self._every = every
+        self._clock = clock
+        self._next = -math.inf
+
+    def say(self, line: str) -> None:
+        # sys.stderr is looked up here, so that it can be redirected later.
+        print(line, file=self._stream or sys.stderr, flush=True)
+
+    def begin(self, total: int, done: int = 0) -> None:
+        self._next = -math.inf  # show the first step
+
+    def step(self, shot: Snapshot) -> None:
+        now = self._clock()
+        if now < self._next and shot.step < shot.total:
+            return
+        self._next = now + self._every
+        parts = [f"step {shot.step}/{shot.total}", f"epoch {shot.epoch}", *_format(shot).values()]
+        self.say(" · ".join(parts))
+
+    def validated(self, result: Validated) -> None:
+        for line in validation_lines(result):
+            self.say(line)
+
+
+class LiveView(View):
+    """A progress bar at the bottom of a terminal; messages and validations scroll above it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._progress: Progress | None = None
+
+    def say(self, line: str) -> None:
+        self._console.print(Text(line))
+
+    def begin(self, total: int, done: int = 0) -> None:
+        columns = [
+            TextColumn("step [bold]{task.completed:.0f}[/]/{task.total:.0f}"),
+            BarColumn(bar_width=None),
+            *(TextColumn(f"{{task.fields[{name}]}}", style=style) for name, style in _STYLES.items()),
+        ]
+        self._progress = Progress(*columns, console=self._console, expand=True, refresh_per_second=4)
+        blank: dict[str, Any] = dict.fromkeys(_STYLES, "")
+        self._progress.add_task("training", total=total, completed=done, **blank)
+        self._progress.start()
+
+    def step(self, shot: Snapshot) -> None:
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], completed=shot.step, **_format(shot))
+
+    def validated(self, result: Validated) -> None:
+        first, *samples = validation_lines(result)
+        self._console.print(Text(first, style="bold green" if result.best else "bold"))
+        for line in samples:
+            self._console.print(Text(line, style="dim"))
+
+    def end(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def choose_view() -> View:
+    """A progress bar on a terminal that is wide enough, plain lines otherwise."""
+    console = Console(stderr=True)
+    live = console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH
+    return LiveView(console) if live else Plain()
+
+
+def validation_lines(result: Validated) -> list[str]:
+    """The scores in one line, then a few samples: source, output, and the reference if it differs.
+
+    Without a reference, a sample is the prompt with its continuation, on several lines.
+    """
+    parts = [f"step {result.step}: validation loss {result.loss:.4f}"]
+    parts += [score_text(name, value) for name, value in result.scores.items()]
+    parts += ["best so far"] if result.best else []
+    lines = [" · ".join(parts)]
+    for source, reference, output in result.samples[:SHOWN_SAMPLES]:
+        if reference is None:
+            lines += ["    ·", *(f"    {line}" for line in f"{source}{output}".splitlines()[:SHOWN_LINES])]
+            continue
+        verdict = "✓" if output == reference else f"(reference: {reference})"
+        lines.append(f"    {source}  →  {output}  {verdict}")
+    return lines
+
+
+def score_text(key: str, value: float) -> str:
+    """`BLEU 41.20`, `bits per byte 2.3812`."""
+    return f"{score_name(key)} {value:.{DIGITS.get(key, 2)}f}"
+
+
+def score_name(key: str) -> str:
+    """The name of a score in text: `exact_match` -> `exact match`, `bleu` -> `BLEU`."""
+    return {"bleu": "BLEU", "chrf": "chrF2"}.get(key, key.replace("_", " "))
+
+
+# Scores of language models differ in the third digit; the others are percentages.
+DIGITS = {"bits_per_byte": 4, "perplexity": 3}
+
+
+def clock_time(seconds: float) -> str:
+    """`1:05`, `2:03:04`, or `?` if unknown."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+_STYLES = {"loss": "bold", "rate": "dim", "speed": "cyan", "left": "green"}
+
+
+def _format(shot: Snapshot) -> dict[str, Any]:
+    return {
+        "loss": f"loss {shot.loss:.3f}",
+        "rate": f"lr {shot.learning_rate:.2e}",
+        "speed": f"{shot.tokens_per_second:,.0f} {shot.token_name}/s",
+        "left": f"{clock_time(shot.seconds_left)} left",
+    }
+
+
+# --- measurements --------------------------------------------------------------------------------------
+
+
+class Meter:
+    """The wall time of the run, and the training speed without pauses."""
+
+    def __init__(self, steps: int, seconds: float, step: int) -> None:
+        self._steps, self._first_step = steps, step
+        self._before, self._start = seconds, time.perf_counter()
+        self._mark, self._tokens = self._start, 0
+        self._paused = 0.0
+        self._last = self._start
+
+    def seconds(self) -> float:
+        """Seconds since the beginning of the run, over all its sessions."""
+        return self._before + time.perf_counter() - self._start
+
+    def count(self, tokens: int) -> None:
+        """Record an update with this many tokens."""
+        self._tokens += tokens
+        self._last = time.perf_counter()
+
+    def pause(self) -> None:
+        """Exclude the time since the last update from the speed, after a validation or a save."""
+        now = time.perf_counter()
+        self._paused += now - self._last
+        self._last = now
+
+    def read(self, step: int, minutes: float | None) -> tuple[float, float]:
+        """Tokens per second since the last call, and the estimated seconds left."""
+        now = time.perf_counter()
+        speed = self._tokens / max(now - self._mark - self._paused, 1e-9)
+        self._mark, self._tokens, self._paused, self._last = now, 0, 0.0, now
+        seconds_per_step = (now - self._start) / max(step - self._first_step, 1)
+        left = seconds_per_step * (self._steps - step)
+        return speed, left if minutes is None else min(left, minutes * 60 - self.seconds())
+
+
+class MetricsLog:
+    """metrics.jsonl, and TensorBoard if it is installed. The log of other ranks than the first writes nothing."""
+
+    def __init__(
+        self, folder: RunFolder, step: int, max_lines: int | None = None, *, writes: bool = True
+    ) -> None:
+        self._folder, self._writes, self.lines = folder, writes, 0
+        self._open(step, max_lines)
+
+    @property
+    def lacks_tensorboard(self) -> bool:
+        """Whether TensorBoard is missing."""
+        return self._writes and self._board is None
+
+    def _open(self, step: int, max_lines: int | None) -> None:
+        if self._writes:
+            self.lines = self._folder.truncate_metrics(step, max_lines)
+            self._file = self._folder.metrics.open("ab")
+            self._board = _open_tensorboard(self._folder.path / "tensorboard", step)
+
+    def event(self, step: int, name: str, **details: Any) -> None:
+        """Append an event: `{"step": 7, "event": "skipped", …}`."""
+        self._append({"step": step, "event": name, **details})
+
+    def _append(self, values: Mapping[str, Any]) -> None:
+        if self._writes:
+            disk.put(self._file, (json.dumps(values) + "\n").encode())
+            self._file.flush()
+            self.lines += 1
+
+    def __call__(self, step: int, values: dict[str, float]) -> None:
+        """Append a line of metrics, visible to readers at once."""
+        self._append({"step": step, **values})
+        if self._writes and self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """Return when all lines are on disk, which a checkpoint relies on."""
+        if self._writes:
+            disk.flush(self._file)
+
+    def rewind(self, step: int, lines: int) -> None:
+        """Remove everything after line number `lines`: the run has returned to `step`."""
+        self.close()
+        self._open(step, lines)
+
+    def close(self) -> None:
+        """Flush to disk and close."""
+        if not self._writes:
+            return
+        try:
+            self.flush()
+        finally:
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _open_tensorboard(path: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(path), purge_step=step + 1)
