@@ -52,7 +52,7 @@ def gradient(
     counters.clear()
     examples = prepared.examples(0)
     totals = dict.fromkeys(
-        trainer.task.counts(prepared.objective.batch(examples, [0], prepared.max_length)), 1.0
+        trainer.objective.counts(prepared.objective.batch(examples, [0], prepared.max_length)), 1.0
     )
     for micro, rows in enumerate(prepared.plan(examples, 0)[:batches]):
         (part,) = shares(examples.lengths, rows, 1)

@@ -271,7 +271,7 @@ def test_a_full_disk_while_logging_is_no_traceback_either(run, monkeypatch):
     def full(self, step, values):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("__call__", full)
+    monkeypatch.setattr(MetricsLog, "__call__", full)
     with pytest.raises(
         CheckpointError, match=r"run: could not be written \(No space left on device\); free some disk"
     ):

@@ -35,17 +35,21 @@ def prepared(tmp_path, listening, tiny, **changes):
 
 def test_the_model_is_as_large_as_the_vocabularies(tmp_path, listening, tiny):
     joint = prepared(tmp_path, listening, tiny)
-    assert joint.config.vocab_size == joint.task.source.vocab_size
+    assert joint.config.vocab_size == joint.objective.source.vocab_size
     assert joint.config.target_vocab_size is None
-    assert joint.task.source is joint.task.target
+    assert joint.objective.source is joint.objective.target
     separate = prepared(tmp_path / "two", listening, tiny, tokenizer__joint=False)
-    assert separate.config.vocab_size == separate.task.source.vocab_size
-    assert separate.config.target_vocab_size == separate.task.target.vocab_size != separate.config.vocab_size
+    assert separate.config.vocab_size == separate.objective.source.vocab_size
+    assert (
+        separate.config.target_vocab_size
+        == separate.objective.target.vocab_size
+        != separate.config.vocab_size
+    )
 
 
 def test_a_run_goes_on_with_its_own_tokenizer(tmp_path, listening, tiny, files):
-    first = prepared(tmp_path, listening, tiny).task.source
-    again = prepared(tmp_path, listening, tiny, data__train=files("other", *SHORT)).task.source
+    first = prepared(tmp_path, listening, tiny).objective.source
+    again = prepared(tmp_path, listening, tiny, data__train=files("other", *SHORT)).objective.source
     assert again.library.get_vocab() == first.library.get_vocab()
     assert again.encode(["two hundred", "2 0 0"]) == first.encode(["two hundred", "2 0 0"])
 
