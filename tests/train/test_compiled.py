@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from trifold.batches import shares
+from trifold.batches import split_batch
 from trifold.errors import SettingsError
 from trifold.recipe import load_recipe
 from trifold.train import blocks
@@ -55,7 +55,7 @@ def gradient(
         trainer.objective.counts(prepared.objective.batch(examples, [0], prepared.max_length)), 1.0
     )
     for micro, rows in enumerate(prepared.plan(examples, 0)[:batches]):
-        (part,) = shares(examples.lengths, rows, 1)
+        (part,) = split_batch(examples.lengths, rows, 1)
         trainer._backward(prepared.objective.batch(examples, part, prepared.max_length), 1, micro, totals)
         trainer.weights.collect()
     assert bool(counters["stats"]["unique_graphs"]) == compiles, "graphs were made where they were asked for"

@@ -147,7 +147,7 @@ def test_the_same_data_read_otherwise_is_refused_unless_told(run, go_on, monkeyp
         return prepared
 
     monkeypatch.setattr(loop, "load_data", prepare)
-    with pytest.raises(DataError, match=r"now gives 50 rows, .* gave 60 rows .*--data-changed"):
+    with pytest.raises(DataError, match=r"now gives 50 rows, .* gave 60 rows.*--data-changed"):
         go_on()
     go_on(data_changed=True)
     go_on()  # now it is known

@@ -63,7 +63,7 @@ def test_pairs_longer_than_the_model_allows_are_counted_never_silently_cut(
     assert f"2 of 8 pairs are longer than 40 tokens: {said}" in listening.lines
     rows = sorted(int(row) for batch in found.plan(found.train, 0) for row in batch)
     assert rows == list(range(6 if fate == "drop" else 8))
-    assert found.width == (None if fate == "drop" else 40)
+    assert found.max_length == (None if fate == "drop" else 40)
 
 
 def test_or_they_are_an_error(tmp_path, listening, tiny, files):
@@ -79,7 +79,7 @@ def test_validation_pairs_that_the_model_cannot_read_are_found_before_training(
     tmp_path, listening, tiny, files
 ):
     found = prepared(tmp_path, listening, tiny, data__valid=files("valid", *SHORT, LONG))
-    assert "valid.en + valid.xx: 1 of 7 pairs are longer than 40 tokens: skipped" in listening.lines
+    assert "valid.en + valid.xx: 1 of 7 pairs are longer than 40 tokens: left out" in listening.lines
     assert len(found.valid_rows) == len(found.valid.lengths) == 6
     with pytest.raises(
         DataError, match=r"no validation row has at most 40 tokens; raise model\.max_positions"
