@@ -24,19 +24,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"shape": "decoder", "d_decoder_ff": 9}, "d_decoder_ff needs shape: encoder-decoder"),
     ({"n_decoder_heads": 7}, "n_decoder_heads 7 does not divide d_model 512"),
     ({"residual": "parallel"}, "residual: parallel needs norm_placement: pre, not post"),
-    ({"residual": "parallel", "norm_placement": "pre"}, "no place for cross-attention"),
+    ({"residual": "parallel", "norm_placement": "pre"}, "has no cross-attention"),
     ({"window_pattern": ["local", "global"]}, "window_pattern needs sliding_window"),
     ({"rotary_width": 8}, "rotary_width needs positions: rotary, not sinusoidal"),
     ({"alibi_scale": 0.5, "positions": "rotary"}, "alibi_scale needs positions: alibi, not rotary"),
-    ({"positions": "rotary", "rotary_width": 66}, "66 of the 64 of a head cannot"),
-    ({"positions": "rotary", "rotary_width": 3}, "3 of the 64 of a head cannot"),
+    ({"positions": "rotary", "rotary_width": 66}, "rotary_width 66 must be even and at most 64"),
+    ({"positions": "rotary", "rotary_width": 3}, "rotary_width 3 must be even and at most 64"),
     (
         {
             "positions": "rotary",
             "rotary_width": 2,
             "rotary_scaling": {"kind": "dynamic", "factor": 2.0, "original_positions": 9},
         },
-        "a rotary width of 2 has but one",
+        "dynamic needs a rotary width of at least 4",
     ),
     (
         {
@@ -48,7 +48,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
                 "short_factors": (1.0,),
             },
         },
-        "short_factors has 1 numbers for 32 waves",
+        "short_factors has 1 values for 32 frequencies",
     ),
     (
         {
@@ -60,7 +60,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
                 "long_factors": (1.0,) * 32,
             },
         },
-        "long_factors belongs to the kind longrope, which needs it; this is yarn",
+        "long_factors needs kind longrope, not yarn",
     ),
     (
         {
@@ -70,7 +70,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
                 **{"short_factors": (1.0,) * 32, "long_factors": (2.0,) * 32},
             },
         },
-        "original_positions 1 says nothing of the magnitude",
+        "original_positions 1 has no default magnitude",
     ),
     (
         {
@@ -80,13 +80,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
                 **{"low_frequency": 4.0, "high_frequency": 4.0},
             },
         },
-        "high_frequency 4.0 leaves no room above low_frequency 4.0",
+        "high_frequency 4.0 must exceed low_frequency 4.0",
     ),
-    ({"positions": "relative", "relative_distance": 16}, "relative_distance 16 leaves no room for 32"),
-    ({"block_of_layer": [0, 0]}, "block_of_layer names a block for 2 layers"),
-    ({"block_of_layer": [0, 0, 0, 2, 2, 2]}, "leaves a block out"),
-    ({"block_of_layer": [0] * 6, "attention_scale_by_layer": True}, "no layer of its own"),
-    ({"shape": "encoder", "patch_size": [4, 4]}, "patch_size and image_size belong together"),
+    ({"positions": "relative", "relative_distance": 16}, "relative_distance 16 is too small for 32"),
+    ({"block_of_layer": [0, 0]}, "block_of_layer has 2 entries"),
+    ({"block_of_layer": [0, 0, 0, 2, 2, 2]}, "skips a block"),
+    ({"block_of_layer": [0] * 6, "attention_scale_by_layer": True}, "no single layer"),
+    ({"shape": "encoder", "patch_size": [4, 4]}, "patch_size and image_size need each other"),
     (
         {"shape": "encoder", "patch_size": [4, 4], "image_size": [8, 9], "max_positions": 5},
         "does not divide image_size",
@@ -95,7 +95,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"shape": "encoder", "patch_size": [4, 4], "image_size": [8, 8]},
         "max_positions is 1024: 4 patches and a class token need 5",
     ),
-    ({"heads": ["lm", "lm"]}, "names one twice"),
+    ({"heads": ["lm", "lm"]}, "has duplicates"),
     ({"heads": ["next-sentence"]}, "add pooler to heads"),
     ({"heads": ["sequence"], "classifier_input": "pooler"}, "needs pooler in heads"),
     ({"shape": "encoder", "lm_head_transform": "gelu"}, "lm_head_transform needs lm in heads"),

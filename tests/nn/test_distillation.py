@@ -122,13 +122,13 @@ def by_hand(
     """seen (B, T, T), real (B, T): a loop over everything."""
 
     def distribution(look: AttentionRelations, row: int, head: int, query: int) -> Tensor:
-        x, y = (part[row].transpose(0, 1).flatten(1) for part in look.pairs[name])  # (T, H·D)
-        cut = x.shape[1] // (heads or look.pairs[name][0].shape[1])
+        x, y = (part[row].transpose(0, 1).flatten(1) for part in look.factors[name])  # (T, H·D)
+        cut = x.shape[1] // (heads or look.factors[name][0].shape[1])
         part = slice(head * cut, (head + 1) * cut)
         keys = [key for key in range(len(y)) if seen[row, query, key]]
         return torch.stack([x[query, part] @ y[key, part] / math.sqrt(cut) for key in keys]).softmax(0)
 
-    total, count = 0.0, heads or teacher.pairs[name][0].shape[1]
+    total, count = 0.0, heads or teacher.factors[name][0].shape[1]
     for row, query in real.nonzero().tolist():
         for head in range(count):
             p, q = (distribution(look, row, head, query) for look in (teacher, student))
@@ -147,7 +147,7 @@ def test_relations_are_the_formula(name: str, widths: tuple[int, int], heads: in
     expected = by_hand(student, teacher, name, heads, real[:, None].expand(-1, 5, -1), real)
     assert float(found) == pytest.approx(expected, rel=1e-4)
     causal = Mask(causal=True)
-    student, teacher = (AttentionRelations(look.pairs, None, causal) for look in (student, teacher))
+    student, teacher = (AttentionRelations(look.factors, None, causal) for look in (student, teacher))
     every = torch.ones(2, 5, dtype=torch.bool)
     (found,) = relation_losses(student, teacher, [name], heads).values()
     expected = by_hand(student, teacher, name, heads, torch.ones(2, 5, 5).tril().bool(), every)
@@ -191,9 +191,9 @@ def test_the_attention_relation_is_the_models_own_attention(kind: str, packed: b
         row[0, : packing.real] = tokens[real]
         inputs = Inputs(row, packing=packing)
     look, weights = look_at(made, inputs)
-    asking, found = look.pairs["attention"]
+    asking, found = look.factors["attention"]
     scores = asking @ found.transpose(-1, -2) / math.sqrt(asking.shape[-1])
-    scores = scores if look.offsets is None else scores + look.offsets
+    scores = scores if look.bias is None else scores + look.bias
     allowed = look.mask.dense(6, 6, scores.device)
     assert allowed is not None
     scores = scores.masked_fill(~allowed, float("-inf"))
@@ -245,8 +245,8 @@ def test_a_student_of_all_layers_is_the_teacher() -> None:
 @pytest.mark.parametrize(
     ("layers", "values", "problem"),
     [
-        ((0,), {}, r"layers \(0,\) of a decoder of 3 do not fill one of 2"),
-        ((0, 3), {}, r"layers \(0, 3\) of a decoder of 3 do not fill one of 2"),
+        ((0,), {}, r"cannot fill 2 layers of the student's decoder with layers \(0,\)"),
+        ((0, 3), {}, r"cannot fill 2 layers of the student's decoder with layers \(0, 3\)"),
         (
             (0, 1),
             {"d_ff": 24},

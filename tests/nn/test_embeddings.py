@@ -53,7 +53,7 @@ def test_a_cache_moves_the_start() -> None:
 @pytest.mark.parametrize("start", [0, 4])
 def test_beyond_the_last_position(start: int) -> None:
     tokens = torch.ones(1, 7 - start, dtype=torch.long)
-    with pytest.raises(ValueError, match="7 tokens do not fit max_positions = 6"):
+    with pytest.raises(ValueError, match="7 tokens exceed max_positions = 6"):
         make()(Inputs(tokens), start=start)
 
 
@@ -119,7 +119,7 @@ def test_patches_are_a_convolution_behind_a_class_token() -> None:
     seen = F.conv2d(pixels, kernel, embeddings.patches.bias, stride=(3, 2)).flatten(2).transpose(1, 2)
     x = torch.cat([embeddings.class_token.expand(3, 1, 8), seen], 1) + embeddings.positions.weight
     torch.testing.assert_close(embeddings(Inputs(pixels=pixels)), x, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match=r"pictures of \(2, 8, 6\)"):
+    with pytest.raises(ValueError, match=r"images of shape \(2, 8, 6\)"):
         embeddings(Inputs(pixels=pixels.transpose(2, 3)))
     with pytest.raises(ValueError, match="no pixels"):
         embeddings(Inputs(TOKENS))

@@ -83,7 +83,7 @@ def test_a_sequence_is_classified_by_one_state(
 
 def test_a_row_without_an_end_has_no_state_to_read(make_model: Make) -> None:
     model = encoder(make_model, "sequence", classifier_input="eos")
-    with pytest.raises(ValueError, match="row 1 has no end of sequence"):
+    with pytest.raises(ValueError, match="row 1 has no end-of-sequence token"):
         model.head_outputs(Inputs(torch.tensor([[3, 2], [3, 4]])))
 
 

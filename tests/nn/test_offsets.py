@@ -53,7 +53,7 @@ def decoder(**values: object) -> ModelConfig:
 def test_alibi_is_slope_times_distance_but_for_what_a_row_has_in_common(rounded: bool) -> None:
     config = decoder(positions="alibi", alibi_rounded=rounded, alibi_scale=0.5)
     keys = torch.tensor([[False, True, True, True, True], [True, True, False, True, True]])
-    offsets = AlibiOffsets(config)(Mask(keys, causal=True, offset=2), 3, CPU)
+    offsets = AlibiOffsets(config)(Mask(keys, causal=True, offset=2), 3, CPU, None)
     m = slopes(3).bfloat16().float() if rounded else slopes(3)
     for row, real in enumerate(keys):
         seen = [j for j in range(5) if real[j]]
@@ -67,13 +67,13 @@ def test_rounded_alibi_is_the_reference_librarys() -> None:
     from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
     keys = torch.arange(600)[None] >= 0
-    offsets = AlibiOffsets(decoder(positions="alibi", alibi_rounded=True))(Mask(causal=True), 600, CPU)
+    offsets = AlibiOffsets(decoder(positions="alibi", alibi_rounded=True))(Mask(causal=True), 600, CPU, None)
     assert torch.equal(offsets[0, :, 0], build_alibi_tensor(keys, 3, torch.float32)[:, 0])
 
 
 def test_alibi_both_ways() -> None:
     config = ModelConfig(shape="encoder", d_model=12, n_heads=3, positions="alibi")
-    offsets = AlibiOffsets(config)(Mask(), 4, CPU)
+    offsets = AlibiOffsets(config)(Mask(), 4, CPU, None)
     for i in range(4):
         for j in range(4):
             torch.testing.assert_close(offsets[0, :, i, j], -slopes(3) * abs(i - j))
@@ -84,7 +84,7 @@ def test_relative_offsets_are_looked_up_by_distance() -> None:
     part = RelativeOffsets(config)
     torch.nn.init.normal_(part.weight)
     keys = torch.tensor([[False, True, True, True, True]])
-    offsets = part(Mask(keys, causal=True, offset=3), 2, CPU)
+    offsets = part(Mask(keys, causal=True, offset=3), 2, CPU, None)
     assert offsets.shape == (1, 3, 2, 5)
     for t, column in ((0, 3), (1, 4)):
         for j in range(1, column + 1):

@@ -272,7 +272,8 @@ class Program:
             fields["offsets"] += 4 * own.evicted  # of the keys that are still there
 
     def _memory_keys(self, line: int, layer: LayerCache, rows: int) -> None:
-        keys, values = layer.memory.read()
+        assert layer.memory.buffers is not None, "the prompt fills the keys of cross-attention"
+        keys, values = layer.memory.buffers
         self._keys(line, (keys, values))
         self.lines[line]["length"], self.lines[line]["sharing"] = keys.shape[2], rows // keys.shape[0]
 

@@ -1,4 +1,4 @@
-"""The Transformer itself: tensors in, tensors out. No text, files, ranks or families."""
+"""The Transformer: tensors in, tensors out. No text, files, distribution or model families."""
 
 from trifold.nn.cache import Cache
 from trifold.nn.config import PRESETS, ModelConfig, RotaryScaling

@@ -121,10 +121,12 @@ class Attention(nn.Module):
         self, memory: Tensor, packing: Packing | None, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H', S, D) of the memory, from the cache if it has them."""
-        if cache is not None and cache.memory.filled:
-            return cache.memory.read()
+        if cache is not None and cache.memory.buffers is not None:
+            return cache.memory.buffers
         k, v = (self._heads(y, packing) for y in ops.linears(memory, (self.k_proj, self.v_proj)))
-        return (k, v) if cache is None else cache.memory.fill(k, v)
+        if cache is not None:
+            cache.memory.buffers = k, v
+        return k, v
 
     def _heads(self, x: Tensor, packing: Packing | None) -> Tensor:
         """(B, T, H·D), or packed (1, N, H·D), -> (B, H, T, D)."""

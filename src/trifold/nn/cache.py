@@ -181,26 +181,15 @@ class SlidingKeys(GrowingKeys):
 
 
 class MemoryKeys:
-    """Keys and values of the encoder's output, computed once."""
+    """Keys and values (B, H, S, D) of the encoder's output, computed once; None before."""
 
     def __init__(self) -> None:
-        self._held: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def filled(self) -> bool:
-        return self._held is not None
-
-    def read(self) -> tuple[Tensor, Tensor]:
-        assert self._held is not None, "the keys of cross-attention are read before they are filled"
-        return self._held
-
-    def fill(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        self._held = (keys, values)
-        return self._held
+        self.buffers: tuple[Tensor, Tensor] | None = None
 
     def select(self, rows: Tensor) -> None:
-        if self._held is not None:
-            self._held = (self._held[0][rows], self._held[1][rows])
+        """Keep these rows."""
+        if self.buffers is not None:
+            self.buffers = self.buffers[0][rows], self.buffers[1][rows]
 
 
 class LayerCache:

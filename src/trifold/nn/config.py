@@ -1,7 +1,7 @@
 """ModelConfig: every variant of the Transformer as plain values.
 
-A family or a preset is nothing but one of these; `nn` picks its parts by looking the values up and never
-asks for a family's name. The defaults are the base model of "Attention Is All You Need" (Vaswani et al. 2017).
+A family or a preset is one ModelConfig; `nn` selects parts by these values and never tests a family's name. The
+defaults are the base model of "Attention Is All You Need" (Vaswani et al. 2017).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trifold.nn.contradictions import contradiction
+from trifold.nn.config_checks import first_problem
 from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
@@ -24,183 +24,139 @@ Factors = tuple[Annotated[float, Field(gt=0)], ...]
 
 
 class RotaryScaling(Settings):
-    """How rotary positions were stretched to a longer text than `original_positions`, the one first trained on."""
+    """How rotary frequencies are scaled to extend the context beyond that of pretraining, `original_positions`.
 
-    kind: Literal["linear", "dynamic", "yarn", "llama3", "longrope"] = Field(
-        description="which waves, and by how much"
-    )
-    factor: float = Field(ge=1, description="how many times longer")
-    original_positions: int = Field(gt=0, description="positions of the first training")
-    low_frequency: float = Field(1.0, gt=0, description="llama3: turns below which a wave is stretched whole")
-    high_frequency: float = Field(4.0, gt=0, description="llama3: turns above which it is left as it was")
-    beta_fast: float = Field(32.0, gt=0, description="yarn: turns above which a wave is left as it was")
-    beta_slow: float = Field(1.0, gt=0, description="yarn: turns below which it is stretched whole")
-    round_bounds: bool = Field(True, description="yarn: the bounds between are whole numbers")
-    short_factors: Factors | None = Field(
-        None, strict=False, description="longrope: what each wave is divided by in texts of the first length"
-    )
-    long_factors: Factors | None = Field(None, strict=False, description="longrope: … and in longer ones")
-    magnitude: float | None = Field(
-        None,
-        gt=0,
-        description="yarn, longrope: waves times this; what their papers say of the factor unless given",
-    )
+    The unit of frequencies is turns over the original positions.
+    """
+
+    kind: Literal["linear", "dynamic", "yarn", "llama3", "longrope"] = Field(description="method of scaling")
+    factor: float = Field(ge=1, description="how many times longer the context is")
+    original_positions: int = Field(gt=0, description="context length of pretraining")
+    low_frequency: float = Field(1.0, gt=0, description="llama3: lower frequencies are divided by factor")
+    high_frequency: float = Field(4.0, gt=0, description="llama3: higher frequencies are unchanged")
+    beta_fast: float = Field(32.0, gt=0, description="yarn: higher frequencies are unchanged")
+    beta_slow: float = Field(1.0, gt=0, description="yarn: lower frequencies are divided by factor")
+    round_bounds: bool = Field(True, description="yarn: the bounds of the ramp are whole numbers")
+    short_factors: Factors | None = Field(None, strict=False, description="longrope: divisors of frequencies")
+    long_factors: Factors | None = Field(None, strict=False, description="longrope: divisors in longer texts")
+    magnitude: float | None = Field(None, gt=0, description="factor of cos and sin; default: by kind")
 
 
 class ModelConfig(Settings):
-    """Sizes and choices of one Transformer. Derived numbers are properties; nothing is ever overwritten."""
+    """Sizes and choices of one Transformer. Derived numbers are properties; values are never overwritten."""
 
     shape: Shape = "encoder-decoder"
 
     # Sizes
-    vocab_size: int = Field(
-        37_000, gt=0, description="source vocabulary, and the target's unless that is given"
-    )
-    target_vocab_size: int | None = Field(None, gt=0, description="a target vocabulary of its own")
+    vocab_size: int = Field(37_000, gt=0, description="source vocabulary, by default also of the target")
+    target_vocab_size: int | None = Field(None, gt=0, description="separate vocabulary of the target")
     max_positions: int = Field(1024, gt=0, description="longest sequence, in tokens")
     d_model: int = Field(512, gt=0)
-    d_embedding: int | None = Field(
-        None,
-        gt=0,
-        description="width of the embeddings, which a matrix turns into d_model; none unless given",
-    )
+    d_embedding: int | None = Field(None, gt=0, description="width of the embeddings before a projection")
     n_layers: int = Field(6, gt=0, description="layers of each stack")
-    n_decoder_layers: int | None = Field(None, gt=0, description="layers of the decoder, where they differ")
+    n_decoder_layers: int | None = Field(None, gt=0, description="decoder layers; default: n_layers")
     n_heads: int = Field(8, gt=0)
-    n_decoder_heads: int | None = Field(None, gt=0, description="heads of the decoder, where they differ")
-    n_kv_heads: int | None = Field(None, gt=0, description="heads of keys and values; fewer share them")
-    d_head: int | None = Field(None, gt=0, description="width of a head; d_model / n_heads unless given")
+    n_decoder_heads: int | None = Field(None, gt=0, description="decoder heads; default: n_heads")
+    n_kv_heads: int | None = Field(None, gt=0, description="heads of keys and values; default: n_heads")
+    d_head: int | None = Field(None, gt=0, description="width of a head; default: d_model / n_heads")
     d_ff: int = Field(2048, gt=0)
-    d_decoder_ff: int | None = Field(None, gt=0, description="d_ff of the decoder, where it differs")
-    block_of_layer: tuple[int, ...] | None = Field(
-        None,
-        strict=False,
-        description="which block works in each layer; every layer has its own unless given",
-    )
+    d_decoder_ff: int | None = Field(None, gt=0, description="d_ff of the decoder; default: d_ff")
+    block_of_layer: tuple[int, ...] | None = Field(None, strict=False, description="block of each layer")
 
     # Embeddings and positions
     positions: Positions = "sinusoidal"
-    position_offset: int = Field(0, ge=0, description="learned: rows of the table before that of position 0")
-    scale_embeddings: bool = Field(True, description="embeddings times sqrt(d_model)")
-    embedding_norm: bool = Field(False, description="a norm on the sum of the embeddings")
+    position_offset: int = Field(0, ge=0, description="learned: row of the table for position 0")
+    scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
+    embedding_norm: bool = Field(False, description="normalize the sum of the embeddings")
     n_token_types: int = Field(0, ge=0, description="kinds of segments, each with an embedding")
-    rotary_width: int | None = Field(None, gt=0, description="part of a head that turns; all unless given")
+    rotary_width: int | None = Field(None, gt=0, description="rotated dimensions of a head; default: all")
     rotary_pairs: Literal["halves", "interleaved"] = Field(
-        "halves", description="dimension i turns with i + width / 2, or neighbours turn together"
+        "halves", description="rotate dimension i with i + width / 2, or neighbours together"
     )
-    rotary_theta: float = Field(10_000.0, gt=0, description="base of the wave lengths")
-    rotary_scaling: RotaryScaling | None = Field(
-        None, description="how they were stretched to longer texts than at first"
-    )
-    relative_buckets: int = Field(32, gt=1, description="relative: classes of distances with an offset each")
-    relative_distance: int = Field(128, gt=1, description="relative: from here on all distances are alike")
+    rotary_theta: float = Field(10_000.0, gt=0, description="base of the frequencies")
+    rotary_scaling: RotaryScaling | None = Field(None, description="extension to longer contexts")
+    relative_buckets: int = Field(32, gt=1, description="relative: buckets of distances")
+    relative_distance: int = Field(128, gt=1, description="relative: larger distances share a bucket")
     relative_clamp: int | None = Field(
-        None,
-        gt=0,
-        description="relative-sinusoidal: from here on all distances are alike; nowhere unless given",
+        None, gt=0, description="relative-sinusoidal: largest distance that is distinguished; default: none"
     )
     segment_offsets: bool = Field(
-        False, description="relative-sinusoidal: it matters whether a key is of the query's segment"
+        False, description="relative-sinusoidal: scores depend on whether query and key share a segment"
     )
     query_stream: bool = Field(
-        False, description="relative-sinusoidal: a learnt vector to ask with for tokens that are not seen"
+        False, description="relative-sinusoidal: learned input of the query stream, for permutation models"
     )
-    alibi_scale: float = Field(1.0, gt=0, description="alibi: offsets times this")
-    alibi_rounded: bool = Field(False, description="alibi: slopes and offsets rounded to bfloat16")
-    image_size: tuple[int, int] | None = Field(
-        None, strict=False, description="height and width of a picture in pixels"
-    )
-    patch_size: tuple[int, int] | None = Field(
-        None, strict=False, description="height and width of the patches that are read instead of tokens"
-    )
-    n_channels: int = Field(3, gt=0, description="colours of a pixel")
+    alibi_scale: float = Field(1.0, gt=0, description="alibi: factor of the offsets")
+    alibi_rounded: bool = Field(False, description="alibi: round slopes and offsets to bfloat16")
+    image_size: tuple[int, int] | None = Field(None, strict=False, description="height and width in pixels")
+    patch_size: tuple[int, int] | None = Field(None, strict=False, description="patch height and width")
+    n_channels: int = Field(3, gt=0, description="channels of a pixel")
 
     # Blocks
     residual: Literal["sequential", "parallel", "parallel-two-norms"] = Field(
-        "sequential", description="attention, then feed-forward; or both on one input, with one norm or two"
+        "sequential", description="attention, then feed-forward; or both in parallel with one norm or two"
     )
     norm: Literal["layer", "rms"] = "layer"
     norm_placement: Literal["post", "pre", "sandwich"] = "post"
     norm_epsilon: float = Field(1e-5, gt=0)
-    norm_bias: bool = Field(True, description="of layer norms; RMS norms have none")
-    encoder_final_norm: bool | None = Field(
-        None, description="a norm after the last layer; only where none stands behind it unless given"
-    )
-    decoder_final_norm: bool | None = Field(None, description="the same of the decoder")
+    norm_bias: bool = Field(True, description="biases of layer norms; RMS norms have none")
+    encoder_final_norm: bool | None = Field(None, description="default: unless layers end with a norm")
+    decoder_final_norm: bool | None = Field(None, description="the same for the decoder")
     activation: Activation = "relu"
-    gated: bool = Field(False, description="activation(x·gate) times x·in, in the feed-forward")
+    gated: bool = Field(False, description="activation(gate_proj x) times in_proj x")
     feed_forward_bias: bool = True
 
     # Attention
-    attention_bias: bool = Field(False, description="of queries, keys and values, and of the output")
-    attention_out_bias: bool | None = Field(None, description="of the output alone, where it differs")
-    attention_scale: float | None = Field(
-        None, gt=0, description="scores times this; 1 / sqrt(d_head) unless given"
-    )
-    attention_scale_by_layer: bool = Field(
-        False, description="… and divided by the number of the layer, from 1"
-    )
+    attention_bias: bool = Field(False, description="biases of all projections of attention")
+    attention_out_bias: bool | None = Field(None, description="bias of o_proj; default: attention_bias")
+    attention_scale: float | None = Field(None, gt=0, description="factor of scores; default: 1/√d_head")
+    attention_scale_by_layer: bool = Field(False, description="divide scores by the layer number")
     score_soft_cap: float | None = Field(None, gt=0, description="scores s become c·tanh(s / c)")
     sliding_window: int | None = Field(
-        None, gt=0, description="keys that a query sees: itself and those before (an encoder: and behind) it"
+        None,
+        gt=0,
+        description="keys a query attends to: itself and those before it (in an encoder also after it)",
     )
     window_pattern: tuple[Literal["local", "global"], ...] = Field(
-        ("local",), strict=False, min_length=1, description="layers with the window and without, repeated"
+        ("local",), strict=False, min_length=1, description="layers with and without the window, repeated"
     )
 
     # Heads
     heads: tuple[Head, ...] | None = Field(
-        None, strict=False, description="what is made of the hidden states; lm where there is a decoder"
+        None, strict=False, description="default: lm if there is a decoder"
     )
-    tie_lm_head: bool = Field(True, description="the output projection is the target embedding")
+    tie_lm_head: bool = Field(True, description="the output projection shares the target embedding")
     lm_head_bias: bool = False
-    lm_head_transform: Activation | None = Field(
-        None, description="a dense layer, this activation and a norm before the output projection"
-    )
-    logits_scale: float = Field(
-        1.0, gt=0, description="hidden states times this before the output projection"
-    )
+    lm_head_transform: Activation | None = Field(None, description="dense layer, activation, norm")
+    logits_scale: float = Field(1.0, gt=0, description="factor of states before the output projection")
     logit_soft_cap: float | None = Field(None, gt=0, description="logits z become c·tanh(z / c)")
-    pooler_activation: Activation = Field("tanh", description="after the dense layer on the first state")
-    pooler_width: int | None = Field(None, gt=0, description="d_model unless given")
+    pooler_activation: Activation = Field("tanh", description="after the dense layer of the pooler")
+    pooler_width: int | None = Field(None, gt=0, description="pooler's width; default: d_model")
     n_labels: int = Field(2, gt=0, description="classes of sequences or tokens")
-    label_names: tuple[str, ...] | None = Field(
-        None, strict=False, description="names of the classes; LABEL_0, LABEL_1, … unless given"
-    )
+    label_names: tuple[str, ...] | None = Field(None, strict=False, description="default: LABEL_0, …")
     problem_type: ProblemType | None = Field(
-        None,
-        description="what the logits of classes mean: a number, one class (unless given), or any number of classes",
+        None, description="meaning of class logits: a number, one class (default), or any number of classes"
     )
     classifier_input: Literal["pooler", "first", "last", "eos"] = Field(
-        "first", description="which state stands for the sequence: of a token, or the pooler's"
+        "first", description="state that represents the sequence: of a token, or the pooler's vector"
     )
-    classifier_transform: Activation | None = Field(
-        None, description="a dense layer and this activation before the classes of sequences"
-    )
-    classifier_bias: bool = Field(True, description="of the layer that gives the classes of sequences")
-    boundary_positions: int = Field(
-        20,
-        gt=0,
-        description="boundary: places of a hidden span, from its first token on, that are told apart",
-    )
-    boundary_width: int = Field(200, gt=0, description="boundary: of the embeddings of these places")
+    classifier_transform: Activation | None = Field(None, description="dense layer and activation before it")
+    classifier_bias: bool = Field(True, description="bias of the sequence classifier")
+    boundary_positions: int = Field(20, gt=0, description="boundary: distinct positions in a masked span")
+    boundary_width: int = Field(200, gt=0, description="boundary: width of position embeddings")
 
     # Dropout
     dropout: float = Field(0.1, ge=0, lt=1, description="on embedding sums and sub-layer outputs")
-    embedding_dropout: float | None = Field(
-        None, ge=0, lt=1, description="on embedding sums, where it differs"
-    )
+    embedding_dropout: float | None = Field(None, ge=0, lt=1, description="default: dropout")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="on attention weights")
     activation_dropout: float = Field(0.0, ge=0, lt=1, description="inside the feed-forward")
-    classifier_dropout: float | None = Field(
-        None, ge=0, lt=1, description="in front of heads' layers; dropout unless given"
-    )
+    classifier_dropout: float | None = Field(None, ge=0, lt=1, description="of heads; default: dropout")
 
     # Special tokens
     pad_id: int = Field(0, ge=0)
     bos_id: int = Field(1, ge=0)
     eos_id: int = Field(2, ge=0)
-    decoder_start_id: int | None = Field(None, ge=0, description="first decoder token; bos_id unless given")
+    decoder_start_id: int | None = Field(None, ge=0, description="first decoder token; default: bos_id")
 
     @property
     def head_width(self) -> int:
@@ -216,12 +172,12 @@ class ModelConfig(Settings):
 
     @property
     def has_embedding_projection(self) -> bool:
-        """Whether a matrix stands between the embeddings and the first layer, even of one width with it."""
+        """Whether embeddings are projected to d_model, even if both have the same width."""
         return self.d_embedding is not None
 
     @property
     def rotated_width(self) -> int:
-        """Dimensions of a head that turn; 0 where positions are not rotary."""
+        """Dimensions of a head that are rotated; 0 if positions are not rotary."""
         return (self.rotary_width or self.head_width) if self.positions == "rotary" else 0
 
     @property
@@ -246,7 +202,7 @@ class ModelConfig(Settings):
 
     @property
     def chosen_heads(self) -> tuple[Head, ...]:
-        """What `heads` says, or what goes without saying: a decoder writes."""
+        """`heads`, or the default: lm if there is a decoder."""
         return self.heads if self.heads is not None else ("lm",) if self.decoder_layers else ()
 
     @property
@@ -256,15 +212,15 @@ class ModelConfig(Settings):
 
     @property
     def n_patches(self) -> int:
-        """Patches of a picture; 0 for text."""
+        """Patches of an image; 0 for text."""
         if self.image_size is None or self.patch_size is None:
             return 0
-        (height, width), (tall, wide) = self.image_size, self.patch_size
-        return (height // tall) * (width // wide)
+        (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
+        return (height // patch_height) * (width // patch_width)
 
     @property
     def decoder_side(self) -> ModelConfig:
-        """The same with the decoder's sizes in the place of the encoder's."""
+        """The config with the decoder's sizes as n_layers, n_heads and d_ff."""
         return self.model_copy(
             update={
                 "n_layers": self.decoder_layers,
@@ -275,31 +231,28 @@ class ModelConfig(Settings):
 
     @property
     def stacks(self) -> dict[str, ModelConfig]:
-        """The stacks of this shape by name, "encoder" and "decoder", each with its sizes."""
-        both = {
-            "encoder": (self.encoder_layers, self),
-            "decoder": (self.decoder_layers, self.decoder_side),
-        }
-        return {side: sized for side, (layers, sized) in both.items() if layers}
+        """The stacks of this shape, "encoder" and "decoder", each with its sizes."""
+        stacks = {"encoder": self} if self.encoder_layers else {}
+        return stacks | ({"decoder": self.decoder_side} if self.decoder_layers else {})
 
     def has_final_norm(self, side: Literal["encoder", "decoder"]) -> bool:
-        """Whether that stack ends in a norm: as said, or where its layers leave their sum without one."""
-        said = self.encoder_final_norm if side == "encoder" else self.decoder_final_norm
-        return self.norm_placement != "post" if said is None else said
+        """Whether a stack ends with a norm; by default it does if its layers do not."""
+        chosen = self.encoder_final_norm if side == "encoder" else self.decoder_final_norm
+        return self.norm_placement != "post" if chosen is None else chosen
 
     def window(self, layer: int) -> int | None:
-        """The keys that a query of that layer sees; None: all."""
+        """The number of keys that a query of that layer attends to; None: all."""
         local = self.window_pattern[layer % len(self.window_pattern)] == "local"
         return self.sliding_window if local else None
 
     @model_validator(mode="after")
-    def _hangs_together(self) -> Self:
-        if (problem := contradiction(self)) is not None:
+    def _check(self) -> Self:
+        if (problem := first_problem(self)) is not None:
             raise ValueError(problem)
         return self
 
 
-# Vaswani et al. 2017, table 3; the counts by formula are in docs and tests.
+# Vaswani et al. 2017, table 3.
 PRESETS: dict[str, ModelConfig] = {
     "transformer-base": ModelConfig(),
     "transformer-big": ModelConfig(d_model=1024, n_heads=16, d_ff=4096, dropout=0.3),

@@ -1,13 +1,13 @@
-"""Learning from a larger model: its probabilities, its states, who its tokens look at. All are sums over rows.
+"""Losses of a student against its teacher, and the student's initial weights. All losses are sums over rows.
 
 soft targets   τ² Σ_v p_v (log p_v − log q_v),  p = softmax(z_T / τ),  q = softmax(z_S / τ)        (Hinton et al. 2015)
 states         1 − cos(h_S, h_T)                                          (Sanh et al. 2019, DistilBERT, section 3)
 relations      1/A Σ_a KL( softmax(X_a Y_aᵀ / √d)_T ‖ the same of the student )        (Wang et al. 2020, MiniLM)
 
-X and Y are queries, keys or values of one layer: q·k is its attention, v·v its value relation (MiniLM, section 3), and
-q·q, k·k and v·v in A heads cut anew are those of its second version (Wang et al. 2021, section 3.2).
+X and Y are queries, keys or values of one layer: q·k is its attention, v·v its value relation (MiniLM, section 3). With
+the width split into A new heads, q·q, k·k and v·v are those of the second version (Wang et al. 2021, section 3.2).
 
-T and S mean teacher and student, but in shapes: B batch, T tokens, H heads, D head width, E model width, V vocabulary.
+In the formulas T and S are teacher and student. Shapes: B batch, T tokens, H heads, D head size, E width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from trifold.nn.losses import CHUNK
 from trifold.nn.masks import Mask
 from trifold.nn.transformer import Transformer
 
-# --- probabilities -------------------------------------------------------------------------------------
-
 
 def soft_target_loss(
     features: Tensor,
@@ -37,15 +35,17 @@ def soft_target_loss(
     states: Tensor,
     temperature: float,
 ) -> Tensor:
-    """The student's features (N, E), weight (V, E), bias (V,) or None; the teacher's states (N, E') and what makes
-    logits (…, V) of them -> τ² · KL summed over the N rows, float32. The logits of neither are ever whole.
+    """τ² · KL summed over N rows, float32, in chunks of logits.
+
+    The student's features (N, E), weight (V, E) and bias (V,) or None; the teacher's states (N, E') and the function
+    that computes its logits (…, V) from them.
     """
     loss: Tensor = _SoftTargets.apply(features, weight, bias, teacher, states, temperature)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _SoftTargets(torch.autograd.Function):
-    """Computes the gradients in the forward pass, while a chunk's probabilities are at hand: dKL/dz_S = (q − p) / τ."""
+    """Computes the gradients in the forward pass, while a chunk's probabilities exist: dKL/dz_S = (q − p) / τ."""
 
     @staticmethod
     def forward(
@@ -86,91 +86,82 @@ class _SoftTargets(torch.autograd.Function):
         return d_features * scale.to(d_features.dtype), d_weight, d_bias, None, None, None
 
 
-# --- states --------------------------------------------------------------------------------------------
-
-
-def cosine_loss(states: Tensor, wanted: Tensor) -> Tensor:
+def cosine_loss(states: Tensor, targets: Tensor) -> Tensor:
     """Both (N, E) -> 1 − cosine, summed over the rows, float32."""
-    return (1 - F.cosine_similarity(states.float(), wanted.float(), dim=-1)).sum()
+    return (1 - F.cosine_similarity(states.float(), targets.float(), dim=-1)).sum()
 
 
 # --- relations -----------------------------------------------------------------------------------------
 
 
 class AttentionRelations(NamedTuple):
-    """What attention made of its input: for each relation the two (B, H, T, D) that are multiplied, the offsets of its
-    own scores, and who sees whom.
-    """
+    """The relations of one attention layer: two factors (B, H, T, D) each; the bias of its own scores; its mask."""
 
-    pairs: dict[str, tuple[Tensor, Tensor]]
-    offsets: Tensor | None
+    factors: dict[str, tuple[Tensor, Tensor]]
+    bias: Tensor | None
     mask: Mask
 
 
-def attention_relations(attention: Attention, entered: ModuleCall) -> AttentionRelations:
-    """Of an attention that was called so."""
-    (x, *_), mask = entered.args, entered.kwargs["mask"]
+def attention_relations(attention: Attention, recorded: ModuleCall) -> AttentionRelations:
+    """The relations of a recorded call of a self-attention."""
+    (x, *_), mask = recorded.args, recorded.kwargs["mask"]
     q, k, v = attention.project(x, mask.packing)
-    turns = entered.kwargs.get("rotary")
-    turned, found = (q, k) if turns is None else (turns.queries(q), turns.keys(k))
-    asking, offsets = attention.queries_and_bias(turned, entered.kwargs.get("bias"))
-    pairs = {"attention": (asking, found), "queries": (q, q), "keys": (k, k), "values": (v, v)}
-    return AttentionRelations(pairs, offsets, mask)
+    rotary = recorded.kwargs.get("rotary")
+    rotated, keys = (q, k) if rotary is None else (rotary.queries(q), rotary.keys(k))
+    queries, bias = attention.queries_and_bias(rotated, recorded.kwargs.get("bias"))
+    factors = {"attention": (queries, keys), "queries": (q, q), "keys": (k, k), "values": (v, v)}
+    return AttentionRelations(factors, bias, mask)
 
 
 def relation_losses(
     student: AttentionRelations, teacher: AttentionRelations, names: Sequence[str], heads: int | None = None
 ) -> dict[str, Tensor]:
-    """For each of these relations the divergence of the student from the teacher, a mean over heads, summed over the
-    real tokens, float32.
+    """The divergence of each named relation, averaged over heads and summed over real tokens, float32.
 
-    heads: how many the widths are cut into before they are compared; those of the models unless given, which must be
-    as many in both. ScoreBias by position belong to a model's own heads: cut anew, they are left out.
+    heads: the number of heads that the widths are split into; by default each model's own, which must then be equal.
+    The bias of scores belongs to a model's own heads and is left out after a new split.
     """
-    values, _ = teacher.pairs["values"]
-    rows, _, tokens, _ = values.shape
+    values, _ = teacher.factors["values"]
+    tokens = values.shape[2]
     allowed = teacher.mask.dense(tokens, tokens, values.device)
-    real = _real(teacher.mask, rows, tokens, values.device)
+    packing = teacher.mask.packing
+    real = teacher.mask.keys if packing is None else packing.attend
     losses = {}
     for name in names:
         with torch.no_grad():
-            log_p = _relation(teacher, name, heads, allowed)
-        log_q = _relation(student, name, heads, allowed)
-        apart = (log_p.exp() * (log_p - log_q)).sum(-1).mean(1)
-        losses[name] = (apart * real).sum()
+            log_p = _log_relation(teacher, name, heads, allowed)
+        log_q = _log_relation(student, name, heads, allowed)
+        divergence = (log_p.exp() * (log_p - log_q)).sum(-1).mean(1)
+        losses[name] = (divergence if real is None else divergence * real).sum()
     return losses
 
 
-def _relation(look: AttentionRelations, name: str, heads: int | None, allowed: Tensor | None) -> Tensor:
-    """Its logarithm (B, A, T, T)."""
-    x, y = (_cut(part.float(), heads) for part in look.pairs[name])
+def _log_relation(
+    relations: AttentionRelations, name: str, heads: int | None, allowed: Tensor | None
+) -> Tensor:
+    """(B, A, T, T)."""
+    x, y = (_split_again(factor.float(), heads) for factor in relations.factors[name])
     scores = x @ y.transpose(-1, -2) / math.sqrt(x.shape[-1])
-    if name == "attention" and heads is None and look.offsets is not None:
-        scores = scores + look.offsets
+    if name == "attention" and heads is None and relations.bias is not None:
+        scores = scores + relations.bias
     if allowed is not None:
-        # Not -inf: what nobody may see has the probability 0 in both, and its logarithms must have a difference.
+        # Not -inf: masked keys have probability 0 in both models, and their logarithms must have a difference.
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
     return scores.log_softmax(-1)
 
 
-def _cut(x: Tensor, heads: int | None) -> Tensor:
+def _split_again(x: Tensor, heads: int | None) -> Tensor:
     """(B, H, T, D) -> (B, A, T, H·D/A)."""
     return x if heads is None else split_heads(merge_heads(x), x.shape[1] * x.shape[3] // heads)
 
 
-def _real(mask: Mask, rows: int, tokens: int, device: torch.device) -> Tensor:
-    """(B, T) True at real tokens."""
-    real = mask.keys if mask.packing is None else mask.packing.attend
-    return torch.ones(rows, tokens, dtype=torch.bool, device=device) if real is None else real
-
-
-# --- where a student begins ----------------------------------------------------------------------------
+# --- initial weights of a student ----------------------------------------------------------------------
 
 
 def evenly_spaced(student: int, teacher: int) -> tuple[int, ...]:
-    """Which layer of the teacher each of the student's begins as: evenly from its first to its last.
+    """The teacher's layer for each layer of the student, from the first to the last.
 
-    Six of twelve are 0, 2, 4, 7, 9, 11, those of DistilBERT's code.
+    6 of 12 are 0, 2, 4, 7, 9, 11, as in DistilBERT's code.
     """
     if student == 1:
         return (0,)
@@ -179,34 +170,35 @@ def evenly_spaced(student: int, teacher: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def copy_layers(student: Transformer, teacher: Transformer, layers: Sequence[int]) -> None:
-    """Give layer n of each of the student's stacks what layer `layers[n]` of the teacher's has learnt, and everything
-    outside of the layers too.
+    """Copy layer `layers[n]` of the teacher's stacks into layer n of the student's, and all other parameters.
 
-    Raises ValueError that lists what the student has and the teacher has not, or in another shape.
+    Raises ValueError with the parameters that the teacher lacks or has in another shape.
     """
     for side in ("encoder", "decoder"):
-        mine, theirs = getattr(student, side), getattr(teacher, side)
-        if mine is not None and (len(mine.blocks) != len(layers) or max(layers) >= len(theirs.blocks)):
+        ours, theirs = getattr(student, side), getattr(teacher, side)
+        if ours is not None and (len(ours.blocks) != len(layers) or max(layers) >= len(theirs.blocks)):
             raise ValueError(
-                f"layers {tuple(layers)} of a {side} of {len(theirs.blocks)} do not fill one of {len(mine.blocks)}"
+                f"cannot fill {len(ours.blocks)} layers of the student's {side} with layers {tuple(layers)} of "
+                f"{len(theirs.blocks)} layers of the teacher's"
             )
-    learnt = dict(teacher.named_parameters())
-    sources = {name: learnt.get(_source(name, layers)) for name, _ in student.named_parameters()}
-    problems = [
+    learned = dict(teacher.named_parameters())
+    parameters = dict(student.named_parameters())
+    sources = {name: learned.get(_source_name(name, layers)) for name in parameters}
+    missing = [
         f"{name} of shape {tuple(parameter.shape)}"
-        for name, parameter in student.named_parameters()
+        for name, parameter in parameters.items()
         if (source := sources[name]) is None or source.shape != parameter.shape
     ]
-    if problems:
-        raise ValueError(f"the teacher has no {', '.join(problems[:3])}{' …' if len(problems) > 3 else ''}")
-    for name, parameter in student.named_parameters():
+    if missing:
+        raise ValueError(f"the teacher has no {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}")
+    for name, parameter in parameters.items():
         source = sources[name]
         assert source is not None
         parameter.copy_(source)
 
 
-def _source(name: str, layers: Sequence[int]) -> str:
-    """The teacher's name of what the student's parameter begins as."""
+def _source_name(name: str, layers: Sequence[int]) -> str:
+    """The teacher's name for a parameter of the student."""
     side, _, rest = name.partition(".blocks.")
     number, _, inner = rest.partition(".")
     return f"{side}.blocks.{layers[int(number)]}.{inner}" if inner else name

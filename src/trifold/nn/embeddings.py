@@ -1,13 +1,13 @@
-"""From ids to vectors: x_t = E[w_t]·√d_model + position, then dropout (Vaswani et al. 2017, sections 3.4 and 5.4).
+"""Embeddings: x_t = E[w_t]·√d_model + position, then dropout (Vaswani et al. 2017, sections 3.4 and 5.4).
 
-And what others added: a vector for the segment, a norm on the sum (Devlin et al. 2019), a narrower table that a matrix
-widens (Lan et al. 2020), patches of a picture in the place of tokens (Dosovitskiy et al. 2021).
+Extensions: an embedding of the segment and a norm (Devlin et al. 2019), a narrower table with a projection to d_model
+(Lan et al. 2020), patches of an image instead of tokens (Dosovitskiy et al. 2021).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -24,16 +24,15 @@ from trifold.nn.positions import new_positions
 
 @dataclass
 class Inputs:
-    """What goes into a stack.
+    """The input of a stack.
 
-    tokens: (B, T) ids; left out where there are pixels.
-    attend: (B, T) boolean, True at real positions; None where there is no padding. With a cache, of all keys so far.
-    positions: (B or 1, T); counted over real tokens from 0 unless given.
-    packing: where `tokens` is one row (1, N) that holds many; it then brings mask and positions with it.
-    segments: (B, T) which kind of segment a token belongs to, from 0; all to the first unless given.
-    order: (B, T) where each token comes in an order of factorisation, whose tokens see those up to themselves; unless
-        given each sees what the shape of the model says.
-    pixels: (B, colours, height, width), read instead of tokens by a model of patches.
+    tokens: (B, T) ids; not used by models of images.
+    attend: (B, T) boolean, True at real tokens; None if there is no padding. With a cache: (B, S), past and new tokens.
+    positions: (B or 1, T); default: counted over real tokens, from 0.
+    packing: if `tokens` is one row (1, N) that holds many; it defines mask and positions.
+    segments: (B, T) the kind of segment of each token, from 0; default: all 0.
+    order: (B, T) the rank of each token in a factorization order; tokens attend to those up to their own rank.
+    pixels: (B, channels, height, width), for models of images.
     """
 
     tokens: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
@@ -44,8 +43,8 @@ class Inputs:
     order: Tensor | None = None
     pixels: Tensor | None = None
 
-    def places(self, start: int = 0) -> Tensor:
-        """(B or 1, T) the position of each token; `start` tokens were read before."""
+    def token_positions(self, start: int = 0) -> Tensor:
+        """(B or 1, T) the position of each token; `start` is the length of the cache."""
         if self.packing is not None:
             return self.packing.positions()
         if self.positions is not None:
@@ -57,24 +56,18 @@ class Inputs:
 
     def to(self, device: torch.device) -> Inputs:
         """The same on another device."""
-
-        def moved(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.to(device, non_blocking=True)
-
-        return replace(
-            self,
-            tokens=self.tokens.to(device, non_blocking=True),
-            attend=moved(self.attend),
-            positions=moved(self.positions),
-            packing=None if self.packing is None else self.packing.to(device),
-            segments=moved(self.segments),
-            order=moved(self.order),
-            pixels=moved(self.pixels),
-        )
+        moved: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Tensor):
+                moved[each.name] = value.to(device, non_blocking=True)
+            elif value is not None:
+                moved[each.name] = value.to(device)
+        return replace(self, **moved)
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table. The backward sums in fp32 at least: a frequent token's gradient would drown in bf16 rounding."""
+    """Rows of a table. The backward pass sums in fp32: in bf16 gradients of frequent tokens would be rounded away."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, tokens: Tensor) -> Tensor:
@@ -92,7 +85,7 @@ class _Lookup(torch.autograd.Function):
 
 
 class TokenEmbedding(nn.Module):
-    """weight (V, E). One-hot rows times the table are a look-up."""
+    """weight (V, E)."""
 
     def __init__(self, vocab_size: int, d_model: int) -> None:
         super().__init__()
@@ -109,27 +102,27 @@ class TokenEmbedding(nn.Module):
 
 
 class TokenTypes(nn.Module):
-    """weight (types, E): one vector a kind of segment."""
+    """weight (types, E): an embedding per kind of segment."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.n_token_types, config.embedding_width))
 
     def forward(self, segments: Tensor | None) -> Tensor:
-        """(B, T) -> (B, T, E), or (E,) of the first where nothing is said."""
+        """(B, T) -> (B, T, E); without segments the embedding of the first kind (E,)."""
         if segments is None:
             return self.weight[0]
         return _Lookup.apply(self.weight, segments)  # type: ignore[no-untyped-call]
 
 
-# Positions without a table go on for ever; whoever generates still minds max_positions.
-_ENDLESS = frozenset({"rotary", "relative", "relative-sinusoidal", "alibi"})
+# Kinds of positions without a limit. Generation respects max_positions nevertheless.
+_UNLIMITED = frozenset({"rotary", "relative", "relative-sinusoidal", "alibi"})
 
 
 class Embeddings(nn.Module):
-    """Tokens, scaled, plus positions and segments; norm; dropout on the sum. Stacks may share the token table.
+    """Scaled tokens plus positions and segments; norm; dropout; projection. Stacks may share the token table.
 
-    `output` is the place where the result can be read.
+    `output` is the hook point of the result.
     """
 
     def __init__(self, config: ModelConfig, tokens: TokenEmbedding) -> None:
@@ -139,65 +132,62 @@ class Embeddings(nn.Module):
         self.token_types = TokenTypes(config) if config.n_token_types else None
         self.norm = new_norm(config, config.embedding_width) if config.embedding_norm else None
         self.drop = Dropout(_dropout(config))
-        self.projection = (
-            Linear(config.embedding_width, config.d_model) if config.has_embedding_projection else None
-        )
+        projects = config.has_embedding_projection
+        self.projection = Linear(config.embedding_width, config.d_model) if projects else None
         self.query = nn.Parameter(torch.empty(1, config.d_model)) if config.query_stream else None
         self.output = HookPoint("state")
         self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
         self.max_positions = config.max_positions
-        self.ends = config.positions not in _ENDLESS
-        self.tells_segments = config.n_token_types > 0 or config.segment_offsets
+        self.is_limited = config.positions not in _UNLIMITED
+        self.uses_segments = config.n_token_types > 0 or config.segment_offsets
 
     def forward(self, inputs: Inputs, start: int = 0) -> Tensor:
-        """-> (B, T, E); `start` is the position of the first token (the length of a cache).
+        """-> (B, T, E); `start` is the position of the first token (the length of the cache).
 
-        Raises ValueError where a position lies beyond max_positions, and for segments of a model without them.
+        Raises ValueError for a position beyond max_positions, and for segments if the model does not use them.
         """
-        positions = inputs.places(start)
-        if self.ends:
-            self._refuse_long(inputs, positions, start)
+        positions = inputs.token_positions(start)
+        if self.is_limited:
+            self._check_length(inputs, positions, start)
         x = self.tokens(inputs.tokens)
         x = self.positions(x * self.scale if self.scale != 1.0 else x, positions)
         if self.token_types is not None:
             x = x + self.token_types(inputs.segments)
-        elif inputs.segments is not None and not self.tells_segments:
-            raise ValueError(
-                "segments are given, and this model knows none (n_token_types = 0): leave them out"
-            )
+        elif inputs.segments is not None and not self.uses_segments:
+            raise ValueError("this model does not use segments (n_token_types = 0); leave them out")
         if self.norm is not None:
             x = self.norm(x)
         x = self.drop(x)
         out: Tensor = self.output(x if self.projection is None else self.projection(x))
         return out
 
-    def questions(self, asked: Tensor) -> Tensor:
-        """What the second stream begins with at the places `asked` (B, P): the same vector everywhere -> (B, P, E)."""
-        assert self.query is not None, "this model has no second stream (query_stream)"
-        asking: Tensor = self.drop(self.query.expand(*asked.shape, -1))
-        return asking
+    def query_vectors(self, query_index: Tensor) -> Tensor:
+        """The input of the query stream, the same learned vector everywhere: query_index (B, P) -> (B, P, E)."""
+        assert self.query is not None, "this model has no query stream"
+        queries: Tensor = self.drop(self.query.expand(*query_index.shape, -1))
+        return queries
 
-    def _refuse_long(self, inputs: Inputs, positions: Tensor, start: int) -> None:
+    def _check_length(self, inputs: Inputs, positions: Tensor, start: int) -> None:
         packing, end = inputs.packing, start + inputs.tokens.shape[1]
         if packing is not None:
             longest = packing.shape[1]
         elif inputs.positions is None and (inputs.attend is None or end <= self.max_positions):
             longest = end
-        else:  # what is given, or so wide that it matters which columns are padding
+        else:  # given positions, or rows so wide that padding matters
             longest = int(positions.max()) + 1
         if longest > self.max_positions:
             raise ValueError(
-                f"{longest} tokens do not fit max_positions = {self.max_positions}: "
+                f"{longest} tokens exceed max_positions = {self.max_positions}; "
                 "shorten the text or use a model with more positions"
             )
 
 
 class PatchEmbeddings(nn.Module):
-    """Patches of a picture, each flattened and projected, after a class token; plus positions; norm; dropout."""
+    """Patches of an image, flattened and projected, after a class token; positions; norm; dropout."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        assert config.patch_size is not None, "pictures are read in patches"
+        assert config.patch_size is not None, "a model of images needs a patch_size"
         self.patch, self.shape = config.patch_size, (config.n_channels, *(config.image_size or ()))
         self.patches = Linear(config.n_channels * self.patch[0] * self.patch[1], config.d_model)
         self.class_token = nn.Parameter(torch.empty(config.d_model))
@@ -207,12 +197,12 @@ class PatchEmbeddings(nn.Module):
         self.output = HookPoint("state")
 
     def forward(self, inputs: Inputs, start: int = 0) -> Tensor:
-        """-> (B, 1 + patches, E). Raises ValueError for no pictures, or of another size."""
+        """-> (B, 1 + patches, E). Raises ValueError without images, or for images of another size."""
         pixels = inputs.pixels
         if pixels is None or tuple(pixels.shape[1:]) != self.shape:
-            given = "no pixels" if pixels is None else f"pictures of {tuple(pixels.shape[1:])}"
-            raise ValueError(f"{given}: this model reads pictures of (colours, height, width) = {self.shape}")
-        x = self.patches(patched(pixels, self.patch))
+            given = "no pixels" if pixels is None else f"images of shape {tuple(pixels.shape[1:])}"
+            raise ValueError(f"{given}; this model needs images of (channels, height, width) = {self.shape}")
+        x = self.patches(split_patches(pixels, self.patch))
         x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1)
         x = self.positions(x, torch.arange(x.shape[1], device=x.device)[None])
         if self.norm is not None:
@@ -221,10 +211,10 @@ class PatchEmbeddings(nn.Module):
         return out
 
 
-def patched(pixels: Tensor, patch: tuple[int, int]) -> Tensor:
-    """(B, C, H, W) -> (B, patches, C·tall·wide), row by row."""
-    rows, columns = pixels.unfold(2, patch[0], patch[0]), patch[1]
-    tiles = rows.unfold(3, columns, columns)  # (B, C, H / tall, W / wide, tall, wide)
+def split_patches(pixels: Tensor, patch: tuple[int, int]) -> Tensor:
+    """(B, C, H, W) -> (B, patches, C·h·w) for patches of (h, w), row by row."""
+    height, width = patch
+    tiles = pixels.unfold(2, height, height).unfold(3, width, width)  # (B, C, H / h, W / w, h, w)
     return tiles.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
 
 

@@ -1,12 +1,12 @@
-"""From hidden states to what is asked of them. Heads give logits; losses that never write them are in losses.py.
+"""Heads: hidden states -> logits.
 
     lm             h -> vocabulary: the next token, or a masked one
-    pooler         first state -> one vector a sequence
-    next-sentence  pooler's vector -> does the second segment follow the first?
-    sequence       one state (config.classifier_input) -> classes of the sequence or picture
+    pooler         first state -> one vector per sequence
+    next-sentence  pooler's vector -> 2 classes: does the second segment follow the first?
+    sequence       one state (config.classifier_input) -> classes of the sequence or image
     token          every state -> classes of the token
-    span           every state -> is it the first, is it the last of the answer?
-    boundary       the states at both sides of a hidden span, and a place in it -> vocabulary
+    span           every state -> scores of being the start and the end of the answer
+    boundary       the states on both sides of a masked span, and a position in it -> vocabulary
 
 Shapes: B batch, T tokens, E model width, V vocabulary, C classes.
 """
@@ -25,9 +25,9 @@ from trifold.nn.layers import ACTIVATIONS, Dropout, Linear, new_norm
 
 
 class LanguageModelHead(nn.Module):
-    """logits = f(h) Wᵀ + b; W (V, E) may be the embedding table itself (Press & Wolf 2017).
+    """logits = f(h) Wᵀ + b; W (V, E) may be the embedding table (Press & Wolf 2017).
 
-    f is the identity; or a scale; or norm(activation(h D + d)), as masked language models have it.
+    f is the identity, a scale, or norm(activation(h D + d)) as in masked language models.
     """
 
     def __init__(self, config: ModelConfig, weight: nn.Parameter) -> None:
@@ -42,7 +42,7 @@ class LanguageModelHead(nn.Module):
         self.scale, self.soft_cap = config.logits_scale, config.logit_soft_cap
 
     def features(self, hidden: Tensor) -> Tensor:
-        """f(h): what the output projection reads. hidden (…, E)."""
+        """f(h), the input of the output projection. hidden (…, E)."""
         if self.dense is not None and self.activation is not None and self.norm is not None:
             hidden = self.norm(self.activation(self.dense(hidden)))
         return hidden * self.scale if self.scale != 1.0 else hidden
@@ -67,7 +67,7 @@ class Pooler(nn.Module):
 
 
 class NextSentence(nn.Module):
-    """pooled · W + b: follows, or does not."""
+    """pooled · W + b."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -76,17 +76,17 @@ class NextSentence(nn.Module):
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
         """pooled (B, pooler_width) -> (B, 2)."""
-        assert pooled is not None, "next-sentence reads the pooler's vector"
+        assert pooled is not None, "next-sentence needs the pooler's vector"
         logits: Tensor = self.out_proj(self.drop(pooled))
         return logits.float()
 
 
 class SequenceClasses(nn.Module):
-    """state · W + b, or activation(state · D + d) · W + b; which state, says `classifier_input`."""
+    """state · W + b, or activation(state · D + d) · W + b, of the state that `classifier_input` selects."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.reads = config.classifier_input
+        self.input = config.classifier_input
         self.eos_id = config.eos_id
         pooled = config.classifier_input == "pooler"
         width = (config.pooler_width or config.d_model) if pooled else config.d_model
@@ -97,12 +97,12 @@ class SequenceClasses(nn.Module):
         self.out_proj = Linear(width, config.n_labels, bias=config.classifier_bias)
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
-        """hidden (B, T, E) -> (B, C). Raises ValueError where a row has no end of sequence and one is read."""
-        if self.reads == "pooler":
-            assert pooled is not None, "this head reads the pooler's vector"
+        """hidden (B, T, E) -> (B, C). Raises ValueError for a row without the end-of-sequence token that is read."""
+        if self.input == "pooler":
+            assert pooled is not None, "this head needs the pooler's vector"
             state = pooled
         else:
-            column = _COLUMNS[self.reads](inputs, self.eos_id)
+            column = _COLUMNS[self.input](inputs, self.eos_id)
             state = hidden[torch.arange(len(hidden), device=hidden.device), column]
         state = self.drop(state)
         if self.dense is not None and self.activation is not None:
@@ -111,33 +111,37 @@ class SequenceClasses(nn.Module):
         return logits.float()
 
 
-def _first(inputs: Inputs, eos_id: int) -> Tensor:
+def _first_column(inputs: Inputs, eos_id: int) -> Tensor:
     if inputs.attend is not None:
         return inputs.attend.long().argmax(1)
     rows = inputs.tokens if inputs.pixels is None else inputs.pixels
     return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
 
 
-def _last(inputs: Inputs, eos_id: int) -> Tensor:
+def _last_column(inputs: Inputs, eos_id: int) -> Tensor:
     columns = torch.arange(inputs.tokens.shape[1], device=inputs.tokens.device)
     real = torch.ones_like(inputs.tokens) if inputs.attend is None else inputs.attend
     return (columns * real).amax(1)
 
 
-def _end(inputs: Inputs, eos_id: int) -> Tensor:
+def _eos_column(inputs: Inputs, eos_id: int) -> Tensor:
     ends = inputs.tokens == eos_id
     ends = ends if inputs.attend is None else ends & inputs.attend
     if not bool(ends.any(1).all()):
         row = int((~ends.any(1)).nonzero()[0])
-        raise ValueError(f"row {row} has no end of sequence (token {eos_id}), whose state is read: add one")
+        raise ValueError(f"row {row} has no end-of-sequence token ({eos_id}), whose state is read; add one")
     columns = torch.arange(inputs.tokens.shape[1], device=inputs.tokens.device)
     return (columns * ends).amax(1)
 
 
-_COLUMNS: dict[str, Callable[[Inputs, int], Tensor]] = {"first": _first, "last": _last, "eos": _end}
+_COLUMNS: dict[str, Callable[[Inputs, int], Tensor]] = {
+    "first": _first_column,
+    "last": _last_column,
+    "eos": _eos_column,
+}
 
 
-class EveryToken(nn.Module):
+class TokenClasses(nn.Module):
     """state · W + b at every position."""
 
     def __init__(self, config: ModelConfig, outputs: int) -> None:
@@ -152,9 +156,8 @@ class EveryToken(nn.Module):
 
 
 class SpanBoundary(nn.Module):
-    """f([x_left; x_right; p_place]), f twice norm(activation(· W + b)), for the language-model head's table; b (V,).
-
-    Joshi et al. 2020, section 3.2. The tokens at both sides of a hidden span shall know what stands in it.
+    """f([x_left; x_right; p_position]), f being twice norm(activation(· W + b)); then the table of the language-model
+    head, with an own bias (V,). The tokens on both sides of a masked span predict it (Joshi et al. 2020, section 3.2).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -162,16 +165,15 @@ class SpanBoundary(nn.Module):
         tied = config.tie_lm_head or config.lm_head_transform is not None
         width = config.embedding_width if tied else config.d_model
         self.positions = TokenEmbedding(config.boundary_positions, config.boundary_width)
-        self.dense = nn.ModuleList(
-            [Linear(2 * config.d_model + config.boundary_width, width), Linear(width, width)]
-        )
+        inputs = 2 * config.d_model + config.boundary_width
+        self.dense = nn.ModuleList([Linear(inputs, width), Linear(width, width)])
         self.norms = nn.ModuleList([new_norm(config, width), new_norm(config, width)])
         self.activation = ACTIVATIONS[config.lm_head_transform or config.activation]
         self.bias = nn.Parameter(torch.zeros(config.output_vocab_size))
 
-    def forward(self, left: Tensor, right: Tensor, places: Tensor) -> Tensor:
-        """left, right (M, E), places (M,) from 0 -> what the table reads, (M, width of the table)."""
-        x = torch.cat([left, right, self.positions(places[None])[0]], dim=-1)
+    def forward(self, left: Tensor, right: Tensor, positions: Tensor) -> Tensor:
+        """left, right (M, E), positions (M,) within the span, from 0 -> (M, width of the table)."""
+        x = torch.cat([left, right, self.positions(positions[None])[0]], dim=-1)
         for dense, norm in zip(self.dense, self.norms, strict=True):
             x = norm(self.activation(dense(x)))
         return x
@@ -181,14 +183,14 @@ def _dropout(config: ModelConfig) -> float:
     return config.dropout if config.classifier_dropout is None else config.classifier_dropout
 
 
-# All but lm, whose weight may be the embeddings': the model makes it.
+# All but lm, which the model creates, because its weight may be that of the embeddings.
 HEADS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "pooler": Pooler,
     "next-sentence": NextSentence,
     "sequence": SequenceClasses,
-    "token": lambda config: EveryToken(config, config.n_labels),
-    "span": lambda config: EveryToken(config, 2),
+    "token": lambda config: TokenClasses(config, config.n_labels),
+    "span": lambda config: TokenClasses(config, 2),
     "boundary": SpanBoundary,
 }
-# These say nothing of inputs alone: they have to be told where to look.
-ASKED_OF_PLACES = frozenset({"boundary"})
+# Heads that need more than hidden states and inputs.
+NEEDS_POSITIONS = frozenset({"boundary"})

@@ -1,12 +1,8 @@
-"""Linear layer and cross-entropy in one pass, so that the logits never stand whole in memory.
+"""Cross-entropy of a linear layer's logits z = h Wᵀ + b, with label smoothing (Szegedy et al. 2016):
 
-With logits z = h Wᵀ + b, target y, label smoothing ε (Szegedy et al. 2016) and V classes:
+    loss = log Σ exp z − (1 − ε) z_y − ε mean(z)                        for the target class y
 
-    loss  = log Σ exp z − (1 − ε) z_y − ε mean(z)
-    dloss/dz = softmax(z) − (1 − ε) onehot(y) − ε / V
-
-Only softmax(z) is as large as rows × V. The one-hot part of the gradient is a look-up in W, and the uniform part
-has rank one, so both are added without a pass over the logits; and they are made a chunk of rows at a time.
+All results are sums over rows. Shapes: N rows, E width of h, V classes.
 """
 
 from __future__ import annotations
@@ -19,13 +15,13 @@ from torch.nn import functional as F
 
 from trifold.nn import ops
 
-CHUNK = 512  # rows of logits made at once; each chunk costs a pass over the weight's whole gradient
-LARGEST_LOSS = 60.0  # nats; beyond, a probability comes close to the smallest number that bf16 and fp32 have
+CHUNK = 512  # rows whose logits are computed at once
 
 
 class LossSums(NamedTuple):
-    """Sums over rows: the (smoothed) training loss and the plain negative log-likelihood, both float32 scalars; float64
-    of float64.
+    """Sums over rows: the (smoothed) training loss, and the negative log-likelihood, without gradient.
+
+    float32 scalars; float64 for float64 inputs.
     """
 
     loss: Tensor
@@ -35,15 +31,12 @@ class LossSums(NamedTuple):
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float = 0.0
 ) -> LossSums:
-    """hidden (N, E), weight (V, E), bias (V,) or None, targets (N,) in [0, V) -> sums over the N rows.
-
-    A row with target -1 has no loss. Without rows the sums are 0.
-    """
+    """hidden (N, E), weight (V, E), bias (V,) or None, targets (N,) in [0, V), or -1 for a row without loss."""
     return LossSums(*ops.cross_entropy(hidden, weight, bias, targets, smoothing))
 
 
 class TargetScores(NamedTuple):
-    """Sums over rows: the negative log-likelihood in nats, and how often the likeliest class was the wanted one."""
+    """Sums over rows: the negative log-likelihood in nats, and how often the target has the largest logit."""
 
     nll: Tensor
     correct: Tensor
@@ -51,14 +44,11 @@ class TargetScores(NamedTuple):
 
 @torch.no_grad()
 def score_targets(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> TargetScores:
-    """What a model says of the targets it is asked for, a chunk of logits at a time; arguments as above."""
-    asked = targets >= 0
-    nll, right = (
-        torch.zeros((), device=hidden.device),
-        torch.zeros((), dtype=torch.int64, device=hidden.device),
-    )
-    for rows, wanted in zip(hidden[asked].split(CHUNK), targets[asked].split(CHUNK), strict=True):
+    """Evaluate the targets, one chunk of logits at a time. Arguments as for `linear_cross_entropy`."""
+    has_target, device = targets >= 0, hidden.device
+    nll, correct = torch.zeros((), device=device), torch.zeros((), dtype=torch.int64, device=device)
+    for rows, labels in zip(hidden[has_target].split(CHUNK), targets[has_target].split(CHUNK), strict=True):
         logits = F.linear(rows, weight, bias).float()
-        nll = nll + F.cross_entropy(logits, wanted, reduction="sum")
-        right = right + (logits.argmax(-1) == wanted).sum()
-    return TargetScores(nll, right)
+        nll = nll + F.cross_entropy(logits, labels, reduction="sum")
+        correct = correct + (logits.argmax(-1) == labels).sum()
+    return TargetScores(nll, correct)

@@ -20,12 +20,9 @@ from trifold.nn.rng import thread_rng
 
 if TYPE_CHECKING:
     from trifold.nn.attention import Attention
-    from trifold.nn.cache import Cache, LayerCache
     from trifold.nn.hooks import HookPoint
     from trifold.nn.layers import Dropout, Linear
     from trifold.nn.masks import Mask
-    from trifold.nn.relative import ScoreBias
-    from trifold.nn.rotary import Rotations
     from trifold.nn.stack import Stack
 
 # --- linear layers -------------------------------------------------------------------------------------
@@ -147,17 +144,9 @@ def unshare_keys(out: Tensor, rows: int) -> Tensor:
     return out.unflatten(2, (rows // out.shape[0], -1)).transpose(1, 2).flatten(0, 1)
 
 
-def attention(
-    layer: Attention,
-    x: Tensor,
-    memory: Tensor | None,
-    mask: Mask,
-    bias: ScoreBias | None,
-    rotary: Rotations | None,
-    cache: LayerCache | None,
-) -> Tensor:
-    """All heads of an attention layer, concatenated: x (B, T, E) -> (B, T, H·D). See `Attention.forward`."""
-    return layer.attend(x, memory, mask, bias, rotary, cache)
+def attention(layer: Attention, *inputs: Any) -> Tensor:
+    """All heads of an attention layer, concatenated: the arguments of `Attention.attend` -> (B, T, H·D)."""
+    return layer.attend(*inputs)
 
 
 # --- loss ----------------------------------------------------------------------------------------------
@@ -178,19 +167,9 @@ def cross_entropy(
 # --- decoding ------------------------------------------------------------------------------------------
 
 
-def decoding_step(
-    stack: Stack,
-    x: Tensor,
-    mask: Mask,
-    memory: Tensor | None,
-    memory_mask: Mask | None,
-    cache: Cache,
-    bias: ScoreBias | None,
-    rotary: Rotations | None,
-) -> Tensor:
-    """All layers of a decoder with a cache, which advances: x (B, T, E) -> (B, T, E). See `Stack.forward`."""
-    cache.gather_beams()
-    return stack.run_layers(x, mask, memory, memory_mask, cache, bias, rotary)
+def decoding_step(stack: Stack, *inputs: Any) -> Tensor:
+    """All layers of a decoder with a cache: the arguments of `Stack.run_layers` -> (B, T, E)."""
+    return stack.run_layers(*inputs)
 
 
 # --- the table -----------------------------------------------------------------------------------------
@@ -213,9 +192,3 @@ def install(versions: dict[str, Callable[..., Any]]) -> None:
     """Replace the named operations by versions with the same signature; all others become plain."""
     assert versions.keys() <= PLAIN.keys(), f"no such operations: {sorted(versions.keys() - PLAIN.keys())}"
     globals().update(PLAIN | versions)
-
-
-def installed(name: str) -> Callable[..., Any]:
-    """The version of an operation that is in use."""
-    version: Callable[..., Any] = globals()[name]
-    return version

@@ -55,9 +55,7 @@ class RelativeOffsets(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.n_heads))
         self.farthest = config.relative_distance
 
-    def forward(
-        self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None) -> Tensor:
         """-> (B or 1, H, T, S)."""
         distances = mask.distances(queries, device)
         index = buckets(distances, len(self.weight), self.farthest, both_ways=not mask.causal)
@@ -85,9 +83,7 @@ class AlibiOffsets(nn.Module):
         super().__init__()
         self.heads, self.scale, self.rounded = config.n_heads, config.alibi_scale, config.alibi_rounded
 
-    def forward(
-        self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None) -> Tensor:
         """-> (B or 1, H, T or 1, S)."""
         m = slopes(self.heads).to(device)[:, None, None]
         if not mask.causal:
@@ -124,9 +120,7 @@ class RelativeSinusoids(nn.Module):
         self.width, self.clamp = config.d_model, config.relative_clamp
         self.drop = Dropout(config.dropout)
 
-    def forward(
-        self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None = None
-    ) -> Relations:
+    def forward(self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None) -> Relations:
         """segments: (B, S), of the keys."""
         distances = -mask.distances(queries, device)
         if self.clamp is not None:

@@ -6,7 +6,7 @@ stack has n layers, and a final norm if its blocks do not end with one (placemen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import call
 from typing import Literal
@@ -149,9 +149,8 @@ class Stack(nn.Module):
             if positions is None:
                 positions = mask.positions(queries, x.device)[:, mask.offset : mask.offset + queries]
             rotary = self.rotary.rotations(positions, mask, x)
-        if cache is not None:
-            return ops.decoding_step(self, x, mask, memory, memory_mask, cache, bias, rotary)
-        return self.run_layers(x, mask, memory, memory_mask, None, bias, rotary)
+        inputs = (x, mask, memory, memory_mask, cache, bias, rotary)
+        return self.run_layers(*inputs) if cache is None else ops.decoding_step(self, *inputs)
 
     def run_layers(
         self,
@@ -164,8 +163,11 @@ class Stack(nn.Module):
         rotary: Rotations | None,
     ) -> Tensor:
         """One block after the other, then the final norm: x (B, T, E) -> (B, T, E)."""
+        caches: Sequence[LayerCache | None] = [None] * len(self.order)
+        if cache is not None:
+            cache.gather_beams()
+            caches = cache.layers
         masks = self._windowed(mask)
-        caches = [None] * len(self.order) if cache is None else cache.layers
         for number, window, state, layer_cache in zip(
             self.order, self.windows, self.states, caches, strict=True
         ):

@@ -1,10 +1,11 @@
-"""One Transformer, three shapes.
+"""The Transformer in three shapes.
 
-    encoder-decoder   tokens -> encoder -> memory;  target tokens -> decoder (reads memory) -> hidden states
+    encoder-decoder   tokens -> encoder -> memory;  target tokens -> decoder (reads the memory) -> hidden states
     encoder           tokens -> encoder -> hidden states
     decoder           tokens -> decoder -> hidden states
 
-The model gives hidden states; heads turn them into logits or losses.
+The model returns hidden states; heads turn them into logits or losses.
+Shapes: B batch, T tokens, S source tokens, E model width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from trifold.nn.cache import KEYS, Cache
 from trifold.nn.config import ModelConfig
 from trifold.nn.embeddings import Embeddings, Inputs, PatchEmbeddings, TokenEmbedding
-from trifold.nn.heads import ASKED_OF_PLACES, HEADS, LanguageModelHead
+from trifold.nn.heads import HEADS, NEEDS_POSITIONS, LanguageModelHead
 from trifold.nn.hooks import capture
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
@@ -28,37 +29,39 @@ from trifold.nn.stack import Stack
 
 @dataclass
 class Memory:
-    """What the encoder understood: hidden (B, S, E), or packed (1, N, E), and which positions are real (None: all)."""
+    """The output of an encoder: hidden (B, S, E) or packed (1, N, E); attend (B, S), True at real positions."""
 
     hidden: Tensor
     attend: Tensor | None = None
     packing: Packing | None = None
 
     def select(self, rows: Tensor) -> Memory:
-        """The chosen rows only."""
+        """The chosen rows."""
         return Memory(self.hidden[rows], None if self.attend is None else self.attend[rows])
 
 
 class Transformer(nn.Module):
-    """Embeddings, an encoder and a decoder as the shape has them, and the heads that are asked for.
+    """Embeddings, an encoder, a decoder and heads, as the config has them.
 
-    `initialize=False` leaves the parameters as they come from memory, for weights that are about to be read.
+    `initialize=False` leaves the parameters uninitialized, for weights that are loaded next.
     """
 
     def __init__(self, config: ModelConfig, *, initialize: bool = True) -> None:
         super().__init__()
         self.config = config
-        self.family: str | None = None  # the form of the folder it came from, which saving prefers
-        reads, writes = config.encoder_layers > 0, config.decoder_layers > 0
-        sees = config.patch_size is not None
-        source = None if sees else TokenEmbedding(config.vocab_size, config.embedding_width)
+        self.family: str | None = (
+            None  # the format of the folder it was loaded from, which is preferred for saving
+        )
+        encodes, decodes = config.encoder_layers > 0, config.decoder_layers > 0
+        has_tokens = config.patch_size is None
+        source = TokenEmbedding(config.vocab_size, config.embedding_width) if has_tokens else None
         target = source
         if config.target_vocab_size is not None:
             target = TokenEmbedding(config.target_vocab_size, config.embedding_width)
-        self.encoder_embeddings = _embeddings(config, source) if reads else None
-        self.encoder = Stack(config, "encoder") if reads else None
-        self.decoder_embeddings = _embeddings(config, target) if writes else None
-        self.decoder = Stack(config, "decoder", crosses=reads) if writes else None
+        self.encoder_embeddings = _embeddings(config, source) if encodes else None
+        self.encoder = Stack(config, "encoder") if encodes else None
+        self.decoder_embeddings = _embeddings(config, target) if decodes else None
+        self.decoder = Stack(config, "decoder", crosses=encodes) if decodes else None
         self.lm_head = _lm_head(config, target) if "lm" in config.chosen_heads else None
         self.heads = nn.ModuleDict(
             {name.replace("-", "_"): HEADS[name](config) for name in config.chosen_heads if name in HEADS}
@@ -80,7 +83,7 @@ class Transformer(nn.Module):
                 nn.init.xavier_uniform_(parameter)
 
     def encode(self, inputs: Inputs) -> Memory:
-        """Read the source once: tokens (B, S), or pixels, -> memory (B, S, E)."""
+        """tokens (B, S), or pixels, -> memory (B, S, E)."""
         assert self.encoder is not None and self.encoder_embeddings is not None, "this shape has no encoder"
         packing = inputs.packing
         attend = inputs.attend if packing is None else packing.attend
@@ -88,31 +91,28 @@ class Transformer(nn.Module):
             self.encoder_embeddings(inputs),
             Mask(attend, order=inputs.order, packing=packing),
             positions=inputs.positions,
-            segments=_related_segments(inputs, self.config),
+            segments=self._score_segments(inputs),
         )
         return Memory(hidden, attend, packing)
 
-    def query_stream(self, inputs: Inputs, asked: Tensor) -> Tensor:
-        """States (B, P, E) of the places `asked` (B, P) that know where they stand and the tokens before them in the
-        order `inputs.order`, but not their own: the query stream of two (Yang et al. 2019, section 2.3).
-
-        A place with nothing before it gets what it asks with.
+    def query_stream(self, inputs: Inputs, query_index: Tensor) -> Tensor:
+        """Hidden states (B, P, E) of the query stream (Yang et al. 2019, section 2.3): query p has the position of
+        token query_index[p] (B, P) and attends to the tokens of a lower rank in `inputs.order`, but not to that token.
         """
-        assert self.encoder is not None and isinstance(self.encoder_embeddings, Embeddings), (
-            "no encoder of text"
-        )
+        embeddings = self.encoder_embeddings
+        assert self.encoder is not None and isinstance(embeddings, Embeddings), "no encoder of text"
         assert inputs.packing is None and inputs.order is not None, (
-            "questions need an order, in rows of one width"
+            "the query stream needs an order, unpacked"
         )
         mask = Mask(inputs.attend, order=inputs.order)
-        asking, x = self.encoder_embeddings.questions(asked), self.encoder_embeddings(inputs)
-        return self.encoder.query_stream(asking, x, mask, asked, _related_segments(inputs, self.config))
+        g, x = embeddings.query_vectors(query_index), embeddings(inputs)
+        return self.encoder.query_stream(g, x, mask, query_index, self._score_segments(inputs))
 
     def decode(self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None) -> Tensor:
-        """Hidden states (B, T, E) of the decoder; position t sees the tokens up to t and all of the memory.
+        """Hidden states (B, T, E) of the decoder; position t attends to the tokens up to t and to all of the memory.
 
-        With a cache, `inputs` holds the new tokens only, and the cache advances by them. The rows of `inputs` may
-        be a multiple of the memory's: beams that stand together share one row of it.
+        With a cache, `inputs` holds the new tokens only, and the cache advances. The number of rows may be a multiple
+        of the memory's: consecutive rows (beams) share one of its rows.
         """
         assert self.decoder is not None and self.decoder_embeddings is not None, "this shape has no decoder"
         start = 0 if cache is None else cache.length
@@ -132,50 +132,50 @@ class Transformer(nn.Module):
             return self.encode(inputs).hidden
         if self.encoder is None:
             return self.decode(inputs)
-        assert decoder_inputs is not None, "an encoder-decoder reads two inputs"
+        assert decoder_inputs is not None, "an encoder-decoder needs two inputs"
         return self.decode(decoder_inputs, self.encode(inputs))
 
     def head_outputs(
         self, inputs: Inputs, decoder_inputs: Inputs | None = None, *, heads: Iterable[str] | None = None
     ) -> dict[str, Tensor]:
-        """What the heads (all of them unless named) say of the inputs: name -> logits, or the pooler's vectors.
+        """The outputs of the named heads (default: all) by name: logits, or the pooler's vectors.
 
-        An encoder-decoder whose second input is left out repeats the first, one place later, as those that were
-        fine-tuned to classify do. Raises KeyError for a head that the model does not have.
+        Without `decoder_inputs` an encoder-decoder reads the inputs again, shifted right, as fine-tuned classifiers do.
+        Raises KeyError for a head that the model does not have.
         """
         if decoder_inputs is None and self.encoder is not None and self.decoder is not None:
             decoder_inputs = replace(shift_right(inputs, self.config.start_id), attend=None)
         hidden = self(inputs, decoder_inputs)
-        everything = [name for name in self.config.chosen_heads if name not in ASKED_OF_PLACES]
-        wanted = everything if heads is None else list(heads)
+        default = [name for name in self.config.chosen_heads if name not in NEEDS_POSITIONS]
         pooled = self.heads["pooler"](hidden, inputs, None) if "pooler" in self.heads else None
-        said: dict[str, Tensor] = {}
-        for name in wanted:
+        outputs: dict[str, Tensor] = {}
+        for name in default if heads is None else heads:
             if name == "lm" and self.lm_head is not None:
-                said[name] = self.lm_head(hidden)
+                outputs[name] = self.lm_head(hidden)
             elif name == "pooler" and pooled is not None:
-                said[name] = pooled
+                outputs[name] = pooled
             else:
-                said[name] = self.heads[name.replace("-", "_")](hidden, inputs, pooled)
-        return said
+                outputs[name] = self.heads[name.replace("-", "_")](hidden, inputs, pooled)
+        return outputs
 
     @torch.no_grad()
     def hidden_states(self, inputs: Inputs, decoder_inputs: Inputs | None = None) -> dict[str, list[Tensor]]:
-        """n_layers + 1 tensors (B, T, E) of each stack, under "encoder" and "decoder": embeddings, and what each layer
-        gives; the last one is normed where a norm closes the stack.
+        """n_layers + 1 tensors (B, T, E) for "encoder" and "decoder": the embeddings and the output of each layer, the
+        last one after the final norm.
         """
-        states: dict[str, list[Tensor]] = {}
-        with capture(self, kind="state") as seen:
+        outputs: dict[str, Tensor] = {}
+        with capture(self, kind="state") as captured:
             memory = None if self.encoder is None else self.encode(inputs)
-            last = {"encoder": None if memory is None else memory.hidden}
+            if memory is not None:
+                outputs["encoder"] = memory.hidden
             if self.decoder is not None:
                 read = inputs if self.encoder is None else decoder_inputs
-                assert read is not None, "an encoder-decoder reads two inputs"
-                last["decoder"] = self.decode(read, memory)
-        for side, hidden in last.items():
-            if hidden is not None:
-                between = [seen[f"{side}.states.{n}"] for n in range(len(getattr(self, side).order) - 1)]
-                states[side] = [seen[f"{side}_embeddings.output"], *between, hidden]
+                assert read is not None, "an encoder-decoder needs two inputs"
+                outputs["decoder"] = self.decode(read, memory)
+        states = {}
+        for side, last in outputs.items():
+            between = [captured[f"{side}.states.{n}"] for n in range(len(getattr(self, side).order) - 1)]
+            states[side] = [captured[f"{side}_embeddings.output"], *between, last]
         return states
 
     def new_cache(
@@ -193,16 +193,15 @@ class Transformer(nn.Module):
         return Cache(KEYS[kind](window, capacity, rollback) for window in self.decoder.windows)
 
     def count_parameters(self) -> int:
-        """Distinct parameters; tied ones count once."""
+        """The number of distinct parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-
-def _related_segments(inputs: Inputs, config: ModelConfig) -> Tensor | None:
-    """(B, T) where scores depend on them; of packed rows as the grid."""
-    segments, packing = inputs.segments, inputs.packing
-    if not config.segment_offsets or segments is None or packing is None:
-        return segments if config.segment_offsets else None
-    return packing.grid(segments[..., None])[..., 0]
+    def _score_segments(self, inputs: Inputs) -> Tensor | None:
+        """(B, T) segments if scores depend on them; of packed rows on the grid."""
+        segments, packing = inputs.segments, inputs.packing
+        if not self.config.segment_offsets or segments is None or packing is None:
+            return segments if self.config.segment_offsets else None
+        return packing.grid(segments[..., None])[..., 0]
 
 
 def _embeddings(config: ModelConfig, tokens: TokenEmbedding | None) -> nn.Module:
@@ -210,7 +209,7 @@ def _embeddings(config: ModelConfig, tokens: TokenEmbedding | None) -> nn.Module
 
 
 def _lm_head(config: ModelConfig, table: TokenEmbedding | None) -> LanguageModelHead:
-    assert table is not None, "a model of patches has no vocabulary"
+    assert table is not None, "a model of images has no vocabulary"
     if config.tie_lm_head:
         return LanguageModelHead(config, table.weight)
     width = config.embedding_width if config.lm_head_transform else config.d_model
@@ -218,7 +217,7 @@ def _lm_head(config: ModelConfig, table: TokenEmbedding | None) -> LanguageModel
 
 
 def shift_right(inputs: Inputs, start_id: int) -> Inputs:
-    """Every token one place to the right, behind a first `start_id`."""
+    """The tokens shifted right by one, after `start_id`."""
     tokens = inputs.tokens.roll(1, dims=1)
     tokens[:, 0] = start_id
     return Inputs(tokens, inputs.attend)

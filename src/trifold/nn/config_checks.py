@@ -1,4 +1,4 @@
-"""What in a ModelConfig does not hang together, and what to do about it."""
+"""Consistency checks of a ModelConfig. Each problem states what to change."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from trifold.nn.config import ModelConfig, RotaryScaling
 
 
-def contradiction(config: ModelConfig) -> str | None:
-    """The first thing that does not fit another, or None."""
-    return next((problem for look in _LOOKS for problem in look(config)), None)
+def first_problem(config: ModelConfig) -> str | None:
+    """The first inconsistency, or None."""
+    return next((problem for check in _CHECKS for problem in check(config)), None)
 
 
 def _sizes(config: ModelConfig) -> Iterator[str]:
@@ -19,9 +19,12 @@ def _sizes(config: ModelConfig) -> Iterator[str]:
         if heads is None:
             continue
         if config.d_head is None and config.d_model % heads:
+            divisors = ", ".join(
+                str(n) for n in range(1, min(config.d_model, 64) + 1) if config.d_model % n == 0
+            )
             yield (
                 f"{name} {heads} does not divide d_model {config.d_model}: "
-                f"choose one of {_divisors(config.d_model)}, or set d_head"
+                f"choose one of {divisors}, or set d_head"
             )
         if config.n_kv_heads is not None and heads % config.n_kv_heads:
             yield f"n_kv_heads {config.n_kv_heads} does not divide {name} {heads}"
@@ -35,21 +38,21 @@ def _layers(config: ModelConfig) -> Iterator[str]:
     blocks = config.block_of_layer
     if blocks is not None:
         if {len(blocks)} != {config.encoder_layers, config.decoder_layers} - {0}:
-            yield f"block_of_layer names a block for {len(blocks)} layers: name one for each of the n_layers"
+            yield f"block_of_layer has {len(blocks)} entries: give one for each of the n_layers layers"
         if set(blocks) != set(range(max(blocks, default=0) + 1)):
-            yield f"block_of_layer {blocks} leaves a block out: use each of 0, 1, … up to the last"
+            yield f"block_of_layer {blocks} skips a block: use each of 0, 1, … up to the largest"
         if config.attention_scale_by_layer:
-            yield "block_of_layer and attention_scale_by_layer: a shared block has no layer of its own"
+            yield "block_of_layer and attention_scale_by_layer exclude each other: a shared block has no single layer"
     if config.residual != "sequential":
         if config.norm_placement != "pre":
             yield f"residual: {config.residual} needs norm_placement: pre, not {config.norm_placement}"
         if config.shape == "encoder-decoder":
-            yield f"residual: {config.residual} has no place for cross-attention: choose an encoder or a decoder"
+            yield f"residual: {config.residual} has no cross-attention: choose shape encoder or decoder"
     if config.sliding_window is None and config.window_pattern != ("local",):
-        yield "window_pattern needs sliding_window, the number of keys that a local layer sees"
+        yield "window_pattern needs sliding_window, the number of keys of a local layer"
 
 
-# A key that only one kind of positions reads: said with another it would be overlooked.
+# Keys that apply to one kind of positions only.
 _ONLY = {
     "position_offset": "learned",
     "rotary_width": "rotary",
@@ -75,13 +78,13 @@ def _positions(config: ModelConfig) -> Iterator[str]:
         name = "d_model" if config.d_embedding is None else "d_embedding"
         yield f"sinusoidal positions need an even {name}, not {width}"
     if config.positions == "rotary":
-        turned = config.rotated_width
-        if turned % 2 or turned > config.head_width:
-            yield f"rotary positions turn pairs: {turned} of the {config.head_width} of a head cannot"
-        if turned == 2 and config.rotary_scaling is not None and config.rotary_scaling.kind == "dynamic":
-            yield "rotary_scaling: dynamic stretches slow waves, and a rotary width of 2 has but one: widen it"
+        rotated = config.rotated_width
+        if rotated % 2 or rotated > config.head_width:
+            yield f"rotary_width {rotated} must be even and at most {config.head_width}, the width of a head"
+        if rotated == 2 and config.rotary_scaling is not None and config.rotary_scaling.kind == "dynamic":
+            yield "rotary_scaling: dynamic needs a rotary width of at least 4, not 2"
         if config.rotary_scaling is not None:
-            yield from _stretched(config.rotary_scaling, turned // 2)
+            yield from _scaling(config.rotary_scaling, rotated // 2)
     if config.positions == "relative-sinusoidal" and config.d_model % 2:
         yield f"relative-sinusoidal positions need an even d_model, not {config.d_model}"
     for key in ("segment_offsets", "query_stream"):
@@ -90,33 +93,35 @@ def _positions(config: ModelConfig) -> Iterator[str]:
     if config.query_stream and config.residual != "sequential":
         yield f"query_stream needs residual: sequential, not {config.residual}"
     if config.positions == "relative":
-        # Both ways share the classes in an encoder; half of a way's classes are for exact distances.
+        # An encoder splits the buckets between both directions; half of a direction's buckets are for exact distances.
         fewest = config.relative_buckets // (4 if config.encoder_layers else 2)
         most = config.relative_buckets // (2 if config.decoder_layers else 4)
         if fewest < 1 or config.relative_distance <= most:
             yield (
-                f"relative_distance {config.relative_distance} leaves no room for {config.relative_buckets} "
-                "relative_buckets: take four or more, and a distance of more than half as many"
+                f"relative_distance {config.relative_distance} is too small for {config.relative_buckets} "
+                "relative_buckets: use at least four buckets, and a distance of more than half as many"
             )
 
 
-def _stretched(scaling: RotaryScaling, waves: int) -> Iterator[str]:
+def _scaling(scaling: RotaryScaling, frequencies: int) -> Iterator[str]:
     low, high = scaling.low_frequency, scaling.high_frequency
     if scaling.kind == "llama3" and high <= low:
-        yield f"rotary_scaling: high_frequency {high} leaves no room above low_frequency {low}: raise it"
+        yield f"rotary_scaling: high_frequency {high} must exceed low_frequency {low}"
     for key in ("short_factors", "long_factors"):
         factors = getattr(scaling, key)
-        if (factors is not None) != (scaling.kind == "longrope"):
-            yield f"rotary_scaling: {key} belongs to the kind longrope, which needs it; this is {scaling.kind}"
-        elif factors is not None and len(factors) != waves:
-            yield f"rotary_scaling: {key} has {len(factors)} numbers for {waves} waves: give one for each"
+        if factors is None and scaling.kind == "longrope":
+            yield f"rotary_scaling: kind longrope needs {key}"
+        elif factors is not None and scaling.kind != "longrope":
+            yield f"rotary_scaling: {key} needs kind longrope, not {scaling.kind}"
+        elif factors is not None and len(factors) != frequencies:
+            yield f"rotary_scaling: {key} has {len(factors)} values for {frequencies} frequencies: give one for each"
     if scaling.kind == "longrope" and scaling.original_positions == 1 and scaling.magnitude is None:
-        yield "rotary_scaling: original_positions 1 says nothing of the magnitude of longrope: give it"
+        yield "rotary_scaling: longrope with original_positions 1 has no default magnitude: set it"
 
 
-def _pictures(config: ModelConfig) -> Iterator[str]:
+def _images(config: ModelConfig) -> Iterator[str]:
     if (config.patch_size is None) != (config.image_size is None):
-        yield "patch_size and image_size belong together: give both or neither"
+        yield "patch_size and image_size need each other: give both or neither"
     if config.patch_size is None or config.image_size is None:
         return
     if config.shape != "encoder":
@@ -132,21 +137,21 @@ def _pictures(config: ModelConfig) -> Iterator[str]:
         )
     for key in ("n_token_types", "d_embedding"):
         if getattr(config, key):
-            yield f"{key} belongs to text: leave it out where patches are read"
+            yield f"{key} is for text: omit it in a model of images"
     if "lm" in config.chosen_heads:
-        yield "the head lm belongs to text: choose other heads where patches are read"
+        yield "the head lm is for text: choose other heads in a model of images"
 
 
 def _heads(config: ModelConfig) -> Iterator[str]:
     heads = config.chosen_heads
     if len(set(heads)) < len(heads):
-        yield f"heads {heads} names one twice"
+        yield f"heads {heads} has duplicates"
     if "next-sentence" in heads and "pooler" not in heads:
-        yield "the head next-sentence reads the pooler's state: add pooler to heads"
+        yield "the head next-sentence reads the pooler's vector: add pooler to heads"
     if "sequence" in heads and config.classifier_input == "pooler" and "pooler" not in heads:
         yield "classifier_input: pooler needs pooler in heads"
     if "boundary" in heads and "lm" not in heads:
-        yield "the head boundary gives what lm's table turns into words: add lm to heads"
+        yield "the head boundary uses the table of the head lm: add lm to heads"
     if config.label_names is not None and len(config.label_names) != config.n_labels:
         yield f"label_names gives {len(config.label_names)} names to n_labels {config.n_labels} classes"
     if config.lm_head_transform is not None and "lm" not in heads:
@@ -154,13 +159,9 @@ def _heads(config: ModelConfig) -> Iterator[str]:
     plain = "lm" in heads and config.tie_lm_head and config.lm_head_transform is None
     if plain and config.embedding_width != config.d_model:
         yield (
-            f"a tied head cannot read states of width {config.d_model} with embeddings of width "
-            f"{config.embedding_width}: set lm_head_transform, or tie_lm_head: false"
+            f"a tied head of width {config.embedding_width} (the embeddings) cannot read states of width "
+            f"{config.d_model}: set lm_head_transform, or tie_lm_head: false"
         )
 
 
-_LOOKS: tuple[Callable[[ModelConfig], Iterator[str]], ...] = (_sizes, _layers, _positions, _pictures, _heads)
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(n) for n in range(1, min(number, 64) + 1) if number % n == 0)
+_CHECKS: tuple[Callable[[ModelConfig], Iterator[str]], ...] = (_sizes, _layers, _positions, _images, _heads)
