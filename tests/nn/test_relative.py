@@ -67,7 +67,9 @@ def test_offsets_are_the_formula(clamp: int | None) -> None:
 
 def test_distances_count_real_tokens_and_start_where_a_question_stands() -> None:
     real = torch.tensor([[True, False, True, True]])
-    relations = RelativeSinusoids(config()).eval()(Mask(real, query_index=torch.tensor([[3, 0]])), 2, CPU, None)
+    relations = RelativeSinusoids(config()).eval()(
+        Mask(real, query_index=torch.tensor([[3, 0]])), 2, CPU, None
+    )
     apart = relations.distances - relations.distances[0, 0, 3]
     assert apart[0, :, [0, 2, 3]].tolist() == [[2, 1, 0], [0, -1, -2]]
 
