@@ -137,7 +137,7 @@ def test_results_go_to_a_file_where_one_is_named(trifold, models, tmp_path):
 BAD = {
     "an unknown task": ("classify", ("x", "--task", "clasify"), b"", 2, "known; did you mean 'classify'?"),
     "a task without its head": ("classify", ("x", "--task", "tag"), b"", 2, "requires a token head; this"),
-    "filling masks without a head": ("tag", ("x", "--task", "fill-mask"), b"", 2, "a language-model head that"),
+    "filling masks without a head": ("tag", ("x", "--task", "fill-mask"), b"", 2, "a bidirectional language-model head"),
     "several tasks": ("both", ("x",), b"", 2, "name one of fill-mask, next-sentence, embed"),
     "no mask": ("fill-mask", (LINES[0],), b"", 1, "text 1 of 1 has no mask: write [MASK]"),
     "no mask in a line": ("fill-mask", ("-",), f"a [MASK]\n{LINES[0]}\n".encode(), 1, "line 2 has no mask"),
@@ -152,7 +152,7 @@ BAD = {
     "an empty context": ("answer", ("Who?\t ",), b"", 1, "has no tokens on one side"),
     "an empty half of a pair": ("next-sentence", ("one\t",), b"", 1, "has no tokens on one side"),
     "a question without end": ("answer", (CONTEXT * 3, "--pair", CONTEXT), b"", 2, "shorten the first text"),
-    "a second text for who reads one": ("tag", ("a", "--pair", "b"), b"", 2, "tag reads one text at a time"),
+    "a second text for who reads one": ("tag", ("a", "--pair", "b"), b"", 2, "tag reads single texts"),
     "two pairs for three texts": ("classify", ("a", "b", "c", "--pair", "d", "--pair", "e"), b"", 2, "2 second texts"),
     "pairs twice": ("classify", ("a\tb", "--tsv", "--pair", "c"), b"", 2, "leave one of them out"),
     "an option of another task": ("classify", ("a", "--merge", "max"), b"", 2, "merge: not an option of classify"),
@@ -161,7 +161,7 @@ BAD = {
     "a device that is not here": ("classify", ("x", "--device", "abacus"), b"", 2, "abacus"),
     "a file that cannot be written": ("classify", ("x", "--out", "/no/such/folder/x"), b"", 2, "/no/such/folder/x"),
     "a picture that is not there": ("pictures", ("none.png",), b"", 1, "text 1 of 1: none.png: no such file"),
-    "a pair of pictures": ("pictures", ("a.png", "--pair", "b.png"), b"", 2, "reads pictures, one at a time"),
+    "a pair of pictures": ("pictures", ("a.png", "--pair", "b.png"), b"", 2, "reads single images"),
 }  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def test_bad_input(trifold, models, case):
 def test_a_translator_writes_and_embeds(trifold, run):
     done = trifold("predict", str(run), "one")
     assert (done.code, done.out) == (2, "")
-    assert "this model writes: use `generate`" in done.err
+    assert "this is a generation model; use `trifold generate`" in done.err
     done = trifold("predict", str(run), "one", "--task", "embed", "--normalise", "--json")
     assert sum(number**2 for number in json.loads(done.out)["outputs"]) == pytest.approx(1, abs=1e-5)
 
