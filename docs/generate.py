@@ -25,7 +25,7 @@ from pydantic.fields import FieldInfo
 from trifold.hub import families, rules
 from trifold.hub.families import FAMILIES
 from trifold.hub.family import Family
-from trifold.look.differences import differences
+from trifold.look.comparison import differences
 from trifold.nn.config import PRESETS, ModelConfig
 from trifold.recipe import Recipe
 from trifold.settings import Settings

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from trifold.cli import VERBS, main
+from trifold.cli import COMMANDS, main
 from trifold.recipe import load_recipe, recipe_names
 from trifold.train.resume import FREE, FREE_WITHOUT_AVERAGING
 
@@ -319,7 +319,7 @@ def _check_form(command: str, place: str) -> None:
     if words[:1] != ["trifold"] or words[1].startswith("--") or words[1].isupper():
         return
     verb, *rest = words[1:]
-    assert verb in VERBS, f"{place}: {command}"
+    assert verb in COMMANDS, f"{place}: {command}"
     options = {word.partition("=")[0] for word in rest if word.startswith("--")}
     known = set(re.findall(r"--[a-z][a-z-]*", _help(verb)))
     assert options <= known, f"{place}: {command}"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from trifold.cli.streams import bar
+from trifold.cli.terminal import byte_progress
 
 pytestmark = pytest.mark.slow
 
@@ -81,11 +81,11 @@ class Terminal(io.StringIO):
 
 
 def test_a_bar_is_shown_to_who_looks(monkeypatch):
-    with bar("converting") as advance:
+    with byte_progress("converting") as advance:
         assert advance is None
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", seen := Terminal())
-    with bar("converting") as advance:
+    with byte_progress("converting") as advance:
         for _ in range(4):
             advance(8_000_000, 2_000_000)
     assert "converting" in seen.getvalue() and "8.0/8.0 MB" in seen.getvalue()

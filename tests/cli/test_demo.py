@@ -10,8 +10,7 @@ import pytest
 
 import trifold.train.loop  # noqa: F401 (it takes load_recipe as it is, before a fixture changes it)
 from trifold.cli import demo
-from trifold.cli.demos.folder import MARKER, clear
-from trifold.cli.demos.showing import in_short, spread
+from trifold.cli.demos import MARKER, abbreviate, clear_folder, spread
 from trifold.errors import UsageError
 from trifold.recipe import load_recipe
 from trifold.train.run_folder import RunFolder
@@ -32,7 +31,7 @@ def test_it_trains_shows_and_says_what_to_do_next(trifold, tmp_path):
     folder = tmp_path / "demo"
     done = trifold("demo", "--out", str(folder))
     assert done.code == 0
-    for expected in ("source", "reference", "ours", "exact match", "BLEU", "tok:13a", str(folder)):
+    for expected in ("source", "reference", "output", "exact match", "BLEU", "tok:13a", str(folder)):
         assert expected in done.out
     assert f'trifold generate {folder} "I love dogs."' in done.out
     assert len([line for line in done.out.splitlines() if line.endswith(("✓", "✗"))]) == 12
@@ -61,9 +60,9 @@ def test_without_matplotlib_it_says_how_to_get_the_picture(trifold, monkeypatch,
 
 
 def test_its_own_folder_is_replaced(tmp_path):
-    clear(tmp_path / "demo")
+    clear_folder(tmp_path / "demo")
     (tmp_path / "demo" / "old").touch()
-    clear(tmp_path / "demo")
+    clear_folder(tmp_path / "demo")
     assert [path.name for path in (tmp_path / "demo").iterdir()] == [MARKER]
 
 
@@ -78,14 +77,14 @@ def test_a_folder_of_others_is_not(trifold, tmp_path):
 def test_a_file_in_the_way_is_not_replaced(tmp_path):
     (tmp_path / "demo").write_text("mine", encoding="utf-8")
     with pytest.raises(UsageError, match="demo"):
-        clear(tmp_path / "demo")
+        clear_folder(tmp_path / "demo")
     assert (tmp_path / "demo").is_file()
 
 
 @pytest.mark.parametrize("how", ["a link", "here"])
 def test_a_folder_that_cannot_be_removed_is_emptied(how, tmp_path, monkeypatch):
     real = tmp_path / "real"
-    clear(real)
+    clear_folder(real)
     (real / "checkpoints" / "old").mkdir(parents=True)
     (real / "file").touch()
     (tmp_path / "mine").mkdir()
@@ -97,7 +96,7 @@ def test_a_folder_that_cannot_be_removed_is_emptied(how, tmp_path, monkeypatch):
     else:
         monkeypatch.chdir(real)
         folder = Path()
-    clear(folder)
+    clear_folder(folder)
     assert [path.name for path in real.iterdir()] == [MARKER]
     assert (tmp_path / "demo").is_symlink() == (how == "a link")
     assert (tmp_path / "mine" / "precious").is_file()
@@ -106,7 +105,7 @@ def test_a_folder_that_cannot_be_removed_is_emptied(how, tmp_path, monkeypatch):
 @pytest.mark.parametrize("inner", [".", "pretraining"])
 def test_a_demo_that_is_at_work_keeps_its_folder(inner, trifold, tmp_path):
     folder = tmp_path / "demo"
-    clear(folder)
+    clear_folder(folder)
     (folder / "old").write_text("mine", encoding="utf-8")
     at_work = RunFolder(folder / inner)
     at_work.open(resume=True)
@@ -115,7 +114,7 @@ def test_a_demo_that_is_at_work_keeps_its_folder(inner, trifold, tmp_path):
     assert "another process is at this run" in done.err
     assert (folder / "old").read_text("utf-8") == "mine"
     at_work.close()
-    clear(folder)
+    clear_folder(folder)
     assert [path.name for path in folder.iterdir()] == [MARKER]
 
 
@@ -123,7 +122,7 @@ def test_a_demo_that_is_at_work_keeps_its_folder(inner, trifold, tmp_path):
 def test_no_time_is_wrong_and_touches_nothing(rest, trifold, monkeypatch, tmp_path):
     monkeypatch.setattr("trifold.recipe.load_recipe", load_recipe)
     monkeypatch.setattr("trifold.data.embedded.load_rows", lambda name, split: [])
-    clear(tmp_path / "demo")
+    clear_folder(tmp_path / "demo")
     (tmp_path / "demo" / "old").touch()
     done = trifold("demo", *rest, "--minutes", "0", "--out", str(tmp_path / "demo"))
     assert done.code != 0
@@ -152,7 +151,7 @@ def answering(monkeypatch, *answers):
         except StopIteration:
             raise EOFError from None
 
-    monkeypatch.setattr(demo, "_at_a_terminal", lambda: True)
+    monkeypatch.setattr(demo, "_is_terminal", lambda: True)
     monkeypatch.setattr("builtins.input", typed)
 
 
@@ -201,14 +200,14 @@ def test_help_names_the_three_and_how_they_are_called(trifold):
     done = trifold("demo", "--help")
     for expected in (
         "translate  English",
-        "write      a GPT",
-        "read       a masked",
+        "write      Python functions",
+        "read       packages",
         "trifold demo write",
         "runs/demo-read",
     ):
         assert expected in done.out
 
 
-def test_a_long_text_is_shown_in_short():
-    assert in_short("a\n  b\tc", 20) == "a b c"
-    assert in_short("word " * 20, 20) == "word word word …"
+def test_a_long_text_is_shown_abbreviate():
+    assert abbreviate("a\n  b\tc", 20) == "a b c"
+    assert abbreviate("word " * 20, 20) == "word word word …"

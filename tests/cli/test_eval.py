@@ -52,9 +52,9 @@ def test_the_other_split(trifold, run):
 
 
 BAD = {
-    "three files": (("a", "b", "c"), 2, "3 files"),
+    "three files": (("a", "b", "c"), 2, "3 data files"),
     "no such file": (("a.en", "b.en"), 1, "a.en"),
-    "no such split": (("--split", "train"), 2, "test and valid"),
+    "no such split": (("--split", "train"), 2, "choose test or valid"),
     "no such tokenizer": (("--tokenize", "14a"), 2, "13a"),
 }
 

@@ -94,7 +94,7 @@ def test_eval_of_a_model_that_belongs_to_no_run(trifold, runs, tmp_path, kind):
     (tmp_path / "model").symlink_to(runs[kind] / "model")
     alone, text = str(tmp_path / "model"), str(runs.here / "text.txt")
     if kind == "masked":
-        refused(trifold("eval", alone, text), "nothing says what it has learnt", "trifold predict")
+        refused(trifold("eval", alone, text), "its task is unknown", "trifold predict")
     elif kind == "causal":
         assert trifold("eval", alone, text).code == 0
         refused(trifold("eval", alone), "name the data: trifold eval")
@@ -145,13 +145,11 @@ def test_what_is_cut_off_where_the_model_ends_is_said_once(trifold, runs, kind):
     more = ["--max-new-tokens", "99", "--min-new-tokens", "99"]
     cut = trifold("generate", folder, "-", "--json", *more, stdin=lines)
     assert {json.loads(line)["outputs"][0]["limit"] for line in cut.out.splitlines()} == {"positions"}
-    said = "2 of 2 outputs did not end, and were cut off where the model has no more positions (max_positions, 24)\n"
-    assert cut.err == said
+    reason = "stopped at the last position of the model (max_positions 24)\n"
+    assert cut.err == f"warning: 2 of 2 outputs {reason}"
     for way in ([], ["--stream"]):
         one = trifold("generate", folder, TEXT, *more, *way)
-        assert one.err.startswith(
-            "the output did not end, and was cut off where the model has no more positions"
-        )
+        assert one.err == f"warning: the output {reason}"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -56,10 +56,7 @@ def test_an_output_that_nobody_limited_says_where_it_was_cut_off(trifold, run):
     done = trifold("generate", str(run), "one", "--min-new-tokens", "90", "--json")
     (output,) = json.loads(done.out)["outputs"]
     assert (output["finish_reason"], output["limit"]) == ("length", "default")
-    assert done.err == (
-        "the output did not end, and was cut off at the length that is usual where none is asked for: "
-        "max_new_tokens says how far to go\n"
-    )
+    assert done.err == "warning: the output stopped at the default length; raise --max-new-tokens\n"
     ended = trifold("generate", str(run), "one", "--json")
     assert (json.loads(ended.out)["outputs"][0]["limit"], ended.err) == (None, "")
 
@@ -150,14 +147,23 @@ def test_how_room_is_made_changes_nothing(trifold, run, options):
     )
 
 
-# Of these a text has no ids, or another option says the same.
-BY_IDS = {"bad_words_ids", "force_words_ids", "eos_token_id", "forced_bos_token_id", "forced_eos_token_id"}
-SAID_OTHERWISE = {"max_length", "min_length", "max_matching_ngram_size"}
+# Settings that hold several token ids have no option.
+BY_IDS = {"bad_words_ids", "force_words_ids", "eos_token_id", "forced_eos_token_id"}
 
 
-def test_every_setting_has_an_option():
+def test_options_are_the_settings_and_their_help_is_the_description(trifold):
     options = inspect.signature(command).parameters.keys()
-    assert set(GenerationConfig.model_fields) - BY_IDS - SAID_OTHERWISE <= options
+    assert set(GenerationConfig.model_fields) - options == BY_IDS
+    text = "".join(trifold("generate", "--help").out.lower().split())
+    for name, field in GenerationConfig.model_fields.items():
+        assert name in BY_IDS or "".join(field.description.lower().split()) in text
+
+
+def test_options_have_the_types_of_the_settings(trifold, run):
+    options = ["--early-stopping", "true", "--num-beams", "2", "--no-renormalize-logits", "--min-length", "1"]
+    assert trifold("generate", str(run), "one", *options).code == 0
+    for wrong in (["--early-stopping", "maybe"], ["--num-beams", "two"], ["--temperature", "warm"]):
+        assert trifold("generate", str(run), "one", *wrong).code == 2
 
 
 BAD = {

@@ -13,7 +13,7 @@ import torch
 from tests.generate.families import DECODERS, FAMILIES, made
 from tests.text import folders
 
-from trifold.cli.generate import one_line
+from trifold.cli.batch import one_line
 from trifold.pipeline import Pipeline, load
 from trifold.text import read_tokenizer
 

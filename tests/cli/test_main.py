@@ -1,4 +1,4 @@
-"""What holds for every verb: help, exit codes, streams."""
+"""All commands: help, exit codes, output streams."""
 
 from __future__ import annotations
 
@@ -8,38 +8,54 @@ import os
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 import typer
 
 from trifold import __version__
-from trifold.cli import VERBS, _app, main
+from trifold.cli import COMMANDS, _app, main
 from trifold.errors import CheckpointError, DataError, SettingsError, TrifoldError, UsageError
 
-EXAMPLES = [(name, example) for name, (verb, _) in VERBS.items() for example in verb.EXAMPLES]
+EXAMPLES = [(name, example) for name in COMMANDS for example in import_module(f"trifold.cli.{name}").EXAMPLES]
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself_with_examples(trifold, verb):
-    done = trifold(verb, "--help")
-    assert done.code == 0
-    assert 2 <= len(VERBS[verb][0].EXAMPLES) <= 4
-    assert all(example in done.out for example in VERBS[verb][0].EXAMPLES)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_shows_examples_in_80_columns(trifold, command):
+    done = trifold(command, "--help")
+    examples = [example for name, example in EXAMPLES if name == command]
+    assert done.code == 0 and 2 <= len(examples) <= 4
+    assert all(example in done.out for example in examples)
+    assert max(map(len, done.out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(("verb", "example"), EXAMPLES, ids=[example for _, example in EXAMPLES])
-def test_every_example_is_a_command_line_that_parses(verb, example):
+@pytest.mark.parametrize(("name", "example"), EXAMPLES, ids=[example for _, example in EXAMPLES])
+def test_every_example_parses(name, example):
     words = shlex.split(example.partition(" < ")[0])
-    assert words[:2] == ["trifold", verb]
-    command = typer.main.get_command(_app()).commands[verb]
-    command.make_context(verb, words[2:])
+    assert words[:2] == ["trifold", name]
+    command = typer.main.get_command(_app(words[1:])).commands[name]
+    command.make_context(name, words[2:])
 
 
-def test_help_names_every_verb_and_what_it_is_for(trifold):
+def test_help_lists_every_command_in_80_columns(trifold):
     done = trifold("--help")
     assert done.code == 0
-    for verb, (_, about) in VERBS.items():
-        assert any(line.split() == [verb, *about.split()] for line in done.out.splitlines())
+    for name, description in COMMANDS.items():
+        assert any(line.split() == [name, *description.split()] for line in done.out.splitlines())
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"]])
+def test_help_imports_nothing_slow(arguments):
+    """The time itself is measured in tests/test_packaging.py."""
+    code = (
+        f"import sys; from trifold.cli import main; main({arguments}); "
+        "print(sorted({'torch', 'numpy', 'matplotlib', 'tokenizers'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_version_is_a_result(trifold):

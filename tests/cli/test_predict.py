@@ -67,9 +67,9 @@ def test_json_says_what_python_says(trifold, models, task):
     assert {row["task"] for row in rows} == {task}
     pairs = [text[1] for text in texts] if len(texts[0]) > 1 else None
     for row, said in zip(rows, pipe.predict([text[0] for text in texts], pairs, task=task), strict=True):
-        from trifold.cli.predict import plain
+        from trifold.cli.predict import to_json
 
-        assert row["outputs"] == json.loads(json.dumps(plain(said)))
+        assert row["outputs"] == json.loads(json.dumps(to_json(said)))
 
 
 def test_a_second_text_is_one_for_all_or_one_for_each(trifold, models):
@@ -137,7 +137,7 @@ def test_results_go_to_a_file_where_one_is_named(trifold, models, tmp_path):
 BAD = {
     "an unknown task": ("classify", ("x", "--task", "clasify"), b"", 2, "known; did you mean 'classify'?"),
     "a task without its head": ("classify", ("x", "--task", "tag"), b"", 2, "requires a token head; this"),
-    "filling masks without a head": ("tag", ("x", "--task", "fill-mask"), b"", 2, "a bidirectional language-model head"),
+    "filling masks without a head": ("tag", ("x", "--task", "fill-mask"), b"", 2, "bidirectional language-model head"),
     "several tasks": ("both", ("x",), b"", 2, "name one of fill-mask, next-sentence, embed"),
     "no mask": ("fill-mask", (LINES[0],), b"", 1, "text 1 of 1 has no mask: write [MASK]"),
     "no mask in a line": ("fill-mask", ("-",), f"a [MASK]\n{LINES[0]}\n".encode(), 1, "line 2 has no mask"),
@@ -147,7 +147,7 @@ BAD = {
     "empty standard input": ("classify", ("-",), b"", 1, "empty"),
     "invalid UTF-8": ("classify", ("-",), b"one\ntw\xffo\n", 1, "standard input:2:3"),
     "an argument that is not UTF-8": ("classify", ("caf\udce9",), b"", 2, "TEXT: character 4"),
-    "no context": ("answer", ("Who?",), b"", 1, "text 1 of 1: 0 tabs; give two texts with one tab"),
+    "no context": ("answer", ("Who?",), b"", 1, "text 1 of 1: 0 tabs; pass two texts with one tab"),
     "two tabs": ("answer", ("-",), b"a\tb\nWho?\ta\tb\n", 1, "line 2: 2 tabs"),
     "an empty context": ("answer", ("Who?\t ",), b"", 1, "has no tokens on one side"),
     "an empty half of a pair": ("next-sentence", ("one\t",), b"", 1, "has no tokens on one side"),

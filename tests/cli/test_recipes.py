@@ -9,5 +9,8 @@ def test_all_recipes_are_listed_for_people_and_for_programs(trifold):
     table = trifold("recipes").out
     listed = json.loads(trifold("recipes", "--json").out)
     assert {row["name"]: row["description"] for row in listed} == recipe_names()
+    words = " ".join(table.split())
     for name, description in recipe_names().items():
-        assert any(line.startswith(name) and description in line for line in table.splitlines())
+        assert any(line.startswith(f"{name} ") for line in table.splitlines())
+        assert description.split()[0] in words
+    assert max(map(len, table.splitlines())) <= 80

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trifold.hub.presets import ALIASES, PRESETS, UNITS
-from trifold.look.parameters import count
+from trifold.look.costs import count_parameters
 from trifold.nn import PRESETS as OURS
 from trifold.nn import Transformer
 
@@ -30,14 +30,14 @@ def reference_parameters(name: str) -> int:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if PRESETS[name].model_type != "trifold"])
 def test_as_many_parameters_as_the_reference(name: str) -> None:
-    assert count(PRESETS[name].config) == reference_parameters(name)
+    assert count_parameters(PRESETS[name].config) == reference_parameters(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_are_counted_as_built_and_near_the_announced_number(name: str) -> None:
     """A size with one zero too few would pass the other tests."""
     preset = PRESETS[name]
-    counted = count(preset.config)
+    counted = count_parameters(preset.config)
     with torch.device("meta"):
         assert Transformer(preset.config, initialize=False).count_parameters() == counted
     if preset.announced is not None:
@@ -62,7 +62,7 @@ KNOWN = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_numbers(name: str) -> None:
     """From model cards; the paper gives five digits of PaLM."""
-    counted = count(PRESETS[name].config)
+    counted = count_parameters(PRESETS[name].config)
     assert counted == KNOWN[name] or (name.startswith("palm") and abs(counted - KNOWN[name]) < 10**7)
 
 

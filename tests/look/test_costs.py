@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from trifold.look.costs import forward_flops, inference_memory, training_memory
-from trifold.look.parameters import count
+from trifold.look.costs import count_parameters, forward_flops, inference_memory, training_memory
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.losses import linear_cross_entropy
 from trifold.train.memory_estimate import saved_elements
@@ -142,7 +141,7 @@ def test_the_cache_is_as_large_as_it_really_is(config):
 
 
 def test_training_holds_weights_gradients_two_averages_and_a_model_to_validate(config):
-    memory, parameters = training_memory(config, 100, 10), count(config)
+    memory, parameters = training_memory(config, 100, 10), count_parameters(config)
     assert memory[:4] == (4 * parameters, 8 * parameters, 8 * parameters, 8 * parameters)
     assert memory.total == sum(memory)
     assert training_memory(config, 100, 10, workers=2).gradients == 12 * parameters

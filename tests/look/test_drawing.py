@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trifold.look.drawing import drawing
+from trifold.look.drawing import Canvas, draw_architecture
 from trifold.nn import PRESETS, ModelConfig
 
 CONFIGS = {
@@ -23,7 +23,7 @@ def config(request):
 
 
 def test_every_box_is_closed(config):
-    lines = drawing(config).split("\n")
+    lines = draw_architecture(config).split("\n")
     sheet = [line.ljust(max(map(len, lines))) for line in lines]
     corners = [
         (row, left)
@@ -48,7 +48,7 @@ def test_every_box_is_closed(config):
 
 
 def test_every_size_is_said(config):
-    text = drawing(config)
+    text = draw_architecture(config)
     assert f"{config.d_model:,} → {config.d_ff:,}" in text
     assert f"{config.n_heads} heads of {config.head_width}" in text
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
@@ -59,6 +59,17 @@ def test_every_size_is_said(config):
 
 
 def test_the_memory_leads_into_the_cross_attention():
-    lines = drawing(CONFIGS["base"]).split("\n")
+    lines = draw_architecture(CONFIGS["base"]).split("\n")
     [row] = [line for line in lines if "►" in line]
     assert "►│ cross-attention" in row
+
+
+def test_later_text_replaces_earlier_text():
+    canvas = Canvas()
+    canvas.box(0, 1, 6, 3, "a")
+    canvas.write(1, 3, "bc")
+    assert str(canvas) == " ┌─ a ┐\n │ bc │\n └────┘"
+
+
+def test_an_empty_canvas_is_empty():
+    assert str(Canvas()) == ""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trifold.errors import SettingsError
-from trifold.look.parameters import attention_matrices, count, parameter_table
+from trifold.look.costs import attention_matrices, count_parameters, parameter_table
 from trifold.nn import PRESETS, ModelConfig, Transformer
 
 
@@ -71,14 +71,14 @@ def built(config: ModelConfig) -> Transformer:
 @settings(max_examples=40)
 @given(configs())
 def test_the_formula_counts_what_the_model_has(config):
-    assert count(config) == built(config).count_parameters()
+    assert count_parameters(config) == built(config).count_parameters()
 
 
 @settings(max_examples=40)
 @given(configs())
 def test_the_table_is_the_whole(config):
     parts = parameter_table(config)
-    assert sum(part.parameters for part in parts) == count(config)
+    assert sum(part.parameters for part in parts) == count_parameters(config)
     assert len({part.name for part in parts}) == len(parts)
     assert all(part.formula for part in parts)
 
@@ -87,7 +87,7 @@ def test_the_table_is_the_whole(config):
     ("name", "parameters"), [("transformer-base", 63_045_632), ("transformer-big", 214_171_648)]
 )
 def test_the_models_of_the_paper(name, parameters):
-    assert count(PRESETS[name]) == parameters == built(PRESETS[name]).count_parameters()
+    assert count_parameters(PRESETS[name]) == parameters == built(PRESETS[name]).count_parameters()
 
 
 @settings(max_examples=40)
@@ -119,4 +119,4 @@ def test_a_picture_is_counted_too():
         shape="encoder", d_model=16, n_heads=2, image_size=(8, 8), patch_size=(4, 2), max_positions=9,
         positions="learned", heads=("sequence",), n_labels=7, norm_placement="pre",
     )  # fmt: skip
-    assert count(config) == built(config).count_parameters()
+    assert count_parameters(config) == built(config).count_parameters()

@@ -1,93 +1,97 @@
-"""The command line: arguments in, a call, results out. One file a verb.
+"""The command line: each command parses its arguments, makes one call and prints the result. One file per command.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (Ctrl-C), 143 terminated. Results go to standard output,
-everything else to standard error. Verbs import what they need when they run, so that `--help` is quick.
+everything else to standard error. Commands import what they need when they run, so `--help` is fast.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType, ModuleType
+from importlib import import_module
+from types import FrameType
 from typing import Annotated
 
 import typer
 
 import trifold
-from trifold.cli import convert, demo, doctor, eval, generate, look, predict, recipes, show, train
-from trifold.cli.streams import complain, note, speak_utf8, speaks
+from trifold.cli.terminal import is_main_process, print_error, print_note, use_utf8
 from trifold.errors import OtherRankError, TrifoldError
 
-# What a newcomer types first comes first.
-VERBS: dict[str, tuple[ModuleType, str]] = {
-    "demo": (demo, "learn to translate, write or read, in a few minutes"),
-    "recipes": (recipes, "what can be trained out of the box"),
-    "train": (train, "learn what a recipe says"),
-    "eval": (eval, "score a model: translations, or text that it has not seen"),
-    "generate": (generate, "translate a text, or every line of a file"),
-    "predict": (predict, "classify, tag, answer, fill in masks, embed"),
-    "show": (show, "drawing, parameters, arithmetic and memory of a model"),
-    "look": (look, "see what a model attends to"),
-    "convert": (convert, "write a model in another form, precision or size of file"),
-    "doctor": (doctor, "what this machine has, and whether training survives on it"),
+# Name of a command, which is also its module -> description in `trifold --help`.
+COMMANDS = {
+    "demo": "train a small model in a few minutes and use it",
+    "recipes": "list the recipes that `train` knows",
+    "train": "train a model from a recipe",
+    "eval": "score a model on test data",
+    "generate": "translate or continue text",
+    "predict": "classify, tag, answer questions, fill in masks, embed",
+    "show": "architecture, parameters, FLOPs and memory of a model",
+    "look": "draw what a model attends to",
+    "convert": "write a model in another format, precision or shard size",
+    "doctor": "describe this machine",
 }
 
-_ABOUT = """One Transformer, three shapes: train, run, score and look inside.
+_ABOUT = """Train, evaluate, run and inspect Transformers: encoder-decoders, encoders and decoders.
 
 \b
 First steps:
-  trifold demo                                    learn English to French in three minutes
-  trifold generate runs/demo "I love dogs."       and use it
-  trifold train multi30k-en-de                    a real translator
+  trifold demo                               train a translator in minutes
+  trifold generate runs/demo "I love dogs."  translate with it
+  trifold train multi30k-en-de               train on a real corpus
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line, that of the process unless given; returns the exit code."""
-    speak_utf8()
+    """Run one command line, by default that of the process; return the exit code."""
+    use_utf8()
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        with _heeding_sigterm():
-            code = _app()(args=arguments, prog_name="trifold", standalone_mode=False)
+        with _sigterm_as_exception():
+            code = _app(arguments)(args=arguments, prog_name="trifold", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except OtherRankError as error:
-        if speaks() and not error.reported:
-            complain(str(error))
+        if is_main_process() and not error.reported:
+            print_error(str(error))
         return error.exit_code
     except TrifoldError as error:
-        complain(str(error))
+        print_error(str(error))
         return error.exit_code
     except typer.TyperException as error:
-        said = error.format_message().replace("Value error, ", "").rstrip(".?")
-        complain(f"{said}; see `{_command_of(error)} --help`")
+        message = error.format_message().replace("Value error, ", "").rstrip(".?")
+        context = getattr(error, "ctx", None)
+        print_error(f"{message}; see `{context.command_path if context else 'trifold'} --help`")
         return error.exit_code
     except Terminated:
         return 143
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        _forget_stdout()
+        # Redirect the interpreter's final flush, which would fail too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return 1
 
 
 class Terminated(SystemExit):
-    """SIGTERM, where nobody does anything more orderly about it: what is open is closed on the way out."""
+    """SIGTERM, unless the command handles it: open files are closed while the exception propagates."""
 
 
 @contextmanager
-def _heeding_sigterm() -> Iterator[None]:
+def _sigterm_as_exception() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise Terminated(143)
 
     try:
         before = signal.signal(signal.SIGTERM, leave)
-    except ValueError:  # not the main thread: signals are somebody else's
+    except ValueError:  # only the main thread may set signal handlers
         yield
         return
     try:
@@ -96,38 +100,45 @@ def _heeding_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _app() -> typer.Typer:
-    # Plain help: rich would double the time that `--help` takes.
+def _app(arguments: Sequence[str]) -> typer.Typer:
+    """The commands; only the module of the one that `arguments` call is imported."""
+    is_rich = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     app = typer.Typer(
-        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=_ABOUT
+        add_completion=False,
+        rich_markup_mode="rich" if is_rich else None,
+        pretty_exceptions_enable=False,
+        help=_ABOUT,
+        context_settings={"max_content_width": 80},
     )
-    app.callback(invoke_without_command=True)(_without_verb)
-    for name, (verb, about) in VERBS.items():
-        app.command(name, short_help=about, epilog=_examples(verb.EXAMPLES))(verb.run)
+    app.callback(invoke_without_command=True)(_without_command)
+    called = next((each for each in arguments if not each.startswith("-")), None)
+    for name, description in COMMANDS.items():
+        if name == called:
+            command = import_module(f"trifold.cli.{name}")
+            examples = "\n".join(f"  {example}" for example in command.EXAMPLES)
+            help = f"{inspect.getdoc(command.run)}\n\n\b\nExamples:\n{examples}"
+            app.command(name, short_help=description, help=_escaped(help, is_rich))(command.run)
+        else:
+            app.command(name, short_help=description)(_placeholder)
     return app
 
 
-def _without_verb(
+def _escaped(text: str, is_rich: bool) -> str:
+    """The text without rich markup: brackets are literal."""
+    return text.replace("[", "\\[") if is_rich else text
+
+
+def _placeholder() -> None:
+    """Stands for a command that is not called."""
+
+
+def _without_command(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         print(f"trifold {trifold.__version__}")
         raise typer.Exit(0)
     if context.invoked_subcommand is None:
-        note(context.get_help())
+        print_note(context.get_help())
         raise typer.Exit(2)
-
-
-def _examples(commands: Sequence[str]) -> str:
-    return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
-
-
-def _command_of(error: typer.TyperException) -> str:
-    context = getattr(error, "ctx", None)
-    return str(context.command_path) if context is not None else "trifold"
-
-
-def _forget_stdout() -> None:
-    """Whoever read our output has gone: let the interpreter's last flush go nowhere instead of failing."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

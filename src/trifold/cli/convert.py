@@ -1,60 +1,56 @@
-"""`trifold convert`: a model folder in another form, precision or number of files."""
+"""`trifold convert`: write a model in another format, precision or shard size."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from trifold.cli.options import Json
-from trifold.cli.streams import bar, clean, print_json
-
-if TYPE_CHECKING:
-    from trifold.hub.convert import Converted
+from trifold.cli.terminal import byte_progress, check_utf8, print_json
 
 EXAMPLES = (
     "trifold convert runs/demo demo-bf16 --dtype bfloat16",
     "trifold convert gpt2 gpt2-native --to native",
-    "trifold convert EleutherAI/gpt-j-6b gpt-j --dtype bfloat16 --shard-size 2GB",
+    "trifold convert EleutherAI/gpt-j-6b gpt-j --shard-size 2GB",
     "trifold convert old-folder new-folder --trust-pickle",
 )
+UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3, "bytes": 1}
 
 
 def run(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A run, a model folder, or a hub id.")],
-    new: Annotated[
-        Path, typer.Argument(metavar="NEW", help="The folder to make; it must not hold anything.")
-    ],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The folder to create; it must be empty.")],
     to: Annotated[
         Literal["hugging-face", "native"] | None,
         typer.Option(
-            help="The form of a family that others know, or our own, which can say everything.",
-            show_default="hugging-face where a family fits",
+            help="A family that Hugging Face knows, or the native format, which can express every model.",
+            show_default="hugging-face if a family fits",
         ),
     ] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="The precision of the weights.", show_default="as it is"),
+        typer.Option(help="Precision of the weights.", show_default="unchanged"),
     ] = None,
     shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="The largest file of weights: 500MB, 2GiB, or bytes.")
+        str, typer.Option(metavar="SIZE", help="Largest weight file: 500MB, 2GiB, or bytes.")
     ] = "5GB",
     trust_pickle: Annotated[
         bool,
         typer.Option(
             "--trust-pickle",
-            help="Open pickled weights (pytorch_model.bin), as tensors only and in a process of its own.",
+            help="Read pickled weights (pytorch_model.bin), tensors only and in a separate process.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write a model in another form, precision or size of file, with its tokenizer and its settings.
+    """Write a model in another format, precision or shard size, with its tokenizer and its settings.
 
-    Weights become safetensors, tensor by tensor; a folder that holds something already is never written to.
+    Weights are written as safetensors, one tensor at a time. A folder that is not empty is never written to.
     """
-    clean(old, "OLD")
-    clean(str(new), "NEW")
+    check_utf8(old, "OLD")
+    check_utf8(str(new), "NEW")
 
     import torch
 
@@ -62,7 +58,7 @@ def run(
     from trifold.hub.convert import convert
 
     folder = resolve(old, pickled=trust_pickle)
-    with bar("converting") as advance:
+    with byte_progress("converting") as advance:
         done = convert(
             folder,
             new.expanduser(),
@@ -74,21 +70,10 @@ def run(
         )
     if json:
         print_json({"old": old, "new": str(new), **done._asdict()})
-    else:
-        print(report(new, done))
-
-
-def report(new: Path, done: Converted) -> str:
-    """What was written, for a person."""
+        return
     family = done.family if done.family == done.was else f"{done.was} → {done.family}"
-    size = next(
-        f"{done.bytes / unit:,.1f} {name}"
-        for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
-        if done.bytes >= unit or unit == 1
-    )
-    return "\n".join(
-        [
-            f"{new}: {family}, {done.tensors:,} tensors, {size} of {done.dtype}",
-            *(f"  {file}" for file in done.files),
-        ]
-    )
+    unit = next(unit for unit, size in UNITS.items() if done.bytes >= size or size == 1)
+    size = f"{done.bytes / UNITS[unit]:,.1f} {unit}"
+    print(f"{new}: {family}, {done.tensors:,} tensors, {size} of {done.dtype}")
+    for file in done.files:
+        print(f"  {file}")

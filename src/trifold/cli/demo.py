@@ -1,4 +1,4 @@
-"""`trifold demo`: from nothing to a model that works, in one command; three of them, one a shape."""
+"""`trifold demo`: train a small model, score it and use it, in one command; one demo per shape of model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from trifold.cli.options import Json
-from trifold.cli.streams import note
+from trifold.cli.terminal import print_note
 
 EXAMPLES = (
     "trifold demo",
@@ -19,13 +19,13 @@ EXAMPLES = (
     "trifold demo read --json",
 )
 Name = Literal["translate", "write", "read"]
-USUAL: Name = "translate"
+DEFAULT: Name = "translate"
 
-# What each is, for who is asked.
+# Descriptions for the choice on a terminal.
 DEMOS: dict[Name, str] = {
     "translate": "English to French, from a phrasebook: an encoder-decoder",
-    "write": "complete Python functions, from the standard library's sources: a decoder",
-    "read": "tell which package a docstring comes from, after masked words: an encoder",
+    "write": "complete Python functions of the standard library: a decoder",
+    "read": "tell which package a docstring comes from: an encoder",
 }
 
 
@@ -34,7 +34,7 @@ def run(
         Name | None,
         typer.Argument(
             metavar="[translate|write|read]",
-            help="Which one; a terminal is asked unless given, and what is none gets translate.",
+            help="Which demo; default: ask on a terminal, else translate.",
         ),
     ] = None,
     out: Annotated[
@@ -42,43 +42,43 @@ def run(
         typer.Option(
             "--out",
             metavar="FOLDER",
-            help="Where to; an earlier demo there is replaced.",
+            help="The run folder; an earlier demo there is replaced.",
             show_default="runs/demo, runs/demo-write or runs/demo-read",
         ),
     ] = None,
-    minutes: Annotated[float | None, typer.Option(metavar="N", help="Train no longer than this.")] = None,
+    minutes: Annotated[float | None, typer.Option(metavar="N", help="Maximum training time.")] = None,
     json: Json = False,
 ) -> None:
-    """Train a small model from text that is here already, use it, and score it.
+    """Train a small model on text that comes with trifold or Python, score it and use it.
 
     \b
-    translate  English to French on the embedded phrasebook; sentences it has never seen
-    write      a GPT on the standard library's sources; functions it completes
-    read       a masked language model of its docstrings; which package one comes from
-    """  # noqa: D301 (the sign keeps its lines apart in the help)
-    chosen = name or (USUAL if json or not _at_a_terminal() else ask())
+    translate  English to French, an encoder-decoder trained on a phrasebook
+    write      Python functions, a GPT trained on the standard library
+    read       packages of docstrings, a BERT pretrained on the standard library
+    """  # noqa: D301 (\b keeps the lines apart in the help)
+    chosen = name or (DEFAULT if json or not _is_terminal() else ask())
     demo = import_module(f"trifold.cli.demos.{chosen}")
     demo.run(out or demo.FOLDER, minutes, json)
 
 
 def ask() -> Name:
-    """The demo that a person at the terminal wants."""
+    """Ask which demo to run."""
     names = list(DEMOS)
     for number, name in enumerate(names, start=1):
-        note(f"  {number}  {name:<10} {DEMOS[name]}")
-    note(f"\nEach takes up to four minutes on two cores. Which one? [{USUAL}]")
+        print_note(f"  {number}  {name:<10} {DEMOS[name]}")
+    print_note(f"\nEach takes up to four minutes on two cores. Which one? [{DEFAULT}]")
     while True:
         try:
             answer = input().strip().lower()
         except EOFError:
-            return USUAL
+            return DEFAULT
         for number, name in enumerate(names, start=1):
             if answer == str(number) or (answer and name.startswith(answer)):
                 return name
         if not answer:
-            return USUAL
-        note(f"{answer!r} is none of {', '.join(names)}; a name, its number, or nothing for {USUAL}")
+            return DEFAULT
+        print_note(f"{answer!r} is not a demo; type {', '.join(names)}, a number, or Enter for {DEFAULT}")
 
 
-def _at_a_terminal() -> bool:
+def _is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from trifold.cli.options import Json
-from trifold.cli.streams import print_json
+from trifold.cli.terminal import print_json, print_table
 from trifold.errors import UsageError
 
 EXAMPLES = ("trifold doctor", "trifold doctor --json")
@@ -22,12 +22,22 @@ def run(
     """Print versions, cores, device, and free memory and disk space."""
     if faults:
         raise UsageError("--faults moved out of the package: run `make faults` in a checkout of trifold")
-    report = machine()
-    print_json(report) if json else print(_lines(report))
+    report = describe_machine()
+    if json:
+        print_json(report)
+        return
+    texts = {
+        **report,
+        "memory_free": f"{report['memory_free'] / 2**30:,.1f} GiB, {report['memory_limit']}",
+        "disk_free": f"{report['disk_free'] / 2**30:,.1f} GiB, {Path.cwd()}",
+        "numba": report["numba"] or "none: pip install 'trifold[fast]' trains faster on a CPU",
+    }
+    del texts["memory_limit"]
+    print_table([("", "value"), *((name.replace("_", " "), str(value)) for name, value in texts.items())])
 
 
-def machine() -> dict[str, Any]:
-    """Versions, threads, device and what is free."""
+def describe_machine() -> dict[str, Any]:
+    """Versions, threads, device, free memory and disk space."""
     import shutil
 
     import torch
@@ -38,27 +48,14 @@ def machine() -> dict[str, Any]:
 
     device = find_device()
     precision = str(choose_precision("auto", device)).removeprefix("torch.")
-    here = environment(device, precision, workers=1)
-    del here["workers"], here["fast"]
-    free, whose = available_memory(device)
+    report = environment(device, precision, workers=1)
+    del report["workers"]
+    free, limit = available_memory(device)
     return {
-        **here,
+        **report,
         "cores": os.cpu_count(),
         "interop_threads": torch.get_num_interop_threads(),
         "memory_free": free,
-        "memory_limit": whose,
+        "memory_limit": limit,
         "disk_free": shutil.disk_usage(Path.cwd()).free,
     }
-
-
-def _lines(report: dict[str, Any]) -> str:
-    from trifold.look.canvas import table
-
-    sizes = {
-        "memory_free": f"{report['memory_free'] / 2**30:,.1f} GiB, {report['memory_limit']}",
-        "disk_free": f"{report['disk_free'] / 2**30:,.1f} GiB, {Path.cwd()}",
-        "numba": report["numba"] or "none: pip install 'trifold[fast]' trains faster on a CPU",
-    }
-    shown = {**report, **sizes}
-    rows = [(name.replace("_", " "), str(value)) for name, value in shown.items() if name != "memory_limit"]
-    return table(rows)

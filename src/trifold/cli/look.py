@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from trifold.cli.options import Device, Json, Model
-from trifold.cli.streams import clean, note, print_json
+from trifold.cli.terminal import check_utf8, print_json, print_note
 from trifold.errors import UsageError
 
-if TYPE_CHECKING:
-    from trifold.look import Seen
-
 EXAMPLES = (
-    'trifold look runs/demo "I love dogs." --out attention.png',
+    'trifold look runs/demo "I love dogs."',
+    'trifold look runs/demo "I love dogs." --kind all --out heads.png',
     'trifold look runs/demo "I love dogs." --kind cross --layer 2',
     'trifold look runs/demo "I love dogs." --target "J\'aime les chiens." --json',
 )
@@ -23,9 +21,10 @@ EXAMPLES = (
 
 def run(
     model: Model,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the model reads.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text that the model reads.")],
     target: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What it writes.", show_default="its own output")
+        str | None,
+        typer.Option(metavar="TEXT", help="The text that it writes.", show_default="its own output"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -34,43 +33,53 @@ def run(
         ),
     ] = None,
     kind: Annotated[
-        Literal["cross", "encoder", "decoder", "all"], typer.Option(help="Which attention.")
-    ] = "all",
+        Literal["alignment", "cross", "encoder", "decoder", "all"] | None,
+        typer.Option(
+            help="alignment: words, averaged over all heads; others: every layer and head.",
+            show_default="alignment for a translation, else all",
+        ),
+    ] = None,
     layer: Annotated[int | None, typer.Option(metavar="N", help="Only this layer, from 1.")] = None,
     head: Annotated[int | None, typer.Option(metavar="N", help="Only this head, from 1.")] = None,
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """Draw the attention of every layer and head; with --json, print the weights (and draw only with --out)."""
-    from trifold.cli.answers import opened
-    from trifold.look import attention, figures, seen
+    """Draw what a model attends to. With --json, print the weights, and draw only with --out."""
+    from trifold.cli.batch import load_pipeline
+    from trifold.look import read_attention
+    from trifold.look.attention import draw_alignment, draw_heads
+    from trifold.look.plots import check_picture, save_figure
 
     for value, name in ((text, "TEXT"), (target or "", "--target")):
-        clean(value, name)
-    if out is not None or not json:
-        figures.check(out or Path("attention.png"))  # before the work, not after it
-    found = seen(opened(model, device), text, target)
-    kinds = tuple(found.patterns) if kind == "all" else (kind,)
-    if missing := [name for name in kinds if name not in found.patterns]:
-        raise UsageError(f"--kind {missing[0]}: this model has {', '.join(found.patterns)}")
-    if out is not None or not json:
-        out = figures.save(attention.picture(found, kinds, layer, head), out or Path("attention.png"))
-    if json:
-        print_json(_as_json(found, kinds, out))
-    else:
-        if found.written:
-            note(f"{found.text}  →  {found.output}")
-        print(out)
-
-
-def _as_json(seen: Seen, kinds: tuple[str, ...], picture: Path | None) -> dict[str, Any]:
-    return {
-        "text": seen.text,
-        "output": seen.output,
-        "source": seen.source,
-        "given": seen.given,
-        "written": seen.written,
-        # (layers, heads, queries, keys)
-        "patterns": {kind: seen.patterns[kind].astype(float).round(4).tolist() for kind in kinds},
-        "picture": None if picture is None else str(picture),
-    }
+        check_utf8(value, name)
+    picture = None if json and out is None else out or Path("attention.png")
+    if picture is not None:
+        check_picture(picture)  # before the model runs
+    maps = read_attention(load_pipeline(model, device), text, target)
+    if kind is None:
+        kind = "alignment" if "cross" in maps.patterns and layer is None and head is None else "all"
+    kinds = tuple(maps.patterns) if kind == "all" else ("cross" if kind == "alignment" else kind,)
+    if missing := [name for name in kinds if name not in maps.patterns]:
+        raise UsageError(f"--kind {missing[0]}: this model has {', '.join(maps.patterns)}")
+    if picture is not None:
+        figure = draw_alignment(maps) if kind == "alignment" else draw_heads(maps, kinds, layer, head)
+        picture = save_figure(figure, picture)
+    if not json:
+        if maps.written:
+            print_note(f"{maps.text}  →  {maps.output}")
+        print(picture)
+        return
+    if kind == "alignment":
+        kinds = tuple(maps.patterns)
+    print_json(
+        {
+            "text": maps.text,
+            "output": maps.output,
+            "source": maps.source,
+            "given": maps.given,
+            "written": maps.written,
+            # (layers, heads, queries, keys)
+            "patterns": {name: maps.patterns[name].astype(float).round(4).tolist() for name in kinds},
+            "picture": None if picture is None else str(picture),
+        }
+    )

@@ -1,4 +1,4 @@
-"""`trifold show`: how a model is built, in what it differs from the Transformer of 2017, and what it costs."""
+"""`trifold show`: the architecture of a model, its differences from the Transformer of 2017, and its costs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from trifold.cli.options import Json
-from trifold.cli.streams import print_json
+from trifold.cli.terminal import print_json, print_table
 
 if TYPE_CHECKING:
     from trifold.nn.config import ModelConfig
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 Precision = Literal["float32", "bfloat16"]
 EXAMPLES = (
     "trifold show transformer-big",
-    "trifold show llama2-7b",
     "trifold show runs/demo",
-    "trifold show multi30k-en-de --batch-tokens 8192 --length 30 --precision bfloat16",
+    "trifold show llama2-7b --length 2048 --precision bfloat16",
+    "trifold show multi30k-en-de --batch-tokens 8192",
 )
 
 
@@ -40,24 +40,25 @@ def run(
     length: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of a sequence.")] = 32,
     precision: Annotated[
         Precision | None,
-        typer.Option(help="Of the arithmetic.", show_default="the recipe's on this machine, else float32"),
+        typer.Option(help="Precision of the computation.", show_default="the recipe's, or float32"),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Draw the architecture and compare it with the Transformer of 2017, part by part; count its parameters, arithmetic
-    and memory. Allocates nothing.
+    """Draw the architecture, compare it with the Transformer of 2017, and count parameters, FLOPs and memory.
+
+    No weights are loaded or allocated.
     """
-    subject = find(what)
-    tokens = batch_tokens or subject.batch_tokens
+    subject = find_subject(what)
+    facts = collect_facts(subject, batch_tokens or subject.batch_tokens, length, precision)
     if json:
-        print_json(facts(subject, tokens, length, precision))
+        print_json(facts)
     else:
-        print(report(subject, tokens, length, precision))
+        _print_report(subject, facts)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is shown: its name, its config, and what should be known about the two."""
+    """A model to show: its name, its config, and where both come from."""
 
     name: str
     config: ModelConfig
@@ -66,67 +67,53 @@ class Subject:
     recipe: Recipe | None = None
 
 
-def find(what: str) -> Subject:
-    """A preset, a recipe (shipped or a file), or a model. Raises UsageError or CheckpointError where it is none."""
+def find_subject(what: str) -> Subject:
+    """A preset, a recipe (by name or file), or a model. Raises UsageError or CheckpointError if it is none."""
     from pathlib import Path
 
+    from trifold.hub import read_config, resolve
     from trifold.hub.presets import PRESETS as PUBLISHED
+    from trifold.look.costs import count_parameters
     from trifold.nn.config import PRESETS
     from trifold.recipe import load_recipe, recipe_names
 
+    is_folder = Path(what).is_dir()
     if what in PRESETS:
         return Subject(what, PRESETS[what])
-    if what in PUBLISHED and not Path(what).is_dir():
-        return _published(what)
-    if Path(what).suffix in (".yaml", ".yml") or (what in recipe_names() and not Path(what).is_dir()):
+    if what in PUBLISHED and not is_folder:
+        preset, config = PUBLISHED[what], PUBLISHED[what].config
+        agrees = preset.agrees(count_parameters(config))
+        return Subject(what, config, remark="" if agrees else f"announced as {preset.announced}")
+    if Path(what).suffix in (".yaml", ".yml") or (what in recipe_names() and not is_folder):
         recipe = load_recipe(what)
-        remark = "vocabulary: as large as the recipe allows"
-        return Subject(recipe.name, _as_trained(recipe), recipe.batch.tokens, remark, recipe)
-    return Subject(what, _config_of(what))
+        size, is_joint = recipe.tokenizer.vocab_size, recipe.tokenizer.joint
+        # Training sets the vocabulary size to that of the tokenizer.
+        sizes = {"vocab_size": size, "target_vocab_size": None if is_joint else size}
+        remark = "with the maximum vocabulary of the recipe"
+        return Subject(
+            recipe.name, recipe.model.model_copy(update=sizes), recipe.batch.tokens, remark, recipe
+        )
+    return Subject(what, read_config(resolve(what)))
 
 
-def _published(what: str) -> Subject:
-    """As announced, where that is another number than the one that there is."""
-    from trifold.hub.presets import PRESETS
-    from trifold.look.parameters import count
-
-    preset, config = PRESETS[what], PRESETS[what].config
-    said = "" if preset.agrees(count(config)) else f"announced as {preset.announced}"
-    return Subject(what, config, remark=said)
-
-
-def _as_trained(recipe: Recipe) -> ModelConfig:
-    """The tokenizer, which is trained first, decides how large the vocabulary is."""
-    size = recipe.tokenizer.vocab_size
-    sizes = {"vocab_size": size, "target_vocab_size": None if recipe.tokenizer.joint else size}
-    config: ModelConfig = recipe.model.model_copy(update=sizes)
-    return config
-
-
-def _config_of(what: str) -> ModelConfig:
-    from trifold.hub import read_config, resolve
-
-    return read_config(resolve(what))
-
-
-def facts(subject: Subject, tokens: int, length: int, asked: Precision | None) -> dict[str, Any]:
-    """Everything that the report says, as numbers: parameters, FLOPs, bytes."""
-    from trifold.look import costs, differences, parameters
+def collect_facts(subject: Subject, tokens: int, length: int, precision: Precision | None) -> dict[str, Any]:
+    """All numbers of the report: parameters, FLOPs, bytes."""
+    from trifold.look import comparison, costs
 
     config = subject.config
-    if config.n_patches:  # a picture has as many tokens as it has
+    if config.n_patches:  # the length of a picture is fixed
         length = config.max_positions
     flops = costs.forward_flops(config, length, length)
-    training, precision, workers = to_train(subject, tokens, length, asked)
-    inference = costs.inference_memory(config, precision)
+    training, dtype, workers = training_needs(subject, tokens, length, precision)
+    inference = costs.inference_memory(config, dtype)
     return {
         "name": subject.name,
         "remark": subject.remark,
         "shape": config.shape,
         "config": config.model_dump(),
-        "compared_with_2017": [part._asdict() for part in differences.compare(config)],
-        "parameters": parameters.count(config),
-        "parts": [part._asdict() for part in parameters.parameter_table(config)],
+        "compared_with_2017": [part._asdict() for part in comparison.compare(config)],
+        "parameters": costs.count_parameters(config),
+        "parts": [part._asdict() for part in costs.parameter_table(config)],
         "length": length,
         "flops_per_token": {
             "forward": flops._asdict(),
@@ -136,18 +123,19 @@ def facts(subject: Subject, tokens: int, length: int, asked: Precision | None) -
             **training._asdict(),
             "total": training.total,
             "batch_tokens": tokens,
-            "precision": precision,
+            "precision": dtype,
             "workers": workers,
         },
-        "inference_bytes": {**inference._asdict(), "precision": precision},
+        "inference_bytes": {**inference._asdict(), "precision": dtype},
     }
 
 
-def to_train(
-    subject: Subject, tokens: int, length: int, asked: Precision | None
+def training_needs(
+    subject: Subject, tokens: int, length: int, precision: Precision | None
 ) -> tuple[TrainingMemory, str, int]:
-    """Bytes to learn on this machine, in which precision, by how many workers; of a recipe, with its optimiser and all
-    that it keeps, as `trifold train` checks before it begins.
+    """Memory, precision and number of workers to train on this machine.
+
+    For a recipe, with its optimizer and everything else it stores, as `trifold train` checks before it begins.
     """
     from trifold.look import costs
     from trifold.train.device import choose_precision, choose_workers, find_device
@@ -156,100 +144,78 @@ def to_train(
     device, recipe = find_device(), subject.recipe
     on_cpu = device.type == "cpu"
     if recipe is None:
-        precision, workers = asked or "float32", choose_workers(None, device, tokens)
-        memory = costs.training_memory(
-            subject.config, tokens, length, precision, workers=workers, on_cpu=on_cpu
-        )
-        return memory, precision, workers
-    dtype = choose_precision(asked or recipe.train.precision, device)
+        dtype, workers = precision or "float32", choose_workers(None, device, tokens)
+        memory = costs.training_memory(subject.config, tokens, length, dtype, workers=workers, on_cpu=on_cpu)
+        return memory, dtype, workers
+    chosen = choose_precision(precision or recipe.train.precision, device)
     workers = choose_workers(recipe.train.worker_count, device, tokens)
     recipe = recipe.model_copy(update={"batch": recipe.batch.model_copy(update={"tokens": tokens})})
-    need = estimate_memory(recipe, subject.config, length, dtype, workers, on_cpu=on_cpu)
-    return need.memory, str(dtype).removeprefix("torch."), workers
+    need = estimate_memory(recipe, subject.config, length, chosen, workers, on_cpu=on_cpu)
+    return need.memory, str(chosen).removeprefix("torch."), workers
 
 
-def report(subject: Subject, tokens: int, length: int, asked: Precision | None) -> str:
-    """The drawing and the tables, for a person."""
-    from trifold.look.drawing import drawing
+def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
+    """Print the drawing and the tables."""
+    from trifold.look.drawing import draw_architecture
+    from trifold.train.memory_estimate import TrainingMemory
 
-    told = facts(subject, tokens, length, asked)
-    precision = told["training_bytes"]["precision"]
-    heading = f"{subject.name}: {told['shape']}, {told['parameters']:,} parameters"
-    return "\n\n".join(
-        [
-            heading + (f" ({subject.remark})" if subject.remark else ""),
-            drawing(subject.config),
-            _compared(told),
-            _parameters(told),
-            f"floating-point operations for a token, in sequences of {told['length']} tokens\n\n"
-            + _flops(told),
-            f"memory to train in {precision}, {tokens:,} tokens a batch\n\n" + _training(told),
-            f"memory to use in {precision}\n\n" + _inference(told),
-        ]
-    )
+    remark = f" ({subject.remark})" if subject.remark else ""
+    print(f"{subject.name}: {facts['shape']}, {facts['parameters']:,} parameters{remark}\n")
+    print(f"{draw_architecture(subject.config)}\n")
 
-
-def _compared(told: dict[str, Any]) -> str:
-    from trifold.look.canvas import table
-
-    rows = [
-        (part["part"], part["size"], part["verdict"], part["what"]) for part in told["compared_with_2017"]
+    compared = [
+        (part["part"], part["size"], part["verdict"], part["what"]) for part in facts["compared_with_2017"]
     ]
-    return table([("part", "size", "as in 2017", "what it is"), *rows])
+    print_table([("part", "size", "as in 2017", "description"), *compared])
 
-
-def _parameters(told: dict[str, Any]) -> str:
-    from trifold.look.canvas import table
-
-    total = told["parameters"]
-    rows = [
+    total = facts["parameters"]
+    parts = [
         (
             part["name"],
             part["formula"],
             f"{part['parameters']:,}",
             f"{100 * part['parameters'] / total:.1f} %",
         )
-        for part in told["parts"]
+        for part in facts["parts"]
     ]
-    return table(
-        [("part", "formula", "parameters", "share"), *rows, ("total", "", f"{total:,}", "100.0 %")], "  rr"
+    print()
+    print_table(
+        [("part", "formula", "parameters", "share"), *parts, ("total", "", f"{total:,}", "100.0 %")], "  rr"
     )
 
+    print(f"\nfloating-point operations per token, sequences of {facts['length']} tokens\n")
+    flops = facts["flops_per_token"]
+    both = facts["shape"] == "encoder-decoder"
+    rows = [
+        (
+            f"{side} token" if both else "token",
+            _short(flops["forward"][side]),
+            _short(flops["training"][side]),
+        )
+        for side in ("source", "target")
+        if flops["forward"][side]
+    ]
+    print_table([("", "forward", "training"), *rows], " rr")
 
-def _flops(told: dict[str, Any]) -> str:
-    from trifold.look.canvas import table
+    training = facts["training_bytes"]
+    print(f"\nmemory to train in {training['precision']}, batches of {training['batch_tokens']:,} tokens\n")
+    sizes = [(name, _size(training[name])) for name in (*TrainingMemory._fields, "total")]
+    print_table([("", "memory"), *sizes], " r")
 
-    both = told["shape"] == "encoder-decoder"
-    rows = []
-    for side in ("source", "target"):
-        forward, training = (told["flops_per_token"][way][side] for way in ("forward", "training"))
-        if forward:
-            rows.append((f"{side} token" if both else "token", _short(forward), _short(training)))
-    return table([("", "forward", "training"), *rows], " rr")
-
-
-def _training(told: dict[str, Any]) -> str:
-    from trifold.look.canvas import table
-    from trifold.train.memory_estimate import TrainingMemory
-
-    names = (*TrainingMemory._fields, "total")
-    return table([("", "memory"), *((name, _size(told["training_bytes"][name])) for name in names)], " r")
-
-
-def _inference(told: dict[str, Any]) -> str:
-    from trifold.look.canvas import table
-
+    inference = facts["inference_bytes"]
     names = {
         "weights": "weights",
-        "cache_per_source_token": "cache, a source token",
-        "cache_per_target_token": "cache, a target token and beam",
+        "cache_per_source_token": "cache per source token",
+        "cache_per_target_token": "cache per target token and beam",
     }
-    rows = [
-        (title, _size(told["inference_bytes"][name]))
-        for name, title in names.items()
-        if told["inference_bytes"][name]
-    ]
-    return table([("", "memory"), *rows], " r")
+    print(f"\nmemory for inference in {inference['precision']}\n")
+    print_table(
+        [
+            ("", "memory"),
+            *((title, _size(inference[name])) for name, title in names.items() if inference[name]),
+        ],
+        " r",
+    )
 
 
 def _short(number: float) -> str:

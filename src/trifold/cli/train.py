@@ -1,4 +1,4 @@
-"""`trifold train`: learn what a recipe says."""
+"""`trifold train`: train a model from a recipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from trifold.cli.options import Json
-from trifold.cli.streams import note, print_json, speaks
+from trifold.cli.terminal import is_main_process, print_json, print_note
 
 EXAMPLES = (
     "trifold train multi30k-en-de",
@@ -27,42 +27,45 @@ def run(
     ],
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as train.steps=2000."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override, such as train.steps=2000."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="The run folder.", show_default="runs/RECIPE"),
     ] = None,
     resume: Annotated[
-        Literal["auto"] | None, typer.Option(help="Continue the run in that folder, where there is one.")
+        Literal["auto"] | None, typer.Option(help="Continue the run in the run folder, if there is one.")
     ] = None,
     data_changed: Annotated[
         bool, typer.Option("--data-changed", help="Continue although the data files have changed.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Train a model by a recipe; Ctrl-C saves and says how to continue."""
-    with suppress(AttributeError, ValueError):  # not every system has it, and only the main thread may say so
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until training listens, it would end the process
+    """Train a model from a recipe. Ctrl-C saves a checkpoint and prints how to continue."""
+    with suppress(
+        AttributeError, ValueError
+    ):  # missing on some systems; only the main thread may set handlers
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until training handles it, it would end the process
     try:
         from trifold.recipe import load_recipe
         from trifold.train import train
         from trifold.train.distributed import join_ranks
-        from trifold.train.monitor import choose_view
+        from trifold.train.monitor import choose_view, score_text
 
         with join_ranks() as ranks:
             chosen = ranks.in_turn(lambda: load_recipe(recipe, changes or ()))
             outcome = train(chosen, out=out, resume=resume, data_changed=data_changed, view=choose_view())
     except (KeyboardInterrupt, SystemExit):
-        if speaks():
-            note("stopped at once; go on with the same command and --resume auto")
+        if is_main_process():
+            print_note("stopped immediately; continue with the same command and --resume auto")
         raise
-    if not speaks():
+    if not is_main_process():
         raise typer.Exit(outcome.exit_code)
+    folder = outcome.folder
     if json:
         print_json(
             {
-                "folder": str(outcome.folder),
+                "folder": str(folder),
                 "steps": outcome.steps,
                 "seconds": round(outcome.seconds, 2),
                 "scores": outcome.scores,
@@ -71,20 +74,10 @@ def run(
             }
         )
     elif outcome.finished:
-        in_shell = Path(shlex.quote(str(outcome.folder)))
-        for line in summary(outcome.folder, outcome.scores, chosen.task.usage(in_shell)):
-            print(line)
+        if outcome.scores:
+            scores = ", ".join(score_text(name, value) for name, value in outcome.scores.items())
+            print(f"validation:   {scores}")
+        print(f"model:        {folder / 'model'}")
+        print(f"run folder:   {folder}")
+        print(f"use it:       {chosen.task.usage(Path(shlex.quote(str(folder))))}")
     raise typer.Exit(outcome.exit_code)
-
-
-def summary(folder: Path, scores: dict[str, float], command: str) -> list[str]:
-    """The last scores, where everything is, and the command that uses it."""
-    from trifold.train.monitor import score_text
-
-    last = ", ".join(score_text(name, value) for name, value in scores.items())
-    return [
-        *([f"validation:          {last}"] if last else []),
-        f"the model:           {folder / 'model'}  (a Hugging Face folder)",
-        f"the whole run:       {folder}  (recipe.yaml, metrics.jsonl, checkpoints, samples)",
-        f"use it:              {command}",
-    ]

@@ -1,5 +1,5 @@
-"""See inside a model: what it attends to, how it is built, what it costs."""
+"""Inspect a model: what it attends to, how it is built, what it costs."""
 
-from trifold.look.seen import Seen, seen
+from trifold.look.attention import AttentionMaps, read_attention
 
-__all__ = ["Seen", "seen"]
+__all__ = ["AttentionMaps", "read_attention"]

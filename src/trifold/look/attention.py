@@ -1,68 +1,281 @@
-"""Pictures of attention: one panel a layer and head, queries down, keys across, dark where the model looks."""
+"""What a model attends to while it reads and writes: the weights, the alignment of words, and pictures of both."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from trifold.errors import UsageError
-from trifold.look.figures import COLOURS, Figure, new_figure
-from trifold.look.seen import KINDS, Seen
+from trifold.errors import DataError, UsageError
+from trifold.look.plots import COLORMAP, Figure, new_figure
+from trifold.nn import Inputs, Transformer, capture
+from trifold.pipeline import Pipeline
+from trifold.text import Tokenizer
 
-_INCHES_A_TOKEN = 0.17  # what a label of 7.5 points needs
+# Kind -> title of its picture, in the order in which they are shown.
+KINDS = {
+    "encoder": "encoder self-attention: each source token attends to the source",
+    "decoder": "decoder self-attention: each generated token attends to the tokens before it",
+    "cross": "cross-attention: each generated token attends to the source",
+}
+_HOOKS = {
+    "encoder": "encoder.blocks.{}.self_attention.sublayer.pattern",
+    "decoder": "decoder.blocks.{}.self_attention.sublayer.pattern",
+    "cross": "decoder.blocks.{}.cross_attention.sublayer.pattern",
+}
+_WORD = re.compile(r"[^\s.,;:!?…«»\"()]+|[.,;:!?…«»\"()]")
+_INCHES_PER_TOKEN = 0.17  # for a label of 7.5 points
+
+Weights = NDArray[np.float32]
+
+
+class Words(NamedTuple):
+    """The words of a text, and for each of its tokens the index of its word; None for special tokens."""
+
+    texts: list[str]
+    of_token: list[int | None]
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """Attention weights by kind, each (layers, heads, queries, keys) with rows that sum to 1, and the tokens.
+
+    source: tokens of the encoder. given: input tokens of the decoder (start token, or the prompt). written: the tokens
+    that follow them, so row t of a decoder's pattern belongs to the prediction of written[t]. output: the generated
+    text. Fields of a part that the model does not have are empty.
+    """
+
+    text: str
+    output: str
+    source: list[str]
+    given: list[str]
+    written: list[str]
+    patterns: Mapping[str, Weights]
+    source_words: Words
+    written_words: Words
+
+    def labels(self, kind: str) -> tuple[list[str], list[str]]:
+        """The tokens of the rows and columns of that kind."""
+        return {
+            "encoder": (self.source, self.source),
+            "decoder": (self.written, self.given),
+            "cross": (self.written, self.source),
+        }[kind]
+
+
+class TokenIds(NamedTuple):
+    """Ids that the encoder reads, that the decoder reads, that follow each of the latter, and of the output."""
+
+    source: list[int]
+    given: list[int]
+    written: list[int]
+    output: list[int]
+
+
+# --- weights ---------------------------------------------------------------------------------------------
+
+
+def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> AttentionMaps:
+    """Run the model on `text` and `target` (default: its own output), and record every head.
+
+    Raises DataError for a text without tokens or with too many, UsageError for a target of an encoder.
+    """
+    reader, writer = pipeline.reader, pipeline.writer
+    if not reader.encode([text])[0]:
+        raise DataError(f"{text!r} has no tokens: pass another text")
+    ids = _IDS[pipeline.config.shape](pipeline, text, target)
+    length, limit = max(len(ids.source), len(ids.given)), pipeline.config.max_positions
+    if length > limit:
+        raise DataError(
+            f"{length:,} tokens, and the model reads at most {limit:,} (max_positions): shorten the text"
+        )
+    return AttentionMaps(
+        text=text,
+        output=writer.decode([ids.output])[0],
+        source=reader.pieces(ids.source),
+        given=writer.pieces(ids.given),
+        written=writer.pieces(ids.written),
+        patterns=attention_weights(pipeline.model, ids.source, ids.given),
+        source_words=split_words(reader, ids.source),
+        written_words=split_words(writer, ids.written),
+    )
+
+
+def _encoder_decoder_ids(pipeline: Pipeline, text: str, target: str | None) -> TokenIds:
+    output, written = _written_ids(pipeline, text, target)
+    return TokenIds(pipeline.read([text])[0], [pipeline.config.start_id, *written[:-1]], written, output)
+
+
+def _decoder_ids(pipeline: Pipeline, text: str, target: str | None) -> TokenIds:
+    output, written = _written_ids(pipeline, text, target)
+    whole = [*pipeline.read([text])[0], *written]
+    return TokenIds([], whole[:-1], whole[1:], output)
+
+
+def _encoder_ids(pipeline: Pipeline, text: str, target: str | None) -> TokenIds:
+    if target is not None:
+        raise UsageError("an encoder generates no text: leave the target out")
+    return TokenIds(pipeline.read([text])[0], [], [], [])
+
+
+_IDS: dict[str, Callable[[Pipeline, str, str | None], TokenIds]] = {
+    "encoder-decoder": _encoder_decoder_ids,
+    "decoder": _decoder_ids,
+    "encoder": _encoder_ids,
+}
+
+
+def _written_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[int], list[int]]:
+    """The output, and the output with its end token if it has one."""
+    if target is None:
+        best = pipeline.hypotheses([text])[0][0]
+        ids, ended = best.tokens, best.finish_reason == "stop"
+    else:
+        ids, ended = pipeline.writer.encode([target])[0], True
+    return ids, [*ids, pipeline.writer.required("eos")] if ended else ids
+
+
+@torch.no_grad()
+def attention_weights(model: Transformer, source: Sequence[int], given: Sequence[int]) -> dict[str, Weights]:
+    """Kind -> weights (layers, heads, queries, keys) of one sentence, for each part that the model has."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    try:
+        with capture(model, "pattern") as captured:
+            model(*(Inputs(torch.tensor([ids], device=device)) for ids in (source, given) if ids))
+    finally:
+        model.train(was_training)
+    found = {}
+    for kind, name in _HOOKS.items():
+        count = sum(name.format(layer) in captured for layer in range(len(captured)))
+        layers = [captured[name.format(layer)][0].float().cpu().numpy() for layer in range(count)]
+        if layers:
+            found[kind] = np.stack(layers)
+    return found
+
+
+# --- alignment of words ----------------------------------------------------------------------------------
+
+
+def split_words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
+    """The words and punctuation marks of the decoded text; each token belongs to the word in which it ends."""
+    if not ids:
+        return Words([], [])
+    *prefixes, text = tokenizer.decode([ids[:n] for n in range(1, len(ids) + 1)])
+    words = list(_WORD.finditer(text))
+    of_token: list[int | None] = []
+    for token, prefix in zip(ids, [*prefixes, text], strict=True):
+        is_special = not tokenizer.decode([[token]])[0]
+        word = next((n for n, each in enumerate(words) if each.end() >= len(prefix.rstrip())), None)
+        of_token.append(None if is_special else word)
+    return Words([word.group() for word in words], of_token)
+
+
+def align_words(maps: AttentionMaps) -> NDArray[np.float64]:
+    """(written words, source words): cross-attention averaged over layers and heads.
+
+    The weights of the tokens of a source word are added, those of the tokens of a written word averaged. Special tokens
+    are left out, and the rows are normalized to sum to 1.
+    """
+    weights = maps.patterns["cross"].mean(axis=(0, 1), dtype=np.float64)
+    rows, columns = maps.written_words, maps.source_words
+    aligned = _one_hot(rows).T @ weights @ _one_hot(columns)
+    return np.asarray(aligned / np.maximum(aligned.sum(1, keepdims=True), 1e-12))
+
+
+def _one_hot(words: Words) -> NDArray[np.float64]:
+    """(tokens, words)"""
+    matrix = np.zeros((len(words.of_token), len(words.texts)))
+    for token, word in enumerate(words.of_token):
+        if word is not None:
+            matrix[token, word] = 1
+    return matrix
+
+
+def draw_alignment(maps: AttentionMaps) -> Figure:
+    """The alignment of a translation: source words across, translated words down; without words, all heads."""
+    columns, rows = maps.source_words.texts, maps.written_words.texts
+    if not rows or not columns:
+        return draw_heads(maps, ["cross"])
+    weights = align_words(maps)
+    width, height = 2.6 + 0.62 * len(columns), 2.0 + 0.42 * len(rows)
+    figure = new_figure(max(width, 5.4), max(height, 3.4))
+    axis = figure.subplots()
+    image = _draw_cells(axis, weights, vmax=max(0.5, float(weights.max())))
+    figure.suptitle("Attention of a translation model", fontsize=13, fontweight="bold")
+    axis.set_title("cross-attention, averaged over all layers and heads", fontsize=9, color="0.35", pad=8)
+    _label_ticks(axis.xaxis, columns, fontsize=11, rotation=35, ha="right", rotation_mode="anchor")
+    _label_ticks(axis.yaxis, rows, fontsize=11)
+    axis.set_xlabel("source sentence (read)", fontsize=10)
+    axis.set_ylabel("translation (written)", fontsize=10)
+    bar = figure.colorbar(image, ax=axis, aspect=18, pad=0.02)
+    bar.set_label("attention weight", fontsize=9)
+    bar.ax.tick_params(labelsize=8, length=0)
+    bar.outline.set_visible(False)
+    return figure
+
+
+# --- pictures of every head ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Panel:
-    """All heads of one kind of attention, ready to draw: patterns (L, H, T, S) and what stands at the axes."""
+    """All heads of one kind of attention: patterns (L, H, T, S) and the labels of the axes."""
 
     patterns: NDArray[np.floating]
     row_labels: Sequence[str]
     column_labels: Sequence[str]
     title: str
-    layers: Sequence[int]  # numbers to print, from 1
+    layers: Sequence[int]  # from 1
     heads: Sequence[int]
 
     @property
     def size(self) -> tuple[float, float]:
-        """Inches (width, height): a cell a token, labels at the left and the bottom, a title on top."""
+        """Inches (width, height): a cell per token, labels at the left and the bottom, a title on top."""
         rows, columns = self.patterns.shape[:2]
-        width = columns * max(1.3, _INCHES_A_TOKEN * len(self.column_labels) + 0.15)
-        height = rows * max(1.1, _INCHES_A_TOKEN * len(self.row_labels) + 0.4)
-        return max(4.0, width + _room(self.row_labels) + 0.7), height + _room(self.column_labels) + 0.5
+        width = columns * max(1.3, _INCHES_PER_TOKEN * len(self.column_labels) + 0.15)
+        height = rows * max(1.1, _INCHES_PER_TOKEN * len(self.row_labels) + 0.4)
+        left, bottom = (
+            0.3 + 0.075 * max(map(len, labels), default=0) for labels in (self.row_labels, self.column_labels)
+        )
+        return max(4.0, width + left + 0.7), height + bottom + 0.5
 
 
-def grid(
-    patterns: NDArray[np.floating], row_labels: Sequence[str], column_labels: Sequence[str], title: str
+def draw_heads(
+    maps: AttentionMaps,
+    kinds: Sequence[str] = tuple(KINDS),
+    layer: int | None = None,
+    head: int | None = None,
 ) -> Figure:
-    """Every layer and head of patterns (L, H, T, S) in one figure: shares of 1, one colour scale for all."""
-    layers, heads = patterns.shape[:2]
-    panel = Panel(patterns, row_labels, column_labels, title, range(1, layers + 1), range(1, heads + 1))
-    return _stacked([panel])
+    """One cell grid per layer and head, for each of the kinds; `layer` and `head` (from 1) select one."""
+    panels = []
+    for kind in kinds:
+        if kind in maps.patterns:
+            patterns = maps.patterns[kind]
+            layers = _numbers(layer, patterns.shape[0], "layer")
+            heads = _numbers(head, patterns.shape[1], "head")
+            part = patterns[np.ix_([n - 1 for n in layers], [n - 1 for n in heads])]
+            panels.append(Panel(part, *maps.labels(kind), KINDS[kind], layers, heads))
+    return draw_panels(panels)
 
 
-def picture(
-    seen: Seen, kinds: Sequence[str] = tuple(KINDS), layer: int | None = None, head: int | None = None
-) -> Figure:
-    """The chosen kinds of attention one above the other; `layer` and `head` (from 1) choose one of each."""
-    return _stacked([_panel(seen, kind, layer, head) for kind in kinds if kind in seen.patterns])
+def draw_panels(panels: Sequence[Panel]) -> Figure:
+    """The panels below each other."""
+    widths, heights = zip(*(panel.size for panel in panels), strict=True)
+    figure = new_figure(max(widths), sum(heights))
+    parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for part, panel in zip(parts, panels, strict=True):
+        _draw_panel(part, panel)
+    return figure
 
 
-def _panel(seen: Seen, kind: str, layer: int | None, head: int | None) -> Panel:
-    patterns = seen.patterns[kind]
-    layers, heads = (
-        _chosen(*choice) for choice in zip((layer, head), patterns.shape, ("layer", "head"), strict=False)
-    )
-    rows, columns = seen.labels(kind)
-    part = patterns[np.ix_([n - 1 for n in layers], [n - 1 for n in heads])]
-    return Panel(part, rows, columns, KINDS[kind], layers, heads)
-
-
-def _chosen(number: int | None, available: int, what: str) -> list[int]:
+def _numbers(number: int | None, available: int, what: str) -> list[int]:
     if number is None:
         return list(range(1, available + 1))
     if not 1 <= number <= available:
@@ -70,48 +283,32 @@ def _chosen(number: int | None, available: int, what: str) -> list[int]:
     return [number]
 
 
-def _stacked(panels: Sequence[Panel]) -> Figure:
-    widths, heights = zip(*(panel.size for panel in panels), strict=True)
-    figure = new_figure(max(widths), sum(heights))
-    parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for part, panel in zip(parts, panels, strict=True):
-        _draw(part, panel)
-    return figure
-
-
-def _draw(figure: Figure, panel: Panel) -> None:
+def _draw_panel(figure: Figure, panel: Panel) -> None:
     rows, columns = panel.patterns.shape[:2]
     figure.suptitle(panel.title, fontsize=11, fontweight="bold")
     axes = figure.subplots(rows, columns, squeeze=False)
     for (row, column), axis in np.ndenumerate(axes):
-        # Drawn as cells with pale edges, which lead the eye to the labels.
-        image = axis.pcolormesh(
-            panel.patterns[row, column],
-            cmap=COLOURS,
-            vmin=0,
-            vmax=1,
-            edgecolors="0.92",
-            linewidth=0.3,
-            antialiased=True,
-        )
-        axis.invert_yaxis()
+        image = _draw_cells(axis, panel.patterns[row, column], vmax=1)
         axis.set_title(f"layer {panel.layers[row]} head {panel.heads[column]}", fontsize=8, pad=3)
-        _label(axis.xaxis, panel.column_labels if row == rows - 1 else [], rotation=90)
-        _label(axis.yaxis, panel.row_labels if column == 0 else [], rotation=0)
-        for side in axis.spines.values():
-            side.set(color="0.8", linewidth=0.6)
+        _label_ticks(axis.xaxis, panel.column_labels if row == rows - 1 else [], rotation=90)
+        _label_ticks(axis.yaxis, panel.row_labels if column == 0 else [])
     bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 1.6 / rows), aspect=16, pad=0.01, ticks=[0, 0.5, 1])
     bar.ax.tick_params(labelsize=7, length=0)
     bar.outline.set_visible(False)
 
 
-def _label(axis: Any, labels: Sequence[str], rotation: int) -> None:
-    """A token at the middle of every cell."""
-    # Tokens are text: a dollar sign in one starts no formula.
-    axis.set_ticks(np.arange(len(labels)) + 0.5, labels, fontsize=7.5, rotation=rotation, parse_math=False)
+def _draw_cells(axis: Any, weights: NDArray[np.floating], vmax: float) -> Any:
+    """Cells with pale edges, the first row on top."""
+    image = axis.pcolormesh(
+        weights, cmap=COLORMAP, vmin=0, vmax=vmax, edgecolors="0.92", linewidth=0.3, antialiased=True
+    )
+    axis.invert_yaxis()
+    for side in axis.spines.values():
+        side.set(color="0.8", linewidth=0.6)
+    return image
+
+
+def _label_ticks(axis: Any, labels: Sequence[str], fontsize: float = 7.5, **more: Any) -> None:
+    """A label at the middle of every cell; dollar signs are not parsed as formulas."""
+    axis.set_ticks(np.arange(len(labels)) + 0.5, labels, fontsize=fontsize, parse_math=False, **more)
     axis.set_tick_params(length=0, pad=2)
-
-
-def _room(labels: Sequence[str]) -> float:
-    """Inches that the longest label takes."""
-    return 0.3 + 0.075 * max((len(label) for label in labels), default=0)

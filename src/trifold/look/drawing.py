@@ -1,10 +1,9 @@
-"""The architecture as a drawing in text, laid out like figure 1 of "Attention Is All You Need": from bottom to top."""
+"""The architecture as a text drawing, from bottom to top, laid out like figure 1 of "Attention Is All You Need"."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from trifold.look.canvas import Canvas
 from trifold.nn.config import ModelConfig
 
 _WIRING = {
@@ -13,29 +12,29 @@ _WIRING = {
     "sandwich": "x ← x + dropout(norm(f(norm(x))))",
 }
 _POSITIONS = {
-    "sinusoidal": "+ sinusoidal positions",
-    "sinusoidal-halves": "+ sinusoidal positions, in halves",
-    "learned": "+ learned positions",
-    "rotary": "rotary positions in attention",
-    "relative": "relative positions in attention",
-    "relative-sinusoidal": "distances in attention",
-    "alibi": "ALiBi in attention",
+    "sinusoidal": "sinusoidal positions",
+    "sinusoidal-halves": "sinusoidal positions (halves)",
+    "learned": "learned positions",
+    "rotary": "rotary positions",
+    "relative": "relative position bias",
+    "relative-sinusoidal": "relative sinusoidal positions",
+    "alibi": "ALiBi",
     "none": "no positions",
 }
 _PARALLEL = {
-    "parallel": "x ← x + dropout(attention(norm(x)) + feed-forward(norm(x))), one norm",
+    "parallel": "x ← x + dropout(attention(n) + feed-forward(n)), n = norm(x)",
     "parallel-two-norms": "x ← x + dropout(attention(norm(x)) + feed-forward(norm'(x)))",
 }
 _NORMS = {"layer": "layer norm", "rms": "RMS norm"}
 
-_WIDTH = 34  # of a box, edges included, unless a line of text needs more
-_GAP = 6  # columns between the two stacks, for the memory's way over
+_WIDTH = 33  # of a box, edges included, unless a line of text needs more
+_GAP = 6  # columns between the two stacks, for the arrow from encoder to decoder
 
 Box: TypeAlias = tuple[str, ...]  # its lines of text
 
 
 class Group(NamedTuple):
-    """Boxes that repeat, in a frame of their own; the first is the last to work."""
+    """Boxes that repeat, in a frame of their own; the first is the top one."""
 
     title: str
     boxes: tuple[Box, ...]
@@ -44,8 +43,35 @@ class Group(NamedTuple):
 Column: TypeAlias = list[Box | Group | str]  # from top to bottom, with a plain word at the end
 
 
-def drawing(config: ModelConfig) -> str:
-    """The model as boxes with their sizes, and in one line below how each sub-layer is wired."""
+class Canvas:
+    """A grid of characters that grows as needed; row 0 is the top, column 0 the left."""
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[int, int], str] = {}
+
+    def __str__(self) -> str:
+        rows, columns = (1 + max((place[axis] for place in self._cells), default=-1) for axis in (0, 1))
+        lines = (
+            "".join(self._cells.get((row, column), " ") for column in range(columns)) for row in range(rows)
+        )
+        return "\n".join(line.rstrip() for line in lines)
+
+    def write(self, row: int, column: int, text: str) -> None:
+        """Write text from that cell on, replacing what is there."""
+        for offset, character in enumerate(text):
+            self._cells[row, column + offset] = character
+
+    def box(self, row: int, column: int, width: int, height: int, title: str = "") -> None:
+        """Draw a frame with that outer size and a title in its upper edge."""
+        heading = f"─ {title} " if title else ""
+        self.write(row, column, f"┌{heading:─<{width - 2}}┐")
+        for side in range(row + 1, row + height - 1):
+            self.write(side, column, f"│{'':{width - 2}}│")
+        self.write(row + height - 1, column, f"└{'':─<{width - 2}}┘")
+
+
+def draw_architecture(config: ModelConfig) -> str:
+    """The model as boxes with their sizes, and one line with the residual wiring."""
     columns = [_column(config, side) for side in ("encoder", "decoder") if _layers(config, side)]
     height = max(sum(map(_height, column)) + len(column) - 1 for column in columns)
     width = max(_WIDTH, *(4 + len(line) for column in columns for box in _boxes(column) for line in box))
@@ -53,10 +79,9 @@ def drawing(config: ModelConfig) -> str:
     tops = [_draw(canvas, column, n * (width + 4 + _GAP), height, width) for n, column in enumerate(columns)]
     if len(columns) == 2:
         _memory(canvas, min(tops[0].values()), tops[1]["cross-attention"] + 1, width)
-    way = _PARALLEL.get(config.residual)
-    way = f"every block:  {way}" if way else f"every sub-layer f:  {_WIRING[config.norm_placement]}"
-    wiring = f"{way}   (norm: {_NORMS[config.norm]})"
-    return f"{canvas}\n\n{wiring}"
+    block = _PARALLEL.get(config.residual)
+    wiring = f"every block:  {block}" if block else f"every sub-layer f:  {_WIRING[config.norm_placement]}"
+    return f"{canvas}\n\n{wiring}\nnorm:  {_NORMS[config.norm]}"
 
 
 def _layers(config: ModelConfig, side: str) -> int:
@@ -70,20 +95,21 @@ def _column(config: ModelConfig, side: str) -> Column:
     if config.sliding_window is not None:
         where = "" if config.window_pattern == ("local",) else " in some layers"
         causal += f", window {config.sliding_window:,}{where}"
-    gated = "gated " if config.gated else ""
-    activation = f"{config.d_model:,} → {sized.d_ff:,} {gated}{config.activation} → {config.d_model:,}"
-    parts: list[Box] = [("feed-forward", activation)]
+    sizes = f"{config.d_model:,} → {sized.d_ff:,} → {config.d_model:,}"
+    if config.gated:
+        parts: list[Box] = [("feed-forward", sizes, f"gated {config.activation}")]
+    else:
+        parts = [("feed-forward", f"{sizes}, {config.activation}")]
     if decodes and translates:
         parts.append(("cross-attention", _heads(sized)))
     parts.append(("self-attention", _heads(sized) + causal))
-    vocabulary = config.output_vocab_size if decodes else config.vocab_size
-    scale = f"× √{config.d_model:,}, " if config.scale_embeddings else ""
-    shared = ", shared" if decodes and translates and config.target_vocab_size is None else ""
+    vocab_size = config.output_vocab_size if decodes else config.vocab_size
+    is_shared = decodes and translates and config.target_vocab_size is None
     return [
         *_tops(config, side),
         *([(_NORMS[config.norm],)] if config.has_final_norm("decoder" if decodes else "encoder") else []),
         Group(f"{side} × {_layers(config, side)}", tuple(parts)),
-        _bottom(config, f"{vocabulary:,} × {config.embedding_width:,}{shared}", scale),
+        _bottom(config, vocab_size, is_shared=is_shared),
         "pixels"
         if config.n_patches
         else "tokens"
@@ -94,14 +120,20 @@ def _column(config: ModelConfig, side: str) -> Column:
     ]
 
 
-def _bottom(config: ModelConfig, table: str, scale: str) -> Box:
+def _bottom(config: ModelConfig, vocab_size: int, *, is_shared: bool) -> Box:
+    positions = _POSITIONS[config.positions]
     if config.patch_size is not None:
         tall, wide = config.patch_size
-        return (f"{config.n_patches:,} patches of {tall} × {wide}, class token", _POSITIONS[config.positions])
-    types = "+ segments " if config.n_token_types else ""
-    norm = ", norm" if config.embedding_norm else ""
+        return (f"{config.n_patches:,} patches of {tall} × {wide}, class token", positions)
+    scale = f", × √{config.d_model:,}" if config.scale_embeddings else ""
     wider = f", → {config.d_model:,}" if config.has_embedding_projection else ""
-    return (f"embeddings {table}", f"{scale}{types}{_POSITIONS[config.positions]}{norm}{wider}")
+    segments = "segments, " if config.n_token_types else ""
+    norm = ", norm" if config.embedding_norm else ""
+    return (
+        "shared embeddings" if is_shared else "embeddings",
+        f"{vocab_size:,} × {config.embedding_width:,}{scale}{wider}",
+        f"{segments}{positions}{norm}",
+    )
 
 
 def _tops(config: ModelConfig, side: str) -> list[Box]:
@@ -119,7 +151,7 @@ def _heads(config: ModelConfig) -> str:
 
 
 def _head(config: ModelConfig) -> Box:
-    weights = "tied" if config.tie_lm_head else "weights of its own"
+    weights = "tied" if config.tie_lm_head else "untied"
     return ("language-model head", f"{config.d_model:,} → {config.output_vocab_size:,}, {weights}")
 
 
@@ -142,7 +174,7 @@ def _height(item: Box | Group | str) -> int:
 
 
 def _draw(canvas: Canvas, column: Column, left: int, height: int, width: int) -> dict[str, int]:
-    """Draw standing on the ground at row `height`; gives the top row of every box by its first line."""
+    """Draw the column with its bottom at row `height`; return the top row of every box by its first line."""
     tops: dict[str, int] = {}
     middle = left + 2 + width // 2
     row = height - sum(map(_height, column)) - (len(column) - 1)
@@ -175,7 +207,7 @@ def _box(canvas: Canvas, box: Box, row: int, left: int, width: int, tops: dict[s
 
 
 def _memory(canvas: Canvas, start: int, end: int, width: int) -> None:
-    """What the encoder understood leaves at its top (row `start`) for the cross-attention (row `end`)."""
+    """Draw the arrow from the top of the encoder (row `start`) to the cross-attention (row `end`)."""
     middle, down, into = 2 + width // 2, width + 4 + _GAP // 2, width + 4 + _GAP + 1
     canvas.write(start - 1, middle, f"┌{'':─<{down - middle - 1}}┐")
     for row in range(start, end):

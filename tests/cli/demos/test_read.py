@@ -1,4 +1,4 @@
-"""The demo that tells packages apart, with models too small to do it well."""
+"""The demo that classifies docstrings, with tiny models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TINY = {
 
 
 def some(columns):
-    """Docstrings of three packages, which are easily told apart; some name their package."""
+    """Docstrings of three packages that are easy to classify; some name their package."""
     texts = [
         (f"{word} of the {thing} number {n} {package if n % 4 == 0 else ''}", package)
         for package, word in (("mail", "headers"), ("window", "buttons"), ("net", "sockets"))
@@ -46,7 +46,7 @@ def small(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
-def test_it_pretrains_learns_and_says_what_to_do_next(trifold, tmp_path):
+def test_pretrains_trains_and_prints_the_next_commands(trifold, tmp_path):
     folder = tmp_path / "demo"
     done = trifold("demo", "read", "--out", str(folder))
     assert done.code == 0, done.err
@@ -60,7 +60,7 @@ def test_it_pretrains_learns_and_says_what_to_do_next(trifold, tmp_path):
     ):
         assert expected in done.out
     assert f"trifold predict {folder} " in done.out
-    for run in (folder, folder / read.PRETRAINING, folder / read.ALONE):
+    for run in (folder, folder / read.PRETRAINING, folder / read.FROM_SCRATCH):
         assert (run / "model" / "model.safetensors").is_file()
     used = trifold("predict", str(folder / read.PRETRAINING), "headers of the <mask>", "--task", "fill-mask")
     assert used.code == 0, used.err
@@ -68,7 +68,7 @@ def test_it_pretrains_learns_and_says_what_to_do_next(trifold, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
-def test_json_is_one_last_line_for_programs(trifold, tmp_path):
+def test_json_is_the_last_line(trifold, tmp_path):
     done = trifold("demo", "read", "--out", str(tmp_path / "demo"), "--json", "--minutes", "5")
     told = json.loads(done.out.splitlines()[-1])
     assert {*told} == {
@@ -90,33 +90,26 @@ def test_json_is_one_last_line_for_programs(trifold, tmp_path):
     assert (tmp_path / "demo" / "packages.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_right_is_a_percentage():
-    assert read.right(["a", "b", "a", "c"], ["a", "a", "a", "c"]) == 75
+def test_accuracy_is_a_percentage():
+    assert read.accuracy(["a", "b", "a", "c"], ["a", "a", "a", "c"]) == 75
+    assert read.standard_error(50.0, 100) == 5.0
 
 
-def test_a_share_has_its_standard_error():
-    assert "50.0 %  ± 5.0" in read.scored({"one": 50.0}, 100)
+def test_accuracies_are_compared_with_the_error_of_paired_predictions():
+    labels = list("a" * 100)
+    found = {"one": list("a" * 60 + "b" * 40), "two": list("b" * 10 + "a" * 60 + "b" * 30), "three": labels}
+    # 10 are correct in `one` only and 10 in `two` only; then 40 in `three` only.
+    assert read.compare(labels, found, "one", "two") == "one: as accurate as two"
+    assert read.compare(labels, found, "one", "three") == "one: 40.0 points (± 4.9) behind three"
+    assert read.compare(labels, found, "three", "one") == "three: 40.0 points (± 4.9) ahead of one"
 
 
-def test_who_is_ahead_is_said_either_way_with_the_error_of_pairs():
-    wanted = list("a" * 100)
-    answers = {"one": list("a" * 60 + "b" * 40), "two": list("b" * 10 + "a" * 60 + "b" * 30), "three": wanted}
-    # 10 are told by the one only and 10 by the other only; then 40 by the other only.
-    assert read.compared(wanted, answers, "one", "two") == "one: as good as two"
-    assert read.compared(wanted, answers, "one", "three") == "one: 40.0 points (± 4.9) behind three"
-    assert read.compared(wanted, answers, "three", "one") == "three: 40.0 points (± 4.9) ahead of one"
-
-
-def test_what_is_printed_can_be_typed(tmp_path):
-    said = [
-        shlex.split(line)
-        for line in read._where(tmp_path / "two words", None)
-        if line.startswith("  trifold ")
-    ]
+def test_printed_commands_can_be_typed(tmp_path):
+    words = [shlex.split(line) for line in read.next_commands(tmp_path / "two words")]
     folder = str(tmp_path / "two words")
-    assert [words[2] for words in said] == [folder, f"{folder}/{read.PRETRAINING}", folder, folder]
-    assert "  trifold eval runs/demo-read" in read._where(Path("runs/demo-read"), None)
+    assert [each[2] for each in words] == [folder, f"{folder}/{read.PRETRAINING}", folder, folder]
+    assert "trifold eval runs/demo-read" in read.next_commands(Path("runs/demo-read"))
 
 
-def test_the_minutes_are_dealt_out_whole():
+def test_the_shares_of_the_minutes_sum_to_one():
     assert sum(read.SHARES.values()) == pytest.approx(1)

@@ -1,10 +1,11 @@
-"""The demo that completes functions, with a model too small to do it well."""
+"""The demo that completes functions, with a tiny model."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ import trifold.train.loop  # noqa: F401 (it takes load_recipe as it is, before a
 from trifold.cli.demos import write
 from trifold.data import embedded, stdlib
 from trifold.data.stdlib import FunctionCheck
+from trifold.generate import GenerationConfig
 from trifold.recipe import load_recipe
 
 TINY = {
@@ -23,7 +25,7 @@ TINY = {
 
 
 def a_library():
-    """Rows as the real one gives them, a few."""
+    """A few rows in the format of the real source."""
     texts = [f"def f{n}(a, b={n}):\n    return a + {n}" for n in range(60)]
     rows = [{"text": text, "signature": text.partition("\n")[0], "module": f"m{text}"} for text in texts]
     return {"train": rows[:40], "valid": rows[40:44], "test": rows[44:]}
@@ -34,7 +36,7 @@ def small(monkeypatch):
     monkeypatch.setattr(
         "trifold.recipe.load_recipe", lambda name, more=(): load_recipe(name, TINY | dict(more))
     )
-    monkeypatch.setattr(write, "ASKED", 6)
+    monkeypatch.setattr(write, "SIGNATURES", 6)
     monkeypatch.setitem(embedded.SOURCES, "functions", a_library)
     embedded.load_splits.cache_clear()
     yield
@@ -43,7 +45,7 @@ def small(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
-def test_it_trains_completes_judges_and_says_what_to_do_next(trifold, tmp_path):
+def test_trains_completes_and_prints_the_next_commands(trifold, tmp_path):
     folder = tmp_path / "demo"
     done = trifold("demo", "write", "--out", str(folder))
     assert done.code == 0, done.err
@@ -52,7 +54,7 @@ def test_it_trains_completes_judges_and_says_what_to_do_next(trifold, tmp_path):
         "signature",
         "do something",
         "nats per token",
-        "and now:",
+        "try it:",
     ):
         assert expected in done.out
     assert f'trifold generate {folder} "def f' in done.out
@@ -61,7 +63,7 @@ def test_it_trains_completes_judges_and_says_what_to_do_next(trifold, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
-def test_json_is_one_last_line_for_programs(trifold, tmp_path):
+def test_json_is_the_last_line(trifold, tmp_path):
     done = trifold("demo", "write", "--out", str(tmp_path / "demo"), "--json")
     told = json.loads(done.out.splitlines()[-1])
     assert {*told} == {"seconds", "steps", "signatures", "gpt", "examples", "folder"}
@@ -71,7 +73,7 @@ def test_json_is_one_last_line_for_programs(trifold, tmp_path):
     assert (tmp_path / "demo" / "completions.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_where_python_has_no_sources_it_says_so_and_touches_nothing(trifold, monkeypatch, tmp_path):
+def test_missing_sources_are_reported_before_anything_is_written(trifold, monkeypatch, tmp_path):
     monkeypatch.setattr(stdlib, "library_folder", lambda: tmp_path / "nothing")
     embedded.load_splits.cache_clear()
     for which in ("write", "read"):
@@ -83,31 +85,36 @@ def test_where_python_has_no_sources_it_says_so_and_touches_nothing(trifold, mon
     embedded.load_splits.cache_clear()
 
 
-def test_completions_are_counted():
-    found = [
-        write.judged("def f(a):", body) for body in ("\n    return a + 1", "\n    pass", "\n    return (", "")
-    ]
+class Echo:
+    """A pipeline whose output for a signature is given."""
+
+    def __init__(self, bodies):
+        self.bodies, self.writer = bodies, self
+
+    def hypotheses(self, signatures, *, on_done, **settings):
+        on_done(len(signatures))
+        return [[SimpleNamespace(tokens=index)] for index in range(len(signatures))]
+
+    def decode(self, tokens):
+        return [self.bodies[index] for index in tokens]
+
+
+def test_completions_are_checked():
+    bodies = ["\n    return a + 1", "\n    pass", "\n    return (", ""]
+    found = write.complete(Echo(bodies), ["def f(a):"] * 4, GenerationConfig())
     assert [one.check for one in found] == [
         FunctionCheck(True, True),
         FunctionCheck(True, False),
         *[FunctionCheck(False, False)] * 2,
     ]
-    assert write.score(found, 2.5) == (2, 1, 2.5)
     assert found[0].text == "def f(a):\n    return a + 1"
 
 
-def test_what_is_printed_can_be_typed(tmp_path):
+def test_printed_commands_can_be_typed(tmp_path):
     for name in ("plain", "two words", "it's"):
         for signature in ("def f(a, b='x'):", 'def f(a="$HOME", b="`"):', "def f(a='\\n', b='!'):"):
-            commands = write._where(tmp_path / name, None, signature)
-            said = [shlex.split(line) for line in commands if line.startswith("  trifold ")]
-            assert {words[2] for words in said} == {str(tmp_path / name)}
-            assert [words[3:4] for words in said if words[1] in ("generate", "look")] == [[signature]] * 2
-    plain = write._where(Path("runs/demo-write"), None, "def f(a, b='x'):")
-    assert "  trifold generate runs/demo-write \"def f(a, b='x'):\"" in plain
-
-
-def test_the_scores_are_one_sentence():
-    shown = write.scored(write.Score(80, 77, 2.9), 100)
-    assert "100 functions, 80 parse and 77 do something" in shown
-    assert "2.900 nats per token" in shown
+            words = [shlex.split(line) for line in write.next_commands(tmp_path / name, signature)]
+            assert {each[2] for each in words} == {str(tmp_path / name)}
+            assert [each[3:4] for each in words if each[1] in ("generate", "look")] == [[signature]] * 2
+    plain = write.next_commands(Path("runs/demo-write"), "def f(a, b='x'):")
+    assert "trifold generate runs/demo-write \"def f(a, b='x'):\"" in plain

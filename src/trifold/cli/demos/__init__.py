@@ -1,1 +1,118 @@
-"""What `trifold demo` can show, a file each: `run(out, minutes, json)`, and the folder that it usually writes to."""
+"""The demos of `trifold demo`, and what they share: their folder, and how they show examples and pictures."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+
+from trifold.cli.terminal import print_note
+from trifold.errors import TrifoldError, UsageError
+
+if TYPE_CHECKING:
+    from trifold.look.plots import Figure
+    from trifold.recipe import Recipe
+    from trifold.train.state import Outcome
+
+Row = TypeVar("Row")
+
+MARKER = ".trifold-demo"  # file in a folder that a demo created and may replace
+
+
+def clear_folder(folder: Path) -> None:
+    """Make an empty folder with the marker. Raises UsageError for a folder that no demo created, or that is in use.
+
+    The folder is emptied and not removed, because it may be a link or the current folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: is a file and is not replaced; choose another folder with --out")
+    try:
+        content = list(folder.iterdir()) if folder.exists() else []
+        if content and not (folder / MARKER).is_file():
+            raise UsageError(
+                f"{folder}: was not made by the demo and is not replaced; choose another folder with --out"
+            )
+        if content:
+            _refuse_running(folder)
+        for path in content:
+            if path.name == MARKER:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        text = "made by `trifold demo`, which replaces it\n"
+        (folder / MARKER).write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: cannot be written ({error.strerror}); choose another with --out"
+        ) from None
+
+
+def _refuse_running(folder: Path) -> None:
+    """Raises UsageError if another process trains in the folder; the runs of demo `read` have a lock each."""
+    from trifold.train.run_folder import LOCK, RunFolder
+
+    for lock in folder.rglob(LOCK):
+        RunFolder(lock.parent).check_unlocked()
+
+
+def train_demo(recipe: Recipe, out: Path) -> Outcome:
+    """Train in the cleared folder; exit if training was interrupted."""
+    from trifold.train import train
+    from trifold.train.monitor import choose_view
+
+    # "auto" starts a new run in a folder with nothing but the marker.
+    outcome = train(recipe, out=out, resume="auto", view=choose_view())
+    if not outcome.finished:
+        raise typer.Exit(outcome.exit_code)
+    return outcome
+
+
+def spread(rows: Sequence[Row], count: int) -> list[Row]:
+    """`count` rows at equal distances, so that they show different constructions."""
+    if len(rows) <= count:
+        return list(rows)
+    return [rows[index * len(rows) // count] for index in range(count)]
+
+
+def check_mark(correct: bool) -> str:
+    """✓ or ✗."""
+    return "✓" if correct else "✗"
+
+
+def abbreviate(text: str, width: int) -> str:
+    """The text in one line of at most `width` columns."""
+    return shorten(" ".join(text.split()), width, placeholder=" …")
+
+
+def save_picture(draw: Callable[[], Figure], path: Path, what: str) -> Path | None:
+    """Draw and save a picture; None and a note if matplotlib is missing or the file cannot be written."""
+    from trifold.look.plots import save_figure
+
+    try:
+        return save_figure(draw(), path)
+    except TrifoldError as error:
+        print_note(f"no picture of {what}: {error}")
+        return None
+
+
+def quote(text: str) -> str:
+    """The text for a shell, in double quotes where that is safe."""
+    return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
+
+
+def print_folders(folders: dict[str, Path | None], commands: Sequence[str]) -> None:
+    """Print where the results are and what to do next."""
+    for name, path in folders.items():
+        if path is not None:
+            print(f"{name:<20} {path}")
+    print("\ntry it:")
+    for command in commands:
+        print(f"  {command}")

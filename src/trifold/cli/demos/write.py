@@ -1,8 +1,8 @@
-"""A small GPT learns Python from the standard library's sources, and completes functions that it has never seen.
+"""Train a small GPT on the sources of the standard library, and complete functions that it has never seen.
 
-Whole modules are held out, and of their functions those whose signature no training function has. Of each the first
-sample counts: it must parse, and its body must do something (see data/stdlib.py). examples/trigram.py computes the same
-scores for a trigram model.
+Whole modules are held out, and of their functions those whose signature no training function has. The first sample of
+each is judged: it must parse, and its body must do something (see data/stdlib.py). examples/trigram.py computes
+the same scores for a trigram model.
 """
 
 from __future__ import annotations
@@ -11,27 +11,33 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import typer
-
-from trifold.cli.demos.folder import clear
-from trifold.cli.demos.showing import argument, counting, in_short, mark, save_picture, spread
-from trifold.cli.streams import note, print_json
+from trifold.cli.demos import (
+    abbreviate,
+    check_mark,
+    clear_folder,
+    print_folders,
+    quote,
+    save_picture,
+    spread,
+    train_demo,
+)
+from trifold.cli.terminal import count_progress, print_json, print_note, print_table
 
 if TYPE_CHECKING:
     from trifold.data.stdlib import FunctionCheck
     from trifold.generate import GenerationConfig
-    from trifold.look.figures import Figure
+    from trifold.look.plots import Figure
     from trifold.pipeline import Pipeline
 
 FOLDER = Path("runs/demo-write")
-ASKED = 100  # signatures
-LISTED, WHOLE, DRAWN = 10, 3, 5  # completions in the table, shown whole, and drawn
-LINES = 9  # of one that is shown whole, at most
-WIDTH = 88  # columns of a completion in the picture
+SIGNATURES = 100  # functions to complete
+LISTED, WHOLE, DRAWN = 10, 3, 5  # completions in the table, printed in full, and drawn
+MAX_LINES = 9  # of a completion that is printed in full
+MAX_WIDTH = 88  # columns of a completion in the picture
 
 
 class Completion(NamedTuple):
-    """What was written behind a signature."""
+    """A signature, the generated body, and whether they parse and do something."""
 
     signature: str
     body: str
@@ -42,173 +48,119 @@ class Completion(NamedTuple):
         return self.signature + self.body
 
 
-class Score(NamedTuple):
-    """Of so many completions: how many parse, how many do something besides; nats a token on held-out text."""
-
-    parses: int
-    does: int
-    loss: float
-
-
 def run(out: Path, minutes: float | None, json: bool) -> None:
-    """Train, complete, and say how often that came to something."""
+    """Train, complete functions, and count how many parse and do something."""
     from trifold.data.embedded import load_rows
+    from trifold.look.plots import read_metric
     from trifold.pipeline import load
     from trifold.recipe import load_recipe
-    from trifold.train import train
-    from trifold.train.monitor import choose_view
 
     recipe = load_recipe("demo-write", {} if minutes is None else {"train.minutes": minutes})
-    note("reading the sources of this Python's standard library …")
+    print_note("reading the sources of this Python's standard library …")
     test_rows = load_rows("functions", "test")
-    clear(out)
-    outcome = train(recipe, out=out, resume="auto", view=choose_view())
-    if not outcome.finished:
-        raise typer.Exit(outcome.exit_code)
+    clear_folder(out)
+    outcome = train_demo(recipe, out)
 
-    pipeline, config = load(str(out)), recipe.generate
-    signatures = asked([row["signature"] for row in test_rows], pipeline, config)
-    ours = by_model(pipeline, signatures, config)
-    scores = score(ours, _loss(out))
-    examples = worth_showing(ours)
+    pipeline = load(str(out))
+    signatures = choose_signatures([row["signature"] for row in test_rows], pipeline, recipe.generate)
+    ours = complete(pipeline, signatures, recipe.generate)
+    parses = sum(one.check.parses for one in ours)
+    does_something = sum(one.check.does_something for one in ours)
+    loss = read_metric(out, "valid/loss")[1][-1]
+    examples = choose_examples(ours)
     picture = save_picture(
-        lambda: draw(pipeline, out, spread(examples, DRAWN)),
-        out / "completions.png",
-        "what it wrote",
+        lambda: draw(pipeline, out, spread(examples, DRAWN)), out / "completions.png", "the completions"
     )
+    listed = spread(ours, LISTED)
     if json:
         print_json(
             {
                 "seconds": round(outcome.seconds, 1),
                 "steps": outcome.steps,
                 "signatures": len(signatures),
-                "gpt": {
-                    "parses": scores.parses,
-                    "does_something": scores.does,
-                    "loss": round(scores.loss, 4),
-                },
+                "gpt": {"parses": parses, "does_something": does_something, "loss": round(loss, 4)},
                 "examples": [
                     {"signature": one.signature, "ours": one.text, "does_something": one.check.does_something}
-                    for one in spread(ours, LISTED)
+                    for one in listed
                 ],
                 "folder": str(out),
             }
         )
         return
-    listed = spread(ours, LISTED)
     print(f"\n{len(ours):,} functions of modules that training never saw, {len(listed)} of them:\n")
-    print(in_table(listed))
+    rows = [
+        (
+            abbreviate(one.signature, 28),
+            check_mark(one.check.does_something),
+            abbreviate(one.body, 44) or "–",
+        )
+        for one in listed
+    ]
+    print_table([("signature", "", "completion"), *rows])
     whole = spread(examples, WHOLE)
-    print(f"\n{len(whole)} of those that do something, whole:")
+    print(f"\n{len(whole)} of those that do something, in full:")
     for one in whole:
         print("\n" + "\n".join(f"    {line}" for line in one.text.splitlines()))
-    print(f"\n{scored(scores, len(ours))}\n")
+    print(f"\nOf {len(ours)} functions, {parses} parse and {does_something} do something;")
+    print(f"the loss on held-out functions is {loss:.3f} nats per token.\n")
     print(f"training             {outcome.seconds:.0f} s, {outcome.steps:,} steps")
-    for line in _where(out, picture, signatures[0]):
-        print(line)
+    folders = {"model": out / "model", "run folder": out, "completions": picture}
+    print_folders(folders, next_commands(out, signatures[0]))
 
 
-# --- completing -------------------------------------------------------------------------------------------
+def next_commands(out: Path, signature: str) -> list[str]:
+    """Commands that use the model, quoted for a shell."""
+    folder, signature = shlex.quote(str(out)), quote(signature)
+    return [
+        f"trifold generate {folder} {signature}",
+        f"trifold eval {folder}",
+        f"trifold show {folder}",
+        f"trifold look {folder} {signature} --out attention.png",
+    ]
 
 
-def asked(signatures: list[str], pipeline: Pipeline, config: GenerationConfig) -> list[str]:
-    """Some from all over, all different, that leave the model room to write."""
-    room = pipeline.config.max_positions - (config.max_new_tokens or 0)
+def choose_signatures(signatures: list[str], pipeline: Pipeline, config: GenerationConfig) -> list[str]:
+    """Different signatures that leave the model enough positions for its output."""
+    longest = pipeline.config.max_positions - (config.max_new_tokens or 0)
     different = list(dict.fromkeys(signatures))
-    return spread([one for one in different if len(pipeline.read([one])[0]) <= room], ASKED)
+    return spread([one for one in different if len(pipeline.read([one])[0]) <= longest], SIGNATURES)
 
 
-def by_model(pipeline: Pipeline, signatures: list[str], config: GenerationConfig) -> list[Completion]:
-    """The first sample of each."""
-    said = config.model_dump(exclude_unset=True)
-    with counting("functions completed", len(signatures)) as count:
-        found = pipeline.hypotheses(signatures, on_done=count, **said)
-    bodies = pipeline.writer.decode([best[0].tokens for best in found])
-    return [judged(signature, body) for signature, body in zip(signatures, bodies, strict=True)]
-
-
-def judged(signature: str, body: str) -> Completion:
-    """With what the grammar says of it."""
+def complete(pipeline: Pipeline, signatures: list[str], config: GenerationConfig) -> list[Completion]:
+    """The first sample for each signature."""
     from trifold.data.stdlib import check_function
 
-    return Completion(signature, body, check_function(signature + body))
-
-
-def score(completions: list[Completion], loss: float) -> Score:
-    """Counted."""
-    checks = [one.check for one in completions]
-    return Score(sum(c.parses for c in checks), sum(c.does_something for c in checks), loss)
-
-
-def _loss(run: Path) -> float:
-    """The last validation's."""
-    from trifold.look.curves import curve
-
-    return curve(run, "valid/loss")[1][-1]
-
-
-# --- showing ----------------------------------------------------------------------------------------------
-
-
-def worth_showing(completions: list[Completion]) -> list[Completion]:
-    """Those that do something, in some lines but not too many, where there are such."""
-    good = [one for one in completions if one.check.does_something]
-    return [one for one in good if 3 <= len(one.text.splitlines()) <= LINES] or good
-
-
-def in_table(completions: list[Completion]) -> str:
-    """Signatures and completions, one per row."""
-    from trifold.look.canvas import table
-
-    rows = [
-        (in_short(one.signature, 40), mark(one.check.does_something), in_short(one.body, 80) or "–")
-        for one in completions
+    settings = config.model_dump(exclude_unset=True)
+    with count_progress("functions completed", len(signatures)) as count:
+        found = pipeline.hypotheses(signatures, on_done=count, **settings)
+    bodies = pipeline.writer.decode([best[0].tokens for best in found])
+    return [
+        Completion(signature, body, check_function(signature + body))
+        for signature, body in zip(signatures, bodies, strict=True)
     ]
-    return table([("signature", "", "completion"), *rows])
 
 
-def scored(scores: Score, count: int) -> str:
-    """The scores in one sentence."""
-    return (
-        f"Of {count} functions, {scores.parses} parse and {scores.does} do something; "
-        f"the loss on held-out functions is {scores.loss:.3f} nats per token."
-    )
+def choose_examples(completions: list[Completion]) -> list[Completion]:
+    """Completions that do something, of a few lines if there are such."""
+    good = [one for one in completions if one.check.does_something]
+    return [one for one in good if 3 <= len(one.text.splitlines()) <= MAX_LINES] or good
 
 
 def draw(pipeline: Pipeline, run: Path, completions: list[Completion]) -> Figure:
-    """How it learnt, and what it wrote, with how sure it was of each token."""
-    from trifold.look import curves, sureness
-    from trifold.look.figures import new_figure
+    """The loss during training, and completions with the probability of each token."""
+    from trifold.look import plots
 
     prompts = pipeline.read([one.signature for one in completions])
     bodies = pipeline.reader.encode([one.body for one in completions])
-    texts = [sureness.pieces(pipeline, *each) for each in zip(prompts, bodies, strict=True)]
-    lines, columns = sureness.size(texts) if texts else (1, 1)
-    lines, columns = min(lines, 46), max(min(columns, WIDTH), 56)
+    texts = [plots.token_probabilities(pipeline, *each) for each in zip(prompts, bodies, strict=True)]
+    lines, columns = plots.text_size(texts) if texts else (1, 1)
+    lines, columns = min(lines, 46), max(min(columns, MAX_WIDTH), 56)
     wide, tall = columns * 0.066, max(3.6, lines * 0.14)
-    figure = new_figure(4.6 + wide, tall + 0.5)
+    figure = plots.new_figure(4.6 + wide, tall + 0.5)
     left, right = figure.subplots(1, 2, width_ratios=(4.2, max(wide, 2.0)))
-    curves.draw_curve(left, run, {})
-    left.set_title("how it learnt", fontsize=11, fontweight="bold")
-    sureness.draw(right, texts, lines, columns)
-    right.set_title(
-        "what it wrote behind the signatures in bold\nthe darker, the less sure it was",
-        fontsize=11,
-        fontweight="bold",
-    )
+    plots.draw_loss(left, run)
+    left.set_title("loss during training", fontsize=11, fontweight="bold")
+    plots.draw_probabilities(right, texts, lines, columns)
+    title = "completions of the signatures in bold\ndarker tokens were less likely"
+    right.set_title(title, fontsize=11, fontweight="bold")
     return figure
-
-
-def _where(folder: Path, picture: Path | None, signature: str) -> list[str]:
-    ours, said = shlex.quote(str(folder)), argument(signature)
-    return [
-        f"the model            {folder / 'model'}",
-        f"the whole run        {folder}",
-        *([f"how sure it was      {picture}"] if picture else []),
-        "",
-        "and now:",
-        f"  trifold generate {ours} {said}",
-        f"  trifold eval {ours}",
-        f"  trifold show {ours}",
-        f"  trifold look {ours} {said} --out attention.png",
-    ]

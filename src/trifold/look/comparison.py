@@ -1,6 +1,6 @@
-"""In what a model is, and differs from, the Transformer of 2017: read off the values of its config, part by part.
+"""Compare a model with the Transformer of 2017, part by part, by the values of its config.
 
-Sizes, dropout and ids are not differences: the paper has models of several sizes itself.
+Sizes, dropout and ids are not differences, because the paper has models of several sizes itself.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from typing import Any, Literal, NamedTuple
 
 from trifold.nn.config import ModelConfig
 
-# Key of the config -> value -> what to say of it. A value that is not here is the paper's.
-OF_VALUES: dict[str, dict[Any, str]] = {
-    "shape": {"encoder": "the encoder alone", "decoder": "the decoder alone"},
+# Key of the config -> value -> description. Other values are those of the paper.
+DESCRIPTIONS: dict[str, dict[Any, str]] = {
+    "shape": {"encoder": "encoder only", "decoder": "decoder only"},
     "positions": {
         "learned": "learned positions",
         "sinusoidal-halves": "sines before cosines",
         "rotary": "rotary positions",
-        "relative": "offsets for classes of distances",
-        "relative-sinusoidal": "sines and cosines of distances, in the scores",
-        "alibi": "offsets that grow with the distance",
+        "relative": "learned bias per distance bucket",
+        "relative-sinusoidal": "sinusoidal relative positions, in the scores",
+        "alibi": "ALiBi",
         "none": "no positions",
     },
-    "rotary_pairs": {"interleaved": "of neighbours"},
-    "scale_embeddings": {False: "embeddings unscaled"},
-    "embedding_norm": {True: "a norm on the embeddings"},
+    "rotary_pairs": {"interleaved": "of interleaved pairs"},
+    "scale_embeddings": {False: "unscaled embeddings"},
+    "embedding_norm": {True: "a norm after the embeddings"},
     "norm": {"rms": "RMS norms"},
     "norm_placement": {
         "pre": "norms before the sub-layers",
@@ -32,54 +32,52 @@ OF_VALUES: dict[str, dict[Any, str]] = {
     },
     "norm_bias": {False: "norms without biases"},
     "residual": {
-        "parallel": "attention and feed-forward side by side, behind one norm",
-        "parallel-two-norms": "attention and feed-forward side by side, behind a norm each",
+        "parallel": "parallel attention and feed-forward, after one norm",
+        "parallel-two-norms": "parallel attention and feed-forward, each after a norm",
     },
     "activation": {
         "gelu": "GELU",
-        "gelu-tanh": "GELU by tanh",
-        "quick-gelu": "GELU by a sigmoid",
+        "gelu-tanh": "GELU (tanh approximation)",
+        "quick-gelu": "GELU (sigmoid approximation)",
         "silu": "SiLU",
         "tanh": "tanh",
     },
     "gated": {True: "gated feed-forward"},
     "feed_forward_bias": {False: "no biases in the feed-forward"},
     "attention_bias": {True: "biases in attention"},
-    "attention_scale_by_layer": {True: "scores divided by the number of the layer"},
+    "attention_scale_by_layer": {True: "scores divided by the layer number"},
     "lm_head_bias": {True: "a bias on the logits"},
 }
 
 
-def _rotated(config: ModelConfig) -> str | None:
+def _partial_rotary(config: ModelConfig) -> str | None:
     part = config.positions == "rotary" and config.rotated_width < config.head_width
-    return f"which turn {config.rotated_width} of {config.head_width} dimensions" if part else None
+    return f"on {config.rotated_width} of {config.head_width} dimensions" if part else None
 
 
-def _stretched(config: ModelConfig) -> str | None:
+def _rotary_scaling(config: ModelConfig) -> str | None:
     scaling = config.rotary_scaling
-    return None if scaling is None else f"stretched {scaling.factor:g} times ({scaling.kind})"
+    return None if scaling is None else f"scaled {scaling.factor:g} times ({scaling.kind})"
 
 
 def _pictures(config: ModelConfig) -> str | None:
-    return f"{config.n_patches} patches of a picture behind a class token" if config.patch_size else None
+    return f"{config.n_patches} image patches after a class token" if config.patch_size else None
 
 
 def _segments(config: ModelConfig) -> str | None:
-    return "segments" if config.n_token_types > 1 else None
+    return "segment embeddings" if config.n_token_types > 1 else None
 
 
-def _related(config: ModelConfig) -> str | None:
-    return "and whether two tokens are of one segment" if config.segment_offsets else None
+def _segment_bias(config: ModelConfig) -> str | None:
+    return "and a bias for tokens of the same segment" if config.segment_offsets else None
 
 
-def _asks(config: ModelConfig) -> str | None:
-    return "a second stream for tokens that are not seen" if config.query_stream else None
+def _query_stream(config: ModelConfig) -> str | None:
+    return "a query stream for tokens to predict" if config.query_stream else None
 
 
-def _narrow(config: ModelConfig) -> str | None:
-    return (
-        f"embeddings of width {config.d_embedding}, and a matrix" if config.has_embedding_projection else None
-    )
+def _factorized(config: ModelConfig) -> str | None:
+    return f"factorized embeddings of width {config.d_embedding}" if config.has_embedding_projection else None
 
 
 def _shared_blocks(config: ModelConfig) -> str | None:
@@ -87,25 +85,25 @@ def _shared_blocks(config: ModelConfig) -> str | None:
     if shared is None or len(set(shared)) == len(shared):
         return None
     blocks = len(set(shared))
-    return f"{len(shared)} layers of {blocks} {'block' if blocks == 1 else 'blocks'}"
+    return f"{len(shared)} layers share {blocks} {'block' if blocks == 1 else 'blocks'}"
 
 
 def _shared_heads(config: ModelConfig) -> str | None:
     if config.kv_heads == config.n_heads:
         return None
-    return f"{config.n_heads} heads of queries share {config.kv_heads} of keys"
+    return f"{config.n_heads} query heads share {config.kv_heads} key/value heads"
 
 
 def _out_bias(config: ModelConfig) -> str | None:
     if config.out_bias == config.attention_bias:
         return None
-    return "a bias behind attention" if config.out_bias else "but none behind it"
+    return "a bias in the output projection" if config.out_bias else "but not in the output projection"
 
 
 def _scores(config: ModelConfig) -> str | None:
     if config.attention_scale is None:
         return None
-    return "scores unscaled" if config.attention_scale == 1 else "scores scaled otherwise"
+    return "unscaled scores" if config.attention_scale == 1 else "another scale of the scores"
 
 
 def _window(config: ModelConfig) -> str | None:
@@ -121,18 +119,18 @@ def _capped(config: ModelConfig) -> str | None:
 
 
 def _untied(config: ModelConfig) -> str | None:
-    return "an output matrix of its own" if "lm" in config.chosen_heads and not config.tie_lm_head else None
+    return "a separate output matrix" if "lm" in config.chosen_heads and not config.tie_lm_head else None
 
 
 def _transformed(config: ModelConfig) -> str | None:
-    return None if config.lm_head_transform is None else "a layer more before the logits"
+    return None if config.lm_head_transform is None else "an additional layer before the logits"
 
 
-# What is said of several keys at once, each behind the key in the table that it belongs to.
-BEHIND: dict[str, tuple[Callable[[ModelConfig], str | None], ...]] = {
+# Descriptions of several keys, each listed after one key of the table above.
+COMBINED: dict[str, tuple[Callable[[ModelConfig], str | None], ...]] = {
     "shape": (_pictures,),
-    "rotary_pairs": (_rotated, _stretched, _related, _asks),
-    "scale_embeddings": (_segments, _narrow),
+    "rotary_pairs": (_partial_rotary, _rotary_scaling, _segment_bias, _query_stream),
+    "scale_embeddings": (_segments, _factorized),
     "residual": (_shared_blocks,),
     "attention_bias": (_out_bias, _shared_heads, _scores),
     "attention_scale_by_layer": (_window, _capped),
@@ -141,17 +139,17 @@ BEHIND: dict[str, tuple[Callable[[ModelConfig], str | None], ...]] = {
 
 
 def differences(config: ModelConfig) -> tuple[str, ...]:
-    """What is not as in the paper, in a phrase each; none where the model is the paper's."""
+    """A phrase for each difference from the paper."""
     return tuple(_differences(config))
 
 
 def _differences(config: ModelConfig) -> Iterator[str]:
-    for key in OF_VALUES:
+    for key in DESCRIPTIONS:
         yield from _of_key(config, key)
 
 
 def _of_key(config: ModelConfig, key: str) -> Iterator[str]:
-    found = [OF_VALUES[key].get(getattr(config, key)), *(look(config) for look in BEHIND.get(key, ()))]
+    found = [DESCRIPTIONS[key].get(getattr(config, key)), *(look(config) for look in COMBINED.get(key, ()))]
     yield from (phrase for phrase in found if phrase is not None)
 
 
@@ -159,17 +157,17 @@ def _of_key(config: ModelConfig, key: str) -> Iterator[str]:
 
 
 class Compared(NamedTuple):
-    """A part of a model: its sizes, whether it is the part of 2017, what it is or in what it differs, what it was."""
+    """A part of a model: sizes, whether it is that of 2017, a description, and that of the paper."""
 
     part: str
     size: str
-    verdict: Literal["is", "differs"]
+    verdict: Literal["same", "differs"]
     what: str
     paper: str
 
 
 def compare(config: ModelConfig) -> tuple[Compared, ...]:
-    """Every part of a model beside the same part of the Transformer of 2017."""
+    """Every part of a model compared with that of the Transformer of 2017."""
     return tuple(_compared(config, part) for part in PARTS)
 
 
@@ -179,11 +177,11 @@ def _compared(config: ModelConfig, name: str) -> Compared:
     if name == "output":
         phrases += _heads(config)
     what = ", ".join(phrases) or part.paper
-    return Compared(name, part.size(config), "differs" if phrases else "is", what, part.paper)
+    return Compared(name, part.size(config), "differs" if phrases else "same", what, part.paper)
 
 
 class _Part(NamedTuple):
-    """What the paper has there, the keys of the config that say otherwise, and what the sizes are."""
+    """The paper's description, the keys of the config that change it, and the sizes."""
 
     paper: str
     keys: tuple[str, ...]
@@ -202,11 +200,11 @@ def _table(config: ModelConfig) -> str:
     return ", ".join(f"{size:,} × {config.embedding_width:,}" for size in tables)
 
 
-def _both(config: ModelConfig, say: Callable[[ModelConfig], str]) -> str:
-    """What is said of each stack, once where it is the same."""
+def _both(config: ModelConfig, describe: Callable[[ModelConfig], str]) -> str:
+    """The description of each stack, once if they are equal."""
     stacks = [config] if config.encoder_layers else []
     stacks += [config.decoder_side] if config.decoder_layers else []
-    return ", ".join(dict.fromkeys(say(stack) for stack in stacks))
+    return ", ".join(dict.fromkeys(describe(stack) for stack in stacks))
 
 
 def _output(config: ModelConfig) -> str:
@@ -214,7 +212,7 @@ def _output(config: ModelConfig) -> str:
 
 
 def _heads(config: ModelConfig) -> list[str]:
-    """Of other heads than the one that writes."""
+    """The heads other than the language-model head."""
     others = [head for head in config.chosen_heads if head != "lm"]
     if not config.chosen_heads:
         return ["no head"]
@@ -223,24 +221,24 @@ def _heads(config: ModelConfig) -> list[str]:
 
 PARTS: dict[str, _Part] = {
     "shape": _Part("an encoder and a decoder", ("shape",), _stacks),
-    "embeddings": _Part("times √d_model", ("scale_embeddings", "embedding_norm"), _table),
+    "embeddings": _Part("multiplied by √d_model", ("scale_embeddings", "embedding_norm"), _table),
     "positions": _Part(
         "sines and cosines, added", ("positions", "rotary_pairs"), lambda config: f"{config.max_positions:,}"
     ),
     "blocks": _Part(
-        "one sub-layer after the other, a layer norm behind each",
+        "sequential sub-layers, a layer norm after each",
         ("norm", "norm_placement", "norm_bias", "residual"),
         lambda config: f"width {config.d_model:,}",
     ),
     "attention": _Part(
-        "scores by √d_head, no biases",
+        "scores divided by √d_head, no biases",
         ("attention_bias", "attention_scale_by_layer"),
         lambda config: _both(config, lambda side: f"{side.n_heads} heads of {side.head_width}"),
     ),
     "feed-forward": _Part(
-        "two matrices with biases, ReLU between them",
+        "two layers with biases, ReLU between them",
         ("activation", "gated", "feed_forward_bias"),
         lambda config: _both(config, lambda side: f"{side.d_model:,} → {side.d_ff:,} → {side.d_model:,}"),
     ),
-    "output": _Part("the embeddings again, no bias", ("lm_head_bias",), _output),
+    "output": _Part("tied to the embeddings, no bias", ("lm_head_bias",), _output),
 }

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from trifold.errors import TrifoldError, UsageError
-from trifold.look import attention, figures, seen
+from trifold.look import attention, plots, read_attention
 
 ROWS, COLUMNS = ["J", "'", "aime", "$x$"], ["I", "love", "$y_1$", "dogs", "."]
 
@@ -16,6 +16,12 @@ def weights(layers, heads):
     return numbers / numbers.sum(-1, keepdims=True)
 
 
+def grid(patterns, row_labels, column_labels, title):
+    layers, heads = patterns.shape[:2]
+    numbers = range(1, layers + 1), range(1, heads + 1)
+    return attention.draw_panels([attention.Panel(patterns, row_labels, column_labels, title, *numbers)])
+
+
 def panels(figure):
     return [axis for part in figure.subfigs for axis in part.axes if axis.get_title()]
 
@@ -23,7 +29,7 @@ def panels(figure):
 @pytest.mark.parametrize(("layers", "heads"), [(1, 1), (2, 3)])
 def test_a_panel_for_each_layer_and_head_shows_its_weights(layers, heads):
     shown = weights(layers, heads)
-    figure = attention.grid(shown, ROWS, COLUMNS, "cross")
+    figure = grid(shown, ROWS, COLUMNS, "cross")
     found = panels(figure)
     titles = [f"layer {i + 1} head {j + 1}" for i in range(layers) for j in range(heads)]
     assert [axis.get_title() for axis in found] == titles
@@ -34,7 +40,7 @@ def test_a_panel_for_each_layer_and_head_shows_its_weights(layers, heads):
 
 
 def test_tokens_stand_at_the_left_and_below():
-    found = panels(attention.grid(weights(2, 3), ROWS, COLUMNS, "cross"))
+    found = panels(grid(weights(2, 3), ROWS, COLUMNS, "cross"))
 
     def labels(axis):
         return [[text.get_text() for text in side.get_ticklabels()] for side in (axis.yaxis, axis.xaxis)]
@@ -47,9 +53,7 @@ def test_tokens_stand_at_the_left_and_below():
 def test_a_figure_grows_with_tokens_and_heads():
     def size(layers, heads, tokens):
         labels = ["token"] * tokens
-        return attention.grid(
-            np.ones((layers, heads, tokens, tokens)) / tokens, labels, labels, "x"
-        ).get_size_inches()
+        return grid(np.ones((layers, heads, tokens, tokens)) / tokens, labels, labels, "x").get_size_inches()
 
     assert (size(1, 2, 25) > size(1, 2, 5)).all()
     assert size(1, 8, 5)[0] > size(1, 4, 5)[0]
@@ -59,27 +63,27 @@ def test_a_figure_grows_with_tokens_and_heads():
 
 
 def test_kinds_are_stacked_and_parts_can_be_chosen(pipeline):
-    found = seen(pipeline, "the fox.", "Fuchs")
-    assert len(attention.picture(found).subfigs) == 3
-    chosen = panels(attention.picture(found, ["cross"], layer=3, head=2))
+    found = read_attention(pipeline, "the fox.", "Fuchs")
+    assert len(attention.draw_heads(found).subfigs) == 3
+    chosen = panels(attention.draw_heads(found, ["cross"], layer=3, head=2))
     assert [axis.get_title() for axis in chosen] == ["layer 3 head 2"]
     np.testing.assert_array_equal(chosen[0].collections[0].get_array(), found.patterns["cross"][2, 1])
     with pytest.raises(UsageError, match="layers 1 to 3"):
-        attention.picture(found, ["cross"], layer=4)
+        attention.draw_heads(found, ["cross"], layer=4)
 
 
-@pytest.mark.parametrize("ending", figures.ENDINGS)
+@pytest.mark.parametrize("ending", plots.FORMATS)
 def test_pictures_are_written_in_the_format_of_their_ending(tmp_path, ending):
     path = tmp_path / "new" / f"a{ending}"
-    assert figures.save(attention.grid(weights(1, 1), ROWS, COLUMNS, "cross"), path, 40) == path
+    assert plots.save_figure(grid(weights(1, 1), ROWS, COLUMNS, "cross"), path, 40) == path
     starts = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
     assert path.read_bytes().startswith(starts[ending])
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
-    figure = attention.grid(weights(1, 1), ROWS, COLUMNS, "cross")
+    figure = grid(weights(1, 1), ROWS, COLUMNS, "cross")
     with pytest.raises(TrifoldError, match="file"):
-        figures.save(figure, tmp_path / "file" / "a.png")
+        plots.save_figure(figure, tmp_path / "file" / "a.png")
     with pytest.raises(UsageError, match=r"\.png"):
-        figures.save(figure, tmp_path / "a.txt")
+        plots.save_figure(figure, tmp_path / "a.txt")

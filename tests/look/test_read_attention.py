@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from trifold.errors import DataError, UsageError
-from trifold.look import seen
-from trifold.look.seen import KINDS
+from trifold.look import read_attention
+from trifold.look.attention import KINDS, align_words, split_words
 
 TEXT = "the quick fox."
 
 
 def test_every_layer_and_head_of_every_kind_is_seen(pipeline):
-    found = seen(pipeline, TEXT)
+    found = read_attention(pipeline, TEXT)
     assert [*found.patterns] == [*KINDS]
     for kind, layers in {"encoder": 2, "decoder": 3, "cross": 3}.items():
         rows, columns = found.labels(kind)
@@ -22,7 +22,7 @@ def test_every_layer_and_head_of_every_kind_is_seen(pipeline):
 
 
 def test_weights_are_shares_and_the_decoder_never_looks_ahead(pipeline):
-    found = seen(pipeline, TEXT, target="Fuchs!")
+    found = read_attention(pipeline, TEXT, target="Fuchs!")
     for weights in found.patterns.values():
         assert weights.min() >= 0
         np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
@@ -30,7 +30,7 @@ def test_weights_are_shares_and_the_decoder_never_looks_ahead(pipeline):
 
 
 def test_the_pieces_are_those_of_text_and_target(pipeline):
-    found = seen(pipeline, TEXT, target="Fuchs!")
+    found = read_attention(pipeline, TEXT, target="Fuchs!")
     assert "".join(found.source[:-1]).replace("▁", " ") == TEXT
     assert "".join(found.written[:-1]) == found.output == "Fuchs!"
     assert found.given == ["<s>", *found.written[:-1]]
@@ -38,7 +38,7 @@ def test_the_pieces_are_those_of_text_and_target(pipeline):
 
 
 def test_without_a_target_it_is_the_models_own_output(pipeline):
-    found = seen(pipeline, TEXT)
+    found = read_attention(pipeline, TEXT)
     assert found.output == pipeline.generate(TEXT)
     assert found.patterns["cross"].shape[2] == len(found.written)
 
@@ -47,7 +47,7 @@ def test_the_weights_are_softmax_of_the_scores_by_the_equation(pipeline):
     """Equation 1 by hand, for the first layer of the encoder."""
     from trifold.nn import Inputs
 
-    found = seen(pipeline, TEXT, target="d")
+    found = read_attention(pipeline, TEXT, target="d")
     model, width = pipeline.model, pipeline.config.head_width
     ids = torch.tensor([[*pipeline.tokenizer.encode([TEXT])[0], pipeline.tokenizer.eos_id]])
     with torch.no_grad():
@@ -64,7 +64,7 @@ def test_the_weights_are_softmax_of_the_scores_by_the_equation(pipeline):
 def test_looking_changes_nothing(pipeline):
     before = pipeline.generate(TEXT)
     pipeline.model.train()
-    seen(pipeline, TEXT)
+    read_attention(pipeline, TEXT)
     assert pipeline.model.training
     pipeline.model.eval()
     assert pipeline.generate(TEXT) == before
@@ -76,14 +76,14 @@ def test_looking_changes_nothing(pipeline):
 )
 def test_what_cannot_be_looked_at(pipeline, text, target, said):
     with pytest.raises(DataError, match=said):
-        seen(pipeline, text, target)
+        read_attention(pipeline, text, target)
 
 
 def test_of_one_stack_the_weights_are_those_of_what_it_read(one_stack):
     """A decoder looks back over its prompt and what it wrote; an encoder at its text."""
     from trifold.nn import Inputs, capture
 
-    found, ids = seen(one_stack, TEXT), one_stack.read([TEXT])[0]
+    found, ids = read_attention(one_stack, TEXT), one_stack.read([TEXT])[0]
     shape = one_stack.config.shape
     if shape == "decoder":
         output = one_stack.hypotheses([TEXT])[0][0].tokens
@@ -95,7 +95,7 @@ def test_of_one_stack_the_weights_are_those_of_what_it_read(one_stack):
     else:
         assert (found.output, found.given, found.written) == ("", [], [])
         with pytest.raises(UsageError, match="leave the target out"):
-            seen(one_stack, TEXT, "fox")
+            read_attention(one_stack, TEXT, "fox")
     with torch.no_grad(), capture(one_stack.model, "pattern") as places:
         one_stack.model(Inputs(torch.tensor([ids])))
     (weights,) = found.patterns.values()
@@ -105,3 +105,47 @@ def test_of_one_stack_the_weights_are_those_of_what_it_read(one_stack):
         )
     rows, columns = found.labels(shape)
     assert weights.shape == (2, 4, len(rows), len(columns))
+
+
+class Pieces:
+    """A tokenizer of given pieces; 0 is a special token."""
+
+    def __init__(self, *pieces):
+        self.pieces = ["", *pieces]
+
+    def decode(self, ids):
+        return ["".join(self.pieces[i] for i in row).lstrip() for row in ids]
+
+
+def test_tokens_are_grouped_into_words_and_punctuation():
+    tokenizer = Pieces(" I", " lo", "ve", " do", "gs", ".")
+    words = split_words(tokenizer, [1, 2, 3, 4, 5, 6, 0])
+    assert words.texts == ["I", "love", "dogs", "."]
+    assert words.of_token == [0, 1, 1, 2, 2, 3, None]
+    assert split_words(tokenizer, []) == ([], [])
+
+
+def test_alignment_adds_source_tokens_and_averages_written_ones(pipeline):
+    maps = read_attention(pipeline, "the fox.", target="der Fuchs!")
+    assert maps.source_words.texts == ["the", "fox", "."]
+    assert maps.written_words.texts == ["der", "Fuchs", "!"]
+    aligned = align_words(maps)
+    mean = maps.patterns["cross"].mean((0, 1))
+    expected = np.zeros((3, 3))
+    for row, written in enumerate(maps.written_words.of_token):
+        for column, source in enumerate(maps.source_words.of_token):
+            if written is not None and source is not None:
+                expected[written, source] += mean[row, column]
+    expected /= expected.sum(1, keepdims=True)
+    np.testing.assert_allclose(aligned, expected, rtol=1e-5)
+
+
+def test_the_alignment_picture_shows_words_and_names_its_axes(pipeline):
+    pytest.importorskip("matplotlib")
+    from trifold.look.attention import draw_alignment
+
+    figure = draw_alignment(read_attention(pipeline, "the fox.", target="der Fuchs!"))
+    axis = figure.axes[0]
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["the", "fox", "."]
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["der", "Fuchs", "!"]
+    assert axis.get_xlabel() and axis.get_ylabel() and figure.get_suptitle()

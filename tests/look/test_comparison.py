@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 
 from trifold.hub.presets import PRESETS as PUBLISHED
-from trifold.look.differences import BEHIND, OF_VALUES, PARTS, compare, differences
+from trifold.look.comparison import COMBINED, DESCRIPTIONS, PARTS, compare, differences
 from trifold.nn.config import PRESETS, ModelConfig
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_paper_does_not_differ_from_itself(preset: str) -> None:
+def test_the_models_of_the_paper_do_not_differ(preset: str) -> None:
     assert differences(PRESETS[preset]) == ()
 
 
-def test_the_table_names_keys_and_values_that_there_are() -> None:
-    assert set(BEHIND) <= set(OF_VALUES)
-    for key, phrases in OF_VALUES.items():
+def test_descriptions_are_of_existing_keys_and_values() -> None:
+    assert set(COMBINED) <= set(DESCRIPTIONS)
+    for key, phrases in DESCRIPTIONS.items():
         paper = ModelConfig.model_fields[key].default
         assert paper not in phrases
         for value in phrases:
@@ -63,9 +63,9 @@ ONE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("key", [key for key in ModelConfig.model_fields if key not in SIZES])
-def test_every_part_that_can_differ_is_said(key: str) -> None:
+def test_every_key_that_can_differ_has_a_description(key: str) -> None:
     """A new key of the config is a size, or has a phrase."""
-    values = ONE.get(key) or {key: next(iter(OF_VALUES[key]))}
+    values = ONE.get(key) or {key: next(iter(DESCRIPTIONS[key]))}
     if key == "residual":
         values |= {"shape": "decoder", "norm_placement": "pre"}
     without = {
@@ -74,44 +74,46 @@ def test_every_part_that_can_differ_is_said(key: str) -> None:
     assert len(differences(ModelConfig.parse(values))) > len(differences(ModelConfig.parse(without)))
 
 
-def test_one_model_after_another() -> None:
+def test_differences_of_bert() -> None:
     bert = ModelConfig(shape="encoder", positions="learned", n_token_types=2, activation="gelu")
-    assert differences(bert) == ("the encoder alone", "learned positions", "segments", "GELU")
+    assert differences(bert) == ("encoder only", "learned positions", "segment embeddings", "GELU")
 
 
 # --- part by part --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_part_of_the_paper_is_the_papers(preset: str) -> None:
+def test_parts_of_the_paper_are_the_same(preset: str) -> None:
     for part in compare(PRESETS[preset]):
-        assert (part.verdict, part.what) == ("is", part.paper)
+        assert (part.verdict, part.what) == ("same", part.paper)
         assert part.size
 
 
 def test_every_key_belongs_to_one_part() -> None:
     keys = [key for part in PARTS.values() for key in part.keys]
-    assert sorted(keys) == sorted(OF_VALUES)
+    assert sorted(keys) == sorted(DESCRIPTIONS)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_what_differs_is_said_of_its_part_and_of_no_other(name: str) -> None:
+def test_each_difference_is_listed_under_its_part(name: str) -> None:
     config = PUBLISHED[name].config
     parts = {part.part: part for part in compare(config)}
     assert list(parts) == list(PARTS)
     for part in parts.values():
-        assert (part.verdict == "is") == (part.what == part.paper)
+        assert (part.verdict == "same") == (part.what == part.paper)
     for phrase in differences(config):
         assert sum(phrase in part.what for part in parts.values() if part.verdict == "differs") >= 1
 
 
-def test_the_parts_of_one_model() -> None:
-    told = {part.part: (part.size, part.verdict, part.what) for part in compare(PUBLISHED["t5-small"].config)}
-    assert told["shape"] == ("encoder × 6, decoder × 6", "is", "an encoder and a decoder")
-    assert told["positions"][1:] == ("differs", "offsets for classes of distances")
-    assert told["blocks"] == ("width 512", "differs", "RMS norms, norms before the sub-layers")
-    assert told["attention"] == ("8 heads of 64", "differs", "scores unscaled")
-    assert told["feed-forward"] == ("512 → 2,048 → 512", "differs", "no biases in the feed-forward")
-    assert told["output"] == ("512 → 32,128", "is", "the embeddings again, no bias")
-    told = {part.part: (part.verdict, part.what) for part in compare(PUBLISHED["vit-b"].config)}
-    assert told["output"] == ("differs", "a head: sequence")
+def test_parts_of_t5() -> None:
+    parts = {
+        part.part: (part.size, part.verdict, part.what) for part in compare(PUBLISHED["t5-small"].config)
+    }
+    assert parts["shape"] == ("encoder × 6, decoder × 6", "same", "an encoder and a decoder")
+    assert parts["positions"][1:] == ("differs", "learned bias per distance bucket")
+    assert parts["blocks"] == ("width 512", "differs", "RMS norms, norms before the sub-layers")
+    assert parts["attention"] == ("8 heads of 64", "differs", "unscaled scores")
+    assert parts["feed-forward"] == ("512 → 2,048 → 512", "differs", "no biases in the feed-forward")
+    assert parts["output"] == ("512 → 32,128", "same", "tied to the embeddings, no bias")
+    parts = {part.part: (part.verdict, part.what) for part in compare(PUBLISHED["vit-b"].config)}
+    assert parts["output"] == ("differs", "a head: sequence")

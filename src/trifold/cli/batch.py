@@ -1,0 +1,151 @@
+"""Batch inference for `generate` and `eval`: many texts in batches and in order, with progress on standard error."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from trifold.cli.terminal import print_note
+from trifold.errors import DataError
+
+if TYPE_CHECKING:
+    from trifold.generate import Hypothesis
+    from trifold.pipeline import Pipeline
+
+BATCH = 2048  # texts read before they are sorted by length; more would delay the first output
+INTERVAL = 5.0  # seconds between progress lines
+
+
+class Output(NamedTuple):
+    """One output for one text. limit: what cut it off (`generate.OutputLimit.source`), None if it ended by itself."""
+
+    text: str
+    score: float
+    finish_reason: str
+    limit: str | None
+
+
+def load_pipeline(
+    model: str,
+    device: str | None,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    weights: Literal["int8"] | None = None,
+) -> Pipeline:
+    """Load a model to the named or the best device. Raises UsageError for a device that does not exist."""
+    from trifold.pipeline import load
+    from trifold.train.device import find_device
+
+    place = None if device in (None, "auto") else str(find_device(device))
+    return load(model, device=place, dtype=dtype, weights=weights)
+
+
+def generate_batches(
+    pipeline: Pipeline, texts: Iterable[str], settings: dict[str, Any], batch_size: int | None = None
+) -> Iterator[tuple[str, list[Output]]]:
+    """Yield each text with its outputs, best first; a text without tokens has none.
+
+    Counts blank texts and outputs that were cut off. Raises DataError with the line of a text that is too long.
+    """
+    stream, progress, warning = iter(texts), Progress(), LimitWarning(pipeline)
+    read = blank = 0
+    while batch := list(islice(stream, batch_size or BATCH)):
+        nonblank = [index for index, ids in enumerate(pipeline.reader.encode(batch)) if ids]
+        sources = [batch[index] for index in nonblank]
+        limit = pipeline.config.max_positions
+        for index, ids in zip(nonblank, pipeline.read(sources), strict=True):
+            if len(ids) > limit:
+                raise DataError(
+                    f"line {read + index + 1}: {len(ids):,} tokens, and the model reads at most {limit:,}; "
+                    "split the line"
+                )
+        found = dict(
+            zip(nonblank, generate_outputs(pipeline, sources, settings, progress, read), strict=True)
+        )
+        warning.count(output for outputs in found.values() for output in outputs)
+        yield from ((text, found.get(index, [])) for index, text in enumerate(batch))
+        read, blank = read + len(batch), blank + len(batch) - len(nonblank)
+    report_blank(blank, read)
+    warning.print()
+
+
+def report_blank(blank: int, read: int) -> None:
+    """Print how many of the lines read are blank, if any."""
+    if blank:
+        print_note(f"{blank:,} of {read:,} lines are blank; their output is blank too")
+
+
+class LimitWarning:
+    """Counts outputs that were cut off by a limit the user did not request."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._reasons = {
+            "positions": f"stopped at the last position of the model (max_positions {pipeline.config.max_positions:,})",
+            "default": "stopped at the default length; raise --max-new-tokens",
+        }
+        self._outputs, self._cut = 0, Counter[str]()
+
+    def count(self, outputs: Iterable[Output]) -> None:
+        """Count these outputs."""
+        for output in outputs:
+            self._outputs += 1
+            if output.limit in self._reasons:
+                self._cut[output.limit] += 1
+
+    def print(self) -> None:
+        """Print a warning for each reason that occurred."""
+        for limit, count in self._cut.items():
+            what = f"{count:,} of {self._outputs:,} outputs" if self._outputs > 1 else "the output"
+            print_note(f"warning: {what} {self._reasons[limit]}")
+
+
+class Progress:
+    """Prints the number of finished texts every few seconds."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self._start = self._printed = time.monotonic()
+
+    def __call__(self, finished: int) -> None:
+        """Count `finished` more texts."""
+        self.done += finished
+        now = time.monotonic()
+        if now - self._printed >= INTERVAL:
+            print_note(f"{self.done:,} texts done, {self.done / (now - self._start):,.1f} per second")
+            self._printed = now
+
+
+def generate_outputs(
+    pipeline: Pipeline,
+    texts: list[str],
+    settings: dict[str, Any],
+    progress: Progress | None = None,
+    first: int = 0,
+) -> list[list[Output]]:
+    """The outputs for each text, best first; `first` is the index of texts[0] in the whole input.
+
+    Raises DataError for a text without tokens.
+    """
+    if not texts:
+        return []
+    found = pipeline.hypotheses(texts, first=first, on_done=progress, **settings)
+    decoded = iter(pipeline.decode([one.tokens for each in found for one in each], **settings))
+    return [
+        [to_output(pipeline, text, next(decoded), one, settings) for one in each]
+        for text, each in zip(texts, found, strict=True)
+    ]
+
+
+def to_output(
+    pipeline: Pipeline, source: str, text: str, hypothesis: Hypothesis, settings: dict[str, Any]
+) -> Output:
+    """The output with its text, and what cut it off."""
+    limit = pipeline.limit(source, **settings).source if hypothesis.finish_reason == "length" else None
+    return Output(text, hypothesis.score, hypothesis.finish_reason, limit)
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks, so that line n of the output belongs to line n of the input."""
+    return " ".join(text.splitlines())

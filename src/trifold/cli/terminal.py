@@ -1,0 +1,131 @@
+"""Terminal output: results on standard output, everything else on standard error, both in UTF-8.
+
+Colours and progress bars appear on terminals only; rich respects NO_COLOR and TERM=dumb. Tables fit the width of the
+terminal, or 80 columns.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from trifold.errors import UsageError
+
+STYLES = {"error: ": "bold red", "warning: ": "bold yellow"}
+
+
+def use_utf8() -> None:
+    """Write UTF-8 in any locale, and line feeds on any system."""
+    for stream, errors in ((sys.stdout, "strict"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors, newline="\n")
+
+
+def is_main_process() -> bool:
+    """Whether this process prints what all processes of a run would print: the only one, or rank 0."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def print_note(line: str) -> None:
+    """Print a line on standard error; a leading `error:` or `warning:` is coloured on a terminal."""
+    label = next((label for label in STYLES if line.startswith(label)), "")
+    if label and sys.stderr.isatty():
+        from rich.console import Console
+        from rich.text import Text
+
+        text = Text.assemble((label, STYLES[label]), line.removeprefix(label))
+        Console(stderr=True).print(text, soft_wrap=True)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+def print_error(message: str) -> None:
+    """Print `error: …` for each line of the message."""
+    for line in message.splitlines() or ["unknown"]:
+        print_note(f"error: {line}")
+
+
+def print_json(value: Any) -> None:
+    """Print one line of JSON on standard output."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def print_table(rows: Sequence[Sequence[str]], right: str = "") -> None:
+    """Print rows, of which the first is the heading; columns marked `r` in `right` are right-aligned."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for index, title in enumerate(rows[0]):
+        table.add_column(Text(title), justify="right" if right[index : index + 1] == "r" else "left")
+    for row in rows[1:]:
+        table.add_row(*map(Text, row))
+    console = Console()
+    with console.capture() as capture:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+@contextmanager
+def byte_progress(title: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar of bytes on standard error, updated with (total, newly done); None without a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda total, done: progress.update(task, total=total, advance=done)
+
+
+@contextmanager
+def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar updated with the number newly done; without a terminal, one line at the end."""
+    if not sys.stderr.isatty():
+        done: list[int] = []
+        yield done.append
+        print_note(f"{title}: {sum(done):,} of {total:,}")
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda more: progress.update(task, advance=more)
+
+
+def check_utf8(text: str, name: str) -> str:
+    """The argument, unchanged. Raises UsageError if its bytes are not UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{name}: character {error.start + 1} is not valid UTF-8; check the terminal's encoding"
+        ) from None
+    return text
+
+
+@contextmanager
+def open_output(path: Path | None) -> Iterator[TextIO]:
+    """The file for the results, or standard output."""
+    if path is None:
+        yield sys.stdout
+        return
+    try:
+        file = path.open("w", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UsageError(f"--out {path}: cannot be written ({error.strerror})") from None
+    with file:
+        yield file

@@ -1,0 +1,180 @@
+"""Plots for training runs and generated text, and the interface to matplotlib, which is optional."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trifold.errors import TrifoldError, UsageError
+
+if TYPE_CHECKING:
+    from trifold.pipeline import Pipeline
+
+Figure: TypeAlias = Any  # matplotlib.figure.Figure; matplotlib is optional, and so are its types
+
+INSTALL = "pictures need matplotlib: pip install 'trifold[plots]'"
+FORMATS = (".png", ".svg", ".pdf")
+COLORMAP = "Blues"  # white is 0, dark is 1
+HIGHLIGHT, MUTED = "#08519c", "#9aa5b1"
+UNCERTAINTY_COLORMAP = "Oranges"
+MAX_UNCERTAINTY = 1.6  # above 1, so that characters stay readable on the darkest cell
+
+
+# --- figures ---------------------------------------------------------------------------------------------
+
+
+def check_picture(path: Path) -> None:
+    """Raises UsageError for another file format, TrifoldError if matplotlib is not installed."""
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"{path}: not a picture format; use {', '.join(FORMATS)}")
+    _figure_class()
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of `width` x `height` inches. Raises TrifoldError if matplotlib is not installed."""
+    return _figure_class()(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def save_figure(figure: Figure, path: Path, dots_per_inch: int = 130) -> Path:
+    """Write the figure in the format of the file name, create its folder if needed, and return the path."""
+    check_picture(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=dots_per_inch)
+    except OSError as error:
+        raise TrifoldError(f"{path}: cannot be written ({error.strerror}); choose another place") from None
+    return path
+
+
+def _figure_class() -> Any:
+    try:
+        # Without pyplot: no window system, no global state.
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise TrifoldError(INSTALL) from None
+    return Figure
+
+
+# --- metrics of a run ------------------------------------------------------------------------------------
+
+
+def read_metric(run: Path, key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one key of metrics.jsonl, such as `train/loss` or `valid/accuracy`."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    found = [(int(line["step"]), float(line[key])) for line in lines if key in line]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def smooth(values: Sequence[float], decay: float = 0.9) -> list[float]:
+    """Exponential moving average with bias correction (Kingma & Ba 2015, section 3)."""
+    total, weight, means = 0.0, 0.0, []
+    for value in values:
+        total, weight = decay * total + (1 - decay) * value, decay * weight + (1 - decay)
+        means.append(total / weight)
+    return means
+
+
+def draw_loss(axis: Any, run: Path) -> None:
+    """Training loss and validation loss in nats per token."""
+    steps, losses = read_metric(run, "train/loss")
+    axis.plot(steps, smooth(losses), color=HIGHLIGHT, linewidth=1.2, alpha=0.45, label="training")
+    steps, losses = read_metric(run, "valid/loss")
+    axis.plot(steps, losses, color=HIGHLIGHT, linewidth=1.8, marker="o", markersize=4, label="validation")
+    axis.set(xlabel="step", ylabel="loss, nats per token")
+    axis.legend(frameon=False, fontsize=8)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def draw_confusion(axis: Any, table: NDArray[np.int64], names: Sequence[str]) -> None:
+    """table (C, C): rows are true classes, columns predicted ones; the colour is the share of the row."""
+    shares = table / np.maximum(table.sum(1, keepdims=True), 1)
+    axis.imshow(shares, cmap=COLORMAP, vmin=0, vmax=1)
+    for (row, column), count in np.ndenumerate(table):
+        if count:
+            colour = "white" if shares[row, column] > 0.55 else "0.25"
+            axis.text(column, row, str(count), ha="center", va="center", fontsize=7, color=colour)
+    axis.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.set(xlabel="predicted", ylabel="true")
+    axis.tick_params(length=0)
+
+
+def draw_bars(axis: Any, values: Mapping[str, float], highlighted: str) -> None:
+    """Percentages by name, one of them highlighted."""
+    colours = [HIGHLIGHT if name == highlighted else MUTED for name in values]
+    bars = axis.barh(list(values), list(values.values()), color=colours, height=0.6)
+    axis.bar_label(bars, fmt="%.1f %%", padding=4, fontsize=9)
+    axis.invert_yaxis()
+    axis.set_xlim(0, 112)
+    axis.set_xticks([])
+    axis.tick_params(length=0, labelsize=9)
+    for side in ("top", "right", "bottom"):
+        axis.spines[side].set_visible(False)
+
+
+# --- text with the model's uncertainty -------------------------------------------------------------------
+
+
+class TokenText(NamedTuple):
+    """The text that a token adds, and its probability; None for tokens of the prompt."""
+
+    text: str
+    probability: float | None
+
+
+def token_probabilities(pipeline: Pipeline, prompt: Sequence[int], written: Sequence[int]) -> list[TokenText]:
+    """The tokens of a prompt (with its special tokens) and of the text after it."""
+    import torch
+
+    ids = [*prompt, *written]
+    with torch.no_grad():
+        probabilities = pipeline.logits(torch.tensor([ids])).softmax(-1)[0]
+    texts = ["", *pipeline.writer.decode([ids[:end] for end in range(1, len(ids) + 1)])]
+    return [
+        TokenText(
+            texts[n + 1].removeprefix(texts[n]),
+            float(probabilities[n - 1, ids[n]]) if n >= len(prompt) else None,
+        )
+        for n in range(len(ids))
+    ]
+
+
+def draw_probabilities(axis: Any, texts: Sequence[Sequence[TokenText]], lines: int, columns: int) -> None:
+    """Texts below each other, one character per cell; the darker a cell, the less likely its token.
+
+    The prompt is bold. Whatever exceeds `lines` and `columns` is left out.
+    """
+    uncertainty = np.full((lines, columns), np.nan)
+    row, column = 0, 0
+    for text in texts:
+        for token in text:
+            for character in token.text:
+                if character == "\n":
+                    row, column = row + 1, 0
+                elif row < lines and column < columns:
+                    if token.probability is not None:
+                        uncertainty[row, column] = 1 - token.probability
+                    axis.text(
+                        column + 0.5, row + 0.5, character, ha="center", va="center", fontsize=7,
+                        family="monospace", weight="bold" if token.probability is None else "normal",
+                        parse_math=False,
+                    )  # fmt: skip
+                    column += 1
+        row, column = row + 2, 0
+    masked = np.ma.masked_invalid(uncertainty)
+    axis.pcolormesh(masked, cmap=UNCERTAINTY_COLORMAP, vmin=0, vmax=MAX_UNCERTAINTY, zorder=0)
+    axis.set(xlim=(0, columns), ylim=(lines, 0))
+    axis.set_axis_off()
+
+
+def text_size(texts: Sequence[Sequence[TokenText]]) -> tuple[int, int]:
+    """The lines and columns that `draw_probabilities` needs."""
+    plain = ["".join(token.text for token in text).split("\n") for text in texts]
+    lines = sum(len(text) + 1 for text in plain) - 1
+    return lines, max(len(line) for text in plain for line in text)

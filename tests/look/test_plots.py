@@ -1,0 +1,93 @@
+"""Plots of metrics, confusions and token probabilities."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trifold.look import plots
+from trifold.nn import ModelConfig, Transformer
+from trifold.pipeline import Pipeline
+from trifold.text import TokenizerSettings, train_tokenizer
+
+numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=30)
+
+
+def test_a_curve_is_one_key_of_the_metrics(tmp_path):
+    lines = [{"step": 1, "train/loss": 3.0}, {"step": 2, "valid/loss": 2.5}, {"step": 3, "train/loss": 2.0}]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    assert plots.read_metric(tmp_path, "train/loss") == ([1, 3], [3.0, 2.0])
+    assert plots.read_metric(tmp_path, "valid/accuracy") == ([], [])
+
+
+@given(numbers)
+def test_a_running_mean_stays_between_what_there_was(values):
+    for place, mean in enumerate(plots.smooth(values)):
+        seen = values[: place + 1]
+        assert min(seen) - 1e-9 <= mean <= max(seen) + 1e-9
+
+
+@given(st.floats(-100, 100), st.integers(1, 20))
+def test_of_one_value_the_mean_is_that(value, count):
+    assert plots.smooth([value] * count) == pytest.approx([value] * count)
+
+
+def test_the_drawings_say_what_they_were_given():
+    pytest.importorskip("matplotlib")
+    left, right = plots.new_figure(6, 3).subplots(1, 2)
+    plots.draw_confusion(left, np.array([[3, 0], [1, 2]]), ["a", "b"])
+    assert sorted(text.get_text() for text in left.texts) == ["1", "2", "3"]
+    plots.draw_bars(right, {"mine": 80.0, "theirs": 20.0}, "mine")
+    assert [bar.get_width() for bar in right.patches] == [80.0, 20.0]
+
+
+TEXT = "def f(a):\n    return a + 1"
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    tokenizer = train_tokenizer([TEXT] * 5, TokenizerSettings(kind="byte-bpe", vocab_size=280))
+    torch.manual_seed(1)
+    config = ModelConfig(
+        shape="decoder",
+        vocab_size=tokenizer.vocab_size,
+        max_positions=64,
+        d_model=16,
+        n_layers=1,
+        n_heads=2,
+        d_ff=16,
+    )
+    return Pipeline(Transformer(config).eval(), tokenizer)
+
+
+def test_pieces_are_the_text_and_sure_only_of_what_was_written(pipeline):
+    prompt = [pipeline.reader.required("bos"), *pipeline.reader.encode(["def f(a):"])[0]]
+    written = pipeline.reader.encode(["\n    return a + 1"])[0]
+    found = plots.token_probabilities(pipeline, prompt, written)
+    assert "".join(piece.text for piece in found) == TEXT
+    assert [piece.probability is None for piece in found] == [True] * len(prompt) + [False] * len(written)
+    before = torch.tensor([prompt])
+    first = pipeline.logits(before)[0, -1].softmax(-1)[written[0]].detach()
+    assert found[len(prompt)].probability == pytest.approx(float(first), rel=1e-4)
+
+
+def test_a_sheet_is_as_large_as_its_texts_with_a_line_between():
+    texts = [[plots.TokenText("def f():", None), plots.TokenText("\n  a", 0.5)], [plots.TokenText("x", None)]]
+    assert plots.text_size(texts) == (4, 8)
+
+
+def test_what_does_not_fit_on_the_sheet_is_left_out():
+    pytest.importorskip("matplotlib")
+    axis = plots.new_figure(2, 2).subplots()
+    plots.draw_probabilities(
+        axis,
+        [[plots.TokenText("abc", None), plots.TokenText("\nd", 0.25)], [plots.TokenText("e", 1.0)]],
+        2,
+        2,
+    )
+    assert [text.get_text() for text in axis.texts] == ["a", "b", "d"]
