@@ -353,7 +353,7 @@ def changed_data_is_refused(box: Box) -> None:
     data = box.folder / "pairs.tsv"
     data.write_text("source\ttarget\n" + "\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     changes = {"data.train": str(data), "data.valid": str(data), "train.steps": 6, "data.test": None}
-    box.expect(box.train(changes) == 0, "the first sitting failed")
+    box.expect(box.train(changes) == 0, "the first session failed")
     number = box.rng.randrange(len(lines))
     lines[number] = lines[number][:-1] + chr(ord(lines[number][-1]) ^ 1)
     data.write_text("source\ttarget\n" + "\n".join(lines) + "\n", encoding="utf-8", newline="\n")

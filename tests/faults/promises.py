@@ -50,7 +50,7 @@ PROMISES: dict[str, Promise] = {
         "a loss that leaps is left out or gone back from, resumed or not", numbers.spikes_are_governed,
         2, 6, 40, "34"),
     "changed-data": Promise(
-        "data that changed between sittings is refused unless told", damage.changed_data_is_refused,
+        "data that changed between sessions is refused unless told", damage.changed_data_is_refused,
         1, 3, 20, ""),
     "aligned": Promise(
         "pairs stay pairs, whatever is in them, or are refused by file and line", texts.pairs_stay_aligned,

@@ -109,7 +109,7 @@ def test_a_signal_saves_and_the_run_goes_on(recipe, tmp_path):
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors
-    assert "go on with: trifold train" in errors
+    assert "continue with: trifold train" in errors
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
     step = int(saved.name.removeprefix("step-"))
     more = run_command("train", str(recipe), *endless[1:], f"train.steps={step + 2}", "--out", str(tmp_path / "run"),
@@ -145,7 +145,7 @@ def test_what_was_read_and_how_it_is_cut_is_said(recipe, listening, tmp_path):
     assert prepared.config.vocab_size == prepared.objective.tokenizer.vocab_size
     one, two, again = prepared.examples(0), prepared.examples(1), prepared.examples(0)
     assert one.chunks.starts.tolist() == again.chunks.starts.tolist() != two.chunks.starts.tolist()
-    assert one.sizes.sum() == two.sizes.sum()
+    assert one.chunks.sizes.sum() == two.chunks.sizes.sum()
 
 
 def test_what_is_dropped_or_never_asked_for_is_counted(recipe, listening, tmp_path):

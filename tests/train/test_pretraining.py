@@ -194,9 +194,9 @@ def test_a_loaded_writer_writes(trained, name):
 def test_masks_are_drawn_anew_each_epoch_and_not_by_the_batch(folder, listening, tmp_path):
     prepared = load_data(load_recipe(folder / "plain.yaml"), tmp_path, listening)
     examples, task = prepared.train, prepared.objective
-    alone = task.batch(examples, np.array([3]), draw=prepared.draw(0))
-    among = task.batch(examples, np.array([9, 3, 5]), draw=prepared.draw(0))
-    later = task.batch(examples, np.array([3]), draw=prepared.draw(1))
+    alone = task.batch(examples, np.array([3]), draw=prepared.seed_of(0))
+    among = task.batch(examples, np.array([9, 3, 5]), draw=prepared.seed_of(0))
+    later = task.batch(examples, np.array([3]), draw=prepared.seed_of(1))
     size = int(examples.lengths[3, 0])
     start = int(examples.lengths[9, 0])
     assert (alone.inputs.tokens[0, :size] == among.inputs.tokens[0, start : start + size]).all()
