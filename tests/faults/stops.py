@@ -196,7 +196,10 @@ def finished_runs_go_on(box: Box) -> None:
         shorter -= TINY["train.save_every"]
     box.expect(box.train({"train.steps": shorter}) == 0, "the shorter run failed")
     code = box.train({})
-    box.expect(code == 0 and "does not depend on the number of steps" in box.said(), "nothing was said of the schedule")
+    box.expect(
+        code == 0 and "does not depend on the number of steps" in box.said(),
+        "nothing was said of the schedule",
+    )
     ours = state_of(box.run)
     weights = [key for key in reference.state if "weights.safetensors" in key or "optimizer" in key]
     box.expect(all(ours[key] == reference.state[key] for key in weights), "not the weights of the longer run")

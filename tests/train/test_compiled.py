@@ -30,7 +30,9 @@ DECODER = {
 }
 DEVICE = sys.modules["trifold.train.device"]
 
-compiling = pytest.mark.skipif("compile_obstacle(CPU)", reason="nothing here compiles graphs (a C++ compiler does)")
+compiling = pytest.mark.skipif(
+    "compile_obstacle(CPU)", reason="nothing here compiles graphs (a C++ compiler does)"
+)
 
 
 def gradient(
