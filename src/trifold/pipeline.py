@@ -26,6 +26,7 @@ from trifold.generate import (
     resolve,
     stream_text,
     truncate_at_stop,
+    with_generation_options,
 )
 from trifold.hub import load_model, save_model
 from trifold.hub import resolve as find_folder
@@ -122,6 +123,7 @@ class Pipeline(Predicts):
         """
         return self.model.hidden_states(*self._inputs(tokens, attend, decoder_tokens, segments))
 
+    @with_generation_options
     def generate_tokens(
         self, tokens: Tensor, attend: Tensor | None = None, **arguments: Any
     ) -> list[list[int]]:
@@ -171,6 +173,7 @@ class Pipeline(Predicts):
     @overload
     def generate(self, text: Sequence[str], **arguments: Any) -> list[str]: ...
 
+    @with_generation_options
     def generate(self, text: str | Sequence[str], **arguments: Any) -> str | list[str]:
         """The best output for a text, or for each of several texts, in their order; a decoder continues its prompt.
 
@@ -186,6 +189,7 @@ class Pipeline(Predicts):
 
     translate = generate
 
+    @with_generation_options
     def hypotheses(
         self,
         texts: Sequence[str],
@@ -204,6 +208,7 @@ class Pipeline(Predicts):
         rows, codec = Ragged.of(self.read(texts)), self.target_tokenizer
         return generate_rows(self.model, rows, config, first=first, on_done=on_done, codec=codec, draft=draft)
 
+    @with_generation_options
     def stream(
         self, text: str, *, on_end: Callable[[Hypothesis], None] | None = None, **arguments: Any
     ) -> Iterator[str]:
@@ -334,6 +339,7 @@ def _tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
     return reader, None
 
 
+@with_generation_options
 def generate(model: str | Path | Pipeline, text: str, **arguments: Any) -> str:
     """The best output for a text, of a model or of the model to load: `trifold.generate("runs/demo", "…")`."""
     pipeline = model if isinstance(model, Pipeline) else load(model)

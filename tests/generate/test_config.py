@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
+import trifold
 from trifold.errors import UsageError
 from trifold.generate import GenerationConfig, resolve
+from trifold.pipeline import Pipeline
 
 
 @pytest.mark.parametrize(
@@ -124,3 +128,14 @@ def test_another_way_does_not_inherit(stored, asked, gone):
     config = resolve(stored, asked)
     default = GenerationConfig()
     assert all(getattr(config, key) == getattr(default, key) for key in gone)
+
+
+@pytest.mark.parametrize(
+    "function", [Pipeline.generate, Pipeline.hypotheses, Pipeline.stream, trifold.generate]
+)
+def test_python_signatures_list_every_option(function):
+    parameters = inspect.signature(function).parameters
+    for name, field in GenerationConfig.model_fields.items():
+        assert parameters[name].default == field.default
+        assert f"{name}: {field.description}" in function.__doc__
+    assert "draft" in parameters

@@ -185,18 +185,24 @@ def end_ids(config: GenerationConfig, model: ModelConfig) -> list[int]:
 
 
 def with_generation_options(function: Function) -> Function:
-    """Decorator: replace `**options` in the signature of `function` by the fields of GenerationConfig."""
+    """Decorator: list the fields of GenerationConfig and `draft` in the signature and docstring of `function`.
+
+    They replace its `**arguments`, through which they are passed.
+    """
     signature = inspect.signature(function)
-    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    options = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation
+    parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    lines = [inspect.getdoc(function) or "", "", "Options:"]
+    for name, field in GenerationConfig.model_fields.items():
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation
+            )
         )
-        for name, field in GenerationConfig.model_fields.items()
-    ]
-    described = "\n".join(f"    {name}: {f.description}" for name, f in GenerationConfig.model_fields.items())
-    function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-    function.__doc__ = f"{inspect.getdoc(function)}\n\nOptions:\n{described}\n"
+        lines.append(f"    {name}: {field.description}")
+    parameters.append(inspect.Parameter("draft", inspect.Parameter.KEYWORD_ONLY, default=None))
+    lines.append("    draft: smaller model for speculative decoding")
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    function.__doc__ = "\n".join(lines)
     return function
 
 

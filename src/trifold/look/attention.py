@@ -210,7 +210,8 @@ def draw_alignment(maps: AttentionMaps) -> Figure:
     image = _draw_cells(axis, weights, vmax=max(0.5, float(weights.max())))
     figure.suptitle("Attention of a translation model", fontsize=13, fontweight="bold")
     axis.set_title("cross-attention, averaged over all layers and heads", fontsize=9, color="0.35", pad=8)
-    _label_ticks(axis.xaxis, columns, fontsize=11, rotation=35, ha="right", rotation_mode="anchor")
+    slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    _label_ticks(axis.xaxis, columns, fontsize=11, **(slanted if max(map(len, columns)) > 6 else {}))
     _label_ticks(axis.yaxis, rows, fontsize=11)
     axis.set_xlabel("source sentence (read)", fontsize=10)
     axis.set_ylabel("translation (written)", fontsize=10)
