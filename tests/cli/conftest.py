@@ -1,4 +1,4 @@
-"""The command line, called in this process, and one trained run that the verbs work on."""
+"""The command line, called in this process, and one trained run for all commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny recipe for every kind of task, and the runs that come of them; each is trained once, when it is asked for."""
+"""A tiny recipe for every kind of task, and its run; each is trained once, on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of small models that read, with a tokenizer of BERT's kind; nothing of the reference library is needed."""
+"""Folders of small encoders with a WordPiece tokenizer, made without transformers."""
 
 from __future__ import annotations
 

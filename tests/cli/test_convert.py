@@ -15,7 +15,7 @@ def family(run):
     return json.loads((run / "model" / "config.json").read_text("utf-8"))["model_type"]
 
 
-def test_a_run_in_another_precision_and_in_shards(trifold, run, tmp_path):
+def test_convert_precision_and_shard_size(trifold, run, tmp_path):
     new = tmp_path / "new"
     done = trifold("convert", str(run), str(new), "--dtype", "bfloat16", "--shard-size", "200KB")
     assert (done.code, done.err) == (0, "")
@@ -28,17 +28,17 @@ def test_a_run_in_another_precision_and_in_shards(trifold, run, tmp_path):
     assert trifold("generate", str(new), "one two").code == 0
 
 
-def test_there_and_back_it_says_the_same(trifold, run, tmp_path):
+def test_convert_round_trip(trifold, run, tmp_path):
     native = json.loads(trifold("convert", str(run), str(tmp_path / "a"), "--to", "native", "--json").out)
     assert (native["was"], native["family"], native["dtype"]) == (family(run), "trifold", "float32")
     assert native["old"] == str(run) and native["new"] == str(tmp_path / "a")
     back = json.loads(trifold("convert", str(tmp_path / "a"), str(tmp_path / "b"), "--json").out)
     assert (back["was"], back["family"]) == ("trifold", family(run))
-    said = [
+    message = [
         trifold("generate", str(folder), "one two three").out
         for folder in (run, tmp_path / "a", tmp_path / "b")
     ]
-    assert said[0] == said[1] == said[2] != ""
+    assert message[0] == message[1] == message[2] != ""
     for name in back["files"]:
         assert (tmp_path / "b" / name).read_bytes() == (run / "model" / name).read_bytes()
 
@@ -63,15 +63,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_is_said_and_nothing_is_left(name, trifold, run, tmp_path):
+def test_errors_leave_no_files(name, trifold, run, tmp_path):
     for folder in ("old", "bare"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "config.json").write_bytes((run / "model" / "config.json").read_bytes())
     (tmp_path / "old" / "pytorch_model.bin").write_bytes(b"\x80")
-    words, code, said = WRONG[name]
+    words, code, message = WRONG[name]
     done = trifold("convert", *(word.format(run=run, tmp=tmp_path) for word in words))
     assert (done.code, done.out) == (code, "")
-    assert said.format(tmp=tmp_path) in done.err
+    assert message.format(tmp=tmp_path) in done.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bare", "old"]
 
 
@@ -80,7 +80,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_is_shown_to_who_looks(monkeypatch):
+def test_progress_bar_is_shown_on_terminals_only(monkeypatch):
     with byte_progress("converting") as advance:
         assert advance is None
     monkeypatch.setenv("TERM", "xterm")

@@ -27,7 +27,7 @@ def _small(monkeypatch):
     monkeypatch.setattr("trifold.recipe.load_recipe", small)
 
 
-def test_it_trains_shows_and_says_what_to_do_next(trifold, tmp_path):
+def test_trains_and_prints_examples_and_next_commands(trifold, tmp_path):
     folder = tmp_path / "demo"
     done = trifold("demo", "--out", str(folder))
     assert done.code == 0
@@ -37,13 +37,13 @@ def test_it_trains_shows_and_says_what_to_do_next(trifold, tmp_path):
     assert len([line for line in done.out.splitlines() if line.endswith(("✓", "✗"))]) == 12
 
 
-def test_json_is_one_last_line_for_programs(trifold, tmp_path):
+def test_json_is_the_last_line(trifold, tmp_path):
     folder = tmp_path / "demo"
     done = trifold("demo", "--out", str(folder), "--json", "--minutes", "5")
-    told = json.loads(done.out.splitlines()[-1])
-    assert {*told} == {"seconds", "steps", "exact_match", "bleu", "signature", "examples", "folder"}
-    assert (told["steps"], told["folder"]) == (3, str(folder))
-    assert {*told["examples"][0]} == {"source", "reference", "ours"}
+    report = json.loads(done.out.splitlines()[-1])
+    assert {*report} == {"seconds", "steps", "exact_match", "bleu", "signature", "examples", "folder"}
+    assert (report["steps"], report["folder"]) == (3, str(folder))
+    assert {*report["examples"][0]} == {"source", "reference", "ours"}
 
 
 def test_the_picture_is_in_the_run_folder(trifold, tmp_path):
@@ -52,21 +52,21 @@ def test_the_picture_is_in_the_run_folder(trifold, tmp_path):
     assert (tmp_path / "demo" / "attention.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_it_says_how_to_get_the_picture(trifold, monkeypatch, tmp_path):
+def test_demo_without_matplotlib(trifold, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     done = trifold("demo", "--out", str(tmp_path / "demo"))
     assert done.code == 0
     assert sum("pip install 'trifold[plots]'" in line for line in done.err.splitlines()) == 1
 
 
-def test_its_own_folder_is_replaced(tmp_path):
+def test_own_folder_is_replaced(tmp_path):
     clear_folder(tmp_path / "demo")
     (tmp_path / "demo" / "old").touch()
     clear_folder(tmp_path / "demo")
     assert [path.name for path in (tmp_path / "demo").iterdir()] == [MARKER]
 
 
-def test_a_folder_of_others_is_not(trifold, tmp_path):
+def test_foreign_folder_is_not_replaced(trifold, tmp_path):
     (tmp_path / "precious").write_text("mine", encoding="utf-8")
     done = trifold("demo", "--out", str(tmp_path))
     assert (done.code, done.out) == (2, "")
@@ -74,7 +74,7 @@ def test_a_folder_of_others_is_not(trifold, tmp_path):
     assert (tmp_path / "precious").read_text("utf-8") == "mine"
 
 
-def test_a_file_in_the_way_is_not_replaced(tmp_path):
+def test_file_is_not_replaced(tmp_path):
     (tmp_path / "demo").write_text("mine", encoding="utf-8")
     with pytest.raises(UsageError, match="demo"):
         clear_folder(tmp_path / "demo")
@@ -82,7 +82,7 @@ def test_a_file_in_the_way_is_not_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["a link", "here"])
-def test_a_folder_that_cannot_be_removed_is_emptied(how, tmp_path, monkeypatch):
+def test_link_or_current_folder_is_emptied(how, tmp_path, monkeypatch):
     real = tmp_path / "real"
     clear_folder(real)
     (real / "checkpoints" / "old").mkdir(parents=True)
@@ -103,7 +103,7 @@ def test_a_folder_that_cannot_be_removed_is_emptied(how, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("inner", [".", "pretraining"])
-def test_a_demo_that_is_at_work_keeps_its_folder(inner, trifold, tmp_path):
+def test_folder_of_a_running_demo_is_kept(inner, trifold, tmp_path):
     folder = tmp_path / "demo"
     clear_folder(folder)
     (folder / "old").write_text("mine", encoding="utf-8")
@@ -111,7 +111,7 @@ def test_a_demo_that_is_at_work_keeps_its_folder(inner, trifold, tmp_path):
     at_work.open(resume=True)
     done = trifold("demo", "--out", str(folder))
     assert (done.code, done.out) == (2, "")
-    assert "another process is at this run" in done.err
+    assert "another process is using this run" in done.err
     assert (folder / "old").read_text("utf-8") == "mine"
     at_work.close()
     clear_folder(folder)
@@ -119,7 +119,7 @@ def test_a_demo_that_is_at_work_keeps_its_folder(inner, trifold, tmp_path):
 
 
 @pytest.mark.parametrize("rest", [["translate"], ["read"], ["write"]])
-def test_no_time_is_wrong_and_touches_nothing(rest, trifold, monkeypatch, tmp_path):
+def test_invalid_minutes_leave_the_folder_unchanged(rest, trifold, monkeypatch, tmp_path):
     monkeypatch.setattr("trifold.recipe.load_recipe", load_recipe)
     monkeypatch.setattr("trifold.data.embedded.load_rows", lambda name, split: [])
     clear_folder(tmp_path / "demo")
@@ -131,7 +131,7 @@ def test_no_time_is_wrong_and_touches_nothing(rest, trifold, monkeypatch, tmp_pa
 
 
 @pytest.mark.parametrize(("rows", "count"), [(0, 3), (2, 3), (3, 3), (500, 12)])
-def test_examples_come_from_all_over(rows, count):
+def test_spread_covers_the_list(rows, count):
     shown = spread(list(range(rows)), count)
     assert len(shown) == min(rows, count)
     assert shown == sorted(set(shown))
@@ -166,15 +166,15 @@ def answering(monkeypatch, *answers):
         (["sing", "0", "3"], "read"),
     ],
 )
-def test_a_person_is_asked_which(answers, chosen, monkeypatch, capsys):
+def test_demo_asks_on_a_terminal(answers, chosen, monkeypatch, capsys):
     answering(monkeypatch, *answers)
     assert demo.ask() == chosen
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert all(name in told.err for name in demo.DEMOS)
+    report = capsys.readouterr()
+    assert report.out == ""
+    assert all(name in report.err for name in demo.DEMOS)
 
 
-def test_a_person_who_says_nothing_gets_a_translator(trifold, monkeypatch, tmp_path):
+def test_end_of_input_selects_the_default_demo(trifold, monkeypatch, tmp_path):
     answering(monkeypatch, "")
     done = trifold("demo", "--out", str(tmp_path / "demo"))
     assert done.code == 0
@@ -183,20 +183,20 @@ def test_a_person_who_says_nothing_gets_a_translator(trifold, monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize("words", [["translate"], ["--json"]])
-def test_who_says_which_or_is_a_program_is_not_asked(words, trifold, monkeypatch, tmp_path):
+def test_demo_does_not_ask_when_named_or_piped(words, trifold, monkeypatch, tmp_path):
     answering(monkeypatch)
-    monkeypatch.setattr(demo, "ask", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(demo, "ask", lambda: pytest.fail("requested"))
     assert trifold("demo", *words, "--out", str(tmp_path / "demo")).code == 0
 
 
-def test_a_demo_that_there_is_not_is_wrong_usage(trifold, tmp_path):
+def test_unknown_demo_is_wrong_usage(trifold, tmp_path):
     done = trifold("demo", "sing", "--out", str(tmp_path / "demo"))
     assert done.code == 2
     assert "translate" in done.err
     assert not (tmp_path / "demo").exists()
 
 
-def test_help_names_the_three_and_how_they_are_called(trifold):
+def test_help_lists_the_demos(trifold):
     done = trifold("demo", "--help")
     for expected in (
         "translate  English",
@@ -208,6 +208,6 @@ def test_help_names_the_three_and_how_they_are_called(trifold):
         assert expected in done.out
 
 
-def test_a_long_text_is_shown_abbreviate():
+def test_abbreviate():
     assert abbreviate("a\n  b\tc", 20) == "a b c"
     assert abbreviate("word " * 20, 20) == "word word word …"

@@ -9,7 +9,7 @@ from trifold.scores import SCORES
 pytestmark = pytest.mark.slow
 
 
-def test_the_runs_own_test_set_is_the_default(trifold, run):
+def test_default_data_is_the_test_set_of_the_run(trifold, run):
     done = trifold("eval", str(run))
     assert done.code == 0
     assert [line.split(" (")[0].rpartition(" ")[0] for line in done.out.splitlines()] == [
@@ -29,14 +29,14 @@ def test_the_scores_are_those_of_the_outputs(trifold, run, tmp_path):
     done = trifold(
         "eval", str(run), *named, "--tokenize", "none", "--lowercase", "--json", "--out", str(ours)
     )
-    told = json.loads(done.out)
+    report = json.loads(done.out)
     outputs = ours.read_text("utf-8").splitlines()
-    assert len(outputs) == told["sentences"] == 4
+    assert len(outputs) == report["sentences"] == 4
     assert outputs[2] == ""
     for name, score in SCORES.items():
         options = {"tokenize": "none"} if name == "bleu" else {}
         expected = score(outputs, references, lowercase=True, **options)
-        assert told["scores"][name] == {"value": expected.value, "signature": expected.signature}
+        assert report["scores"][name] == {"value": expected.value, "signature": expected.signature}
 
 
 def test_columns_of_a_table_are_chosen_by_name(trifold, run, tmp_path):
@@ -46,9 +46,9 @@ def test_columns_of_a_table_are_chosen_by_name(trifold, run, tmp_path):
     assert (done.code, json.loads(done.out)["sentences"]) == (0, 2)
 
 
-def test_the_other_split(trifold, run):
-    told = json.loads(trifold("eval", str(run), "--split", "valid", "--json").out)
-    assert told["sentences"] == 28
+def test_split_option(trifold, run):
+    report = json.loads(trifold("eval", str(run), "--split", "valid", "--json").out)
+    assert report["sentences"] == 28
 
 
 BAD = {
@@ -61,14 +61,14 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input(trifold, run, case):
-    arguments, code, said = BAD[case]
+    arguments, code, message = BAD[case]
     done = trifold("eval", str(run), *arguments)
     assert (done.code, done.out) == (code, "")
     assert done.err.splitlines()[-1].startswith("error: ")
-    assert said in done.err
+    assert message in done.err
 
 
-def test_a_model_without_a_run_needs_data(trifold, run, tmp_path):
+def test_model_without_a_run_needs_data(trifold, run, tmp_path):
     (tmp_path / "model").symlink_to(run / "model")
     done = trifold("eval", str(tmp_path / "model"))
     assert done.code == 2

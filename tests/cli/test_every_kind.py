@@ -1,4 +1,4 @@
-"""Whatever a run has learnt, every verb works on its folder, or says in one line why not and what instead."""
+"""Every command works on the runs of every task, or is refused with one line that names the right command."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_eval_measures_what_the_validation_measured(trifold, runs, kind):
     folder = runs[kind]
     done = trifold("eval", str(folder), "--json")
     assert done.code == 0, done.err
-    told = json.loads(done.out)
+    report = json.loads(done.out)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     (then,) = (line for line in lines if "valid/loss" in line)
-    assert told["loss"] == pytest.approx(then["valid/loss"], rel=1e-4)
+    assert report["loss"] == pytest.approx(then["valid/loss"], rel=1e-4)
     scores = {name.removeprefix("valid/"): value for name, value in then.items() if name.startswith("valid/")}
     del scores["loss"]
-    assert told["scores"] == pytest.approx(scores, rel=1e-3, abs=1e-6)
+    assert report["scores"] == pytest.approx(scores, rel=1e-3, abs=1e-6)
     shown = trifold("eval", str(folder)).out
     assert shown.startswith("loss ") and len(shown.splitlines()) == 1 + len(scores)
 
@@ -66,7 +66,7 @@ def test_eval_of_another_text(trifold, runs, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_eval_refuses_what_it_would_overlook(trifold, runs, kind):
+def test_eval_refuses_options_of_other_tasks(trifold, runs, kind):
     folder = str(runs[kind])
     if kind in RAW_TEXT:
         refused(
@@ -90,7 +90,7 @@ def test_eval_of_a_student_does_not_need_its_teacher(trifold, runs):
 
 
 @pytest.mark.parametrize("kind", ["masked", "causal", "denoise"])
-def test_eval_of_a_model_that_belongs_to_no_run(trifold, runs, tmp_path, kind):
+def test_eval_of_a_model_without_a_run(trifold, runs, tmp_path, kind):
     (tmp_path / "model").symlink_to(runs[kind] / "model")
     alone, text = str(tmp_path / "model"), str(runs.here / "text.txt")
     if kind == "masked":
@@ -102,7 +102,7 @@ def test_eval_of_a_model_that_belongs_to_no_run(trifold, runs, tmp_path, kind):
         refused(trifold("eval", alone, text), "pairs have two sides")
 
 
-def test_eval_of_a_run_that_lost_its_tokenizer_makes_none(trifold, runs):
+def test_eval_reports_a_missing_tokenizer(trifold, runs):
     folder = runs["order"] / "model"
     (folder / "tokenizer.json").rename(folder / "aside")
     try:
@@ -113,17 +113,17 @@ def test_eval_of_a_run_that_lost_its_tokenizer_makes_none(trifold, runs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_command_that_a_run_ends_with_works(trifold, runs, kind):
+def test_printed_usage_command_works(trifold, runs, kind):
     words = shlex.split(load_recipe(str(runs[kind] / "recipe.yaml")).task.usage(runs[kind]))
     done = trifold(*words[1:])
     assert words[0] == "trifold" and words[2] == str(runs[kind]) and done.code == 0, done.err
 
 
-# --- the other verbs -----------------------------------------------------------------------------------------
+# --- the other commands ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_generate_writes_or_says_who_does(trifold, runs, kind):
+def test_generate_works_or_names_the_right_command(trifold, runs, kind):
     one = trifold("generate", str(runs[kind]), TEXT)
     many = trifold("generate", str(runs[kind]), "-", stdin=b"Today sun .\n\nrain\n")
     if kind in READERS:
@@ -135,13 +135,13 @@ def test_generate_writes_or_says_who_does(trifold, runs, kind):
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_what_is_cut_off_where_the_model_ends_is_said_once(trifold, runs, kind):
+def test_output_cut_off_at_the_last_position_is_reported_once(trifold, runs, kind):
     """With a limit that was asked for (the recipe asks for 4) there is nothing to say, but the answer says it."""
     folder, lines = str(runs[kind]), b"Today sun .\nsnow\n"
-    asked = trifold("generate", folder, "-", "--json", "--min-new-tokens", "4", stdin=lines)
-    outputs = [json.loads(line)["outputs"][0] for line in asked.out.splitlines()]
+    requested = trifold("generate", folder, "-", "--json", "--min-new-tokens", "4", stdin=lines)
+    outputs = [json.loads(line)["outputs"][0] for line in requested.out.splitlines()]
     assert {(one["finish_reason"], one["limit"]) for one in outputs} == {("length", "requested")}
-    assert asked.err == ""
+    assert requested.err == ""
     more = ["--max-new-tokens", "99", "--min-new-tokens", "99"]
     cut = trifold("generate", folder, "-", "--json", *more, stdin=lines)
     assert {json.loads(line)["outputs"][0]["limit"] for line in cut.out.splitlines()} == {"positions"}
@@ -153,25 +153,25 @@ def test_what_is_cut_off_where_the_model_ends_is_said_once(trifold, runs, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_predict_fills_masks_or_says_what_else(trifold, runs, kind):
+def test_predict_fill_mask_works_or_is_refused(trifold, runs, kind):
     folder, masked = str(runs[kind]), "Today <mask> ."
-    plain, asked = (trifold("predict", folder, masked, *task) for task in ([], ["--task", "fill-mask"]))
+    plain, requested = (trifold("predict", folder, masked, *task) for task in ([], ["--task", "fill-mask"]))
     if kind in MASKS:
-        assert asked.code == 0 and asked.out.count("\t") == 4
+        assert requested.code == 0 and requested.out.count("\t") == 4
     else:
-        refused(asked)
+        refused(requested)
     if kind in ("pairs", "order"):
         refused(plain, "supports several tasks; name one of fill-mask, next-sentence, embed")
     elif kind in READERS:
-        assert plain.out == asked.out
+        assert plain.out == requested.out
     else:
         refused(plain, "use `trifold generate`")
-    said = trifold("predict", folder, TEXT, "--task", "embed")
-    assert said.code == 0 and len(said.out.split()) == 16
+    message = trifold("predict", folder, TEXT, "--task", "embed")
+    assert message.code == 0 and len(message.out.split()) == 16
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_predict_tells_what_follows_or_what_it_lacks(trifold, runs, kind):
+def test_predict_next_sentence_works_or_is_refused(trifold, runs, kind):
     done = trifold(
         "predict", str(runs[kind]), TEXT, "--pair", "Today fog .", "--task", "next-sentence", "--json"
     )
@@ -182,23 +182,23 @@ def test_predict_tells_what_follows_or_what_it_lacks(trifold, runs, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_show_draws_it(trifold, runs, kind):
-    told = json.loads(trifold("show", str(runs[kind]), "--json").out)
-    assert told["shape"] == ("encoder" if kind in READERS else told["shape"]) and told["parameters"] > 0
+def test_show_works_for_every_kind(trifold, runs, kind):
+    report = json.loads(trifold("show", str(runs[kind]), "--json").out)
+    assert report["shape"] == ("encoder" if kind in READERS else report["shape"]) and report["parameters"] > 0
     assert trifold("show", str(runs[kind])).code == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_look_shows_every_part_that_the_model_has(trifold, runs, kind):
+def test_look_returns_every_kind_of_attention(trifold, runs, kind):
     done = trifold("look", str(runs[kind]), TEXT, "--json")
     assert done.code == 0, done.err
-    told = json.loads(done.out)
+    report = json.loads(done.out)
     parts = {"encoder": ["encoder"], "decoder": ["decoder"]}
     shape = json.loads(trifold("show", str(runs[kind]), "--json").out)["shape"]
-    assert list(told["patterns"]) == parts.get(shape, ["encoder", "decoder", "cross"])
-    for part, layers in told["patterns"].items():
-        rows = told["source"] if part == "encoder" else told["written"]
-        columns = told["given"] if part == "decoder" else told["source"]
+    assert list(report["patterns"]) == parts.get(shape, ["encoder", "decoder", "cross"])
+    for part, layers in report["patterns"].items():
+        rows = report["source"] if part == "encoder" else report["written"]
+        columns = report["given"] if part == "decoder" else report["source"]
         for heads in layers:
             for pattern in heads:
                 assert [len(row) for row in pattern] == [len(columns)] * len(rows)

@@ -20,7 +20,7 @@ def test_one_text_gives_one_line(trifold, run):
     assert done.err == ""
 
 
-def test_every_line_of_input_gives_one_line_of_output_in_its_place(trifold, run):
+def test_each_input_line_gives_one_output_line(trifold, run):
     stdin = "\n".join(LINES).encode() + b"\n"
     done = trifold("generate", str(run), "-", "--batch-size", "2", stdin=stdin)
     assert done.code == 0
@@ -32,7 +32,7 @@ def test_every_line_of_input_gives_one_line_of_output_in_its_place(trifold, run)
     assert "blank" in done.err
 
 
-def test_a_pipe_needs_no_dash_and_any_portion_gives_the_same(trifold, run):
+def test_pipe_needs_no_dash_and_batch_size_does_not_matter(trifold, run):
     stdin = "\n".join(LINES).encode()
     outputs = {trifold("generate", str(run), *size, stdin=stdin).out for size in ((), ("--batch-size", "1"))}
     assert len(outputs) == 1
@@ -52,7 +52,7 @@ def test_json_has_every_output_with_its_score_best_first(trifold, run):
         assert {output["finish_reason"] for output in row["outputs"]} <= {"stop", "length"}
 
 
-def test_an_output_that_nobody_limited_says_where_it_was_cut_off(trifold, run):
+def test_default_limit_is_reported(trifold, run):
     done = trifold("generate", str(run), "one", "--min-new-tokens", "90", "--json")
     (output,) = json.loads(done.out)["outputs"]
     assert (output["finish_reason"], output["limit"]) == ("length", "default")
@@ -70,14 +70,14 @@ def test_options_reach_the_search(trifold, run):
     assert draws[0] == draws[1] != draws[2]
 
 
-def test_results_go_to_a_file_where_one_is_named(trifold, run, tmp_path):
+def test_out_writes_the_results_to_a_file(trifold, run, tmp_path):
     direct = trifold("generate", str(run), "one").out
     done = trifold("generate", str(run), "one", "--out", str(tmp_path / "out.txt"))
     assert done.out == ""
     assert (tmp_path / "out.txt").read_bytes() == direct.encode()
 
 
-def test_words_can_be_forced_forbidden_and_stopped_at(trifold, run):
+def test_word_options(trifold, run):
     plain = trifold("generate", str(run), "one", "--max-new-tokens", "8").out.strip()
     assert plain
     letter = plain[-1]
@@ -103,7 +103,7 @@ def test_words_can_be_forced_forbidden_and_stopped_at(trifold, run):
         ("--penalty-alpha", "0.5", "--top-k", "3"),
     ],
 )
-def test_a_stream_writes_the_same(trifold, run, options):
+def test_stream_option_prints_the_same_text(trifold, run, options):
     whole = trifold("generate", str(run), "twenty", *options)
     assert trifold("generate", str(run), "twenty", *options, "--stream").out == whole.out
 
@@ -126,7 +126,7 @@ def test_speculation_gives_the_same(trifold, run):
         ("--num-beams", "2", "--renormalize-logits", "--no-repeat-ngram-size", "1"),
     ],
 )
-def test_every_way_can_be_asked_for(trifold, run, options):
+def test_every_strategy_has_options(trifold, run, options):
     done = trifold("generate", str(run), "twenty one", *options)
     assert (done.code, done.err) == (0, "")
 
@@ -140,7 +140,7 @@ def test_every_way_can_be_asked_for(trifold, run, options):
         ("--no-renormalize-logits", "--num-beams", "1"),
     ],
 )
-def test_how_room_is_made_changes_nothing(trifold, run, options):
+def test_cache_options_do_not_change_the_output(trifold, run, options):
     assert (
         trifold("generate", str(run), "twenty one", *options).out
         == trifold("generate", str(run), "twenty one").out
@@ -186,15 +186,15 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input(trifold, run, case):
-    arguments, stdin, code, said = BAD[case]
+    arguments, stdin, code, message = BAD[case]
     done = trifold("generate", str(run), *arguments, stdin=stdin or b"", terminal=stdin is None)
     assert done.code == code
     assert done.err.startswith("error: ")
-    assert said in done.err
+    assert message in done.err
     assert "Traceback" not in done.err
 
 
-def test_a_model_that_is_not_there(trifold, tmp_path):
+def test_missing_model(trifold, tmp_path):
     done = trifold("generate", str(tmp_path / "none"), "x")
     assert (done.code, done.out) == (1, "")
     assert "none" in done.err

@@ -84,24 +84,24 @@ def _made(family: str, folder: Path) -> Case:
     return Case(folder, reference, load(folder))
 
 
-def expected(case: Case, text: str, **asked: Any) -> list[str]:
+def expected(case: Case, text: str, **requested: Any) -> list[str]:
     """Each of the reference's outputs for one text, as one line."""
     tokens = torch.tensor(case.pipeline.read([text]))
     with torch.no_grad():
         rows = case.reference.generate(
-            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=LIMIT, do_sample=False, **asked
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=LIMIT, do_sample=False, **requested
         )
     start = 1 if case.reference.config.is_encoder_decoder else tokens.shape[1]
     end = case.pipeline.config.eos_id
-    said = [list(takewhile(lambda token: token != end, row)) for row in rows[:, start:].tolist()]
-    return [one_line(text) for text in case.pipeline.writer.decode(said)]
+    message = [list(takewhile(lambda token: token != end, row)) for row in rows[:, start:].tolist()]
+    return [one_line(text) for text in case.pipeline.writer.decode(message)]
 
 
 LENGTH = ("--max-new-tokens", str(LIMIT))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_writes_what_the_reference_writes(trifold, case, family):
+def test_every_family_generates_the_reference_text(trifold, case, family):
     it = case(family)
     text = f"translate English to French: {TEXT}" if "t5" in family else TEXT
     once = trifold("generate", str(it.folder), text, *LENGTH)
@@ -125,7 +125,7 @@ def test_every_family_writes_what_the_reference_writes(trifold, case, family):
 
 
 @pytest.mark.parametrize("family", DECODERS)
-def test_decoders_write_as_they_go(trifold, case, family):
+def test_decoders_stream(trifold, case, family):
     it = case(family)
     for options in ((), ("--temperature", "1.5", "--seed", "3"), ("--prompt-lookup-num-tokens", "3")):
         whole = trifold("generate", str(it.folder), TEXT, *LENGTH, *options)
@@ -135,7 +135,7 @@ def test_decoders_write_as_they_go(trifold, case, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_says_what_is_wrong(trifold, case, family):
+def test_every_family_reports_wrong_input(trifold, case, family):
     it = case(family)
     long = trifold("generate", str(it.folder), "-", *LENGTH, stdin=f"{TEXT}\n{'a b ' * 60}\n".encode())
     if it.pipeline.config.max_positions == 48:
@@ -144,7 +144,7 @@ def test_every_family_says_what_is_wrong(trifold, case, family):
         assert "the model reads at most 48; split the line" in long.err
     else:
         assert long.code == 0
-    for arguments, code, said in (
+    for arguments, code, message in (
         (("",), 1, "no tokens"),
         ((TEXT, "--temperature", "0"), 2, "temperature 0.0 is not above 0"),
         ((TEXT, "--force-words", "dog"), 2, "set num_beams to 2 or more"),
@@ -152,10 +152,10 @@ def test_every_family_says_what_is_wrong(trifold, case, family):
     ):
         done = trifold("generate", str(it.folder), *arguments)
         assert (done.code, done.out) == (code, "")
-        assert done.err.startswith("error: ") and said in done.err
+        assert done.err.startswith("error: ") and message in done.err
 
 
-def test_what_does_not_write_says_so(trifold, tmp_path):
+def test_generate_with_an_encoder_is_refused(trifold, tmp_path):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     folders.bert(tmp_path)

@@ -11,17 +11,17 @@ def test_weights_as_json_need_no_picture(trifold, run, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.chdir(tmp_path)
     done = trifold("look", str(run), "twenty seven", "--target", "2 7", "--json")
-    told = json.loads(done.out)
-    assert (done.code, told["picture"], [*tmp_path.iterdir()]) == (0, None, [])
-    assert told["output"] == "2 7"
-    for kind, weights in told["patterns"].items():
-        rows = {"encoder": told["source"]}.get(kind, told["written"])
-        columns = {"decoder": told["given"]}.get(kind, told["source"])
+    report = json.loads(done.out)
+    assert (done.code, report["picture"], [*tmp_path.iterdir()]) == (0, None, [])
+    assert report["output"] == "2 7"
+    for kind, weights in report["patterns"].items():
+        rows = {"encoder": report["source"]}.get(kind, report["written"])
+        columns = {"decoder": report["given"]}.get(kind, report["source"])
         assert np.shape(weights) == (2, 4, len(rows), len(columns))
         assert np.allclose(np.sum(weights, axis=-1), 1, atol=0.01)
 
 
-def test_the_picture_is_where_it_was_asked_for(trifold, run, tmp_path):
+def test_out_sets_the_path_of_the_picture(trifold, run, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "pictures" / "one.png"
     done = trifold(
@@ -31,7 +31,7 @@ def test_the_picture_is_where_it_was_asked_for(trifold, run, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_one_line_says_how_to_get_it(trifold, run, monkeypatch, tmp_path):
+def test_look_without_matplotlib(trifold, run, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     done = trifold("look", str(run), "one", "--out", str(tmp_path / "a.png"))
     assert (done.code, done.out) == (1, "")
@@ -52,8 +52,8 @@ BAD = {
 def test_bad_input(trifold, run, case, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    arguments, code, said = BAD[case]
+    arguments, code, message = BAD[case]
     done = trifold("look", str(run), *arguments)
     assert (done.code, done.out) == (code, "")
     assert done.err.startswith("error: ")
-    assert said in done.err
+    assert message in done.err

@@ -58,7 +58,7 @@ def test_help_imports_nothing_slow(arguments):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_the_version_is_a_result(trifold):
+def test_version_option(trifold):
     assert trifold("--version") == (0, f"trifold {__version__}\n", "")
 
 
@@ -79,7 +79,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
-def test_wrong_usage_is_code_2_and_says_what_would_be_right(trifold, arguments):
+def test_wrong_usage(trifold, arguments):
     done = trifold(*arguments)
     assert (done.code, done.out) == (2, "")
     assert WRONG[arguments] in done.err
@@ -103,22 +103,22 @@ RAISED = [
 ]
 
 
-@pytest.mark.parametrize(("error", "code", "said"), RAISED, ids=[repr(error) for error, _, _ in RAISED])
-def test_the_table_of_exit_codes(trifold, monkeypatch, error, code, said):
+@pytest.mark.parametrize(("error", "code", "message"), RAISED, ids=[repr(error) for error, _, _ in RAISED])
+def test_the_table_of_exit_codes(trifold, monkeypatch, error, code, message):
     def fail():
         raise error
 
     monkeypatch.setattr("trifold.recipe.recipe_names", fail)
-    assert trifold("recipes") == (code, "", said)
+    assert trifold("recipes") == (code, "", message)
 
 
-def test_a_mistake_of_our_own_keeps_its_traceback(trifold, monkeypatch):
+def test_internal_error_keeps_its_traceback(trifold, monkeypatch):
     monkeypatch.setattr("trifold.recipe.recipe_names", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trifold("recipes")
 
 
-def test_output_is_utf8_whatever_the_locale_says(monkeypatch):
+def test_output_is_utf8_in_any_locale(monkeypatch):
     monkeypatch.setattr("trifold.recipe.recipe_names", lambda: {"été": "≥ 3 ✓"})
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", newline="\r\n")
     monkeypatch.setattr(sys, "stdout", stream)
@@ -127,7 +127,7 @@ def test_output_is_utf8_whatever_the_locale_says(monkeypatch):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes close differently there")
-def test_a_reader_that_goes_away_is_no_noise():
+def test_broken_pipe_is_silent():
     code = "import sys; from trifold.cli import main; sys.exit(main(['--help']))"
     reader, writer = os.pipe()
     os.close(reader)

@@ -44,7 +44,7 @@ def inputs_of(task: str) -> list[str]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_line_of_input_gives_one_line_of_output_in_its_place(trifold, models, task):
+def test_each_input_line_gives_one_output_line(trifold, models, task):
     lines = inputs_of(task)
     stdin = "\n".join([lines[0], "", *lines[1:], "   "]).encode() + b"\n"
     done = trifold("predict", str(models[task]), "-", "--batch-size", "2", stdin=stdin)
@@ -57,7 +57,7 @@ def test_every_line_of_input_gives_one_line_of_output_in_its_place(trifold, mode
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_json_says_what_python_says(trifold, models, task):
+def test_json_equals_the_python_result(trifold, models, task):
     pipe = library.load(models[task])
     lines = inputs_of(task)
     done = trifold("predict", str(models[task]), *lines, "--json", "--task", task)
@@ -66,13 +66,13 @@ def test_json_says_what_python_says(trifold, models, task):
     assert [[row["source"], *([row["pair"]] if "pair" in row else [])] for row in rows] == texts
     assert {row["task"] for row in rows} == {task}
     pairs = [text[1] for text in texts] if len(texts[0]) > 1 else None
-    for row, said in zip(rows, pipe.predict([text[0] for text in texts], pairs, task=task), strict=True):
+    for row, message in zip(rows, pipe.predict([text[0] for text in texts], pairs, task=task), strict=True):
         from trifold.cli.predict import to_json
 
-        assert row["outputs"] == json.loads(json.dumps(to_json(said)))
+        assert row["outputs"] == json.loads(json.dumps(to_json(message)))
 
 
-def test_a_second_text_is_one_for_all_or_one_for_each(trifold, models):
+def test_pair_is_for_all_texts_or_for_each(trifold, models):
     folder = str(models["answer"])
     tabbed = trifold("predict", folder, *(f"{line}\t{CONTEXT}" for line in LINES)).out
     assert trifold("predict", folder, *LINES, "--context", CONTEXT).out == tabbed
@@ -82,14 +82,14 @@ def test_a_second_text_is_one_for_all_or_one_for_each(trifold, models):
     assert trifold("predict", folder, "-", "--pair", CONTEXT, stdin=stdin).out == tabbed
 
 
-def test_pairs_are_classified_where_they_are_asked_for(trifold, models):
+def test_pairs_are_classified_with_tsv_or_pair(trifold, models):
     folder, line = str(models["classify"]), f"{LINES[0]}\t{LINES[1]}"
     paired = trifold("predict", folder, line, "--tsv").out
     assert paired == trifold("predict", folder, LINES[0], "--pair", LINES[1]).out
     assert paired != trifold("predict", folder, line).out
 
 
-def test_the_likeliest_come_first_and_as_many_as_are_wanted(trifold, models):
+def test_top_k_results_are_sorted(trifold, models):
     for task, number in (("classify", 2), ("fill-mask", 4), ("answer", 3)):
         line = inputs_of(task)[0]
         done = trifold("predict", str(models[task]), line, "--top-k", str(number), "--json")
@@ -105,7 +105,7 @@ def test_labels_have_the_names_of_the_folder(trifold, models):
     assert sum(one["score"] for one in outputs) == pytest.approx(1)
 
 
-def test_pictures_are_read_from_their_files(trifold, models, photos):
+def test_pictures_are_classified(trifold, models, photos):
     done = trifold("predict", str(models["pictures"]), *photos, "--json")
     rows = [json.loads(line) for line in done.out.splitlines()]
     assert [row["source"] for row in rows] == photos
@@ -116,7 +116,7 @@ def test_pictures_are_read_from_their_files(trifold, models, photos):
     assert len(json.loads(vectors)["outputs"]) == 16
 
 
-def test_a_text_that_is_too_long_is_cut_only_where_that_is_asked_for_and_said(trifold, models):
+def test_too_long_text_is_an_error_or_truncated_with_a_note(trifold, models):
     long = " ".join(WORDS * 3)
     folder = str(models["classify"])
     refused = trifold("predict", folder, "-", stdin=f"{LINES[0]}\n{long}\n".encode())
@@ -127,7 +127,7 @@ def test_a_text_that_is_too_long_is_cut_only_where_that_is_asked_for_and_said(tr
     assert "1 texts were cut to fit" in cut.err
 
 
-def test_results_go_to_a_file_where_one_is_named(trifold, models, tmp_path):
+def test_out_writes_the_results_to_a_file(trifold, models, tmp_path):
     direct = trifold("predict", str(models["tag"]), LINES[0]).out
     done = trifold("predict", str(models["tag"]), LINES[0], "--out", str(tmp_path / "out.txt"))
     assert (done.out, (tmp_path / "out.txt").read_bytes()) == ("", direct.encode())
@@ -167,15 +167,15 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input(trifold, models, case):
-    task, arguments, stdin, code, said = BAD[case]
+    task, arguments, stdin, code, message = BAD[case]
     done = trifold("predict", str(models[task]), *arguments, stdin=stdin or b"", terminal=stdin is None)
     assert done.code == code, done.err
     assert done.err.startswith("error: ")
-    assert said in done.err
+    assert message in done.err
     assert "Traceback" not in done.err
 
 
-def test_a_translator_writes_and_embeds(trifold, run):
+def test_predict_with_a_translator(trifold, run):
     done = trifold("predict", str(run), "one")
     assert (done.code, done.out) == (2, "")
     assert "this is a generation model; use `trifold generate`" in done.err
@@ -201,10 +201,10 @@ DAMAGED = {
 
 @pytest.mark.parametrize("case", DAMAGED)
 def test_damaged_labels(trifold, tmp_path, case):
-    values, said = DAMAGED[case]
+    values, message = DAMAGED[case]
     folder_of("classify", tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), encoding="utf-8")
     done = trifold("predict", str(tmp_path), "x")
     assert (done.code, done.out) == (1, "")
-    assert said in done.err and "Traceback" not in done.err
+    assert message in done.err and "Traceback" not in done.err

@@ -5,7 +5,7 @@ import json
 from trifold.recipe import recipe_names
 
 
-def test_all_recipes_are_listed_for_people_and_for_programs(trifold):
+def test_recipes_are_listed_as_table_and_json(trifold):
     table = trifold("recipes").out
     listed = json.loads(trifold("recipes", "--json").out)
     assert {row["name"]: row["description"] for row in listed} == recipe_names()

@@ -16,19 +16,19 @@ pytestmark = pytest.mark.slow
 def test_every_preset_and_recipe_can_be_shown(trifold, name):
     done = trifold("show", name)
     assert done.code == 0
-    told = json.loads(trifold("show", name, "--json").out)
-    assert sum(part["parameters"] for part in told["parts"]) == told["parameters"]
-    assert f"{told['parameters']:,} parameters" in done.out
-    assert ("cross-attention" in done.out) == (told["shape"] == "encoder-decoder")
+    report = json.loads(trifold("show", name, "--json").out)
+    assert sum(part["parameters"] for part in report["parts"]) == report["parameters"]
+    assert f"{report['parameters']:,} parameters" in done.out
+    assert ("cross-attention" in done.out) == (report["shape"] == "encoder-decoder")
 
 
-def test_a_trained_model_is_shown_as_it_is(trifold, run):
-    told = json.loads(trifold("show", str(run), "--json").out)
+def test_show_trained_model(trifold, run):
+    report = json.loads(trifold("show", str(run), "--json").out)
     config = json.loads((run / "model" / "config.json").read_text("utf-8"))
-    assert told["config"]["vocab_size"] == config["vocab_size"]
+    assert report["config"]["vocab_size"] == config["vocab_size"]
 
 
-def test_the_big_model_is_counted_by_the_formula_of_the_paper(trifold):
+def test_parameters_of_transformer_big(trifold):
     assert json.loads(trifold("show", "transformer-big", "--json").out)["parameters"] == 214_171_648
 
 
@@ -43,7 +43,7 @@ def test_training_memory_grows_with_the_batch_and_only_there(trifold):
     assert all(large[part] == small[part] for part in ("weights", "gradients", "optimizer"))
 
 
-def test_a_recipe_needs_what_training_it_is_checked_for(trifold, tmp_path):
+def test_show_recipe_agrees_with_the_memory_check_of_training(trifold, tmp_path):
     def bytes_of(*changes):
         recipe = tmp_path / "mine.yaml"
         recipe.write_text(
@@ -63,35 +63,35 @@ def test_a_recipe_needs_what_training_it_is_checked_for(trifold, tmp_path):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_every_published_model_is_shown_beside_the_one_of_2017(trifold, name):
+def test_show_every_published_model(trifold, name):
     done = trifold("show", name)
     assert done.code == 0
-    told = json.loads(trifold("show", name, "--json").out)
+    report = json.loads(trifold("show", name, "--json").out)
     lines = done.out.splitlines()
     assert max(map(len, lines)) <= 80
-    for part in told["compared_with_2017"]:  # long cells are wrapped
+    for part in report["compared_with_2017"]:  # long cells are wrapped
         (line,) = (
             line for line in lines if line.startswith(f"{part['part']} ") and f" {part['verdict']} " in line
         )
         assert part["what"].split()[0] in line
-    assert {part["verdict"] for part in told["compared_with_2017"]} <= {"same", "differs"}
+    assert {part["verdict"] for part in report["compared_with_2017"]} <= {"same", "differs"}
 
 
-def test_the_model_of_2017_is_itself(trifold):
-    told = json.loads(trifold("show", "transformer-base", "--json").out)
-    assert {part["verdict"] for part in told["compared_with_2017"]} == {"same"}
+def test_transformer_base_does_not_differ(trifold):
+    report = json.loads(trifold("show", "transformer-base", "--json").out)
+    assert {part["verdict"] for part in report["compared_with_2017"]} == {"same"}
 
 
 def test_folders_of_other_families_are_shown(trifold, tmp_path):
     for task in HEADS:
-        told = json.loads(trifold("show", str(folder_of(task, tmp_path / task)), "--json").out)
-        output = told["compared_with_2017"][-1]
+        report = json.loads(trifold("show", str(folder_of(task, tmp_path / task)), "--json").out)
+        output = report["compared_with_2017"][-1]
         assert output["verdict"] == "differs"
         assert (task in ("fill-mask", "both")) == ("an additional layer before the logits" in output["what"])
 
 
-def test_a_picture_has_as_many_tokens_as_it_has(trifold, tmp_path):
+def test_length_of_a_picture_is_fixed(trifold, tmp_path):
     folder = pictures_folder(tmp_path)
-    told = json.loads(trifold("show", str(folder), "--json", "--length", "3").out)
-    assert told["length"] == 7
-    assert "in sequences of 7 tokens" in trifold("show", str(folder)).out
+    report = json.loads(trifold("show", str(folder), "--json", "--length", "3").out)
+    assert report["length"] == 7
+    assert "sequences of 7 tokens" in trifold("show", str(folder)).out

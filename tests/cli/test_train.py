@@ -12,7 +12,7 @@ from trifold.train import Outcome
 pytestmark = pytest.mark.slow
 
 
-def test_a_run_says_where_it_is_and_how_to_use_it(trifold, run, tmp_path):
+def test_train_prints_run_folder_and_usage(trifold, run, tmp_path):
     done = trifold("train", "smoke", "train.steps=4", "train.log_every=2", "--out", str(tmp_path / "short"))
     assert done.code == 0
     assert f"trifold generate {tmp_path / 'short'}" in done.out
@@ -21,7 +21,7 @@ def test_a_run_says_where_it_is_and_how_to_use_it(trifold, run, tmp_path):
     assert (resolved["train"]["steps"], resolved["train"]["log_every"]) == (4, 2)
 
 
-def test_a_folder_with_a_space_is_quoted_where_it_is_used(trifold, monkeypatch, tmp_path):
+def test_folder_with_a_space_is_quoted(trifold, monkeypatch, tmp_path):
     outcome = Outcome(tmp_path / "my run", 7, 1.0, {}, "steps", 0)
     monkeypatch.setattr(sys.modules["trifold.train"], "train", lambda *_, **__: outcome)
     done = trifold("train", "smoke", "--out", str(tmp_path / "my run"))
@@ -31,12 +31,12 @@ def test_a_folder_with_a_space_is_quoted_where_it_is_used(trifold, monkeypatch, 
 
 def test_json_is_the_only_thing_on_standard_output(trifold, tmp_path):
     done = trifold("train", "smoke", "train.steps=2", "--out", str(tmp_path / "r"), "--json")
-    told = json.loads(done.out)
-    assert (done.code, told["steps"], told["stopped_by"], told["finished"]) == (0, 2, "steps", True)
-    assert told["folder"] == str(tmp_path / "r")
+    report = json.loads(done.out)
+    assert (done.code, report["steps"], report["stopped_by"], report["finished"]) == (0, 2, "steps", True)
+    assert report["folder"] == str(tmp_path / "r")
 
 
-def test_an_existing_run_is_kept_or_continued_never_replaced(trifold, tmp_path):
+def test_existing_run_is_never_replaced(trifold, tmp_path):
     out = ("--out", str(tmp_path / "r"))
     assert trifold("train", "smoke", "train.steps=2", *out).code == 0
     again = trifold("train", "smoke", "train.steps=2", *out)
@@ -47,7 +47,7 @@ def test_an_existing_run_is_kept_or_continued_never_replaced(trifold, tmp_path):
 
 
 @pytest.mark.parametrize("code", [130, 143])
-def test_an_interrupted_training_is_told_by_its_exit_code(trifold, monkeypatch, tmp_path, code):
+def test_interrupted_training_sets_the_exit_code(trifold, monkeypatch, tmp_path, code):
     outcome = Outcome(tmp_path, 7, 1.0, {}, "signal", code)
     monkeypatch.setattr(sys.modules["trifold.train"], "train", lambda *_, **__: outcome)
     assert trifold("train", "smoke", "--out", str(tmp_path / "r"))[:2] == (code, "")

@@ -1,4 +1,4 @@
-"""Models that a search can be tried on: hand-written probabilities, and real ones without a cache."""
+"""Models for the tests of searches: scripted probabilities, and real models without a cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAD, START, END = 0, 1, 2
 
 
 class Tape:
-    """A cache that remembers the tokens themselves, so that every step is computed from the beginning."""
+    """A cache of tokens; every step is computed from the beginning."""
 
     def __init__(self, kind="growing", **more):
         self.inputs = None
@@ -57,7 +57,7 @@ class Tape:
 
 
 def beams_of(memory: Memory, rows: int) -> torch.Tensor:
-    """Which row of the memory each row reads."""
+    """The row of the memory that each row reads."""
     return torch.arange(rows) // (rows // len(memory.hidden))
 
 
@@ -65,9 +65,12 @@ class Scripted:
     """An encoder-decoder whose `says(source, prefix)` gives the probabilities of what comes next."""
 
     def __init__(
-        self, says: Callable[[tuple, tuple], Sequence[float]], vocabulary: int, max_positions: int = 256
+        self,
+        probabilities_of: Callable[[tuple, tuple], Sequence[float]],
+        vocabulary: int,
+        max_positions: int = 256,
     ):
-        self.says = says
+        self.probabilities_of = probabilities_of
         self.config = ModelConfig(
             vocab_size=vocabulary, d_model=4, n_heads=2, n_layers=1, max_positions=max_positions
         )
@@ -87,7 +90,7 @@ class Scripted:
             if memory.attend is not None:
                 source = source[memory.attend[sentence]]
             prefixes = [tuple(row[1:end]) for end in range(len(row) - new + 1, len(row) + 1)]
-            rows.append([self.says(tuple(source.tolist()), prefix) for prefix in prefixes])
+            rows.append([self.probabilities_of(tuple(source.tolist()), prefix) for prefix in prefixes])
         return torch.tensor(np.array(rows), dtype=torch.float32).log()
 
     def lm_head(self, hidden):
@@ -95,7 +98,7 @@ class Scripted:
 
 
 class Uncached:
-    """A real model that computes every step from the beginning."""
+    """A real model without a key/value cache."""
 
     def __init__(self, model: Transformer):
         self.model, self.config, self.lm_head, self.encode = model, model.config, model.lm_head, model.encode
@@ -112,14 +115,14 @@ class Uncached:
 
 
 def random_says(seed: int, vocabulary: int, sharpness: float = 1.5):
-    """Probabilities that look random but are a function of source and prefix; padding has none."""
+    """Pseudorandom probabilities as a function of source and prefix; 0 for padding."""
 
-    def says(source, prefix):
+    def probabilities_of(source, prefix):
         logits = np.random.default_rng([seed, *source, 10_000, *prefix]).normal(size=vocabulary) * sharpness
         logits[PAD] = -np.inf
         return np.exp(logits) / np.exp(logits).sum()
 
-    return says
+    return probabilities_of
 
 
 def batch(rows: Sequence[Sequence[int]], left: bool = False) -> Inputs:
@@ -133,7 +136,7 @@ def batch(rows: Sequence[Sequence[int]], left: bool = False) -> Inputs:
 
 
 def tiny(shape: str = "encoder-decoder", **changes) -> Transformer:
-    """A small random model whose choices are far apart and depend on what stands before."""
+    """A small random model with distinct logits that depend on the context."""
     torch.manual_seed(5)
     sizes = {"vocab_size": 17, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 32, "max_positions": 128}
     model = Transformer(ModelConfig(shape=shape, dropout=0.3, **{**sizes, **changes})).eval()
@@ -144,7 +147,7 @@ def tiny(shape: str = "encoder-decoder", **changes) -> Transformer:
 
 
 def lively(shape: str = "encoder-decoder", seed: int = 5, **changes) -> Transformer:
-    """A small random model that goes on and on, and seldom says the same thing twice."""
+    """A small random model with long outputs that seldom repeat."""
     torch.manual_seed(seed)
     sizes = {"vocab_size": 23, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 32, "max_positions": 96}
     model = Transformer(
@@ -158,7 +161,7 @@ def lively(shape: str = "encoder-decoder", seed: int = 5, **changes) -> Transfor
 
 
 class Letters:
-    """A tokenizer of single characters (3 is a), save the last tokens, which are whole `pieces`; others say nothing."""
+    """A tokenizer of characters (3 is a); the last tokens are `pieces`, all others decode to nothing."""
 
     def __init__(self, *pieces: str):
         self.pieces = pieces
@@ -173,7 +176,7 @@ class Letters:
 
 @pytest.fixture(scope="session")
 def kit():
-    """The models and makers above, for any test of this folder."""
+    """The models and functions above."""
     return SimpleNamespace(
         Scripted=Scripted,
         Uncached=Uncached,

@@ -1,4 +1,4 @@
-"""One tiny model of the reference library for every family that writes."""
+"""One tiny model of transformers for every generative family."""
 
 from __future__ import annotations
 

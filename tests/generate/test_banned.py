@@ -1,4 +1,4 @@
-"""Words that must not be written: against decoding every text with every token behind it."""
+"""Banned text, compared with decoding every text followed by every token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def holds(text: str, banned: list[str]) -> bool:
     st.text("abnd é日🦜 ", max_size=12),
     st.integers(0, 6),
 )
-def test_the_tokens_that_complete_a_word_are_found_and_no_others(name, banned, text, back):
+def test_completions_of_banned_text_are_exact(name, banned, text, back):
     """Whatever the tokens: whole words, parts of them, single bytes of a character, with a space or without."""
     codec = CODECS[name]
     (ids,) = codec.encode([text])
@@ -57,7 +57,7 @@ def test_the_tokens_that_complete_a_word_are_found_and_no_others(name, banned, t
     banned=strings,
     rows=st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=3), min_size=1, max_size=3),
 )
-def test_no_output_holds_a_banned_word(kit, seed, way, banned, rows):
+def test_no_output_contains_a_banned_word(kit, seed, way, banned, rows):
     codec = kit.Letters(*PIECES)
     config = GenerationConfig(bad_words=banned, max_new_tokens=10, min_new_tokens=8, **WAYS[way])
     model = kit.Scripted(kit.random_says(seed, VOCABULARY), VOCABULARY)
@@ -68,27 +68,28 @@ def test_no_output_holds_a_banned_word(kit, seed, way, banned, rows):
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), way=st.sampled_from(["greedy", "beams", "samples"]), banned=strings)
-def test_a_ban_is_a_table_without_those_words(kit, seed, way, banned):
+def test_banned_words_have_probability_zero(kit, seed, way, banned):
     """Token by token and score by score, and nothing else is forbidden."""
-    codec, says = kit.Letters(*PIECES), kit.random_says(seed, VOCABULARY)
+    codec, probabilities_of = kit.Letters(*PIECES), kit.random_says(seed, VOCABULARY)
 
     def without(source, prefix):
         texts = codec.decode([[*prefix, token] for token in range(VOCABULARY)])
         return [
-            0.0 if holds(text, banned) else p for p, text in zip(says(source, prefix), texts, strict=True)
+            0.0 if holds(text, banned) else p
+            for p, text in zip(probabilities_of(source, prefix), texts, strict=True)
         ]
 
     config = GenerationConfig(max_new_tokens=8, renormalize_logits=True, **WAYS[way])
     inputs = kit.batch([[3], [4, 5]])
     expected = generate_tokens(kit.Scripted(without, VOCABULARY), inputs, config)
     banning = config.model_copy(update={"bad_words": banned})
-    found = generate_tokens(kit.Scripted(says, VOCABULARY), inputs, banning, codec=codec)
+    found = generate_tokens(kit.Scripted(probabilities_of, VOCABULARY), inputs, banning, codec=codec)
     for outputs, others in zip(found, expected, strict=True):
         assert [o.tokens for o in outputs] == [o.tokens for o in others]
         assert [o.score for o in outputs] == pytest.approx([o.score for o in others], abs=1e-4)
 
 
-def test_a_ban_within_words_and_across_them_and_of_spaces_alone():
+def test_bans_within_words_across_words_and_of_spaces():
     codec = CODECS["byte level"]
     banned = BannedText(["nd", " ", "d a"], codec, codec.vocab_size)
 
@@ -101,12 +102,12 @@ def test_a_ban_within_words_and_across_them_and_of_spaces_alone():
     assert "a" not in after("x")
 
 
-def test_where_every_word_is_banned_the_text_ends_or_the_user_hears_of_it(kit):
+def test_banning_every_word_ends_the_output_or_is_refused(kit):
     codec, model = kit.Letters(), kit.Scripted(lambda source, prefix: [0, 0, 0.1, 0.5, 0.4], 5)
     config = GenerationConfig(bad_words=["a", "b"], bad_words_ids=None, min_new_tokens=3)
     ((output,),) = generate_tokens(model, kit.batch([[3]]), config, codec=codec)
     assert (output.tokens, output.finish_reason) == ([], "stop")
-    endless = kit.Scripted(model.says, 5)
+    endless = kit.Scripted(model.probabilities_of, 5)
     endless.config = model.config.model_copy(update={"eos_id": 5})
     config = GenerationConfig(bad_words_ids=[[0], [1], [2], [3], [4]])
     with pytest.raises(UsageError, match="bad_words_ids forbid every token, and the model has no end token"):
@@ -114,7 +115,7 @@ def test_where_every_word_is_banned_the_text_ends_or_the_user_hears_of_it(kit):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("requested", "message"),
     [
         ({"bad_words_ids": [[3, 99]]}, "bad_words_ids: 99 is not a token id; the vocabulary has 18 tokens"),
         ({"force_words_ids": [[[3], [18]]], "num_beams": 2}, "force_words_ids: 18 is not a token id"),
@@ -123,13 +124,13 @@ def test_where_every_word_is_banned_the_text_ends_or_the_user_hears_of_it(kit):
         ({"bad_words": ["a"]}, "bad_words is text: pass the tokenizer too"),
     ],
 )
-def test_what_is_no_token_is_refused_by_name(kit, asked, said):
+def test_wrong_ids_are_refused(kit, requested, message):
     model = kit.Scripted(kit.random_says(1, VOCABULARY), VOCABULARY)
-    with pytest.raises(UsageError, match=said):
-        generate_tokens(model, kit.batch([[3]]), GenerationConfig(**asked))
+    with pytest.raises(UsageError, match=message):
+        generate_tokens(model, kit.batch([[3]]), GenerationConfig(**requested))
 
 
-def test_an_end_that_no_token_has_ends_nothing(kit):
+def test_end_id_outside_the_vocabulary_is_ignored(kit):
     model = kit.Scripted(kit.random_says(1, VOCABULARY), VOCABULARY)
     for beams in (1, 3):
         config = GenerationConfig(eos_token_id=[18, 40], max_new_tokens=5, min_new_tokens=2, num_beams=beams)

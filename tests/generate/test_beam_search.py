@@ -26,14 +26,16 @@ def divisor(config: GenerationConfig, length: int) -> float:
     return LENGTH_PENALTIES[config.length_penalty_form](length, config.length_penalty)
 
 
-def obvious_beam_search(says, source: tuple, config: GenerationConfig, limit: int) -> list[Hypothesis]:
+def reference_beam_search(
+    probabilities_of, source: tuple, config: GenerationConfig, limit: int
+) -> list[Hypothesis]:
     """One sentence, prefixes as tuples, everything recomputed: the oracle of the fast one."""
     live: list[tuple[float, tuple]] = [(0.0, ())]
     done: list[Hypothesis] = []
     for length in range(1, limit + 1):
         longer = []
         for score, prefix in live:
-            for token, probability in enumerate(says(source, prefix)):
+            for token, probability in enumerate(probabilities_of(source, prefix)):
                 if probability > 0:
                     longer.append((score + math.log(probability), (*prefix, token)))
         longer.sort(reverse=True)
@@ -69,7 +71,7 @@ def garden_path(source, prefix):
     }.get(prefix, [0, 0, 1, 0, 0, 0])
 
 
-def test_greedy_takes_the_bait_and_a_beam_does_not(kit):
+def test_beam_search_finds_a_better_output_than_greedy(kit):
     model, inputs = kit.Scripted(garden_path, 6), kit.batch([[A]])
     ((greedy,),) = generate_tokens(model, inputs, GenerationConfig(length_penalty=0.0))
     assert (greedy.tokens, greedy.finish_reason) == ([A], "stop")
@@ -115,10 +117,10 @@ def test_length_penalties_by_hand(kit, form, alpha, short, long):
         ("never", [A, B, B], math.log(0.45 * 0.39) / 4),
     ],
 )
-def test_only_never_waits_for_what_the_length_may_still_mend(kit, early_stopping, best, log):
+def test_early_stopping_never_waits_for_longer_outputs(kit, early_stopping, best, log):
     """After two tokens two outputs are finished, and the running one looks worse than both; it wins with n = 4."""
 
-    def says(source, prefix):
+    def probabilities_of(source, prefix):
         return {
             (): [0, 0, 0.5, 0.45, 0.05, 0],
             (A,): [0, 0, 0.6, 0, 0.39, 0.01],
@@ -126,7 +128,7 @@ def test_only_never_waits_for_what_the_length_may_still_mend(kit, early_stopping
         }.get(prefix, [0, 0, 1, 0, 0, 0])
 
     config = GenerationConfig(num_beams=2, early_stopping=early_stopping)
-    ((output,),) = generate_tokens(kit.Scripted(says, 6), kit.batch([[A]]), config)
+    ((output,),) = generate_tokens(kit.Scripted(probabilities_of, 6), kit.batch([[A]]), config)
     assert output.tokens == best
     assert output.score == pytest.approx(log)
 
@@ -145,12 +147,14 @@ sources = st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=5), min_size
 
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 10**6), way=ways, rows=sources, vocabulary=st.integers(5, 9))
-def test_beam_search_is_the_obvious_one_whatever_stands_beside(kit, seed, way, rows, vocabulary):
-    says = kit.random_says(seed, vocabulary)
+def test_beam_search_equals_the_reference_implementation(kit, seed, way, rows, vocabulary):
+    probabilities_of = kit.random_says(seed, vocabulary)
     config = GenerationConfig(**way, num_return_sequences=way["num_beams"])
-    found = generate_tokens(kit.Scripted(says, vocabulary), kit.batch(rows), config)
+    found = generate_tokens(kit.Scripted(probabilities_of, vocabulary), kit.batch(rows), config)
     for outputs, row in zip(found, rows, strict=True):
-        assert_same(outputs, obvious_beam_search(says, tuple(row), config, way["max_new_tokens"]))
+        assert_same(
+            outputs, reference_beam_search(probabilities_of, tuple(row), config, way["max_new_tokens"])
+        )
         scores = [output.score for output in outputs]
         assert scores == sorted(scores, reverse=True)
         assert len({(*o.tokens, o.finish_reason) for o in outputs}) == len(outputs)
@@ -161,7 +165,7 @@ def test_beam_search_is_the_obvious_one_whatever_stands_beside(kit, seed, way, r
     seed=st.integers(0, 10**6),
     way=ways,
     rows=sources,
-    asked=st.fixed_dictionaries(
+    requested=st.fixed_dictionaries(
         {},
         optional={
             "repetition_penalty": st.sampled_from([0.7, 1.5]),
@@ -173,40 +177,40 @@ def test_beam_search_is_the_obvious_one_whatever_stands_beside(kit, seed, way, r
         },
     ),
 )
-def test_beams_weigh_what_the_model_thinks_and_then_what_is_asked(kit, seed, way, rows, asked):
+def test_beam_search_with_processors_equals_the_reference(kit, seed, way, rows, requested):
     """Nothing becomes likelier by what is forbidden: the table is changed by hand, and not made to sum to 1."""
-    says, vocabulary = kit.random_says(seed, 7), 7
+    probabilities_of, vocabulary = kit.random_says(seed, 7), 7
 
     def changed(source, prefix):
-        probabilities = list(says(source, prefix))
+        probabilities = list(probabilities_of(source, prefix))
         for token, p in enumerate(probabilities):
             before, written = (1, *prefix), prefix.count(token)
-            text, size = (*before, token), asked.get("no_repeat_ngram_size", 99)
+            text, size = (*before, token), requested.get("no_repeat_ngram_size", 99)
             grams = [before[n : n + size] for n in range(len(before) - size + 1)]
-            banned = [tuple(phrase) for phrase in asked.get("bad_words_ids", ())]
+            banned = [tuple(phrase) for phrase in requested.get("bad_words_ids", ())]
             never = (
                 text[-size:] in grams
                 or any(text[-len(phrase) :] == phrase for phrase in banned)
-                or (token == END and len(prefix) < asked.get("min_new_tokens", 0))
+                or (token == END and len(prefix) < requested.get("min_new_tokens", 0))
             )
-            p = p ** asked.get("repetition_penalty", 1.0) if token in before else p
-            p *= math.exp(-asked.get("presence_penalty", 0.0) * (written > 0))
-            p *= math.exp(-asked.get("frequency_penalty", 0.0) * written)
+            p = p ** requested.get("repetition_penalty", 1.0) if token in before else p
+            p *= math.exp(-requested.get("presence_penalty", 0.0) * (written > 0))
+            p *= math.exp(-requested.get("frequency_penalty", 0.0) * written)
             probabilities[token] = 0.0 if never else p
         return probabilities if any(probabilities) else [float(token == END) for token in range(vocabulary)]
 
-    way = way | {"max_new_tokens": max(way["max_new_tokens"], asked.get("min_new_tokens", 0))}
-    config = GenerationConfig(**way, **asked, num_return_sequences=way["num_beams"])
-    found = generate_tokens(kit.Scripted(says, vocabulary), kit.batch(rows), config)
+    way = way | {"max_new_tokens": max(way["max_new_tokens"], requested.get("min_new_tokens", 0))}
+    config = GenerationConfig(**way, **requested, num_return_sequences=way["num_beams"])
+    found = generate_tokens(kit.Scripted(probabilities_of, vocabulary), kit.batch(rows), config)
     for outputs, row in zip(found, rows, strict=True):
-        assert_same(outputs, obvious_beam_search(changed, tuple(row), config, way["max_new_tokens"]))
+        assert_same(outputs, reference_beam_search(changed, tuple(row), config, way["max_new_tokens"]))
 
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), alpha=st.sampled_from([0.0, 0.6, 1.0, 1.7]), limit=st.integers(1, 4))
-def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all(kit, seed, alpha, limit):
+def test_full_width_beam_search_finds_the_global_optimum(kit, seed, alpha, limit):
     vocabulary = 6
-    says = kit.random_says(seed, vocabulary)
+    probabilities_of = kit.random_says(seed, vocabulary)
     config = GenerationConfig(
         num_beams=vocabulary**limit, length_penalty=alpha, early_stopping="never", max_new_tokens=limit
     )
@@ -217,11 +221,14 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all(kit, seed, alpha, limi
             ends = [END] if length < limit else range(1, vocabulary)
             for *body, end in itertools.product(*[words] * (length - 1), ends):
                 whole = (*body, end)
-                log = sum(math.log(says((3, 4), whole[:place])[token]) for place, token in enumerate(whole))
+                log = sum(
+                    math.log(probabilities_of((3, 4), whole[:place])[token])
+                    for place, token in enumerate(whole)
+                )
                 yield log / length**alpha, list(body if end == END else whole)
 
     score, tokens = max(everything())
-    ((best,),) = generate_tokens(kit.Scripted(says, vocabulary), kit.batch([[3, 4]]), config)
+    ((best,),) = generate_tokens(kit.Scripted(probabilities_of, vocabulary), kit.batch([[3, 4]]), config)
     assert best.tokens == tokens
     assert best.score == pytest.approx(score, abs=1e-4)
 
@@ -241,17 +248,17 @@ def test_greedy_is_a_beam_of_one(kit, seed, rows, alpha):
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-def test_an_end_at_the_very_limit_is_an_end(kit, beams):
-    def says(source, prefix):
+def test_end_token_at_the_limit_has_finish_reason_stop(kit, beams):
+    def probabilities_of(source, prefix):
         return [0, 0, 0.9, 0.1] if len(prefix) == source[0] else [0, 0, 0, 1.0]
 
     config = GenerationConfig(num_beams=beams, max_new_tokens=4)
-    outputs = generate_tokens(kit.Scripted(says, 4), kit.batch([[3], [4]]), config)
+    outputs = generate_tokens(kit.Scripted(probabilities_of, 4), kit.batch([[3], [4]]), config)
     assert [(o.tokens, o.finish_reason) for (o,) in outputs] == [([3] * 3, "stop"), ([3] * 4, "length")]
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_row_may_grow_to_its_own_length_and_fifty(kit, beams):
+def test_default_limit_is_the_source_length_plus_fifty(kit, beams):
     model = kit.Scripted(lambda source, prefix: [0, 0, 0, 0.6, 0.4], 5)
     rows = [[3], [4] * 9, [4] * 5]
     outputs = generate_tokens(model, kit.batch(rows), GenerationConfig(num_beams=beams))
@@ -260,7 +267,7 @@ def test_a_row_may_grow_to_its_own_length_and_fifty(kit, beams):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_positions_run_out(kit, beams):
+def test_limit_by_positions(kit, beams):
     """With 8 positions the decoder reads the start and 7 tokens, and says the eighth."""
     model = kit.Scripted(lambda source, prefix: [0, 0, 0, 0.6, 0.4], 5, max_positions=8)
     ((output,),) = generate_tokens(model, kit.batch([[3]]), GenerationConfig(num_beams=beams))
@@ -268,18 +275,21 @@ def test_positions_run_out(kit, beams):
 
 
 def test_finished_sentences_leave_the_batch(kit):
-    def says(source, prefix):
+    def probabilities_of(source, prefix):
         return [0, 0, 1.0, 0] if len(prefix) >= len(source) else [0, 0, 0, 1.0]
 
     steps: list[tuple[int, int]] = []
     rows = [[3] * 4, [3], [3] * 2]
     generate_tokens(
-        kit.Scripted(says, 4), kit.batch(rows), GenerationConfig(), on_step=lambda *step: steps.append(step)
+        kit.Scripted(probabilities_of, 4),
+        kit.batch(rows),
+        GenerationConfig(),
+        on_step=lambda *step: steps.append(step),
     )
     assert steps == [(1, 3), (2, 2), (3, 1), (4, 1), (5, 0)]
     beam_steps: list[tuple[int, int]] = []
     generate_tokens(
-        kit.Scripted(says, 4),
+        kit.Scripted(probabilities_of, 4),
         kit.batch(rows),
         GenerationConfig(num_beams=2),
         on_step=lambda *step: beam_steps.append(step),
@@ -287,14 +297,14 @@ def test_finished_sentences_leave_the_batch(kit):
     assert beam_steps == steps
 
 
-def test_fewer_outputs_where_fewer_exist(kit):
+def test_fewer_outputs_if_fewer_exist(kit):
     config = GenerationConfig(num_beams=8, num_return_sequences=8, max_new_tokens=1)
     (outputs,) = generate_tokens(kit.Scripted(garden_path, 6), kit.batch([[A]]), config)
     assert [output.tokens for output in outputs] == [[A], [B], []]
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_scores_that_are_no_numbers_are_refused(kit, beams):
+def test_nan_scores_are_refused(kit, beams):
     model = kit.Scripted(lambda source, prefix: [0.5, 0, 0.5, float("nan")], 4)
     with pytest.raises(TrifoldError, match="NaN scores"):
         generate_tokens(model, kit.batch([[3]]), GenerationConfig(num_beams=beams))
@@ -308,7 +318,7 @@ def test_no_rows_give_no_outputs(kit):
     assert generate_tokens(model, nothing, GenerationConfig(num_beams=3)) == []
 
 
-def test_every_row_needs_its_number(kit):
+def test_numbers_must_match_the_rows(kit):
     with pytest.raises(UsageError, match="1 entries for 2 rows"):
         generate_tokens(kit.Scripted(garden_path, 6), kit.batch([[A], [B]]), GenerationConfig(), numbers=[0])
 

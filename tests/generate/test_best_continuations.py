@@ -15,7 +15,7 @@ from trifold.generate import beam_search
     dead=st.booleans(),
     count=st.integers(1, 8),
 )
-def test_looking_into_few_chunks_finds_what_sorting_all_finds(seed, vocabulary, beams, dead, count):
+def test_chunked_top_k_equals_full_top_k(seed, vocabulary, beams, dead, count):
     generator = torch.Generator().manual_seed(seed)
     log_probs = torch.randn(3, beams, vocabulary, generator=generator)
     log_probs[:, :, 5:20] = float("-inf")

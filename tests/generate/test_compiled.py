@@ -1,4 +1,4 @@
-"""Who writes by compiled steps writes what he would have written without them."""
+"""Compiled decoding steps generate the same tokens as the plain ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEARCHES: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_same_is_written(shape: str, search: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_steps_generate_the_same(shape: str, search: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     model = Transformer(ModelConfig.parse(SIZES | SHAPES[shape])).eval()
     with torch.no_grad():

@@ -11,7 +11,7 @@ from trifold.pipeline import Pipeline
 
 
 @pytest.mark.parametrize(
-    ("asked", "named"),
+    ("requested", "named"),
     [
         ({"temperature": 0.7, "do_sample": False}, ("temperature 0.7", "do_sample false")),
         ({"min_p": 0.1, "do_sample": False}, ("min_p 0.1", "do_sample false")),
@@ -67,48 +67,48 @@ from trifold.pipeline import Pipeline
         ({"eos_token_id": -1}, ("eos_token_id",)),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(asked, named):
+def test_contradictions_are_refused(requested, named):
     with pytest.raises(UsageError) as refusal:
-        resolve({}, asked, at="generate")
+        resolve({}, requested, at="generate")
     assert all(name in str(refusal.value) for name in (*named, "generate"))
 
 
-def test_argument_before_stored_before_default():
+def test_precedence_argument_stored_default():
     config = resolve({"num_beams": 5, "length_penalty": 0.6}, {"num_beams": 3})
     assert (config.num_beams, config.length_penalty, config.early_stopping) == (3, 0.6, False)
     assert resolve(config, {}) == config
 
 
-@pytest.mark.parametrize("asked", [{"do_sample": True}, {"temperature": 0.8}])
-def test_asking_for_samples_drops_stored_beams(asked):
-    config = resolve({"num_beams": 5, "length_penalty": 0.6, "max_new_tokens": 7}, asked)
+@pytest.mark.parametrize("requested", [{"do_sample": True}, {"temperature": 0.8}])
+def test_sampling_drops_stored_beams(requested):
+    config = resolve({"num_beams": 5, "length_penalty": 0.6, "max_new_tokens": 7}, requested)
     assert config.is_sampling
     assert (config.num_beams, config.length_penalty, config.max_new_tokens) == (1, 1.0, 7)
 
 
-@pytest.mark.parametrize("asked", [{"do_sample": False}, {"num_beams": 4}])
-def test_asking_for_no_samples_drops_stored_sampling(asked):
-    config = resolve({"do_sample": True, "temperature": 0.8, "top_p": 0.9}, asked)
+@pytest.mark.parametrize("requested", [{"do_sample": False}, {"num_beams": 4}])
+def test_greedy_or_beams_drop_stored_sampling(requested):
+    config = resolve({"do_sample": True, "temperature": 0.8, "top_p": 0.9}, requested)
     assert not config.is_sampling
     assert config.temperature is None
 
 
-def test_a_seed_alone_does_not_make_it_sampling():
+def test_seed_alone_does_not_select_sampling():
     assert not GenerationConfig(seed=3).is_sampling
     assert GenerationConfig(top_p=1.0).is_sampling
 
 
-def test_asking_for_samples_outweighs_a_stored_refusal():
+def test_sampling_overrides_stored_do_sample():
     assert resolve({"do_sample": False}, {"temperature": 0.8}).is_sampling
 
 
-def test_a_banned_part_of_one_alternative_leaves_the_others():
-    asked = {"force_words_ids": [[[4, 5], [6]]], "bad_words_ids": [[5]], "num_beams": 2}
-    assert GenerationConfig(**asked).force_words_ids == [[[4, 5], [6]]]
+def test_a_banned_alternative_leaves_the_others():
+    requested = {"force_words_ids": [[[4, 5], [6]]], "bad_words_ids": [[5]], "num_beams": 2}
+    assert GenerationConfig(**requested).force_words_ids == [[[4, 5], [6]]]
 
 
 @pytest.mark.parametrize(
-    ("stored", "asked", "gone"),
+    ("stored", "requested", "gone"),
     [
         ({"penalty_alpha": 0.6, "top_k": 4}, {"num_beams": 3}, ("penalty_alpha", "top_k")),
         ({"penalty_alpha": 0.6, "top_k": 4}, {"temperature": 0.7}, ("penalty_alpha", "top_k")),
@@ -124,8 +124,8 @@ def test_a_banned_part_of_one_alternative_leaves_the_others():
         ({"bad_words_ids": [[4]]}, {"bad_words": ["a"]}, ("bad_words_ids",)),
     ],
 )
-def test_another_way_does_not_inherit(stored, asked, gone):
-    config = resolve(stored, asked)
+def test_strategies_do_not_inherit_settings_of_others(stored, requested, gone):
+    config = resolve(stored, requested)
     default = GenerationConfig()
     assert all(getattr(config, key) == getattr(default, key) for key in gone)
 

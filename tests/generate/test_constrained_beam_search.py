@@ -30,8 +30,8 @@ def granted(tokens, wished) -> bool:
     return all(any(holds(tokens, phrase) for phrase in alternatives(wish)) for wish in wished)
 
 
-def log_p(says, source, tokens) -> float:
-    return sum(math.log(says(source, tuple(tokens[:n]))[token]) for n, token in enumerate(tokens))
+def log_p(probabilities_of, source, tokens) -> float:
+    return sum(math.log(probabilities_of(source, tuple(tokens[:n]))[token]) for n, token in enumerate(tokens))
 
 
 @settings(max_examples=120)
@@ -43,8 +43,8 @@ def log_p(says, source, tokens) -> float:
     early_stopping=st.sampled_from([True, False, "never"]),
     spare=st.integers(0, 4),
 )
-def test_every_output_holds_every_phrase(kit, seed, wished, rows, beams, early_stopping, spare):
-    says = kit.random_says(seed, 8)
+def test_every_output_contains_every_phrase(kit, seed, wished, rows, beams, early_stopping, spare):
+    probabilities_of = kit.random_says(seed, 8)
     limit = (
         PhraseConstraints.from_setting(wished).missing(PhraseConstraints.from_setting(wished).start) + spare
     )
@@ -52,15 +52,15 @@ def test_every_output_holds_every_phrase(kit, seed, wished, rows, beams, early_s
         num_beams=beams, num_return_sequences=beams, force_words_ids=wished, max_new_tokens=limit,
         early_stopping=early_stopping, length_penalty=0.0,
     )  # fmt: skip
-    found = generate_tokens(kit.Scripted(says, 8), kit.batch(rows), config)
+    found = generate_tokens(kit.Scripted(probabilities_of, 8), kit.batch(rows), config)
     for outputs, row in zip(found, rows, strict=True):
         assert outputs
         assert len({(*o.tokens, o.finish_reason) for o in outputs}) == len(outputs)
         for output in outputs:
             assert granted(output.tokens, wished)
-            said = [*output.tokens, END] if output.finish_reason == "stop" else output.tokens
-            assert output.score == pytest.approx(log_p(says, tuple(row), said), abs=1e-3)
-        (alone,) = generate_tokens(kit.Scripted(says, 8), kit.batch([row]), config)
+            message = [*output.tokens, END] if output.finish_reason == "stop" else output.tokens
+            assert output.score == pytest.approx(log_p(probabilities_of, tuple(row), message), abs=1e-3)
+        (alone,) = generate_tokens(kit.Scripted(probabilities_of, 8), kit.batch([row]), config)
         assert [o.tokens for o in alone] == [o.tokens for o in outputs]
 
 
@@ -70,8 +70,8 @@ def test_every_output_holds_every_phrase(kit, seed, wished, rows, beams, early_s
     wished=st.sampled_from([[[3]], [[3, 4]], [[4], [3]], [[[3, 3], [5]]], [[3, 4], [4, 3]], [[3, 3, 4]]]),
     limit=st.integers(3, 4),
 )
-def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_that_hold_them(kit, seed, wished, limit):
-    says = kit.random_says(seed, 6)
+def test_full_width_constrained_search_finds_the_global_optimum(kit, seed, wished, limit):
+    probabilities_of = kit.random_says(seed, 6)
     config = GenerationConfig(
         num_beams=300,
         force_words_ids=wished,
@@ -81,7 +81,7 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_that_hold_them(kit, se
     )
     if PhraseConstraints.from_setting(wished).missing(PhraseConstraints.from_setting(wished).start) > limit:
         with pytest.raises(UsageError, match="the forced words need"):
-            generate_tokens(kit.Scripted(says, 6), kit.batch([[3]]), config)
+            generate_tokens(kit.Scripted(probabilities_of, 6), kit.batch([[3]]), config)
         return
 
     def everything():
@@ -90,16 +90,16 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_that_hold_them(kit, se
                 for end in [END] if length < limit else [1, 2, 3, 4, 5]:
                     tokens = [*body] if end == END else [*body, end]
                     if granted(tokens, wished):
-                        yield log_p(says, (3,), [*body, end]) / length, tokens
+                        yield log_p(probabilities_of, (3,), [*body, end]) / length, tokens
 
     score, tokens = max(everything())
-    ((best,),) = generate_tokens(kit.Scripted(says, 6), kit.batch([[3]]), config)
+    ((best,),) = generate_tokens(kit.Scripted(probabilities_of, 6), kit.batch([[3]]), config)
     assert best.tokens == tokens
     assert best.score == pytest.approx(score, abs=1e-4)
 
 
 @given(wishes, st.lists(st.integers(3, 7), max_size=12))
-def test_the_machine_knows_what_a_text_holds(wished, text):
+def test_constraints_track_the_phrases_of_a_text(wished, text):
     machine = PhraseConstraints.from_setting(wished)
     state = machine.start
     for n, token in enumerate(text, start=1):
@@ -113,7 +113,7 @@ def test_the_machine_knows_what_a_text_holds(wished, text):
 
 
 @given(wishes, st.lists(st.integers(3, 7), max_size=3))
-def test_the_shortest_way_to_hold_them_all(wished, text):
+def test_missing_is_the_shortest_completion(wished, text):
     machine = PhraseConstraints.from_setting(wished)
     state = machine.start
     for token in text:
@@ -135,7 +135,7 @@ def granted_after(machine, state, tokens) -> bool:
     return all(progress is None for progress in state)
 
 
-def test_a_phrase_goes_before_a_ban_and_before_what_may_not_be_repeated(kit):
+def test_forced_phrases_take_precedence_over_bans(kit):
     model = kit.Scripted(kit.random_says(4, 8), 8)
     config = GenerationConfig(
         num_beams=3,
@@ -148,7 +148,7 @@ def test_a_phrase_goes_before_a_ban_and_before_what_may_not_be_repeated(kit):
     assert holds(output.tokens, [5, 5, 5])
 
 
-def test_what_cannot_be_is_refused(kit):
+def test_impossible_constraints_are_refused(kit):
     model = kit.Scripted(kit.random_says(4, 8), 8)
     with pytest.raises(UsageError, match=r"row 0 may get 3 tokens, and the forced words need 4"):
         generate_tokens(
@@ -160,10 +160,10 @@ def test_what_cannot_be_is_refused(kit):
         generate_tokens(model, kit.batch([[3]]), GenerationConfig(num_beams=2, force_words_ids=[[4, 2]]))
 
 
-def test_words_may_be_text(kit):
+def test_words_as_text(kit):
     model, codec = kit.Scripted(kit.random_says(4, 14), 14), kit.Letters()
-    asked = {"num_beams": 3, "max_new_tokens": 8, "num_return_sequences": 3}
-    config = GenerationConfig(force_words=["bad", "c"], bad_words=["e", "fg"], **asked)
+    requested = {"num_beams": 3, "max_new_tokens": 8, "num_return_sequences": 3}
+    config = GenerationConfig(force_words=["bad", "c"], bad_words=["e", "fg"], **requested)
     (outputs,) = generate_tokens(model, kit.batch([[3]]), config, codec=codec)
     for text in codec.decode([output.tokens for output in outputs]):
         assert "bad" in text and "c" in text

@@ -43,7 +43,7 @@ def thinking(kit):
     return make
 
 
-def obvious(seed, source, alpha, k, limit):
+def reference_search(seed, source, alpha, k, limit):
     """Su et al. 2022, algorithm as it reads."""
     text, seen, score = [], [thought(seed, source, ())], 0.0
     while True:
@@ -75,23 +75,23 @@ def obvious(seed, source, alpha, k, limit):
     k=st.integers(2, 9),
     limit=st.integers(1, 7),
 )
-def test_it_is_the_obvious_one_whatever_stands_beside(kit, thinking, seed, rows, alpha, k, limit):
+def test_contrastive_search_equals_the_reference_implementation(kit, thinking, seed, rows, alpha, k, limit):
     config = GenerationConfig(penalty_alpha=alpha, top_k=k, max_new_tokens=limit)
     found = generate_tokens(thinking(seed), kit.batch(rows), config)
     for (output,), row in zip(found, rows, strict=True):
-        tokens, score, reason = obvious(seed, tuple(row), alpha, k, limit)
+        tokens, score, reason = reference_search(seed, tuple(row), alpha, k, limit)
         assert (output.tokens, output.finish_reason) == (tokens, reason)
         assert output.score == pytest.approx(score, abs=1e-4)
 
 
-def test_it_says_what_greedy_does_not(kit):
+def test_contrastive_search_differs_from_greedy(kit):
     model, inputs = kit.lively("decoder"), kit.batch([[5, 6, 7], [9]])
     greedy = generate_tokens(model, inputs, GenerationConfig(max_new_tokens=12))
     other = generate_tokens(model, inputs, GenerationConfig(max_new_tokens=12, penalty_alpha=0.8, top_k=6))
     assert [o.tokens for (o,) in greedy] != [o.tokens for (o,) in other]
 
 
-def test_candidates_need_a_position(kit):
+def test_contrastive_candidates_need_a_position(kit):
     model = kit.lively("decoder", max_positions=8)
     config = GenerationConfig(penalty_alpha=0.5, top_k=3, min_new_tokens=9)
     ((output,),) = generate_tokens(model, Inputs(torch.tensor([[5] * 6])), config)

@@ -63,7 +63,7 @@ CACHES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("way", WAYS)
-def test_with_a_cache_is_without(kit, shape, way):
+def test_cache_equals_no_cache(kit, shape, way):
     model, inputs = kit.tiny(shape), kit.batch(ROWS)
     assert_same(
         generate_tokens(model, inputs, WAYS[way]), generate_tokens(kit.Uncached(model), inputs, WAYS[way])
@@ -72,7 +72,7 @@ def test_with_a_cache_is_without(kit, shape, way):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("cache", CACHES)
-def test_every_search_with_every_cache_is_without(kit, shape, cache):
+def test_every_search_with_every_cache_equals_no_cache(kit, shape, cache):
     """Windows too: a static and a growing cache keep what they hide, a sliding one lets it go."""
     model, inputs = kit.lively(shape, **CACHES["sliding"]), kit.batch(ROWS, left=shape == "decoder")
     for config in {**WAYS, **MORE}.values():
@@ -82,7 +82,7 @@ def test_every_search_with_every_cache_is_without(kit, shape, cache):
 
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("draft", [False, True])
-def test_what_was_speculated_is_taken_back_from_every_cache(kit, cache, draft):
+def test_speculation_with_every_cache(kit, cache, draft):
     model, inputs = kit.lively("decoder", **CACHES["sliding"]), kit.batch(ROWS)
     config = GenerationConfig(max_new_tokens=20, min_new_tokens=20, num_assistant_tokens=4, cache=cache)
     plain = generate_tokens(kit.Uncached(model), inputs, config)
@@ -96,7 +96,7 @@ def test_what_was_speculated_is_taken_back_from_every_cache(kit, cache, draft):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("way", MORE)
-def test_with_a_cache_is_without_in_every_search(kit, shape, way):
+def test_cache_equals_no_cache_in_every_search(kit, shape, way):
     model, inputs = kit.lively(shape), kit.batch(ROWS)
     cached = generate_tokens(model, inputs, MORE[way])
     assert_same(cached, generate_tokens(kit.Uncached(model), inputs, MORE[way]))
@@ -106,7 +106,7 @@ def test_with_a_cache_is_without_in_every_search(kit, shape, way):
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("way", ["beams", "samples", "contrastive"])
 @pytest.mark.parametrize("cache", CACHES)
-def test_a_prompt_may_be_read_in_portions(kit, chunk, left, way, cache):
+def test_chunked_prefill_is_equivalent(kit, chunk, left, way, cache):
     model, config = kit.lively("decoder", **CACHES[cache]), {**WAYS, **MORE}[way]
     in_portions = config.model_copy(update={"prefill_chunk_size": chunk, "cache": cache})
     inputs = kit.batch(ROWS, left=left)
@@ -116,7 +116,7 @@ def test_a_prompt_may_be_read_in_portions(kit, chunk, left, way, cache):
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("chunk", [None, 2])
-def test_at_every_step_the_logits_are_those_of_the_whole_text(kit, cache, left, chunk):
+def test_cached_logits_equal_those_of_a_full_pass(kit, cache, left, chunk):
     """Not only the choices: what a cached, chunked, padded search sees is what one pass over each row gives."""
     model, inputs = kit.lively("decoder", **CACHES[cache]), kit.batch(ROWS, left=left)
     state = DecodingState(model, inputs, GenerationConfig(prefill_chunk_size=chunk, cache=cache))
@@ -131,7 +131,7 @@ def test_at_every_step_the_logits_are_those_of_the_whole_text(kit, cache, left, 
             state.advance(tokens)
 
 
-def test_a_thousand_rows_do_not_see_their_neighbours(kit):
+def test_a_thousand_rows_are_independent_of_their_batches(kit):
     """Every row twice, each time in another batch, in another place, with other padding (and on the other side)."""
     ways = list({**WAYS, **MORE}.values())
     draw, cases, caches = random.Random(7), 0, list(CACHES)
@@ -158,7 +158,7 @@ def test_a_thousand_rows_do_not_see_their_neighbours(kit):
     assert cases >= 1000
 
 
-def test_beams_do_swap_in_these_tests(kit):
+def test_beams_are_reordered_in_these_tests(kit):
     """Otherwise a cache that is never reordered would pass them."""
     model, parents = kit.tiny(), []
     cache_of = model.new_cache
@@ -177,7 +177,7 @@ def test_beams_do_swap_in_these_tests(kit):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_row_alone_is_the_row_in_its_batch(kit, shape, way):
+def test_row_is_independent_of_its_batch(kit, shape, way):
     model = kit.tiny(shape)
     together = generate_tokens(model, kit.batch(ROWS), WAYS[way])
     for number, row in enumerate(ROWS):
@@ -191,7 +191,7 @@ def test_a_row_alone_is_the_row_in_its_batch(kit, shape, way):
     rows=st.lists(st.lists(st.integers(3, 16), min_size=1, max_size=9), min_size=1, max_size=5),
     order=st.randoms(use_true_random=False),
 )
-def test_neighbours_and_their_order_change_nothing(kit, shape, rows, order):
+def test_batch_order_changes_nothing(kit, shape, rows, order):
     model = kit.tiny(shape)
     places = list(range(len(rows)))
     order.shuffle(places)
@@ -203,7 +203,7 @@ def test_neighbours_and_their_order_change_nothing(kit, shape, rows, order):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("way", ["greedy", "beams", "no repeats"])
-def test_padding_may_stand_on_either_side(kit, shape, way):
+def test_padding_side_changes_nothing(kit, shape, way):
     """An encoder counts positions from the row's first column, so that only a decoder's prompts can be moved."""
     model = kit.tiny(shape, positions="sinusoidal" if shape == "decoder" else "none")
     assert_same(
@@ -212,7 +212,7 @@ def test_padding_may_stand_on_either_side(kit, shape, way):
     )
 
 
-def test_columns_of_padding_at_the_end_cost_no_positions(kit):
+def test_trailing_padding_needs_no_positions(kit):
     model, inputs = kit.tiny(max_positions=8), kit.batch(ROWS)
     wide = Inputs(
         torch.nn.functional.pad(inputs.tokens, (0, 5)), torch.nn.functional.pad(inputs.attend, (0, 5))
@@ -222,7 +222,7 @@ def test_columns_of_padding_at_the_end_cost_no_positions(kit):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_with_zero_tokens_is_named(kit, shape):
+def test_empty_row_is_named(kit, shape):
     with pytest.raises(DataError, match=r"row 1 .* zero tokens"):
         generate_tokens(kit.tiny(shape), kit.batch([[5, 2], [], [6]]), GenerationConfig())
     with pytest.raises(DataError, match=r"row 0 .* zero tokens"):
@@ -230,13 +230,13 @@ def test_a_row_with_zero_tokens_is_named(kit, shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_with_too_many_tokens_is_named(kit, shape):
+def test_too_long_row_is_named(kit, shape):
     model = kit.tiny(shape, max_positions=8)
     with pytest.raises(DataError, match=r"row 2 .* 9 tokens.* at most 8 \(max_positions\)"):
         generate_tokens(model, kit.batch([[5, 2], [3] * 8, [6] * 9]), GenerationConfig())
 
 
-def test_a_prompt_that_fills_all_positions_still_gets_one_token(kit):
+def test_full_prompt_gets_one_token(kit):
     model = kit.tiny("decoder", max_positions=8)
     ((output,),) = generate_tokens(
         model, kit.batch([[5, 6, 7, 8, 9, 10, 11, 12]]), GenerationConfig(min_new_tokens=1)
@@ -244,20 +244,20 @@ def test_a_prompt_that_fills_all_positions_still_gets_one_token(kit):
     assert len(output.tokens) == 1
 
 
-def test_a_decoder_writes_fifty_tokens_unless_told(kit):
+def test_decoder_generates_fifty_tokens_by_default(kit):
     ((output,),) = generate_tokens(
         kit.tiny("decoder"), kit.batch([[5] * 7]), GenerationConfig(min_new_tokens=60)
     )
     assert (len(output.tokens), output.finish_reason) == (50, "length")
 
 
-def test_an_encoder_writes_nothing(kit):
+def test_encoder_cannot_generate(kit):
     model = Transformer(ModelConfig(shape="encoder", vocab_size=9, d_model=8, n_heads=2, n_layers=1))
     with pytest.raises(UsageError, match="shape encoder generates no text"):
         generate_tokens(model, kit.batch([[3]]), GenerationConfig())
 
 
-def test_a_model_in_training_is_left_in_training_and_does_not_drop(kit):
+def test_training_mode_is_restored_and_dropout_is_off(kit):
     model, inputs = kit.tiny(), kit.batch(ROWS)
     at_rest = generate_tokens(model, inputs, WAYS["beams"])
     model.train()
@@ -265,7 +265,7 @@ def test_a_model_in_training_is_left_in_training_and_does_not_drop(kit):
     assert all(module.training for module in model.modules())
 
 
-def test_max_length_counts_the_prompt_of_each_row(kit):
+def test_max_length_includes_the_prompt(kit):
     config = GenerationConfig(max_length=9, min_length=9)
     found = generate_tokens(kit.lively("decoder"), kit.batch(ROWS), config)
     assert [len(output.tokens) for (output,) in found] == [9 - len(row) for row in ROWS]
@@ -278,7 +278,7 @@ def test_max_length_counts_the_prompt_of_each_row(kit):
 
 
 @pytest.mark.parametrize(
-    ("window", "asked", "kind"),
+    ("window", "requested", "kind"),
     [
         (None, {"max_new_tokens": 20}, "StaticKeys"),
         (None, {"max_new_tokens": 90}, "StaticKeys"),
@@ -290,16 +290,16 @@ def test_max_length_counts_the_prompt_of_each_row(kit):
         (None, {"max_new_tokens": 500, "cache": "static"}, "StaticKeys"),
     ],
 )
-def test_the_cache_suits_the_model_and_the_text(kit, window, asked, kind):
+def test_cache_kind_is_chosen_by_model_and_length(kit, window, requested, kind):
     model = kit.lively("decoder", sliding_window=window, max_positions=1000)
-    state = DecodingState(model, kit.batch(ROWS), GenerationConfig(**asked))
+    state = DecodingState(model, kit.batch(ROWS), GenerationConfig(**requested))
     keys = state.cache.layers[0].own
     assert type(keys).__name__ == kind
     if kind == "StaticKeys":
-        assert keys.held[0].shape[2] == 7 + asked["max_new_tokens"]
+        assert keys.buffers[0].shape[2] == 7 + requested["max_new_tokens"]
 
 
-def test_a_window_bounds_the_memory_of_a_long_text(kit):
+def test_sliding_cache_bounds_memory(kit):
     """Of the layers with a window; and what is written is what a growing cache gives."""
     model = kit.lively(
         "decoder",
@@ -315,7 +315,7 @@ def test_a_window_bounds_the_memory_of_a_long_text(kit):
     inputs = Inputs(torch.randint(3, 23, (2, 200)))
     sliding = generate_tokens(model, inputs, config)
     local, whole = (layer.own for layer in caches[0].layers)
-    assert whole.held[0].shape[2] >= local.length == 499
-    assert local.held[0].shape[2] <= 2 * (5 + config.num_assistant_tokens)
+    assert whole.buffers[0].shape[2] >= local.length == 499
+    assert local.buffers[0].shape[2] <= 2 * (5 + config.num_assistant_tokens)
     del model.new_cache
     assert_same(sliding, generate_tokens(model, inputs, config.model_copy(update={"cache": "growing"})))

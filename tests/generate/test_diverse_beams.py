@@ -13,7 +13,9 @@ from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
 END = 2
 
 
-def obvious_diverse_search(says, source: tuple, config: GenerationConfig, limit: int) -> list[Hypothesis]:
+def reference_diverse_search(
+    probabilities_of, source: tuple, config: GenerationConfig, limit: int
+) -> list[Hypothesis]:
     """One sentence, prefixes as tuples, one group after the other at each length."""
     beams = config.num_beams // config.num_beam_groups
     live = [[(0.0, ())] for _ in range(config.num_beam_groups)]
@@ -24,7 +26,7 @@ def obvious_diverse_search(says, source: tuple, config: GenerationConfig, limit:
             longer = [
                 (score + math.log(p) - config.diversity_penalty * taken.count(token), (*prefix, token))
                 for score, prefix in beginnings
-                for token, p in enumerate(says(source, prefix))
+                for token, p in enumerate(probabilities_of(source, prefix))
                 if p > 0
             ]
             longer = sorted(longer, reverse=True)[: 2 * beams]
@@ -54,23 +56,25 @@ def obvious_diverse_search(says, source: tuple, config: GenerationConfig, limit:
     early_stopping=st.sampled_from([True, False, "never"]),
     limit=st.integers(1, 6),
 )
-def test_groups_are_the_obvious_ones(kit, seed, rows, shape, penalty, early_stopping, limit):
+def test_diverse_search_equals_the_reference_implementation(
+    kit, seed, rows, shape, penalty, early_stopping, limit
+):
     groups, beams = shape
-    says = kit.random_says(seed, 8)
+    probabilities_of = kit.random_says(seed, 8)
     config = GenerationConfig(
         num_beams=groups * beams, num_beam_groups=groups, diversity_penalty=penalty,
         early_stopping=early_stopping, max_new_tokens=limit, num_return_sequences=groups * beams,
     )  # fmt: skip
-    found = generate_tokens(kit.Scripted(says, 8), kit.batch(rows), config)
+    found = generate_tokens(kit.Scripted(probabilities_of, 8), kit.batch(rows), config)
     for outputs, row in zip(found, rows, strict=True):
-        expected = obvious_diverse_search(says, tuple(row), config, limit)
+        expected = reference_diverse_search(probabilities_of, tuple(row), config, limit)
         assert [(o.tokens, o.finish_reason) for o in outputs] == [
             (o.tokens, o.finish_reason) for o in expected
         ]
         assert [o.score for o in outputs] == pytest.approx([o.score for o in expected], abs=1e-4)
 
 
-def test_a_dear_token_is_left_to_the_first_group(kit):
+def test_high_diversity_penalty_separates_the_groups(kit):
     model = kit.Scripted(lambda source, prefix: [0, 0, 0.05, 0.6, 0.2, 0.15], 6)
     config = GenerationConfig(
         num_beams=3, num_beam_groups=3, diversity_penalty=9.0, num_return_sequences=3, max_new_tokens=1
@@ -83,18 +87,19 @@ def test_a_dear_token_is_left_to_the_first_group(kit):
 @given(seed=st.integers(0, 10**6), ends=st.sampled_from([[2, 5], [2, 5, 6], [4]]), beams=st.integers(1, 4))
 def test_any_of_several_ids_may_end(kit, seed, ends, beams):
     """The same as a model whose ends are one token with the sum of their probabilities, except which one it was."""
-    says = kit.random_says(seed, 8)
+    probabilities_of = kit.random_says(seed, 8)
     config = GenerationConfig(
         num_beams=beams, eos_token_id=ends, max_new_tokens=5, num_return_sequences=beams
     )
-    (outputs,) = generate_tokens(kit.Scripted(says, 8), kit.batch([[3]]), config)
+    (outputs,) = generate_tokens(kit.Scripted(probabilities_of, 8), kit.batch([[3]]), config)
     for output in outputs:
         assert not set(output.tokens) & set(ends)
         log = sum(
-            math.log(says((3,), tuple(output.tokens[:n]))[token]) for n, token in enumerate(output.tokens)
+            math.log(probabilities_of((3,), tuple(output.tokens[:n]))[token])
+            for n, token in enumerate(output.tokens)
         )
         if output.finish_reason == "stop":
-            last = [math.log(says((3,), tuple(output.tokens))[end]) for end in ends]
+            last = [math.log(probabilities_of((3,), tuple(output.tokens))[end]) for end in ends]
             length = len(output.tokens) + 1
             assert any(output.score == pytest.approx((log + end) / length, abs=1e-4) for end in last)
         else:

@@ -1,4 +1,4 @@
-"""How long an output may get is the least of what is asked for and what there are positions for."""
+"""The length limit is the minimum of the setting and the available positions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trifold.nn import Inputs, ModelConfig
 sizes = st.integers(1, 300)
 
 
-asked = st.sampled_from(["max_new_tokens", "max_length", None])
+requested = st.sampled_from(["max_new_tokens", "max_length", None])
 
 
-@given(st.sampled_from(["decoder", "encoder-decoder"]), sizes, sizes, asked, sizes)
-def test_it_is_the_least_and_says_whose_it_is(shape, positions, length, asks, most):
+@given(st.sampled_from(["decoder", "encoder-decoder"]), sizes, sizes, requested, sizes)
+def test_limit_is_the_minimum_and_names_its_source(shape, positions, length, asks, most):
     length = min(length, positions)
     model = ModelConfig(shape=shape, max_positions=positions)
     found = output_limit(GenerationConfig.parse({asks: most} if asks else {}), model, length)
@@ -31,10 +31,16 @@ def test_it_is_the_least_and_says_whose_it_is(shape, positions, length, asks, mo
 
 
 @pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
-def test_the_searches_keep_to_it(kit, shape):
+def test_searches_respect_the_limit(kit, shape):
     model = kit.tiny(shape, max_positions=12)
-    for asked in ({}, {"max_new_tokens": 3}, {"max_length": 9}, {"num_beams": 2}, {"max_new_tokens": 100}):
-        config = GenerationConfig.parse(asked | {"bad_words_ids": [[model.config.eos_id]]})
+    for requested in (
+        {},
+        {"max_new_tokens": 3},
+        {"max_length": 9},
+        {"num_beams": 2},
+        {"max_new_tokens": 100},
+    ):
+        config = GenerationConfig.parse(requested | {"bad_words_ids": [[model.config.eos_id]]})
         for size in (1, 5, 8):
             (found,) = generate_tokens(model, Inputs(torch.full((1, size), 5)), config)
             assert found[0].finish_reason == "length"

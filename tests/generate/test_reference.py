@@ -1,7 +1,7 @@
-"""Token by token what the reference library's `generate` gives, for every family that writes.
+"""Compare generated tokens with transformers, for every generative family.
 
-What is loaded is the folder that the reference saved, and its settings with it. Where the two part, a test says so by
-name: padding is no token here (it counts for no length and has no position), and text goes on longer than 20 tokens.
+The folder that transformers saved is loaded with its settings. Intended differences have tests of their own: padding is
+not a token (it counts for no length and has no position), and the default length is more than 20 tokens.
 """
 
 from __future__ import annotations
@@ -71,21 +71,21 @@ def given(family: str, lengths: tuple[int, ...] = (7, 3, 5)) -> Inputs:
     return padded(lengths, left=family in DECODERS, pad=pad)
 
 
-def ours_of(family: str, inputs: Inputs, changes: dict[str, Any], **asked: Any) -> list[list[Hypothesis]]:
+def ours_of(family: str, inputs: Inputs, changes: dict[str, Any], **requested: Any) -> list[list[Hypothesis]]:
     _, model, stored = pair(family, **changes)
-    return generate_tokens(model, inputs, resolve(stored, asked))
+    return generate_tokens(model, inputs, resolve(stored, requested))
 
 
 @torch.no_grad()
 def theirs_of(
-    family: str, inputs: Inputs, changes: dict[str, Any], **asked: Any
+    family: str, inputs: Inputs, changes: dict[str, Any], **requested: Any
 ) -> tuple[list[list[int]], Any]:
     """Each output without start, prompt and padding, its end included; and the scores of beams."""
     model = pair(family, **changes)[0]
     assert inputs.attend is not None
     out = model.generate(
         input_ids=inputs.tokens, attention_mask=inputs.attend.long(), do_sample=False,
-        return_dict_in_generate=True, output_scores=True, **asked,
+        return_dict_in_generate=True, output_scores=True, **requested,
     )  # fmt: skip
     width = 1 if model.config.is_encoder_decoder else inputs.tokens.shape[1]
     return out.sequences[:, width:].tolist(), getattr(out, "sequences_scores", None)
@@ -96,13 +96,13 @@ def assert_same(
     inputs: Inputs,
     changes: dict[str, Any] | None = None,
     here: dict[str, Any] | None = None,
-    **asked: Any,
+    **requested: Any,
 ) -> None:
     """All outputs of all rows, with the scores of beams; `here` are settings of ours alone."""
     changes = changes or {}
-    rows, scores = theirs_of(family, inputs, changes, **asked)
-    outputs = itertools.chain.from_iterable(ours_of(family, inputs, changes, **asked, **(here or {})))
-    end = asked.get("eos_token_id", pair(family, **changes)[1].config.eos_id)
+    rows, scores = theirs_of(family, inputs, changes, **requested)
+    outputs = itertools.chain.from_iterable(ours_of(family, inputs, changes, **requested, **(here or {})))
+    end = requested.get("eos_token_id", pair(family, **changes)[1].config.eos_id)
     ends = set(end) if isinstance(end, list) else {end}
     for place, (output, row) in enumerate(zip(outputs, rows, strict=True)):
         assert output.tokens == list(itertools.takewhile(lambda token: token not in ends, row)), place
@@ -111,7 +111,7 @@ def assert_same(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_models_have_opinions(family: str) -> None:
+def test_logits_are_spread_enough_to_compare(family: str) -> None:
     """Or every way of writing would be right."""
     theirs = pair(family)[0]
     inputs = given(family, (6, 6))
@@ -123,12 +123,12 @@ def test_the_models_have_opinions(family: str) -> None:
 # Without positions from the mask, padded rows mean something else there: see below.
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "openai-gpt"])
 @pytest.mark.parametrize("way", WAYS)
-def test_padded_rows_are_written_as_the_reference_writes_them(family: str, way: str) -> None:
+def test_padded_rows_equal_the_reference(family: str, way: str) -> None:
     assert_same(family, given(family), max_new_tokens=LIMIT, **WAYS[way])
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_reference_gives_padded_rows_of_the_first_gpt_other_positions(way: str) -> None:
+def test_padded_rows_of_openai_gpt_equal_the_reference_without_padding(way: str) -> None:
     """It counts positions from the first column whatever the mask; alone, every row is as ours is in its batch."""
     inputs = given("openai-gpt")
     together = ours_of("openai-gpt", inputs, {}, max_new_tokens=LIMIT, **WAYS[way])
@@ -141,7 +141,7 @@ def test_the_reference_gives_padded_rows_of_the_first_gpt_other_positions(way: s
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_lengths_are_counted_as_the_reference_counts_them(family: str) -> None:
+def test_lengths_are_counted_as_in_the_reference(family: str) -> None:
     """Of rows without padding: the reference counts padding before a prompt too, we only its tokens."""
     inputs = given(family, (5, 5))
     start = 5 if family in DECODERS else 1
@@ -151,7 +151,7 @@ def test_lengths_are_counted_as_the_reference_counts_them(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_one_end_that_is_reached(family: str) -> None:
+def test_end_token_is_reached(family: str) -> None:
     """The fifth word of what the first row would say."""
     inputs = given(family, (6, 6))
     first = ours_of(family, inputs, {}, max_new_tokens=LIMIT, repetition_penalty=1.5)[0][0].tokens
@@ -165,7 +165,7 @@ def test_one_end_that_is_reached(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "falcon, ALiBi"])
 @pytest.mark.parametrize("way", [{}, {"num_beams": 3}, {"min_new_tokens": 3, "no_repeat_ngram_size": 1}])
-def test_a_model_without_an_end_writes_to_its_limit(family: str, way: dict[str, Any]) -> None:
+def test_model_without_end_token_generates_to_its_limit(family: str, way: dict[str, Any]) -> None:
     """Of rows of one length: the reference takes padding for a word that was written, and would not write it again."""
     without, inputs = {"eos_token_id": None}, given(family, (6, 6))
     for outputs in ours_of(family, inputs, without, max_new_tokens=LIMIT, **way):
@@ -176,7 +176,7 @@ def test_a_model_without_an_end_writes_to_its_limit(family: str, way: dict[str, 
 @pytest.mark.parametrize("family", ["mistral", "gpt2", "t5"])
 @pytest.mark.parametrize("cache", ["growing", "static", "sliding"])
 @pytest.mark.parametrize("chunk", [None, 2])
-def test_whatever_the_cache(family: str, cache: str, chunk: int | None) -> None:
+def test_caches_equal_the_reference(family: str, cache: str, chunk: int | None) -> None:
     here, inputs = {"cache": cache, "prefill_chunk_size": chunk}, given(family, (9, 4, 6))
     for way in ({}, {"num_beams": 3, "num_return_sequences": 3}):
         assert_same(family, inputs, None, here, max_new_tokens=14, repetition_penalty=1.5, **way)

@@ -32,13 +32,13 @@ PROBABILITIES = torch.tensor([[0.4, 0.05, 0.3, 0.05, 0.2]])
         ("min_p", 0.0, {0, 1, 2, 3, 4}),
     ],
 )
-def test_filters_keep_what_they_should(name, value, kept):
+def test_filters_keep_the_expected_tokens(name, value, kept):
     logits = FILTERS[name](PROBABILITIES.log() + 3, value)
     assert {token for token in range(5) if logits[0, token] > NEVER} == kept
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=20), st.floats(0.01, 1))
-def test_top_p_keeps_the_fewest_that_suffice(logits, share):
+def test_top_p_keeps_the_fewest_sufficient_tokens(logits, share):
     probabilities = torch.tensor([logits]).softmax(-1)
     kept = FILTERS["top_p"](torch.tensor([logits]), share)[0] > NEVER
     chosen = probabilities[0][kept].sort(descending=True).values
@@ -47,7 +47,7 @@ def test_top_p_keeps_the_fewest_that_suffice(logits, share):
 
 
 @pytest.mark.parametrize(("settings", "power"), [({"do_sample": True}, 1.0), ({"temperature": 0.5}, 2.0)])
-def test_frequencies_are_the_probabilities(settings, power):
+def test_sample_frequencies_equal_the_probabilities(settings, power):
     rows = 20_000
     config = GenerationConfig(seed=1, **settings)
     choose = sampler(config, [(row, 0) for row in range(rows)], 1, torch.device("cpu"))
@@ -57,7 +57,7 @@ def test_frequencies_are_the_probabilities(settings, power):
     assert (found - expected).abs().max() < 4 * math.sqrt(0.25 / rows)
 
 
-def test_what_is_impossible_is_never_drawn():
+def test_impossible_tokens_are_never_sampled():
     log_probs = torch.tensor([[NEVER, 0.0, NEVER, NEVER]]).expand(5000, -1)
     choose = sampler(
         GenerationConfig(do_sample=True), [(row, 0) for row in range(5000)], 1, torch.device("cpu")
@@ -65,7 +65,7 @@ def test_what_is_impossible_is_never_drawn():
     assert set(choose(log_probs, torch.arange(5000), 0).tolist()) == {1}
 
 
-def test_samples_depend_on_seed_and_number_and_on_nothing_beside(kit):
+def test_samples_depend_only_on_seed_and_number(kit):
     model = kit.Scripted(kit.random_says(3, 9), 9)
     sources = [[4, 5], [6], [4, 5], [3, 3, 3]]
     config = GenerationConfig(temperature=1.2, top_k=6, seed=11, num_return_sequences=3)
@@ -81,36 +81,36 @@ def test_samples_depend_on_seed_and_number_and_on_nothing_beside(kit):
     assert generate_tokens(model, kit.batch(sources), other) != together
 
 
-def kept(probabilities: list[float], asked: dict) -> list[float]:
+def kept(probabilities: list[float], requested: dict) -> list[float]:
     """One filter after the other, as their definitions read."""
-    p = [x ** (1 / asked.get("temperature", 1.0)) for x in probabilities]
+    p = [x ** (1 / requested.get("temperature", 1.0)) for x in probabilities]
     p = [x / sum(p) for x in p]
-    if "top_k" in asked:
-        least = sorted(p)[-asked["top_k"]]
+    if "top_k" in requested:
+        least = sorted(p)[-requested["top_k"]]
         p = [x if x >= least else 0.0 for x in p]
-        p = [float(x > 0) for x in p] if asked.get("top_k_form") == "uniform" else p
+        p = [float(x > 0) for x in p] if requested.get("top_k_form") == "uniform" else p
         p = [x / sum(p) for x in p]
-    if "top_p" in asked:
+    if "top_p" in requested:
         order = sorted(range(len(p)), key=lambda token: -p[token])
         before = itertools.accumulate((p[token] for token in order), initial=0.0)
-        inside = {token for token, mass in zip(order, before, strict=False) if mass < asked["top_p"]}
+        inside = {token for token, mass in zip(order, before, strict=False) if mass < requested["top_p"]}
         p = [x * (token in inside) for token, x in enumerate(p)]
         p = [x / sum(p) for x in p]
-    if "min_p" in asked:
-        p = [x * (x >= asked["min_p"] * max(p)) for x in p]
+    if "min_p" in requested:
+        p = [x * (x >= requested["min_p"] * max(p)) for x in p]
         p = [x / sum(p) for x in p]
-    if "typical_p" in asked:
+    if "typical_p" in requested:
         entropy = -sum(x * math.log(x) for x in p if x)
         order = sorted((t for t, x in enumerate(p) if x), key=lambda t: abs(-math.log(p[t]) - entropy))
         before = itertools.accumulate((p[token] for token in order), initial=0.0)
-        inside = {token for token, mass in zip(order, before, strict=False) if mass < asked["typical_p"]}
+        inside = {token for token, mass in zip(order, before, strict=False) if mass < requested["typical_p"]}
         p = [x * (token in inside) for token, x in enumerate(p)]
         p = [x / sum(p) for x in p]
     return p
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         {"do_sample": True},
         {"temperature": 0.6},
@@ -124,7 +124,7 @@ def kept(probabilities: list[float], asked: dict) -> list[float]:
     ],
     ids=",".join,
 )
-def test_whole_texts_come_as_often_as_the_table_says(kit, asked):
+def test_sample_frequencies_of_whole_outputs(kit, requested):
     """Of every text of at most three tokens, over 3,000 draws of a hand-written table."""
     draws, table = 3000, {
         (): [0, 0, 0.1, 0.42, 0.3, 0.18],
@@ -132,13 +132,13 @@ def test_whole_texts_come_as_often_as_the_table_says(kit, asked):
         (4,): [0, 0, 0.2, 0.21, 0.09, 0.5],
     }  # fmt: skip
 
-    def says(source, prefix):
+    def probabilities_of(source, prefix):
         return table.get(prefix, [0, 0, 0.5, 0.3, 0.15, 0.05])
 
     chances: dict[tuple, float] = {}
 
     def spread(prefix, chance):
-        for token, p in enumerate(kept(says((), prefix), asked)):
+        for token, p in enumerate(kept(probabilities_of((), prefix), requested)):
             text = prefix if token == 2 else (*prefix, token)
             if p and (token == 2 or len(text) == 3):
                 chances[text, token == 2] = chances.get((text, token == 2), 0.0) + chance * p
@@ -146,8 +146,8 @@ def test_whole_texts_come_as_often_as_the_table_says(kit, asked):
                 spread(text, chance * p)
 
     spread((), 1.0)
-    config = GenerationConfig(seed=5, max_new_tokens=3, num_return_sequences=draws, **asked)
-    (outputs,) = generate_tokens(kit.Scripted(says, 6), kit.batch([[3]]), config)
+    config = GenerationConfig(seed=5, max_new_tokens=3, num_return_sequences=draws, **requested)
+    (outputs,) = generate_tokens(kit.Scripted(probabilities_of, 6), kit.batch([[3]]), config)
     found = collections.Counter((tuple(o.tokens), o.finish_reason == "stop") for o in outputs)
     assert set(found) <= set(chances)
     assert sum(chances.values()) == pytest.approx(1)
@@ -162,7 +162,7 @@ def test_whole_texts_come_as_often_as_the_table_says(kit, asked):
     st.floats(0.1, 0.95),
     st.floats(0.0, 0.6),
 )
-def test_filters_one_after_the_other_are_the_reference_s(logits, temperature, k, top_p, min_p):
+def test_filters_equal_the_reference_in_sequence(logits, temperature, k, top_p, min_p):
     transformers = pytest.importorskip("transformers")
     theirs = ours = torch.tensor([logits])
     for warper in (
@@ -175,7 +175,7 @@ def test_filters_one_after_the_other_are_the_reference_s(logits, temperature, k,
     assert torch.equal(ours, theirs)
 
 
-def test_without_a_seed_it_follows_the_global_one(kit):
+def test_without_a_seed_torch_s_generator_is_used(kit):
     model = kit.Scripted(kit.random_says(3, 9), 9)
     config = GenerationConfig(do_sample=True, max_new_tokens=12)
 
@@ -187,7 +187,7 @@ def test_without_a_seed_it_follows_the_global_one(kit):
     assert outputs(1) != outputs(2)
 
 
-def test_sampling_from_the_likeliest_alone_is_greedy(kit):
+def test_top_k_of_one_is_greedy(kit):
     model = kit.Scripted(kit.random_says(8, 9), 9)
     inputs = kit.batch([[4, 5], [6]])
     greedy = generate_tokens(model, inputs, GenerationConfig(max_new_tokens=10))
@@ -195,7 +195,7 @@ def test_sampling_from_the_likeliest_alone_is_greedy(kit):
 
 
 @given(st.lists(st.floats(-4, 4), min_size=2, max_size=12, unique=True), st.floats(0.05, 0.99))
-def test_typical_keeps_the_fewest_of_most_usual_surprise(logits, share):
+def test_typical_p_by_definition(logits, share):
     probabilities = torch.tensor([logits], dtype=torch.float64).softmax(-1)[0]
     entropy = -(probabilities * probabilities.log()).sum()
     order = sorted(range(len(logits)), key=lambda token: abs(-probabilities[token].log() - entropy).item())
@@ -213,7 +213,7 @@ def test_typical_keeps_the_fewest_of_most_usual_surprise(logits, share):
             assert {token for token in range(len(logits)) if found[0, token] > NEVER} == kept
 
 
-def test_typical_is_the_reference():
+def test_typical_p_equals_the_reference():
     transformers = pytest.importorskip("transformers")
     for share in (0.2, 0.5, 0.9):
         logits = torch.randn(50, 30) * 3
@@ -221,7 +221,7 @@ def test_typical_is_the_reference():
         assert torch.equal(FILTERS["typical_p"](logits, share), theirs)
 
 
-def test_top_p_looks_beyond_the_head_where_the_mass_does(monkeypatch):
+def test_top_p_beyond_the_presorted_tokens(monkeypatch):
     logits = torch.randn(40, 60)
     whole = FILTERS["top_p"](logits, 0.8)
     monkeypatch.setattr(sampling, "HEAD", 5)
@@ -232,7 +232,7 @@ def test_top_p_looks_beyond_the_head_where_the_mass_does(monkeypatch):
     )
 
 
-def test_all_k_alike():
+def test_uniform_top_k():
     rows = 20_000
     config = GenerationConfig(seed=1, top_k=3, top_k_form="uniform")
     choose = sampler(config, [(row, 0) for row in range(rows)], 1, torch.device("cpu"))
@@ -242,6 +242,6 @@ def test_all_k_alike():
     assert (found - expected).abs().max() < 4 * math.sqrt(0.25 / rows)
 
 
-def test_what_reaches_p_exactly_is_enough():
+def test_top_p_reached_exactly():
     logits = torch.tensor([[0.5, 0.25, 0.25]]).log()
     assert (sampling.top_p(logits, 0.5) > float("-inf")).tolist() == [[True, False, False]]

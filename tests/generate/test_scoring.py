@@ -16,7 +16,7 @@ SHAPES = ("encoder-decoder", "decoder")
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("beams", [1, 4])
-def test_an_output_of_a_search_has_the_score_that_the_search_gave_it(kit, shape, beams):
+def test_score_equals_the_score_of_the_search(kit, shape, beams):
     model, inputs = kit.tiny(shape), kit.batch(ROWS)
     config = GenerationConfig(num_beams=beams, length_penalty=0.0, max_new_tokens=9, bad_words_ids=[])
     outputs = [best for (best,) in generate_tokens(model, inputs, config)]
@@ -25,7 +25,7 @@ def test_an_output_of_a_search_has_the_score_that_the_search_gave_it(kit, shape,
     assert scores.total.tolist() == pytest.approx([o.score for o in outputs], abs=1e-4)
 
 
-def test_it_is_the_sum_of_the_chain_rule(kit, monkeypatch):
+def test_score_is_the_sum_of_the_chain_rule(kit, monkeypatch):
     """Against the model called by hand for each row alone; also with chunks that cut through rows."""
     monkeypatch.setattr(scoring, "CHUNK", 3)
     model = kit.tiny()
@@ -39,18 +39,21 @@ def test_it_is_the_sum_of_the_chain_rule(kit, monkeypatch):
         assert scores.total[row].item() == pytest.approx(expected.sum().item(), abs=1e-4)
 
 
-def test_it_reads_a_hand_written_table(kit):
-    says = kit.random_says(3, 8)
+def test_scores_of_a_scripted_model(kit):
+    probabilities_of = kit.random_says(3, 8)
     sources, targets = [[3, 4], [5]], [[6, 7, 2], [4]]
-    scores = score_tokens(kit.Scripted(says, 8), kit.batch(sources), kit.batch(targets))
+    scores = score_tokens(kit.Scripted(probabilities_of, 8), kit.batch(sources), kit.batch(targets))
     for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        logs = [math.log(says(tuple(source), tuple(target[:n]))[token]) for n, token in enumerate(target)]
+        logs = [
+            math.log(probabilities_of(tuple(source), tuple(target[:n]))[token])
+            for n, token in enumerate(target)
+        ]
         assert scores.tokens[row, : len(logs)].tolist() == pytest.approx(logs, abs=1e-5)
         assert scores.total[row].item() == pytest.approx(sum(logs), abs=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_beams_score_what_the_model_thinks_whatever_is_forbidden(kit, shape):
+def test_beam_scores_ignore_forbidden_tokens(kit, shape):
     """Also with bans: an output of a beam search is worth what it is worth without them."""
     model, inputs = kit.lively(shape), kit.batch(ROWS)
     bans = {"no_repeat_ngram_size": 2, "bad_words_ids": [[0], [7], [5, 5]], "min_new_tokens": 3}
@@ -61,7 +64,7 @@ def test_beams_score_what_the_model_thinks_whatever_is_forbidden(kit, shape):
     assert scores.total.tolist() == pytest.approx([o.score for o in outputs], abs=1e-4)
 
 
-def test_rows_that_do_not_fit_are_named(kit):
+def test_wrong_rows_are_named(kit):
     model = kit.tiny(max_positions=8)
     with pytest.raises(DataError, match="3 inputs and 2 targets"):
         score_tokens(model, kit.batch(ROWS), kit.batch(TARGETS[:2]))
@@ -71,7 +74,7 @@ def test_rows_that_do_not_fit_are_named(kit):
         score_tokens(model, kit.batch(ROWS), kit.batch([[3], [4], []]))
 
 
-def test_columns_of_padding_at_the_end_change_nothing(kit):
+def test_trailing_padding_changes_nothing(kit):
     model, targets = kit.tiny(max_positions=8), kit.batch(TARGETS)
     wide = Inputs(*(torch.nn.functional.pad(each, (0, 6)) for each in (targets.tokens, targets.attend)))
     narrow, padded = (score_tokens(model, kit.batch(ROWS), each) for each in (targets, wide))

@@ -1,4 +1,4 @@
-"""Whatever is proposed, the tokens are those of plain greedy, or of plain sampling."""
+"""Speculative decoding generates the tokens of plain greedy decoding or sampling."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WAYS = [
     limit=st.integers(1, 16),
     draft=st.sampled_from(["same", "other", "lookup"]),
 )
-def test_the_tokens_are_those_of_one_after_the_other(kit, rows, shape, way, ahead, limit, draft):
+def test_speculation_generates_the_same_tokens(kit, rows, shape, way, ahead, limit, draft):
     model, inputs = kit.lively(shape), kit.batch(rows)
     limit = max(limit, way.get("min_new_tokens", 0))
     config = GenerationConfig(max_new_tokens=limit, num_assistant_tokens=ahead, **way)
@@ -60,7 +60,7 @@ def test_the_tokens_are_those_of_one_after_the_other(kit, rows, shape, way, ahea
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("way", [{}, {"temperature": 1.0, "seed": 4}])
-def test_a_draft_that_is_always_right_saves_most_readings(kit, shape, way):
+def test_perfect_draft_saves_most_forward_passes(kit, shape, way):
     model, readings = kit.lively(shape), []
     decode = model.decode
     inputs = Inputs(torch.tensor([[5, 6, 7]]))
@@ -72,11 +72,11 @@ def test_a_draft_that_is_always_right_saves_most_readings(kit, shape, way):
     assert max(readings[1:]) == 6
 
 
-def test_looking_up_saves_readings_where_a_text_repeats_itself(kit):
-    def says(source, prefix):
+def test_prompt_lookup_saves_forward_passes(kit):
+    def probabilities_of(source, prefix):
         return [0.0] * 3 + [0.9 if (len(prefix) % 4) == n else 0.1 / 3 for n in range(4)]
 
-    model, readings = kit.Scripted(says, 7), []
+    model, readings = kit.Scripted(probabilities_of, 7), []
     decode = model.decode
     model.decode = lambda *args: (readings.append(args[0].tokens.shape[1]), decode(*args))[1]
     config = GenerationConfig(max_new_tokens=40, prompt_lookup_num_tokens=6)
@@ -85,7 +85,7 @@ def test_looking_up_saves_readings_where_a_text_repeats_itself(kit):
     assert len(readings) < 14
 
 
-def test_the_longest_n_gram_goes_first_and_its_last_place():
+def test_lookup_prefers_the_longest_and_latest_ngram():
     look = PromptLookup([7, 8, 1, 9, 8, 2, 7, 8, 3], max_ngram=2)
     assert look.propose([7, 8], 2) == [3, 7]
     assert look.propose([9, 8], 3) == [2, 7, 8]
@@ -94,7 +94,7 @@ def test_the_longest_n_gram_goes_first_and_its_last_place():
     assert look.propose([7, 8], 0) == []
 
 
-def test_a_draft_may_have_fewer_positions(kit):
+def test_draft_may_have_fewer_positions(kit):
     model, draft = kit.lively("decoder"), kit.lively("decoder", max_positions=10)
     config, inputs = GenerationConfig(max_new_tokens=20), kit.batch([[5, 6, 7], [8]])
     assert texts(generate_tokens(model, inputs, config, draft=draft)) == texts(
@@ -102,21 +102,21 @@ def test_a_draft_may_have_fewer_positions(kit):
     )
 
 
-def test_what_cannot_speculate_is_refused(kit):
+def test_wrong_drafts_are_refused(kit):
     model, inputs = kit.lively("decoder"), kit.batch([[5]])
-    for config, draft, said in (
+    for config, draft, message in (
         (GenerationConfig(num_beams=2), model, "beam search cannot use a draft"),
         (GenerationConfig(penalty_alpha=0.5, top_k=3), model, "contrastive search cannot use a draft"),
         (GenerationConfig(prompt_lookup_num_tokens=3), model, "leave one of them out"),
         (GenerationConfig(), kit.lively("decoder", vocab_size=24), "vocab_size is 24, and the model's 23"),
         (GenerationConfig(), kit.lively(), "shape is encoder-decoder"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             generate_tokens(model, inputs, config, draft=draft)
 
 
 @torch.no_grad()
-def test_the_last_position_is_never_read_beyond():
+def test_speculation_at_the_last_position():
     """The last token of all is said, but there is no position to read it at."""
     sizes = {"vocab_size": 6, "max_positions": 24, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
     parts = {"shape": "decoder", "positions": "learned", "lm_head_bias": True, "eos_id": 6}

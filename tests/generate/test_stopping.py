@@ -28,7 +28,7 @@ stops = st.lists(st.text("abcj", min_size=1, max_size=4), min_size=1, max_size=3
     strings=stops,
     rows=st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=3), min_size=1, max_size=3),
 )
-def test_an_output_ends_with_the_token_that_completes_a_stop_string(kit, seed, way, strings, rows):
+def test_output_ends_with_the_token_that_completes_a_stop_string(kit, seed, way, strings, rows):
     codec = kit.Letters(*PIECES)
     config = GenerationConfig(stop_strings=strings, max_new_tokens=12, min_new_tokens=12, **WAYS[way])
     model = kit.Scripted(kit.random_says(seed, VOCABULARY), VOCABULARY)
@@ -44,7 +44,7 @@ def test_an_output_ends_with_the_token_that_completes_a_stop_string(kit, seed, w
             assert hits[-1]
 
 
-def test_greedy_stops_at_the_first_place_and_no_earlier(kit):
+def test_greedy_stops_at_the_first_stop_string(kit):
     """Against the same search without stop strings, cut by hand."""
     codec = kit.Letters(*PIECES)
     for seed in range(20):
@@ -59,7 +59,7 @@ def test_greedy_stops_at_the_first_place_and_no_earlier(kit):
 
 
 @given(st.lists(st.integers(3, 17), min_size=1, max_size=60), stops)
-def test_only_the_end_of_a_text_is_read_and_that_is_enough(kit, tokens, strings):
+def test_stop_strings_are_found_in_the_decoded_tail(kit, tokens, strings):
     codec = kit.Letters(*PIECES)
     ends = StoppingCriteria([2], strings, codec)
     for n in range(1, len(tokens) + 1):
@@ -96,7 +96,7 @@ def test_text_ends_before_the_first_stop_string():
     assert truncate_at_stop("one", []) == "one"
 
 
-def test_a_forced_end_is_a_text_cut_off(kit):
+def test_forced_end_has_finish_reason_length(kit):
     model = kit.Scripted(lambda source, prefix: [0, 0, 0.1, 0.9], 4)
     for beams in (1, 2):
         config = GenerationConfig(

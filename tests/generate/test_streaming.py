@@ -55,7 +55,7 @@ PARTS = CODECS["byte level"].encode(["🦜 né 日"])[0]
 
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("text", TEXTS)
-def test_pieces_are_whole_characters_and_give_the_text(name, text):
+def test_streamed_parts_are_whole_characters(name, text):
     codec = CODECS[name]
     (ids,) = codec.encode([text])
     speaker = TextStreamer(codec)
@@ -67,7 +67,7 @@ def test_pieces_are_whole_characters_and_give_the_text(name, text):
 
 @settings(max_examples=80)
 @given(st.lists(st.integers(0, CODECS["byte level"].vocab_size - 1) | st.sampled_from(PARTS), max_size=25))
-def test_whatever_the_tokens_the_pieces_joined_are_the_text(ids):
+def test_streamed_parts_of_any_tokens(ids):
     """Parts of characters, whole and broken."""
     codec = CODECS["byte level"]
     speaker = TextStreamer(codec)
@@ -76,7 +76,7 @@ def test_whatever_the_tokens_the_pieces_joined_are_the_text(ids):
 
 @settings(max_examples=80)
 @given(st.sampled_from(list(CODECS)), st.text("abnd é日🦜", max_size=20))
-def test_whatever_the_text_the_pieces_joined_are_the_text(name, text):
+def test_streamed_parts_of_any_text(name, text):
     codec = CODECS[name]
     (ids,) = codec.encode([text])
     speaker = TextStreamer(codec)
@@ -87,15 +87,15 @@ def test_whatever_the_text_the_pieces_joined_are_the_text(name, text):
     st.lists(st.integers(3, 15), max_size=25),
     st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-def test_nothing_is_said_that_a_stop_string_takes_back(kit, ids, stops):
+def test_streamed_text_is_never_revoked(kit, ids, stops):
     codec = kit.Letters("ab", "cab", "")
     speaker = TextStreamer(codec, stops)
-    said = ""
+    message = ""
     whole = truncate_at_stop(codec.decode([ids])[0], stops)
     for token in ids:
-        said += speaker.push(token)
-        assert whole.startswith(said)
-    assert said + speaker.finish() == whole
+        message += speaker.push(token)
+        assert whole.startswith(message)
+    assert message + speaker.finish() == whole
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_nothing_is_said_that_a_stop_string_takes_back(kit, ids, stops):
     ids=lambda way: next(iter(way), "greedy"),
 )
 @pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
-def test_a_stream_is_the_output(kit, shape, way):
+def test_stream_equals_the_output(kit, shape, way):
     model, inputs, codec = kit.lively(shape), kit.batch([[5, 6, 7], [9], [8, 8]]), kit.Letters(*"ABCDEFGHIJ")
     config = GenerationConfig(max_new_tokens=12, **way)
     found = generate_tokens(model, inputs, config, codec=codec)
@@ -125,7 +125,7 @@ def test_a_stream_is_the_output(kit, shape, way):
     assert texts == [truncate_at_stop(text, config.stop_strings or ()) for text in whole]
 
 
-def test_tokens_come_while_the_model_is_still_writing(kit):
+def test_tokens_are_streamed_immediately(kit):
     model, readings = kit.lively("decoder"), []
     decode = model.decode
     model.decode = lambda *args: (readings.append(1), decode(*args))[1]
@@ -137,7 +137,7 @@ def test_tokens_come_while_the_model_is_still_writing(kit):
     assert not torch.is_inference_mode_enabled()
 
 
-@pytest.mark.parametrize("asked", [{"num_beams": 3}, {"temperature": 1.0, "num_return_sequences": 2}])
-def test_only_one_output_a_row_can_be_streamed(kit, asked):
+@pytest.mark.parametrize("requested", [{"num_beams": 3}, {"temperature": 1.0, "num_return_sequences": 2}])
+def test_only_one_output_per_row_can_be_streamed(kit, requested):
     with pytest.raises(UsageError, match="only one output per row can be streamed"):
-        next(stream_tokens(kit.lively(), kit.batch([[3]]), GenerationConfig(**asked)))
+        next(stream_tokens(kit.lively(), kit.batch([[3]]), GenerationConfig(**requested)))

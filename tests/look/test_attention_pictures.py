@@ -27,7 +27,7 @@ def panels(figure):
 
 
 @pytest.mark.parametrize(("layers", "heads"), [(1, 1), (2, 3)])
-def test_a_panel_for_each_layer_and_head_shows_its_weights(layers, heads):
+def test_one_panel_per_layer_and_head(layers, heads):
     shown = weights(layers, heads)
     figure = grid(shown, ROWS, COLUMNS, "cross")
     found = panels(figure)
@@ -39,7 +39,7 @@ def test_a_panel_for_each_layer_and_head_shows_its_weights(layers, heads):
         assert image.get_clim() == (0, 1)
 
 
-def test_tokens_stand_at_the_left_and_below():
+def test_tokens_label_the_axes():
     found = panels(grid(weights(2, 3), ROWS, COLUMNS, "cross"))
 
     def labels(axis):
@@ -50,7 +50,7 @@ def test_tokens_stand_at_the_left_and_below():
     assert not any(text.get_parse_math() for text in found[3].get_xticklabels())
 
 
-def test_a_figure_grows_with_tokens_and_heads():
+def test_figure_size_grows_with_tokens_and_heads():
     def size(layers, heads, tokens):
         labels = ["token"] * tokens
         return grid(np.ones((layers, heads, tokens, tokens)) / tokens, labels, labels, "x").get_size_inches()
@@ -62,7 +62,7 @@ def test_a_figure_grows_with_tokens_and_heads():
     assert (size(1, 1, 25) > 25 * 7.5 / 72).all()
 
 
-def test_kinds_are_stacked_and_parts_can_be_chosen(pipeline):
+def test_kinds_are_stacked_and_heads_can_be_selected(pipeline):
     found = read_attention(pipeline, "the fox.", "Fuchs")
     assert len(attention.draw_heads(found).subfigs) == 3
     chosen = panels(attention.draw_heads(found, ["cross"], layer=3, head=2))
@@ -73,14 +73,14 @@ def test_kinds_are_stacked_and_parts_can_be_chosen(pipeline):
 
 
 @pytest.mark.parametrize("ending", plots.FORMATS)
-def test_pictures_are_written_in_the_format_of_their_ending(tmp_path, ending):
+def test_picture_format_follows_the_file_name(tmp_path, ending):
     path = tmp_path / "new" / f"a{ending}"
     assert plots.save_figure(grid(weights(1, 1), ROWS, COLUMNS, "cross"), path, 40) == path
     starts = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
     assert path.read_bytes().startswith(starts[ending])
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_unwritable_path_is_named(tmp_path):
     (tmp_path / "file").touch()
     figure = grid(weights(1, 1), ROWS, COLUMNS, "cross")
     with pytest.raises(TrifoldError, match="file"):

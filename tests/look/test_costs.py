@@ -44,7 +44,7 @@ def hidden(model: Transformer, source: Inputs, target: Inputs) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("source_length", "target_length"), [(7, 7), (20, 11), (1, 30)])
-def test_flops_are_those_that_are_counted_while_it_runs(config, source_length, target_length):
+def test_flops_equal_the_measured_count(config, source_length, target_length):
     rows = 5
     with torch.device("meta"):
         model = Transformer(config).eval()
@@ -119,7 +119,7 @@ def test_activations_are_those_that_autograd_keeps(config, dropout):
     assert 4 * saved_elements(config, rows * length, length) == pytest.approx(measured, rel=0.06)
 
 
-def test_the_cache_is_as_large_as_it_really_is(config):
+def test_cache_memory_equals_the_real_size(config):
     if config.decoder_layers == 0:
         assert inference_memory(config).cache_per_target_token == 0
         return

@@ -47,7 +47,7 @@ def test_every_box_is_closed(config):
     )
 
 
-def test_every_size_is_said(config):
+def test_drawing_contains_every_size(config):
     text = draw_architecture(config)
     assert f"{config.d_model:,} → {config.d_ff:,}" in text
     assert f"{config.n_heads} heads of {config.head_width}" in text
@@ -58,7 +58,7 @@ def test_every_size_is_said(config):
     assert (f"{config.kv_heads} of keys and values" in text) == (config.kv_heads != config.n_heads)
 
 
-def test_the_memory_leads_into_the_cross_attention():
+def test_arrow_from_encoder_to_cross_attention():
     lines = draw_architecture(CONFIGS["base"]).split("\n")
     [row] = [line for line in lines if "►" in line]
     assert "►│ cross-attention" in row

@@ -70,7 +70,7 @@ def built(config: ModelConfig) -> Transformer:
 
 @settings(max_examples=40)
 @given(configs())
-def test_the_formula_counts_what_the_model_has(config):
+def test_formulas_equal_the_parameter_counts(config):
     assert count_parameters(config) == built(config).count_parameters()
 
 

@@ -18,7 +18,7 @@ from trifold.text import TokenizerSettings, train_tokenizer
 numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=30)
 
 
-def test_a_curve_is_one_key_of_the_metrics(tmp_path):
+def test_read_metric_returns_one_key(tmp_path):
     lines = [{"step": 1, "train/loss": 3.0}, {"step": 2, "valid/loss": 2.5}, {"step": 3, "train/loss": 2.0}]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     assert plots.read_metric(tmp_path, "train/loss") == ([1, 3], [3.0, 2.0])
@@ -26,18 +26,18 @@ def test_a_curve_is_one_key_of_the_metrics(tmp_path):
 
 
 @given(numbers)
-def test_a_running_mean_stays_between_what_there_was(values):
+def test_moving_average_stays_within_the_range_of_its_inputs(values):
     for place, mean in enumerate(plots.smooth(values)):
         seen = values[: place + 1]
         assert min(seen) - 1e-9 <= mean <= max(seen) + 1e-9
 
 
 @given(st.floats(-100, 100), st.integers(1, 20))
-def test_of_one_value_the_mean_is_that(value, count):
+def test_moving_average_of_a_constant(value, count):
     assert plots.smooth([value] * count) == pytest.approx([value] * count)
 
 
-def test_the_drawings_say_what_they_were_given():
+def test_confusions_and_bars_show_their_values():
     pytest.importorskip("matplotlib")
     left, right = plots.new_figure(6, 3).subplots(1, 2)
     plots.draw_confusion(left, np.array([[3, 0], [1, 2]]), ["a", "b"])
@@ -65,7 +65,7 @@ def pipeline():
     return Pipeline(Transformer(config).eval(), tokenizer)
 
 
-def test_pieces_are_the_text_and_sure_only_of_what_was_written(pipeline):
+def test_token_probabilities_cover_the_text(pipeline):
     prompt = [pipeline.reader.required("bos"), *pipeline.reader.encode(["def f(a):"])[0]]
     written = pipeline.reader.encode(["\n    return a + 1"])[0]
     found = plots.token_probabilities(pipeline, prompt, written)
@@ -76,12 +76,12 @@ def test_pieces_are_the_text_and_sure_only_of_what_was_written(pipeline):
     assert found[len(prompt)].probability == pytest.approx(float(first), rel=1e-4)
 
 
-def test_a_sheet_is_as_large_as_its_texts_with_a_line_between():
+def test_text_size_includes_blank_lines():
     texts = [[plots.TokenText("def f():", None), plots.TokenText("\n  a", 0.5)], [plots.TokenText("x", None)]]
     assert plots.text_size(texts) == (4, 8)
 
 
-def test_what_does_not_fit_on_the_sheet_is_left_out():
+def test_text_beyond_the_size_is_left_out():
     pytest.importorskip("matplotlib")
     axis = plots.new_figure(2, 2).subplots()
     plots.draw_probabilities(

@@ -13,7 +13,7 @@ from trifold.look.attention import KINDS, align_words, split_words
 TEXT = "the quick fox."
 
 
-def test_every_layer_and_head_of_every_kind_is_seen(pipeline):
+def test_every_layer_and_head_is_recorded(pipeline):
     found = read_attention(pipeline, TEXT)
     assert [*found.patterns] == [*KINDS]
     for kind, layers in {"encoder": 2, "decoder": 3, "cross": 3}.items():
@@ -21,7 +21,7 @@ def test_every_layer_and_head_of_every_kind_is_seen(pipeline):
         assert found.patterns[kind].shape == (layers, 4, len(rows), len(columns))
 
 
-def test_weights_are_shares_and_the_decoder_never_looks_ahead(pipeline):
+def test_weights_sum_to_one_and_are_causal(pipeline):
     found = read_attention(pipeline, TEXT, target="Fuchs!")
     for weights in found.patterns.values():
         assert weights.min() >= 0
@@ -29,7 +29,7 @@ def test_weights_are_shares_and_the_decoder_never_looks_ahead(pipeline):
     assert np.triu(found.patterns["decoder"], 1).max() == 0
 
 
-def test_the_pieces_are_those_of_text_and_target(pipeline):
+def test_tokens_are_those_of_text_and_target(pipeline):
     found = read_attention(pipeline, TEXT, target="Fuchs!")
     assert "".join(found.source[:-1]).replace("▁", " ") == TEXT
     assert "".join(found.written[:-1]) == found.output == "Fuchs!"
@@ -37,7 +37,7 @@ def test_the_pieces_are_those_of_text_and_target(pipeline):
     assert found.source[-1] == found.written[-1] == "</s>"
 
 
-def test_without_a_target_it_is_the_models_own_output(pipeline):
+def test_target_defaults_to_the_output(pipeline):
     found = read_attention(pipeline, TEXT)
     assert found.output == pipeline.generate(TEXT)
     assert found.patterns["cross"].shape[2] == len(found.written)
@@ -61,7 +61,7 @@ def test_the_weights_are_softmax_of_the_scores_by_the_equation(pipeline):
     np.testing.assert_allclose(found.patterns["encoder"][0], expected, atol=1e-5)
 
 
-def test_looking_changes_nothing(pipeline):
+def test_read_attention_does_not_change_the_model(pipeline):
     before = pipeline.generate(TEXT)
     pipeline.model.train()
     read_attention(pipeline, TEXT)
@@ -71,15 +71,15 @@ def test_looking_changes_nothing(pipeline):
 
 
 @pytest.mark.parametrize(
-    ("text", "target", "said"),
+    ("text", "target", "message"),
     [("", None, "no tokens"), ("x" * 64, None, "at most 64"), ("x", "d" * 64, "65 tokens")],
 )
-def test_what_cannot_be_looked_at(pipeline, text, target, said):
-    with pytest.raises(DataError, match=said):
+def test_wrong_texts_are_refused(pipeline, text, target, message):
+    with pytest.raises(DataError, match=message):
         read_attention(pipeline, text, target)
 
 
-def test_of_one_stack_the_weights_are_those_of_what_it_read(one_stack):
+def test_weights_of_models_with_one_stack(one_stack):
     """A decoder looks back over its prompt and what it wrote; an encoder at its text."""
     from trifold.nn import Inputs, capture
 

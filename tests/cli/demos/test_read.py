@@ -70,8 +70,8 @@ def test_pretrains_trains_and_prints_the_next_commands(trifold, tmp_path):
 @pytest.mark.usefixtures("small")
 def test_json_is_the_last_line(trifold, tmp_path):
     done = trifold("demo", "read", "--out", str(tmp_path / "demo"), "--json", "--minutes", "5")
-    told = json.loads(done.out.splitlines()[-1])
-    assert {*told} == {
+    report = json.loads(done.out.splitlines()[-1])
+    assert {*report} == {
         "seconds",
         "steps",
         "docstrings",
@@ -80,12 +80,12 @@ def test_json_is_the_last_line(trifold, tmp_path):
         "examples",
         "folder",
     }
-    assert (told["steps"], told["docstrings"]) == (12, 18)
-    assert told["naming_their_package"] == sum(
+    assert (report["steps"], report["docstrings"]) == (12, 18)
+    assert report["naming_their_package"] == sum(
         row["text"].endswith(row["package"]) for row in embedded.load_splits("packages")["test"]
     )
-    assert {*told["accuracy"]} == {"always mail", read.SCRATCH, read.OURS}
-    assert {*told["examples"][0]} == {"text", "package", "ours"}
+    assert {*report["accuracy"]} == {"always mail", read.SCRATCH, read.OURS}
+    assert {*report["examples"][0]} == {"text", "package", "ours"}
     pytest.importorskip("matplotlib")
     assert (tmp_path / "demo" / "packages.png").read_bytes().startswith(b"\x89PNG")
 

@@ -65,10 +65,10 @@ def test_trains_completes_and_prints_the_next_commands(trifold, tmp_path):
 @pytest.mark.usefixtures("small")
 def test_json_is_the_last_line(trifold, tmp_path):
     done = trifold("demo", "write", "--out", str(tmp_path / "demo"), "--json")
-    told = json.loads(done.out.splitlines()[-1])
-    assert {*told} == {"seconds", "steps", "signatures", "gpt", "examples", "folder"}
-    assert (told["steps"], told["signatures"], len(told["examples"])) == (4, 6, 6)
-    assert 0 <= told["gpt"]["does_something"] <= told["gpt"]["parses"] <= 6
+    report = json.loads(done.out.splitlines()[-1])
+    assert {*report} == {"seconds", "steps", "signatures", "gpt", "examples", "folder"}
+    assert (report["steps"], report["signatures"], len(report["examples"])) == (4, 6, 6)
+    assert 0 <= report["gpt"]["does_something"] <= report["gpt"]["parses"] <= 6
     pytest.importorskip("matplotlib")
     assert (tmp_path / "demo" / "completions.png").read_bytes().startswith(b"\x89PNG")
 
