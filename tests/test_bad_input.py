@@ -115,11 +115,11 @@ VALID = {
     ),
     "overlong, left out": Case(
         pair(b"one\ntwo\n" + b"three " * 9 + b"\n"), f"{OWN} batch.max_length=20", 0,
-        ("1 of 3 pairs are longer than 20 tokens: left out",),
+        ("1 of 3 pairs are longer than 20 tokens: skipped",),
     ),
     "overlong, truncated on request": Case(
         pair(b"one\ntwo\n" + b"three " * 9 + b"\n"), f"{OWN} batch.max_length=20 batch.on_overflow=truncate", 0,
-        ("1 of 3 pairs are longer than 20 tokens: cut",),
+        ("1 of 3 pairs are longer than 20 tokens: truncated",),
     ),
     "overlong for validation": Case(
         pair(ONE) | {"good.en": b"one\n" + b"two " * 40 + b"\n", "good.de": b"eins\nzwei\n"},
@@ -144,7 +144,7 @@ SETTINGS = {
     "unknown group": Case({}, f"{SMOKE} optimiser.beta=5", 2, ("optimiser: unknown key",)),
     "no key=value": Case({}, f"{SMOKE} train.lr", 2, ("'train.lr' is not key=value", "train.steps=2000")),
     "wrong type": Case({}, f"{SMOKE} train.steps=many", 2, ("train.steps: ", "valid integer", "got 'many'")),
-    "group for a value": Case({}, f"{SMOKE} train.steps.more=5", 2, ("train.steps.more: steps holds a value",)),
+    "group for a value": Case({}, f"{SMOKE} train.steps.more=5", 2, ("train.steps.more: steps is a value",)),
     "value for a group": Case({}, "train smoke train=5 --out {here}/run", 2, ("train: a group of keys is required, got 5",)),
     "negative steps": Case({}, f"{SMOKE} train.steps=-5", 2, ("train.steps: ", "greater than 0, got -5")),
     "unknown choice": Case({}, f"{SMOKE} tokenizer.kind=bppe", 2, ("tokenizer.kind: ", "'byte-bpe'", "got 'bppe'")),
@@ -176,14 +176,14 @@ SETTINGS = {
     "tokenizer file of another format": Case(
         {"t.json": b"{}"}, f"{SMOKE} tokenizer.file={{here}}/t.json", 1, ("t.json: not a tokenizer",)
     ),
-    "missing device": Case({}, f"{SMOKE} train.device=cuda:77", 2, ("device 'cuda:77' is not here", "cpu")),
-    "unknown device": Case({}, f"{SMOKE} train.device=gpu", 2, ("device 'gpu' is not known", "auto, cpu")),
+    "missing device": Case({}, f"{SMOKE} train.device=cuda:77", 2, ("device 'cuda:77' is not available", "cpu")),
+    "unknown device": Case({}, f"{SMOKE} train.device=gpu", 2, ("unknown device 'gpu'", "auto, cpu")),
 }  # fmt: skip
 
 # --- run folders ---------------------------------------------------------------------------------------------
 
 FOLDERS = {
-    "run folder exists": Case({"run/x": b""}, SMOKE, 2, ("run: holds files already", "--resume auto", "--out")),
+    "run folder exists": Case({"run/x": b""}, SMOKE, 2, ("run: contains files", "--resume auto", "--out")),
     "a file instead of the run folder": Case({"run": b""}, SMOKE, 2, ("run: cannot be written", "choose another --out")),
     "a file instead of a parent folder": Case(
         {"file": b""}, SMOKE.replace("/run", "/file/run"), 2, ("file/run: cannot be written", "choose another --out")
@@ -218,7 +218,7 @@ def test_resuming_with_another_recipe(here):
     check(
         result,
         2,
-        ("recipe.yaml: the run was begun with other values of", "model.d_ff", "train.seed", "--out"),
+        ("recipe.yaml: the run began with other values of", "model.d_ff", "train.seed", "--out"),
     )
 
 

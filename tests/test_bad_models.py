@@ -48,16 +48,16 @@ USING = {
     "output cannot be written": Case(
         {}, f"{GENERATE} hello --out {{here}}/no/where.txt", 2, ("--out", "where.txt: cannot be written")
     ),
-    "missing device": Case({}, f"{GENERATE} hello --device cuda:77", 2, ("device 'cuda:77' is not here",)),
+    "missing device": Case({}, f"{GENERATE} hello --device cuda:77", 2, ("device 'cuda:77' is not available",)),
     "eval on files of different length": Case(
         {"a.en": b"one\ntwo\n", "a.de": b"eins\n"},
         "eval {model} {here}/a.en {here}/a.de",
         1,
         ("a.en has 2 lines", "a.de has 1"),
     ),
-    "eval without data": Case({}, "eval {bare}", 2, ("bare: has no recipe.yaml beside it", "name the data")),
+    "eval without data": Case({}, "eval {bare}", 2, ("bare: no recipe.yaml next to it", "name the data")),
     "eval with an unknown tokenizer": Case(
-        {}, "eval {model} --tokenize moses", 2, ("--tokenize moses: not a tokenizer of sacreBLEU", "13a")
+        {}, "eval {model} --tokenize moses", 2, ("--tokenize moses: not a sacreBLEU tokenizer", "13a")
     ),
     "look at an empty text": Case({}, "look {model} '' --out {here}/a.png", 1, ("no tokens",)),
     "look with an unknown image format": Case(

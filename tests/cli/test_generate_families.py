@@ -148,7 +148,7 @@ def test_every_family_reports_wrong_input(trifold, case, family):
         (("",), 1, "no tokens"),
         ((TEXT, "--temperature", "0"), 2, "temperature 0.0 is not above 0"),
         ((TEXT, "--force-words", "dog"), 2, "set num_beams to 2 or more"),
-        ((TEXT, "--num-beams", "2", "--stream"), 2, "only one output a row can be streamed"),
+        ((TEXT, "--num-beams", "2", "--stream"), 2, "only one output per row can be streamed"),
     ):
         done = trifold("generate", str(it.folder), *arguments)
         assert (done.code, done.out) == (code, "")
