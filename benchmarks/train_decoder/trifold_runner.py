@@ -14,7 +14,7 @@ from torch import Tensor
 from wide import WIDE, random_windows
 
 from trifold import fast
-from trifold.fast.int8_training import bytes_hindrance
+from trifold.fast.int8_training import int8_training_obstacle
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.packing import Packing
 from trifold.objectives.causal import Batch, Causal, CausalSettings
@@ -41,7 +41,7 @@ def main() -> None:
     device = find_device("cpu")
     precision = PRECISIONS[args.precision]
     optimizer = "adamw" if args.wide else args.optimizer or "muon"
-    if args.precision == "int8" and (why := bytes_hindrance(device)):
+    if args.precision == "int8" and (why := int8_training_obstacle(device)):
         raise SystemExit(f"no products of bytes here, {why}")
     trainer, batches, workers = (
         wide(device, precision) if args.wide else as_the_recipe(device, precision, optimizer)

@@ -16,7 +16,7 @@ from torch import Tensor
 from trifold import fast
 from trifold.data.images import ImageSettings
 from trifold.errors import CheckpointError, DataError, UsageError
-from trifold.fast.int8 import Int8
+from trifold.fast.int8 import Int8Weight
 from trifold.generate import (
     GenerationConfig,
     Hypothesis,
@@ -260,7 +260,7 @@ class Pipeline(Predicts):
 
         Weights above `max_shard_size` (bytes, or a string such as 500MB) are split into several files.
         """
-        if any(isinstance(module, Int8) for module in self.model.modules()):
+        if any(isinstance(module, Int8Weight) for module in self.model.modules()):
             raise UsageError("int8 weights are for inference only; load the model without them to save it")
         path = Path(folder)
         generation = self.generation.model_dump(exclude_defaults=True)

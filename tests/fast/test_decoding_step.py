@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from trifold.fast import decoding_step as step
-from trifold.fast import thread_pool as crew
-from trifold.fast.int8 import Int8
+from trifold.fast import linear
+from trifold.fast.int8 import Int8Weight
 from trifold.nn import (
     Cache,
     Inputs,
@@ -75,7 +75,7 @@ Make = Callable[..., Transformer]
 
 @pytest.fixture(autouse=True)
 def _small_stacks_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "LEAST", 0)
+    monkeypatch.setattr(step, "MIN_WEIGHTS", 0)
 
 
 def decoded(
@@ -93,7 +93,7 @@ def decoded(
     config = model.config
     tokens = torch.randint(3, config.output_vocab_size, (rows * beams, 5 + steps), generator=generator)
     memory = None
-    before, step.LEAST = step.LEAST, 10**12 if ordinary else step.LEAST
+    before, step.MIN_WEIGHTS = step.MIN_WEIGHTS, 10**12 if ordinary else step.MIN_WEIGHTS
     try:
         with torch.no_grad():
             if config.encoder_layers:
@@ -111,7 +111,7 @@ def decoded(
                     attend = torch.cat([attend, torch.ones(rows, 1, dtype=torch.bool)], 1)
                 out.append(model.decode(Inputs(tokens[:, t : t + 1], attend), memory, cache))
     finally:
-        step.LEAST = before
+        step.MIN_WEIGHTS = before
     return torch.cat(out, 1), cache
 
 
@@ -121,7 +121,7 @@ def close(ours: Tensor, theirs: Tensor, limit: float) -> None:
 
 
 def covered(cache: Cache) -> bool:
-    known = step._programs.get(cache)
+    known = step._translations.get(cache)
     return known is not None and known[2] is not None
 
 
@@ -158,14 +158,14 @@ def test_int8_is_the_model_of_its_rounded_weights(
     to_int8(small)
     with torch.no_grad():
         for name, module in small.named_modules():
-            if isinstance(module, Int8):
+            if isinstance(module, Int8Weight):
                 owner, _, _ = name.rpartition(".")
-                rounded.get_submodule(owner).weight.copy_(module.wide())
+                rounded.get_submodule(owner).weight.copy_(module.dequantize())
     ours, cache = decoded(small, 2)
     theirs, _ = decoded(rounded, 2, ordinary=True)
     assert covered(cache)
     close(ours, theirs, 1e-4)
-    monkeypatch.setattr(crew, "WORTH", 0)
+    monkeypatch.setattr(linear, "MIN_WEIGHTS", 0)
     with torch.no_grad():
         close(small.lm_head(ours[:, -1]), rounded.lm_head(theirs[:, -1]), 1e-4)
 
@@ -189,11 +189,11 @@ def test_many_rows_of_int8_differ_by_the_rounding_of_bytes(
 
 def to_int8(model: Transformer) -> None:
     """Every matrix of a product and every table of tokens, those that are one remaining one."""
-    made: dict[nn.Parameter, Int8] = {}
+    made: dict[nn.Parameter, Int8Weight] = {}
     for module in model.modules():
         if isinstance(module, Linear | TokenEmbedding | LanguageModelHead):
             weight = module.weight
-            made.setdefault(weight, Int8.of(weight))
+            made.setdefault(weight, Int8Weight.quantize(weight))
             del module.weight
             module.weight = made[weight]
 
@@ -233,14 +233,14 @@ def test_rows_may_leave_on_the_way(make_model: Make, monkeypatch: pytest.MonkeyP
         return out
 
     ours = run()
-    monkeypatch.setattr(step, "LEAST", 10**12)
+    monkeypatch.setattr(step, "MIN_WEIGHTS", 10**12)
     for one, other in zip(ours, run(), strict=True):
         close(one, other, 1e-5)
 
 
 def test_what_it_does_not_cover_goes_the_ordinary_way(make_model: Make) -> None:
     model = make_model(**CONFIGS["learned, tanh-GELU, biases"])
-    assert not covered(decoded(model, crew.FEW + 1)[1])  # too many rows
+    assert not covered(decoded(model, linear.FEW_ROWS + 1)[1])  # too many rows
     hook = model.decoder.blocks[0].register_forward_hook(lambda *_: None)
     assert not covered(decoded(model, 1)[1])  # somebody listens
     hook.remove()
@@ -264,7 +264,7 @@ def test_what_it_does_not_cover_goes_the_ordinary_way(make_model: Make) -> None:
 
 
 def test_a_small_stack_is_not_worth_it(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "LEAST", 4 * 10**6)
+    monkeypatch.setattr(step, "MIN_WEIGHTS", 4 * 10**6)
     assert not covered(decoded(make_model(**CONFIGS["learned, tanh-GELU, biases"]), 1)[1])
 
 
@@ -278,7 +278,7 @@ def test_a_row_that_may_attend_to_nothing_gives_zero(
         blind = Memory(memory.hidden, torch.tensor([[True] * 4, [False] * 4]))
         found = []
         for least in (0, 10**12):
-            monkeypatch.setattr(step, "LEAST", least)
+            monkeypatch.setattr(step, "MIN_WEIGHTS", least)
             cache = model.new_cache()
             model.decode(Inputs(torch.tensor([[1, 5], [1, 5]])), blind, cache)
             found.append(model.decode(Inputs(torch.tensor([[6], [6]])), blind, cache))

@@ -1,4 +1,4 @@
-"""Matrices of one byte a weight: near, exact where they can be, and read as any other."""
+"""Int8 weights: rounding error, and use in place of a parameter; int8 matmul of quantized activations."""
 
 from __future__ import annotations
 
@@ -7,74 +7,120 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trifold.fast import int8
-from trifold.fast.int8 import Int8
-from trifold.fast.linear import activation_linear, linear, linears, stacked
+from trifold.fast import instruction, int8
+from trifold.fast.compiled import interpreter
+from trifold.fast.int8 import Int8Weight
+from trifold.fast.linear import (
+    FEW_ROWS,
+    activation_linear,
+    concatenated_linears,
+    int8_linear,
+    linears,
+    suits_int8_linear,
+)
+from trifold.fast.thread_pool import execute_one
+from trifold.nn import ops
 from trifold.nn.layers import Linear
+
+has_interpreter = pytest.mark.skipif(interpreter() is None, reason="needs numba: pip install 'trifold[fast]'")
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31), st.floats(1e-6, 1e6))
-def test_no_weight_is_off_by_more_than_half_a_step(rows: int, width: int, seed: int, size: float) -> None:
+def test_the_rounding_error_is_at_most_half_a_step(rows: int, width: int, seed: int, size: float) -> None:
     matrix = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)) * size
-    small = Int8.of(matrix)
-    assert small.values.dtype is torch.int8 and int(small.values.abs().max()) <= 127
-    assert bool(((small.wide() - matrix).abs() <= 0.5001 * small.scales[:, None]).all())
-    assert torch.equal(Int8.of(small.wide()).values, small.values)  # rounding twice is rounding once
+    weight = Int8Weight.quantize(matrix)
+    assert weight.values.dtype is torch.int8 and int(weight.values.abs().max()) <= 127
+    assert bool(((weight.dequantize() - matrix).abs() <= 0.5001 * weight.scales[:, None]).all())
+    again = Int8Weight.quantize(weight.dequantize())
+    assert torch.equal(again.values, weight.values), "quantization is idempotent"
 
 
 def test_rows_of_zeros_stay_zeros() -> None:
     matrix = torch.zeros(3, 4)
     matrix[1] = torch.tensor([0.0, -2.0, 1.0, 0.5])
-    small = Int8.of(matrix)
-    assert torch.equal(small.wide()[0], torch.zeros(4)) and float(small.wide()[1, 1]) == -2.0
+    dequantized = Int8Weight.quantize(matrix).dequantize()
+    assert torch.equal(dequantized[0], torch.zeros(4)) and float(dequantized[1, 1]) == -2.0
 
 
-def test_a_large_matrix_is_rounded_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = torch.randn(50, 7)
-    whole = Int8.of(matrix)
-    monkeypatch.setattr(int8, "PORTION", 30)
-    assert torch.equal(Int8.of(matrix).values, whole.values)
+    whole = Int8Weight.quantize(matrix)
+    monkeypatch.setattr(int8, "CHUNK", 30)
+    assert torch.equal(Int8Weight.quantize(matrix).values, whole.values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_is_read_as_its_full_twin(dtype: torch.dtype) -> None:
-    small = Int8.of(torch.randn(13, 8).to(dtype))
-    x, bias, numbers = (
-        torch.randn(2, 7, 8).to(dtype),
-        torch.randn(13).to(dtype),
-        torch.tensor([[3, 12], [0, 3]]),
-    )
-    assert small.wide().dtype is small.rows(numbers).dtype is dtype
-    assert torch.equal(small.rows(numbers), small.wide()[numbers])
-    wide = small.values.double() * small.scales.double()[:, None]
-    theirs = x.double() @ wide.T
+def test_linear_and_rows_are_those_of_the_dequantized_matrix(dtype: torch.dtype) -> None:
+    weight = Int8Weight.quantize(torch.randn(13, 8).to(dtype))
+    x, bias = torch.randn(2, 7, 8).to(dtype), torch.randn(13).to(dtype)
+    indices = torch.tensor([[3, 12], [0, 3]])
+    assert weight.dequantize().dtype is weight.rows(indices).dtype is dtype
+    assert torch.equal(weight.rows(indices), weight.dequantize()[indices])
+    exact = x.double() @ (weight.values.double() * weight.scales.double()[:, None]).T
     limit = 1e-5 if dtype is torch.float32 else 3e-2
-    assert torch.allclose(linear(x, small).double(), theirs, atol=limit * float(theirs.abs().max()))
-    assert linear(x, small, bias).dtype is dtype
+    assert torch.allclose(ops.linear(x, weight).double(), exact, atol=limit * float(exact.abs().max()))
+    assert ops.linear(x, weight, bias).dtype is dtype
 
 
-def test_layers_side_by_side() -> None:
-    layers = [Linear(8, 5), Linear(8, 3)]
-    for layer in layers:
-        torch.nn.init.normal_(layer.weight)
-        torch.nn.init.normal_(layer.bias)
-        small = Int8.of(layer.weight)
-        del layer.weight
-        layer.weight = small
+def quantized(layer: Linear) -> Linear:
+    """The layer with random int8 weights."""
+    torch.nn.init.normal_(layer.bias)
+    weight = Int8Weight.quantize(torch.randn(layer.weight.shape))
+    del layer.weight
+    layer.weight = weight
+    return layer
+
+
+def test_several_layers() -> None:
+    layers = [quantized(Linear(8, 5)), quantized(Linear(8, 3))]
     x = torch.randn(70, 8)
     alone = [layer(x) for layer in layers]
     assert all(torch.equal(a, b) for a, b in zip(linears(x, layers), alone, strict=True))
-    assert torch.equal(stacked(x, layers), torch.cat(alone, -1))
+    assert torch.equal(concatenated_linears(x, layers), torch.cat(alone, -1))
 
 
-def test_gradients_flow_through_it_of_an_activation_too() -> None:
-    layer = Linear(8, 5)
-    torch.nn.init.normal_(layer.bias)
-    del layer.weight
-    layer.weight = small = Int8.of(torch.randn(5, 8))
+def test_gradients_flow_through_an_int8_layer_and_its_activation() -> None:
+    layer = quantized(Linear(8, 5))
     x = torch.randn(3, 8, requires_grad=True)
     y = activation_linear(layer, torch.nn.functional.gelu, x)
-    twin = torch.nn.functional.gelu(x) @ small.wide().T + layer.bias
-    torch.testing.assert_close(y, twin)
-    ours, theirs = (torch.autograd.grad(each.square().sum(), x)[0] for each in (y, twin))
+    exact = torch.nn.functional.gelu(x) @ layer.weight.dequantize().T + layer.bias
+    torch.testing.assert_close(y, exact)
+    ours, theirs = (torch.autograd.grad(each.square().sum(), x)[0] for each in (y, exact))
     torch.testing.assert_close(ours, theirs)
+
+
+@has_interpreter
+@pytest.mark.skipif(not int8.int_mm_is_exact(), reason="torch._int_mm overflows on this CPU")
+@pytest.mark.parametrize("biased", [True, False])
+def test_int8_matmul_is_that_of_the_quantized_activations(biased: bool) -> None:
+    x, bias = torch.randn(33, 1, 64).bfloat16(), torch.randn(96).bfloat16() if biased else None
+    x[5] = 0
+    weight = Int8Weight.quantize(torch.randn(96, 64))
+    ours = int8_linear(x, weight, bias)
+    x_int8, scales = torch.empty(33, 64, dtype=torch.int8), torch.empty(33)
+    fields = {"dtype": instruction.BFLOAT16, "rows": 33, "units": 33, "inputs": 64}
+    execute_one(opcode=instruction.QUANTIZE, **fields, x=x, out=x_int8, scales=scales)
+    expected = Int8Weight.quantize(x[:, 0].float())
+    assert torch.allclose(scales, expected.scales)
+    difference = (x_int8.int() - expected.values.int()).abs()
+    assert int(difference.max()) <= 1 and float(difference.float().mean()) < 0.05, "only ties may differ"
+    exact = (x_int8.double() * scales.double()[:, None]) @ weight.dequantize().double().T
+    exact = exact if bias is None else exact + bias.double()
+    assert ours.shape == (33, 1, 96) and ours.dtype is torch.bfloat16
+    assert torch.allclose(ours[:, 0].double(), exact, rtol=2**-8, atol=1e-3)
+    assert torch.equal(ours[7:29], int8_linear(x[7:29], weight, bias)), "a row does not depend on the others"
+
+
+@has_interpreter
+@pytest.mark.usefixtures("no_minimum_sizes")
+def test_which_inputs_suit_int8_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trifold.fast.linear.int_mm_is_exact", lambda: True)
+    weight, x = Int8Weight.quantize(torch.randn(96, 64)), torch.randn(33, 1, 64).bfloat16()
+    assert not suits_int8_linear(x, weight), "gradients are enabled"
+    with torch.no_grad():
+        assert suits_int8_linear(x, weight)
+        assert not suits_int8_linear(x.float(), weight)
+        assert not suits_int8_linear(x[:FEW_ROWS], weight)
+        assert suits_int8_linear(x.view(3, 11, 64), weight)
+        monkeypatch.setattr("trifold.fast.linear.int_mm_is_exact", lambda: False)
+        assert not suits_int8_linear(x, weight), "torch._int_mm overflows"

@@ -9,19 +9,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.fast import int8_matmul as bytes_product
-from trifold.fast import int8_training as bytes_learning
-from trifold.fast import kernels
+from trifold.fast import int8_training
+from trifold.fast.int8 import int_mm_is_exact
 from trifold.fast.int8_training import (
-    PORTION,
-    ROWS,
+    CHUNK,
+    MIN_ROWS,
     Int8TrainedLinear,
-    bytes_hindrance,
-    layers_by_bytes,
-    learn_by_bytes,
-    product_by_bytes,
+    count_int8_layers,
+    enable_int8_training,
+    int8_training_linear,
+    int8_training_obstacle,
 )
-from trifold.fast.linear import stacked
+from trifold.fast.linear import concatenated_linears
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.layers import Linear
 from trifold.train.blocks import recompute_blocks
@@ -29,7 +28,7 @@ from trifold.train.blocks import recompute_blocks
 pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
 
 exactly = pytest.mark.skipif(
-    not bytes_product.exact(), reason="this processor has no VNNI, without which bytes are multiplied wrong"
+    not int_mm_is_exact(), reason="this processor has no VNNI, without which bytes are multiplied wrong"
 )
 
 TYPES = [torch.float32, torch.bfloat16]
@@ -49,7 +48,7 @@ def given_and_asked(rows: int, inputs: int, outputs: int, dtype: torch.dtype = t
 
 
 def learnt(
-    x: Tensor, weight: Tensor, bias: Tensor | None, g: Tensor, multiply=product_by_bytes
+    x: Tensor, weight: Tensor, bias: Tensor | None, g: Tensor, multiply=int8_training_linear
 ) -> list[Tensor]:
     """y, dx, dW and db."""
     leaves = [each.detach().requires_grad_() for each in (x, weight, bias) if each is not None]
@@ -62,7 +61,7 @@ def learnt(
 def test_bytes_are_the_nearest_whole_numbers(dtype, dim):
     x = (torch.randn(70, 90) * torch.logspace(-6, 6, 90)).to(dtype)
     x[3], x[:, 5] = 0, 0
-    make = kernels.rows_to_bytes if dim else kernels.columns_to_bytes
+    make = int8_training.quantize_rows if dim else int8_training.quantize_columns
     small, scales = make(x)
     twin, its = rounded(x, dim)
     assert torch.allclose(scales, its)
@@ -74,7 +73,7 @@ def test_bytes_are_the_nearest_whole_numbers(dtype, dim):
 @exactly
 @settings(max_examples=25, deadline=None)
 @given(
-    st.sampled_from([ROWS, ROWS + 1, PORTION, PORTION + 1, 2 * PORTION + 3]),
+    st.sampled_from([MIN_ROWS, MIN_ROWS + 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3]),
     st.integers(1, 200),
     st.integers(1, 200),
     st.sampled_from(TYPES),
@@ -89,17 +88,17 @@ def test_all_four_results_are_near_those_of_the_product(rows, inputs, outputs, d
 
 
 @exactly
-@pytest.mark.parametrize("rows", [ROWS, PORTION - 1, PORTION, PORTION + 1, 2 * PORTION + 70])
+@pytest.mark.parametrize("rows", [MIN_ROWS, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 70])
 def test_what_bytes_can_hold_is_multiplied_without_any_error(rows):
     """Whole numbers with a 127 in every row and column that has a scale of its own."""
     x, weight, bias, g = (each.mul(20).round().clamp(-126, 126) for each in given_and_asked(rows, 80, 96))
     for each in (x, weight, g):
         diagonal = torch.arange(max(each.shape))
         each[diagonal % each.shape[0], diagonal % each.shape[1]] = 127
-    for start in range(0, rows, PORTION):  # of a short last portion too, each column has one
+    for start in range(0, rows, CHUNK):  # of a short last portion too, each column has one
         for each in (x, g):
             columns = torch.arange(each.shape[1])
-            each[start + columns % (min(rows, start + PORTION) - start), columns] = 127
+            each[start + columns % (min(rows, start + CHUNK) - start), columns] = 127
     exact = learnt(x.double(), weight.double(), bias.double(), g.double(), multiply=F.linear)
     for ours, theirs in zip(learnt(x, weight, bias, g), exact, strict=True):
         assert torch.allclose(ours.double(), theirs, rtol=1e-6)
@@ -107,7 +106,7 @@ def test_what_bytes_can_hold_is_multiplied_without_any_error(rows):
 
 @exactly
 def test_a_row_hangs_on_no_other():
-    x, weight, bias, g = given_and_asked(PORTION + 100, 64, 64)
+    x, weight, bias, g = given_and_asked(CHUNK + 100, 64, 64)
     before = learnt(x, weight, bias, g)
     x[70:] *= 1e4
     g[70:] *= 1e4
@@ -119,10 +118,10 @@ def test_a_row_hangs_on_no_other():
 @exactly
 def test_tokens_of_small_gradients_count_beside_those_of_large_ones_elsewhere():
     """What portions are for: a text that is wildly wrong must not round the gradients of all others to zero."""
-    x, weight, bias, g = given_and_asked(2 * PORTION, 64, 64)
-    g[:PORTION] *= 1e-5
-    _, _, dw, _ = learnt(x[:PORTION], weight, bias, g[:PORTION])
-    x[PORTION:] = 0
+    x, weight, bias, g = given_and_asked(2 * CHUNK, 64, 64)
+    g[:CHUNK] *= 1e-5
+    _, _, dw, _ = learnt(x[:CHUNK], weight, bias, g[:CHUNK])
+    x[CHUNK:] = 0
     _, _, both, _ = learnt(x, weight, bias, g)
     assert torch.equal(dw, both)
 
@@ -130,7 +129,7 @@ def test_tokens_of_small_gradients_count_beside_those_of_large_ones_elsewhere():
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_nothing_broken_is_made_whole(broken):
     """An update of NaN or infinity is refused; one that rounding had hidden would not be."""
-    x, weight, bias, g = given_and_asked(ROWS, 64, 64)
+    x, weight, bias, g = given_and_asked(MIN_ROWS, 64, 64)
     x[3, 4] = broken
     y, dx, dw, _ = learnt(x, weight, bias, g)
     assert y[3].isnan().all() and not y[4].isnan().any() and not dx.isnan().any()
@@ -141,18 +140,18 @@ def test_nothing_broken_is_made_whole(broken):
 
 
 def test_few_rows_and_what_does_not_learn_are_multiplied_as_ever():
-    parts = given_and_asked(ROWS - 1, 64, 64)
+    parts = given_and_asked(MIN_ROWS - 1, 64, 64)
     for ours, theirs in zip(learnt(*parts), learnt(*parts, multiply=F.linear), strict=True):
         assert torch.equal(ours, theirs)
-    x, weight, bias, _ = given_and_asked(ROWS, 64, 64)
-    assert torch.equal(product_by_bytes(x, weight, bias), F.linear(x, weight, bias))
+    x, weight, bias, _ = given_and_asked(MIN_ROWS, 64, 64)
+    assert torch.equal(int8_training_linear(x, weight, bias), F.linear(x, weight, bias))
     with torch.no_grad():
-        assert torch.equal(product_by_bytes(x.requires_grad_(), weight, bias), F.linear(x, weight, bias))
+        assert torch.equal(int8_training_linear(x.requires_grad_(), weight, bias), F.linear(x, weight, bias))
 
 
 @exactly
 def test_how_tensors_lie_and_which_of_them_learn_makes_no_difference():
-    x, weight, bias, g = given_and_asked(ROWS, 96, 64)
+    x, weight, bias, g = given_and_asked(MIN_ROWS, 96, 64)
     y, dx, dw, db = learnt(x, weight, bias, g)
     turned = [each.t().contiguous().t() for each in (x, weight)]
     for ours, same in zip(learnt(*turned, bias, g.t().contiguous().t()), (y, dx, dw, db), strict=True):
@@ -160,29 +159,29 @@ def test_how_tensors_lie_and_which_of_them_learn_makes_no_difference():
     unbiased = learnt(x, weight, None, g)
     assert torch.allclose(unbiased[0] + bias, y, atol=1e-5) and torch.equal(unbiased[1], dx)
     frozen = x.requires_grad_(), weight.detach(), bias.detach()
-    (alone,) = torch.autograd.grad(product_by_bytes(*frozen), frozen[0], g)
+    (alone,) = torch.autograd.grad(int8_training_linear(*frozen), frozen[0], g)
     assert torch.equal(alone, dx)
     (row,) = torch.autograd.grad(
-        product_by_bytes(*frozen).sum(), frozen[0]
+        int8_training_linear(*frozen).sum(), frozen[0]
     )  # a gradient of no memory of its own
     assert torch.equal(row, learnt(x, weight, bias, torch.ones_like(g))[1])
 
 
 def test_who_asks_for_a_second_derivative_is_told():
-    x, weight, bias, _ = (each.requires_grad_() for each in given_and_asked(ROWS, 64, 64))
-    (dx,) = torch.autograd.grad(product_by_bytes(x, weight, bias).square().sum(), x, create_graph=True)
+    x, weight, bias, _ = (each.requires_grad_() for each in given_and_asked(MIN_ROWS, 64, 64))
+    (dx,) = torch.autograd.grad(int8_training_linear(x, weight, bias).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dx.sum().backward()
 
 
 def stacks(monkeypatch, **values) -> tuple[Transformer, Transformer]:
     """The same model twice; all layers of the stacks of the second learn by bytes."""
-    monkeypatch.setattr(bytes_learning, "WEIGHTS", 0)
+    monkeypatch.setattr(int8_training, "MIN_WEIGHTS", 0)
     shared = {"vocab_size": 70, "d_model": 64, "d_ff": 128, "n_layers": 2, "n_heads": 2, "dropout": 0.0}
     torch.manual_seed(1)
     plain, model = (Transformer(ModelConfig.parse(shared | values)) for _ in range(2))
     model.load_state_dict(plain.state_dict())
-    learn_by_bytes(model)
+    enable_int8_training(model)
     return plain, model
 
 
@@ -197,9 +196,9 @@ def test_layers_of_stacks_learn_by_bytes_and_heads_as_ever(monkeypatch):
     """The gradient is the plain one but for what rounding costs; what a model answers is the same to the last bit."""
     plain, model = stacks(monkeypatch, shape="decoder")
     changed = {n for n, m in model.named_modules() if isinstance(m, Int8TrainedLinear)}
-    assert len(changed) == layers_by_bytes(model) == 2 * 6 and all("blocks" in name for name in changed)
-    assert layers_by_bytes(plain) == 0
-    tokens = torch.randint(70, (8, ROWS // 8))
+    assert len(changed) == count_int8_layers(model) == 2 * 6 and all("blocks" in name for name in changed)
+    assert count_int8_layers(plain) == 0
+    tokens = torch.randint(70, (8, MIN_ROWS // 8))
     with torch.no_grad():
         assert torch.equal(model.eval()(Inputs(tokens)), plain.eval()(Inputs(tokens)))
     one, other = slopes(plain, tokens), slopes(model, tokens)
@@ -209,7 +208,7 @@ def test_layers_of_stacks_learn_by_bytes_and_heads_as_ever(monkeypatch):
 @exactly
 def test_blocks_that_run_again_give_the_same_bits(monkeypatch):
     _, model = stacks(monkeypatch, shape="decoder")
-    tokens = torch.randint(70, (8, ROWS // 8))
+    tokens = torch.randint(70, (8, MIN_ROWS // 8))
     once = slopes(model, tokens)
     recompute_blocks(model)
     assert torch.equal(slopes(model, tokens), once)
@@ -220,28 +219,28 @@ def test_layers_too_small_to_gain_are_left_alone():
         Transformer(ModelConfig(vocab_size=9, d_model=d, d_ff=4 * d, n_heads=2)) for d in (64, 256)
     )
     for model in (small, large):
-        learn_by_bytes(model)
+        enable_int8_training(model)
     linear = sum(isinstance(module, Linear) for module in large.modules())
-    assert layers_by_bytes(small) == 0 and layers_by_bytes(large) == linear
+    assert count_int8_layers(small) == 0 and count_int8_layers(large) == linear
 
 
 def test_where_nothing_is_gained_it_says_why(monkeypatch):
-    assert "for CPUs" in bytes_hindrance(torch.device("cuda"))
+    assert "a CPU" in int8_training_obstacle(torch.device("cuda"))
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
-    monkeypatch.setattr(bytes_learning, "exact", lambda: True)
-    assert bytes_hindrance(torch.device("cpu")) == ""
-    monkeypatch.setattr(bytes_learning, "exact", lambda: False)
-    assert "VNNI" in bytes_hindrance(torch.device("cpu"))
-    monkeypatch.setattr(bytes_learning, "exact", lambda: True)
-    monkeypatch.setattr(kernels, "loops", lambda: None)
-    assert "numba" in bytes_hindrance(torch.device("cpu"))
+    monkeypatch.setattr(int8_training, "int_mm_is_exact", lambda: True)
+    assert int8_training_obstacle(torch.device("cpu")) == ""
+    monkeypatch.setattr(int8_training, "int_mm_is_exact", lambda: False)
+    assert "VNNI" in int8_training_obstacle(torch.device("cpu"))
+    monkeypatch.setattr(int8_training, "int_mm_is_exact", lambda: True)
+    monkeypatch.setattr(int8_training, "loops", lambda: None)
+    assert "Numba" in int8_training_obstacle(torch.device("cpu"))
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    assert "VNNI" in bytes_hindrance(torch.device("cpu"))
+    assert "VNNI" in int8_training_obstacle(torch.device("cpu"))
 
 
 def test_layers_that_are_multiplied_together_are_so_by_bytes_if_one_of_them_is():
     large, small = Linear(256, 256), Linear(256, 16)
     large.__class__ = Int8TrainedLinear
-    x = torch.randn(ROWS, 256, requires_grad=True)
+    x = torch.randn(MIN_ROWS, 256, requires_grad=True)
     for layers in ((large, small), (small, large)):
-        assert "ByBytes" in type(stacked(x, layers).grad_fn.next_functions[0][0]).__name__
+        assert "Int8Linear" in type(concatenated_linears(x, layers).grad_fn.next_functions[0][0]).__name__

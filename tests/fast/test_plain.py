@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from trifold import fast
-from trifold.fast import decoding_step, single_query, thread_pool
+from trifold.fast import compiled
 from trifold.nn import Inputs, Mask, ModelConfig, Transformer, ops
 from trifold.nn.attention import Attention
 from trifold.nn.layers import ACTIVATIONS, Linear
+from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import Packing
 from trifold.nn.rng import use_thread_rng
 
@@ -96,15 +97,25 @@ def attend(queries: int, groups: int = 1, beams: int = 1, **options: Any) -> Cal
     return case
 
 
-def one_query(dtype: torch.dtype) -> Case:
-    q, k, v = (leaf(*shape).detach().to(dtype) for shape in ((4, 4, 1, 8), (2, 2, 9, 8), (2, 2, 9, 8)))
-    bias = torch.randn(1, 4, 1, 9)
+def one_query(
+    rows: int = 6, groups: int = 1, window: int | None = None, evicted: int = 0
+) -> Callable[[torch.dtype], Case]:
+    """One query for each of 6 rows; `rows` of keys and values lie in a cache with room for more."""
 
-    def compute() -> Tensor:
-        with torch.no_grad():
-            return ops.attend(q, k, v, Mask(), bias=bias, soft_cap=3.0)
+    def case(dtype: torch.dtype) -> Case:
+        q, keys = torch.randn(6, 4, 1, 8).to(dtype), 9
+        k, v = (torch.randn(rows, 12, 4 // groups, 8).to(dtype).transpose(1, 2)[:, :, :keys] for _ in "kv")
+        real = None if window else torch.rand(rows, keys) < 0.7
+        mask = Mask(real, causal=rows == 6, offset=keys - 1 + evicted, window=window)
+        bias = torch.randn(1, 4, 1, keys + evicted)
 
-    return compute, ()
+        def compute() -> Tensor:
+            with torch.no_grad():
+                return ops.attend(q, k, v, mask, bias=bias, soft_cap=3.0)
+
+        return compute, ()
+
+    return case
 
 
 def packed_attention(crosses: bool) -> Callable[[torch.dtype], Case]:
@@ -171,7 +182,11 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "attend soft cap": attend(5, soft_cap=2.0),
     "attend shared heads": attend(5, groups=2),
     "attend shared rows": attend(1, beams=3),
-    "attend one query": one_query,
+    "attend one query": one_query(),
+    "attend one query of shared rows": one_query(rows=2),
+    "attend one query of shared heads": one_query(groups=2),
+    "attend one query in a window": one_query(window=4),
+    "attend one query after eviction": one_query(window=4, evicted=2),
     "attention packed": packed_attention(False),
     "attention packed across": packed_attention(True),
     "cross_entropy": cross_entropy(0.0),
@@ -194,13 +209,10 @@ def results(compute: Callable[[], Any], leaves: Sequence[Tensor]) -> list[Tensor
     return [*(y.detach() for y in outputs), *(torch.autograd.grad(total, leaves) if leaves else ())]
 
 
+@pytest.mark.usefixtures("no_minimum_sizes")
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_fast_is_plain(
-    case: Callable[[torch.dtype], Case], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module, name in ((single_query, "WORTH"), (thread_pool, "WORTH"), (decoding_step, "LEAST")):
-        monkeypatch.setattr(module, name, 0)
+def test_fast_is_plain(case: Callable[[torch.dtype], Case], dtype: torch.dtype) -> None:
     compute, leaves = case(dtype)
     ours = results(compute, leaves)
     with fast.disabled():
@@ -234,3 +246,32 @@ def test_enable_disable_and_enabled() -> None:
             pass
         assert not fast.enabled()
     assert fast.enabled()
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_a_model_trains_the_same_with_fast_operations_without_numba_and_with_plain_ones(
+    placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig.parse(
+        {"vocab_size": 300, "d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 64, "dropout": 0.0}
+        | {"norm_placement": placement, "activation": "gelu-tanh"}
+    )
+    model = Transformer(config).train()
+    source, target = (Packing.of(torch.randint(1, 25, (17,))) for _ in "st")
+    inputs, outputs = (torch.randint(3, 300, (1, packing.length)) for packing in (source, target))
+    labels = torch.randint(3, 300, (target.length,))
+    labels[target.real :] = -1
+
+    def compute() -> list[Tensor]:
+        hidden = model(Inputs(inputs, packing=source), Inputs(outputs, packing=target))[0]
+        loss = linear_cross_entropy(hidden, model.lm_head.weight, None, labels, 0.1).loss
+        return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+    with fast.disabled():
+        plain = compute()
+    ours = compute()
+    monkeypatch.setattr(compiled, "loops", lambda: None)
+    for name, results in (("fast", ours), ("without numba", compute())):
+        assert torch.allclose(results[0], plain[0], rtol=1e-6), name
+        for a, b in zip(results[1:], plain[1:], strict=True):
+            assert torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max())), name

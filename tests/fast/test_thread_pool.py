@@ -1,124 +1,129 @@
-"""Products of few rows by a team of threads are the library's, whoever calls and wherever the numbers lie."""
+"""A matmul by instructions is that of PyTorch, for any caller, number of threads and place of the operands."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from trifold.fast import thread_pool as crew
-from trifold.fast.int8 import Int8
+from trifold.fast import linear, thread_pool
+from trifold.fast.int8 import Int8Weight, Weight
+from trifold.fast.linear import few_row_linear, suits_few_row_linear
 
-pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
+pytest.importorskip("numba", reason="the interpreter needs numba: pip install 'trifold[fast]'")
+KINDS = ("fp32", "bf16", "int8")
 
 
-@pytest.mark.usefixtures("small_products_too")
-@pytest.mark.parametrize("rows", [1, 2, 4, 7, 8])
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_thin_product_is_the_librarys(rows: int, kind: str, threads: int) -> None:
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+def convert(weight: Tensor, kind: str) -> Weight:
+    return {"fp32": weight, "bf16": weight.bfloat16(), "int8": Int8Weight.quantize(weight)}[kind]
+
+
+def multiply(x: Tensor, weight: Weight) -> Tensor:
+    with torch.no_grad():
+        return few_row_linear(x, weight, None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "threads"),
+    [*((rows, "fp32", 2) for rows in (1, 2, 4, 7, 8)), *((5, kind, n) for kind in KINDS for n in (1, 3))],
+)
+def test_a_matmul_of_few_rows_is_that_of_pytorch(rows: int, kind: str, threads: int) -> None:
     x, weight, bias = torch.randn(rows, 1, 200), torch.randn(333, 200), torch.randn(333)
-    matrix = {"fp32": weight, "bf16": weight.bfloat16(), "int8": Int8.of(weight)}[kind]
-    wide = matrix.wide() if isinstance(matrix, Int8) else matrix.float()
+    matrix = convert(weight, kind)
+    exact = matrix.dequantize() if isinstance(matrix, Int8Weight) else matrix
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with torch.no_grad():
-            assert crew.thin(x, matrix)
-            found = crew.thin_product(x, matrix, bias)
+            ours = few_row_linear(x, matrix, bias)
     finally:
         torch.set_num_threads(before)
-    theirs = torch.nn.functional.linear(x.double(), wide.double(), bias.double())
-    assert found.dtype is torch.float32
-    assert torch.allclose(found.double(), theirs, atol=1e-4)
+    theirs = torch.nn.functional.linear(x.double(), exact.double(), bias.double())
+    assert ours.dtype is torch.float32
+    assert torch.allclose(ours.double(), theirs, atol=1e-4)
 
 
-@pytest.mark.parametrize("width", [768, 769, 1600, 2304])
-def test_rows_that_are_multiplied_in_stretches_are_multiplied_whole(width: int) -> None:
+@pytest.mark.parametrize("width", [768, 769, 2304])
+def test_rows_longer_than_a_segment(width: int) -> None:
     x, weight = torch.randn(1, width), torch.randn(50, width)
-    with torch.no_grad():
-        found = crew.thin_product(x, weight, None)
-    assert torch.allclose(found, x @ weight.T, atol=1e-3)
+    assert torch.allclose(multiply(x, weight), x @ weight.T, atol=1e-3)
 
 
-def test_several_callers_do_not_disturb_each_other() -> None:
+@pytest.mark.usefixtures("two_threads")
+def test_concurrent_callers() -> None:
     weight = torch.randn(400, 300)
     inputs = [torch.randn(1, 300) for _ in range(4)]
-    found: list[Tensor | None] = [None] * len(inputs)
+    results: list[Tensor | None] = [None] * len(inputs)
 
     def work(number: int) -> None:
-        with torch.no_grad():
-            for _ in range(20):
-                found[number] = crew.thin_product(inputs[number], weight, None)
+        for _ in range(10):
+            results[number] = multiply(inputs[number], weight)
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(inputs))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    torch.set_num_threads(before)
-    for x, y in zip(inputs, found, strict=True):
+    for x, y in zip(inputs, results, strict=True):
         assert y is not None and torch.allclose(y, x @ weight.T, atol=1e-4)
 
 
-def product_of(x: Tensor, weight: Tensor) -> Tensor:
-    with torch.no_grad():
-        return crew.thin_product(x, weight, None)
-
-
-def test_without_a_team_one_thread_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("two_threads")
+def test_one_thread_executes_all_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(2, 300), torch.randn(400, 300)
-    together = product_of(x, weight)
-    monkeypatch.setattr(crew, "team", lambda: None)
-    assert torch.equal(product_of(x, weight), together)
+    with_openmp = multiply(x, weight)
+    monkeypatch.setattr(thread_pool, "openmp", lambda: None)
+    assert torch.equal(multiply(x, weight), with_openmp)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_process_has_none_of_its_parents_threads_and_waits_for_none() -> None:
+@pytest.mark.usefixtures("two_threads")
+def test_a_forked_process_does_not_wait_for_the_threads_of_its_parent() -> None:
     x, weight = torch.randn(1, 300), torch.randn(400, 300)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        wanted = product_of(x, weight).tolist()  # the team is there now
-        context = multiprocessing.get_context("fork")
-        answers = context.SimpleQueue()
-        child = context.Process(target=lambda: answers.put(product_of(x, weight).tolist()))
-        child.start()
-        child.join(60)
-        assert child.exitcode == 0 and answers.get() == wanted
-    finally:
-        torch.set_num_threads(before)
+    expected = multiply(x, weight).tolist()  # starts the threads
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    child = context.Process(target=lambda: results.put(multiply(x, weight).tolist()))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0 and results.get() == expected
 
 
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
-def test_the_same_numbers_have_the_same_bits_wherever_they_lie(kind: str) -> None:
-    weight = torch.randn(64, 200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_do_not_depend_on_the_place_in_memory(kind: str) -> None:
+    matrix = convert(torch.randn(64, 200), kind)
     rows, results = torch.randn(5, 200), []
-    matrix = {"fp32": weight, "bf16": weight.bfloat16(), "int8": Int8.of(weight)}[kind]
-    room = torch.zeros(20_000)
+    memory = torch.zeros(20_000)
     for x_at, out_at in ((0, 1_000), (0, 10_000), (3, 1_004), (320, 0), (333, 1_340)):
-        x, out = room[x_at : x_at + 1_000].view(5, 200), room[out_at : out_at + 320].view(5, 64)
+        x, out = memory[x_at : x_at + 1_000].view(5, 200), memory[out_at : out_at + 320].view(5, 64)
         out.zero_()
         x.copy_(rows)
-        crew.run_line(**crew.matrix_fields(matrix), rows=5, x=x, out=out)
+        thread_pool.execute_one(**thread_pool.matmul_fields(matrix), rows=5, x=x, out=out)
         results.append(out.clone())
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-@pytest.mark.usefixtures("small_products_too")
-def test_few_rows_of_a_large_matrix_and_no_gradients() -> None:
+@pytest.mark.usefixtures("no_minimum_sizes")
+def test_which_inputs_suit() -> None:
     weight = torch.randn(64, 32)
     with torch.no_grad():
-        assert crew.thin(torch.randn(1, 4, 32), weight)
-        assert not crew.thin(torch.randn(crew.FEW + 1, 32), weight)
-        assert not crew.thin(torch.randn(1, 32), weight.half())
-        assert not crew.thin(torch.randn(1, 32), torch.randn(32, 64).T)
-        assert not crew.thin(torch.randn(0, 32), weight)
-    assert not crew.thin(torch.randn(1, 32), weight)
+        assert suits_few_row_linear(torch.randn(1, 4, 32), weight)
+        assert not suits_few_row_linear(torch.randn(linear.FEW_ROWS + 1, 32), weight)
+        assert not suits_few_row_linear(torch.randn(1, 32), weight.half())
+        assert not suits_few_row_linear(torch.randn(1, 32), torch.randn(32, 64).T)
+        assert not suits_few_row_linear(torch.randn(0, 32), weight)
+    assert not suits_few_row_linear(torch.randn(1, 32), weight), "gradients are enabled"

@@ -38,11 +38,13 @@ def test_compiled_steps_generate_the_same(shape: str, search: str, monkeypatch: 
     attend = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
     config = GenerationConfig.parse(SEARCHES[search] | {"max_new_tokens": 14})
     taken: list[bool] = []
-    run = step.Program.run
-    monkeypatch.setattr(step.Program, "run", lambda self, *given: taken.append(True) or run(self, *given))
+    run = step.CompiledDecoder.run
+    monkeypatch.setattr(
+        step.CompiledDecoder, "run", lambda self, *given: taken.append(True) or run(self, *given)
+    )
 
     def written(least: int) -> list[list[Hypothesis]]:
-        monkeypatch.setattr(step, "LEAST", least)
+        monkeypatch.setattr(step, "MIN_WEIGHTS", least)
         return generate_tokens(model, Inputs(tokens, attend), config)
 
     ordinary = written(10**12)

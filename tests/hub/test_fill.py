@@ -10,7 +10,7 @@ import torch
 
 import trifold
 from trifold.errors import UsageError
-from trifold.fast.int8 import Int8
+from trifold.fast.int8 import Int8Weight
 from trifold.hub import load_model, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig, Transformer
@@ -69,12 +69,12 @@ def test_copying_in_threads_gives_the_same_model(
 def test_int8_weights_are_the_rounded_file(folder: Path) -> None:
     whole, _ = load_model(folder)
     small, _ = load_model(folder, stored="int8")
-    held = {name: module for name, module in small.named_modules() if isinstance(module, Int8)}
+    held = {name: module for name, module in small.named_modules() if isinstance(module, Int8Weight)}
     assert len(held) > 10 and not any(
         p.dim() == 2 and "positions" not in n for n, p in small.named_parameters()
     )
     for name, matrix in held.items():
-        wanted = Int8.of(whole.get_parameter(name))
+        wanted = Int8Weight.quantize(whole.get_parameter(name))
         assert torch.equal(matrix.values, wanted.values) and torch.equal(matrix.scales, wanted.scales)
     table = (small.decoder_embeddings or small.encoder_embeddings).tokens
     assert small.lm_head is not None and small.lm_head.weight is table.weight  # what is one stays one

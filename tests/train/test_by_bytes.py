@@ -10,7 +10,7 @@ import torch
 from tests.faults.runs import lines_of
 
 from trifold.errors import SettingsError
-from trifold.fast.int8_training import bytes_hindrance
+from trifold.fast.int8_training import int8_training_obstacle
 from trifold.recipe import load_recipe
 from trifold.train.device import agree_on_options, find_machine
 from trifold.train.distributed import SINGLE
@@ -20,7 +20,9 @@ BY_BYTES = WIDE | {"train__precision": "int8"}
 CPU = torch.device("cpu")
 DEVICE = sys.modules["trifold.train.device"]
 
-paying = pytest.mark.skipif(bytes_hindrance(CPU) != "", reason="products of bytes do not pay on this machine")
+paying = pytest.mark.skipif(
+    int8_training_obstacle(CPU) != "", reason="products of bytes do not pay on this machine"
+)
 
 
 @pytest.fixture
@@ -65,15 +67,15 @@ def test_it_learns_what_it_learns_without(run, products, workers):
 def test_where_it_does_not_pay_the_run_is_as_with_auto_and_says_so(
     run, listening, monkeypatch, products, why
 ):
-    monkeypatch.setattr(DEVICE, "bytes_hindrance", lambda device: why)
+    monkeypatch.setattr(DEVICE, "int8_training_obstacle", lambda device: why)
     outcome = run(view=listening, **BY_BYTES, train__steps=2, train__warmup=1)
     assert not products
     assert any(f"arithmetic without int8 ({why})" in line for line in listening.lines)
     assert "int8" not in json.loads((outcome.folder / "environment.json").read_text("utf-8"))["precision"]
 
 
-def test_ranks_learn_by_bytes_together_or_not_at_all(monkeypatch, beside_one_that_cannot):
-    monkeypatch.setattr(DEVICE, "bytes_hindrance", lambda device: "")
+def test_ranks_enable_int8_training_together_or_not_at_all(monkeypatch, beside_one_that_cannot):
+    monkeypatch.setattr(DEVICE, "int8_training_obstacle", lambda device: "")
     settings = load_recipe("smoke", {"train.precision": "int8", "train.device": "cpu"}).train
     assert agree_on_options(find_machine(settings, 4096, SINGLE)).int8 is True
     alone = agree_on_options(find_machine(settings, 4096, beside_one_that_cannot))

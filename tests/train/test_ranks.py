@@ -24,7 +24,7 @@ from tests.faults.runs import TINY, lines_of, state_of
 
 from trifold.batches import BatchSettings, plan_epoch
 from trifold.errors import OtherRankError, SettingsError, UsageError
-from trifold.fast.int8_training import bytes_hindrance
+from trifold.fast.int8_training import int8_training_obstacle
 from trifold.objectives.causal import Causal, CausalSettings, Corpus
 from trifold.ragged import Ragged
 from trifold.recipe import load_recipe
@@ -97,7 +97,7 @@ def test_the_number_of_ranks_does_not_change_the_losses(
         assert set(made.codes.get(name, [0])) == {0}, made.output(name)
         losses = made.losses(name)
         assert len(losses) == len(expected) and np.abs(losses - expected).max() <= tolerance, name
-    if one == "int8 on 1" and not bytes_hindrance(torch.device("cpu")):
+    if one == "int8 on 1" and not int8_training_obstacle(torch.device("cpu")):
         for name in (one, *others):
             assert "+int8 arithmetic" in made.output(name) and "layers in int8" in made.output(name)
 

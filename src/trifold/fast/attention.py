@@ -1,17 +1,26 @@
-"""Attention by the kernel that suits: the equation, short products, PyTorch's fused kernel, or compiled loops."""
+"""Attention: the fastest kernel for the input; replaces `nn.ops.attend` and `nn.ops.attention`.
+
+attend_one_query   decoding on a CPU, one query per row: an instruction of the interpreter
+short_attention    training or reading on a CPU, up to 128 × 128 scores: three matmuls with few passes between
+fused_attention    PyTorch's scaled_dot_product_attention, elsewhere
+packed_attention   training on a CPU with packed rows: matmuls over all rows at once, compiled loops between
+the plain equation if weights are read, dropped or capped, or the bias is trained
+"""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+import math
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.fast.kernels import compiled, short_attention
-from trifold.fast.linear import stacked
-from trifold.fast.packed_attention import packed_attention
-from trifold.fast.single_query import asks_once, attend_once
+from trifold.fast.compiled import as_array, interpreter, loops, trains_with_loops
+from trifold.fast.instruction import ATTENTION
+from trifold.fast.linear import concatenated_linears
+from trifold.fast.thread_pool import DTYPES, execute_one
 from trifold.nn.attention import Attention
 from trifold.nn.cache import LayerCache
 from trifold.nn.hooks import HookPoint
@@ -19,14 +28,15 @@ from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask
 from trifold.nn.ops import attend as plain_attend
 from trifold.nn.ops import share_keys, unshare_keys
+from trifold.nn.packing import Packing
 from trifold.nn.relative import ScoreBias
 from trifold.nn.rotary import Rotations
 
 Kernel: TypeAlias = Literal["plain", "short", "fused"]
 
-SHORT = 128 * 128  # queries times keys up to which `short_attention` is faster on a CPU
-# … and up to which the compiled loops train on packed rows; they save the weights for the backward pass.
-LOOPED = 512 * 512
+MAX_SHORT_SCORES = 128 * 128  # queries × keys up to which short_attention is faster
+MAX_PACKED_SCORES = 512 * 512  # ... and packed_attention, which saves the weights for the backward pass
+MIN_WIDTH = 512  # of all heads from which instructions are worth their compilation
 
 
 def attend(
@@ -41,12 +51,12 @@ def attend(
     pattern: HookPoint | None = None,
     kernel: Kernel | None = None,
 ) -> Tensor:
-    """See `nn.ops.attend`. `kernel` selects one of "plain" (the equation, with weights that can be read and dropped),
-    "short" and "fused"; by default the fastest that covers the case.
+    """See `nn.ops.attend`. `kernel` selects one of "plain", "short" and "fused"; by default the fastest that covers
+    the case.
     """
     reads_weights = (pattern is not None and pattern.watched) or (drop is not None and drop.active)
-    if kernel is None and not reads_weights and asks_once(q, k, mask):
-        return attend_once(q, k, v, mask, bias, soft_cap).view(q.shape)
+    if kernel is None and not reads_weights and suits_attend_one_query(q, k, mask):
+        return attend_one_query(q, k, v, mask, bias, soft_cap)
     trains_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     if kernel is None:
         plain = trains_bias or soft_cap is not None or reads_weights
@@ -57,25 +67,135 @@ def attend(
     q, k, v = share_keys(q, k, v)
     if kernel == "short":
         return unshare_keys(short_attention(q, k, v, mask.additive_rows(q, k.shape[2], bias)), rows)
-    return unshare_keys(_library(q, k, v, mask, bias), rows)
-
-
-def _library(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
-    queries, keys = q.shape[2], k.shape[2]
-    if bias is not None:
-        offsets = mask.additive(queries, keys, q, bias)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=offsets)
-    windowed = mask.window is not None and mask.window < keys
-    plain_causal = mask.causal and mask.keys is None and queries == keys and not windowed
-    allowed = None if plain_causal else mask.dense(queries, keys, q.device)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=plain_causal)
+    return unshare_keys(fused_attention(q, k, v, mask, bias), rows)
 
 
 def _fastest(q: Tensor, k: Tensor) -> Kernel:
     if q.device.type != "cpu" or torch.compiler.is_compiling():
         return "fused"
     queries = q.shape[2] * (q.shape[0] // k.shape[0])
-    return "short" if queries * k.shape[2] <= SHORT else "fused"
+    return "short" if queries * k.shape[2] <= MAX_SHORT_SCORES else "fused"
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
+    """PyTorch's kernel, with its causal flag instead of a mask if possible."""
+    queries, keys = q.shape[2], k.shape[2]
+    if bias is not None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.additive(queries, keys, q, bias))
+    windowed = mask.window is not None and mask.window < keys
+    is_causal = mask.causal and mask.keys is None and queries == keys and not windowed
+    allowed = None if is_causal else mask.dense(queries, keys, q.device)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=is_causal)
+
+
+# --- one query per row ---------------------------------------------------------------------------------
+
+
+def suits_attend_one_query(q: Tensor, k: Tensor, mask: Mask) -> bool:
+    """Whether q (R, H, T, D) has one query per row, large heads and no gradient, and the mask is supported."""
+    return (
+        q.shape[2] == 1
+        and q.shape[1] * q.shape[3] >= MIN_WIDTH
+        and not torch.is_grad_enabled()
+        and q.device.type == "cpu"
+        and k.dtype in DTYPES
+        and mask.packing is None
+        and (mask.window is None or mask.keys is None)
+        and interpreter() is not None
+    )
+
+
+def attend_one_query(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, soft_cap: float | None
+) -> Tensor:
+    """q (R, H, 1, D), k and v (B, H', S, D), where B divides R and H' divides H -> (R, H, 1, D).
+
+    PyTorch would prepare its matmuls again for each length of the cache, which grows at every step.
+    """
+    rows, heads, _, width = q.shape
+    keys, evicted = k.shape[2], max(0, mask.offset + 1 - k.shape[2]) if mask.causal else 0
+    if k.stride() != v.stride() or k.stride(3) != 1:
+        k, v = k.contiguous(), v.contiguous()
+    q_float = q.float().contiguous()
+    out = torch.empty(q.shape)
+    fields: dict[str, Tensor | float | None] = {
+        **{"opcode": ATTENTION, "dtype": DTYPES[k.dtype], "rows": rows, "units": rows * k.shape[1]},
+        **{"heads": heads, "kv_heads": k.shape[1], "width": width, "beams": rows // k.shape[0]},
+        **{"x": q_float, "keys": k, "values": v, "out": out},
+        **{"length": keys, "first": max(0, keys - mask.window) if mask.window else 0},
+        **{"scale": 1 / math.sqrt(width), "soft_cap": soft_cap},
+        **dict(zip(("row_stride", "head_stride", "key_stride"), k.stride(), strict=False)),
+    }
+    if mask.keys is not None:
+        allowed = mask.keys.contiguous()
+        fields |= {"mask": allowed, "mask_stride": allowed.shape[1]}
+    if bias is not None:
+        bias = bias[..., evicted:].float().contiguous()
+        fields |= {"score_bias": bias, "score_bias_head": keys}
+        fields["score_bias_row"] = bias.stride(0) if bias.shape[0] > 1 else 0
+    execute_one(**fields)
+    return out.to(q.dtype)
+
+
+# --- short rows ----------------------------------------------------------------------------------------
+
+MIN_SUM = 1e-30  # well above 1e-38, where bf16 and fp32 lose bits and reciprocals overflow
+
+
+def short_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """Attention of short rows: q (B, H, T, D), k and v (B, H, S, D), bias broadcastable to (B·H, T, S) -> (B, H, T, D).
+
+        e = exp(s - m),  l = Σ_j e_j,  out = (e V) / l                 s = Q Kᵀ / √d + bias,  m ≥ max s of the row
+        with g = dout / l:   dV = eᵀ g,   ds = e ∘ (g Vᵀ - rowsum(g ∘ out)),   dQ = ds K / √d,   dK = dsᵀ Q / √d
+
+    Divisions by l move from the (T, S) weights to the (T, D) rows, and the maximum is that of a whole head instead of
+    a row: for short rows, passes over the scores cost more than the matmuls. A query whose bias is -inf for all keys
+    gives 0, with gradient 0.
+    """
+    flat = (x.flatten(0, 1) for x in (q, k, v))
+    out: Tensor = _ShortAttention.apply(*flat, bias)  # type: ignore[no-untyped-call]
+    return out.view(q.shape)
+
+
+class _ShortAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.scale = 1 / math.sqrt(q.shape[-1])
+        q = q * ctx.scale
+        e, inverse_sum = _exponentials(torch.bmm(q, k.transpose(1, 2)), bias)
+        out = torch.bmm(e, v).mul_(inverse_sum)
+        ctx.save_for_backward(q, k, v, e, inverse_sum, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, e, inverse_sum, out = ctx.saved_tensors
+        g = gradients[0] * inverse_sum
+        d_v = torch.bmm(e.transpose(1, 2), g)
+        d_scores = torch.bmm(g, v.transpose(1, 2)).sub_((g * out).sum(-1, keepdim=True)).mul_(e)
+        d_q = torch.bmm(d_scores, k).mul_(ctx.scale)
+        d_k = torch.bmm(d_scores.transpose(1, 2), q)
+        return d_q, d_k, d_v, None
+
+
+def _exponentials(scores: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """exp(s - m) (N, T, S) and the inverse of its row sums (N, T, 1), 0 for rows that attend to nothing."""
+    if bias is not None:
+        scores = scores.add_(bias)
+    lowest = torch.finfo(scores.dtype).min
+    scores = scores.sub_(scores.amax((-2, -1), keepdim=True).clamp_min_(lowest))
+    e = scores.exp()
+    sums = e.sum(-1, keepdim=True)
+    if bool((sums < MIN_SUM).any()):  # a row is far below the maximum of its head, or attends to nothing
+        e = scores.sub_(scores.amax(-1, keepdim=True).clamp_min_(lowest)).exp_()
+        sums = e.sum(-1, keepdim=True)
+        return e, torch.where(sums > 0, sums.reciprocal(), 0.0)
+    return e, sums.reciprocal_()
+
+
+# --- packed rows ---------------------------------------------------------------------------------------
+
+QUERY_BLOCK = 64  # causal queries per matmul; smaller blocks save little more and their matmuls are slower
 
 
 def attention(
@@ -87,22 +207,110 @@ def attention(
     rotary: Rotations | None,
     cache: LayerCache | None,
 ) -> Tensor:
-    """See `nn.ops.attention`. Compiled loops attend to packed rows without laying them out on a padded grid."""
-    if mask.packing is None or bias is not None or rotary is not None or not _loops_fit(layer, x, mask):
+    """See `nn.ops.attention`. Packed rows need no padded grid if the compiled loops support the layer."""
+    if mask.packing is None or bias is not None or rotary is not None or not _suits_packed(layer, x, mask):
         return layer.attend(x, memory, mask, bias, rotary, cache)
     if memory is None:
-        q, kv = stacked(x[0], (layer.q_proj, layer.k_proj, layer.v_proj)), None
+        q, kv = concatenated_linears(x[0], (layer.q_proj, layer.k_proj, layer.v_proj)), None
     else:
-        q, kv = layer.q_proj(x[0]), stacked(memory[0], (layer.k_proj, layer.v_proj))
+        q, kv = layer.q_proj(x[0]), concatenated_linears(memory[0], (layer.k_proj, layer.v_proj))
     keys = mask.key_packing or mask.packing
     return packed_attention(q, kv, mask.packing, keys, layer.head_width, causal=mask.causal)[None]
 
 
-def _loops_fit(layer: Attention, x: Tensor, mask: Mask) -> bool:
-    """Whether the loops cover this layer and these packed rows."""
+def _suits_packed(layer: Attention, x: Tensor, mask: Mask) -> bool:
+    """Whether `packed_attention` supports this layer and these rows."""
     if mask.packing is None or mask.window is not None or layer.pattern.watched or layer.drop.active:
         return False
     if layer.groups > 1 or layer.soft_cap is not None or layer.query_scale != 1.0:
         return False
     queries, keys = mask.packing.shape[1], (mask.key_packing or mask.packing).shape[1]
-    return queries * keys <= LOOPED and compiled(x) is not None
+    return queries * keys <= MAX_PACKED_SCORES and trains_with_loops(x)
+
+
+def packed_attention(
+    q: Tensor, kv: Tensor | None, queries: Packing, keys: Packing, width: int, *, causal: bool
+) -> Tensor:
+    """Attention of packed rows with heads of size `width`, each row to itself or to its row of a memory -> (N, H·D).
+
+    q (N, H·D) and kv (M, 2·H·D): keys, then values; or q (N, 3·H·D) and no kv: queries, keys, values.
+
+    Causal queries are divided into blocks of about QUERY_BLOCK, each multiplied with the keys up to its end only: with
+    128, 256 and 512 tokens, 25, 38 and 44 % of the scores are not computed.
+    """
+    out: Tensor = _PackedAttention.apply(q, kv, queries, keys, width, causal)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _PackedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, kv: Tensor | None, queries: Packing, keys: Packing, width: int, causal: bool
+    ) -> Tensor:
+        packed = [x for x in (q, kv) if x is not None]
+        heads = q.shape[1] // (3 * width if kv is None else width)
+        size = heads * width
+        # The (tensor, column) of queries, keys and values.
+        ctx.places = [(0, 0), (0, size), (0, 2 * size)] if kv is None else [(0, 0), (1, 0), (1, size)]
+        ctx.shapes = [x.shape for x in packed]
+        q_starts, k_starts = queries.starts.numpy(), keys.starts.numpy()
+        ctx.starts = q_starts, k_starts, k_starts
+        ctx.factors = 1 / math.sqrt(width), 1.0, 1.0
+        (rows, steps), (_, memory) = _grid_shape(queries), _grid_shape(keys)
+        ctx.grid = rows, heads
+        grids = []
+        for (number, column), starts, length, factor in zip(
+            ctx.places, ctx.starts, (steps, memory, memory), ctx.factors, strict=True
+        ):
+            grid = q.new_empty(rows, heads, length, width)
+            loops().split_heads(as_array(packed[number]), column, starts, factor, as_array(grid))
+            grids.append(grid.flatten(0, 1))
+        qs, ks, vs = grids
+        ctx.blocks, weights, heads_out = _blocks(steps, memory, causal), [], torch.empty_like(qs)
+        for block, visible in ctx.blocks:
+            scores = torch.bmm(qs[:, block], ks[:, visible].transpose(1, 2))
+            array = as_array(scores.unflatten(0, ctx.grid))
+            loops().masked_softmax(array, q_starts, k_starts, block.start, causal)
+            torch.bmm(scores, vs[:, visible], out=heads_out[:, block])
+            weights.append(scores)
+        out = q.new_empty(q.shape[0], size)
+        loops().merge_heads(as_array(heads_out.unflatten(0, ctx.grid)), q_starts, 1.0, as_array(out), 0)
+        ctx.save_for_backward(qs, ks, vs, *weights)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        qs, ks, vs, *weights = ctx.saved_tensors
+        gs = torch.empty_like(qs)
+        grid = as_array(gs.unflatten(0, ctx.grid))
+        loops().split_heads(as_array(gradients[0]), 0, ctx.starts[0], 1.0, grid)
+        d_q, d_k, d_v = torch.empty_like(qs), torch.zeros_like(ks), torch.zeros_like(vs)
+        for (block, visible), w in zip(ctx.blocks, weights, strict=True):  # bf16 rounds the sum of each block
+            d_v[:, visible].baddbmm_(w.transpose(1, 2), gs[:, block])
+            d_scores = torch.bmm(gs[:, block], vs[:, visible].transpose(1, 2))
+            loops().softmax_backward(as_array(w.flatten(0, 1)), as_array(d_scores.flatten(0, 1)))
+            torch.bmm(d_scores, ks[:, visible], out=d_q[:, block])
+            d_k[:, visible].baddbmm_(d_scores.transpose(1, 2), qs[:, block])
+        packed = [torch.empty(shape, dtype=qs.dtype) for shape in ctx.shapes]
+        for (number, column), starts, gradient, factor in zip(
+            ctx.places, ctx.starts, (d_q, d_k, d_v), ctx.factors, strict=True
+        ):
+            grid = as_array(gradient.unflatten(0, ctx.grid))
+            loops().merge_heads(grid, starts, factor, as_array(packed[number]), column)
+        return packed[0], packed[1] if len(packed) > 1 else None, None, None, None, None
+
+
+def _grid_shape(packing: Packing) -> tuple[int, int]:
+    """Rows and steps of the padded grid, rounded up so that the matmuls have few shapes, with aligned widths."""
+    rows, steps = packing.shape
+    multiple = 1 << max(0, rows.bit_length() - 4)  # adds at most an eighth
+    return -(-rows // multiple) * multiple, -(-steps // 8) * 8
+
+
+def _blocks(steps: int, memory: int, causal: bool) -> list[tuple[slice, slice]]:
+    """Blocks of queries, each with the keys that it may attend to; steps is a multiple of 8."""
+    if not causal:
+        return [(slice(0, steps), slice(0, memory))]
+    count = max(1, round(steps / QUERY_BLOCK))
+    ends = [steps * number // count // 8 * 8 for number in range(count + 1)]
+    return [(slice(first, end), slice(0, end)) for first, end in pairwise(ends)]

@@ -1,12 +1,13 @@
-"""Linear layer and cross-entropy in one pass, so that the logits are never stored as a whole.
+"""Linear layer and cross-entropy in one function that never stores all logits; replaces `nn.ops.cross_entropy`.
 
 With logits z = h Wᵀ + b, target y, label smoothing ε (Szegedy et al. 2016) and V classes:
 
-    loss  = log Σ exp z − (1 − ε) z_y − ε mean(z)
-    dloss/dz = softmax(z) − (1 − ε) onehot(y) − ε / V
+    loss     = log Σ exp z - (1 - ε) z_y - ε mean(z)
+    dloss/dz = softmax(z) - (1 - ε) onehot(y) - ε / V
 
 Only softmax(z) has rows × V elements. The one-hot part of the gradient is a look-up in W and the uniform part has rank
-one, so both are added without a pass over the logits. The logits are computed in chunks of rows.
+one, so both are added without a pass over the logits. The logits are computed in chunks of rows. Used on every device;
+with Numba, one compiled loop replaces the softmax on a CPU.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.fast import kernels
+from trifold.fast.compiled import as_array, loops, supports_loops
 from trifold.nn.losses import CHUNK
 from trifold.nn.ops import cross_entropy as plain_cross_entropy
 
-LARGEST_LOSS = 60.0  # nats; beyond, a probability comes close to the smallest number that bf16 and fp32 have
+MAX_EXACT_NLL = 60.0  # nats; above it the probability is close to the smallest number of bf16 and fp32
 
 
 def cross_entropy(
@@ -33,101 +34,79 @@ def cross_entropy(
     if hidden.requires_grad or weight.requires_grad:
         sums: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing)  # type: ignore[no-untyped-call]
         return sums
-    return _sums(hidden, weight, bias, targets, smoothing)
+    return _without_gradient(hidden, weight, bias, targets, smoothing)
 
 
-def _sums(
+def _without_gradient(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Without gradients there is no reason to round: logits of a chunk are made in float32."""
-    asked = targets >= 0
-    if not bool(asked.all()):
-        hidden, targets = hidden[asked], targets[asked]
+    """The sums from logits in fp32, since no buffer of probabilities is needed."""
+    has_target = targets >= 0
+    if not bool(has_target.all()):
+        hidden, targets = hidden[has_target], targets[has_target]
     loss = nll = torch.zeros((), device=hidden.device)
-    for rows, wanted in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True):
-        logits = F.linear(rows, weight, bias).float()
-        log_likelihood = logits.log_softmax(-1)
-        picked = -log_likelihood.gather(-1, wanted[:, None]).sum()
+    for rows, labels in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True):
+        log_probabilities = F.linear(rows, weight, bias).float().log_softmax(-1)
+        picked = -log_probabilities.gather(-1, labels[:, None]).sum()
         nll = nll + picked
-        loss = loss + (1 - smoothing) * picked - smoothing * log_likelihood.mean(-1).sum()
+        loss = loss + (1 - smoothing) * picked - smoothing * log_probabilities.mean(-1).sum()
     return loss, nll
 
 
-def _normalised(
-    z: Tensor, hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Logits z (V, N) -> in place numbers e with e · inverse = softmax(z) of each column; inverse (N,), and -log p of
-    targets (N,).
-
-    Where nothing is asked both are 0.
-    """
-    if kernels.compiled(z, learning=True) is not None:
-        return kernels.exponentials(z, targets)
-    torch.softmax(z, dim=0, out=z)
-    asked = targets >= 0
-    wanted = targets.clamp_min(0)
-    picked = torch.where(asked, -z.gather(0, wanted[None]).float().squeeze(0).log(), 0.0)
-    if bool((lost := picked > LARGEST_LOSS).any()):  # underflowed: those rows again, by the book
-        again = F.linear(hidden[lost], weight, bias).float()
-        picked[lost] = F.cross_entropy(again, wanted[lost], reduction="none")
-    return asked.float(), picked
-
-
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Computes the gradients in the forward pass, while a chunk's probabilities are at hand."""
+    """Computes the gradients in the forward pass, while the probabilities of a chunk are in the caches."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        asked, wanted = (targets >= 0).float(), targets.clamp_min(0)
+        has_target, labels = (targets >= 0).float(), targets.clamp_min(0)
         rows, classes = len(hidden), weight.shape[0]
         d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         d_bias = None if bias is None else torch.zeros(classes, dtype=torch.float32, device=weight.device)
         d_hidden = torch.empty_like(hidden)
-        nll = smooth = d_weight.new_zeros(())
+        nll = uniform = d_weight.new_zeros(())
         mean_weight = weight.float().mean(0)
-        # Of a chunk (classes, rows) the products come out quicker than of its transpose: the matrices lie as they want.
-        # Those of fp32 read a turned matrix as it lies, and can be added to dW at once; those of bf16 cannot.
-        whole = hidden.dtype is torch.float32
-        classes_last = weight.t() if whole else weight.t().contiguous()
+        # Matmuls are faster with chunks (classes, rows) than with their transposes. Those of fp32 also read a
+        # transposed matrix in place and can add to d_weight; those of bf16 cannot.
+        is_float32 = hidden.dtype is torch.float32
+        weight_t = weight.t() if is_float32 else weight.t().contiguous()
         buffer = hidden.new_empty(classes * min(CHUNK, rows))
-        # All that is as long as the rows is made in parts that stay in the caches.
         for start in range(0, rows, CHUNK):
-            part = slice(start, min(start + CHUNK, rows))
-            here, real, of_rows = hidden[part], asked[part], wanted[part]
-            z = buffer[: classes * len(here)].view(classes, len(here))
-            torch.mm(weight, here.t(), out=z)
+            chunk = slice(start, min(start + CHUNK, rows))
+            h, real, label = hidden[chunk], has_target[chunk], labels[chunk]
+            z = buffer[: classes * len(h)].view(classes, len(h))
+            torch.mm(weight, h.t(), out=z)
             if bias is not None:
                 z += bias[:, None]
-            inverse, picked = _normalised(z, here, targets[part], weight, bias)
+            inverse_sum, picked = _softmax_in_place(z, h, targets[chunk], weight, bias)
             nll = nll + picked.sum()
-            h32 = here.float().mul_(real[:, None])
-            if whole:
-                d_weight.addmm_(z, h32 * inverse[:, None])
+            h32 = h.float().mul_(real[:, None])
+            if is_float32:
+                d_weight.addmm_(z, h32 * inverse_sum[:, None])
             else:
-                kernels.add_to(d_weight, torch.mm(z, (h32 * inverse[:, None]).to(hidden.dtype)))
+                _accumulate(d_weight, torch.mm(z, (h32 * inverse_sum[:, None]).to(hidden.dtype)))
             if d_bias is not None:
-                d_bias += (z * inverse).sum(1)
-            d_hidden[part] = torch.mm(classes_last, z).t()
-            # What is left has rank one or is a look-up: (1 − ε) onehot(y) and ε / V.
-            of_target = weight[of_rows].float()
-            d_h = d_hidden[part].float().mul_(inverse[:, None])
-            d_h.addcmul_(of_target, real[:, None], value=smoothing - 1)
-            d_weight.index_add_(0, of_rows, h32, alpha=smoothing - 1)
+                d_bias += (z * inverse_sum).sum(1)
+            d_hidden[chunk] = torch.mm(weight_t, z).t()
+            # The one-hot part, a look-up, and the uniform part, which has rank one.
+            label_weight = weight[label].float()
+            d_h = d_hidden[chunk].float().mul_(inverse_sum[:, None])
+            d_h.addcmul_(label_weight, real[:, None], value=smoothing - 1)
+            d_weight.index_add_(0, label, h32, alpha=smoothing - 1)
             if d_bias is not None:
-                d_bias.index_add_(0, of_rows, real, alpha=smoothing - 1)
+                d_bias.index_add_(0, label, real, alpha=smoothing - 1)
             if smoothing:
                 d_h.addcmul_(mean_weight, real[:, None], value=-smoothing)
                 d_weight -= (smoothing / classes) * h32.sum(0)
-                # log Σ exp z = z_y − log p_y, and mean(z) = h · mean(W) + mean(b): no pass over the logits.
-                above = (h32 * of_target).sum(-1) - h32 @ mean_weight
+                # log Σ exp z = z_y - log p_y and mean(z) = h · mean(W) + mean(b) need no pass over the logits.
+                difference = (h32 * label_weight).sum(-1) - h32 @ mean_weight
                 if bias is not None and d_bias is not None:
-                    above += (bias[of_rows].float() - bias.float().mean()) * real
+                    difference += (bias[label].float() - bias.float().mean()) * real
                     d_bias -= (smoothing / classes) * real.sum()
-                smooth = smooth + above.sum()
-            d_hidden[part] = d_h
-        loss = nll + smoothing * smooth
+                uniform = uniform + difference.sum()
+            d_hidden[chunk] = d_h
+        loss = nll + smoothing * uniform
         ctx.save_for_backward(d_hidden, d_weight, d_bias)
         ctx.dtype = weight.dtype
         ctx.mark_non_differentiable(nll)
@@ -139,3 +118,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale = gradients[0]
         d_bias = None if d_bias is None else (d_bias * scale).to(ctx.dtype)
         return d_hidden * scale.to(d_hidden.dtype), (d_weight * scale).to(ctx.dtype), d_bias, None, None
+
+
+def _softmax_in_place(
+    z: Tensor, hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Replace logits z (V, N) by e, where e · inverse_sum = softmax(z) of each column; returns inverse_sum (N,) and
+    -log p of the targets (N,), both 0 where there is no target.
+    """
+    if supports_loops(z):
+        inverse_sum, nll = torch.empty(2, len(targets))
+        loops().cross_entropy(*map(as_array, (z, targets, inverse_sum, nll)))
+        return inverse_sum, nll
+    torch.softmax(z, dim=0, out=z)
+    has_target, labels = targets >= 0, targets.clamp_min(0)
+    nll = torch.where(has_target, -z.gather(0, labels[None]).float().squeeze(0).log(), 0.0)
+    if bool((underflowed := nll > MAX_EXACT_NLL).any()):
+        logits = F.linear(hidden[underflowed], weight, bias).float()
+        nll[underflowed] = F.cross_entropy(logits, labels[underflowed], reduction="none")
+    return has_target.float(), nll
+
+
+def _accumulate(total: Tensor, x: Tensor) -> None:
+    """total += x, without the fp32 copy that PyTorch makes of a bf16 x."""
+    if x.dtype is torch.bfloat16 and supports_loops(x):
+        loops().accumulate(as_array(total).reshape(-1), as_array(x).reshape(-1))
+    else:
+        total += x

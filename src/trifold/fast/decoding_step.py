@@ -1,35 +1,36 @@
-"""One more token for every row, the whole stack in one compiled go; its ordinary twin is `Stack.forward`.
+"""The compiled decoding step: one more token for every row; replaces `nn.ops.decoding_step`.
 
-The layers are written down as lines for step_loops.py, once for each cache (program.py does that). What is not covered
-takes the ordinary way: more rows than FEW, unless the weights are bytes; gradients, windows over padded rows, angles
-that change with the length, modules or hooks that are none of ours, and stacks so small that compiled code would never
-pay for its compiling.
+The stack is translated into instructions once per cache (compiled_decoder.py) and executed by interpreter.py. The plain
+step runs for everything that is not supported: more than FEW_ROWS rows, unless all weights are int8; gradients; windows
+over padded rows; rotary angles that change with the length; unknown modules or hooks; and stacks with fewer than
+MIN_WEIGHTS weights, for which the compilation takes longer than it saves.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from trifold.fast.compiled_decoder import Program, parts
-from trifold.fast.int8 import Int8
-from trifold.fast.int8_matmul import exact
+from trifold.fast.compiled import interpreter
+from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
+from trifold.fast.int8 import Int8Weight, int_mm_is_exact
 from trifold.fast.int8_training import Int8TrainedLinear
-from trifold.fast.thread_pool import FEW, KINDS, step_loops, suits
+from trifold.fast.linear import FEW_ROWS
+from trifold.fast.thread_pool import DTYPES, is_readable
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, SlidingKeys
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, FeedForward, LayerNorm, Linear, RMSNorm
 from trifold.nn.masks import Mask
 from trifold.nn.ops import decoding_step as plain_decoding_step
-from trifold.nn.relative import ScoreBias
+from trifold.nn.relative import Relations, ScoreBias
 from trifold.nn.rotary import Rotations
 
-LEAST = 4 * 10**6  # weights of a stack
-KNOWN = (
+MIN_WEIGHTS = 4 * 10**6  # of a stack
+SUPPORTED = (
     Attention,
     FeedForward,
     Linear,
@@ -40,6 +41,11 @@ KNOWN = (
     Dropout,
     HookPoint,
 )
+
+Translation: TypeAlias = tuple[int, int, CompiledDecoder | None]
+"""The smallest and largest number of rows that it is for, and the compiled decoder, None if not supported."""
+
+_translations: WeakKeyDictionary[Cache, Translation] = WeakKeyDictionary()
 
 
 def decoding_step(
@@ -52,70 +58,65 @@ def decoding_step(
     bias: ScoreBias | None,
     rotary: Rotations | None,
 ) -> Tensor:
-    """The compiled step where it covers the case, else the plain one."""
-    out = step(stack, x, mask, memory_mask, cache, bias, rotary)
-    if out is not None:
-        return out
-    return plain_decoding_step(stack, x, mask, memory, memory_mask, cache, bias, rotary)
+    """See `nn.ops.decoding_step`."""
+    decoder = _compiled_decoder(stack, x, mask, cache, rotary)
+    if decoder is None:
+        return plain_decoding_step(stack, x, mask, memory, memory_mask, cache, bias, rotary)
+    assert not isinstance(bias, Relations), "relative scores are not supported"
+    out = decoder.run(x, mask, memory_mask, cache, bias, rotary)
+    cache.uses_beam_index = not any(isinstance(layer.own, SlidingKeys) for layer in cache.layers)
+    return out
 
 
-def step(
-    stack: Any,
-    x: Tensor,
-    mask: Mask,
-    memory_mask: Mask | None,
-    cache: Cache,
-    bias: Any,
-    rotary: Rotations | None,
-) -> Tensor | None:
-    """x (R, 1, E) -> (R, 1, E) as the stack would have it, the cache one token longer; None where it is not covered."""
+def _compiled_decoder(
+    stack: Any, x: Tensor, mask: Mask, cache: Cache, rotary: Rotations | None
+) -> CompiledDecoder | None:
+    """The compiled decoder of this cache if it supports the step."""
     if x.shape[1] != 1 or torch.is_grad_enabled() or stack.training or cache.length == 0:
         return None
-    if x.device.type != "cpu" or x.dtype not in KINDS or not x.numel():
+    if x.device.type != "cpu" or x.dtype not in DTYPES or not x.numel():
         return None
     if mask.packing is not None or (rotary is not None and rotary.after_cache):
         return None
     if mask.keys is not None and any(window is not None for window in stack.windows):
         return None
-    rows, known = x.shape[0], _programs.get(cache)
-    if known is None or not known[0] <= rows <= known[1]:
-        _programs[cache] = known = _written(stack, cache, x)
-    program = known[2]
-    if program is None or any(point.watched for point in program.hook_points):
+    rows, translation = x.shape[0], _translations.get(cache)
+    if translation is None or not translation[0] <= rows <= translation[1]:
+        _translations[cache] = translation = _translate(stack, cache, x)
+    decoder = translation[2]
+    if decoder is None or any(point.watched for point in decoder.hook_points):
         return None
-    out = program.run(x, mask, memory_mask, cache, bias, rotary)
-    cache.uses_beam_index = not any(isinstance(layer.own, SlidingKeys) for layer in cache.layers)
-    return out
+    return decoder
 
 
-Known = tuple[int, int, Program | None]
-"""For so many rows at least and at most: a program, or none."""
-
-_programs: WeakKeyDictionary[Cache, Known] = WeakKeyDictionary()
-
-
-def _written(stack: Any, cache: Cache, x: Tensor) -> Known:
+def _translate(stack: Any, cache: Cache, x: Tensor) -> Translation:
     rows = x.shape[0]
-    least, most = (1, FEW) if rows <= FEW else (FEW + 1, rows)
-    return least, most, Program(stack, x, most, whole=rows > FEW) if covered(stack, cache, x) else None
+    smallest, largest = (1, FEW_ROWS) if rows <= FEW_ROWS else (FEW_ROWS + 1, rows)
+    if not is_supported(stack, cache, x):
+        return smallest, largest, None
+    return smallest, largest, CompiledDecoder(stack, x, largest, int8_matmul=rows > FEW_ROWS)
 
 
-def covered(stack: Any, cache: Cache, x: Tensor) -> bool:
-    """Whether the loops know all that is in this stack, like so many rows, and it is large enough."""
-    matrices = [module.weight for module in stack.modules() if isinstance(module, Linear)]
-    if sum(weight.shape[0] * weight.shape[1] for weight in matrices) < LEAST:
+def is_supported(stack: Any, cache: Cache, x: Tensor) -> bool:
+    """Whether the stack is large enough and instructions exist for all its modules and this number of rows."""
+    weights = [module.weight for module in stack.modules() if isinstance(module, Linear)]
+    if sum(weight.shape[0] * weight.shape[1] for weight in weights) < MIN_WEIGHTS:
         return False
-    if x.shape[0] > FEW and not (
-        x.dtype is torch.bfloat16 and all(isinstance(weight, Int8) for weight in matrices) and exact()
+    if x.shape[0] > FEW_ROWS and not (
+        x.dtype is torch.bfloat16
+        and all(isinstance(weight, Int8Weight) for weight in weights)
+        and int_mm_is_exact()
     ):
         return False
-    inside = [part for block in stack.blocks for part in parts(block)]
-    known = all(
-        type(inner) in KNOWN for part in inside for inner in (*part.children(), *part.sublayer.children())
+    parts = [part for block in stack.blocks for part in sublayers(block)]
+    modules = [module for part in parts for module in (*part.children(), *part.sublayer.children())]
+    has_hooks = any(module._forward_hooks or module._forward_pre_hooks for module in stack.modules())
+    return (
+        all(type(module) in SUPPORTED for module in modules)
+        and all(
+            layer.own.buffers is not None and layer.own.buffers[0].dtype in DTYPES for layer in cache.layers
+        )
+        and not has_hooks
+        and all(is_readable(weight) for weight in weights)
+        and interpreter() is not None
     )
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in stack.modules())
-    kept = all(
-        layer.own.buffers is not None and layer.own.buffers[0].dtype in KINDS for layer in cache.layers
-    )
-    fits = known and kept and not hooked and all(suits(weight) for weight in matrices)
-    return fits and step_loops() is not None

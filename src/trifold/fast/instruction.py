@@ -1,42 +1,44 @@
-"""The lines that a decoding step is written down as: instructions for step_loops.py, an array of LINE.
+"""The format of the instructions that interpreter.py executes.
 
-Arrays are given by their addresses, 0 where there is none; who gives them keeps them alive. Strides count numbers,
-not bytes.
+An instruction is one operation of a decoding step: a norm, a matmul, attention, or the conversion to or from int8. It
+consists of tasks, which the threads share. Arrays are given by address (0: none); the caller keeps them alive. Strides
+count elements, not bytes.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-NORM, PRODUCT, ATTENTION, TO_BYTES, FROM_BYTES = range(5)
-FLOAT, BRAIN, BYTE = 0, 1, 2  # kinds of stored numbers: fp32, bf16, int8
-SIZES = (4, 2, 1)  # their bytes
-SET, ADD, TIMES = 0, 1, 2  # what becomes of the output that is already there
-LAYER, RMS = 0, 1
+NORM, MATMUL, ATTENTION, QUANTIZE, DEQUANTIZE = range(5)
+FLOAT32, BFLOAT16, INT8 = 0, 1, 2
+ITEM_BYTES = (4, 2, 1)
+SET, ADD, MULTIPLY = 0, 1, 2  # how the result is combined with the present value of `out`
+LAYER_NORM, RMS_NORM = 0, 1
 NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH = range(7)
 
-WHOLE = (
-    *("op", "waits", "tasks"),
-    # Of what is no product: rows, or heads of rows in attention, and how many of them make a task.
-    *("units", "portion"),
-    *("rows", "inputs", "outputs"),  # of a product; a norm's width is `inputs`
-    *("x", "weight", "scales", "bias", "out", "kind", "mode"),
+INTEGER_FIELDS = (
+    *("opcode", "waits", "tasks"),  # waits: for all instructions before it
+    # Operations other than matmul: units are rows, or rows times key heads in attention.
+    *("units", "units_per_task"),
+    *("rows", "inputs", "outputs"),  # of a matmul; the width of a norm is `inputs`
+    *("x", "weight", "scales", "bias", "out", "dtype", "mode"),
     *("norm", "activation"),
-    # Attention: x holds the queries; new_keys and new_values go to place `slot` first, unless there are none.
+    # Attention: x holds the queries. New keys and values, if any, are first stored in the cache at `slot`.
     *("new_keys", "new_values", "keys", "values", "slot", "first", "length"),
-    *("heads", "kv_heads", "width", "sharing", "row_stride", "head_stride", "key_stride"),
-    *("lineage", "lineage_stride"),  # (R, S) whose row each key of a row stands in; 0: its own
-    *("allowed", "allowed_stride", "offsets", "offsets_row", "offsets_head"),
-    *("cos", "sin", "turn_stride", "turned", "interleaved"),
+    *("heads", "kv_heads", "width", "beams", "row_stride", "head_stride", "key_stride"),
+    *("beam_index", "beam_index_stride"),  # (R, S) the cache row of each key; none: its own row
+    *("mask", "mask_stride", "score_bias", "score_bias_row", "score_bias_head"),
+    *("cos", "sin", "rotary_stride", "rotary_width", "interleaved"),
 )
-LINE = np.dtype(
-    [(name, np.int64) for name in WHOLE] + [(name, np.float64) for name in ("epsilon", "scale", "cap")]
+INSTRUCTION = np.dtype(
+    [(name, np.int64) for name in INTEGER_FIELDS]
+    + [(name, np.float64) for name in ("epsilon", "scale", "soft_cap")]
 )
 
-CHUNK = 24_576  # bytes of a matrix that make a task
-AHEAD = 12_288  # bytes that memory is asked for before they are needed
+TASK_BYTES = 24_576  # of a weight matrix in one task
+PREFETCH_BYTES = 12_288  # distance between the address that is prefetched and the one that is read
 
 
-def outputs_of_a_task(inputs: int, kind: int) -> int:
-    """About CHUNK bytes of weights; in sixteens, so that no two threads write to one line of memory."""
-    return max(16, CHUNK // (inputs * SIZES[kind]) // 16 * 16)
+def outputs_per_task(inputs: int, dtype: int) -> int:
+    """Outputs with about TASK_BYTES of weights; a multiple of 16, so that no two threads write to one cache line."""
+    return max(16, TASK_BYTES // (inputs * ITEM_BYTES[dtype]) // 16 * 16)

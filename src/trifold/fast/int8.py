@@ -1,20 +1,21 @@
-"""Matrices of one byte a weight: a quarter of the memory of fp32, and of what a decoding step has to read."""
+"""Weights quantized to int8: a quarter of the memory of fp32, and of what a decoding step reads."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-PORTION = 2**22  # weights rounded at a time, so that their fp32 copy stays small
+CHUNK = 2**22  # weights quantized at a time, to bound the memory of their fp32 copy
 
 
-class Int8(nn.Module):
-    """A matrix (N, K) ≈ values · scale of the row: values (N, K) int8 in ±127, scales (N,) float32.
+class Int8Weight(nn.Module):
+    """A matrix (N, K) ≈ values · scale of the row: values (N, K) int8 in ±127, scales (N,) fp32. It is not trained.
 
-    `dtype` is that of the matrix it was, and of what is read out of it. It does not learn.
+    `dtype` is the type of the original matrix and of the results.
     """
 
     values: Tensor
@@ -31,29 +32,32 @@ class Int8(nn.Module):
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Makes F.linear(x, matrix, bias) and F.embedding(numbers, matrix) work, so that modules need no check."""
+        """Support F.linear(x, weight, bias) and F.embedding(indices, weight), so that modules need no check."""
         if function is F.linear:
-            x, matrix, bias = args
-            y = matrix.times(x)
+            x, weight, bias = args
+            y = weight.matmul(x)
             return y if bias is None else y + bias
         if function is F.embedding:
-            numbers, matrix = args
-            return matrix.rows(numbers)
+            indices, weight = args
+            return weight.rows(indices)
         return NotImplemented
 
     @classmethod
     @torch.no_grad()
-    def of(cls, matrix: Tensor, dtype: torch.dtype | None = None, into: Tensor | None = None) -> Int8:
-        """The nearest such matrix: the largest weight of each row becomes ±127; its values lie in `into`, if given."""
-        values = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device) if into is None else into
+    def quantize(
+        cls, matrix: Tensor, dtype: torch.dtype | None = None, values: Tensor | None = None
+    ) -> Int8Weight:
+        """Round to nearest; the largest magnitude of each row becomes 127. Uses the memory of `values`, if given."""
+        if values is None:
+            values = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
         scales = torch.empty(matrix.shape[0], device=matrix.device)
-        for start in range(0, len(matrix), rows := max(1, PORTION // matrix.shape[1])):
-            here = slice(start, start + rows)
-            portion = matrix[here].float()
-            largest = portion.abs().amax(1)
-            scales[here] = largest / 127
+        for start in range(0, len(matrix), rows := max(1, CHUNK // matrix.shape[1])):
+            part = slice(start, start + rows)
+            chunk = matrix[part].float()
+            largest = chunk.abs().amax(1)
+            scales[part] = largest / 127
             inverse = torch.where(largest > 0, 127 / largest, 0.0)
-            values[here] = (portion * inverse[:, None]).round_().to(torch.int8)
+            values[part] = (chunk * inverse[:, None]).round_().to(torch.int8)
         return cls(values, scales, dtype or matrix.dtype)
 
     @property
@@ -63,20 +67,27 @@ class Int8(nn.Module):
     def __len__(self) -> int:
         return len(self.values)
 
-    def wide(self) -> Tensor:
-        """The matrix (N, K) in full."""
+    def dequantize(self) -> Tensor:
+        """The matrix (N, K) in `dtype`."""
         return (self.values * self.scales[:, None]).to(self.dtype)
 
-    def rows(self, numbers: Tensor) -> Tensor:
-        """(…,) row numbers -> (…, K)."""
-        return (self.values[numbers] * self.scales[numbers][..., None]).to(self.dtype)
+    def rows(self, indices: Tensor) -> Tensor:
+        """The rows at indices (...) -> (..., K)."""
+        return (self.values[indices] * self.scales[indices][..., None]).to(self.dtype)
 
-    def times(self, x: Tensor) -> Tensor:
-        """x (…, K) -> x · matrixᵀ (…, N). Bytes are exact in every type; the scales come after the sum."""
+    def matmul(self, x: Tensor) -> Tensor:
+        """x (..., K) · matrixᵀ -> (..., N). int8 values are exact in every type; the scales multiply the sums."""
         return (torch.matmul(x, self.values.to(x.dtype).T) * self.scales).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.shape[0]} x {self.shape[1]}"
 
 
-Matrix: TypeAlias = Tensor | Int8
+Weight: TypeAlias = Tensor | Int8Weight
+
+
+@cache
+def int_mm_is_exact() -> bool:
+    """Whether torch._int_mm is exact. Without VNNI it adds pairs of products in 16 bits, which overflow."""
+    largest = torch.full((16, 64), 127, dtype=torch.int8)
+    return bool((torch._int_mm(largest, largest.t()) == 64 * 127 * 127).all())

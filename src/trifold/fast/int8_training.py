@@ -1,15 +1,14 @@
-"""Learning by products of bytes, which CPUs with VNNI multiply up to twice as fast as bf16.
+"""Int8 training: the linear layers multiply int8 matrices, which CPUs with VNNI do up to twice as fast as bf16.
 
-    y = x Wᵀ + b    a scale for each row of x and each row of W      (SwitchBack, Wortsman et al. 2023, section 2, with
-    dx = g W        a scale for each row of g and each column of W    a scale a row where theirs has one for all of W)
-    dW = gᵀ x       a scale for each column of g and of x, in portions of their rows, the portions summed in fp32
-    db = Σ g        as ever
+    y = x Wᵀ + b    one scale per row of x and per row of W
+    dx = g W        one scale per row of g and per column of W
+    dW = gᵀ x       one scale per column of g and of x, in chunks of rows; the chunks are summed in fp32
+    db = Σ g        in fp32
 
-Bytes are x / scale to the nearest, with the scale that makes ±127 of the largest; their sums are exact. dW sums over
-tokens, whose gradients are of unlike size. There Wortsman et al. go back to bf16; Xi et al. 2024 (Jetfire) give every
-block of 32 × 32 a scale, and here every column of a portion has one, so that within a portion gradients below a 254th
-of the largest count for nothing. A token's own row is rounded for itself alone: what it gives and what it is given hang
-on no other token. Weights, optimiser and the trained model are as without this.
+This is SwitchBack (Wortsman et al. 2023, section 2) with a scale per row of W instead of one for all of W. dW sums over
+tokens with gradients of different magnitude. There SwitchBack keeps bf16 and Jetfire (Xi et al. 2024) has a scale per
+block of 32 × 32; here each column of a chunk has one, so a gradient below 1/254 of the largest in its chunk counts as
+0. y and dx of a token do not depend on other tokens. Weights, optimizer state and the trained model are not quantized.
 """
 
 from __future__ import annotations
@@ -21,71 +20,70 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from trifold.fast import kernels
-from trifold.fast.int8 import Int8
-from trifold.fast.int8_matmul import exact
+from trifold.fast.compiled import as_array, copy_parameter, loops, trains_with_loops
+from trifold.fast.int8 import Int8Weight, int_mm_is_exact
 from trifold.nn import ops
 from trifold.nn.layers import Linear
 from trifold.nn.stack import Stack
 
-PORTION = 1024  # rows: what is summed of them, four bytes each, still is in the last cache when it is scaled
-# Rows of x and numbers of W from which on it pays, there and back (Zen 5): beside bf16 512 rows and 256 × 256 numbers
-# take a tenth less time, 2,048 rows and 512 × 512 a third less. Beside fp32 128 rows would be enough.
-ROWS, WEIGHTS = 512, 2**16
+CHUNK = 1024  # rows whose int32 sums stay in the last-level cache until they are scaled
+# Rows of x and elements of W from which it is faster, forward and backward (Zen 5). Compared with bf16, 512 rows and
+# 256 × 256 weights take 10 % less time, 2,048 rows and 512 × 512 weights 33 % less.
+MIN_ROWS, MIN_WEIGHTS = 512, 2**16
 
 
-def bytes_hindrance(device: torch.device) -> str:
-    """Why nothing is gained by it here, or nothing."""
+def int8_training_obstacle(device: torch.device) -> str:
+    """What int8 training lacks on this device; empty if nothing."""
     if device.type != "cpu":
-        return "which is for CPUs"
-    if not (torch.cpu._is_vnni_supported() and exact()):
-        return "for want of AVX-512 VNNI"
-    return "" if kernels.loops() is not None else "for want of numba"
+        return "it requires a CPU"
+    if not (torch.cpu._is_vnni_supported() and int_mm_is_exact()):
+        return "it requires AVX-512 VNNI"
+    return "" if loops() is not None else "it requires Numba"
 
 
 class Int8TrainedLinear(Linear):
     """A linear layer whose training uses int8 matmul."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (…, in) -> (…, out)."""
-        return product_by_bytes(x, self.weight, self.bias).to(x.dtype)
+        """x (..., in) -> (..., out)."""
+        return int8_training_linear(x, self.weight, self.bias).to(x.dtype)
 
 
-def learn_by_bytes(model: nn.Module) -> None:
-    """From now on the large linear layers of the model's stacks learn by products of bytes."""
+def enable_int8_training(model: nn.Module) -> None:
+    """Make the large linear layers of the model's stacks train with int8 matmul."""
     for stack in model.modules():
         if isinstance(stack, Stack):
             for layer in stack.modules():
-                if isinstance(layer, Linear) and layer.weight.shape[0] * layer.weight.shape[1] >= WEIGHTS:
+                if isinstance(layer, Linear) and layer.weight.numel() >= MIN_WEIGHTS:
                     layer.__class__ = Int8TrainedLinear
 
 
-def layers_by_bytes(model: nn.Module) -> int:
-    """How many linear layers do so."""
+def count_int8_layers(model: nn.Module) -> int:
+    """The number of linear layers that train with int8 matmul."""
     return sum(isinstance(module, Int8TrainedLinear) for module in model.modules())
 
 
-def product_by_bytes(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (…, K) · weight (N, K)ᵀ + bias (N,) -> (…, N): in bytes where x has gradients and rows enough, else as ever."""
+def int8_training_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (..., K) · weight (N, K)ᵀ + bias (N,) -> (..., N): with int8 matmul if x has a gradient and enough rows."""
     rows = x.numel() // x.shape[-1]
-    if isinstance(weight, Int8) or rows < ROWS or kernels.compiled(x) is None:
+    if isinstance(weight, Int8Weight) or rows < MIN_ROWS or not trains_with_loops(x):
         return ops.linear(x, weight, bias)
-    if 1 in weight.shape:  # of a turned matrix with one column torch._int_mm (2.13) takes the wrong numbers
+    if 1 in weight.shape:  # torch._int_mm (2.13) is wrong for a transposed matrix with one column
         return ops.linear(x, weight, bias)
-    y: Tensor = _ByBytes.apply(x.reshape(rows, -1), weight, bias)  # type: ignore[no-untyped-call]
+    y: Tensor = _Int8Linear.apply(x.reshape(rows, -1), weight, bias)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], -1)
 
 
-class _ByBytes(torch.autograd.Function):
-    """What is kept of x for the way back are its bytes by columns, half of what it takes in bf16."""
+class _Int8Linear(torch.autograd.Function):
+    """Saves x quantized by columns, half the memory of bf16."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        matrix, scales = kernels.rows_to_bytes(kernels.copied(weight))
-        added = torch.zeros_like(scales) if bias is None else kernels.copied(bias).float()
-        y, by_columns, column_scales = x.new_empty(len(x), len(weight)), *_room(x)
-        for rows, by_rows, row_scales in _portions(x, by_columns, column_scales):
-            kernels.from_bytes(torch._int_mm(by_rows, matrix.t()), row_scales, scales, added, y[rows])
+        w_int8, w_scales = quantize_rows(copy_parameter(weight))
+        bias = torch.zeros_like(w_scales) if bias is None else copy_parameter(bias).float()
+        y, by_columns, column_scales = x.new_empty(len(x), len(weight)), *_column_buffers(x)
+        for rows, by_rows, row_scales in _quantized_chunks(x, by_columns, column_scales):
+            _dequantize(torch._int_mm(by_rows, w_int8.t()), row_scales, w_scales, bias, y[rows])
         ctx.save_for_backward(by_columns, column_scales, weight)
         return y
 
@@ -93,36 +91,60 @@ class _ByBytes(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, x_scales, weight = ctx.saved_tensors
-        g, (of_x, of_weight, of_bias) = gradients[0].contiguous(), ctx.needs_input_grad
-        matrix, scales = kernels.columns_to_bytes(kernels.copied(weight))
-        zeros = torch.zeros_like(scales)
-        dx = g.new_empty(x.shape) if of_x else None
-        dw = torch.zeros(weight.shape) if of_weight else None
-        db = torch.zeros(len(weight)) if of_bias else None
-        by_columns, g_scales = _room(g)
-        for number, (rows, by_rows, row_scales) in enumerate(_portions(g, by_columns, g_scales)):
+        g, (needs_dx, needs_dw, needs_db) = gradients[0].contiguous(), ctx.needs_input_grad
+        w_int8, w_scales = quantize_columns(copy_parameter(weight))
+        no_bias = torch.zeros_like(w_scales)
+        dx = g.new_empty(x.shape) if needs_dx else None
+        dw = torch.zeros(weight.shape) if needs_dw else None
+        db = torch.zeros(len(weight)) if needs_db else None
+        by_columns, g_scales = _column_buffers(g)
+        for number, (rows, by_rows, row_scales) in enumerate(_quantized_chunks(g, by_columns, g_scales)):
             if dx is not None:
-                kernels.from_bytes(torch._int_mm(by_rows, matrix), row_scales, scales, zeros, dx[rows])
+                _dequantize(torch._int_mm(by_rows, w_int8), row_scales, w_scales, no_bias, dx[rows])
             if dw is not None:
                 sums = torch._int_mm(by_columns[rows].t(), x[rows])
-                kernels.added_from_bytes(sums, g_scales[number], x_scales[number], dw)
+                arrays = map(as_array, (sums, g_scales[number], x_scales[number], dw))
+                loops().accumulate_dequantized(*arrays)
             if db is not None:
-                kernels.summed_columns(g[rows], db)
+                loops().accumulate_columns(as_array(g[rows]), db.numpy())
         return dx, None if dw is None else dw.to(g.dtype), None if db is None else db.to(g.dtype)
 
 
-def _room(x: Tensor) -> tuple[Tensor, Tensor]:
-    """For x (R, K) as bytes by columns (R, K), and the scales of each portion (portions, K)."""
-    return torch.empty(x.shape, dtype=torch.int8), torch.empty(-(-len(x) // PORTION), x.shape[1])
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x (R, K) ≈ values (R, K) int8 · scales (R,) of the rows."""
+    values, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0])
+    loops().quantize_rows(*map(as_array, (x, values, scales)))
+    return values, scales
 
 
-def _portions(x: Tensor, by_columns: Tensor, column_scales: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Some rows at a time: which they are, their bytes by rows, and the scales of these. What was gone through is in
-    by_columns and column_scales.
+def quantize_columns(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x (R, K) ≈ values (R, K) int8 · scales (K,) of the columns."""
+    values, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[1])
+    loops().quantize_columns(*map(as_array, (x, values, scales)))
+    return values, scales
+
+
+def _dequantize(sums: Tensor, row_scales: Tensor, column_scales: Tensor, bias: Tensor, out: Tensor) -> None:
+    """sums (R, N) int32 · row_scales (R,) · column_scales (N,) + bias (N,) -> out (R, N)."""
+    loops().dequantize(*map(as_array, (sums, row_scales, column_scales, bias, out)))
+
+
+def _column_buffers(x: Tensor) -> tuple[Tensor, Tensor]:
+    """For x (R, K): its copy quantized by columns (R, K), and the scales of each chunk (chunks, K)."""
+    return torch.empty(x.shape, dtype=torch.int8), torch.empty(-(-len(x) // CHUNK), x.shape[1])
+
+
+def _quantized_chunks(
+    x: Tensor, by_columns: Tensor, column_scales: Tensor
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """For each chunk of x: the slice of its rows, their copy quantized by rows, and the scales of that.
+
+    Also quantizes the chunk by columns, into by_columns and column_scales.
     """
     for number, scales in enumerate(column_scales):
-        rows = slice(number * PORTION, (number + 1) * PORTION)
+        rows = slice(number * CHUNK, (number + 1) * CHUNK)
         by_rows = torch.empty(x[rows].shape, dtype=torch.int8)
         row_scales = torch.empty(len(by_rows))
-        kernels.both_to_bytes(x[rows], by_rows, row_scales, by_columns[rows], scales)
+        arrays = map(as_array, (x[rows], by_rows, row_scales, by_columns[rows], scales))
+        loops().quantize_rows_and_columns(*arrays)
         yield rows, by_rows, row_scales

@@ -1,6 +1,4 @@
-"""What compiled loops need and the language has not: arrays at an address, what comes nearer, counters that threads
-share, giving way.
-"""
+"""Intrinsics that Numba lacks: arrays at an address, prefetch, atomic counters, yielding the CPU."""
 
 from __future__ import annotations
 
@@ -13,12 +11,12 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from trifold.fast.loops import piece
+from trifold.fast.loops import subroutine
 
 
 @intrinsic
-def pointer(typing: Any, address: Any) -> Any:
-    """An address as a pointer."""
+def to_pointer(typing: Any, address: Any) -> Any:
+    """Convert an address to a pointer."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.inttoptr(values[0], cgutils.voidptr_t)
@@ -27,83 +25,67 @@ def pointer(typing: Any, address: Any) -> Any:
 
 
 @intrinsic
-def fetch(typing: Any, address: Any) -> Any:
-    """The line of memory at an address, which may be any, comes nearer (into the second cache) while work goes on."""
+def prefetch_line(typing: Any, address: Any) -> Any:
+    """Load the cache line at an address, valid or not, into the second-level cache in the background."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         word = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
-        instruction = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(instruction, [builder.inttoptr(values[0], cgutils.voidptr_t), word(0), word(2), word(1)])
+        signature_ = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
+        prefetch = cgutils.get_or_insert_function(builder.module, signature_, "llvm.prefetch.p0")
+        builder.call(prefetch, [builder.inttoptr(values[0], cgutils.voidptr_t), word(0), word(2), word(1)])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
 
 
+def _element_pointer(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    """The pointer to array[index], the first two arguments of an intrinsic."""
+    array_type, index_type = signature.args[:2]
+    array = context.make_array(array_type)(context, builder, values[0])
+    index = context.cast(builder, values[1], index_type, types.intp)
+    return cgutils.get_item_pointer(context, builder, array_type, array, [index])
+
+
 @intrinsic
-def raised(typing: Any, array: Any, index: Any, amount: Any) -> Any:
-    """array[index] as it was; it becomes so much more, in one act that threads cannot disturb."""
+def atomic_add(typing: Any, array: Any, index: Any, amount: Any) -> Any:
+    """Add to array[index] atomically; returns its previous value."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind, where, number = signature.args
-        held = context.make_array(kind)(context, builder, values[0])
-        place = context.cast(builder, values[1], where, types.intp)
-        pointer = cgutils.get_item_pointer(context, builder, kind, held, [place])
-        more = context.cast(builder, values[2], number, types.int64)
-        return builder.atomic_rmw("add", pointer, more, "seq_cst")
+        added = context.cast(builder, values[2], signature.args[2], types.int64)
+        pointer = _element_pointer(context, builder, signature, values)
+        return builder.atomic_rmw("add", pointer, added, "seq_cst")
 
     return types.int64(array, index, amount), generate
 
 
 @intrinsic
-def seen(typing: Any, array: Any, index: Any) -> Any:
-    """array[index], looked up anew."""
+def atomic_load(typing: Any, array: Any, index: Any) -> Any:
+    """Load array[index] atomically."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind, where = signature.args
-        held = context.make_array(kind)(context, builder, values[0])
-        place = context.cast(builder, values[1], where, types.intp)
-        pointer = cgutils.get_item_pointer(context, builder, kind, held, [place])
-        return builder.load_atomic(pointer, "seq_cst", 8)
+        return builder.load_atomic(_element_pointer(context, builder, signature, values), "seq_cst", 8)
 
     return types.int64(array, index), generate
 
 
 if os.name == "posix":
-    give_way = types.ExternalFunction("sched_yield", types.intc())
+    yield_cpu = types.ExternalFunction("sched_yield", types.intc())
 else:
 
-    @piece
-    def give_way() -> int:
-        """Nothing, where the system has no such call."""
+    @subroutine
+    def yield_cpu() -> int:
+        """Do nothing: this system has no sched_yield."""
         return 0
 
 
-@piece
-def floats(address: Any, count: Any) -> Any:
-    """At an address: count numbers of fp32."""
-    return carray(pointer(address), (count,), dtype=np.float32)
+def _array_at(dtype: Any) -> Any:
+    @subroutine
+    def array_at(address: Any, count: Any) -> Any:
+        return carray(to_pointer(address), (count,), dtype=dtype)
+
+    return array_at
 
 
-@piece
-def brains(address: Any, count: Any) -> Any:
-    """At an address: count numbers of bf16, as uint16."""
-    return carray(pointer(address), (count,), dtype=np.uint16)
-
-
-@piece
-def octets(address: Any, count: Any) -> Any:
-    """At an address: count bytes with a sign."""
-    return carray(pointer(address), (count,), dtype=np.int8)
-
-
-@piece
-def sums(address: Any, count: Any) -> Any:
-    """At an address: count numbers of int32."""
-    return carray(pointer(address), (count,), dtype=np.int32)
-
-
-@piece
-def wholes(address: Any, count: Any) -> Any:
-    """At an address: count numbers of int64."""
-    return carray(pointer(address), (count,), dtype=np.int64)
+# The array of `count` elements at an address.
+float32_at, bfloat16_at = _array_at(np.float32), _array_at(np.uint16)
+int8_at, int32_at, int64_at = _array_at(np.int8), _array_at(np.int32), _array_at(np.int64)

@@ -1,11 +1,11 @@
-"""Inner loops that no operator of PyTorch does in one pass, compiled by numba (an extra; without it, `loops()` is None
-and everything is done operator by operator).
+"""Training loops compiled by Numba: each makes one pass where PyTorch needs several operators.
 
-Each runs on one thread and lets go of Python's lock, so that several can learn side by side. Numbers of bf16 come as
-uint16, the upper half of an fp32; every loop reckons in fp32. NaN and infinity pass through to the result. Arrays
-(N, …) hold rows packed one after the other, and `starts` (B + 1,) says where each begins and the last one ends.
+kernels.py, packed_attention.py and int8_training.py wrap them as autograd functions and name the plain operation that
+each replaces. They run on the CPU in fp32 and bf16, on one thread, and release the GIL, so that several workers can
+train in parallel. bf16 arrays are uint16, the upper half of an fp32; all arithmetic is fp32. NaN and infinity
+propagate. Packed arrays (N, ...) hold sequences one after the other; `starts` (B + 1,) holds their offsets and the end.
 
-All loops are in this file, because numba's cache of compiled code looks no further than the file it came from.
+All loops are in one file because Numba's cache of compiled code checks only the file that defines a function.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[Any]
 F = np.float32
 
-# Sums may be taken in any order; that a number is NaN or infinite must not be assumed away. A loop that sums writes
-# nothing else: where arrays happen to lie close together, a compiled loop that writes goes one number at a time for
-# fear of overlap, which would change the order of the sum, and its last bits, from one call to the next.
-MATHS = {"reassoc", "contract", "nsz", "arcp"}
-loop = njit(nogil=True, fastmath=MATHS, error_model="numpy", cache=True)
-part = njit(inline="always", fastmath=MATHS, error_model="numpy")
-piece = njit(nogil=True, fastmath=MATHS, error_model="numpy")
+# Sums may be reordered, but NaN and infinity are kept (no "nnan", "ninf"). A loop with a sum stores nothing else: when
+# arrays may overlap, the compiler checks at run time whether it can vectorize a loop that stores, and the order of the
+# sum, and so its last bits, would depend on where the arrays lie.
+FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+loop = njit(nogil=True, fastmath=FASTMATH, error_model="numpy", cache=True)
+inline = njit(inline="always", fastmath=FASTMATH, error_model="numpy")
+subroutine = njit(nogil=True, fastmath=FASTMATH, error_model="numpy")
 
-# Whether it has an instruction that rounds to bf16: without one the compiler would call a function that is not there.
-ROUNDS_OFF = "+avx512bf16" in (
+# Without this instruction, LLVM would call a rounding function that is not linked.
+HAS_BF16_ROUNDING = "+avx512bf16" in (
     get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
 )
 
 
-# --- numbers -------------------------------------------------------------------------------------------
+# --- conversions ---------------------------------------------------------------------------------------
 
 
-def wide(x: Any) -> Any:
-    """An fp32 from a bf16 (uint16), an int8, an fp32 or its bits (uint32)."""
+def to_float(x: Any) -> Any:
+    """Convert a bf16 (uint16), the bits of an fp32 (uint32), an int8 or an fp32 to fp32."""
 
 
-def narrow(like: Any, x: Any) -> Any:
-    """An fp32 rounded to nearest, ties to even, to the type of `like`."""
-
-
-@overload(wide, inline="always", strict=False)
-def _wide(x: Any) -> Callable[..., Any]:
+@overload(to_float, inline="always", strict=False)
+def _to_float(x: Any) -> Callable[..., Any]:
     if x == types.uint16:
         return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
     if x == types.uint32:
         return lambda x: np.uint32(x).view(np.float32)
     if x == types.int8:
-        return lambda x: F(x)  # noqa: PLW0108 (numba wants a function of its own)
+        return lambda x: F(x)  # noqa: PLW0108 (Numba needs a Python function)
     return lambda x: x
 
 
-@overload(narrow, inline="always", strict=False)
-def _narrow(like: Any, x: Any) -> Callable[..., Any]:
+def round_like(like: Any, x: Any) -> Any:
+    """Round an fp32 to the type of `like`: to nearest, ties to even."""
+
+
+@overload(round_like, inline="always", strict=False)
+def _round_like(like: Any, x: Any) -> Callable[..., Any]:
     if like == types.uint16:
-        # The carry of the rounding would turn some NaN into a zero: those keep their bits, with one that says NaN.
+        # The carry of the rounding could turn a NaN into zero. NaN keeps its upper bits, with the quiet bit set.
         def rounded(like: Any, x: Any) -> Any:
             bits = np.float32(x).view(np.uint32)
             nearest = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
@@ -74,44 +74,46 @@ def _narrow(like: Any, x: Any) -> Callable[..., Any]:
     return lambda like, x: np.float32(x)
 
 
-def round_off(like: Any, x: Any) -> Any:
-    """`narrow` by the processor's own instruction, if it has one, which makes 0 of numbers below 1e-38. For loops that
-    reckon much: in others the compiler, which thinks it dear, takes fewer numbers at a time for its sake.
+def round_native(like: Any, x: Any) -> Any:
+    """`round_like` by the CPU's bf16 instruction if it has one. It flushes denormals (below 1e-38) to zero.
+
+    For loops with much arithmetic: elsewhere the compiler considers it expensive and uses narrower vectors.
     """
 
 
-class _Brain(ir.Type):  # type: ignore[misc]
-    """bf16, which the compiler knows and its Python side does not."""
+class _BFloat16(ir.Type):  # type: ignore[misc]
+    """LLVM's bf16 type, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
 
 
 @intrinsic
-def _rounded(typing: Any, x: Any) -> Any:
+def _native_bits(typing: Any, x: Any) -> Any:
     """The bits of the bf16 nearest to an fp32."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(values[0], _Brain()), ir.IntType(16))
+        return builder.bitcast(builder.fptrunc(values[0], _BFloat16()), ir.IntType(16))
 
     return types.uint16(types.float32), generate
 
 
-@overload(round_off, inline="always", strict=False)
-def _round_off(like: Any, x: Any) -> Callable[..., Any]:
-    if like == types.uint16 and ROUNDS_OFF:
-        return lambda like, x: _rounded(np.float32(x))
-    return lambda like, x: narrow(like, x)  # noqa: PLW0108 (numba wants a function of its own)
+@overload(round_native, inline="always", strict=False)
+def _round_native(like: Any, x: Any) -> Callable[..., Any]:
+    if like == types.uint16 and HAS_BF16_ROUNDING:
+        return lambda like, x: _native_bits(np.float32(x))
+    return lambda like, x: round_like(like, x)  # noqa: PLW0108 (Numba needs a Python function)
 
 
-def shorten(like: Any, x: Any) -> Any:
-    """`narrow` with ties away from zero, which is quicker: for numbers where a tie is chance, and that come from bf16.
-    A NaN with bits in its lower half, which those have not, would become infinite or a zero.
+def round_ties_away(like: Any, x: Any) -> Any:
+    """`round_like` with ties away from zero, which is faster. For values computed from bf16, where ties are rare.
+
+    A NaN with bits in its lower half would become infinite or zero; one that came from bf16 has none.
     """
 
 
-@overload(shorten, inline="always", strict=False)
-def _shorten(like: Any, x: Any) -> Callable[..., Any]:
+@overload(round_ties_away, inline="always", strict=False)
+def _round_ties_away(like: Any, x: Any) -> Callable[..., Any]:
     if like == types.uint16:
         return lambda like, x: np.uint16(
             np.uint32(np.float32(x).view(np.uint32) + np.uint32(0x8000)) >> np.uint32(16)
@@ -119,9 +121,12 @@ def _shorten(like: Any, x: Any) -> Callable[..., Any]:
     return lambda like, x: np.float32(x)
 
 
-@part
-def exponential(x: Any) -> Any:
-    """e^x to 3e-6: 2 to the whole part of x / ln 2, times a polynomial of the rest. Below -87 it stays at 1e-38."""
+# --- scalar functions ----------------------------------------------------------------------------------
+
+
+@inline
+def exp(x: Any) -> Any:
+    """e^x to a relative error of 3e-6: 2^n times a polynomial of the fraction. Below -87 it stays at 1e-38."""
     t = x * F(1.4426950408889634)
     t = F(-126.0) if t < F(-126.0) else t
     whole = np.floor(t + F(0.5))
@@ -134,30 +139,26 @@ def exponential(x: Any) -> Any:
     return p * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-LEAST = np.int32(-(2**31))
+MIN_ORDERED = np.int32(-(2**31))
 
 
-@part
-def ordinal(x: Any) -> Any:
-    """A whole number for each fp32, in the same order: of those a maximum may be taken sixteen at once. NaN is first or
-    last.
-    """
+@inline
+def to_ordered_int(x: Any) -> Any:
+    """Map fp32 to int32 in the same order, because an integer maximum vectorizes. NaN comes first or last."""
     bits = np.float32(x).view(np.int32)
     return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
 
 
-@part
-def of_ordinal(number: Any) -> Any:
-    """The inverse."""
+@inline
+def from_ordered_int(number: Any) -> Any:
+    """The inverse of `to_ordered_int`."""
     return np.int32(number ^ ((number >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
 
 
-@part
-def hashed(number: Any, seed: Any) -> Any:
-    """32 bits, each as good as random, from a number and a seed: multiply, fold, twice, with the constants of
-    Wellons' search for mixers of least bias ("lowbias32", 2018).
-    """
-    x = np.uint32(np.uint32(number) * np.uint32(0x9E3779B1) + seed)
+@inline
+def random_bits(counter: Any, seed: Any) -> Any:
+    """32 random bits from a counter and a seed: the hash "lowbias32" (Wellons 2018)."""
+    x = np.uint32(np.uint32(counter) * np.uint32(0x9E3779B1) + seed)
     x = np.uint32(x ^ (x >> np.uint32(16)))
     x = np.uint32(x * np.uint32(0x7FEB352D))
     x = np.uint32(x ^ (x >> np.uint32(15)))
@@ -169,48 +170,48 @@ def hashed(number: Any, seed: Any) -> Any:
 
 
 @loop
-def dropped(y: Array, seed: np.uint32, threshold: np.uint32, scale: np.float32, out: Array) -> None:
-    """out[j] = y[j] · scale where the j-th 32 bits of the seed reach the threshold, else 0; all (N,)."""
+def dropout(y: Array, seed: np.uint32, threshold: np.uint32, scale: np.float32, out: Array) -> None:
+    """out[j] = y[j] · scale where random_bits(j, seed) ≥ threshold, else 0; all (N,)."""
     for j in range(out.shape[0]):
-        out[j] = round_off(out[j], wide(y[j]) * scale if hashed(j, seed) >= threshold else F(0))
+        out[j] = round_native(out[j], to_float(y[j]) * scale if random_bits(j, seed) >= threshold else F(0))
 
 
 @loop
-def added_dropped(
+def add_dropout(
     x: Array, y: Array, seed: np.uint32, threshold: np.uint32, scale: np.float32, out: Array
 ) -> None:
-    """out = x + dropped(y)."""
+    """out = x + dropout(y), all (N,)."""
     for j in range(out.shape[0]):
-        kept = wide(y[j]) * scale if hashed(j, seed) >= threshold else F(0)
-        out[j] = round_off(out[j], wide(x[j]) + kept)
+        kept = to_float(y[j]) * scale if random_bits(j, seed) >= threshold else F(0)
+        out[j] = round_native(out[j], to_float(x[j]) + kept)
 
 
 # --- activation ----------------------------------------------------------------------------------------
 
 
-@part
-def steepness(x: Any) -> Any:
-    """e^-2u with u = √(2/π) (x + 0.044715 x³): the approximate GELU is x / (1 + e^-2u)."""
+@inline
+def _exp_minus_2u(x: Any) -> Any:
+    """e^-2u with u = √(2/π) (x + 0.044715 x³). The approximate GELU is x / (1 + e^-2u)."""
     u = x * (F(1.5957691216) + F(0.0713548163) * x * x)
-    return exponential(F(87.0) if u < F(-87.0) else -u)
+    return exp(F(87.0) if u < F(-87.0) else -u)
 
 
 @loop
 def gelu_tanh(x: Array, out: Array) -> None:
     """out = 0.5 x (1 + tanh u), all (N,)."""
     for j in range(out.shape[0]):
-        v = wide(x[j])
-        out[j] = round_off(out[j], v / (F(1) + steepness(v)))
+        v = to_float(x[j])
+        out[j] = round_native(out[j], v / (F(1) + _exp_minus_2u(v)))
 
 
 @loop
-def gelu_tanh_backward(g: Array, x: Array, out: Array) -> None:
-    """out = g · (s + x s (1 − s) 2u') with s = 1 / (1 + e^-2u), all (N,)."""
-    for j in range(out.shape[0]):
-        v = wide(x[j])
-        s = F(1) / (F(1) + steepness(v))
+def gelu_tanh_backward(d_out: Array, x: Array, d_x: Array) -> None:
+    """d_x = d_out · (s + x s (1 - s) 2u') with s = 1 / (1 + e^-2u), all (N,)."""
+    for j in range(d_x.shape[0]):
+        v = to_float(x[j])
+        s = F(1) / (F(1) + _exp_minus_2u(v))
         slope = s + v * s * (F(1) - s) * (F(1.5957691216) + F(0.2140644489) * v * v)
-        out[j] = round_off(out[j], wide(g[j]) * slope)
+        d_x[j] = round_native(d_x[j], to_float(d_out[j]) * slope)
 
 
 # --- layer norm ----------------------------------------------------------------------------------------
@@ -218,299 +219,307 @@ def gelu_tanh_backward(g: Array, x: Array, out: Array) -> None:
 
 @loop
 def layer_norm(
-    x: Array, weight: Array, bias: Array, epsilon: float, out: Array, mean: Array, inverse: Array
+    x: Array, weight: Array, bias: Array, epsilon: float, out: Array, mean: Array, inverse_std: Array
 ) -> None:
-    """x (N, E) -> out (N, E); mean and inverse (N,) fp32 are kept for the way back."""
+    """x (N, E) -> out (N, E). mean and inverse_std (N,) fp32 are saved for the backward pass."""
     rows, width = x.shape
-    share, least = F(1) / F(width), F(epsilon)
-    held, w, b = np.empty(width, F), np.empty(width, F), np.empty(width, F)
+    per_element, eps = F(1) / F(width), F(epsilon)
+    values, w, b = np.empty(width, F), np.empty(width, F), np.empty(width, F)
     for j in range(width):
-        w[j], b[j] = wide(weight[j]), wide(bias[j])
+        w[j], b[j] = to_float(weight[j]), to_float(bias[j])
     for r in range(rows):
-        row, there = x[r], out[r]
+        row, out_row = x[r], out[r]
         total = square = F(0)
         for j in range(width):
-            held[j] = wide(row[j])
+            values[j] = to_float(row[j])
         for j in range(width):
-            total += held[j]
-        m = total * share
+            total += values[j]
+        m = total * per_element
         for j in range(width):
-            square += (held[j] - m) * (held[j] - m)
-        i = F(1) / np.sqrt(square * share + least)
+            square += (values[j] - m) * (values[j] - m)
+        i = F(1) / np.sqrt(square * per_element + eps)
         for j in range(width):
-            there[j] = narrow(there[j], (held[j] - m) * i * w[j] + b[j])
-        mean[r], inverse[r] = m, i
+            out_row[j] = round_like(out_row[j], (values[j] - m) * i * w[j] + b[j])
+        mean[r], inverse_std[r] = m, i
 
 
 @loop
 def layer_norm_backward(
-    g: Array, x: Array, weight: Array, mean: Array, inverse: Array, out: Array, d_weight: Array, d_bias: Array
+    d_out: Array,
+    x: Array,
+    weight: Array,
+    mean: Array,
+    inverse_std: Array,
+    d_x: Array,
+    d_weight: Array,
+    d_bias: Array,
 ) -> None:
-    """g (N, E) -> out (N, E), and the sums d_weight, d_bias (E,) fp32."""
+    """d_out (N, E) -> d_x (N, E), and the sums d_weight, d_bias (E,) fp32."""
     rows, width = x.shape
-    share = F(1) / F(width)
+    per_element = F(1) / F(width)
     gradient, normed, w = np.empty(width, F), np.empty(width, F), np.empty(width, F)
     for j in range(width):
-        w[j], d_weight[j], d_bias[j] = wide(weight[j]), F(0), F(0)
+        w[j], d_weight[j], d_bias[j] = to_float(weight[j]), F(0), F(0)
     for r in range(rows):
-        row, above, there = x[r], g[r], out[r]
-        m, i = mean[r], inverse[r]
+        row, d_out_row, d_x_row = x[r], d_out[r], d_x[r]
+        m, i = mean[r], inverse_std[r]
         a = c = F(0)
         for j in range(width):
-            n, v = (wide(row[j]) - m) * i, wide(above[j])
+            n, v = (to_float(row[j]) - m) * i, to_float(d_out_row[j])
             d_weight[j] += v * n
             d_bias[j] += v
             normed[j], gradient[j] = n, v * w[j]
         for j in range(width):
             a += gradient[j]
             c += gradient[j] * normed[j]
-        a, c = a * share, c * share
+        a, c = a * per_element, c * per_element
         for j in range(width):
-            there[j] = narrow(there[j], i * (gradient[j] - a - normed[j] * c))
+            d_x_row[j] = round_like(d_x_row[j], i * (gradient[j] - a - normed[j] * c))
 
 
 # --- attention over packed rows ------------------------------------------------------------------------
 
 
 @loop
-def to_heads(x: Array, column: int, starts: Array, factor: float, out: Array) -> None:
-    """The columns of x (N, C) from `column` -> out (B', H, T', D), times factor; 0 beyond the rows."""
+def split_heads(x: Array, column: int, starts: Array, factor: float, out: Array) -> None:
+    """Columns of packed x (N, C) from `column` on, times factor -> padded out (B', H, T', D); padding is 0."""
     rows, heads, _, width = out.shape
     for b in range(rows):
         length = starts[b + 1] - starts[b] if b + 1 < len(starts) else 0
         for t in range(length):
             for h in range(heads):
                 first = column + h * width
-                there, here = out[b, h, t], x[starts[b] + t, first : first + width]
+                target, source = out[b, h, t], x[starts[b] + t, first : first + width]
                 for d in range(width):
-                    there[d] = shorten(there[d], wide(here[d]) * F(factor))
+                    target[d] = round_ties_away(target[d], to_float(source[d]) * F(factor))
         out[b, :, length:] = 0
 
 
 @loop
-def from_heads(y: Array, starts: Array, factor: float, out: Array, column: int) -> None:
-    """The inverse: y (B', H, T', D) -> the columns of out (N, C) from `column`, times factor; 0 in rows of filling."""
+def merge_heads(y: Array, starts: Array, factor: float, out: Array, column: int) -> None:
+    """The inverse: padded y (B', H, T', D), times factor -> columns of packed out (N, C); rows of padding are 0."""
     heads, width = y.shape[1], y.shape[3]
     for b in range(len(starts) - 1):
         for t in range(starts[b + 1] - starts[b]):
             for h in range(heads):
                 first = column + h * width
-                there, here = out[starts[b] + t, first : first + width], y[b, h, t]
+                target, source = out[starts[b] + t, first : first + width], y[b, h, t]
                 for d in range(width):
-                    there[d] = shorten(there[d], wide(here[d]) * F(factor))
+                    target[d] = round_ties_away(target[d], to_float(source[d]) * F(factor))
     out[starts[-1] :, column : column + heads * width] = 0
 
 
 @loop
-def softmax_rows(scores: Array, q_starts: Array, k_starts: Array, first: int, causal: bool) -> None:
-    """scores (B', H, T', S') of the queries from `first` -> weights, in place; 0 where there is no key to attend to, or
-    no query that asks.
+def masked_softmax(scores: Array, q_starts: Array, k_starts: Array, first: int, causal: bool) -> None:
+    """scores (B', H, T', S') of the queries from `first` on -> attention weights, in place.
+
+    Weights of masked keys and of padding queries are 0.
     """
     rows, heads, steps, keys = scores.shape
-    held = np.empty(keys, F)
+    exps = np.empty(keys, F)
     for b in range(rows):
-        asked = b + 1 < len(q_starts)
-        queries = min(max(q_starts[b + 1] - q_starts[b] - first, 0), steps) if asked else 0
-        real = k_starts[b + 1] - k_starts[b] if asked else 0
+        is_row = b + 1 < len(q_starts)
+        queries = min(max(q_starts[b + 1] - q_starts[b] - first, 0), steps) if is_row else 0
+        length = k_starts[b + 1] - k_starts[b] if is_row else 0
         for h in range(heads):
-            held[:] = 0  # and so it stays beyond what is seen, which never becomes less
+            exps[:] = 0  # stays 0 beyond the visible keys, whose number never falls
             for t in range(queries):
                 row = scores[b, h, t]
-                seen = min(real, first + t + 1) if causal else real
-                largest, total = LEAST, F(0)
-                for s in range(seen):
-                    x = ordinal(wide(row[s]))
+                visible = min(length, first + t + 1) if causal else length
+                largest, total = MIN_ORDERED, F(0)
+                for s in range(visible):
+                    x = to_ordered_int(to_float(row[s]))
                     largest = largest if largest > x else x
-                m = of_ordinal(largest)
-                for s in range(seen):
-                    held[s] = exponential(wide(row[s]) - m)
-                for s in range(seen):
-                    total += held[s]
+                m = from_ordered_int(largest)
+                for s in range(visible):
+                    exps[s] = exp(to_float(row[s]) - m)
+                for s in range(visible):
+                    total += exps[s]
                 inverse = F(1) / total
                 for s in range(keys):
-                    row[s] = narrow(row[s], held[s] * inverse)
+                    row[s] = round_like(row[s], exps[s] * inverse)
             scores[b, h, queries:] = 0
 
 
 @loop
-def softmax_rows_backward(weights: Array, gradient: Array) -> None:
-    """gradient (R, S) of the weights -> of the scores, in place: w ∘ (g − Σ w g)."""
+def softmax_backward(weights: Array, gradient: Array) -> None:
+    """The gradient (R, S) of the weights -> of the scores, in place: w ∘ (g - Σ w g)."""
     for r in range(weights.shape[0]):
         w, g = weights[r], gradient[r]
         total = F(0)
         for s in range(w.shape[0]):
-            total += wide(w[s]) * wide(g[s])
+            total += to_float(w[s]) * to_float(g[s])
         for s in range(w.shape[0]):
-            g[s] = round_off(g[s], wide(w[s]) * (wide(g[s]) - total))
+            g[s] = round_native(g[s], to_float(w[s]) * (to_float(g[s]) - total))
 
 
 # --- cross-entropy -------------------------------------------------------------------------------------
 
 
 @loop
-def exponentials(logits: Array, targets: Array, inverse: Array, lost: Array) -> None:
-    """logits (V, N) -> exp(z − max of the column) in place, inverse (N,) one over their sums, lost (N,) -log p of the
-    target.
+def cross_entropy(logits: Array, targets: Array, inverse_sum: Array, nll: Array) -> None:
+    """logits z (V, N) -> exp(z - column maximum) in place; inverse_sum (N,) of the columns; nll (N,) of the targets.
 
-    A target of -1 asks nothing: its inverse and lost are 0. Columns are reckoned side by side, each from top to bottom,
-    so that the order of its sum does not hang on how many there are.
+    Columns with target -1 are ignored: inverse_sum and nll are 0. Each column is summed from top to bottom, so that
+    the order of its sum does not depend on the number of columns.
     """
     classes, columns = logits.shape
-    most, block = np.full(columns, F(-3e38), F), np.empty(columns, F)
+    largest, block = np.full(columns, F(-3e38), F), np.empty(columns, F)
     for v in range(classes):
         row = logits[v]
         for n in range(columns):
-            x = wide(row[n])
-            most[n] = most[n] if most[n] > x else x
+            x = to_float(row[n])
+            largest[n] = largest[n] if largest[n] > x else x
     for n in range(columns):
-        lost[n] = most[n] - wide(logits[max(targets[n], 0), n])
-    total = inverse
+        nll[n] = largest[n] - to_float(logits[max(targets[n], 0), n])
+    total = inverse_sum
     total[:] = 0
-    for start in range(0, classes, 64):  # a sum of sums: few numbers are added to what is already large
+    for start in range(0, classes, 64):  # a sum of block sums has a smaller rounding error
         block[:] = 0
         for v in range(start, min(start + 64, classes)):
             row = logits[v]
             for n in range(columns):
-                row[n] = shorten(row[n], exponential(wide(row[n]) - most[n]))
-                block[n] += wide(row[n])
+                row[n] = round_ties_away(row[n], exp(to_float(row[n]) - largest[n]))
+                block[n] += to_float(row[n])
         for n in range(columns):
             total[n] += block[n]
     for n in range(columns):
-        lost[n] = lost[n] + np.log(total[n]) if targets[n] >= 0 else F(0)
-        inverse[n] = F(1) / total[n] if targets[n] >= 0 else F(0)
+        nll[n] = nll[n] + np.log(total[n]) if targets[n] >= 0 else F(0)
+        inverse_sum[n] = F(1) / total[n] if targets[n] >= 0 else F(0)
 
 
 @loop
-def added_to(total: Array, part: Array) -> None:
-    """total (N,) fp32 += part (N,)."""
+def accumulate(total: Array, x: Array) -> None:
+    """total (N,) fp32 += x (N,)."""
     for j in range(total.shape[0]):
-        total[j] += wide(part[j])
+        total[j] += to_float(x[j])
 
 
-# --- bytes ---------------------------------------------------------------------------------------------
+# --- int8 quantization ---------------------------------------------------------------------------------
 
 
-def size_of(x: Any) -> Any:
-    """|x| as a whole number in the same order, as wide as x; NaN above infinity. Of these a maximum is found quicker,
-    and of narrow ones twice as many at once.
-    """
+def magnitude(x: Any) -> Any:
+    """|x| as an unsigned integer of the same size and order; NaN is largest. Integer maxima vectorize better."""
 
 
-def no_size(x: Array) -> Any:
-    """The least of the sizes that there are of numbers like those of x."""
+def zero_magnitude(x: Array) -> Any:
+    """The magnitude of 0, in the type of x."""
 
 
-@overload(size_of, inline="always", strict=False)
-def _size_of(x: Any) -> Callable[..., Any]:
+@overload(magnitude, inline="always", strict=False)
+def _magnitude(x: Any) -> Callable[..., Any]:
     if x == types.uint16:
         return lambda x: np.uint16(x & np.uint16(0x7FFF))
     return lambda x: np.uint32(np.float32(x).view(np.uint32) & np.uint32(0x7FFFFFFF))
 
 
-@overload(no_size, inline="always", strict=False)
-def _no_size(x: Any) -> Callable[..., Any]:
+@overload(zero_magnitude, inline="always", strict=False)
+def _zero_magnitude(x: Any) -> Callable[..., Any]:
     return (lambda x: np.uint16(0)) if x.dtype == types.uint16 else (lambda x: np.uint32(0))
 
 
-@part
-def scale_of(size: Any) -> Any:
-    """The scale that makes ±127 of the largest size; NaN of NaN and infinity."""
-    highest = wide(size)
+@inline
+def scale_of(largest: Any) -> Any:
+    """The scale that maps the largest magnitude to ±127; NaN if it is NaN or infinite."""
+    highest = to_float(largest)
     return highest / F(127) if highest < F(np.inf) else F(np.nan)
 
 
-@part
-def factor_of(scale: Any) -> Any:
-    """What is multiplied with to divide by a scale; 0 where that would overflow, or is no number."""
+@inline
+def inverse_scale(scale: Any) -> Any:
+    """1 / scale; 0 if the scale is NaN or so small that the inverse would overflow."""
     return F(1) / scale if scale > F(1e-32) else F(0)
 
 
-@part
-def as_byte(x: Any, factor: Any) -> Any:
-    """x · factor to the nearest whole number in ±127, ties to even: added to 1.5 · 2²³ it is what the last bits say. Of
-    NaN any byte: its scale says what it is.
+@inline
+def to_int8(x: Any, factor: Any) -> Any:
+    """x · factor rounded to the nearest integer in ±127, ties to even: adding 1.5 · 2²³ moves it to the last bits.
+
+    NaN gives any value; its scale is NaN.
     """
-    return np.int8(np.float32(wide(x) * factor + F(12582912)).view(np.int32))
+    return np.int8(np.float32(to_float(x) * factor + F(12582912)).view(np.int32))
 
 
-@piece
-def to_bytes(x: Array, out: Array) -> Any:
-    """x (n,) as bytes in ±127, to the nearest; gives their scale. NaN and infinity make it NaN."""
-    size = no_size(x)
+@subroutine
+def quantize(x: Array, out: Array) -> Any:
+    """x (n,) -> out (n,) int8; returns the scale, NaN if x contains NaN or infinity."""
+    largest = zero_magnitude(x)
     for j in range(x.shape[0]):
-        size = max(size, size_of(x[j]))
-    scale = scale_of(size)
-    factor = factor_of(scale)
+        largest = max(largest, magnitude(x[j]))
+    scale = scale_of(largest)
+    factor = inverse_scale(scale)
     for j in range(x.shape[0]):
-        out[j] = as_byte(x[j], factor)
+        out[j] = to_int8(x[j], factor)
     return scale
 
 
 @loop
-def rows_to_bytes(x: Array, out: Array, scales: Array) -> None:
+def quantize_rows(x: Array, out: Array, scales: Array) -> None:
     """x (R, K) ≈ out (R, K) int8 · scales (R,) of its rows."""
     for r in range(x.shape[0]):
-        scales[r] = to_bytes(x[r], out[r])
+        scales[r] = quantize(x[r], out[r])
 
 
-@piece
-def by_columns_to_bytes(x: Array, sizes: Array, out: Array, scales: Array) -> None:
-    """The same by columns, whose largest sizes (K,) are known: x (R, K) ≈ out (R, K) int8 · scales (K,)."""
+@subroutine
+def _quantize_columns(x: Array, largest: Array, out: Array, scales: Array) -> None:
+    """`quantize_columns` with the largest magnitudes (K,) given."""
     factors = np.empty(x.shape[1], F)
     for j in range(x.shape[1]):
-        scales[j] = scale_of(sizes[j])
-        factors[j] = factor_of(scales[j])
+        scales[j] = scale_of(largest[j])
+        factors[j] = inverse_scale(scales[j])
     for r in range(x.shape[0]):
-        row, there = x[r], out[r]
+        row, out_row = x[r], out[r]
         for j in range(row.shape[0]):
-            there[j] = as_byte(row[j], factors[j])
+            out_row[j] = to_int8(row[j], factors[j])
 
 
 @loop
-def columns_to_bytes(x: Array, out: Array, scales: Array) -> None:
+def quantize_columns(x: Array, out: Array, scales: Array) -> None:
     """x (R, K) ≈ out (R, K) int8 · scales (K,) of its columns."""
-    sizes = np.full(x.shape[1], no_size(x))
+    largest = np.full(x.shape[1], zero_magnitude(x))
     for r in range(x.shape[0]):
         row = x[r]
         for j in range(row.shape[0]):
-            sizes[j] = max(sizes[j], size_of(row[j]))
-    by_columns_to_bytes(x, sizes, out, scales)
+            largest[j] = max(largest[j], magnitude(row[j]))
+    _quantize_columns(x, largest, out, scales)
 
 
 @loop
-def both_to_bytes(x: Array, by_rows: Array, its: Array, by_columns: Array, scales: Array) -> None:
-    """x (R, K) ≈ by_rows (R, K) int8 · its (R,) of its rows ≈ by_columns (R, K) int8 · scales (K,) of its columns."""
-    sizes = np.full(x.shape[1], no_size(x))
+def quantize_rows_and_columns(
+    x: Array, by_rows: Array, row_scales: Array, by_columns: Array, column_scales: Array
+) -> None:
+    """`quantize_rows` into by_rows (R, K), row_scales (R,) and `quantize_columns` into the others, in one pass."""
+    largest = np.full(x.shape[1], zero_magnitude(x))
     for r in range(x.shape[0]):
         row = x[r]
-        its[r] = to_bytes(row, by_rows[r])
+        row_scales[r] = quantize(row, by_rows[r])
         for j in range(row.shape[0]):
-            sizes[j] = max(sizes[j], size_of(row[j]))
-    by_columns_to_bytes(x, sizes, by_columns, scales)
+            largest[j] = max(largest[j], magnitude(row[j]))
+    _quantize_columns(x, largest, by_columns, column_scales)
 
 
 @loop
-def from_bytes(sums: Array, rows: Array, columns: Array, bias: Array, out: Array) -> None:
-    """sums (R, N) int32 · rows (R,) · columns (N,) + bias (N,) -> out (R, N)."""
+def dequantize(sums: Array, row_scales: Array, column_scales: Array, bias: Array, out: Array) -> None:
+    """sums (R, N) int32 · row_scales (R,) · column_scales (N,) + bias (N,) -> out (R, N)."""
     for r in range(sums.shape[0]):
-        here, there, scale = sums[r], out[r], rows[r]
-        for j in range(here.shape[0]):
-            there[j] = narrow(there[j], F(here[j]) * (scale * columns[j]) + bias[j])
+        row, out_row, scale = sums[r], out[r], row_scales[r]
+        for j in range(row.shape[0]):
+            out_row[j] = round_like(out_row[j], F(row[j]) * (scale * column_scales[j]) + bias[j])
 
 
 @loop
-def added_from_bytes(sums: Array, rows: Array, columns: Array, total: Array) -> None:
-    """total (R, N) fp32 += sums (R, N) int32 · rows (R,) · columns (N,)."""
+def accumulate_dequantized(sums: Array, row_scales: Array, column_scales: Array, total: Array) -> None:
+    """total (R, N) fp32 += sums (R, N) int32 · row_scales (R,) · column_scales (N,)."""
     for r in range(sums.shape[0]):
-        here, there, scale = sums[r], total[r], rows[r]
-        for j in range(here.shape[0]):
-            there[j] += F(here[j]) * (scale * columns[j])
+        row, total_row, scale = sums[r], total[r], row_scales[r]
+        for j in range(row.shape[0]):
+            total_row[j] += F(row[j]) * (scale * column_scales[j])
 
 
 @loop
-def summed_columns(x: Array, total: Array) -> None:
-    """total (K,) fp32 += the sums of the columns of x (R, K)."""
+def accumulate_columns(x: Array, total: Array) -> None:
+    """total (K,) fp32 += the column sums of x (R, K)."""
     for r in range(x.shape[0]):
         row = x[r]
         for j in range(row.shape[0]):
-            total[j] += wide(row[j])
+            total[j] += to_float(row[j])

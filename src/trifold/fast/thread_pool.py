@@ -1,16 +1,17 @@
-"""Who works off the lines of step_loops.py: the threads that work for the library's own operators.
+"""Runs instructions on the threads of PyTorch's own operators, and shares CPU cores between Python threads.
 
-Threads of our own would have to share the processors with those, which keep one busy for milliseconds after every
-operator, looking for more to do. Of OpenMP, which torch is linked with, they are to be had in two microseconds.
+A separate thread pool would compete for the cores with PyTorch's OpenMP threads, which spin for milliseconds after each
+operator. Starting work on the OpenMP threads takes two microseconds.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from threading import Barrier
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,120 +19,99 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trifold.fast.instruction import BRAIN, BYTE, FLOAT, LINE, PRODUCT, outputs_of_a_task
-from trifold.fast.int8 import Int8, Matrix
+from trifold.fast.compiled import interpreter
+from trifold.fast.instruction import BFLOAT16, FLOAT32, INSTRUCTION, INT8, MATMUL, outputs_per_task
+from trifold.fast.int8 import Int8Weight, Weight
 
 Array: TypeAlias = NDArray[Any]
-Begin: TypeAlias = Callable[[int, int, int, int], None]
+StartParallel: TypeAlias = Callable[[int, int, int, int], None]
 
-MOST = 16  # threads: memory gives no more
-FEW = 8  # rows up to which a product by the loops is quicker than by a library
-SHARES = 32  # tasks that the units of a line are dealt out to, where there are so many
-WORTH = 2**20  # weights from which on it is worth to begin with them
-HOME = os.getpid()
-
-
-@cache
-def step_loops() -> Any:
-    """The module of compiled loops, or None where numba is not installed."""
-    try:
-        return importlib.import_module("trifold.fast.step_loops")
-    except ImportError:
-        return None
+MAX_THREADS = 16  # more do not increase the memory bandwidth
+TASKS_PER_INSTRUCTION = 32  # that the units of an instruction are divided into, if there are as many
+MAIN_PROCESS = os.getpid()
+DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # what the instructions read
 
 
 @cache
-def team() -> Begin | None:
-    """What runs a function (its address, that of its argument, threads, 0) on all of the library's threads and this
-    one, and waits for them; None where torch has no OpenMP.
+def openmp() -> StartParallel | None:
+    """OpenMP's function that runs a C function (its address, its argument, threads, 0) on all threads, this one among
+    them, and waits for them; None if PyTorch was built without OpenMP.
     """
     try:
-        begin = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+        start = ctypes.CDLL(torch._C.__file__).GOMP_parallel
     except (OSError, AttributeError):
         return None
-    begin.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    begin.restype = None
-    return begin
+    start.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    start.restype = None
+    return start
 
 
-def work_off(program: Array) -> None:
-    """Work off the lines on as many threads as torch has; on this one alone in a child process, which has none of its
-    parent's threads, and where there is no team.
+def execute(program: Array) -> None:
+    """Execute the instructions on PyTorch's threads.
+
+    A forked child process has none of its parent's threads: there, as without OpenMP, one thread executes all.
     """
-    work, begin = step_loops().work(), team()
-    alone = begin is None or os.getpid() != HOME
-    threads = 1 if alone else min(torch.get_num_threads(), MOST)
-    counts = np.zeros((threads + 1, len(program)), np.int64)
-    job = np.array([program.ctypes.data, len(program), counts.ctypes.data, threads, 0])
-    if begin is None or threads == 1:
-        work.ctypes(job.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+    entry_point, start = interpreter().entry_point(), openmp()
+    alone = start is None or os.getpid() != MAIN_PROCESS
+    threads = 1 if alone else min(torch.get_num_threads(), MAX_THREADS)
+    counters = np.zeros((threads + 1, len(program)), np.int64)
+    job = np.array([program.ctypes.data, len(program), counters.ctypes.data, threads, 0])
+    if start is None or threads == 1:
+        entry_point.ctypes(job.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
     else:
-        begin(work.address, job.ctypes.data, threads, 0)
+        start(entry_point.address, job.ctypes.data, threads, 0)
 
 
-# --- lines ---------------------------------------------------------------------------------------------
-
-
-def matrix_fields(weight: Matrix) -> dict[str, int]:
-    """How a line names a matrix (N, K), which has to stay alive; it is contiguous."""
-    if isinstance(weight, Int8):
-        kind, values, scales = BYTE, weight.values, weight.scales.data_ptr()
-    else:
-        kind, values, scales = KINDS[weight.dtype], weight, 0
-    outputs, inputs = weight.shape
-    return {
-        **{"op": PRODUCT, "kind": kind, "weight": values.data_ptr(), "scales": scales},
-        **{"inputs": inputs, "outputs": outputs},
-        "tasks": -(-outputs // outputs_of_a_task(inputs, kind)),
-    }
-
-
-def run_line(**fields: Tensor | float | None) -> None:
-    """Work off one line; of a tensor it takes the address."""
-    program = np.zeros(1, LINE)
+def execute_one(**fields: Tensor | float | None) -> None:
+    """Execute one instruction. Tensors are passed by address."""
+    program = np.zeros(1, INSTRUCTION)
     for name, value in fields.items():
         if value is not None:
             program[name] = value.data_ptr() if isinstance(value, Tensor) else value
-    if "units" in fields:  # a product's tasks are known
-        deal(program)
-    work_off(program)
+    if "units" in fields:
+        divide_into_tasks(program)
+    execute(program)
 
 
-def deal(lines: Array) -> None:
-    """Units of lines become tasks, several for each thread."""
-    units = lines["units"]
-    lines["portion"] = np.clip(units // SHARES, 1, None)
-    lines["tasks"] = np.where(units > 0, -(-units // lines["portion"]), lines["tasks"])
+def divide_into_tasks(program: Array) -> None:
+    """Divide the units of each instruction into tasks. Matmuls have tasks, but no units."""
+    units = program["units"]
+    program["units_per_task"] = np.clip(units // TASKS_PER_INSTRUCTION, 1, None)
+    program["tasks"] = np.where(units > 0, -(-units // program["units_per_task"]), program["tasks"])
 
 
-# Types of numbers that the loops read -> what they are called there.
-KINDS = {torch.float32: FLOAT, torch.bfloat16: BRAIN}
+def matmul_fields(weight: Weight) -> dict[str, int]:
+    """The fields of a matmul with a contiguous weight (N, K), which the caller keeps alive."""
+    if isinstance(weight, Int8Weight):
+        dtype, values, scales = INT8, weight.values, weight.scales.data_ptr()
+    else:
+        dtype, values, scales = DTYPES[weight.dtype], weight, 0
+    outputs, inputs = weight.shape
+    return {
+        **{"opcode": MATMUL, "dtype": dtype, "weight": values.data_ptr(), "scales": scales},
+        **{"inputs": inputs, "outputs": outputs},
+        "tasks": -(-outputs // outputs_per_task(inputs, dtype)),
+    }
 
 
-def suits(weight: Matrix) -> bool:
-    """Whether the loops can read this matrix as it lies."""
-    if isinstance(weight, Int8):
+def is_readable(weight: Weight) -> bool:
+    """Whether instructions can read this weight in place."""
+    if isinstance(weight, Int8Weight):
         return weight.values.device.type == "cpu"
-    return weight.device.type == "cpu" and weight.dtype in KINDS and weight.is_contiguous()
+    return weight.device.type == "cpu" and weight.dtype in DTYPES and weight.is_contiguous()
 
 
-def thin(x: Tensor, weight: Matrix) -> bool:
-    """Whether a product of x with this weight is one for the loops: few rows, a large matrix, no gradients."""
-    return (
-        x.shape[-1] * FEW >= x.numel()
-        and weight.shape[0] * weight.shape[1] >= WORTH
-        and not torch.is_grad_enabled()
-        and suits(weight)
-        and x.numel() > 0
-        and step_loops() is not None
-    )
+def executor_sharing_cores(workers: int) -> ThreadPoolExecutor:
+    """A pool of Python threads that divide this thread's cores: each runs PyTorch operators on its part of them."""
+    threads = torch.get_num_threads()
+    barrier = Barrier(workers)
 
+    def initialize(_: int) -> None:
+        torch.get_num_threads()  # the first call in a thread sets the number that was set last in the process
+        torch.set_num_threads(max(1, threads // workers))
+        barrier.wait()  # so that each thread runs this function once
 
-def thin_product(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
-    """x (…, K) · weightᵀ + bias -> (…, N) in float32; its twin is F.linear."""
-    wide = x.detach().float().contiguous()
-    out = torch.empty(*x.shape[:-1], weight.shape[0])
-    added = None if bias is None else bias.detach().float().contiguous()
-    fields = matrix_fields(weight) | {"rows": x.numel() // x.shape[-1]}
-    run_line(**fields, x=wide, out=out, bias=added)
-    return out
+    executor = ThreadPoolExecutor(workers, "worker")
+    list(executor.map(initialize, range(workers)))
+    torch.set_num_threads(threads)
+    return executor

@@ -15,8 +15,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from trifold.fast.int8 import Int8
-from trifold.fast.threads import sharing_cores
+from trifold.fast.int8 import Int8Weight
+from trifold.fast.thread_pool import executor_sharing_cores
 from trifold.nn import Transformer
 from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
@@ -61,7 +61,7 @@ def fill_model(
                 continue
             parameter = parameters.pop(name)
             if parameter in matrices:
-                small = Int8.of(tensor.to(device), dtype, places.get(name))
+                small = Int8Weight.quantize(tensor.to(device), dtype, places.get(name))
                 for module in matrices[parameter]:
                     del module.weight
                     module.weight = small
@@ -81,7 +81,7 @@ class _Copier:
     def __init__(self, device: str | torch.device, numbers: int) -> None:
         threads = torch.get_num_threads()
         worthwhile = torch.device(device).type == "cpu" and threads > 1 and numbers >= MIN_FOR_THREADS
-        self._pool: ThreadPoolExecutor | None = sharing_cores(threads) if worthwhile else None
+        self._pool: ThreadPoolExecutor | None = executor_sharing_cores(threads) if worthwhile else None
         self._running: deque[Future[None]] = deque()
         self._most = 2 * threads  # tensors may be made on demand, and not all fit into memory at once
         self._inference = torch.is_inference_mode_enabled()  # a setting of each thread

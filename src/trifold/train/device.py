@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 import torch
 
 from trifold.errors import UsageError
-from trifold.fast.int8_training import bytes_hindrance
-from trifold.fast.kernels import loops
+from trifold.fast.compiled import loops
+from trifold.fast.int8_training import int8_training_obstacle
 from trifold.recipe import TrainSettings
 from trifold.train.distributed import SINGLE, Ranks
 from trifold.train.weights import check_sharding, master_dtype
@@ -51,7 +51,7 @@ class Machine(NamedTuple):
             parts.append("compiled blocks" if self.compiles else f"blocks not compiled ({reason})")
         parts.append(f"{self.arithmetic} arithmetic")
         if self.int8 is False:
-            parts[-1] += f" without int8 ({bytes_hindrance(self.device) or 'another rank cannot'})"
+            parts[-1] += f" without int8 ({int8_training_obstacle(self.device) or 'another rank cannot'})"
         return ", ".join([*parts, f"{str(master_dtype(self.dtype)).removeprefix('torch.')} master weights"])
 
 
@@ -64,7 +64,7 @@ def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
         check_sharding(settings)
     compiles = None if settings.compile == "none" else not compile_obstacle(device)
     workers = 1 if sharded else choose_workers(settings.worker_count, device, tokens // ranks.world)
-    int8 = None if settings.precision != "int8" else not bytes_hindrance(device)
+    int8 = None if settings.precision != "int8" else not int8_training_obstacle(device)
     return Machine(device, dtype, workers, ranks, sharded, compiles, int8)
 
 

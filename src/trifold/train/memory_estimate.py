@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from trifold.fast.kernels import loops
+from trifold.fast.compiled import loops
 from trifold.nn.config import ModelConfig
 
 

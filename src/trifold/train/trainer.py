@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from trifold.errors import TrifoldError
-from trifold.fast.int8_training import layers_by_bytes
-from trifold.fast.threads import sharing_cores
+from trifold.fast.int8_training import count_int8_layers
+from trifold.fast.thread_pool import executor_sharing_cores
 from trifold.nn import Transformer
 from trifold.nn.rng import use_thread_rng
 from trifold.objectives.objective import Batch, Objective
@@ -86,13 +86,13 @@ class Trainer:
         self.model, self.ranks, self._compiles, self._int8 = model, ranks, compiles, int8
         self.objective, self.settings, self.seed, self.device = objective, settings, seed, device
         self._replicas = [self.model, *(self.weights.replicate(self.model) for _ in range(workers - 1))]
-        self._pool = sharing_cores(workers) if workers > 1 else None
+        self._pool = executor_sharing_cores(workers) if workers > 1 else None
         self.optimizer = create_optimizer(self.weights, settings)
         self.average = None if settings.ema is None else MovingAverage(self.weights.master, settings.ema)
         self.peak = settings.learning_rate or peak_rate(model.config.d_model, settings.warmup)
 
     def __str__(self) -> str:
-        int8 = f", {layers_by_bytes(self.model)} layers in int8" if self._int8 else ""
+        int8 = f", {count_int8_layers(self.model)} layers in int8" if self._int8 else ""
         return f"{self.model.count_parameters():,} parameters{int8}"
 
     def update(

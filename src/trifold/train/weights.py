@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.errors import SettingsError
-from trifold.fast.int8_training import learn_by_bytes
+from trifold.fast.int8_training import enable_int8_training
 from trifold.nn import Transformer
 from trifold.nn.stack import Stack
 from trifold.recipe import TrainSettings
@@ -61,7 +61,7 @@ def prepare_model(
     4. Sharding, or moving to the device, takes over the parameters that the previous steps created.
     """
     if int8:
-        learn_by_bytes(model)
+        enable_int8_training(model)
     if settings.recompute == "blocks":
         recompute_blocks(model)
     if compiles:

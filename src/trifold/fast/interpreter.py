@@ -1,0 +1,151 @@
+"""The interpreter: executes the instructions of a decoding step on several threads, compiled by Numba.
+
+A step for a few rows reads every weight once and computes little, so nothing may come between two matmuls: no
+operator, no allocation, no waking of threads. compiled_decoder.py therefore translates a stack into an array of
+instructions once, and `_execute` runs it. The threads take the tasks of an instruction from a shared counter, whichever
+is free the next one. An instruction that reads the results of others waits until all their tasks are done.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numba import carray, cfunc, types
+from numpy.typing import NDArray
+
+from trifold.fast.instruction import (
+    ATTENTION,
+    FLOAT32,
+    INSTRUCTION,
+    MATMUL,
+    NORM,
+    PREFETCH_BYTES,
+    QUANTIZE,
+)
+from trifold.fast.intrinsics import (
+    atomic_add,
+    atomic_load,
+    bfloat16_at,
+    float32_at,
+    to_pointer,
+    yield_cpu,
+)
+from trifold.fast.loops import subroutine
+from trifold.fast.step_attention import attention
+from trifold.fast.step_linear import dequantize_row, matmul, norm, prefetch, quantize_row, weight_address
+
+Array: TypeAlias = NDArray[Any]
+
+SPINS = 100_000  # polls of a counter, one or two nanoseconds each, before the CPU is yielded
+PREFETCH_PER_SPIN = 256  # bytes
+MAX_PREFETCH = 2**18  # bytes prefetched while waiting; they must stay in the second-level cache
+SOURCES = ("instruction", "interpreter", "intrinsics", "loops", "step_attention", "step_linear")
+
+
+@subroutine
+def _wait(done: Array, number: int, tasks: int, start: int, end: int) -> int:
+    """Wait until all tasks of an instruction are done and prefetch from start to end; returns the new start."""
+    spins = 0
+    while atomic_load(done, number) < tasks:
+        if start < end:
+            prefetch(start, start + PREFETCH_PER_SPIN)
+            start += PREFETCH_PER_SPIN
+        spins += 1
+        if spins > SPINS:
+            yield_cpu()
+    return start
+
+
+@subroutine
+def _run_units(op: Any, units: range) -> None:
+    """Some units of an instruction other than a matmul."""
+    unbounded = np.int64(1) << np.int64(60)  # the strides imply the length of the cache
+    if op.opcode == ATTENTION:
+        if op.dtype == FLOAT32:
+            attention(op, units, float32_at(op.keys, unbounded), float32_at(op.values, unbounded))
+        else:
+            attention(op, units, bfloat16_at(op.keys, unbounded), bfloat16_at(op.values, unbounded))
+        return
+    for row in units:
+        if op.opcode == NORM:
+            norm(op, row)
+        elif op.opcode == QUANTIZE:
+            quantize_row(op, row)
+        else:
+            dequantize_row(op, row)
+
+
+@subroutine
+def _execute(program: Array, taken: Array, done: Array, thread: int, threads: int) -> None:
+    """Execute the instructions together with the other threads; returns when all are done.
+
+    program (n,) is constant. taken (threads · n,) counts the tasks taken from each thread's share of an instruction,
+    done (n,) those that are finished; both start as zeros. A thread first takes its own share in memory order, then
+    helps with those of others. Threads wait for tasks that were taken, never for a thread: one that starts late or
+    loses its CPU finds less to do.
+    """
+    count, complete = program.shape[0], 0
+    for number in range(count):
+        op, finished = program[number], 0
+        for turn in range(threads):
+            share = (thread + turn) % threads
+            first, last = op.tasks * share // threads, op.tasks * (share + 1) // threads
+            task = first + atomic_add(taken, share * count + number, 1)
+            start = end = 0
+            if op.opcode == MATMUL and task < last:
+                start = weight_address(op, task)
+                end = min(start + MAX_PREFETCH, weight_address(op, last))
+                prefetch(start, start + PREFETCH_BYTES)
+                start += PREFETCH_BYTES
+            if op.waits:
+                while complete < number:
+                    start = _wait(done, complete, program[complete].tasks, start, end)
+                    complete += 1
+            while task < last:
+                if op.opcode == MATMUL:
+                    matmul(op, task)
+                else:
+                    _run_units(
+                        op, range(task * op.units_per_task, min(op.units, (task + 1) * op.units_per_task))
+                    )
+                finished += 1
+                task = first + atomic_add(taken, share * count + number, 1)
+        if finished:
+            atomic_add(done, number, finished)
+    while complete < count:
+        _wait(done, complete, program[complete].tasks, 0, 0)
+        complete += 1
+
+
+@subroutine
+def _run_thread(job: Any) -> None:
+    """The work of one thread. job (5,): the address of the instructions, their number, the address of the counters
+    `taken` and `done`, the largest number of threads, and the number that have started.
+    """
+    fields = carray(job, 5)
+    count, threads = fields[1], fields[3]
+    program = carray(to_pointer(fields[0]), (count,), dtype=INSTRUCTION)
+    taken = carray(to_pointer(fields[2]), (threads * count,), dtype=np.int64)
+    done = carray(to_pointer(fields[2] + 8 * threads * count), (count,), dtype=np.int64)
+    _execute(program, taken, done, atomic_add(fields, 4, 1), threads)
+
+
+@cache
+def entry_point() -> Any:
+    """`_run_thread` compiled as a C function, to be called by its address.
+
+    Numba finds it in its cache by this file and by the values in its closure: the hash of all source files.
+    """
+    folder = Path(__file__).parent
+    sources = b"".join((folder / f"{name}.py").read_bytes() for name in SOURCES)
+    source_hash = int.from_bytes(sha256(sources).digest()[:7])
+
+    def run_thread(job: Any) -> None:
+        if source_hash != 0:
+            _run_thread(job)
+
+    return cfunc(types.void(types.CPointer(types.int64)), cache=True)(run_thread)

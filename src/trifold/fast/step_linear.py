@@ -1,0 +1,226 @@
+"""Operations of a decoding step other than attention: norm, matmul, quantize, dequantize.
+
+Each function computes one task or row of an instruction. Activations are fp32. Weights are fp32, bf16, or int8 with one
+scale per row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trifold.fast import instruction as ins
+from trifold.fast.instruction import FLOAT32, PREFETCH_BYTES
+from trifold.fast.intrinsics import bfloat16_at, float32_at, int8_at, int32_at, prefetch_line
+from trifold.fast.loops import F, exp, inline, quantize, round_like, subroutine, to_float
+
+Array: TypeAlias = NDArray[Any]
+outputs_per_task = subroutine(ins.outputs_per_task)
+SEGMENT = 768  # elements of a row that are prefetched and multiplied in turn
+
+
+# --- norm ----------------------------------------------------------------------------------------------
+
+
+@subroutine
+def norm(op: Any, row: int) -> None:
+    """out = (x - mean) / √(variance + ε) · weight + bias, set or added. An RMS norm takes 0 for the mean."""
+    width = op.inputs
+    x = float32_at(op.x, op.rows * width)[row * width : (row + 1) * width]
+    out = float32_at(op.out, op.rows * width)[row * width : (row + 1) * width]
+    weight = float32_at(op.weight, width)
+    per_element, mean, square = F(1) / F(width), F(0), F(0)
+    if op.norm == ins.LAYER_NORM:
+        for j in range(width):
+            mean += x[j]
+        mean *= per_element
+    for j in range(width):
+        square += (x[j] - mean) * (x[j] - mean)
+    inverse_std = F(1) / np.sqrt(square * per_element + F(op.epsilon))
+    result = np.empty(width, F)
+    for j in range(width):
+        result[j] = (x[j] - mean) * inverse_std * weight[j]
+    _finish(result, op, 0, out)
+
+
+# --- matmul --------------------------------------------------------------------------------------------
+
+
+@inline
+def _sigmoid(x: Any) -> Any:
+    small = exp(-abs(x))
+    return F(1) / (F(1) + small) if x >= F(0) else small / (F(1) + small)
+
+
+@inline
+def _normal_cdf(x: Any) -> Any:
+    """Φ(x) to a relative error of 3e-6 (Abramowitz & Stegun 1964, 7.1.26)."""
+    u = abs(x) * F(0.7071067811865476)
+    t = F(1) / (F(1) + F(0.3275911) * u)
+    p = F(1.061405429) * t - F(1.453152027)
+    p = p * t + F(1.421413741)
+    p = p * t - F(0.284496736)
+    p = p * t + F(0.254829592)
+    upper = F(0.5) * p * t * exp(-u * u)
+    return F(1) - upper if x >= F(0) else upper
+
+
+@subroutine
+def _activate(y: Array, activation: int) -> None:
+    """y (n,) in place. The tanh of GELU is computed as a sigmoid: (1 + tanh u) / 2 = σ(2u)."""
+    if activation == ins.RELU:
+        for j in range(y.shape[0]):
+            y[j] = y[j] if y[j] > F(0) else F(0)
+    elif activation == ins.GELU:
+        for j in range(y.shape[0]):
+            y[j] = y[j] * _normal_cdf(y[j])
+    elif activation == ins.GELU_TANH:
+        for j in range(y.shape[0]):
+            y[j] = y[j] * _sigmoid(F(1.5957691216057308) * (y[j] + F(0.044715) * y[j] * y[j] * y[j]))
+    elif activation == ins.QUICK_GELU:
+        for j in range(y.shape[0]):
+            y[j] = y[j] * _sigmoid(F(1.702) * y[j])
+    elif activation == ins.SILU:
+        for j in range(y.shape[0]):
+            y[j] = y[j] * _sigmoid(y[j])
+    elif activation == ins.TANH:
+        for j in range(y.shape[0]):
+            y[j] = F(2) * _sigmoid(F(2) * y[j]) - F(1)
+
+
+@subroutine
+def _finish(result: Array, op: Any, first: int, out: Array) -> None:
+    """Add the bias to result (n,), the outputs from `first` on, apply the activation and combine with out (n,)."""
+    count = result.shape[0]
+    if op.bias != 0:
+        bias = float32_at(op.bias, first + count)[first:]
+        for j in range(count):
+            result[j] += bias[j]
+    _activate(result, op.activation)
+    if op.mode == ins.SET:
+        for j in range(count):
+            out[j] = result[j]
+    elif op.mode == ins.ADD:
+        for j in range(count):
+            out[j] += result[j]
+    else:
+        for j in range(count):
+            out[j] *= result[j]
+
+
+@subroutine
+def prefetch(start: int, end: int) -> None:
+    """Prefetch the memory between two addresses. Without it, weights are read at a third of the bandwidth."""
+    for address in range(start, end, 64):
+        prefetch_line(address)
+
+
+@subroutine
+def _multiply(weight: Array, address: int, x: Array, result: Array) -> None:
+    """weight (n, K), which lies at that address, times the rows of x (R, K) -> result (R, n).
+
+    Two rows of the weight are multiplied with four of x at a time, so that each load is used several times; the
+    remaining ones one by one.
+    """
+    count, rows, row_bytes = weight.shape[0], x.shape[0], weight.shape[1] * weight.itemsize
+    blocked = rows // 4 * 4
+    for n in range(0, count - 1 if blocked else 0, 2):
+        v, w, ahead = weight[n], weight[n + 1], address + n * row_bytes + PREFETCH_BYTES
+        prefetch(ahead, ahead + 2 * row_bytes)
+        for r in range(0, blocked, 4):
+            x0, x1, x2, x3 = x[r], x[r + 1], x[r + 2], x[r + 3]
+            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = F(0)
+            for j in range(v.shape[0]):
+                p, q = to_float(v[j]), to_float(w[j])
+                a0 += p * x0[j]
+                a1 += p * x1[j]
+                a2 += p * x2[j]
+                a3 += p * x3[j]
+                b0 += q * x0[j]
+                b1 += q * x1[j]
+                b2 += q * x2[j]
+                b3 += q * x3[j]
+            result[r, n], result[r + 1, n], result[r + 2, n], result[r + 3, n] = a0, a1, a2, a3
+            m = n + 1
+            result[r, m], result[r + 1, m], result[r + 2, m], result[r + 3, m] = b0, b1, b2, b3
+    for r in range(rows):
+        y = x[r]
+        for n in range(count // 2 * 2 if r < blocked else 0, count):
+            w, total, ahead = weight[n], F(0), address + n * row_bytes + PREFETCH_BYTES
+            for start in range(0, y.shape[0], SEGMENT):
+                end = min(y.shape[0], start + SEGMENT)
+                prefetch(ahead + start * weight.itemsize, ahead + end * weight.itemsize)
+                v, z = w[start:end], y[start:end]
+                for j in range(v.shape[0]):
+                    total += to_float(v[j]) * z[j]
+            result[r, n] = total
+
+
+@subroutine
+def weight_address(op: Any, task: int) -> Any:
+    """The address of the weights of a task."""
+    return op.weight + task * outputs_per_task(op.inputs, op.dtype) * op.inputs * ins.ITEM_BYTES[op.dtype]
+
+
+@subroutine
+def matmul(op: Any, task: int) -> None:
+    """Some outputs of x Wᵀ + b for all rows. The caller has prefetched the first PREFETCH_BYTES of the weights."""
+    inputs, outputs, rows = op.inputs, op.outputs, op.rows
+    per_task = outputs_per_task(inputs, op.dtype)
+    first = task * per_task
+    last = min(outputs, first + per_task)
+    x = float32_at(op.x, rows * inputs).reshape(rows, inputs)
+    result, count = np.empty((rows, last - first), F), (last - first) * inputs
+    # An array at its own address is known to be contiguous, a slice is not.
+    start = weight_address(op, task)
+    if op.dtype == FLOAT32:
+        _multiply(float32_at(start, count).reshape(last - first, inputs), start, x, result)
+    elif op.dtype == ins.BFLOAT16:
+        _multiply(bfloat16_at(start, count).reshape(last - first, inputs), start, x, result)
+    else:
+        _multiply(int8_at(start, count).reshape(last - first, inputs), start, x, result)
+        scales = float32_at(op.scales, outputs)[first:last]
+        for r in range(rows):
+            for j in range(last - first):
+                result[r, j] *= scales[j]
+    out = float32_at(op.out, rows * outputs).reshape(rows, outputs)
+    for r in range(rows):
+        _finish(result[r], op, first, out[r, first:last])
+
+
+# --- int8 matmul ---------------------------------------------------------------------------------------
+
+
+@subroutine
+def quantize_row(op: Any, row: int) -> None:
+    """A row of x (R, K) -> out (R, K) int8, and its scale -> scales (R,)."""
+    width = op.inputs
+    out, scales = int8_at(op.out + row * width, width), float32_at(op.scales, op.rows)
+    if op.dtype == FLOAT32:
+        scales[row] = quantize(float32_at(op.x + 4 * row * width, width), out)
+    else:
+        scales[row] = quantize(bfloat16_at(op.x + 2 * row * width, width), out)
+
+
+@subroutine
+def dequantize_row(op: Any, row: int) -> None:
+    """A row of the sums x (R, N) int32 · its scale (in `weight`) · scales (N,), with bias and activation, -> out."""
+    width = op.outputs
+    x, scales = int32_at(op.x + 4 * row * width, width), float32_at(op.scales, width)
+    scale, result = float32_at(op.weight, op.rows)[row], np.empty(width, F)
+    for j in range(width):
+        result[j] = F(x[j]) * scale * scales[j]
+    if op.dtype == FLOAT32:
+        _finish(result, op, 0, float32_at(op.out + 4 * row * width, width))
+    else:
+        _finish(result, op, 0, result)
+        store(result, bfloat16_at(op.out + 2 * row * width, width))
+
+
+@subroutine
+def store(x: Array, out: Array) -> None:
+    """out = x (n,) fp32, rounded to the type of out."""
+    for d in range(x.shape[0]):
+        out[d] = round_like(out[d], x[d])
