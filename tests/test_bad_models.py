@@ -48,7 +48,9 @@ USING = {
     "output cannot be written": Case(
         {}, f"{GENERATE} hello --out {{here}}/no/where.txt", 2, ("--out", "where.txt: cannot be written")
     ),
-    "missing device": Case({}, f"{GENERATE} hello --device cuda:77", 2, ("device 'cuda:77' is not available",)),
+    "missing device": Case(
+        {}, f"{GENERATE} hello --device cuda:77", 2, ("device 'cuda:77' is not available",)
+    ),
     "eval on files of different length": Case(
         {"a.en": b"one\ntwo\n", "a.de": b"eins\n"},
         "eval {model} {here}/a.en {here}/a.de",

@@ -208,7 +208,7 @@ def _encoder_states(ours: Transformer, first: Inputs) -> dict[str, list[Tensor]]
 # Our heads -> attributes of the reference's output; the first one that exists is compared.
 OUTPUT_NAMES: dict[str, tuple[str, ...]] = {
     "lm": ("prediction_logits", "logits"),
-    "next-sentence": ("seq_relationship_logits", "logits"),
+    "next-sentence": ("seq_relationship_logits", "sop_logits", "logits"),
     "sequence": ("logits",),
     "token": ("logits",),
     "span": (),
