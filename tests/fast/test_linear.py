@@ -65,7 +65,8 @@ def test_it_is_made_of_the_same_bits_again(monkeypatch: pytest.MonkeyPatch) -> N
     """Compiled loops and the library's operators differ in the last bits: not so there and back."""
     pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
     layer, made = FeedForward(CONFIG.model_copy(update={"activation": "gelu-tanh"})), []
-    nn.init.normal_(layer.in_proj.weight)
+    for parameter in layer.parameters():  # allocated, but not initialized
+        nn.init.normal_(parameter)
     activation = layer.activation
     monkeypatch.setattr(layer, "activation", lambda x: made.append(activation(x)) or made[-1])
     layer(torch.randn(40, 12)).sum().backward()
@@ -93,6 +94,8 @@ def test_nothing_is_left_of_what_was_made_on_the_way_there(activation: str, gate
 
 def test_who_waits_for_the_input_of_a_layer_sees_it() -> None:
     layer, seen = FeedForward(CONFIG.model_copy(update={"activation": "gelu"})), []
+    for parameter in layer.parameters():  # allocated, but not initialized
+        nn.init.normal_(parameter)
     layer.out_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     x = torch.randn(3, 12, requires_grad=True)
     layer(x)

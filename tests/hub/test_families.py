@@ -141,7 +141,10 @@ REFUSED: dict[str, list[tuple[str, object, str]]] = {
     "openai-gpt": [("afn", "gelu_new", "afn: 'gelu_new' is not known")],
     "gpt_bigcode": [("multi_query", 1, "multi_query")],
     "gptj": [("rotary_dim", None, "rotary_dim"), ("activation_function", "relu6", "'relu6' is not known")],
-    "codegen": [("n_head", 2, "n_head: 2 is not a multiple of 4"), ("rotary_dim", 3, "rotary_width 3 must be even")],
+    "codegen": [
+        ("n_head", 2, "n_head: 2 is not a multiple of 4"),
+        ("rotary_dim", 3, "rotary_width 3 must be even"),
+    ],
     "gpt_neo": [
         ("attention_types", [[["global", "sparse"], 1]], "attention_types: .*sparse.* is not"),
         ("attention_layers", ["local", "local"], "attention_layers: .* contradicts attention_types"),
