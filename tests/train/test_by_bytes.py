@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 DEVICE = sys.modules["trifold.train.device"]
 
 paying = pytest.mark.skipif(
-    int8_training_obstacle(CPU) != "", reason="products of bytes do not pay on this machine"
+    int8_training_obstacle(CPU) != "", reason="int8 training is not available on this machine"
 )
 
 
