@@ -4,8 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from trifold.cli import main
 from trifold.errors import SettingsError, UsageError

@@ -28,8 +28,7 @@ from trifold.generate import (
     truncate_at_stop,
     with_generation_options,
 )
-from trifold.hub import load_model, save_model
-from trifold.hub import resolve as find_folder
+from trifold.hub import load_model, resolve as find_folder, save_model
 from trifold.hub.fill import Stored
 from trifold.hub.pictures import read_pictures, write_pictures
 from trifold.nn import Inputs, ModelConfig, Transformer

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trifold.batches import BatchSettings, overlong, padding_share, plan_epoch
 from trifold.errors import DataError, SettingsError

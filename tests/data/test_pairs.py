@@ -11,8 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from trifold.data import DataSettings, Pairs, hold_out, iter_rows, read_pairs, read_splits
 from trifold.errors import DataError, SettingsError

@@ -8,8 +8,7 @@ from collections import Counter
 from zlib import crc32
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trifold.data import embedded, stdlib
 from trifold.data.stdlib import FunctionCheck, check_function

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.data.caches import BYTES, contents, open_cache, settings_of, texts_of, write_corpus
 
 from trifold.batches import Blocks, ShuffledRows, deal

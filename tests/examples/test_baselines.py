@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from examples.naive_bayes import ALPHAS, NaiveBayes, select
 from examples.trigram import Trigram
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 SIZE = 6
 documents = st.lists(st.lists(st.integers(0, SIZE - 1), min_size=2, max_size=9), min_size=1, max_size=6)

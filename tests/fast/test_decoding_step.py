@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trifold.fast import decoding_step as step
-from trifold.fast import linear
+from trifold.fast import decoding_step as step, linear
 from trifold.fast.int8 import Int8Weight
 from trifold.nn import (
     Cache,

@@ -5,8 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from trifold.errors import TrifoldError, UsageError
 from trifold.generate import GenerationConfig, Hypothesis, generate_tokens

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trifold.generate import GenerationConfig, generate_tokens, output_limit
 from trifold.generate.config import DEFAULT_MAX_NEW_TOKENS

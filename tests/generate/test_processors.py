@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trifold.generate import GenerationConfig
 from trifold.generate.processors import ABSENT, Context, processor

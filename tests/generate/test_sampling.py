@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trifold.generate import GenerationConfig, generate_tokens, sampling
 from trifold.generate.sampling import FILTERS, sampler

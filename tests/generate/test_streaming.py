@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, pre_tokenizers
+from hypothesis import given, settings, strategies as st
+from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers
 
 from trifold.errors import UsageError
 from trifold.generate import (

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.hub.parity import randomised
 
 from trifold.errors import CheckpointError, UsageError
-from trifold.hub import convert as module
-from trifold.hub import load_model, save_model
+from trifold.hub import convert as module, load_model, save_model
 from trifold.hub.convert import convert
 from trifold.nn import Inputs, Transformer
 

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, given, reject, settings
-from hypothesis import strategies as some
-from tests.hub.families import BART, FACTORS
-from tests.hub.families import FAMILIES as TINY
+from hypothesis import Phase, given, reject, settings, strategies as some
+from tests.hub.families import BART, FACTORS, FAMILIES as TINY
 from tests.hub.parity import check, inputs_for, randomised
 
 from trifold.errors import CheckpointError

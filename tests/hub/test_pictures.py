@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 
 from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError

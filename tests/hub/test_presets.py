@@ -7,8 +7,7 @@ import torch
 
 from trifold.hub.presets import ALIASES, PRESETS, UNITS
 from trifold.look.costs import count_parameters
-from trifold.nn import PRESETS as OURS
-from trifold.nn import Transformer
+from trifold.nn import PRESETS as OURS, Transformer
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]

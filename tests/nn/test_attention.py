@@ -6,8 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from trifold.fast.attention import Kernel, attend

@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trifold.nn import Mask, ModelConfig
 from trifold.nn.relative import AlibiOffsets, RelativeOffsets, buckets, slopes

@@ -3,8 +3,7 @@ from __future__ import annotations
 import math
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trifold.nn.positions import sinusoids
 

@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trifold.nn import Inputs, Mask, ModelConfig, RotaryScaling, Transformer
 from trifold.nn.rotary import Rotary, Rotation, _dynamic, frequencies, magnitude

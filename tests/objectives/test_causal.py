@@ -6,10 +6,8 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from hypothesis import given, strategies as st
+from tokenizers import Tokenizer as Library, decoders, models, normalizers, pre_tokenizers
 from torch.nn import functional as F
 
 from trifold.batches import BatchSettings

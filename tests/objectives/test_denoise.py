@@ -7,8 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trifold.batches import BatchSettings
 from trifold.errors import SettingsError

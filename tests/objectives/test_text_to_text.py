@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trifold.errors import DataError, SettingsError
 from trifold.objectives.text_to_text import NO_NUMBER, format_number, parse_number, pearson, rows_per_part

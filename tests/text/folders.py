@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer as Library
-from tokenizers import models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Library, models, normalizers, pre_tokenizers, trainers
 
 WORDS = """The the quick brown fox élèves école n'aiment weiße Männer über naïve Ω 日本語 テスト こんにちは 中文 字 😀
 👩‍👩‍👧 🇫🇷 don't we've 12,5 % hello world ing tion play playing played

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.text.noise_rows import MASK, SPECIAL, long_row, rows
 
 from trifold.text.corruption import MASK_FUNCTIONS, Replacement, mask_spans

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trifold.text.corruption import PREDICTION_CHOICES, draw_ranks
 from trifold.text.spans import example_rng, find_runs

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from tests.text.folders import END, OLD, bert, bpe, byte_level, lines, marian, sentencepiece, spm, write
-from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers
 
 from trifold.errors import CheckpointError, UsageError
 from trifold.text import Tokenizer, read_tokenizer, report

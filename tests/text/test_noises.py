@@ -6,8 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.text.noise_rows import MASK, SPECIAL, long_row, rows
 
 from trifold.text.corruption import NOISES, NoiseInput, apply_noises, infill_spans

@@ -7,8 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sentencepiece import SentencePieceProcessor
 from tests.hub.forging import field, piece
 from tests.text.folders import LLAMA, sentencepiece

@@ -6,8 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.text.noise_rows import SENTINELS, long_row, rows
 
 from trifold.text.corruption import corrupt_spans, draw_noise_mask, max_spans

@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tokenizers import Tokenizer as Library
-from tokenizers import models, pre_tokenizers, processors
+from hypothesis import given, strategies as st
+from tokenizers import Tokenizer as Library, models, pre_tokenizers, processors
 
 from trifold.errors import DataError, SettingsError
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer, train_tokenizer

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer as Library
-from tokenizers import models, pre_tokenizers
+from tokenizers import Tokenizer as Library, models, pre_tokenizers
 
 from trifold.errors import CheckpointError, DataError
 from trifold.text import Tokenizer, read_tokenizer

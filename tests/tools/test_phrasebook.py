@@ -8,8 +8,7 @@ import re
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tools.phrasebook import book, english, french, generate, grammar
 
 from trifold.data.embedded import load_splits

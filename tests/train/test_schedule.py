@@ -5,8 +5,7 @@ from itertools import pairwise
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trifold.recipe import FINITE_SCHEDULES, TrainSettings
 from trifold.train.schedule import learning_rate, peak_rate

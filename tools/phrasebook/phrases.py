@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tools.phrasebook import english, french
-from tools.phrasebook import slots as s
+from tools.phrasebook import english, french, slots as s
 from tools.phrasebook.grammar import (
     ADVERBS,
     BE,

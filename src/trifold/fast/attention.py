@@ -26,8 +26,7 @@ from trifold.nn.cache import LayerCache
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask
-from trifold.nn.ops import attend as plain_attend
-from trifold.nn.ops import share_keys, unshare_keys
+from trifold.nn.ops import attend as plain_attend, share_keys, unshare_keys
 from trifold.nn.packing import Packing
 from trifold.nn.relative import ScoreBias
 from trifold.nn.rotary import Rotations

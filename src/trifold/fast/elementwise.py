@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.fast.compiled import as_array, copy_parameter, loops, trains_with_loops
-from trifold.nn.ops import add_dropout as plain_add_dropout
-from trifold.nn.ops import dropout as plain_dropout
-from trifold.nn.ops import gelu_tanh as plain_gelu_tanh
-from trifold.nn.ops import layer_norm as plain_layer_norm
+from trifold.nn.ops import (
+    add_dropout as plain_add_dropout,
+    dropout as plain_dropout,
+    gelu_tanh as plain_gelu_tanh,
+    layer_norm as plain_layer_norm,
+)
 from trifold.nn.rng import thread_rng
 
 

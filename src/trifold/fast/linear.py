@@ -25,8 +25,7 @@ from trifold.fast.int8 import Int8Weight, Weight, int_mm_is_exact
 from trifold.fast.int8_training import Int8TrainedLinear, int8_training_linear
 from trifold.fast.thread_pool import DTYPES, execute_one, is_readable, matmul_fields
 from trifold.nn.layers import Linear
-from trifold.nn.ops import activation_linear as plain_activation_linear
-from trifold.nn.ops import linear as plain_linear
+from trifold.nn.ops import activation_linear as plain_activation_linear, linear as plain_linear
 
 FEW_ROWS = 8  # up to here instructions are faster than a library
 MIN_WEIGHTS = 2**20  # elements of a weight from which instructions are worth their compilation

@@ -32,8 +32,6 @@ from trifold.nn.packing import Packing
 from trifold.objectives.documents import Cut, describe_long, load_documents, require_documents
 from trifold.objectives.objective import (
     Batch as BaseBatch,
-)
-from trifold.objectives.objective import (
     BuildContext,
     EvalContext,
     EvalRun,

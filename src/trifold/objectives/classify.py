@@ -26,8 +26,6 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.packing import Packing
 from trifold.objectives.objective import (
     Batch as BaseBatch,
-)
-from trifold.objectives.objective import (
     BuildContext,
     EvalRun,
     LossTerm,

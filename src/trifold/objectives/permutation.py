@@ -28,15 +28,13 @@ from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective,
 from trifold.objectives.masking import SpecialTokens
 from trifold.objectives.objective import (
     FILL_MASK,
+    Batch as BaseBatch,
     EvalRun,
     LossTerm,
     Sample,
     Scores,
     measure_tokens,
     token_loss,
-)
-from trifold.objectives.objective import (
-    Batch as BaseBatch,
 )
 from trifold.text import Tokenizer
 from trifold.text.annotation import special_flags

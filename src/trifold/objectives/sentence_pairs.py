@@ -27,8 +27,7 @@ from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentObjective
 from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings, SpecialTokens
-from trifold.objectives.objective import UNUSED_KEYS, EvalRun, LossTerm, Scores
-from trifold.objectives.objective import Batch as BaseBatch
+from trifold.objectives.objective import UNUSED_KEYS, Batch as BaseBatch, EvalRun, LossTerm, Scores
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
 from trifold.text.spans import Flags, Ids, Rng, example_rng

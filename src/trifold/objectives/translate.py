@@ -28,6 +28,7 @@ from trifold.nn.packing import Packing
 from trifold.objectives.objective import (
     TARGET_TOKENIZER_FILE,
     TOKENIZER_FILE,
+    Batch as BaseBatch,
     BuildContext,
     EvalRun,
     LossTerm,
@@ -38,9 +39,6 @@ from trifold.objectives.objective import (
     TaskBundle,
     select_readable,
     token_loss,
-)
-from trifold.objectives.objective import (
-    Batch as BaseBatch,
 )
 from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Ragged

@@ -11,8 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, decoders, models
-from tokenizers import Tokenizer as Library
+from tokenizers import Regex, Tokenizer as Library, decoders, models
 
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import read_bytes

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as Library
+from tokenizers import AddedToken, Tokenizer as Library
 
 from trifold.errors import CheckpointError, DataError
 from trifold.jsonfiles import read_json

@@ -11,8 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
-from tokenizers import Tokenizer as Library
+from tokenizers import AddedToken, Regex, Tokenizer as Library, decoders, models, pre_tokenizers, processors
 
 from trifold import disk
 from trifold.errors import CheckpointError, DataError, UsageError

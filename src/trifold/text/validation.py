@@ -15,8 +15,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, normalizers
-from tokenizers import Tokenizer as Library
+from tokenizers import Regex, Tokenizer as Library, normalizers
 
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import parse_json, read_bytes

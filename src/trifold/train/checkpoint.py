@@ -24,6 +24,7 @@ from torch import Tensor
 
 from trifold import disk
 from trifold.errors import CheckpointError
+from trifold.hub.tensors import encode_header, tensor_bytes
 
 MANIFEST = "manifest.json"
 FORMAT = "trifold-checkpoint-2"
@@ -165,37 +166,14 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-
-
 def _serialize(tensors: Mapping[str, Tensor], gather: Gather = as_is) -> Iterator[disk.Bytes]:
-    """A safetensors file, tensor by tensor; the writer of the library needs a copy of all tensors at once.
-
-    8 bytes with the length of the header, the header as JSON, then the data of the tensors.
-    """
-    header, offset = {}, 0
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        end = offset + tensor.numel() * tensor.element_size()
-        shape = list(tensor.shape)
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": shape, "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for name in sorted(tensors):
-        flat = gather(tensors[name]).detach().cpu().contiguous().reshape(-1)
-        if len(flat):
-            yield flat.view(torch.uint8).numpy().data
+    """A safetensors file, tensor by tensor; the writer of the library needs a copy of all tensors at once."""
+    names = sorted(tensors)
+    header, _ = encode_header({name: tensors[name] for name in names})
+    yield header
+    for name in names:
+        if tensors[name].numel():
+            yield tensor_bytes(gather(tensors[name]))
 
 
 # --- reading -------------------------------------------------------------------------------------------

@@ -20,8 +20,7 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
-from torch import distributed as dist
+from torch import Tensor, distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
 from trifold.errors import OtherRankError, UsageError

@@ -55,7 +55,7 @@ def estimate_memory(
         recompute=train.recompute == "blocks",
         on_cpu=on_cpu,
         graphs=train.compile == "blocks",
-        by_bytes=train.precision == "int8",
+        int8=train.precision == "int8",
     )
     if train.sharding == "full" and world > 1:
         memory = memory._replace(
