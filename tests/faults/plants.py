@@ -1,4 +1,4 @@
-"""Bugs to plant, each forbidden by a promise: the harness must find every one of them, else it is worthless."""
+"""Bugs to plant, each of which breaks a promise. The harness must find every one of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trifold.train.trainer import Trainer
 
 
 class Plant(NamedTuple):
-    """What is wrong, the promise that it breaks, and how it is put in."""
+    """The bug, the promise that it breaks, and a context manager that plants it."""
 
     about: str
     breaks: str
@@ -40,7 +40,7 @@ def _instead(owner: Any, name: str, other: Any) -> Callable[[], AbstractContextM
 
 
 def _nothing(*arguments: Any, **named: Any) -> None:
-    """Done instead of something."""
+    """Do nothing."""
 
 
 def _unflushed(file: Any) -> None:
@@ -48,7 +48,7 @@ def _unflushed(file: Any) -> None:
 
 
 def _in_place(folder: Path, saved: Checkpoint, *more: Any) -> Path:
-    """Written straight to the final name, as most do."""
+    """Write to the final name directly."""
     final = folder / f"step-{saved.progress['step']:08d}"
     disk.make_folder(final)
     digests = {
@@ -69,12 +69,12 @@ def _removed_in_place(path: Path) -> None:
 
 
 def _straight(path: Path, content: bytes) -> None:
-    """Written under its name."""
+    """Write to the final name directly."""
     disk.write(path, [content])
 
 
 def _believed(file: Path) -> str:
-    """What the manifest says, whatever is in the file."""
+    """The digest in the manifest, whatever the file contains."""
     said: str = json.loads((file.parent / checkpoint.MANIFEST).read_bytes())["sha256"][file.name]
     return said
 
@@ -222,17 +222,17 @@ _REAL_RATE = trainer.learning_rate
 
 
 def _all_lines(self: run_folder.RunFolder, step: int, most: int | None = None) -> int:
-    """Lines past the checkpoint stay."""
+    """Keep the lines after the checkpoint."""
     return len(self.metrics.read_bytes().splitlines()) if self.metrics.is_file() else 0
 
 
 def _unheard(self: Any) -> None:
-    """Ignores a failed background save."""
+    """Ignore a failed background save."""
     self._pending = None
 
 
 def _split_everywhere(path: str, *arguments: Any, **named: Any) -> Iterator[str]:
-    """Lines end wherever Python thinks that they do."""
+    """Split lines as `str.splitlines` does."""
     return iter("\n".join(_REAL_LINES(path, *arguments, **named)).splitlines())
 
 
@@ -240,7 +240,7 @@ _REAL_LINES = lines.iter_lines
 
 
 def _none_too_long(lengths: Any, settings: Any) -> Any:
-    """Left out all the same, and not counted."""
+    """Skip overlong rows without counting them."""
     return np.zeros(len(lengths), np.bool_)
 
 
@@ -261,65 +261,69 @@ PLANTS: Mapping[str, Plant] = {
         "checkpoints are written to their final name", "power", _instead(checkpoint, "save", _in_place)
     ),
     "removed-in-place": Plant(
-        "checkpoints that go are removed under their name",
+        "old checkpoints are removed under their final name",
         "power",
         _instead(checkpoint, "_mark_for_removal", _removed_in_place),
     ),
     "no-manifest": Plant("digests are not compared", "damage", _instead(checkpoint, "sha256_of", _believed)),
     "no-fall-back": Plant(
-        "the newest checkpoint or none", "fall-back", _instead(checkpoint, "load_newest", _newest_or_nothing)
+        "only the newest checkpoint is tried",
+        "fall-back",
+        _instead(checkpoint, "load_newest", _newest_or_nothing),
     ),
     "no-warning": Plant(
-        "nothing is said of damage", "fall-back", _instead(checkpoint, "load_newest", _silently)
+        "damage is not reported", "fall-back", _instead(checkpoint, "load_newest", _silently)
     ),
     "no-seeking": Plant(
-        "a resumed run begins its epoch again", "chains", _instead(loop, "iterate_batches", _from_the_start)
+        "a resumed run restarts its epoch", "chains", _instead(loop, "iterate_batches", _from_the_start)
     ),
     "no-moments": Plant(
-        "a resumed run forgets Adam's averages", "chains", _instead(Trainer, "restore", _weights_only)
+        "a resumed run loses the moments of Adam", "chains", _instead(Trainer, "restore", _weights_only)
     ),
-    "no-generator": Plant("a resumed run draws other dropout", "chains", _generator_not_saved),
+    "no-generator": Plant("a resumed run draws different dropout masks", "chains", _generator_not_saved),
     "no-schedule": Plant(
-        "a resumed run begins its schedule again",
+        "a resumed run restarts its schedule",
         "chains",
         _instead(trainer, "learning_rate", _step_of_the_session),
     ),
     "no-cut": Plant(
-        "metrics past the checkpoint stay",
+        "metrics after the checkpoint are kept",
         "kills",
         _instead(run_folder.RunFolder, "truncate_metrics", _all_lines),
     ),
     "deaf": Plant(
-        "signals are not noted", "signals", _instead(signals.StopRequest, "__bool__", lambda self: False)
+        "signals are ignored", "signals", _instead(signals.StopRequest, "__bool__", lambda self: False)
     ),
     "deaf-to-saving": Plant(
-        "SIGUSR1 is not noted",
+        "SIGUSR1 is ignored",
         "save-signal",
         _instead(signals.StopRequest, "take_save_request", lambda self: False),
     ),
     "last-rank-deaf": Plant(
-        "signals are heard by the first rank only",
+        "only the first rank handles signals",
         "signals",
         _instead(signals.StopRequest, "handle", _heard_by_the_first),
     ),
     "left-at-once": Plant(
-        "ranks that are asked to stop do not save",
+        "stopped ranks do not save",
         "ranks",
         _instead(signals.StopRequest, "synchronize", _left_at_once),
     ),
     "nonsense-learnt": Plant(
-        "whatever the loss, the step is made", "nonsense", _instead(trainer, "check_update", _nothing)
+        "non-finite losses update the weights", "nonsense", _instead(trainer, "check_update", _nothing)
     ),
     "disk-unsaid": Plant(
-        "what the system refuses is a traceback",
+        "errors of the operating system are tracebacks",
         "full-disk",
         _instead(loop, "explain_resource_errors", lambda folder: nullcontext()),
     ),
     "written-in-place": Plant(
-        "small files are written under their name", "full-disk", _instead(disk, "replace_bytes", _straight)
+        "small files are written under their final name",
+        "full-disk",
+        _instead(disk, "replace_bytes", _straight),
     ),
     "behind-unheard": Plant(
-        "a failed save from behind is never told", "behind", _instead(state.Saver, "wait", _unheard)
+        "a failed background save is not reported", "behind", _instead(state.Saver, "wait", _unheard)
     ),
     "other-seed": Plant(
         "the seed is taken from the clock",
@@ -327,47 +331,51 @@ PLANTS: Mapping[str, Plant] = {
         _instead(trainer, "_dropout_seed", lambda *_: time.time_ns() % 2**62),
     ),
     "as-a-set-has-it": Plant(
-        "batches come in the order of a set of strings",
+        "the order of batches is that of a set of strings",
         "same-seed",
         _instead(data.TrainingData, "plan", _as_a_set_has_it),
     ),
     "schedule-unsaid": Plant(
-        "nothing is said of the schedule", "more-steps", _instead(loop, "check_same_run", _no_check)
+        "the effect on the schedule is not reported",
+        "more-steps",
+        _instead(loop, "check_same_run", _no_check),
     ),
     "spikes-accepted": Plant(
-        "spikes are learnt from", "spikes", _instead(loop, "spike_threshold", lambda *_: float("inf"))
+        "loss spikes update the weights", "spikes", _instead(loop, "spike_threshold", lambda *_: float("inf"))
     ),
     "data-unchecked": Plant(
         "data files are not compared", "changed-data", _instead(loop, "check_same_data", _no_check)
     ),
     "out-of-step": Plant(
-        "the longer of two files is cut to the shorter", "aligned", _instead(pairs, "zip_longest", zip)
+        "the longer of two files is truncated", "aligned", _instead(pairs, "zip_longest", zip)
     ),
     "split-everywhere": Plant(
-        "lines end at U+2028 too", "aligned", _instead(pairs, "iter_lines", _split_everywhere)
+        "U+2028 ends a line", "aligned", _instead(pairs, "iter_lines", _split_everywhere)
     ),
     "uncounted": Plant(
-        "what is too long is left out in silence", "counts", _instead(data, "overlong", _none_too_long)
+        "overlong rows are skipped without a report", "counts", _instead(data, "overlong", _none_too_long)
     ),
     "decoded-somehow": Plant(
-        "what is no UTF-8 becomes U+FFFD", "encodings", _instead(lines, "_decode", _decoded_somehow)
+        "invalid UTF-8 becomes U+FFFD", "encodings", _instead(lines, "_decode", _decoded_somehow)
     ),
     "no-lock": Plant(
-        "two processes make one cache",
+        "two processes build one cache",
         "large",
         _instead(token_cache, "_exclusive_lock", lambda *_: nullcontext()),
     ),
     "remembered": Plant(
-        "what was made into tokens stays in memory", "large", _instead(token_build, "_write", _remembered)
+        "encoded text stays in memory", "large", _instead(token_build, "_write", _remembered)
     ),
     "read-again": Plant(
-        "a cache is opened by reading its text", "large", _instead(token_cache, "_is_same_text", _read_again)
+        "opening a cache reads its text", "large", _instead(token_cache, "_is_same_text", _read_again)
     ),
     "prune-by-number": Plant(
-        "whatever is called a checkpoint is deleted", "foreign", _instead(checkpoint, "prune", _by_number)
+        "every folder named like a checkpoint is deleted",
+        "foreign",
+        _instead(checkpoint, "prune", _by_number),
     ),
     "mean-of-means": Plant(
-        "micro-batches are averaged, not summed",
+        "micro-batches are averaged instead of summed",
         "accumulation",
         _instead(Trainer, "_backward", _mean_of_means),
     ),
@@ -375,15 +383,17 @@ PLANTS: Mapping[str, Plant] = {
         "every rank divides by its own count", "ranks", _instead(ProcessGroup, "total", _own_times_world)
     ),
     "least-number": Plant(
-        "masked by the least number", "blind-rows", _instead(attention, "attend", _least_number)
+        "masked scores are the smallest finite number",
+        "blind-rows",
+        _instead(attention, "attend", _least_number),
     ),
     "ignored-count": Plant(
-        "ignored places are smoothed", "losses", _instead(losses, "linear_cross_entropy", _ignored_count)
+        "ignored positions are smoothed", "losses", _instead(losses, "linear_cross_entropy", _ignored_count)
     ),
     "rounded-loss": Plant(
         "the loss is computed in bf16", "bf16-loss", _instead(losses, "linear_cross_entropy", _rounded_loss)
     ),
     "memory-unchecked": Plant(
-        "a run begins whether it fits or not", "too-large", _instead(loop, "check_fits", _nothing)
+        "memory is not checked before a run", "too-large", _instead(loop, "check_fits", _nothing)
     ),
 }
