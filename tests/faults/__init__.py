@@ -1,8 +1,8 @@
-"""Faults, made on purpose: promises about training that can be tried on any machine, and tried to be broken.
+"""Fault injection: promises about training, and trials that try to break them.
 
-A promise is a law of a tiny but real run (`promises.py`); a trial breaks something at random and looks whether the law
-holds. A plant (`plants.py`) is a bug that one of them forbids: put in, it must be found, else the harness is worthless.
-`python -m tests.faults` runs them.
+A promise is a property of a tiny but real run (`promises.py`). A trial breaks something at random and checks the
+property. A plant (`plants.py`) is a bug that violates a promise: the harness must find it. `python -m tests.faults`
+runs the trials.
 """
 
 from __future__ import annotations
