@@ -380,7 +380,7 @@ PLANTS: Mapping[str, Plant] = {
         _instead(Trainer, "_backward", _mean_of_means),
     ),
     "mean-of-ranks": Plant(
-        "every rank divides by its own count", "ranks", _instead(ProcessGroup, "total", _own_times_world)
+        "every rank divides by its own count", "ranks", _instead(ProcessGroup, "sum", _own_times_world)
     ),
     "least-number": Plant(
         "masked scores are the smallest finite number",
