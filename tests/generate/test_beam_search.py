@@ -14,7 +14,7 @@ from trifold.generate.decoding import LENGTH_PENALTIES, DecodingState, SearchSet
 from trifold.generate.processors import processor
 from trifold.generate.sampling import greedy
 from trifold.generate.stopping import StoppingCriteria
-from trifold.generate.token_search import run_to_end, token_search
+from trifold.generate.token_search import token_search
 
 pytestmark = pytest.mark.slow
 
@@ -240,7 +240,10 @@ def test_greedy_is_a_beam_of_one(kit, seed, rows, alpha):
     setup = SearchSetup(config, processor(config, model.config), StoppingCriteria([END]))
     inputs = kit.batch(rows)
     beams = beam_search(DecodingState(model, inputs, config), setup)
-    outputs = run_to_end(token_search(DecodingState(model, inputs, config), setup, greedy))
+    ended: dict[int, Hypothesis] = {}
+    for step in token_search(DecodingState(model, inputs, config), setup, greedy):
+        ended |= step.ended
+    outputs = [ended[row] for row in range(len(rows))]
     for (beam,), single in zip(beams, outputs, strict=True):
         assert_same([beam], [single])
     assert generate_tokens(model, inputs, config) == [[output] for output in outputs]

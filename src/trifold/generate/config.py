@@ -260,15 +260,11 @@ def _sampling_conflicts(config: GenerationConfig) -> Iterator[str]:
             "do_sample to false"
         )
     if config.do_sample is False and (keys := config.sampling_keys):
-        yield (
-            f"{_value(config, keys[0])} and do_sample false contradict each other: "
-            f"leave out {keys[0]}, or set do_sample to true"
-        )
+        remedy = f"leave out {keys[0]}, or set do_sample to true"
+        yield _contradiction(_value(config, keys[0]), "do_sample false", remedy)
     if config.is_sampling and config.num_beams > 1:
-        yield (
-            f"num_beams {config.num_beams} and {_sampling_setting(config)} contradict each other: "
-            "beam search does not sample; set num_beams to 1, or remove the sampling options"
-        )
+        remedy = "beam search does not sample; set num_beams to 1, or remove the sampling options"
+        yield _contradiction(_value(config, "num_beams"), _sampling_setting(config), remedy)
     if not config.is_sampling and config.num_return_sequences > config.num_beams:
         yield (
             f"num_return_sequences {config.num_return_sequences} is more than num_beams {config.num_beams}: "
@@ -277,28 +273,22 @@ def _sampling_conflicts(config: GenerationConfig) -> Iterator[str]:
     if config.top_k_form == "uniform" and config.top_k is None:
         yield "top_k_form uniform needs top_k: set top_k too"
     if config.top_k_form == "uniform" and config.temperature is not None:
-        yield (
-            f"temperature {config.temperature} and top_k_form uniform contradict each other: temperature does not "
-            "change uniform probabilities; leave one of them out"
-        )
+        remedy = "temperature does not change uniform probabilities; leave one of them out"
+        yield _contradiction(_value(config, "temperature"), "top_k_form uniform", remedy)
 
 
 def _contrastive_conflicts(config: GenerationConfig) -> Iterator[str]:
     if config.penalty_alpha is None:
         return
-    alpha = f"penalty_alpha {config.penalty_alpha}"
+    alpha = _value(config, "penalty_alpha")
     if config.top_k is None or config.top_k < 2:
         yield f"{alpha} (contrastive search) needs at least 2 candidates: set top_k to 2 or more"
     if config.is_sampling or config.top_k_form == "uniform":
-        yield (
-            f"{alpha} and {_sampling_setting(config)} contradict each other: "
-            "contrastive search does not sample; leave one of them out"
-        )
+        remedy = "contrastive search does not sample; leave one of them out"
+        yield _contradiction(alpha, _sampling_setting(config), remedy)
     if config.num_beams > 1:
-        yield (
-            f"{alpha} and num_beams {config.num_beams} contradict each other: "
-            "contrastive search has no beams; leave one of them out"
-        )
+        remedy = "contrastive search has no beams; leave one of them out"
+        yield _contradiction(alpha, _value(config, "num_beams"), remedy)
 
 
 def _beam_conflicts(config: GenerationConfig) -> Iterator[str]:
@@ -313,23 +303,19 @@ def _beam_conflicts(config: GenerationConfig) -> Iterator[str]:
     if forced and beams == 1:
         yield f"{forced[0]} needs a beam search: set num_beams to 2 or more"
     if forced and groups > 1:
-        yield f"{forced[0]} and num_beam_groups {groups} contradict each other: leave one of them out"
+        yield _contradiction(forced[0], _value(config, "num_beam_groups"), "leave one of them out")
 
 
 def _lookup_conflicts(config: GenerationConfig) -> Iterator[str]:
+    lookup, ngram = (_value(config, key) for key in LOOKUP)
     if config.prompt_lookup_num_tokens is None:
         if config.max_matching_ngram_size is not None:
-            yield (
-                f"max_matching_ngram_size {config.max_matching_ngram_size} is an option of the prompt lookup: "
-                "set prompt_lookup_num_tokens too"
-            )
+            yield f"{ngram} is an option of the prompt lookup: set prompt_lookup_num_tokens too"
         return
     for key, neutral in (("num_beams", 1), ("penalty_alpha", None)):
         if getattr(config, key) != neutral:
-            yield (
-                f"{_value(config, 'prompt_lookup_num_tokens')} and {_value(config, key)} contradict each other: "
-                "speculation works with greedy decoding and sampling only; leave one of them out"
-            )
+            remedy = "speculation works with greedy decoding and sampling only; leave one of them out"
+            yield _contradiction(lookup, _value(config, key), remedy)
 
 
 def _length_conflicts(config: GenerationConfig) -> Iterator[str]:
@@ -376,6 +362,10 @@ CONFLICTS = (
 def _contains(phrase: object, part: tuple[int, ...]) -> bool:
     tokens = tuple(phrase) if isinstance(phrase, list) else (phrase,)
     return any(tokens[i : i + len(part)] == part for i in range(len(tokens) - len(part) + 1))
+
+
+def _contradiction(one: str, other: str, remedy: str) -> str:
+    return f"{one} and {other} contradict each other: {remedy}"
 
 
 def _value(config: GenerationConfig, key: str) -> str:

@@ -6,7 +6,7 @@ Shapes: R rows (beams or samples), V vocabulary, L tokens so far.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -39,144 +39,94 @@ LogitsProcessor = Callable[[Tensor, Context], Tensor]
 """(logits (R, V), context) -> logits (R, V). It may modify the logits in place."""
 
 
-class Setup(NamedTuple):
-    """What the factories of processors need: the model, the ids that end an output, the tokenizer of the outputs."""
-
-    model: ModelConfig
-    ends: list[int]
-    codec: Codec | None
-
-
-def repetition_penalty(penalty: float, setup: Setup) -> LogitsProcessor:
+def repetition_penalty(penalty: float, ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Divide positive logits of tokens that occurred, and multiply negative ones (after Keskar et al. 2019)."""
-
-    def process(logits: Tensor, context: Context) -> Tensor:
-        occurred = _mask(logits, context.tokens)
-        return torch.where(occurred, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-
-    return process
+    occurred = _mask(logits, context.tokens)
+    return torch.where(occurred, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def presence_penalty(penalty: float, setup: Setup) -> LogitsProcessor:
+def presence_penalty(penalty: float, ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Subtract from the logit of each generated token, however often it occurred; the prompt does not count."""
-
-    def process(logits: Tensor, context: Context) -> Tensor:
-        return logits - penalty * _mask(logits, _generated(context))
-
-    return process
+    return logits - penalty * _mask(logits, _generated(context))
 
 
-def frequency_penalty(penalty: float, setup: Setup) -> LogitsProcessor:
+def frequency_penalty(penalty: float, ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Subtract from the logit of a token for each time it was generated; the prompt does not count."""
-
-    def process(logits: Tensor, context: Context) -> Tensor:
-        tokens = _generated(context)
-        counts = torch.zeros_like(logits).scatter_add_(1, tokens, logits.new_ones(1).expand(tokens.shape))
-        return logits - penalty * counts
-
-    return process
+    tokens = _generated(context)
+    counts = torch.zeros_like(logits).scatter_add_(1, tokens, logits.new_ones(1).expand(tokens.shape))
+    return logits - penalty * counts
 
 
-def no_repeat_ngrams(size: int, setup: Setup) -> LogitsProcessor:
+def no_repeat_ngrams(size: int, ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Forbid n-grams that occurred before (Paulus et al. 2018)."""
-
-    def process(logits: Tensor, context: Context) -> Tensor:
-        tokens = context.tokens
-        if tokens.shape[1] < size:
-            return logits
-        ngrams = tokens.unfold(1, size, 1)
-        prefix = tokens[:, tokens.shape[1] - size + 1 :]
-        repeated = (ngrams[..., :-1] == prefix[:, None]).all(-1)
-        return logits.masked_fill(_mask(logits, ngrams[..., -1].where(repeated, ABSENT)), NEVER)
-
-    return process
+    tokens = context.tokens
+    if tokens.shape[1] < size:
+        return logits
+    ngrams = tokens.unfold(1, size, 1)
+    prefix = tokens[:, tokens.shape[1] - size + 1 :]
+    repeated = (ngrams[..., :-1] == prefix[:, None]).all(-1)
+    return logits.masked_fill(_mask(logits, ngrams[..., -1].where(repeated, ABSENT)), NEVER)
 
 
-def bad_phrases(phrases: Sequence[Sequence[int]], setup: Setup) -> LogitsProcessor:
-    """Forbid the last token of each phrase where its other tokens precede.
+def bad_phrases(tables: list[Tensor], ends: list[int], logits: Tensor, context: Context) -> Tensor:
+    """Forbid the last token of each phrase where its other tokens precede; a table (n, L) holds phrases of length L."""
+    for table in tables:
+        length, prefix, last = table.shape[1], table[:, :-1].to(logits.device), table[:, -1].to(logits.device)
+        if length == 1:
+            logits[:, last] = NEVER
+        elif length <= context.tokens.shape[1] + 1:
+            matches = (context.tokens[:, None, 1 - length :] == prefix).all(-1)
+            logits = logits.masked_fill(_mask(logits, last.where(matches, ABSENT)), NEVER)
+    return logits
 
-    As in Hugging Face transformers, a phrase that is a single end token is ignored; use min_new_tokens for that.
+
+def _phrase_tables(phrases: Sequence[Sequence[int]], ends: list[int]) -> list[Tensor]:
+    """The phrases by length. A phrase that is a single end token is ignored, as in Hugging Face transformers; use
+    min_new_tokens for that.
     """
-    by_length = groupby(
-        sorted((list(p) for p in phrases if p[0] not in setup.ends or len(p) > 1), key=len), key=len
-    )
-    tables = {length: torch.tensor(list(group)) for length, group in by_length}
-
-    def process(logits: Tensor, context: Context) -> Tensor:
-        for length, table in tables.items():
-            prefix, last = table[:, :-1].to(logits.device), table[:, -1].to(logits.device)
-            if length == 1:
-                logits[:, last] = NEVER
-            elif length <= context.tokens.shape[1] + 1:
-                matches = (context.tokens[:, None, 1 - length :] == prefix).all(-1)
-                logits = logits.masked_fill(_mask(logits, last.where(matches, ABSENT)), NEVER)
-        return logits
-
-    return process
+    kept = sorted((list(phrase) for phrase in phrases if phrase[0] not in ends or len(phrase) > 1), key=len)
+    return [torch.tensor(list(group)) for _, group in groupby(kept, key=len)]
 
 
-def bad_words(strings: Sequence[str], setup: Setup) -> LogitsProcessor:
-    """Forbid tokens that complete one of these texts in the output, however it is tokenized."""
-    assert setup.codec is not None, "bad_words needs a tokenizer"
-    banned = BannedText(strings, setup.codec, setup.model.output_vocab_size)
-
-    def process(logits: Tensor, context: Context) -> Tensor:
-        rows, tokens = banned.completions(_generated(context).tolist())
-        if rows:
-            logits[rows, tokens] = NEVER
-        return logits
-
-    return process
+def bad_words(banned: BannedText, ends: list[int], logits: Tensor, context: Context) -> Tensor:
+    """Forbid tokens that complete a banned text in the output, however it is tokenized."""
+    rows, tokens = banned.completions(_generated(context).tolist())
+    if rows:
+        logits[rows, tokens] = NEVER
+    return logits
 
 
-def min_new_tokens(minimum: int, setup: Setup) -> LogitsProcessor:
+def min_new_tokens(minimum: int, ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Forbid end tokens before this many generated tokens."""
-
-    def process(logits: Tensor, context: Context) -> Tensor:
-        if context.generated < minimum:
-            for end in setup.ends:  # one by one: ten times faster than indexing with the list
-                logits[:, end] = NEVER
-        return logits
-
-    return process
+    if context.generated < minimum:
+        for end in ends:  # one by one: ten times faster than indexing with the list
+            logits[:, end] = NEVER
+    return logits
 
 
-def min_length(minimum: int, setup: Setup) -> LogitsProcessor:
+def min_length(minimum: int, ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Forbid end tokens before this many tokens, including the prompt or start token."""
-
-    def process(logits: Tensor, context: Context) -> Tensor:
-        short = (context.tokens != ABSENT).sum(1, keepdim=True) < minimum
-        logits[:, setup.ends] = logits[:, setup.ends].masked_fill(short, NEVER)
-        return logits
-
-    return process
+    short = (context.tokens != ABSENT).sum(1, keepdim=True) < minimum
+    logits[:, ends] = logits[:, ends].masked_fill(short, NEVER)
+    return logits
 
 
-def forced_bos(token: int, setup: Setup) -> LogitsProcessor:
+def forced_bos(token: int, ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Allow only this token as the first one."""
-
-    def process(logits: Tensor, context: Context) -> Tensor:
-        return _only([token], logits) if context.generated == 0 else logits
-
-    return process
+    return _only(token, logits) if context.generated == 0 else logits
 
 
-def forced_eos(tokens: int | Sequence[int], setup: Setup) -> LogitsProcessor:
+def forced_eos(tokens: int | list[int], ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Allow only these tokens at the length limit."""
-    allowed = [tokens] if isinstance(tokens, int) else list(tokens)
-
-    def process(logits: Tensor, context: Context) -> Tensor:
-        last = context.remaining == 1
-        return torch.where(last[:, None], _only(allowed, logits), logits) if bool(last.any()) else logits
-
-    return process
+    last = context.remaining == 1
+    return torch.where(last[:, None], _only(tokens, logits), logits) if bool(last.any()) else logits
 
 
 def _generated(context: Context) -> Tensor:
     return context.tokens[:, context.tokens.shape[1] - context.generated :]
 
 
-def _only(tokens: Sequence[int], logits: Tensor) -> Tensor:
+def _only(tokens: int | list[int], logits: Tensor) -> Tensor:
     masked = torch.full_like(logits, NEVER)
     masked[:, tokens] = 0.0
     return masked
@@ -189,8 +139,8 @@ def _mask(logits: Tensor, tokens: Tensor) -> Tensor:
     return mask.scatter_(1, tokens.where(tokens != ABSENT, vocabulary), True)[:, :vocabulary]
 
 
-# Setting -> factory of its processor, in the order of application.
-PROCESSORS: dict[str, Callable[..., LogitsProcessor]] = {
+# Setting -> its processor, called with (value, end tokens, logits, context), in the order of application.
+PROCESSORS: dict[str, Callable[..., Tensor]] = {
     "repetition_penalty": repetition_penalty,
     "presence_penalty": presence_penalty,
     "frequency_penalty": frequency_penalty,
@@ -215,7 +165,12 @@ def processor(config: GenerationConfig, model: ModelConfig, codec: Codec | None 
     """
     ends = end_ids(config, model)
     chosen = {key: value for key in PROCESSORS if (value := getattr(config, key)) not in (None, [])}
-    steps = [PROCESSORS[key](value, Setup(model, ends, codec)) for key, value in chosen.items()]
+    if "bad_words_ids" in chosen:
+        chosen["bad_words_ids"] = _phrase_tables(chosen["bad_words_ids"], ends)
+    if "bad_words" in chosen:
+        assert codec is not None, "bad_words needs a tokenizer"
+        chosen["bad_words"] = BannedText(chosen["bad_words"], codec, model.output_vocab_size)
+    steps = [partial(PROCESSORS[key], value, ends) for key, value in chosen.items()]
     # The check for a remaining token reads the whole vocabulary at every step, so it is left out where possible.
     others_remain = chosen.keys() <= FORBID_ENDS and model.output_vocab_size > len({*ends, model.pad_id})
     may_forbid_all = not MAY_FORBID_ALL.isdisjoint(chosen) and not others_remain

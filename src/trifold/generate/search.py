@@ -16,7 +16,7 @@ from trifold.generate.sampling import Sampler, greedy, sampler
 from trifold.generate.speculative import DraftModel, PromptLookup, Proposer, check_draft, speculative_search
 from trifold.generate.stopping import Codec, Hypothesis, StoppingCriteria
 from trifold.generate.streaming import TextStreamer
-from trifold.generate.token_search import Step, Steps, contrastive_search, run_to_end, token_search
+from trifold.generate.token_search import Step, contrastive_search, token_search
 from trifold.nn import Inputs, ModelConfig
 
 TEXT_SETTINGS = ("bad_words", "force_words", "stop_strings")
@@ -57,8 +57,11 @@ def generate_tokens(
             found = search(DecodingState(model, inputs, config), setup)
             return [outputs[: config.num_return_sequences] for outputs in found]
         each = config.num_return_sequences
-        flat = run_to_end(_search_without_beams(model, inputs, setup, numbers, draft))
-        return [best_first(flat[start : start + each]) for start in range(0, len(flat), each)]
+        ended: dict[int, Hypothesis] = {}
+        for step in _search_without_beams(model, inputs, setup, numbers, draft):
+            ended |= step.ended
+        first_of_each = range(0, len(ended), each)
+        return [best_first([ended[start + n] for n in range(each)]) for start in first_of_each]
 
 
 @torch.inference_mode()
@@ -84,22 +87,18 @@ def stream_tokens(
             )
     numbers = _check_numbers(numbers, inputs.tokens.shape[0])
     config = _encode_words(config, codec, model.config)
-    ends = set(end_ids(config, model.config))
     if not numbers:
         return
     setup = _setup(model, config, codec)
+    ended: dict[int, Hypothesis] = {}
     with eval_mode(model):
-        steps = _search_without_beams(model, inputs, setup, numbers, draft)
-        while True:
-            try:
-                step = next(steps)
-            except StopIteration as done:
-                if on_end is not None:
-                    on_end(done.value)
-                return
+        for step in _search_without_beams(model, inputs, setup, numbers, draft):
+            ended |= step.ended
             for row, token in zip(step.sentences.tolist(), step.tokens.tolist(), strict=True):
-                if token not in ends:
+                if token not in setup.stopping.ids:
                     yield row, token
+    if on_end is not None:
+        on_end([ended[row] for row in range(len(numbers))])
 
 
 def stream_text(
@@ -134,14 +133,14 @@ def _setup(
 
 def _search_without_beams(
     model: Model, inputs: Inputs, setup: SearchSetup, numbers: Sequence[int], draft: Model | None
-) -> Steps:
+) -> Iterator[Step]:
     """The searches that keep one row per output; the `num_return_sequences` copies of an input are adjacent."""
     config = setup.config
     if config.penalty_alpha is not None:
         _refuse_draft(config, draft)
-        return (yield from contrastive_search(DecodingState(model, inputs, config), setup))
+        return contrastive_search(DecodingState(model, inputs, config), setup)
     if draft is not None or config.prompt_lookup_num_tokens is not None:
-        return (yield from _speculate(model, inputs, setup, numbers, draft))
+        return _speculate(model, inputs, setup, numbers, draft)
     state = DecodingState(model, inputs, config)
     choose: Sampler = greedy
     if config.is_sampling:
@@ -149,12 +148,12 @@ def _search_without_beams(
         state.copy(each)
         keys = [(number, sample) for number in numbers for sample in range(each)]
         choose = sampler(config, keys, int(state.limits.max()), state.logits.device)
-    return (yield from token_search(state, setup, choose))
+    return token_search(state, setup, choose)
 
 
 def _speculate(
     model: Model, inputs: Inputs, setup: SearchSetup, numbers: Sequence[int], draft: Model | None
-) -> Steps:
+) -> Iterator[Step]:
     """Speculative decoding, one row and one sample after the other."""
     config = setup.config
     if draft is not None:
@@ -163,11 +162,11 @@ def _speculate(
             raise UsageError(
                 "a draft model and prompt_lookup_num_tokens would both propose tokens: leave one of them out"
             )
-    outputs: list[Hypothesis] = []
+    each = config.num_return_sequences
     for row, number in enumerate(numbers):
         tokens = inputs.tokens[row]
         single = Inputs((tokens if inputs.attend is None else tokens[inputs.attend[row]])[None])
-        for sample in range(config.num_return_sequences):
+        for sample in range(each):
             state = DecodingState(model, single, config)
             limit = int(state.limits[0])
             choose: Sampler = greedy
@@ -182,20 +181,10 @@ def _speculate(
                 prompt = [*(single.tokens[0].tolist() if shared else []), *state.tokens[0].tolist()]
                 proposer = PromptLookup(prompt, config.max_matching_ngram_size or 2)
                 count = config.prompt_lookup_num_tokens or 0
-            steps = speculative_search(state, setup, choose, proposer, count)
-            outputs += yield from _renumber(steps, row)
-    return outputs
-
-
-def _renumber(steps: Steps, row: int) -> Steps:
-    """The steps of one sentence as those of sentence `row`."""
-    while True:
-        try:
-            step = next(steps)
-        except StopIteration as done:
-            outputs: list[Hypothesis] = done.value
-            return outputs
-        yield Step(step.sentences + row, step.tokens)
+            first = row * each + sample  # the number of this output, which is 0 in its own search
+            for step in speculative_search(state, setup, choose, proposer, count):
+                ended = {first + index: output for index, output in step.ended.items()}
+                yield Step(step.sentences + first, step.tokens, ended)
 
 
 def _check_numbers(numbers: Sequence[int] | None, rows: int) -> Sequence[int]:

@@ -7,7 +7,7 @@ Proposals only change the speed. Rows are decoded one by one, because they accep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from trifold.errors import UsageError
 from trifold.generate.decoding import DecodingState, Model, SearchSetup, refuse_nan
 from trifold.generate.processors import Context
 from trifold.generate.sampling import Sampler
-from trifold.generate.token_search import Step, Steps
+from trifold.generate.token_search import Step
 from trifold.nn import Inputs
 
 
@@ -31,8 +31,8 @@ class Proposer(Protocol):
 
 def speculative_search(
     state: DecodingState, setup: SearchSetup, choose: Sampler, proposer: Proposer, count: int
-) -> Steps:
-    """The output of one sentence, verifying proposals of `count` tokens at a time."""
+) -> Iterator[Step]:
+    """The steps of one sentence, verifying proposals of `count` tokens at a time."""
     assert len(state.sentences) == 1, "rows accept different numbers of tokens"
     limit, score, logits = int(state.limits[0]), state.logits.new_zeros(1), state.logits
     text: list[int] = []
@@ -48,11 +48,13 @@ def speculative_search(
             full, by_string = state.generated == limit, stopped is not None and bool(stopped)
             ended = full or by_string or text[-1] in setup.stopping.ids
             setup.report(state.generated, int(not ended))
-            yield Step(state.sentences, token)
             if ended:
                 refuse_nan(score)
                 final = float(score) / setup.divisor(state.generated)
-                return [setup.stopping.hypothesis(text[:-1], text[-1], final, by_string, full)]
+                output = setup.stopping.hypothesis(text[:-1], text[-1], final, by_string, full)
+                yield Step(state.sentences, token, {0: output})
+                return
+            yield Step(state.sentences, token, {})
             if index == len(proposed) or text[-1] != proposed[index]:
                 break
         refuse_nan(score)

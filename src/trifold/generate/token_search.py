@@ -5,7 +5,7 @@ Shapes: B sentences, K candidates, E model width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -20,42 +20,28 @@ from trifold.generate.stopping import Hypothesis, Texts
 
 
 class Step(NamedTuple):
-    """The sentences (n,) that received a token, and the tokens (n,), end tokens included."""
+    """The sentences (n,) that received a token, the tokens (n,), end tokens included, and the outputs that ended."""
 
     sentences: Tensor
     tokens: Tensor
+    ended: dict[int, Hypothesis]
 
 
-Steps = Generator[Step, None, list[Hypothesis]]
-"""A search that yields its steps and returns one output per sentence, in their order."""
-
-
-def run_to_end(steps: Steps) -> list[Hypothesis]:
-    """The outputs of a search."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            outputs: list[Hypothesis] = done.value
-            return outputs
-
-
-def token_search(state: DecodingState, setup: SearchSetup, choose: Sampler) -> Steps:
+def token_search(state: DecodingState, setup: SearchSetup, choose: Sampler) -> Iterator[Step]:
     """Append the token that `choose` returns to each sentence until it ends."""
-    outputs: dict[int, Hypothesis] = {}
     scores = state.logits.new_zeros(len(state.sentences))
     while True:
         log_probs = setup.process(state.logits, state.context).log_softmax(-1)
         tokens = choose(log_probs, state.sentences, state.generated)
         scores = scores + log_probs.gather(1, tokens[:, None]).squeeze(1)
         refuse_nan(scores)
-        yield Step(state.sentences, tokens)
         rows = torch.arange(len(tokens), device=tokens.device)
-        remaining = _finish(
-            state, setup, outputs, tokens, scores, rows, state.generated_tokens, state.generated + 1
+        step, remaining = _step(
+            state, setup, tokens, scores, rows, state.generated_tokens, state.generated + 1
         )
+        yield step
         if not len(remaining):
-            return [outputs[number] for number in sorted(outputs)]
+            return
         if len(remaining) == len(scores):
             state.advance(tokens)
         else:
@@ -63,7 +49,7 @@ def token_search(state: DecodingState, setup: SearchSetup, choose: Sampler) -> S
             state.advance(tokens[remaining], remaining, remaining)
 
 
-def contrastive_search(state: DecodingState, setup: SearchSetup) -> Steps:
+def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Step]:
     """Of the k most likely tokens, choose the one with the best value of
 
         (1 - α) · p(token)  -  α · max over the previous tokens j of cos(h_token, h_j)
@@ -76,7 +62,6 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Steps:
     assert config.penalty_alpha is not None and config.top_k is not None
     alpha, k = config.penalty_alpha, min(config.top_k, state.logits.shape[-1])
     _limit_to_positions(state)
-    outputs: dict[int, Hypothesis] = {}
     history, real = F.normalize(state.hidden, dim=-1), state.attend
     scores = state.logits.new_zeros(len(state.sentences))
     chosen = torch.arange(len(scores), device=scores.device) * k  # the row that was kept for each sentence
@@ -101,19 +86,18 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Steps:
         history = torch.cat([history, hidden[sentences, best][:, None]], dim=1)
         real = None if real is None else torch.cat([real, real.new_ones(len(real), 1)], dim=1)
 
-        yield Step(state.sentences, taken)
-        remaining = _finish(
+        step, remaining = _step(
             state,
             setup,
-            outputs,
             taken,
             scores,
             chosen,
             lambda rows: state.generated_tokens(rows)[:, :-1],
             state.generated,
         )
+        yield step
         if not len(remaining):
-            return [outputs[number] for number in sorted(outputs)]
+            return
         if len(remaining) < len(scores):
             history, scores = history[remaining], scores[remaining]
             real = None if real is None else real[remaining]
@@ -123,17 +107,16 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Steps:
             chosen = torch.arange(len(remaining), device=remaining.device) * k + chosen[remaining] % k
 
 
-def _finish(
+def _step(
     state: DecodingState,
     setup: SearchSetup,
-    outputs: dict[int, Hypothesis],
     tokens: Tensor,
     scores: Tensor,
     rows: Tensor,
     texts: Texts,
     length: int,
-) -> Tensor:
-    """Add the sentences that end with `tokens` to `outputs`; return the positions of the others.
+) -> tuple[Step, Tensor]:
+    """The step that adds `tokens` to the sentences, and the positions of those that continue.
 
     rows: (B,) row of each sentence; texts: the tokens of rows before `tokens`, with which they have `length` tokens.
     """
@@ -143,13 +126,13 @@ def _finish(
     if stopped is not None:
         ended |= stopped
     setup.report(length, int((~ended).sum()))
-    done = ended.nonzero().squeeze(1)
+    done, found = ended.nonzero().squeeze(1), list[Hypothesis]()
     if len(done):
         final = scores[done] / setup.divisor(length)
         strings = None if stopped is None else stopped[done]
         found = stopping.hypotheses(texts(rows[done]), tokens[done], final, strings, full[done])
-        outputs.update(zip(state.sentences[done].tolist(), found, strict=True))
-    return (~ended).nonzero().squeeze(1)
+    outputs = dict(zip(state.sentences[done].tolist(), found, strict=True))
+    return Step(state.sentences, tokens, outputs), (~ended).nonzero().squeeze(1)
 
 
 def _limit_to_positions(state: DecodingState) -> None:
