@@ -21,19 +21,14 @@ LARGE = 4096  # smallest vocabulary for which chunks are faster
 
 
 class Continuations(NamedTuple):
-    """The best continuations of every sentence (B, n), best first, and the K of them that continue (B, K).
+    """The K best continuations of every sentence (B, K) that have not ended, best first.
 
-    ended: True where an output is finished. stopped: True where a stop string ended it. next: index of those that
-    continue. exists: False where fewer than K continue. next_scores: NEVER there and at the length limit.
+    exists: False where fewer than K continue. scores: NEVER there and at the length limit.
     """
 
     scores: Tensor
     rows: Tensor
     tokens: Tensor
-    ended: Tensor
-    stopped: Tensor | None
-    next: Tensor
-    next_scores: Tensor
     exists: Tensor
 
 
@@ -54,26 +49,27 @@ def beam_search(state: DecodingState, setup: SearchSetup) -> list[list[Hypothesi
     scores[:, :, 0] = 0
     while True:
         log_probs = processed_log_probs(state, setup)
-        chosen: Tensor | None = None
+        vocabulary = log_probs.shape[-1]
+        counts: Tensor | None = None  # (B, V) beams of the groups so far that continue with each token
         steps = []
         for group in range(groups):
             group_log_probs = log_probs.view(len(scores), groups, beams, -1)[:, group]
-            if chosen is not None:
-                group_log_probs = group_log_probs - penalty * chosen[:, None]
-            step = _continue(state, setup, group_log_probs, scores[:, group], group * beams)
-            _finish(state, setup, finished[group], step, beams)
+            if counts is not None:
+                group_log_probs = group_log_probs - penalty * counts[:, None]
+            step = _continue(state, setup, finished[group], group_log_probs, scores[:, group], group * beams)
             if group + 1 < groups:
-                chosen = _count_tokens(chosen, step, log_probs)
+                counts = log_probs.new_zeros(len(scores), vocabulary) if counts is None else counts
+                counts.scatter_add_(1, step.tokens, step.exists.to(counts.dtype))
             steps.append(step)
 
-        scores = torch.stack([step.next_scores for step in steps], dim=1)
+        scores = torch.stack([step.scores for step in steps], dim=1)
         remaining = _remaining(state, finished, scores)
         setup.report(state.generated + 1, len(remaining))
         if not len(remaining):
             by_sentence = zip(*(group.outputs for group in finished), strict=True)
             return [best_first([output for each in found for output in each]) for found in by_sentence]
-        rows = torch.cat([step.rows.gather(1, step.next) for step in steps], dim=1)
-        tokens = torch.cat([step.tokens.gather(1, step.next) for step in steps], dim=1)
+        rows = torch.cat([step.rows for step in steps], dim=1)
+        tokens = torch.cat([step.tokens for step in steps], dim=1)
         if len(remaining) == len(scores):
             state.advance(tokens.flatten(), rows.flatten())
         else:
@@ -92,49 +88,37 @@ def processed_log_probs(state: DecodingState, setup: SearchSetup) -> Tensor:
 
 
 def _continue(
-    state: DecodingState, setup: SearchSetup, log_probs: Tensor, scores: Tensor, first: int
+    state: DecodingState,
+    setup: SearchSetup,
+    finished: FinishedBeams,
+    log_probs: Tensor,
+    scores: Tensor,
+    first: int,
 ) -> Continuations:
-    """The best continuations of the K beams from beam `first` on, with log_probs (B, K, V) and scores (B, K)."""
+    """Continue the K beams from beam `first` on, with log_probs (B, K, V) and scores (B, K).
+
+    The outputs that end among the best K are added to `finished`.
+    """
     sentences, beams, vocabulary = log_probs.shape
-    stopping = setup.stopping
+    stopping, length = setup.stopping, state.generated + 1
     count = min((1 + len(stopping.ids)) * beams, beams * vocabulary)
     best, parents, tokens = best_continuations(log_probs, scores, count)
     refuse_nan(best)
     stride = setup.config.num_beams
     rows = torch.arange(first, sentences * stride, stride, device=scores.device)[:, None] + parents
     stopped = stopping.completes_string(state.generated_tokens, tokens, rows, best > NEVER)
-    ended = stopping.is_end(tokens) if stopped is None else stopping.is_end(tokens) | stopped
-    full = (state.limits <= state.generated + 1)[:, None]
-    next_scores, next_index = best.masked_fill(ended, NEVER).topk(beams)
-    exists = next_scores > NEVER
-    next_scores = next_scores.masked_fill(full, NEVER)
-    return Continuations(best, rows, tokens, ended | full, stopped, next_index, next_scores, exists)
+    ended, full = stopping.is_end(tokens) | stopped, state.limits <= length
 
+    done = ((ended | full[:, None]) & (best > NEVER))[:, :beams].nonzero().unbind(1)
+    if len(done[0]):
+        final, texts = best[done] / setup.divisor(length), state.generated_tokens(rows[done])
+        found = stopping.hypotheses(texts, tokens[done], final, stopped[done], full[done[0]])
+        for number, output in zip(state.sentences[done[0]].tolist(), found, strict=True):
+            finished.add(number, output)
 
-def _finish(
-    state: DecodingState, setup: SearchSetup, finished: FinishedBeams, step: Continuations, beams: int
-) -> None:
-    """Add the outputs that ended among the best K."""
-    done = step.ended[:, :beams] & (step.scores[:, :beams] > NEVER)
-    sentences, ranks = done.nonzero().unbind(1)
-    if not len(sentences):
-        return
-    index = (sentences, ranks)
-    final = step.scores[index] / setup.divisor(state.generated + 1)
-    strings = None if step.stopped is None else step.stopped[index]
-    full = state.limits[sentences] == state.generated + 1
-    texts = state.generated_tokens(step.rows[index])
-    found = setup.stopping.hypotheses(texts, step.tokens[index], final, strings, full)
-    for number, output in zip(state.sentences[sentences].tolist(), found, strict=True):
-        finished.add(number, output)
-
-
-def _count_tokens(counts: Tensor | None, step: Continuations, like: Tensor) -> Tensor:
-    """(B, V) number of beams of the groups so far that continue with each token."""
-    if counts is None:
-        counts = like.new_zeros(len(step.tokens), like.shape[-1])
-    tokens = step.tokens.gather(1, step.next)
-    return counts.scatter_add_(1, tokens, step.exists.to(counts.dtype))
+    next_scores, index = best.masked_fill(ended, NEVER).topk(beams)
+    exists, next_scores = next_scores > NEVER, next_scores.masked_fill(full[:, None], NEVER)
+    return Continuations(next_scores, rows.gather(1, index), tokens.gather(1, index), exists)
 
 
 def _remaining(state: DecodingState, finished: list[FinishedBeams], scores: Tensor) -> Tensor:

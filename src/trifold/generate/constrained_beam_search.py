@@ -220,9 +220,7 @@ def _finish_and_choose(
     tokens = torch.tensor([each.token for each in pool], dtype=torch.long, device=device)
     rows = torch.tensor([each.row for each in pool], dtype=torch.long, device=device)
     found = stopping.completes_string(state.generated_tokens, tokens, rows)
-    stopped: dict[_Beginning, bool] = dict.fromkeys(pool, False)
-    if found is not None:
-        stopped = dict(zip(pool, found.tolist(), strict=True))
+    stopped = dict(zip(pool, found.tolist(), strict=True))
     ended = {each for each in pool if is_full or stopped[each] or each.token in stopping.ids}
 
     banks: dict[int, list[_Beginning]] = {}

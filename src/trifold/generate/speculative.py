@@ -8,6 +8,7 @@ Proposals only change the speed. Rows are decoded one by one, because they accep
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
@@ -42,10 +43,10 @@ def speculative_search(
             log_probs = setup.process(logits[index : index + 1], state.context).log_softmax(-1)
             token = choose(log_probs, state.sentences, state.generated)
             score = score + log_probs[:, int(token)]
-            stopped = setup.stopping.completes_string(state.generated_tokens, token)
+            by_string = bool(setup.stopping.completes_string(state.generated_tokens, token))
             text.append(int(token))
             state.append(token)
-            full, by_string = state.generated == limit, stopped is not None and bool(stopped)
+            full = state.generated == limit
             ended = full or by_string or text[-1] in setup.stopping.ids
             setup.report(state.generated, int(not ended))
             if ended:
@@ -133,6 +134,4 @@ def check_draft(model: Model, draft: Model) -> None:
 
 def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     """The number of tokens that both begin with."""
-    return next(
-        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

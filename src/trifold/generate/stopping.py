@@ -92,15 +92,15 @@ class StoppingCriteria:
 
     def completes_string(
         self, texts: Texts, tokens: Tensor, rows: Tensor | None = None, real: Tensor | None = None
-    ) -> Tensor | None:
-        """True where tokens (…) complete a stop string in the texts of rows (…); None without stop strings.
+    ) -> Tensor:
+        """True where tokens (…) complete a stop string in the texts of rows (…).
 
         rows: default 0, 1, …. real: places to check (default: all).
         """
-        if not self.strings:
-            return None
-        rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
         found = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
+        if not self.strings:
+            return found
+        rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
         checked = (torch.ones_like(found) if real is None else real).nonzero(as_tuple=True)
         generated = texts(rows[checked]).tolist()
         sequences = [[*text, token] for text, token in zip(generated, tokens[checked].tolist(), strict=True)]
@@ -112,11 +112,10 @@ class StoppingCriteria:
         return [any(string in tail for string in self.strings) for tail in self._tails(sequences)]
 
     def hypotheses(
-        self, texts: Tensor, last: Tensor, scores: Tensor, stopped: Tensor | None, full: Tensor
+        self, texts: Tensor, last: Tensor, scores: Tensor, stopped: Tensor, full: Tensor
     ) -> list[Hypothesis]:
         """Outputs from texts (n, L), last tokens (n,) and scores; stopped by a string, or at the limit (full)."""
-        by_string = torch.zeros_like(full) if stopped is None else stopped
-        columns = (column.tolist() for column in (texts, last, scores, by_string, full))
+        columns = (column.tolist() for column in (texts, last, scores, stopped, full))
         return [self.hypothesis(*row) for row in zip(*columns, strict=True)]
 
     def hypothesis(self, text: list[int], last: int, score: float, stopped: bool, full: bool) -> Hypothesis:

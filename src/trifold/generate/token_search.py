@@ -121,16 +121,13 @@ def _step(
     rows: (B,) row of each sentence; texts: the tokens of rows before `tokens`, with which they have `length` tokens.
     """
     stopping, full = setup.stopping, state.limits <= length
-    ended = stopping.is_end(tokens) | full
     stopped = stopping.completes_string(texts, tokens, rows)
-    if stopped is not None:
-        ended |= stopped
+    ended = stopping.is_end(tokens) | stopped | full
     setup.report(length, int((~ended).sum()))
     done, found = ended.nonzero().squeeze(1), list[Hypothesis]()
     if len(done):
         final = scores[done] / setup.divisor(length)
-        strings = None if stopped is None else stopped[done]
-        found = stopping.hypotheses(texts(rows[done]), tokens[done], final, strings, full[done])
+        found = stopping.hypotheses(texts(rows[done]), tokens[done], final, stopped[done], full[done])
     outputs = dict(zip(state.sentences[done].tolist(), found, strict=True))
     return Step(state.sentences, tokens, outputs), (~ended).nonzero().squeeze(1)
 
