@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from trifold.look.costs import count_parameters, forward_flops, inference_memory, training_memory
+from trifold.look.costs import count_parameters, forward_flops, inference_memory
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.losses import linear_cross_entropy
-from trifold.train.memory_estimate import saved_elements
+from trifold.train.memory_estimate import saved_elements, training_memory
 
 pytestmark = pytest.mark.slow
 
@@ -141,12 +141,13 @@ def test_cache_memory_equals_the_real_size(config):
 
 
 def test_training_holds_weights_gradients_two_averages_and_a_model_to_validate(config):
-    memory, parameters = training_memory(config, 100, 10), count_parameters(config)
+    parameters = count_parameters(config)
+    memory = training_memory(config, parameters, 100, 10)
     assert memory[:4] == (4 * parameters, 8 * parameters, 8 * parameters, 8 * parameters)
     assert memory.total == sum(memory)
-    assert training_memory(config, 100, 10, workers=2).gradients == 12 * parameters
-    assert training_memory(config, 100, 10, on_cpu=False).runtime == 0
-    assert training_memory(config, 100, 10, "bfloat16").weights == 6 * parameters
+    assert training_memory(config, parameters, 100, 10, workers=2).gradients == 12 * parameters
+    assert training_memory(config, parameters, 100, 10, on_cpu=False).runtime == 0
+    assert training_memory(config, parameters, 100, 10, "bfloat16").weights == 6 * parameters
 
 
 def test_long_sequences_keep_no_weights():

@@ -140,12 +140,16 @@ def training_needs(
     from trifold.look import costs
     from trifold.train.device import choose_precision, choose_workers, find_device
     from trifold.train.memory import estimate_memory
+    from trifold.train.memory_estimate import training_memory
 
     device, recipe = find_device(), subject.recipe
     on_cpu = device.type == "cpu"
     if recipe is None:
         dtype, workers = precision or "float32", choose_workers(None, device, tokens)
-        memory = costs.training_memory(subject.config, tokens, length, dtype, workers=workers, on_cpu=on_cpu)
+        parameters = costs.count_parameters(subject.config)
+        memory = training_memory(
+            subject.config, parameters, tokens, length, dtype, workers=workers, on_cpu=on_cpu
+        )
         return memory, dtype, workers
     chosen = choose_precision(precision or recipe.train.precision, device)
     workers = choose_workers(recipe.train.worker_count, device, tokens)
