@@ -128,9 +128,8 @@ def _keys(cls: type[Settings], prefix: str) -> Iterator[Key]:
 
 
 def _key(name: str, field: FieldInfo, comments: dict[str, str]) -> Key:
-    said = field.description or comments.get(name.rpartition(".")[2])
     # The description next to the key takes precedence over MEANINGS.
-    meaning = said or MEANINGS.get(name)
+    meaning = field.description or comments.get(name.rpartition(".")[2]) or MEANINGS.get(name)
     if not meaning:
         raise SystemExit(f"{name}: no meaning; give the field a description")
     default = "required" if field.is_required() else _code(field.default)
@@ -234,10 +233,11 @@ def _presets() -> str:
 
 # --- families ------------------------------------------------------------------------------------------
 
-KINDS_OF_RULES = {
-    rules.Copy: "tied copies",
-    rules.Renamed: "other names",
-    rules.Ignored: "buffers, leftovers",
+# Kind of rule -> tensors that a file may contain besides those of the model.
+OPTIONAL_TENSORS = {
+    rules.Copy: "copies of tied tensors",
+    rules.Renamed: "older names",
+    rules.Ignored: "unused tensors",
 }
 
 
@@ -252,12 +252,12 @@ def _families() -> str:
         rows.append(
             (
                 f"[`{model_type}`](../src/trifold/hub/families/{_file(family)}.py)",
-                "<br>".join(f"`{name}`{_answers(config)}" for name, config in read.items()),
-                ", ".join(said for kind, said in KINDS_OF_RULES.items() if kind in kinds),
+                "<br>".join(f"`{name}`{_head_names(config)}" for name, config in read.items()),
+                ", ".join(text for kind, text in OPTIONAL_TENSORS.items() if kind in kinds),
                 ", ".join(differences(writing or next(iter(read.values())))),
             )
         )
-    return _table(("family", "classes: what they answer", "read besides", "differs from the paper"), rows)
+    return _table(("family", "classes: heads", "also accepted", "differs from the paper"), rows)
 
 
 def _file(family: Family) -> str:
@@ -270,7 +270,7 @@ def _file(family: Family) -> str:
     )
 
 
-def _answers(config: ModelConfig) -> str:
+def _head_names(config: ModelConfig) -> str:
     return ": " + ", ".join(config.chosen_heads) if config.chosen_heads else ""
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trifold.look.drawing import Canvas, draw_architecture
+from trifold.look.drawing import draw_architecture
 from trifold.nn import PRESETS, ModelConfig
 
 CONFIGS = {
@@ -62,14 +62,3 @@ def test_arrow_from_encoder_to_cross_attention():
     lines = draw_architecture(CONFIGS["base"]).split("\n")
     [row] = [line for line in lines if "►" in line]
     assert "►│ cross-attention" in row
-
-
-def test_later_text_replaces_earlier_text():
-    canvas = Canvas()
-    canvas.box(0, 1, 6, 3, "a")
-    canvas.write(1, 3, "bc")
-    assert str(canvas) == " ┌─ a ┐\n │ bc │\n └────┘"
-
-
-def test_an_empty_canvas_is_empty():
-    assert str(Canvas()) == ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,7 +89,7 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     reader, writer = pipeline.reader, pipeline.writer
     if not reader.encode([text])[0]:
         raise DataError(f"{text!r} has no tokens: pass another text")
-    ids = _IDS[pipeline.config.shape](pipeline, text, target)
+    ids = _read_ids(pipeline, text, target)
     length, limit = max(len(ids.source), len(ids.given)), pipeline.config.max_positions
     if length > limit:
         raise DataError(
@@ -106,38 +107,22 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     )
 
 
-def _encoder_decoder_ids(pipeline: Pipeline, text: str, target: str | None) -> TokenIds:
-    output, written = _written_ids(pipeline, text, target)
-    return TokenIds(pipeline.read([text])[0], [pipeline.config.start_id, *written[:-1]], written, output)
-
-
-def _decoder_ids(pipeline: Pipeline, text: str, target: str | None) -> TokenIds:
-    output, written = _written_ids(pipeline, text, target)
-    whole = [*pipeline.read([text])[0], *written]
-    return TokenIds([], whole[:-1], whole[1:], output)
-
-
-def _encoder_ids(pipeline: Pipeline, text: str, target: str | None) -> TokenIds:
-    if target is not None:
-        raise UsageError("an encoder generates no text: leave the target out")
-    return TokenIds(pipeline.read([text])[0], [], [], [])
-
-
-_IDS: dict[str, Callable[[Pipeline, str, str | None], TokenIds]] = {
-    "encoder-decoder": _encoder_decoder_ids,
-    "decoder": _decoder_ids,
-    "encoder": _encoder_ids,
-}
-
-
-def _written_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[int], list[int]]:
-    """The output, and the output with its end token if it has one."""
+def _read_ids(pipeline: Pipeline, text: str, target: str | None) -> TokenIds:
+    shape, writer = pipeline.config.shape, pipeline.writer
+    if shape == "encoder":
+        if target is not None:
+            raise UsageError("an encoder generates no text: leave the target out")
+        return TokenIds(pipeline.read([text])[0], [], [], [])
     if target is None:
         best = pipeline.hypotheses([text])[0][0]
-        ids, ended = best.tokens, best.finish_reason == "stop"
+        output, ended = best.tokens, best.finish_reason == "stop"
     else:
-        ids, ended = pipeline.writer.encode([target])[0], True
-    return ids, [*ids, pipeline.writer.required("eos")] if ended else ids
+        output, ended = writer.encode([target])[0], True
+    source, written = pipeline.read([text])[0], [*output, writer.required("eos")] if ended else output
+    if shape == "decoder":
+        whole = [*source, *written]
+        return TokenIds([], whole[:-1], whole[1:], output)
+    return TokenIds(source, [pipeline.config.start_id, *written[:-1]], written, output)
 
 
 @torch.no_grad()
@@ -153,9 +138,8 @@ def attention_weights(model: Transformer, source: Sequence[int], given: Sequence
         model.train(was_training)
     found = {}
     for kind, name in _HOOKS.items():
-        count = sum(name.format(layer) in captured for layer in range(len(captured)))
-        layers = [captured[name.format(layer)][0].float().cpu().numpy() for layer in range(count)]
-        if layers:
+        hooks = takewhile(captured.__contains__, map(name.format, count()))
+        if layers := [captured[hook][0].float().cpu().numpy() for hook in hooks]:
             found[kind] = np.stack(layers)
     return found
 
@@ -191,11 +175,8 @@ def align_words(maps: AttentionMaps) -> NDArray[np.float64]:
 
 def _one_hot(words: Words) -> NDArray[np.float64]:
     """(tokens, words)"""
-    matrix = np.zeros((len(words.of_token), len(words.texts)))
-    for token, word in enumerate(words.of_token):
-        if word is not None:
-            matrix[token, word] = 1
-    return matrix
+    indices = np.arange(len(words.texts))
+    return np.array([indices == word for word in words.of_token], np.float64).reshape(-1, len(indices))
 
 
 def draw_alignment(maps: AttentionMaps) -> Figure:
@@ -215,10 +196,8 @@ def draw_alignment(maps: AttentionMaps) -> Figure:
     _label_ticks(axis.yaxis, rows, fontsize=11)
     axis.set_xlabel("source sentence (read)", fontsize=10)
     axis.set_ylabel("translation (written)", fontsize=10)
-    bar = figure.colorbar(image, ax=axis, aspect=18, pad=0.02)
+    bar = _color_bar(figure, image, axis, 8, aspect=18, pad=0.02)
     bar.set_label("attention weight", fontsize=9)
-    bar.ax.tick_params(labelsize=8, length=0)
-    bar.outline.set_visible(False)
     return figure
 
 
@@ -293,9 +272,8 @@ def _draw_panel(figure: Figure, panel: Panel) -> None:
         axis.set_title(f"layer {panel.layers[row]} head {panel.heads[column]}", fontsize=8, pad=3)
         _label_ticks(axis.xaxis, panel.column_labels if row == rows - 1 else [], rotation=90)
         _label_ticks(axis.yaxis, panel.row_labels if column == 0 else [])
-    bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 1.6 / rows), aspect=16, pad=0.01, ticks=[0, 0.5, 1])
-    bar.ax.tick_params(labelsize=7, length=0)
-    bar.outline.set_visible(False)
+    shrink = min(1.0, 1.6 / rows)
+    _color_bar(figure, image, axes, 7, shrink=shrink, aspect=16, pad=0.01, ticks=[0, 0.5, 1])
 
 
 def _draw_cells(axis: Any, weights: NDArray[np.floating], vmax: float) -> Any:
@@ -307,6 +285,13 @@ def _draw_cells(axis: Any, weights: NDArray[np.floating], vmax: float) -> Any:
     for side in axis.spines.values():
         side.set(color="0.8", linewidth=0.6)
     return image
+
+
+def _color_bar(figure: Figure, image: Any, axes: Any, fontsize: float, **more: Any) -> Any:
+    bar = figure.colorbar(image, ax=axes, **more)
+    bar.ax.tick_params(labelsize=fontsize, length=0)
+    bar.outline.set_visible(False)
+    return bar
 
 
 def _label_ticks(axis: Any, labels: Sequence[str], fontsize: float = 7.5, **more: Any) -> None:

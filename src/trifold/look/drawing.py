@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from trifold.nn.config import ModelConfig
@@ -33,91 +34,61 @@ _GAP = 6  # columns between the two stacks, for the arrow from encoder to decode
 Box: TypeAlias = tuple[str, ...]  # its lines of text
 
 
-class Group(NamedTuple):
-    """Boxes that repeat, in a frame of their own; the first is the top one."""
+class Column(NamedTuple):
+    """A stack from top to bottom: boxes above its blocks, the boxes of a block, the box and the word below."""
 
+    top: list[Box]
     title: str
-    boxes: tuple[Box, ...]
-
-
-Column: TypeAlias = list[Box | Group | str]  # from top to bottom, with a plain word at the end
-
-
-class Canvas:
-    """A grid of characters that grows as needed; row 0 is the top, column 0 the left."""
-
-    def __init__(self) -> None:
-        self._cells: dict[tuple[int, int], str] = {}
-
-    def __str__(self) -> str:
-        rows, columns = (1 + max((place[axis] for place in self._cells), default=-1) for axis in (0, 1))
-        lines = (
-            "".join(self._cells.get((row, column), " ") for column in range(columns)) for row in range(rows)
-        )
-        return "\n".join(line.rstrip() for line in lines)
-
-    def write(self, row: int, column: int, text: str) -> None:
-        """Write text from that cell on, replacing what is there."""
-        for offset, character in enumerate(text):
-            self._cells[row, column + offset] = character
-
-    def box(self, row: int, column: int, width: int, height: int, title: str = "") -> None:
-        """Draw a frame with that outer size and a title in its upper edge."""
-        heading = f"─ {title} " if title else ""
-        self.write(row, column, f"┌{heading:─<{width - 2}}┐")
-        for side in range(row + 1, row + height - 1):
-            self.write(side, column, f"│{'':{width - 2}}│")
-        self.write(row + height - 1, column, f"└{'':─<{width - 2}}┘")
+    block: list[Box]
+    bottom: Box
+    label: str
 
 
 def draw_architecture(config: ModelConfig) -> str:
     """The model as boxes with their sizes, and one line with the residual wiring."""
-    columns = [_column(config, side) for side in ("encoder", "decoder") if _layers(config, side)]
-    height = max(sum(map(_height, column)) + len(column) - 1 for column in columns)
-    width = max(_WIDTH, *(4 + len(line) for column in columns for box in _boxes(column) for line in box))
-    canvas = Canvas()
-    tops = [_draw(canvas, column, n * (width + 4 + _GAP), height, width) for n, column in enumerate(columns)]
+    columns = [_column(config, side, sized) for side, sized in config.stacks.items()]
+    boxes = [box for column in columns for box in (*column.top, *column.block, column.bottom)]
+    width = max(_WIDTH, *(4 + len(line) for box in boxes for line in box))
+    drawn = [_draw(column, width) for column in columns]
+    height = max(map(len, drawn))
+    padded = [[""] * (height - len(lines)) + lines for lines in drawn]
+    rows = [
+        list((" " * _GAP).join(f"{line:{width + 4}}" for line in row)) for row in zip(*padded, strict=True)
+    ]
     if len(columns) == 2:
-        _memory(canvas, min(tops[0].values()), tops[1]["cross-attention"] + 1, width)
+        _connect(rows, height - len(drawn[0]), width)
+    sheet = "\n".join("".join(row).rstrip() for row in rows)
     block = _PARALLEL.get(config.residual)
     wiring = f"every block:  {block}" if block else f"every sub-layer f:  {_WIRING[config.norm_placement]}"
-    return f"{canvas}\n\n{wiring}\nnorm:  {_NORMS[config.norm]}"
+    return f"{sheet}\n\n{wiring}\nnorm:  {_NORMS[config.norm]}"
 
 
-def _layers(config: ModelConfig, side: str) -> int:
-    return {"encoder": config.encoder_layers, "decoder": config.decoder_layers}[side]
+# --- contents --------------------------------------------------------------------------------------------
 
 
-def _column(config: ModelConfig, side: str) -> Column:
+def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
     decodes, translates = side == "decoder", config.shape == "encoder-decoder"
-    sized = config.decoder_side if decodes else config
     causal = ", causal" if decodes else ""
     if config.sliding_window is not None:
         where = "" if config.window_pattern == ("local",) else " in some layers"
         causal += f", window {config.sliding_window:,}{where}"
     sizes = f"{config.d_model:,} → {sized.d_ff:,} → {config.d_model:,}"
-    if config.gated:
-        parts: list[Box] = [("feed-forward", sizes, f"gated {config.activation}")]
-    else:
-        parts = [("feed-forward", f"{sizes}, {config.activation}")]
+    lines = (sizes, f"gated {config.activation}") if config.gated else (f"{sizes}, {config.activation}",)
+    block: list[Box] = [("feed-forward", *lines), ("self-attention", _heads(sized) + causal)]
     if decodes and translates:
-        parts.append(("cross-attention", _heads(sized)))
-    parts.append(("self-attention", _heads(sized) + causal))
-    vocab_size = config.output_vocab_size if decodes else config.vocab_size
-    is_shared = decodes and translates and config.target_vocab_size is None
-    return [
-        *_tops(config, side),
-        *([(_NORMS[config.norm],)] if config.has_final_norm("decoder" if decodes else "encoder") else []),
-        Group(f"{side} × {_layers(config, side)}", tuple(parts)),
-        _bottom(config, vocab_size, is_shared=is_shared),
-        "pixels"
-        if config.n_patches
-        else "tokens"
-        if not translates
-        else "target tokens, shifted by one"
-        if decodes
-        else "source tokens",
-    ]
+        block.insert(1, ("cross-attention", _heads(sized)))
+    final = config.has_final_norm("decoder" if decodes else "encoder")
+    shared = decodes and translates and config.target_vocab_size is None
+    label = "pixels" if config.n_patches else "tokens"
+    if translates:
+        label = "target tokens, shifted by one" if decodes else "source tokens"
+    return Column(
+        top=[*_tops(config, side), *([(_NORMS[config.norm],)] if final else [])],
+        title=f"{side} × {sized.n_layers}",
+        block=block,
+        bottom=_bottom(config, config.output_vocab_size if decodes else config.vocab_size, is_shared=shared),
+        label=label,
+    )
 
 
 def _bottom(config: ModelConfig, vocab_size: int, *, is_shared: bool) -> Box:
@@ -155,61 +126,46 @@ def _head(config: ModelConfig) -> Box:
     return ("language-model head", f"{config.d_model:,} → {config.output_vocab_size:,}, {weights}")
 
 
-def _boxes(column: Column) -> list[Box]:
-    found: list[Box] = []
-    for item in column:
-        if isinstance(item, Group):
-            found += item.boxes
-        elif not isinstance(item, str):
-            found.append(item)
-    return found
+# --- layout ----------------------------------------------------------------------------------------------
 
 
-def _height(item: Box | Group | str) -> int:
-    if isinstance(item, str):
-        return 1
-    if isinstance(item, Group):
-        return 2 + sum(map(_height, item.boxes)) + len(item.boxes) - 1
-    return len(item) + 2
+def _draw(column: Column, width: int) -> list[str]:
+    """The lines of a column whose boxes are `width` wide."""
+    blocks = _pile([_frame(box, width) for box in column.block], width // 2)
+    middle = 2 + width // 2
+    return _pile(
+        [
+            *(_indented(_frame(box, width)) for box in column.top),
+            _frame(blocks, width + 4, column.title),
+            _indented(_frame(column.bottom, width)),
+            [" " * (middle - len(column.label) // 2) + column.label],
+        ],
+        middle,
+    )
 
 
-def _draw(canvas: Canvas, column: Column, left: int, height: int, width: int) -> dict[str, int]:
-    """Draw the column with its bottom at row `height`; return the top row of every box by its first line."""
-    tops: dict[str, int] = {}
-    middle = left + 2 + width // 2
-    row = height - sum(map(_height, column)) - (len(column) - 1)
-    for number, item in enumerate(column):
-        if number:
-            canvas.write(row, middle, "▲")
-            row += 1
-        if isinstance(item, str):
-            canvas.write(row, middle - len(item) // 2, item)
-        elif isinstance(item, Group):
-            tops[item.title] = row
-            canvas.box(row, left, width + 4, _height(item), item.title)
-            inner = row + 1
-            for place, box in enumerate(item.boxes):
-                if place:
-                    canvas.write(inner - 1, middle, "▲")
-                _box(canvas, box, inner, left + 2, width, tops)
-                inner += _height(box) + 1
-        else:
-            _box(canvas, item, row, left + 2, width, tops)
-        row += _height(item)
-    return tops
+def _frame(lines: Sequence[str], width: int, title: str = "") -> list[str]:
+    """The lines in a frame with that outer width and a title in its upper edge."""
+    heading = f"─ {title} " if title else ""
+    inner = [f"│ {line:{width - 4}} │" for line in lines]
+    return [f"┌{heading:─<{width - 2}}┐", *inner, f"└{'':─<{width - 2}}┘"]
 
 
-def _box(canvas: Canvas, box: Box, row: int, left: int, width: int, tops: dict[str, int]) -> None:
-    tops[box[0]] = row
-    canvas.box(row, left, width, _height(box))
-    for offset, line in enumerate(box, start=1):
-        canvas.write(row + offset, left + 2, line)
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
 
 
-def _memory(canvas: Canvas, start: int, end: int, width: int) -> None:
-    """Draw the arrow from the top of the encoder (row `start`) to the cross-attention (row `end`)."""
+def _pile(parts: Sequence[list[str]], middle: int) -> list[str]:
+    """The parts below each other, with an arrow in column `middle` between them."""
+    arrow = " " * middle + "▲"
+    return [line for part in parts for line in (arrow, *part)][1:]
+
+
+def _connect(rows: list[list[str]], top: int, width: int) -> None:
+    """Draw the arrow from the top of the encoder (row `top`) to the cross-attention."""
     middle, down, into = 2 + width // 2, width + 4 + _GAP // 2, width + 4 + _GAP + 1
-    canvas.write(start - 1, middle, f"┌{'':─<{down - middle - 1}}┐")
-    for row in range(start, end):
-        canvas.write(row, down, "│")
-    canvas.write(end, down, f"└{'':─<{into - down - 1}}►")
+    end = next(number for number, row in enumerate(rows) if "│ cross-attention" in "".join(row))
+    rows[top - 1][middle : down + 1] = f"┌{'':─<{down - middle - 1}}┐"
+    for row in rows[top:end]:
+        row[down] = "│"
+    rows[end][down : into + 1] = f"└{'':─<{into - down - 1}}►"
