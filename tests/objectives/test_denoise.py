@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from tests.text.noise_rows import restored
 
 from trifold.batches import BatchSettings
 from trifold.errors import SettingsError
@@ -17,7 +18,6 @@ from trifold.objectives.denoise import Denoise, DenoiseSettings, Noise, SpansSet
 from trifold.objectives.objective import EvalContext
 from trifold.text import TokenizerSettings, make_tokenizer
 from trifold.text.annotation import annotate, sentinel_ids
-from trifold.text.corruption import SpanCorruptedRow
 
 WIDTH = 16
 WORDS = [f"w{number}" for number in range(40)]
@@ -89,8 +89,7 @@ def test_source_and_spans_restore_the_text(tokenizer, rows, draw, rate, mean):
         sentinel_ids(tokenizer),
     )
     for text, read, wanted in sides(objective, objective.examples(rows), EVERY, draw):
-        halves = SpanCorruptedRow(np.array(read, np.int64), np.array(wanted, np.int64))
-        assert halves.original(sentinels).tolist() == text
+        assert restored(np.array(read, np.int64), np.array(wanted, np.int64), sentinels) == text
         taken = len(wanted) - sum(token in sentinels for token in wanted)
         if len(text) > 1:  # unknown words are taken out like others
             assert taken == min(max(round(len(text) * rate), 1), len(text) - 1)

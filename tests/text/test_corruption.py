@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from tests.text.noise_rows import MASK, SPECIAL, long_row, rows
+from tests.text.noise_rows import MASK, SPECIAL, long_row, mask_row, rows
 
-from trifold.text.corruption import MASK_FUNCTIONS, Replacement, mask_spans
+from trifold.text.corruption import MASK_CHOICES
 from trifold.text.spans import example_rng, find_runs, find_words
 
-TO = Replacement(MASK, np.arange(SPECIAL, 500))
-KINDS = list(MASK_FUNCTIONS)
+KINDS = list(MASK_CHOICES)
 seeds = st.integers(0, 2**64 - 1)
 
 
@@ -19,7 +18,7 @@ seeds = st.integers(0, 2**64 - 1)
 def test_the_row_can_be_restored_and_special_tokens_stay(kind, row, seed, rate):
     ids, free, starts = row
     before = ids.copy()
-    found = MASK_FUNCTIONS[kind](ids, free, starts, example_rng(seed, 0), TO, rate)
+    found = mask_row(kind, ids, free, starts, example_rng(seed, 0), rate)
     assert (ids == before).all()
     assert (found.original == ids).all() and len(found.inputs) == len(ids)
     assert (found.targets == ids[found.positions]).all()
@@ -32,7 +31,7 @@ def test_the_row_can_be_restored_and_special_tokens_stay(kind, row, seed, rate):
 
 @given(st.sampled_from(KINDS), rows(), seeds)
 def test_equal_generators_give_equal_masks(kind, row, seed):
-    first, second = (MASK_FUNCTIONS[kind](*row, example_rng(seed, 7), TO, 0.3) for _ in range(2))
+    first, second = (mask_row(kind, *row, example_rng(seed, 7), 0.3) for _ in range(2))
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
 
 
@@ -40,7 +39,7 @@ def test_equal_generators_give_equal_masks(kind, row, seed):
 def test_examples_and_epochs_differ(kind):
     row = long_row(200)
     found = {
-        tuple(MASK_FUNCTIONS[kind](*row, example_rng(draw, number), TO, 0.15).positions)
+        tuple(mask_row(kind, *row, example_rng(draw, number), 0.15).positions)
         for draw in (1, 2)
         for number in (1, 2)
     }
@@ -54,8 +53,7 @@ def test_the_rate_is_kept_at_every_length(kind, size):
     for number in range(1500 if size < 50 else 100):
         ids, free, starts = long_row(size, seed=number)
         shares.append(
-            len(MASK_FUNCTIONS[kind](ids, free, starts, example_rng(0, number), TO, 0.15).positions)
-            / free.sum()
+            len(mask_row(kind, ids, free, starts, example_rng(0, number), 0.15).positions) / free.sum()
         )
     shares = np.array(shares)
     assert abs(shares.mean() - 0.15) < 4 * shares.std() / np.sqrt(len(shares)) + 0.001
@@ -64,7 +62,7 @@ def test_the_rate_is_kept_at_every_length(kind, size):
 @pytest.mark.parametrize("kind", KINDS)
 def test_replacements_are_80_10_10(kind):
     row = long_row(20_000)
-    found = [MASK_FUNCTIONS[kind](*row, example_rng(0, number), TO, 0.15) for number in range(3)]
+    found = [mask_row(kind, *row, example_rng(0, number), 0.15) for number in range(3)]
     inputs = np.concatenate([each.inputs[each.positions] for each in found])
     targets = np.concatenate([each.targets for each in found])
     masked, same = (inputs == MASK).mean(), (inputs == targets).mean()
@@ -79,7 +77,7 @@ def test_replacements_are_80_10_10(kind):
 @given(row=rows(), seed=seeds)
 def test_words_are_masked_whole(kind, row, seed):
     ids, free, starts = row
-    hidden = set(MASK_FUNCTIONS[kind](ids, free, starts, example_rng(seed, 0), TO, 0.3).positions.tolist())
+    hidden = set(mask_row(kind, ids, free, starts, example_rng(seed, 0), 0.3).positions.tolist())
     for start, end in find_words(free, starts):
         assert len(hidden.intersection(range(start, end))) in (0, end - start)
 
@@ -87,7 +85,7 @@ def test_words_are_masked_whole(kind, row, seed):
 def test_spans_have_spanbert_lengths_and_one_replacement_each():
     ids, free, starts = long_row(3000)
     starts = np.ones_like(starts)  # words of one token each: lengths can be counted
-    found = [mask_spans(ids, free, starts, example_rng(0, number), TO) for number in range(60)]
+    found = [mask_row("spans", ids, free, starts, example_rng(0, number)) for number in range(60)]
     lengths = np.concatenate([each.spans[:, 1] - each.spans[:, 0] for each in found])
     assert lengths.max() == 10
     assert lengths.mean() == pytest.approx(3.8, abs=4 * lengths.std() / np.sqrt(len(lengths)))
@@ -100,7 +98,7 @@ def test_spans_have_spanbert_lengths_and_one_replacement_each():
 @given(row=rows(), seed=seeds)
 def test_tokens_on_both_sides_of_a_span_stay_visible(row, seed):
     ids, free, starts = row
-    found = mask_spans(ids, free, starts, example_rng(seed, 0), TO, 0.4)
+    found = mask_row("spans", ids, free, starts, example_rng(seed, 0), 0.4)
     for start, end in found.spans:
         assert start == 0 or start - 1 not in found.positions
         assert end not in found.positions
@@ -112,14 +110,12 @@ def test_empty_rows_and_rows_without_free_tokens_are_unchanged(kind):
         (np.zeros(0, np.int64), np.zeros(0, np.bool_)),
         (np.array([5, 6]), np.zeros(2, np.bool_)),
     ):
-        found = MASK_FUNCTIONS[kind](ids, free, np.zeros(len(ids), np.bool_), example_rng(0, 0), TO, 0.5)
+        found = mask_row(kind, ids, free, np.zeros(len(ids), np.bool_), example_rng(0, 0), 0.5)
         assert (found.inputs == ids).all() and not len(found.positions) and found.spans.shape == (0, 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_single_token_is_masked_at_the_rate(kind):
     one = np.array([20]), np.array([True]), np.array([True])
-    hidden = sum(
-        len(MASK_FUNCTIONS[kind](*one, example_rng(0, number), TO, 0.15).positions) for number in range(3000)
-    )
+    hidden = sum(len(mask_row(kind, *one, example_rng(0, number), 0.15).positions) for number in range(3000))
     assert hidden / 3000 == pytest.approx(0.15, abs=0.027)

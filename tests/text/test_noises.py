@@ -20,7 +20,6 @@ KINDS = list(NOISES)
 def test_every_input_token_comes_from_its_origin(row, seed, rates):
     ids, free, starts = row
     found = apply_noises(NoiseInput(ids, free, starts), example_rng(seed, 0), rates, MASK)
-    assert (found.targets == ids).all()
     old = found.origin >= 0
     assert (found.inputs[~old] == MASK).all()
     same = found.inputs[old] == ids[found.origin[old]]

@@ -108,7 +108,7 @@ class DenoiseSettings(DenoisingSettings):
             found = apply_noises(
                 NoiseInput(ids, ~special[ids], sentences, max_length=width - 1), rng, rates, mask
             )
-            return found.inputs, found.targets
+            return found.inputs, ids
 
         return corrupt
 

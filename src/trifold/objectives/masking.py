@@ -27,8 +27,15 @@ from trifold.objectives.documents import DocumentObjectiveSettings
 from trifold.objectives.objective import Batch, LossTerm, measure_tokens, token_loss
 from trifold.text import Tokenizer
 from trifold.text.annotation import special_flags
-from trifold.text.corruption import MASK_FUNCTIONS, MaskedRow, MaskFunction, Replacement, mask_spans
-from trifold.text.spans import MAX_SPAN_RATE, Flags, Geometric, Ids, example_rng, expand_spans
+from trifold.text.corruption import (
+    MASK_CHOICES,
+    MaskChoice,
+    MaskedRow,
+    Replacement,
+    choose_spans,
+    mask_tokens,
+)
+from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, example_rng, expand_spans, geometric
 
 
 class MaskingSettings(DocumentObjectiveSettings):
@@ -141,17 +148,18 @@ class Masking:
         self.special = special_flags(tokenizer)
         ordinary = np.flatnonzero(~self.special[: tokenizer.vocab_size])
         self.replacement = Replacement(tokenizer.mask_id, ordinary, settings.masked, settings.random)
-        lengths = Geometric(settings.span_p, settings.span_longest)
-        functions: dict[str, MaskFunction] = {**MASK_FUNCTIONS, "spans": partial(mask_spans, law=lengths)}
-        self._mask = functions[settings.mask]
+        law = partial(geometric, p=settings.span_p, longest=settings.span_longest)
+        choices: dict[str, MaskChoice] = {**MASK_CHOICES, "spans": partial(choose_spans, law=law)}
+        self._choose = choices[settings.mask]
 
     def mask(self, ids: Ids, starts: Flags, draw: int, row: int) -> MaskedRow:
-        """MaskFunction tokens of one row; a function of (draw, row). starts: flags at the first tokens of words."""
+        """Mask tokens of one row; a function of (draw, row). starts: flags at the first tokens of words."""
         rng = example_rng(draw, row)
-        return self._mask(ids, ~self.special[ids], starts, rng, self.replacement, self.settings.rate)
+        positions = self._choose(~self.special[ids], starts, self.settings.rate, rng)
+        return mask_tokens(ids, positions, rng, self.replacement, per_span=self.settings.mask == "spans")
 
     def mask_single(self, ids: Ids, position: int) -> MaskedRow:
-        """MaskFunction the token at one position."""
+        """Mask the token at one position."""
         inputs, at = ids.copy(), np.array([position], dtype=np.int64)
         inputs[at] = self.replacement.mask
         return MaskedRow(inputs, at, ids[at], np.array([[position, position + 1]], dtype=np.int64))

@@ -13,16 +13,17 @@ import numpy as np
 
 from trifold.text.spans import (
     Flags,
-    Geometric,
     Ids,
-    Poisson,
+    LengthLaw,
     Rng,
     choose_units,
     draw_span_lengths,
     expand_spans,
     find_runs,
     find_words,
+    geometric,
     place_spans,
+    poisson,
     round_randomly,
 )
 
@@ -57,33 +58,20 @@ class MaskedRow(NamedTuple):
         return row
 
 
-def mask_tokens(
-    ids: Ids, free: Flags, starts: Flags, rng: Rng, replacement: Replacement, rate: float = 0.15
-) -> MaskedRow:
-    """Mask single tokens (`starts` is unused)."""
-    chosen = _choose_tokens(free, rate, rng)
-    return _mask(ids, chosen, rng, replacement)
+def choose_tokens(free: Flags, starts: Flags | None, rate: float, rng: Rng) -> Ids:
+    """Positions of single tokens (`starts` is unused)."""
+    positions = np.flatnonzero(free)
+    return positions[choose_units(np.ones(len(positions), np.int64), rate, rng)]
 
 
-def mask_words(
-    ids: Ids, free: Flags, starts: Flags, rng: Rng, replacement: Replacement, rate: float = 0.15
-) -> MaskedRow:
-    """Mask whole words (whole word masking); the replacement is drawn per token."""
+def choose_words(free: Flags, starts: Flags, rate: float, rng: Rng) -> Ids:
+    """Positions of whole words (whole word masking)."""
     bounds = find_words(free, starts)
-    bounds = bounds[choose_units(bounds[:, 1] - bounds[:, 0], rate, rng)]
-    return _mask(ids, expand_spans(bounds), rng, replacement)
+    return expand_spans(bounds[choose_units(bounds[:, 1] - bounds[:, 0], rate, rng)])
 
 
-def mask_spans(
-    ids: Ids,
-    free: Flags,
-    starts: Flags,
-    rng: Rng,
-    replacement: Replacement,
-    rate: float = 0.15,
-    law: Geometric = Geometric(),  # noqa: B008 (immutable)
-) -> MaskedRow:
-    """Mask spans of whole words (SpanBERT, Joshi et al. 2020, section 3.1); the replacement is drawn per span.
+def choose_spans(free: Flags, starts: Flags, rate: float, rng: Rng, law: LengthLaw = geometric) -> Ids:
+    """Positions of spans of whole words (SpanBERT, Joshi et al. 2020, section 3.1).
 
     The number of spans is drawn first and then every length, so that short rows do not shorten spans by exhausting
     their 15 %. Spans never touch: the tokens on both sides of a span stay visible.
@@ -92,18 +80,19 @@ def mask_spans(
     lengths = draw_span_lengths(len(bounds), rate, law, rng)
     first = place_spans(lengths, len(bounds), rng)
     if not len(first):
-        return _mask(ids, np.zeros(0, np.int64), rng, replacement)
+        return np.zeros(0, np.int64)
     positions = expand_spans(np.stack([bounds[first, 0], bounds[first + lengths - 1, 1]], axis=1))
-    return _mask(ids, positions[free[positions]], rng, replacement, per_span=True)
+    return positions[free[positions]]
 
 
-MaskFunction = Callable[[Ids, Flags, Flags, Rng, Replacement, float], MaskedRow]
-MASK_FUNCTIONS: dict[str, MaskFunction] = {"plain": mask_tokens, "words": mask_words, "spans": mask_spans}
+MaskChoice = Callable[[Flags, Flags, float, Rng], Ids]
+MASK_CHOICES: dict[str, MaskChoice] = {"plain": choose_tokens, "words": choose_words, "spans": choose_spans}
 
 
-def _mask(
+def mask_tokens(
     ids: Ids, positions: Ids, rng: Rng, replacement: Replacement, *, per_span: bool = False
 ) -> MaskedRow:
+    """Mask a row at the given positions. The replacement is drawn per token, or per span of adjacent tokens."""
     flags = np.zeros(len(ids), np.bool_)
     flags[positions] = True
     spans = find_runs(flags)
@@ -115,11 +104,6 @@ def _mask(
     unmasked = np.where(dice < replacement.masked + replacement.random, random_tokens, targets)
     inputs[positions] = np.where(dice < replacement.masked, replacement.mask, unmasked)
     return MaskedRow(inputs, positions, targets, spans)
-
-
-def _choose_tokens(free: Flags, rate: float, rng: Rng) -> Ids:
-    positions = np.flatnonzero(free)
-    return positions[choose_units(np.ones(len(positions), np.int64), rate, rng)]
 
 
 # --- BART's noises (Lewis et al. 2020, section 2.2) -----------------------------------------------------
@@ -137,10 +121,9 @@ class NoiseInput(NamedTuple):
 
 
 class NoisedRow(NamedTuple):
-    """inputs (I,), targets (T,) the original row, and the original position of each input; -1 for inserted masks."""
+    """inputs (I,) and the original position of each; -1 for inserted masks."""
 
     inputs: Ids
-    targets: Ids
     origin: Ids
 
 
@@ -165,31 +148,24 @@ def rotate(row: NoiseInput, rng: Rng, rate: float, mask: int) -> NoisedRow:
 
 def delete_tokens(row: NoiseInput, rng: Rng, rate: float, mask: int) -> NoisedRow:
     """Delete a share of the tokens."""
-    kept = np.ones(len(row.ids), np.bool_)
-    kept[_choose_tokens(row.free, rate, rng)] = False
-    return NoisedRow(row.ids[kept], row.ids, np.flatnonzero(kept))
+    kept = np.delete(np.arange(len(row.ids)), choose_tokens(row.free, None, rate, rng))
+    return NoisedRow(row.ids[kept], kept)
 
 
 def replace_by_mask(row: NoiseInput, rng: Rng, rate: float, mask: int) -> NoisedRow:
     """Replace a share of the tokens by the mask."""
     inputs = row.ids.copy()
-    inputs[_choose_tokens(row.free, rate, rng)] = mask
-    return NoisedRow(inputs, row.ids, np.arange(len(inputs)))
+    inputs[choose_tokens(row.free, None, rate, rng)] = mask
+    return NoisedRow(inputs, np.arange(len(inputs)))
 
 
-def infill_spans(
-    row: NoiseInput,
-    rng: Rng,
-    rate: float,
-    mask: int,
-    law: Poisson = Poisson(),  # noqa: B008 (immutable)
-) -> NoisedRow:
+def infill_spans(row: NoiseInput, rng: Rng, rate: float, mask: int) -> NoisedRow:
     """Replace spans that hold a share of the tokens by one mask each; spans never touch.
 
     Each span of length 0 inserts a mask, neither inside nor next to another span, while `max_length` permits.
     """
     positions = np.flatnonzero(row.free)
-    lengths = draw_span_lengths(len(positions), rate, law, rng)
+    lengths = draw_span_lengths(len(positions), rate, poisson, rng)
     inserted, lengths = int((lengths == 0).sum()), lengths[lengths > 0]
     first = place_spans(lengths, len(positions), rng)
     removed, gaps = np.zeros(len(row.ids), np.bool_), np.ones(len(positions) + 1, np.bool_)
@@ -204,7 +180,7 @@ def infill_spans(
     slots = np.append(positions, positions[-1] + 1) if len(positions) else positions
     at = slots[np.sort(rng.permutation(np.flatnonzero(gaps))[:inserted])] if inserted else positions[:0]
     kept = np.insert(kept, at, True)
-    return NoisedRow(np.insert(inputs, at, mask)[kept], row.ids, np.insert(origin, at, -1)[kept])
+    return NoisedRow(np.insert(inputs, at, mask)[kept], np.insert(origin, at, -1)[kept])
 
 
 Noise = Callable[[NoiseInput, Rng, float, int], NoisedRow]
@@ -223,19 +199,19 @@ def apply_noises(row: NoiseInput, rng: Rng, rates: Mapping[str, float], mask: in
     current, origin = row, np.arange(len(row.ids))
     for name, noise in NOISES.items():
         if rates.get(name, 0.0) > 0:
-            inputs, _, source = noise(current, rng, rates[name], mask)
+            inputs, source = noise(current, rng, rates[name], mask)
             old = source >= 0  # inserted tokens are masks and do not change again
             free = old & current.free[source] & (inputs != mask)
             starts = old & current.starts[source]
             current = NoiseInput(inputs, free, starts, row.max_length)
             origin = np.where(old, origin[source], -1)
-    return NoisedRow(current.ids, row.ids, origin)
+    return NoisedRow(current.ids, origin)
 
 
 def _reorder(row: NoiseInput, positions: Ids, order: Ids) -> NoisedRow:
     origin = np.arange(len(row.ids))
     origin[positions] = positions[order]
-    return NoisedRow(row.ids[origin], row.ids, origin)
+    return NoisedRow(row.ids[origin], origin)
 
 
 # --- T5's span corruption (Raffel et al. 2020, sections 3.1.4 and 3.3.4) --------------------------------
@@ -258,14 +234,6 @@ class SpanCorruptedRow(NamedTuple):
 
     inputs: Ids
     targets: Ids
-
-    def original(self, sentinels: Ids) -> Ids:
-        """The row before corruption."""
-        heads = np.flatnonzero(np.isin(self.targets, sentinels))
-        bounds = zip(heads, np.append(heads, len(self.targets))[1:], strict=True)
-        spans = {int(self.targets[head]): self.targets[head + 1 : end].tolist() for head, end in bounds}
-        row = [token for each in self.inputs.tolist() for token in spans.get(each, [each])]
-        return np.array(row, dtype=np.int64)
 
 
 def corrupt_spans(

@@ -9,9 +9,10 @@ fractional remainder is rounded up or down at random, never always in the same d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from math import exp
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,48 +69,38 @@ def choose_units(lengths: Ids, rate: float, rng: Rng) -> Ids:
 
 # --- spans ---------------------------------------------------------------------------------------------
 
-
-class LengthDistribution(NamedTuple):
-    """Span lengths: the probability of each length from 0 on, and the mean length."""
-
-    probabilities: NDArray[np.float64]
-    mean: float
+# The probabilities of the lengths 0, 1, … of spans of at most so many items.
+LengthLaw: TypeAlias = Callable[[int], NDArray[np.float64]]
 
 
-class Geometric(NamedTuple):
+@cache
+def geometric(limit: int, p: float = 0.2, longest: int = 10) -> NDArray[np.float64]:
     """P(l) ∝ p (1 - p)^(l-1) for l = 1 … longest (Joshi et al. 2020, section 3.1: p = 0.2, longest 10, mean 3.8)."""
-
-    p: float = 0.2
-    longest: int = 10
-
-    def truncate(self, limit: int) -> LengthDistribution:
-        """The distribution restricted to at most `limit` items."""
-        return _geometric(self.p, min(self.longest, limit))
+    lengths = np.arange(min(longest, limit) + 1)
+    weights = np.where(lengths > 0, (1 - p) ** (lengths - 1.0), 0.0)
+    return weights / weights.sum()
 
 
-class Poisson(NamedTuple):
+@cache
+def poisson(limit: int, mean: float = 3.0) -> NDArray[np.float64]:
     """P(l) = λ^l e^-λ / l! for l = 0, 1, … (Lewis et al. 2020, section 2.2: λ = 3)."""
-
-    mean: float = 3.0
-
-    def truncate(self, limit: int) -> LengthDistribution:
-        """The distribution restricted to at most `limit` items."""
-        return _poisson(
-            self.mean, min(limit, round(4 * self.mean) + 16)
-        )  # the tail is below one in a million
+    longest = min(limit, round(4 * mean) + 16)  # the tail is below one in a million
+    weights = np.full(longest + 1, exp(-mean))
+    weights[1:] *= np.cumprod(mean / np.arange(1, longest + 1))
+    return weights / weights.sum()
 
 
-def draw_span_lengths(items: int, rate: float, kind: Geometric | Poisson, rng: Rng) -> Ids:
+def draw_span_lengths(items: int, rate: float, law: LengthLaw, rng: Rng) -> Ids:
     """Independent lengths of spans that cover rate * items on average.
 
     A span covers at most half of the items (but may always cover one), so that context remains. Spans that do not fit
     next to the others are dropped.
     """
-    distribution = kind.truncate(max(1, items // 2))
-    if not items or not distribution.mean:
+    probabilities = law(max(1, items // 2))
+    mean = float(probabilities @ np.arange(len(probabilities)))
+    if not items or not mean:
         return np.zeros(0, np.int64)
-    probabilities = distribution.probabilities
-    count = round_randomly(rate * items / distribution.mean, rng)
+    count = round_randomly(rate * items / mean, rng)
     lengths = rng.choice(len(probabilities), count, p=probabilities)
     taken = np.cumsum(lengths + (lengths > 0))  # each non-empty span needs one item as a separator
     return lengths[taken <= items + 1]
@@ -121,21 +112,3 @@ def place_spans(lengths: Ids, items: int, rng: Rng) -> Ids:
     gaps = items - int(lengths.sum()) - (count - 1) if count else 0  # items in no span and no separator
     bars = np.sort(rng.permutation(gaps + count)[:count])
     return bars + np.cumsum(lengths) - lengths
-
-
-@cache
-def _geometric(p: float, longest: int) -> LengthDistribution:
-    lengths = np.arange(longest + 1)
-    return _normalize(np.where(lengths > 0, (1 - p) ** (lengths - 1.0), 0.0))
-
-
-@cache
-def _poisson(mean: float, longest: int) -> LengthDistribution:
-    weights = np.full(longest + 1, exp(-mean))
-    weights[1:] *= np.cumprod(mean / np.arange(1, longest + 1))
-    return _normalize(weights)
-
-
-def _normalize(weights: NDArray[np.float64]) -> LengthDistribution:
-    probabilities = weights / weights.sum()
-    return LengthDistribution(probabilities, float(probabilities @ np.arange(len(weights))))
