@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trifold.errors import SettingsError
-from trifold.text.sentences import LANGUAGES, split_sentences
+from trifold.text.sentences import read_languages, split_sentences
 
 # | stands where a sentence ends and another begins.
 CASES = {
@@ -159,7 +159,7 @@ def test_time_is_linear_in_hostile_text(text: str) -> None:
 
 def test_tables_are_well_formed() -> None:
     """Entries with a final period, with capitals, or in two contradictory tables would never match."""
-    for habits in LANGUAGES.values():
+    for habits in read_languages().values():
         for table in (habits.within, habits.either, habits.numbered):
             assert all(word == word.lower() and not word.endswith(".") for word in table)
         assert all(word[0].isupper() for word in habits.starters)

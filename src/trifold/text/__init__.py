@@ -3,9 +3,8 @@
 from trifold.text.decoding import TextStream
 from trifold.text.encoded import Encoded, report
 from trifold.text.folder import read_tokenizer
-from trifold.text.settings import TokenizerSettings
 from trifold.text.tokenizer import Tokenizer
-from trifold.text.training import make_tokenizer, train_tokenizer
+from trifold.text.training import TokenizerSettings, make_tokenizer, train_tokenizer
 
 __all__ = [
     "Encoded",

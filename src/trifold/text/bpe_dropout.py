@@ -7,9 +7,10 @@ import json
 import math
 from array import array
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,7 @@ from tokenizers import Tokenizer as Library
 from trifold.errors import SettingsError
 
 _MASK = (1 << 64) - 1
-_UNSUPPORTED = (
-    *("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges", "fuse_unk"),
-)
+_UNSUPPORTED = "continuing_subword_prefix end_of_word_suffix byte_fallback ignore_merges fuse_unk".split()
 _NEVER = 1 << 62  # rank of a pair that is not a merge
 MAX_TEXTS = 1 << 18  # texts whose words are cached; others are split into words each time
 
@@ -43,51 +42,65 @@ class BPEDropout:
         self._library = library
         self._unk_id = unk_id
         self._log_keep = math.log1p(-p)
-        self._full: dict[str, tuple[list[int], int]] = {}  # word -> ids without dropout, number of merges
-        self._words = _Words()
+        self._numbers: dict[str, int] = {}  # word -> number
+        self._words: list[tuple[str, list[int]]] = []  # by number: the word, and its ids without dropout
+        self._texts: dict[str, NDArray[np.int64]] = {}  # text -> numbers of its words
+        # For the compiled loop: the ids of the symbols of all words, where each word begins, and the same for its ids.
+        self._symbols, self._starts = array("q"), array("q", [0])
+        self._full, self._full_starts = array("q"), array("q", [0])
 
     def encode(self, texts: Sequence[str], seed: int, indices: Sequence[int]) -> list[list[int]]:
         """Ids of every text: random, but a pure function of (text, seed, index)."""
-        loops = _import_loops()
-        if loops is None:
-            return self._encode_plain(texts, seed, indices)
-        return self._encode_compiled(loops, texts, seed, indices)
-
-    def _encode_plain(self, texts: Sequence[str], seed: int, indices: Sequence[int]) -> list[list[int]]:
-        rows = [self._split(text) for text in texts]
-        draws = self._draw(np.array(list(map(len, rows)), dtype=np.int64), seed, indices)
-        drops = zip(*(each.tolist() for each in draws), strict=True)
-        return [[token for word in row for token in self._segment(word, *next(drops))] for row in rows]
-
-    def _encode_compiled(
-        self, loops: ModuleType, texts: Sequence[str], seed: int, indices: Sequence[int]
-    ) -> list[list[int]]:
-        """`_encode_plain` with words and symbols as numbers."""
-        cached = self._words.texts
-        rows = [cached[text] if text in cached else self._number_words(text) for text in texts]
+        rows = [self._texts[text] if text in self._texts else self._number_words(text) for text in texts]
         counts = np.array(list(map(len, rows)), dtype=np.int64)
         words = np.concatenate([np.empty(0, np.int64), *rows])
-        until_drop, keys = self._draw(counts, seed, indices)
-        symbols, starts, full, full_starts = self._words.arrays()
+        keys = _make_keys(seed, indices, counts)
+        # The number of merges until the first drop is geometric: inversion of the 53 high bits of the key.
+        until_drop = np.log(((keys >> np.uint64(11)) + np.uint64(1)) * 2.0**-53) / self._log_keep
+        until_drop = np.minimum(until_drop, _NEVER).astype(np.int64)
+        loops = _import_loops()
+        segment = self._segment if loops is None else partial(self._segment_compiled, loops)
+        ids, ends = segment(words, until_drop, keys)
+        bounds = ends[np.concatenate([[0], counts.cumsum()])].tolist()
+        return [ids[start:end] for start, end in pairwise(bounds)]
+
+    def _segment(self, words: Any, until_drop: Any, keys: Any) -> tuple[list[int], NDArray[np.int64]]:
+        """The ids of all words (W,), and the end of each in them, after a 0 (W + 1,)."""
+        ids: list[int] = []
+        ends = [0]
+        for number, left, key in zip(words.tolist(), until_drop.tolist(), keys.tolist(), strict=True):
+            word, whole = self._words[number]
+            ids += whole if left >= len(word) - len(whole) else self._to_ids(self._merge(word, left, key))
+            ends.append(len(ids))
+        return ids, np.array(ends, dtype=np.int64)
+
+    def _segment_compiled(
+        self, loops: ModuleType, words: Any, until_drop: Any, keys: Any
+    ) -> tuple[list[int], NDArray[np.int64]]:
+        held = (self._symbols, self._starts, self._full, self._full_starts)
+        symbols, starts, full, full_starts = (np.array(each, dtype=np.int64) for each in held)
         out = np.empty(int((starts[words + 1] - starts[words]).sum()), np.int64)
         ends = np.zeros(len(words) + 1, np.int64)
         tables = (symbols, starts, full, full_starts, *self._merge_table)
         loops.segment(words, until_drop, keys, *tables, self._log_keep, out, ends[1:])
         out[out < 0] = self._unk_id
-        ids, bounds = out.tolist(), ends[np.concatenate([[0], counts.cumsum()])].tolist()
-        return [ids[start:end] for start, end in pairwise(bounds)]
+        return out.tolist(), ends
 
     def _number_words(self, text: str) -> NDArray[np.int64]:
         """A text as word numbers; new words are registered."""
-        words, numbers = self._words, []
-        for word in self._split(text):
-            if word not in words.numbers:
-                ids, _ = self._segment_fully(word)
-                words.add(word, [self._vocabulary.get(symbol, -1) for symbol in word], ids)
-            numbers.append(words.numbers[word])
-        row = np.array(numbers, dtype=np.int64)
-        if len(words.texts) < MAX_TEXTS:
-            words.texts[text] = row
+        words = self._split(text)
+        for word in words:
+            if word not in self._numbers:
+                ids = self._to_ids(self._merge(word, len(word), 0))
+                self._numbers[word] = len(self._words)
+                self._words.append((word, ids))
+                self._symbols.extend(self._vocabulary.get(symbol, -1) for symbol in word)
+                self._starts.append(len(self._symbols))
+                self._full.extend(ids)
+                self._full_starts.append(len(self._full))
+        row = np.array([self._numbers[word] for word in words], dtype=np.int64)
+        if len(self._texts) < MAX_TEXTS:
+            self._texts[text] = row
         return row
 
     @cached_property
@@ -98,14 +111,6 @@ class BPEDropout:
         columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, 3).T
         return tuple(map(np.ascontiguousarray, columns))  # type: ignore[return-value]
 
-    def _draw(
-        self, counts: NDArray[np.int64], seed: int, indices: Sequence[int]
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """For every word of texts with `counts` words: merges until the first drop, and the key of later draws."""
-        keys = _make_keys(seed, indices, counts)
-        until_drop = np.log(((keys >> np.uint64(11)) + np.uint64(1)) * 2.0**-53) / self._log_keep
-        return np.minimum(until_drop, _NEVER).astype(np.int64), keys
-
     def _split(self, text: str) -> list[str]:
         """The words that the library splits a text into before it merges."""
         normalizer, pre_tokenizer = self._library.normalizer, self._library.pre_tokenizer
@@ -113,16 +118,6 @@ class BPEDropout:
         if pre_tokenizer is None:
             return [normal]
         return [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)]
-
-    def _segment(self, word: str, until_drop: int, key: int) -> list[int]:
-        ids, merges = self._segment_fully(word)
-        return ids if until_drop >= merges else self._to_ids(self._merge(word, until_drop, key))
-
-    def _segment_fully(self, word: str) -> tuple[list[int], int]:
-        if word not in self._full:
-            pieces = self._merge(word, len(word), 0)
-            self._full[word] = self._to_ids(pieces), len(word) - len(pieces)
-        return self._full[word]
 
     def _merge(self, word: str, until_drop: int, key: int) -> list[str]:
         """The pieces of `word` if `until_drop` merges are applied before the first drop; `key` decides later drops."""
@@ -134,7 +129,6 @@ class BPEDropout:
             if not until_drop:
                 dropped[at], priority[at] = best, _NEVER
                 key = _mix(key)
-                # Geometric with parameter p, by inversion of the 53 high bits of the key.
                 until_drop = int(math.log(((key >> 11) + 1) * 2.0**-53) / self._log_keep)
                 continue
             until_drop -= 1
@@ -149,29 +143,6 @@ class BPEDropout:
 
     def _to_ids(self, pieces: list[str]) -> list[int]:
         return [self._vocabulary.get(piece, self._unk_id) for piece in pieces]
-
-
-class _Words:
-    """Known words by number, with their symbols and their ids without dropout; texts as word numbers."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-        self.texts: dict[str, NDArray[np.int64]] = {}
-        self._symbols, self._starts = array("q"), array("q", [0])
-        self._full, self._full_starts = array("q"), array("q", [0])
-
-    def add(self, word: str, symbols: list[int], full: list[int]) -> None:
-        """Assign the next number to a word."""
-        self.numbers[word] = len(self.numbers)
-        self._symbols.extend(symbols)
-        self._starts.append(len(self._symbols))
-        self._full.extend(full)
-        self._full_starts.append(len(self._full))
-
-    def arrays(self) -> list[NDArray[np.int64]]:
-        """Symbols, and where each word's begin; ids without dropout likewise."""
-        held = (self._symbols, self._starts, self._full, self._full_starts)
-        return [np.array(each, dtype=np.int64) for each in held]
 
 
 @cache

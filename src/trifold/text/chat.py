@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,12 @@ MAX_TEMPLATE = 1 << 20  # bytes; the longest in use have about 30,000
 TIMEOUT = 5.0  # seconds for one rendering; usual ones take a thousandth
 _MEMORY = 1 << 30  # bytes for one rendering
 
-_sandbox = Sandbox(Path(__file__).with_name("chat_handler.py"))
-atexit.register(_sandbox.stop)
+
+@cache
+def _sandbox() -> Sandbox:
+    sandbox = Sandbox(Path(__file__).with_name("chat_handler.py"))
+    atexit.register(sandbox.stop)
+    return sandbox
 
 
 def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -51,9 +56,8 @@ def render(template: str, values: Mapping[str, Any], *, timeout: float = TIMEOUT
     not allowed, or exceeds the time or memory limit.
     """
     try:
-        found = _sandbox.request(
-            {"template": template, "values": dict(values)}, timeout=timeout, memory=_MEMORY
-        )
+        request = {"template": template, "values": dict(values)}
+        found = _sandbox().request(request, timeout=timeout, memory=_MEMORY)
     except SandboxError as error:
         raise CheckpointError(f"the chat template was stopped: {error}") from None
     except (TypeError, ValueError) as error:

@@ -33,17 +33,26 @@ _MAX_SENTINELS = 10_000  # T5 has 100
 class TokenizerClass:
     """A tokenizer class of the reference library.
 
+    around: the special tokens around a text and around a pair, by role (`{sep}` is the separator), or a function that
+    makes the post-processor.
     model: the kind of model in a tokenizer.json that `build` accepts.
     rebuild: whether the class's parts replace those of a tokenizer.json.
     plain: whether the post-processor of a tokenizer.json is dropped.
     """
 
     build: Callable[[Vocabulary, Settings, Names], Library]
-    post_processor: Callable[[Library, Settings, Names], Any]
+    around: tuple[str, str] | Callable[[Library, Settings, Names], Any]
     names: Names
     model: str
     rebuild: bool = True
     plain: bool = False
+
+    def post_processor(self, library: Library, settings: Settings, names: Names) -> Any:
+        """Adds the special tokens around a text."""
+        if callable(self.around):
+            return self.around(library, settings, names)
+        roles = {role.removesuffix("_token"): name for role, name in names.items()}
+        return template(library, *(text.format(**roles) for text in self.around))
 
 
 def _bert(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
@@ -118,7 +127,7 @@ def _t5(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
             f"tokenizer_config.json: extra_ids: {count!r} is not an integer from 0 to {_MAX_SENTINELS}"
         )
     sentinels = [f"<extra_id_{number}>" for number in range(count)]
-    if vocabulary.is_sentencepiece:
+    if vocabulary.unk_id is not None:  # a SentencePiece model
         more = [(sentinel, 0.0) for sentinel in reversed(sentinels)]
         vocabulary = replace(vocabulary, scores=vocabulary.scores + more)
     library = _unigram(vocabulary, {**settings, "add_prefix_space": True}, names)
@@ -128,14 +137,14 @@ def _t5(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
 
 def _xlm_roberta(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     """fairseq's ids: four special tokens in its own order, then the pieces after the model's first three."""
-    if vocabulary.is_sentencepiece:
+    if vocabulary.unk_id is not None:  # a SentencePiece model
         head = [(names[role], 0.0) for role in ("bos_token", "pad_token", "eos_token", "unk_token")]
         vocabulary = replace(vocabulary, scores=[*head, *vocabulary.scores[3:], (names["mask_token"], 0.0)])
     return _unigram(vocabulary, settings, names)
 
 
 def _camembert(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
-    if vocabulary.is_sentencepiece:
+    if vocabulary.unk_id is not None:  # a SentencePiece model
         head = ["<s>NOTUSED", names["pad_token"], "</s>NOTUSED", names["unk_token"]]
         scores = [*((name, 0.0) for name in head), ("<unk>NOTUSED", -100.0), *vocabulary.scores[1:]]
         vocabulary = replace(vocabulary, scores=[*scores, (names["mask_token"], 0.0)])
@@ -170,13 +179,14 @@ def _with_mask(library: Library, names: Names) -> Library:
     return library
 
 
-def unknown_sentencepiece(vocabulary: Vocabulary, byte_fallback: bool, unk_id: int) -> Library:
+def unknown_sentencepiece(vocabulary: Vocabulary) -> Library:
     """A SentencePiece model of an unknown class: spaces become ▁, nothing is put before the text."""
-    unknown = [*vocabulary.ids, *(piece for piece, _ in vocabulary.scores)][unk_id]
+    unk_id, byte_fallback = vocabulary.unk_id, vocabulary.byte_fallback
+    assert unk_id is not None
     if vocabulary.scores:
         library = Library(models.Unigram(vocabulary.scores, unk_id, byte_fallback))
     else:
-        options = {"unk_token": unknown, "fuse_unk": True, "byte_fallback": byte_fallback}
+        options = {"unk_token": [*vocabulary.ids][unk_id], "fuse_unk": True, "byte_fallback": byte_fallback}
         library = Library(models.BPE(vocabulary.ids, vocabulary.merges, **options))
     charsmap = [normalizers.Precompiled(vocabulary.charsmap)] if vocabulary.charsmap else []
     library.normalizer = normalizers.Sequence([*charsmap, normalizers.Replace(" ", SPACE)])
@@ -203,16 +213,6 @@ def template(library: Library, single: str, pair: str) -> Any:
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
 
 
-def _template(single: str, pair: str) -> Callable[[Library, Settings, Names], Any]:
-    """A post-processor with special tokens by role: `{sep}` is the separator."""
-
-    def build(library: Library, settings: Settings, names: Names) -> Any:
-        roles = {role.removesuffix("_token"): name for role, name in names.items()}
-        return template(library, single.format(**roles), pair.format(**roles))
-
-    return build
-
-
 def _roberta(library: Library, settings: Settings, names: Names) -> Any:
     sep, cls = ((names[role], id_of(library, names[role])) for role in ("sep_token", "cls_token"))
     trim, prefix = bool(settings.get("trim_offsets", True)), bool(settings.get("add_prefix_space"))
@@ -229,18 +229,19 @@ def bos_and_eos(library: Library, settings: Settings, names: Names) -> Any:
     return template(library, single, single + second)
 
 
-_CLS_SEP = _template("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
-_SEP_CLS = _template("$A:0 {sep}:0 {cls}:2", "$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2")
-_BOS_EOS_EOS = _template("{bos} $A {eos}", "{bos} $A {eos} {eos} $B {eos}")
-_EOS = _template("$A {eos}", "$A {eos} $B {eos}")
+_CLS_SEP = ("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
+_SEP_CLS = ("$A:0 {sep}:0 {cls}:2", "$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2")
+_BOS_EOS_EOS = ("{bos} $A {eos}", "{bos} $A {eos} {eos} $B {eos}")
+_EOS = ("$A {eos}", "$A {eos} $B {eos}")
 
 # --- the classes ------------------------------------------------------------------------------------------
 
-_BRACKETS = {f"{role.lower()}_token": f"[{role}]" for role in ("UNK", "SEP", "PAD", "CLS", "MASK")}
+_BRACKETS = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+_BRACKETS |= {"cls_token": "[CLS]", "mask_token": "[MASK]"}
 _BOS_EOS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 FAIRSEQ = _BOS_EOS | {"sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>"}
 _END_OF_TEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _ALBERT = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"}
 _XLNET = FAIRSEQ | {"sep_token": "<sep>", "cls_token": "<cls>"}
 _NEOX = _END_OF_TEXT | {"pad_token": "<|padding|>"}
@@ -259,7 +260,7 @@ CLASSES: dict[str, TokenizerClass] = {
     "RobertaTokenizer": _ROBERTA,
     "BartTokenizer": _ROBERTA,
     "LlamaTokenizer": TokenizerClass(_llama, bos_and_eos, _BOS_EOS, "BPE"),
-    "T5Tokenizer": TokenizerClass(_t5, _EOS, _T5, "Unigram"),
+    "T5Tokenizer": TokenizerClass(_t5, _EOS, T5, "Unigram"),
     "XLMRobertaTokenizer": TokenizerClass(_xlm_roberta, _BOS_EOS_EOS, FAIRSEQ, "Unigram"),
     "CamembertTokenizer": TokenizerClass(_camembert, _BOS_EOS_EOS, FAIRSEQ, "Unigram"),
     "AlbertTokenizer": TokenizerClass(_albert, _CLS_SEP, _ALBERT, "Unigram"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from tokenizers import pre_tokenizers
-
 _WINDOW = 256  # maximum number of ids decoded per step; half of them are kept as context
 _INCOMPLETE = "\ufffd"  # decoded from bytes that do not (yet) form a character
 
@@ -72,12 +70,9 @@ def clean_up_spaces(text: str) -> str:
     return text
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte in byte-level BPE: a visible byte is itself, the others are mapped to U+0100 and up."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
-
-
-BYTE_ALPHABET = _byte_alphabet()
-assert set(BYTE_ALPHABET) == set(pre_tokenizers.ByteLevel.alphabet())
+# Character -> byte in byte-level BPE: a visible byte is itself, the others are mapped to U+0100 and up.
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = sorted({*range(256)}.difference(_VISIBLE))
+BYTE_ALPHABET = dict(
+    zip(map(chr, [*_VISIBLE, *range(256, 256 + len(_HIDDEN))]), _VISIBLE + _HIDDEN, strict=True)
+)

@@ -13,7 +13,6 @@ from typing import Any
 from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
-from trifold.jsonfiles import read_json
 from trifold.text.chat import read_templates
 from trifold.text.classes import (
     CLASS_OF_MODEL,
@@ -25,13 +24,13 @@ from trifold.text.classes import (
 )
 from trifold.text.segmenters import read_bertweet, read_marian
 from trifold.text.special_tokens import (
-    MAX_INTEGER,
     ROLES,
     Names,
     add_tokens,
     added_tokens,
     content_of,
     names_of,
+    read_optional,
 )
 from trifold.text.tokenizer import TOKEN_TYPES, Tokenizer
 from trifold.text.validation import is_panic, read_library
@@ -74,7 +73,7 @@ def read_tokenizer(folder: str | Path, *, target: bool = False) -> Tokenizer:
 
 def _read_settings(path: Path) -> dict[str, Any]:
     """The three settings files, merged as in the reference library."""
-    settings, special, added = (_read_optional(path / name) for name in SETTINGS)
+    settings, special, added = (read_optional(path / name) for name in SETTINGS)
     if "added_tokens_decoder" not in settings:
         settings = settings | special
         roles = {content_of(settings.get(role)) for role in ROLES}
@@ -83,12 +82,8 @@ def _read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def _read_optional(file: Path) -> dict[str, Any]:
-    return read_json(file, largest=MAX_INTEGER) if file.is_file() else {}
-
-
 def _class_name(path: Path, settings: Mapping[str, Any]) -> str | None:
-    config = _read_optional(path / "config.json")
+    config = read_optional(path / "config.json")
     model_type = config.get("model_type")
     if model_type in _OVERRIDDEN:
         return None
@@ -153,7 +148,7 @@ def _build(
         )
     built = row.build(vocabulary, settings, names)
     add_tokens(built, [*added_tokens(document, settings), *vocabulary.added], settings, names)
-    around = library.post_processor if library is not None and row.post_processor is bos_and_eos else None
+    around = library.post_processor if library is not None and row.around is bos_and_eos else None
     built.post_processor = row.post_processor(built, settings, names) if around is None else around
     return built
 
@@ -174,12 +169,11 @@ def _read_vocabulary(path: Path) -> Vocabulary:
 def _build_sentencepiece(path: Path, settings: Mapping[str, Any], names: Names) -> Library:
     """A SentencePiece model of an unknown class."""
     vocabulary = _read_vocabulary(path)
-    if not vocabulary.is_sentencepiece:
+    if vocabulary.unk_id is None:
         raise CheckpointError(
             f"{path}: nothing names the tokenizer class of its files; add a tokenizer_config.json"
         )
-    model = read_sentencepiece(next(path / name for name in SENTENCEPIECE if (path / name).is_file()))
-    library = unknown_sentencepiece(vocabulary, model.byte_fallback, model.unk_id)
+    library = unknown_sentencepiece(vocabulary)
     for role, fallback in (("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")):
         if role not in settings and library.token_to_id(fallback) is not None:
             names.setdefault(role, fallback)

@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer as Library, decoders, models
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import read_bytes
 from trifold.text.chat import read_templates
-from trifold.text.classes import FAIRSEQ, template
+from trifold.text.classes import FAIRSEQ, T5, template
 from trifold.text.special_tokens import Names, add_tokens, names_of
 from trifold.text.tokenizer import Tokenizer
 from trifold.text.vocabulary import (
@@ -33,15 +33,13 @@ from trifold.text.vocabulary import (
 Segment = Callable[[str], list[str]]  # text -> pieces
 
 _WORD = re.compile(r"\S+\n?")
-_MARIAN = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-_MARIAN_FILES = ("source.spm", "target.spm", "vocab.json", "target_vocab.json")
-_BERTWEET_FILES = ("vocab.txt", "bpe.codes")
+_FILES = ("source.spm", "target.spm", "vocab.json", "target_vocab.json", "vocab.txt", "bpe.codes", *SETTINGS)
 _MAX_CACHE = 100_000  # words
 
 
 def read_marian(path: Path, settings: Mapping[str, Any], target: bool) -> Tokenizer:
     """The tokenizer of a Marian model's source side, or target side."""
-    names = names_of(settings, _MARIAN)
+    names = names_of(settings, T5)
     own = target and bool(settings.get("separate_vocabs"))
     ids = read_ids(path / ("target_vocab.json" if own else "vocab.json"))
     file = path / ("target.spm" if target else "source.spm")
@@ -56,8 +54,8 @@ def read_marian(path: Path, settings: Mapping[str, Any], target: bool) -> Tokeni
     special = dict.fromkeys(names.values())
     spaced = [decoders.Replace(Regex(f"{re.escape(name)}{SPACE}*"), f"{name} ") for name in special]
     decoder = [decoders.Fuse(), *spaced, decoders.Replace(SPACE, " ")]
-    library = _make_library(path, settings, ids, names, (f"$A {eos}", f"$A $B {eos}"), decoder)
-    return _make_tokenizer(path, settings, library, names, segment_with_language, _MARIAN_FILES)
+    around = (f"$A {eos}", f"$A $B {eos}")
+    return _make_tokenizer(path, settings, names, ids, around, decoder, segment_with_language)
 
 
 def read_bertweet(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
@@ -74,44 +72,32 @@ def read_bertweet(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     bos, eos = names["bos_token"], names["eos_token"]
     around = (f"{bos} $A {eos}", f"{bos} $A {eos} {eos} $B {eos}")
     decoder = [decoders.WordPiece(prefix="\0", cleanup=False), decoders.Fuse(), decoders.Replace("@@ ", "")]
-    library = _make_library(path, settings, ids, names, around, decoder)
-    return _make_tokenizer(path, settings, library, names, FastBPE(path / "bpe.codes"), _BERTWEET_FILES)
-
-
-def _make_library(
-    path: Path,
-    settings: Mapping[str, Any],
-    ids: dict[str, int],
-    names: Names,
-    around: tuple[str, str],
-    decoder: list[Any],
-) -> Library:
-    if names["unk_token"] not in ids:
-        unknown = names["unk_token"]
-        raise CheckpointError(f"{path}: the vocabulary lacks {unknown!r}, the unknown token")
-    library = Library(models.WordLevel(ids, unk_token=names["unk_token"]))
-    add_tokens(library, [], settings, names)
-    library.decoder = decoders.Sequence(decoder)
-    library.post_processor = template(library, *around)
-    return library
+    return _make_tokenizer(path, settings, names, ids, around, decoder, FastBPE(path / "bpe.codes"))
 
 
 def _make_tokenizer(
     path: Path,
     settings: Mapping[str, Any],
-    library: Library,
     names: Names,
+    ids: dict[str, int],
+    around: tuple[str, str],
+    decoder: list[Any],
     segment: Segment,
-    files: tuple[str, ...],
 ) -> Tokenizer:
-    present = [name for name in (*files, *SETTINGS) if (path / name).is_file()]
+    unknown = names["unk_token"]
+    if unknown not in ids:
+        raise CheckpointError(f"{path}: the vocabulary lacks {unknown!r}, the unknown token")
+    library = Library(models.WordLevel(ids, unk_token=unknown))
+    add_tokens(library, [], settings, names)
+    library.decoder = decoders.Sequence(decoder)
+    library.post_processor = template(library, *around)
     return Tokenizer(
         library,
         names=names,
         complete=False,
         settings=settings,
         segment=segment,
-        files={name: read_bytes(path / name, MAX_MODEL) for name in present},
+        files={name: read_bytes(path / name, MAX_MODEL) for name in _FILES if (path / name).is_file()},
         templates=read_templates(path, settings),
     )
 

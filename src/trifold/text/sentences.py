@@ -11,9 +11,11 @@ from __future__ import annotations
 import re
 import tomllib
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from trifold.errors import SettingsError
 from trifold.settings import nearest
@@ -39,8 +41,7 @@ _ROMAN = re.compile(r"[IVX]+\Z")
 _QUOTING = ("と", "って", "という")  # after 「…。」 these continue the sentence
 
 
-@dataclass(frozen=True)
-class Language:
+class Language(NamedTuple):
     """Words of one language, as described in abbreviations.toml."""
 
     within: frozenset[str]
@@ -50,45 +51,34 @@ class Language:
     ordinals: bool = False
 
 
-def _read_languages() -> dict[str, Language]:
-    tables = tomllib.loads(Path(__file__).with_name("abbreviations.toml").read_text("utf-8"))
-    languages = {}
-    for name, table in tables.items():
+@cache
+def read_languages() -> dict[str | None, Language]:
+    """The words of every language; of all languages together under None."""
+    languages: dict[str | None, Language] = {}
+    for name, table in tomllib.loads(
+        Path(__file__).with_name("abbreviations.toml").read_text("utf-8")
+    ).items():
         ordinals = table.pop("ordinals", False)
-        words = {kind: frozenset(text.split()) for kind, text in table.items()}
-        languages[name] = Language(ordinals=ordinals, **words)
-    return languages
-
-
-def _join_languages(languages: Collection[Language]) -> Language:
-    """For text in an unknown language: the abbreviations of all languages."""
-    union = frozenset[str]().union
-    within, either = union(*(one.within for one in languages)), union(*(one.either for one in languages))
-    numbered, starters = (
-        union(*(one.numbered for one in languages)),
-        union(*(one.starters for one in languages)),
+        languages[name] = Language(
+            **{kind: frozenset(words.split()) for kind, words in table.items()}, ordinals=ordinals
+        )
+    within, either, numbered, starters = (
+        frozenset[str]().union(*words) for words in list(zip(*languages.values(), strict=True))[:4]
     )
-    return Language(within - either, either, numbered, starters)
-
-
-LANGUAGES = _read_languages()
-ALL_LANGUAGES = _join_languages(LANGUAGES.values())
+    return languages | {None: Language(within - either, either, numbered, starters)}
 
 
 def split_sentences(text: str, language: str | None = None) -> list[str]:
     """Split a text into sentences with the white space that follows each; concatenated they are the text.
 
-    language: a key of `LANGUAGES` (en, de, …); by default the abbreviations of all languages apply. Raises
-    SettingsError for an unknown language.
+    language: en, de, …; by default the abbreviations of all languages apply. Raises SettingsError if it is unknown.
     """
-    if language is not None and language not in LANGUAGES:
-        raise SettingsError(f"language: {language!r} is not known{nearest(language, list(LANGUAGES))}")
-    rules = ALL_LANGUAGES if language is None else LANGUAGES[language]
-    sentences, start = [], 0
-    for end in _find_ends(text, rules):
-        sentences.append(text[start:end])
-        start = end
-    return sentences
+    languages = read_languages()
+    if language is not None and language not in languages:
+        raise SettingsError(
+            f"language: {language!r} is not known{nearest(language, [*filter(None, languages)])}"
+        )
+    return [text[start:end] for start, end in pairwise([0, *_find_ends(text, languages[language])])]
 
 
 def _find_ends(text: str, rules: Language) -> Iterator[int]:

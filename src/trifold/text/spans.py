@@ -78,7 +78,7 @@ def geometric(limit: int, p: float = 0.2, longest: int = 10) -> NDArray[np.float
     """P(l) ∝ p (1 - p)^(l-1) for l = 1 … longest (Joshi et al. 2020, section 3.1: p = 0.2, longest 10, mean 3.8)."""
     lengths = np.arange(min(longest, limit) + 1)
     weights = np.where(lengths > 0, (1 - p) ** (lengths - 1.0), 0.0)
-    return weights / weights.sum()
+    return np.asarray(weights / weights.sum())
 
 
 @cache
@@ -87,7 +87,7 @@ def poisson(limit: int, mean: float = 3.0) -> NDArray[np.float64]:
     longest = min(limit, round(4 * mean) + 16)  # the tail is below one in a million
     weights = np.full(longest + 1, exp(-mean))
     weights[1:] *= np.cumprod(mean / np.arange(1, longest + 1))
-    return weights / weights.sum()
+    return np.asarray(weights / weights.sum())
 
 
 def draw_span_lengths(items: int, rate: float, law: LengthLaw, rng: Rng) -> Ids:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from tokenizers import AddedToken, Tokenizer as Library
 
-from trifold.errors import CheckpointError, DataError
+from trifold.errors import CheckpointError
 from trifold.jsonfiles import read_json
 from trifold.text.validation import MAX_TOKENS
 
@@ -16,7 +16,7 @@ Names: TypeAlias = dict[str, str]  # role -> token
 
 # The reference library adds missing tokens in this order.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-MAX_INTEGER = 10**31  # tokenizer_config.json writes 10^30 for "no limit"
+_MAX_INTEGER = 10**31  # tokenizer_config.json writes 10^30 for "no limit"
 _SEGMENTS = "model_input_names"
 _KEPT = ("split_special_tokens", "model_max_length", _SEGMENTS)
 
@@ -34,25 +34,23 @@ def names_of(settings: Mapping[str, Any], defaults: Names) -> Names:
 
 
 def read_names(folder: Path, roles: Iterable[str]) -> Names:
-    """Tokens of these roles from the Hugging Face files in `folder`, if there are any. Raises DataError."""
+    """Tokens of these roles from the Hugging Face files in `folder`, if there are any. Raises CheckpointError."""
     names: Names = {}
     for file in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
-        entries = _read_optional(file)
+        entries = read_optional(file)
         names |= {role: name for role in roles if (name := content_of(entries.get(role))) is not None}
     return names
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Settings of a tokenizer that was trained here and marks two segments. Raises DataError for invalid JSON."""
-    entries = _read_optional(folder / "tokenizer_config.json")
+    """Settings of a tokenizer that was trained here and marks two segments. Raises CheckpointError."""
+    entries = read_optional(folder / "tokenizer_config.json")
     return {key: entries[key] for key in _KEPT if key in entries} if _SEGMENTS in entries else {}
 
 
-def _read_optional(file: Path) -> dict[str, Any]:
-    try:
-        return read_json(file, largest=MAX_INTEGER) if file.is_file() else {}
-    except CheckpointError as error:
-        raise DataError(f"{error}; repair or remove it") from None
+def read_optional(file: Path) -> dict[str, Any]:
+    """The content of a JSON file of a folder, if there is one. Raises CheckpointError."""
+    return read_json(file, largest=_MAX_INTEGER) if file.is_file() else {}
 
 
 def added_tokens(document: Mapping[str, Any], settings: Mapping[str, Any]) -> list[AddedToken]:

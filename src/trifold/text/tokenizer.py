@@ -385,7 +385,10 @@ class Tokenizer:
                 reason = f"{what} ({reason})"
             remedy = "give a tokenizer.json, or a folder that holds one"
             raise DataError(f"{file}: {reason}; {remedy}") from None
-        names, settings = read_names(file.parent, _ROLES), read_settings(file.parent)
+        try:
+            names, settings = read_names(file.parent, _ROLES), read_settings(file.parent)
+        except CheckpointError as error:
+            raise DataError(f"{error}; repair or remove it") from None
         return cls(library, dropout=dropout, names=names, settings=settings)
 
 

@@ -1,13 +1,13 @@
-"""Train tokenizers: each kind is a set of parts of the `tokenizers` library."""
+"""Train tokenizers: settings, and the parts of the `tokenizers` library of each kind."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
+from pydantic import Field, model_validator
 from tokenizers import (
     Regex,
     Tokenizer as Library,
@@ -20,13 +20,50 @@ from tokenizers import (
 )
 
 from trifold.errors import SettingsError
-from trifold.text.settings import TokenizerSettings
+from trifold.settings import Settings
 from trifold.text.tokenizer import NO_LIMITS, SPECIAL, TOKEN_TYPES, UNK, Tokenizer
 from trifold.text.vocabulary import SPACE
 
 Progress: TypeAlias = Callable[[int], None]
 
 _ROUNDS = 4  # of Viterbi training; further rounds change one token in a thousand
+
+
+class TokenizerSettings(Settings):
+    """The tokenizer to train, or the file of an existing one.
+
+    Kinds: `byte-bpe` (text is restored exactly, nothing is unknown), `bpe` (merges within words; white space is
+    restored as single spaces), `unigram` (most probable pieces) and `word`, both likewise, and `char` (exact).
+    Characters or words outside the vocabulary become `<unk>`.
+    """
+
+    kind: Literal["byte-bpe", "bpe", "unigram", "word", "char"] = "bpe"
+    vocab_size: int = Field(default=8000, ge=5)  # maximum number of tokens, including special ones
+    joint: bool = True  # one vocabulary for source and target
+    min_frequency: int = Field(default=2, ge=1)  # of a pair (bpe), word or character that gets a token
+    lowercase: bool = False
+    punctuation: bool = True  # bpe, unigram, word: split off punctuation; false for tokenized text
+    special: tuple[Literal["cls", "sep", "mask"], ...] = Field(
+        default=(),
+        strict=False,
+        description="further special tokens: cls and sep surround every text, mask replaces masked tokens",
+    )
+    sentinels: int = Field(
+        default=0, ge=0, le=10_000, description="number of sentinel tokens <extra_id_0> … for span corruption"
+    )
+    file: str | None = None  # a tokenizer.json, or a folder that holds one, instead of training
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # bpe, byte-bpe: share of merges dropped in training
+    dropout_epochs: int | None = Field(default=None, ge=1)  # number of first epochs with dropout; default all
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.dropout and self.file is None and self.kind not in ("bpe", "byte-bpe"):
+            raise ValueError(f"dropout drops BPE merges, and kind {self.kind!r} has none; set it to 0")
+        if self.dropout_epochs and not self.dropout:
+            raise ValueError("dropout_epochs has no effect without dropout; set dropout, for example to 0.1")
+        if len({"cls", "sep"}.intersection(self.special)) == 1:
+            raise ValueError("special: cls and sep surround a text together; give both or neither")
+        return self
 
 
 def make_tokenizer(
@@ -45,18 +82,11 @@ def train_tokenizer(
 
     Raises SettingsError if the vocabulary is smaller than the number of characters that occur.
     """
-    parts = KINDS[settings.kind](settings)
-    library = Library(parts.model)
-    steps = [normalizers.Replace(SPACE, " ")] if parts.marks_spaces else []
-    library.normalizer = normalizers.Sequence(
-        steps + ([normalizers.Lowercase()] if settings.lowercase else [])
-    )
-    library.pre_tokenizer = parts.pre_tokenizer
-    library.decoder = parts.decoder
+    library, trainer = _make_library(settings)
     texts = list(texts)
-    if parts.needs_alphabet:
+    if settings.kind != "word":
         _check_alphabet(library, texts, settings)
-    library.train_from_iterator(_report_progress(texts, progress), parts.trainer)
+    library.train_from_iterator(_report_progress(texts, progress), trainer)
     if settings.kind == "unigram":
         _recompute_scores(library, texts, special_tokens(settings))
     names = {f"{role}_token": f"<{role}>" for role in settings.special}
@@ -76,103 +106,49 @@ def special_tokens(settings: TokenizerSettings) -> list[str]:
     return [*SPECIAL, *more, *(f"<extra_id_{number}>" for number in range(settings.sentinels))]
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The parts of one kind of tokenizer."""
+def _make_library(settings: TokenizerSettings) -> tuple[Library, Any]:
+    """The untrained parts of one kind of tokenizer, and the trainer.
 
-    model: Any
-    trainer: Any
-    pre_tokenizer: Any
-    decoder: Any
-    marks_spaces: bool = True  # a space is written as ▁, so a ▁ in the text is replaced
-    needs_alphabet: bool = True  # every character needs a token
-
-
-def _byte_bpe(settings: TokenizerSettings) -> Parts:
-    """BPE on bytes (Radford et al. 2019)."""
-    return Parts(
-        model=models.BPE(unk_token=UNK),
-        trainer=_bpe_trainer(settings, pre_tokenizers.ByteLevel.alphabet()),
-        pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoder=decoders.ByteLevel(),
-        marks_spaces=False,
-    )
-
-
-def _bpe(settings: TokenizerSettings) -> Parts:
-    """BPE on characters, within words (Sennrich et al. 2016)."""
-    return _on_words(settings, models.BPE(unk_token=UNK), _bpe_trainer(settings, []))
-
-
-def _unigram(settings: TokenizerSettings) -> Parts:
-    """The unigram language model (Kudo 2018)."""
-    trainer = trainers.UnigramTrainer(
-        vocab_size=settings.vocab_size,
-        special_tokens=special_tokens(settings),
-        unk_token=UNK,
-        show_progress=False,
-    )
-    return _on_words(settings, models.Unigram(), trainer)
-
-
-def _word(settings: TokenizerSettings) -> Parts:
-    """Whole words; rare ones are unknown."""
-    trainer = _word_level_trainer(settings, settings.min_frequency)
-    return _on_words(settings, models.WordLevel(unk_token=UNK), trainer, needs_alphabet=False)
-
-
-def _char(settings: TokenizerSettings) -> Parts:
-    """Single characters, including spaces and line ends."""
-    return Parts(
-        model=models.WordLevel(unk_token=UNK),
-        trainer=_word_level_trainer(settings, 1),
-        pre_tokenizer=pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"),
-        decoder=decoders.Fuse(),
-        marks_spaces=False,
-    )
-
-
-KINDS: dict[str, Callable[[TokenizerSettings], Parts]] = {
-    "byte-bpe": _byte_bpe,
-    "bpe": _bpe,
-    "unigram": _unigram,
-    "word": _word,
-    "char": _char,
-}
-
-
-def _on_words(settings: TokenizerSettings, model: Any, trainer: Any, *, needs_alphabet: bool = True) -> Parts:
-    """Split at white space, with ▁ for the space before a word.
-
-    "<" is a token of its own, so that no learned piece can be part of "</s>".
+    All kinds but byte-bpe and char split at white space and write ▁ for the space before a word. For them, "<" is a
+    token of its own, so that no learned piece can be part of "</s>".
     """
-    steps = [
-        pre_tokenizers.WhitespaceSplit(),
-        pre_tokenizers.Metaspace(SPACE, "always"),
-        pre_tokenizers.Split(Regex("<"), "isolated"),
-        *([pre_tokenizers.Punctuation("isolated")] if settings.punctuation else []),
-    ]
-    decoder = decoders.Metaspace(SPACE, "always")
-    return Parts(model, trainer, pre_tokenizers.Sequence(steps), decoder, needs_alphabet=needs_alphabet)
-
-
-def _bpe_trainer(settings: TokenizerSettings, alphabet: list[str]) -> Any:
-    return trainers.BpeTrainer(
-        vocab_size=settings.vocab_size,
-        min_frequency=settings.min_frequency,
-        special_tokens=special_tokens(settings),
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-
-
-def _word_level_trainer(settings: TokenizerSettings, min_frequency: int) -> Any:
-    return trainers.WordLevelTrainer(
-        vocab_size=settings.vocab_size,
-        min_frequency=min_frequency,
-        special_tokens=special_tokens(settings),
-        show_progress=False,
-    )
+    common: dict[str, Any] = {"vocab_size": settings.vocab_size, "special_tokens": special_tokens(settings)}
+    common["show_progress"] = False
+    frequent = {"min_frequency": settings.min_frequency, **common}
+    trainer: Any
+    match settings.kind:
+        case "byte-bpe":  # BPE on bytes (Radford et al. 2019)
+            library = Library(models.BPE(unk_token=UNK))
+            library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            library.decoder = decoders.ByteLevel()
+            trainer = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **frequent)
+        case "char":  # single characters, including spaces and line ends
+            library = Library(models.WordLevel(unk_token=UNK))
+            library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+            library.decoder = decoders.Fuse()
+            trainer = trainers.WordLevelTrainer(**{**common, "min_frequency": 1})
+        case "bpe":  # BPE on characters, within words (Sennrich et al. 2016)
+            library = Library(models.BPE(unk_token=UNK))
+            trainer = trainers.BpeTrainer(**frequent)
+        case "unigram":  # the unigram language model (Kudo 2018)
+            library = Library(models.Unigram())
+            trainer = trainers.UnigramTrainer(unk_token=UNK, **common)
+        case "word":  # whole words; rare ones are unknown
+            library = Library(models.WordLevel(unk_token=UNK))
+            trainer = trainers.WordLevelTrainer(**frequent)
+    steps: list[Any] = [normalizers.Lowercase()] if settings.lowercase else []
+    if settings.kind not in ("byte-bpe", "char"):
+        steps.insert(0, normalizers.Replace(SPACE, " "))
+        words = [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Metaspace(SPACE, "always"),
+            pre_tokenizers.Split(Regex("<"), "isolated"),
+            *([pre_tokenizers.Punctuation("isolated")] if settings.punctuation else []),
+        ]
+        library.pre_tokenizer = pre_tokenizers.Sequence(words)
+        library.decoder = decoders.Metaspace(SPACE, "always")
+    library.normalizer = normalizers.Sequence(steps)
+    return library, trainer
 
 
 def _check_alphabet(library: Library, texts: list[str], settings: TokenizerSettings) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,18 @@ SPACE = "▁"  # stands for a space in SentencePiece and similar vocabularies
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a tokenizer folder, whatever its layout. scores: of a unigram model, in the order of the ids."""
+    """The tokens of a tokenizer folder, whatever its layout.
+
+    scores: of a unigram model, in the order of the ids. unk_id, byte_fallback: of a SentencePiece model.
+    """
 
     ids: dict[str, int] = field(default_factory=dict)
     scores: list[tuple[str, float]] = field(default_factory=list)
     merges: list[tuple[str, str]] = field(default_factory=list)
     charsmap: bytes = b""
     added: list[AddedToken] = field(default_factory=list)
-    is_sentencepiece: bool = False
+    unk_id: int | None = None
+    byte_fallback: bool = False
 
 
 def from_document(document: Mapping[str, Any]) -> Vocabulary:
@@ -118,12 +122,13 @@ class SentencePieceModel:
             for piece, _, kind in self.pieces
             if kind in (CONTROL, USER)
         ]
-        if self.kind == UNIGRAM:
-            scores = [(piece, score) for piece, score, _ in self.pieces]
-            return Vocabulary(scores=scores, charsmap=self.charsmap, added=added, is_sentencepiece=True)
         ids = {piece: number for number, (piece, _, _) in enumerate(self.pieces)}
-        merges = _all_merges(ids)
-        return Vocabulary(ids, merges=merges, charsmap=self.charsmap, added=added, is_sentencepiece=True)
+        vocabulary = Vocabulary(
+            charsmap=self.charsmap, added=added, unk_id=self.unk_id, byte_fallback=self.byte_fallback
+        )
+        if self.kind == UNIGRAM:
+            return replace(vocabulary, scores=[(piece, score) for piece, score, _ in self.pieces])
+        return replace(vocabulary, ids=ids, merges=_all_merges(ids))
 
 
 def _all_merges(ids: Mapping[str, int]) -> list[tuple[str, str]]:
