@@ -72,7 +72,7 @@ def test_eval_refuses_options_of_other_tasks(trifold, runs, kind):
         refused(
             trifold("eval", folder, "--num-beams", "2"), "--num-beams is for translations", "leave it out"
         )
-        refused(trifold("eval", folder, "--split", "test"), "names no test data", "name it")
+        refused(trifold("eval", folder, "--split", "test"), "names no test data", "name the data")
         return
     refused(trifold("eval", folder, "--documents", "line"), "--documents is for raw text", "leave it out")
     if kind == "text-to-text":

@@ -1,15 +1,16 @@
-"""Batch inference for `generate` and `eval`: many texts in batches and in order, with progress on standard error."""
+"""Batch inference of the commands: texts in batches and in order, with progress on standard error."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from trifold.cli.terminal import print_note
-from trifold.errors import DataError
+from trifold.cli.terminal import check_utf8, print_note
+from trifold.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from trifold.generate import Hypothesis
@@ -26,6 +27,24 @@ class Output(NamedTuple):
     score: float
     finish_reason: str
     limit: str | None
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def reads_stdin(texts: Sequence[str]) -> bool:
+    """Whether the texts are the lines of standard input: for `-`, or a pipe and no text.
+
+    Raises UsageError for no text at a terminal, or one that is not UTF-8.
+    """
+    if list(texts) == ["-"] or (not texts and not sys.stdin.isatty()):
+        return True
+    if not texts:
+        raise UsageError('no TEXT: pass one in quotes, or "-" to type or pipe lines')
+    for text in texts:
+        check_utf8(text, "TEXT")
+    return False
 
 
 def load_pipeline(
@@ -47,32 +66,45 @@ def generate_batches(
 ) -> Iterator[tuple[str, list[Output]]]:
     """Yield each text with its outputs, best first; a text without tokens has none.
 
-    Counts blank texts and outputs that were cut off. Raises DataError with the line of a text that is too long.
+    Prints how many texts are blank and how many outputs were cut off. Raises DataError with the line of a text that is
+    too long.
     """
-    stream, progress, warning = iter(texts), Progress(), LimitWarning(pipeline)
-    read = blank = 0
-    while batch := list(islice(stream, batch_size or BATCH)):
-        nonblank = [index for index, ids in enumerate(pipeline.reader.encode(batch)) if ids]
-        sources = [batch[index] for index in nonblank]
-        limit = pipeline.config.max_positions
-        for index, ids in zip(nonblank, pipeline.read(sources), strict=True):
+    progress, warning, limit = Progress(), LimitWarning(pipeline), pipeline.config.max_positions
+
+    def generate(read: int, indices: list[int], sources: list[str]) -> list[list[Output]]:
+        for index, ids in zip(indices, pipeline.read(sources), strict=True):
             if len(ids) > limit:
                 raise DataError(
                     f"line {read + index + 1}: {len(ids):,} tokens, and the model reads at most {limit:,}; "
                     "split the line"
                 )
-        found = dict(
-            zip(nonblank, generate_outputs(pipeline, sources, settings, progress, read), strict=True)
-        )
-        warning.count(output for outputs in found.values() for output in outputs)
-        yield from ((text, found.get(index, [])) for index, text in enumerate(batch))
-        read, blank = read + len(batch), blank + len(batch) - len(nonblank)
-    report_blank(blank, read)
+        found = generate_outputs(pipeline, sources, settings, progress, read)
+        warning.count(output for outputs in found for output in outputs)
+        return found
+
+    for text, outputs in in_batches(texts, batch_size or BATCH, pipeline.reader.encode, generate):
+        yield text, outputs or []
     warning.print()
 
 
-def report_blank(blank: int, read: int) -> None:
-    """Print how many of the lines read are blank, if any."""
+def in_batches(
+    items: Iterable[Item],
+    size: int,
+    contents: Callable[[list[Item]], Sequence[object]],
+    run: Callable[[int, list[int], list[Item]], Sequence[Result]],
+) -> Iterator[tuple[Item, Result | None]]:
+    """Yield each item with its result, or None if its content is empty; print how many are.
+
+    run: the results of some items of a batch, given the number of items before the batch and their indices in it.
+    """
+    stream = iter(items)
+    read = blank = 0
+    while batch := list(islice(stream, size)):
+        indices = [index for index, content in enumerate(contents(batch)) if content]
+        found = run(read, indices, [batch[index] for index in indices]) if indices else []
+        results = dict(zip(indices, found, strict=True))
+        yield from ((item, results.get(index)) for index, item in enumerate(batch))
+        read, blank = read + len(batch), blank + len(batch) - len(indices)
     if blank:
         print_note(f"{blank:,} of {read:,} lines are blank; their output is blank too")
 
@@ -128,8 +160,6 @@ def generate_outputs(
 
     Raises DataError for a text without tokens.
     """
-    if not texts:
-        return []
     found = pipeline.hypotheses(texts, first=first, on_done=progress, **settings)
     decoded = iter(pipeline.decode([one.tokens for each in found for one in each], **settings))
     return [

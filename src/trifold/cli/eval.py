@@ -7,13 +7,14 @@ perplexity, bits per byte, …), or on the validation rows of each part of a tex
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from trifold.cli.options import BatchSize, Beams, Device, Dtype, Json, Model, given
+from trifold.cli.batch import generate_batches, load_pipeline, one_line
+from trifold.cli.options import BatchSize, Device, Dtype, Json, Model, given, option, with_options
 from trifold.cli.terminal import open_output, print_json, print_note
 from trifold.errors import CheckpointError, UsageError
 
@@ -25,13 +26,26 @@ if TYPE_CHECKING:
 
 Reads = Literal["pairs", "documents", "parts"]
 
-SPLITS = ("test", "valid")
-# Options for one kind of data only -> that kind, and its name in messages.
-SPECIFIC: dict[str, tuple[Reads, str]] = {
-    **dict.fromkeys(
-        ("source", "target", "tokenize", "lowercase", "num_beams", "out"), ("pairs", "translations")
+# Options for one kind of data only.
+FOR_PAIRS = {
+    "source": option(str, "Column of the source: a name or a number.", metavar="COLUMN"),
+    "target": option(str, "Column of the reference.", metavar="COLUMN"),
+    "tokenize": option(
+        str,
+        "sacreBLEU tokenizer: 13a, none, intl, zh, …",
+        metavar="NAME",
+        show_default="the recipe's, or 13a",
     ),
-    "documents": ("documents", "raw text"),
+    "lowercase": option(bool, "Ignore case.", "--lowercase/--cased", show_default="the recipe's"),
+    "num_beams": option(int, "Beam search with N beams.", metavar="N"),
+    "out": option(Path, "Write the outputs to this file, one per line.", metavar="FILE"),
+}
+FOR_DOCUMENTS = {
+    "documents": option(
+        Literal["line", "blank", "file"],
+        "Raw text: a document is a line, the text between blank lines, or a file.",
+        show_default="the recipe's, or file",
+    ),
 }
 # Shape of a model without a run -> what it is measured on.
 BY_SHAPE: dict[str, Reads] = {"decoder": "documents", "encoder-decoder": "pairs"}
@@ -44,6 +58,7 @@ EXAMPLES = (
 )
 
 
+@with_options(FOR_PAIRS | FOR_DOCUMENTS)
 def run(
     model: Model,
     data: Annotated[
@@ -60,69 +75,62 @@ def run(
             metavar="test|valid", help="Part of the run's own data.", show_default="test if it exists"
         ),
     ] = None,
-    source: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of the source: a name or a number.")
-    ] = None,
-    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the reference.")] = None,
-    documents: Annotated[
-        Literal["line", "blank", "file"] | None,
-        typer.Option(
-            help="Raw text: a document is a line, the text between blank lines, or a file.",
-            show_default="the recipe's, or file",
-        ),
-    ] = None,
-    tokenize: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="sacreBLEU tokenizer: 13a, none, intl, zh, …",
-            show_default="the recipe's, or 13a",
-        ),
-    ] = None,
-    lowercase: Annotated[
-        bool | None,
-        typer.Option("--lowercase/--cased", help="Ignore case.", show_default="the recipe's"),
-    ] = None,
-    num_beams: Beams = None,
+    *,
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
     json: Json = False,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Write the outputs to this file, one per line."),
-    ] = None,
+    **options: Any,
 ) -> None:
     """Score a model. Translations: BLEU, chrF and exact match with their signatures. Language models: loss,
     perplexity, bits per byte and accuracy. Other tasks: the scores of their validation.
     """
-    from trifold.cli.batch import load_pipeline
-
-    recipe, data = find_recipe(model), data or []
-    reads = _reads(model, recipe)
-    specific: dict[str, Any] = {"source": source, "target": target, "documents": documents, "out": out}
-    specific |= {"tokenize": tokenize, "lowercase": lowercase, "num_beams": num_beams}
-    for name, value in specific.items():
-        kind, description = SPECIFIC[name]
-        if value is not None and kind != reads:
+    request = Request(model, find_recipe(model), data or [], split, batch_size, given(**options))
+    reads = _reads(request)
+    for name in request.options:
+        kind, description = ("pairs", "translations") if name in FOR_PAIRS else ("documents", "raw text")
+        if kind != reads:
             raise UsageError(
                 f"--{name.replace('_', '-')} is for {description}, and this model does another task: leave it out"
             )
-
-    if reads == "pairs":
-        pairs = _read_pairs(recipe, data, split, {"source": source, "target": target}, model)
-        scoring = _scoring_options(recipe, tokenize, lowercase)
-        print_note(str(pairs.report))
-        pipeline = load_pipeline(model, device, dtype)
-        _score_pairs(model, pipeline, pairs, scoring, num_beams, batch_size, out, json)
-        return
-    settings: dict[str, Any] = given(documents=documents)
     # Everything that can be wrong with the data is reported before the model is loaded.
-    if recipe is None:
-        measure = _language_model_loss(model, data, settings)
-    else:
-        measure = _validation_loss(model, recipe, data, split, settings)
-    _measure(model, load_pipeline(model, device, dtype), recipe, measure, batch_size, json)
+    measure = _translation_scores(request) if reads == "pairs" else _loss(request)
+    report = measure(load_pipeline(model, device, dtype))
+    if json:
+        print_json({"model": model, "seconds": round(report.seconds, 3), **report.values})
+        return
+    for line in report.lines:
+        print(line)
+    for note in report.notes:
+        print_note(note)
+
+
+class Request(NamedTuple):
+    """What to measure: a model, the recipe of its run, if any, and the arguments."""
+
+    model: str
+    recipe: Recipe | None
+    data: list[str]
+    split: str | None
+    batch_size: int | None
+    options: dict[str, Any]
+
+    def unnamed(self, what: str, example: str) -> UsageError:
+        """The error for a request that names no data; `example` completes the command."""
+        return UsageError(f"{self.model}: {what} name the data: trifold eval {self.model} {example}")
+
+
+class Report(NamedTuple):
+    """The result of a measurement: its duration, values for JSON, lines for standard output, and notes."""
+
+    seconds: float
+    values: dict[str, Any]
+    lines: list[str]
+    notes: list[str]
+
+
+Measure = Callable[["Pipeline"], Report]
+Evaluate = Callable[["Pipeline", "EvalContext"], "Evaluation"]
 
 
 def find_recipe(model: str) -> Recipe | None:
@@ -136,172 +144,144 @@ def find_recipe(model: str) -> Recipe | None:
     return None
 
 
-def _reads(model: str, recipe: Recipe | None) -> Reads:
+def _reads(request: Request) -> Reads:
     """What the task of the run is measured on; for a model without a run, the default of its shape."""
-    if recipe is not None:
-        return recipe.task.evaluated.data_kind
+    if request.recipe is not None:
+        return request.recipe.task.evaluated.data_kind
     from trifold.hub import read_config, resolve
 
-    shape = read_config(resolve(model)).shape
+    shape = read_config(resolve(request.model)).shape
     if shape not in BY_SHAPE:
         raise UsageError(
-            f"{model}: an {shape} without a recipe.yaml, so its task is unknown; name the run that it comes from, "
-            "or use `trifold predict`"
+            f"{request.model}: an {shape} without a recipe.yaml, so its task is unknown; name the run that it comes "
+            "from, or use `trifold predict`"
         )
     return BY_SHAPE[shape]
 
 
-def _choose_split(recipe: Recipe, split: str | None) -> str:
-    """The split to measure: test if the recipe names one, else valid. Raises UsageError for an unknown one."""
-    if split is None:
-        return "test" if recipe.data.test is not None else "valid"
-    if split not in SPLITS:
+def _split_files(request: Request, recipe: Recipe, example: str) -> tuple[str, Any]:
+    """The split to measure, by default test if the recipe names one, and its files; None if it is held out.
+
+    Raises UsageError for an unknown split, and one without data; `example` completes the command in the message.
+    """
+    split = request.split or ("valid" if recipe.data.test is None else "test")
+    if split not in ("test", "valid"):
         raise UsageError(f"--split {split}: not a split; choose test or valid")
-    return split
+    if split == "valid" and recipe.data.holdout:
+        return split, None
+    files = getattr(recipe.data, split)
+    if files is None:
+        raise request.unnamed(f"its recipe names no {split} data;", example)
+    return split, files
 
 
 # --- pairs of texts --------------------------------------------------------------------------------------
 
 
-def _read_pairs(
-    recipe: Recipe | None, data: list[str], split: str | None, named: Mapping[str, str | None], model: str
-) -> Pairs:
-    """The pairs of the named files, or of a split of the run's data."""
-    from trifold.data import DataSettings, read_pairs, read_splits
-
-    columns = {
-        name: int(value) if value.isdecimal() else value for name, value in named.items() if value is not None
-    }
-    if len(data) > 2:
-        raise UsageError(f"{len(data)} data files: pass two (source and reference), or one with both sides")
-    if data:
-        # Blank lines are kept, because leaving them out would change the score.
-        settings = DataSettings.parse({"blank": "keep", **columns})
-        return read_pairs(data if len(data) == 2 else data[0], settings, split=split or "test")
-    if recipe is None:
-        raise UsageError(
-            f"{model}: no recipe.yaml next to it, so name the data: trifold eval {model} test.en test.de"
-        )
-    split = _choose_split(recipe, split)
-    if split == "valid" and recipe.data.holdout:
-        held_out = read_splits(recipe.data, recipe.train.seed).valid
-        assert held_out is not None
-        return held_out
-    files = getattr(recipe.data, split)
-    if files is None:
-        raise UsageError(
-            f"{model}: its recipe names no {split} data; name it: trifold eval {model} test.en test.de"
-        )
-    return read_pairs(files, recipe.data.model_copy(update=columns), split=split)
-
-
-def _scoring_options(recipe: Recipe | None, tokenize: str | None, lowercase: bool | None) -> tuple[str, bool]:
-    """Tokenizer of BLEU and whether case is ignored: the options, or the recipe's values."""
+def _translation_scores(request: Request) -> Measure:
+    """The scores of the translations of the sources."""
     from sacrebleu.metrics.bleu import BLEU
 
     from trifold.objectives.translate import TranslateSettings
+    from trifold.scores import SCORES
 
-    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
+    pairs, options = _read_pairs(request), request.options
+    task = request.recipe.task if request.recipe is not None else None
+    defaults = task if isinstance(task, TranslateSettings) else TranslateSettings()
+    tokenize = options.get("tokenize", defaults.tokenize)
+    if tokenize not in BLEU.TOKENIZERS:
         raise UsageError(
             f"--tokenize {tokenize}: not a sacreBLEU tokenizer; choose one of {', '.join(sorted(BLEU.TOKENIZERS))}"
         )
-    task = recipe.task if recipe is not None else None
-    defaults = task if isinstance(task, TranslateSettings) else TranslateSettings()
-    return tokenize or defaults.tokenize, defaults.lowercase if lowercase is None else lowercase
+    lowercase = options.get("lowercase", defaults.lowercase)
+    print_note(str(pairs.report))
+
+    def measure(pipeline: Pipeline) -> Report:
+        start = time.perf_counter()
+        beams = given(num_beams=options.get("num_beams"))
+        found = generate_batches(pipeline, pairs.sources, beams, request.batch_size)
+        outputs = [one_line(each[0].text) if each else "" for _, each in found]
+        seconds = time.perf_counter() - start
+        if "out" in options:
+            with open_output(options["out"]) as file:
+                file.writelines(f"{output}\n" for output in outputs)
+        bleu = {"tokenize": tokenize}
+        scores = {
+            name: score(outputs, pairs.targets, lowercase=lowercase, **(bleu if name == "bleu" else {}))
+            for name, score in SCORES.items()
+        }
+        values = {
+            "data": pairs.report.name,
+            "sentences": len(outputs),
+            "scores": {n: {"value": s.value, "signature": s.signature} for n, s in scores.items()},
+        }
+        note = f"{len(outputs):,} sentences in {seconds:.1f} s"
+        return Report(seconds, values, [str(each) for each in scores.values()], [note])
+
+    return measure
 
 
-def _score_pairs(
-    model: str,
-    pipeline: Pipeline,
-    pairs: Pairs,
-    scoring: tuple[str, bool],
-    num_beams: int | None,
-    batch_size: int | None,
-    out: Path | None,
-    json: bool,
-) -> None:
-    """Translate the sources, and print the scores."""
-    from trifold.cli.batch import generate_batches, one_line
-    from trifold.scores import SCORES
+def _read_pairs(request: Request) -> Pairs:
+    """The pairs of the named files, or of a split of the run's data."""
+    from trifold.data import DataSettings, read_pairs, read_splits
 
-    start = time.perf_counter()
-    found = generate_batches(pipeline, pairs.sources, given(num_beams=num_beams), batch_size)
-    outputs = [one_line(each[0].text) if each else "" for _, each in found]
-    seconds = time.perf_counter() - start
-    if out is not None:
-        with open_output(out) as file:
-            file.writelines(f"{output}\n" for output in outputs)
-    tokenize, lowercase = scoring
-    options = {"bleu": {"tokenize": tokenize}}
-    scores = {
-        name: score(outputs, pairs.targets, lowercase=lowercase, **options.get(name, {}))
-        for name, score in SCORES.items()
-    }
-    if json:
-        values = {name: {"value": each.value, "signature": each.signature} for name, each in scores.items()}
-        print_json(
-            {
-                "model": model,
-                "data": pairs.report.name,
-                "sentences": len(outputs),
-                "seconds": round(seconds, 3),
-                "scores": values,
-            }
-        )
-        return
-    for each in scores.values():
-        print(each)
-    print_note(f"{len(outputs):,} sentences in {seconds:.1f} s")
+    recipe, data, example = request.recipe, request.data, "test.en test.de"
+    if len(data) > 2:
+        raise UsageError(f"{len(data)} data files: pass two (source and reference), or one with both sides")
+    named = {name: value for name, value in request.options.items() if name in ("source", "target")}
+    columns = {name: int(value) if value.isdecimal() else value for name, value in named.items()}
+    if data:
+        # Blank lines are kept, because leaving them out would change the score.
+        settings = DataSettings.parse({"blank": "keep", **columns})
+        return read_pairs(data if len(data) == 2 else data[0], settings, split=request.split or "test")
+    if recipe is None:
+        raise request.unnamed("no recipe.yaml next to it, so", example)
+    split, files = _split_files(request, recipe, example)
+    if files is None:
+        held_out = read_splits(recipe.data, recipe.train.seed).valid
+        assert held_out is not None
+        return held_out
+    return read_pairs(files, recipe.data.model_copy(update=columns), split=split)
 
 
 # --- loss and the scores of a validation -----------------------------------------------------------------
 
-Measure = Callable[["Pipeline", "EvalContext"], "Evaluation"]
 
-
-def _measure(
-    model: str,
-    pipeline: Pipeline,
-    recipe: Recipe | None,
-    measure: Measure,
-    batch_size: int | None,
-    json: bool,
-) -> None:
-    """Evaluate, and print the loss and the scores."""
+def _loss(request: Request) -> Measure:
+    """The loss and the scores of a validation."""
     from trifold.batches import BatchSettings
     from trifold.generate import GenerationConfig
     from trifold.objectives.objective import EvalContext
     from trifold.train.monitor import score_text
 
+    recipe = request.recipe
+    evaluate = _language_model(request) if recipe is None else _validation(request, recipe)
     batches = recipe.batch if recipe is not None else BatchSettings()
     generation = recipe.generate if recipe is not None else GenerationConfig()
-    if batch_size is not None:
-        batches = batches.model_copy(update={"rows": batch_size})
-    start = time.perf_counter()
-    found = measure(pipeline, EvalContext(batches, generation, samples=0, seed=1, poll=lambda: None))
-    seconds = time.perf_counter() - start
-    if json:
+    if request.batch_size is not None:
+        batches = batches.model_copy(update={"rows": request.batch_size})
+
+    def measure(pipeline: Pipeline) -> Report:
+        start = time.perf_counter()
+        found = evaluate(pipeline, EvalContext(batches, generation, samples=0, seed=1, poll=lambda: None))
+        seconds = time.perf_counter() - start
         values = {"loss": found.loss, "scores": found.scores, "signatures": list(found.signatures)}
-        print_json({"model": model, "seconds": round(seconds, 3), **values})
-        return
-    print(f"loss {found.loss:.4f} nats per token")
-    for name, value in found.scores.items():
-        print(score_text(name, value))
-    for signature in found.signatures:
-        print_note(signature)
-    print_note(f"{seconds:.1f} s")
+        lines = [
+            f"loss {found.loss:.4f} nats per token",
+            *(score_text(*each) for each in found.scores.items()),
+        ]
+        return Report(seconds, values, lines, [*found.signatures, f"{seconds:.1f} s"])
+
+    return measure
 
 
-def _validation_loss(
-    model: str, recipe: Recipe, data: list[str], split: str | None, settings: dict[str, Any]
-) -> Measure:
+def _validation(request: Request, recipe: Recipe) -> Evaluate:
     """The validation of the run's task."""
     from trifold.hub import resolve
     from trifold.objectives.objective import TOKENIZER_FILE, BuildContext
 
-    select = _select_parts if recipe.task.evaluated.data_kind == "parts" else _select_documents
-    task, data_settings = select(model, recipe, data, split, settings)
-    folder = resolve(model)
+    task, data_settings = _select_data(request, recipe)
+    folder = resolve(request.model)
     if not (folder / TOKENIZER_FILE).is_file():
         raise CheckpointError(
             f"{folder / TOKENIZER_FILE}: the tokenizer of the model is missing, so no text can be read"
@@ -314,7 +294,7 @@ def _validation_loss(
             printed.add(line)
             print_note(line)
 
-    def measure(pipeline: Pipeline, context: EvalContext) -> Evaluation:
+    def evaluate(pipeline: Pipeline, context: EvalContext) -> Evaluation:
         seed, config = recipe.train.seed, pipeline.config
         bundle = task.build(
             BuildContext(data_settings, recipe.tokenizer, config, context.batches, seed, folder, print_once)
@@ -322,22 +302,40 @@ def _validation_loss(
         rows = bundle.valid
         return bundle.objective.evaluate(pipeline.model, rows, bundle.objective.examples(rows), context)
 
-    return measure
+    return evaluate
 
 
-def _language_model_loss(model: str, data: list[str], settings: dict[str, Any]) -> Measure:
+def _select_data(request: Request, recipe: Recipe) -> tuple[ObjectiveSettings, DataSettings]:
+    """The named files or a split of the run's data; for a text-to-text task the validation rows of every part."""
+    from trifold.objectives.text_to_text import TextToTextSettings
+
+    task = recipe.task.evaluated
+    if not isinstance(task, TextToTextSettings):
+        files = request.data or _split_files(request, recipe, "text.txt")[1]
+        only = {} if files is None else _only(files)
+        return task, recipe.data.model_copy(update=request.options | only)
+    if request.data or request.split not in (None, "valid"):
+        wrong = f"DATA {request.data[0]}" if request.data else f"--split {request.split}"
+        raise UsageError(
+            f"{wrong}: each part of this model names its own validation rows, and only these can be measured; "
+            "leave it out, or train with another task.parts.NAME.valid"
+        )
+    parts = {name: part.model_copy(update={"train": part.valid}) for name, part in task.parts.items()}
+    return task.model_copy(update={"parts": parts}), recipe.data
+
+
+def _language_model(request: Request) -> Evaluate:
     """The loss of a language model without a run on text as it is."""
     from trifold.data import DataSettings, read_documents
     from trifold.objectives.causal import Causal, CausalSettings
 
+    data = request.data
     if not data:
-        raise UsageError(
-            f"{model}: no recipe.yaml next to it, so name the data: trifold eval {model} text.txt"
-        )
-    data_settings = DataSettings.parse({"documents": "file", **settings, **_only(data)})
+        raise request.unnamed("no recipe.yaml next to it, so", "text.txt")
+    settings = DataSettings.parse({"documents": "file", **request.options, **_only(data)})
 
-    def measure(pipeline: Pipeline, context: EvalContext) -> Evaluation:
-        text = read_documents(data, data_settings, split="valid")
+    def evaluate(pipeline: Pipeline, context: EvalContext) -> Evaluation:
+        text = read_documents(data, settings, split="valid")
         print_note(str(text.report))
         # A document starts as the texts of the tokenizer do.
         reader = pipeline.reader
@@ -346,41 +344,7 @@ def _language_model_loss(model: str, data: list[str], settings: dict[str, Any]) 
         corpus = task.encode(text.texts)
         return task.evaluate(pipeline.model, corpus, task.examples(corpus), context)
 
-    return measure
-
-
-def _select_documents(
-    model: str, recipe: Recipe, data: list[str], split: str | None, settings: dict[str, Any]
-) -> tuple[ObjectiveSettings, DataSettings]:
-    """The named files, or a split of the run's data."""
-    task = recipe.task.evaluated
-    if data:
-        return task, recipe.data.model_copy(update=settings | _only(data))
-    split = _choose_split(recipe, split)
-    if split == "valid" and recipe.data.holdout:
-        return task, recipe.data.model_copy(update=settings)
-    files = getattr(recipe.data, split)
-    if files is None:
-        raise UsageError(f"{model}: its recipe names no {split} data; name it: trifold eval {model} text.txt")
-    return task, recipe.data.model_copy(update=settings | _only(files))
-
-
-def _select_parts(
-    model: str, recipe: Recipe, data: list[str], split: str | None, settings: dict[str, Any]
-) -> tuple[ObjectiveSettings, DataSettings]:
-    """The validation rows of every part."""
-    from trifold.objectives.text_to_text import TextToTextSettings
-
-    task = recipe.task.evaluated
-    assert isinstance(task, TextToTextSettings)
-    if data or split not in (None, "valid"):
-        wrong = f"DATA {data[0]}" if data else f"--split {split}"
-        raise UsageError(
-            f"{wrong}: each part of this model names its own validation rows, and only these can be measured; "
-            "leave it out, or train with another task.parts.NAME.valid"
-        )
-    parts = {name: part.model_copy(update={"train": part.valid}) for name, part in task.parts.items()}
-    return task.model_copy(update={"parts": parts}), recipe.data
+    return evaluate
 
 
 def _only(source: str | list[str]) -> dict[str, Any]:

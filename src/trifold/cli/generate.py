@@ -9,6 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from trifold.cli.batch import (
+    LimitWarning,
+    Output,
+    generate_batches,
+    generate_outputs,
+    load_pipeline,
+    one_line,
+    reads_stdin,
+    to_output,
+)
 from trifold.cli.options import (
     BatchSize,
     Device,
@@ -17,14 +27,14 @@ from trifold.cli.options import (
     Model,
     Out,
     Weights,
+    generation_options,
     generation_settings,
-    with_generation_options,
+    with_options,
 )
-from trifold.cli.terminal import check_utf8, open_output
+from trifold.cli.terminal import open_output
 from trifold.errors import UsageError
 
 if TYPE_CHECKING:
-    from trifold.cli.batch import Output
     from trifold.generate import Hypothesis
     from trifold.pipeline import Pipeline
 
@@ -36,7 +46,7 @@ EXAMPLES = (
 )
 
 
-@with_generation_options
+@with_options(generation_options())
 def run(
     model: Model,
     text: Annotated[
@@ -62,28 +72,22 @@ def run(
     Options that are not given are taken from the model's generation_config.json.
     """
     settings = generation_settings(options)
-    reads_lines = text == "-" or (text is None and not sys.stdin.isatty())
-    if text is None and not reads_lines:
-        raise UsageError('no TEXT: pass one in quotes, or "-" to type or pipe lines')
-    if stream and (reads_lines or json):
+    is_piped = reads_stdin([] if text is None else [text])
+    if stream and (is_piped or json):
         raise UsageError("--stream prints one TEXT: pass the text in quotes, and leave out --json")
 
-    from trifold.cli.batch import LimitWarning, generate_batches, generate_outputs, load_pipeline
     from trifold.data import iter_lines
 
-    if text is not None:
-        check_utf8(text, "TEXT")
     pipeline = load_pipeline(model, device, dtype, weights)
     if draft is not None:
         settings["draft"] = load_pipeline(draft, device, dtype, weights)
     with open_output(out) as results:
-        if reads_lines:
+        if is_piped or text is None:
             # A person who types expects an output after each line.
             size = 1 if sys.stdin.isatty() else batch_size
             for source, outputs in generate_batches(pipeline, iter_lines("-"), settings, size):
                 _print(source, outputs, json, results)
             return
-        assert text is not None
         if stream:
             outputs = _stream(pipeline, text, settings, results)
         else:
@@ -99,8 +103,6 @@ def run(
 
 def _stream(pipeline: Pipeline, text: str, settings: dict[str, Any], results: TextIO) -> list[Output]:
     """Print the output while it is generated."""
-    from trifold.cli.batch import to_output
-
     ended: list[Hypothesis] = []
     parts = []
     for part in pipeline.stream(text, on_end=ended.append, **settings):
@@ -111,12 +113,9 @@ def _stream(pipeline: Pipeline, text: str, settings: dict[str, Any], results: Te
 
 
 def _print(source: str, outputs: Sequence[Output], json: bool, results: TextIO) -> None:
-    from trifold.cli.batch import one_line
-
     if json:
-        lines = [
-            dumps({"source": source, "outputs": [each._asdict() for each in outputs]}, ensure_ascii=False)
-        ]
+        values = {"source": source, "outputs": [each._asdict() for each in outputs]}
+        lines = [dumps(values, ensure_ascii=False)]
     else:
         lines = [one_line(each.text) for each in outputs] or [""]
     for line in lines:

@@ -1,9 +1,9 @@
-"""Options that several commands share, and the options that are derived from GenerationConfig."""
+"""Options that several commands share, options declared in tables, and those derived from GenerationConfig."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
@@ -26,7 +26,6 @@ Weights: TypeAlias = Annotated[
     Literal["int8"] | None,
     typer.Option(help="Store matrices as int8: faster, slightly less exact.", show_default="as --dtype"),
 ]
-Beams: TypeAlias = Annotated[int | None, typer.Option(metavar="N", help="Beam search with N beams.")]
 BatchSize: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="Texts per batch; default: by memory.", min=1)
 ]
@@ -42,24 +41,37 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None and value != []}
 
 
-def with_generation_options(command: Function) -> Function:
-    """Decorator: replace `**options` in the signature of a command by an option for each generation setting.
+def option(kind: Any, help: str, *flags: str, **more: Any) -> Any:
+    """The annotation of an option of that type that may be left out; `more` are arguments of typer.Option."""
+    return Annotated[kind | None, typer.Option(*flags, help=help, **more)]
 
-    Settings that hold several token ids have no option.
-    """
+
+def with_options(options: Mapping[str, Any]) -> Callable[[Function], Function]:
+    """Decorator: replace `**options` in the signature of a command by these, name -> annotation."""
+
+    def decorate(command: Function) -> Function:
+        signature = inspect.signature(command, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        where = next((i for i, each in enumerate(own) if each.kind is each.KEYWORD_ONLY), len(own))
+        own[where:where] = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            for name, annotation in options.items()
+        ]
+        command.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def generation_options() -> dict[str, Any]:
+    """An option for each generation setting except those that hold several token ids."""
     from trifold.generate.config import GenerationConfig
 
-    signature = inspect.signature(command, eval_str=True)
-    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    derived = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    options = {
+        name: _generation_option(_plain_types(field.annotation), str(field.description))
         for name, field in GenerationConfig.model_fields.items()
-        if (annotation := _option(name, field.annotation, str(field.description))) is not None
-    ]
-    where = next((i for i, each in enumerate(own) if each.kind is each.KEYWORD_ONLY), len(own))
-    parameters = [*own[:where], *derived, *own[where:]]
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return command
+    }
+    return {name: annotation for name, annotation in options.items() if annotation is not None}
 
 
 def generation_settings(options: dict[str, Any]) -> dict[str, Any]:
@@ -71,25 +83,21 @@ def generation_settings(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _option(name: str, annotation: Any, description: str) -> Any:
-    """The annotation of a typer option for a setting of that type; None for a type without an option."""
+def _generation_option(types: list[Any], description: str) -> Any:
+    """The option for a setting of these types; None for types without an option."""
     help = f"{description[0].upper()}{description[1:]}."
-    flag = f"--{name.replace('_', '-')}"
-    types = _plain_types(annotation)
     choices = [choice for each in types if get_origin(each) is Literal for choice in get_args(each)]
     if choices:
         choices = ["true", "false", *choices] if bool in types else choices
-        return Annotated[Literal[tuple(choices)] | None, typer.Option(flag, help=help)]
+        return option(Literal[tuple(choices)], help)
     if len(types) > 1:
         return None
     if types[0] is bool:
-        flags = f"{flag}/--no-{flag.removeprefix('--')}"
-        return Annotated[bool | None, typer.Option(flags, help=help, show_default=False)]
+        return option(bool, help, show_default=False)
     if types[0] in METAVARS:
-        return Annotated[types[0] | None, typer.Option(flag, metavar=METAVARS[types[0]], help=help)]
+        return option(types[0], help, metavar=METAVARS[types[0]])
     if get_origin(types[0]) is list and _plain_types(get_args(types[0])[0]) == [str]:
-        help = f"{help.removesuffix('.')}; repeatable."
-        return Annotated[list[str] | None, typer.Option(flag, metavar="TEXT", help=help)]
+        return option(list[str], f"{help.removesuffix('.')}; repeatable.", metavar="TEXT")
     return None
 
 

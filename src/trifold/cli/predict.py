@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from json import dumps
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from trifold.cli.options import BatchSize, Device, Dtype, Json, Model, Out, given
+from trifold.cli.batch import BATCH, Progress, in_batches, load_pipeline, one_line, reads_stdin
+from trifold.cli.options import BatchSize, Device, Dtype, Json, Model, Out, given, option, with_options
 from trifold.cli.terminal import check_utf8, open_output, print_note
 from trifold.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    from trifold.pipeline import Pipeline
 
 EXAMPLES = (
     'trifold predict bert-base-uncased "Paris is the [MASK] of France."',
@@ -25,7 +22,29 @@ EXAMPLES = (
 )
 PICTURE_BATCH = 64  # pictures read before the first prediction
 
+# Options of the tasks.
+OPTIONS = {
+    "top_k": option(int, "The K most likely results.", metavar="K", min=1, show_default="5; answer: 1"),
+    "merge": option(
+        Literal["none", "simple", "first", "average", "max"],
+        "tag: how tokens become words and spans.",
+        show_default="first",
+    ),
+    "max_answer_length": option(int, "answer: maximum tokens.", metavar="N", min=1, show_default="15"),
+    "impossible": option(bool, "answer: the text may contain none.", "--impossible", show_default=False),
+    "max_length": option(
+        int, "answer: tokens of a window over a long context.", metavar="N", min=1, show_default="384"
+    ),
+    "stride": option(int, "answer: tokens that windows share.", metavar="N", min=0, show_default="128"),
+    "pooling": option(Literal["mean", "cls", "last", "pooler"], "embed: which states.", show_default="mean"),
+    "normalise": option(bool, "embed: vectors of length 1.", "--normalise", show_default=False),
+    "on_overflow": option(
+        Literal["error", "truncate"], "For a text that is too long for the model.", show_default="error"
+    ),
+}
 
+
+@with_options(OPTIONS)
 def run(
     model: Model,
     text: Annotated[
@@ -56,91 +75,55 @@ def run(
         bool,
         typer.Option("--tsv", help="Inputs are two texts separated by a tab, for classify and embed too."),
     ] = False,
-    top_k: Annotated[
-        int | None,
-        typer.Option(metavar="K", min=1, help="The K most likely results.", show_default="5; answer: 1"),
-    ] = None,
-    merge: Annotated[
-        Literal["none", "simple", "first", "average", "max"] | None,
-        typer.Option(help="tag: how tokens become words and spans.", show_default="first"),
-    ] = None,
-    max_answer_length: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="answer: maximum tokens.", show_default="15")
-    ] = None,
-    impossible: Annotated[
-        bool | None,
-        typer.Option("--impossible", help="answer: the text may contain none.", show_default=False),
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="answer: tokens of a window over a long context.", show_default="384"
-        ),
-    ] = None,
-    stride: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="answer: tokens that windows share.", show_default="128"),
-    ] = None,
-    pooling: Annotated[
-        Literal["mean", "cls", "last", "pooler"] | None,
-        typer.Option(help="embed: which states.", show_default="mean"),
-    ] = None,
-    normalise: Annotated[
-        bool | None, typer.Option("--normalise", help="embed: vectors of length 1.", show_default=False)
-    ] = None,
-    on_overflow: Annotated[
-        Literal["error", "truncate"] | None,
-        typer.Option(help="For a text that is too long for the model.", show_default="error"),
-    ] = None,
+    *,
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
     json: Json = False,
     out: Out = None,
+    **options: Any,
 ) -> None:
     """Fill in masks, classify, tag, answer or embed: one output line for each text, or for each line of input."""
-    options = given(
-        top_k=top_k,
-        merge=merge,
-        max_answer_length=max_answer_length,
-        impossible=impossible,
-        max_length=max_length,
-        stride=stride,
-        pooling=pooling,
-        normalise=normalise,
-        on_overflow=on_overflow,
-    )
     texts, pairs = text or [], pair or []
-    reads_lines = texts == ["-"] or (not texts and not sys.stdin.isatty())
-    if not texts and not reads_lines:
-        raise UsageError('no TEXT: pass one in quotes, or "-" to type or pipe lines')
+    is_piped = reads_stdin(texts)
     if pairs and tsv:
         raise UsageError("--pair and --tsv both set the second text: leave one of them out")
-    if len(pairs) not in (0, 1, 1 if reads_lines else len(texts)):
+    if len(pairs) not in (0, 1, 1 if is_piped else len(texts)):
         raise UsageError(
             f"--pair: {len(pairs)} second texts for {len(texts)} texts; pass one for each, or one for all"
         )
-    for value, name in [*((one, "TEXT") for one in texts), *((one, "--pair") for one in pairs)]:
-        check_utf8(value, name)
+    for second in pairs:
+        check_utf8(second, "--pair")
 
-    from trifold.cli.batch import BATCH, load_pipeline
     from trifold.data import iter_lines
     from trifold.predict.predict import TASKS, choose_task
 
     pipeline = load_pipeline(model, device, dtype)
     name = choose_task(pipeline.config, task)
-    lines = iter_lines("-") if reads_lines else texts
     is_split = tsv or (TASKS[name].pairs == "must" and not pairs)
-    inputs: Iterator[Input] = (
-        _input(number, line, is_split, len(texts), reads_lines) for number, line in enumerate(lines, start=1)
-    )
-    if pairs:
-        inputs = (one._replace(pair=pairs[n if len(pairs) > 1 else 0]) for n, one in enumerate(inputs))
+    count = None if is_piped else len(texts)
+    inputs = _inputs(iter_lines("-") if is_piped else texts, count, pairs, is_split=is_split)
+    progress = Progress()
+
+    def contents(batch: list[Input]) -> list[object]:
+        return [one.text.strip() or not is_piped for one in batch]
+
+    def predict(read: int, indices: list[int], batch: list[Input]) -> Any:
+        return pipeline.predict(
+            [one.text for one in batch],
+            [one.pair for one in batch if one.pair is not None] or None,
+            task=name,
+            places=[one.place for one in batch],
+            on_done=progress,
+            on_cut=print_note,
+            **given(**options),
+        )
+
     # A person who types expects an output after each line.
-    is_typed = reads_lines and sys.stdin.isatty()
+    is_typed = is_piped and sys.stdin.isatty()
     size = 1 if is_typed else batch_size or (PICTURE_BATCH if pipeline.config.n_patches else BATCH)
     with open_output(out) as results:
-        for one, found in _predictions(pipeline, inputs, name, options, size, skip_blank=reads_lines):
+        for one, found in in_batches(inputs, size, contents, predict):
             print(_format(one, name, found, json), file=results, flush=True)
 
 
@@ -149,54 +132,23 @@ class Input(NamedTuple):
 
     place: str
     text: str
-    pair: str | None = None
+    pair: str | None
 
 
-def _input(number: int, line: str, is_split: bool, count: int, reads_lines: bool) -> Input:
-    """Split the line at its tab if the task needs two texts; a line of standard input may be blank."""
-    place = f"line {number}" if reads_lines else f"text {number} of {count}"
-    if not is_split or (reads_lines and not line.strip()):
-        return Input(place, line)
-    parts = line.split("\t")
-    if len(parts) != 2:
-        raise DataError(
-            f"{place}: {len(parts) - 1} tabs; pass two texts with one tab between them, or the second by --pair"
-        )
-    return Input(place, parts[0], parts[1])
-
-
-def _predictions(
-    pipeline: Pipeline,
-    inputs: Iterable[Input],
-    task: str,
-    options: dict[str, Any],
-    batch_size: int,
-    *,
-    skip_blank: bool,
-) -> Iterator[tuple[Input, Any]]:
-    """Yield each input with its prediction; None for a blank line if these are skipped."""
-    from trifold.cli.batch import Progress, report_blank
-
-    stream, progress = iter(inputs), Progress()
-    read = blank = 0
-    while batch := list(islice(stream, batch_size)):
-        nonblank = [n for n, one in enumerate(batch) if one.text.strip() or not skip_blank]
-        found: dict[int, Any] = {}
-        if nonblank:
-            some = [batch[n] for n in nonblank]
-            predictions = pipeline.predict(
-                [one.text for one in some],
-                [one.pair for one in some if one.pair is not None] or None,
-                task=task,
-                places=[one.place for one in some],
-                on_done=progress,
-                on_cut=print_note,
-                **options,
-            )
-            found = dict(zip(nonblank, predictions, strict=True))
-        yield from ((one, found.get(n)) for n, one in enumerate(batch))
-        read, blank = read + len(batch), blank + len(batch) - len(nonblank)
-    report_blank(blank, read)
+def _inputs(lines: Iterable[str], count: int | None, pairs: list[str], *, is_split: bool) -> Iterator[Input]:
+    """The texts, or with `count` None the lines of standard input, of which blank ones are never split at a tab."""
+    for number, line in enumerate(lines, start=1):
+        place = f"line {number}" if count is None else f"text {number} of {count}"
+        pair = pairs[0 if len(pairs) == 1 else number - 1] if pairs else None
+        if is_split and (line.strip() or count is not None):
+            parts = line.split("\t")
+            if len(parts) != 2:
+                raise DataError(
+                    f"{place}: {len(parts) - 1} tabs; pass two texts with one tab between them, "
+                    "or the second by --pair"
+                )
+            line, pair = parts
+        yield Input(place, line, pair)
 
 
 # --- output ----------------------------------------------------------------------------------------------
@@ -205,7 +157,7 @@ def _predictions(
 def _format(one: Input, task: str, found: Any, json: bool) -> str:
     """One line: JSON, or the results separated by tabs, each with its probability last."""
     if not json:
-        return "" if found is None else FORMATS[task](found)
+        return "" if found is None else _format_text(task, found)
     pair = {} if one.pair is None else {"pair": one.pair}
     outputs = to_json(found if found is not None else [])
     return dumps({"source": one.text, **pair, "task": task, "outputs": outputs}, ensure_ascii=False)
@@ -220,41 +172,22 @@ def to_json(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _format_masks(masks: Any) -> str:
-    return " / ".join("\t".join(f"{_line(one.text)} {one.score:.4f}" for one in mask) for mask in masks)
-
-
-def _format_labels(labels: Any) -> str:
-    return "\t".join(f"{_line(one.label)} {one.score:.4f}" for one in labels)
-
-
-def _format_tags(tags: Any) -> str:
-    return "\t".join(
-        f"{_line(one.label)} {one.start}:{one.end} {_line(one.text)} {one.score:.4f}" for one in tags
-    )
-
-
-def _format_answers(answers: Any) -> str:
-    return "\t".join(f"{one.start}:{one.end} {_line(one.text)} {one.score:.4f}" for one in answers)
-
-
-def _format_next_sentence(one: Any) -> str:
-    return f"{'follows' if one.follows else 'does not follow'} {one.score:.4f}"
-
-
-def _format_vector(vector: Any) -> str:
-    return " ".join(f"{number:.6g}" for number in vector.tolist())
-
-
-def _line(text: str) -> str:
-    return " ".join(text.splitlines())
-
-
-FORMATS = {
-    "fill-mask": _format_masks,
-    "classify": _format_labels,
-    "tag": _format_tags,
-    "answer": _format_answers,
-    "next-sentence": _format_next_sentence,
-    "embed": _format_vector,
-}
+def _format_text(task: str, found: Any) -> str:
+    match task:
+        case "fill-mask":
+            masks = [[f"{one_line(one.text)} {one.score:.4f}" for one in mask] for mask in found]
+            return " / ".join(map("\t".join, masks))
+        case "classify":
+            parts = [f"{one_line(one.label)} {one.score:.4f}" for one in found]
+        case "tag":
+            parts = [
+                f"{one_line(one.label)} {one.start}:{one.end} {one_line(one.text)} {one.score:.4f}"
+                for one in found
+            ]
+        case "answer":
+            parts = [f"{one.start}:{one.end} {one_line(one.text)} {one.score:.4f}" for one in found]
+        case "next-sentence":
+            parts = [f"{'follows' if found.follows else 'does not follow'} {found.score:.4f}"]
+        case _:
+            return " ".join(f"{number:.6g}" for number in found.tolist())
+    return "\t".join(parts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -69,8 +71,6 @@ class Subject:
 
 def find_subject(what: str) -> Subject:
     """A preset, a recipe (by name or file), or a model. Raises UsageError or CheckpointError if it is none."""
-    from pathlib import Path
-
     from trifold.hub import read_config, resolve
     from trifold.hub.presets import PRESETS as PUBLISHED
     from trifold.look.costs import count_parameters
@@ -161,18 +161,18 @@ def training_needs(
 def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     """Print the drawing and the tables."""
     from trifold.look.drawing import draw_architecture
-    from trifold.train.memory_estimate import TrainingMemory
 
+    total, training, inference = facts["parameters"], facts["training_bytes"], facts["inference_bytes"]
     remark = f" ({subject.remark})" if subject.remark else ""
-    print(f"{subject.name}: {facts['shape']}, {facts['parameters']:,} parameters{remark}\n")
+    print(f"{subject.name}: {facts['shape']}, {total:,} parameters{remark}\n")
     print(f"{draw_architecture(subject.config)}\n")
-
     compared = [
-        (part["part"], part["size"], part["verdict"], part["what"]) for part in facts["compared_with_2017"]
+        [part[key] for key in ("part", "size", "verdict", "what")] for part in facts["compared_with_2017"]
     ]
     print_table([("part", "size", "as in 2017", "description"), *compared])
 
-    total = facts["parameters"]
+    print()
+    counted = [*facts["parts"], {"name": "total", "formula": "", "parameters": total}]
     parts = [
         (
             part["name"],
@@ -180,59 +180,40 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
             f"{part['parameters']:,}",
             f"{100 * part['parameters'] / total:.1f} %",
         )
-        for part in facts["parts"]
+        for part in counted
     ]
-    print()
-    print_table(
-        [("part", "formula", "parameters", "share"), *parts, ("total", "", f"{total:,}", "100.0 %")], "  rr"
-    )
+    print_table([("part", "formula", "parameters", "share"), *parts], "  rr")
 
     print(f"\nfloating-point operations per token, sequences of {facts['length']} tokens\n")
-    flops = facts["flops_per_token"]
+    forward, backward = facts["flops_per_token"]["forward"], facts["flops_per_token"]["training"]
     both = facts["shape"] == "encoder-decoder"
-    rows = [
-        (
-            f"{side} token" if both else "token",
-            _short(flops["forward"][side]),
-            _short(flops["training"][side]),
-        )
-        for side in ("source", "target")
-        if flops["forward"][side]
+    flops = [
+        (f"{side} token" if both else "token", _short(forward[side]), _short(backward[side]))
+        for side in forward
+        if forward[side]
     ]
-    print_table([("", "forward", "training"), *rows], " rr")
+    print_table([("", "forward", "training"), *flops], " rr")
 
-    training = facts["training_bytes"]
     print(f"\nmemory to train in {training['precision']}, batches of {training['batch_tokens']:,} tokens\n")
-    sizes = [(name, _size(training[name])) for name in (*TrainingMemory._fields, "total")]
+    settings = ("batch_tokens", "precision", "workers")
+    sizes = [(name, _size(training[name])) for name in training if name not in settings]
     print_table([("", "memory"), *sizes], " r")
 
-    inference = facts["inference_bytes"]
+    print(f"\nmemory for inference in {inference['precision']}\n")
     names = {
         "weights": "weights",
         "cache_per_source_token": "cache per source token",
         "cache_per_target_token": "cache per target token and beam",
     }
-    print(f"\nmemory for inference in {inference['precision']}\n")
-    print_table(
-        [
-            ("", "memory"),
-            *((title, _size(inference[name])) for name, title in names.items() if inference[name]),
-        ],
-        " r",
-    )
+    sizes = [(title, _size(inference[name])) for name, title in names.items() if inference[name]]
+    print_table([("", "memory"), *sizes], " r")
 
 
-def _short(number: float) -> str:
-    for letter in ("", "k", "M", "G"):
-        if number < 1000:
-            return f"{number:.4g} {letter}".rstrip()
-        number /= 1000
-    return f"{number:,.4g} T"
+def _short(number: float, base: int = 1000, units: Sequence[str] = ("", "k", "M", "G", "T")) -> str:
+    """The number with the largest unit that keeps it at least 1."""
+    power = next((n for n in range(len(units) - 1) if number < base ** (n + 1)), len(units) - 1)
+    return f"{number / base**power:,.4g} {units[power]}".rstrip()
 
 
 def _size(number: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if number < 1024:
-            return f"{number:.4g} {unit}"
-        number /= 1024
-    return f"{number:,.4g} TiB"
+    return _short(number, 1024, ("bytes", "KiB", "MiB", "GiB", "TiB"))
