@@ -57,7 +57,7 @@ def answer(
     answers: list[list[Answer]] = []
     for start in range(0, len(texts), GROUP):
         group = range(start, min(start + GROUP, len(texts)))
-        windows = []
+        windows = {}
         for number in group:
             place = reader.place(number, len(texts))
             try:
@@ -66,18 +66,17 @@ def answer(
                 raise UsageError(f"{place}: {error}") from None
             if not all(side in parts[0].texts for side in (0, 1)):
                 raise DataError(f"{place} has no tokens on one side; give a question and a context")
-            windows += [(number, part) for part in parts]
+            windows[number] = parts
         silent = replace(reader, on_done=None)  # which would count windows instead of questions
-        logits = silent.run_rows([part for _, part in windows], reader.head("span"))
-        for number in group:
-            spans: list[Answer] = []
-            no_answer = 1.0
-            for (of, part), both in zip(windows, logits, strict=True):
-                if of == number:
-                    found, none = _spans(
-                        part, both[: len(part.ids)], pairs[number], tokenizer.cls_id, max_answer_length, top_k
-                    )
-                    spans, no_answer = spans + found, min(no_answer, none)
+        logits = iter(
+            silent.run_rows([part for parts in windows.values() for part in parts], reader.head("span"))
+        )
+        for number, parts in windows.items():
+            spans, no_answer = [], 1.0
+            for part in parts:
+                own = next(logits)[: len(part.ids)]
+                found, none = _spans(part, own, pairs[number], tokenizer.cls_id, max_answer_length, top_k)
+                spans, no_answer = spans + found, min(no_answer, none)
             answers.append(_best(spans + [Answer("", no_answer, 0, 0)] * impossible, top_k))
         if reader.on_done is not None:
             reader.on_done(len(group))

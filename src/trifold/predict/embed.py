@@ -16,24 +16,17 @@ from trifold.predict.model_reader import ModelReader
 Pooling = Literal["mean", "cls", "last", "pooler"]
 
 
-def _mean(hidden: Tensor, attend: Tensor | None) -> Tensor:
-    if attend is None:
-        return hidden.float().mean(1)
-    real = attend[:, :, None].float()
-    return (hidden.float() * real).sum(1) / real.sum(1)
+def _mean(hidden: Tensor, real: Tensor) -> Tensor:
+    weights = real[:, :, None].float()
+    return (hidden.float() * weights).sum(1) / weights.sum(1)
 
 
-def _cls(hidden: Tensor, attend: Tensor | None) -> Tensor:
-    return hidden[:, 0]
-
-
-def _last(hidden: Tensor, attend: Tensor | None) -> Tensor:
-    if attend is None:
-        return hidden[:, -1]
-    return hidden[torch.arange(len(hidden), device=hidden.device), attend.sum(1) - 1]
-
-
-POOLINGS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {"mean": _mean, "cls": _cls, "last": _last}
+# States (B, T, E), and (B, T) True at real tokens -> vectors (B, E).
+POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean": _mean,
+    "cls": lambda hidden, real: hidden[:, 0],
+    "last": lambda hidden, real: hidden[torch.arange(len(hidden), device=hidden.device), real.sum(1) - 1],
+}
 
 
 def embed(
@@ -60,7 +53,8 @@ def embed(
             vectors = model.head_outputs(inputs, heads=["pooler"])["pooler"]
         else:
             hidden = model(inputs) if model.encoder is None else model.encode(inputs).hidden
-            vectors = POOLINGS[pooling](hidden, inputs.attend)
+            everything = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
+            vectors = POOLINGS[pooling](hidden, everything if inputs.attend is None else inputs.attend)
         return F.normalize(vectors.float(), dim=-1) if normalise else vectors.float()
 
     return reader.run(texts, pairs, apply)

@@ -1,4 +1,4 @@
-"""MaskFunction filling: the most probable tokens for each mask of a text, from the language-model head."""
+"""Mask filling: the most probable tokens for each mask of a text, from the language-model head."""
 
 from __future__ import annotations
 
@@ -51,10 +51,8 @@ def fill_mask(reader: ModelReader, texts: Sequence[str], *, top_k: int = 5) -> l
         best = [each.topk(min(top_k, each.shape[-1])) for each in scores]
         return [torch.stack([values.double(), tokens.double()], 1) for values, tokens in best]
 
-    return [
-        _fillings(tokenizer, row, mask, best[:, 0], best[:, 1].long())
-        for row, best in zip(rows, reader.run_rows(rows, apply), strict=True)
-    ]
+    found = reader.run_rows(rows, apply)
+    return [_fillings(tokenizer, row, mask, best) for row, best in zip(rows, found, strict=True)]
 
 
 def _mask_states(masks: Tensor, inputs: Inputs, reader: ModelReader) -> list[Tensor]:
@@ -70,15 +68,13 @@ def _mask_states(masks: Tensor, inputs: Inputs, reader: ModelReader) -> list[Ten
     return [own[:count] for own, count in zip(states, counts, strict=True)]
 
 
-def _fillings(
-    tokenizer: Tokenizer, row: Encoded, mask: int, scores: Tensor, tokens: Tensor
-) -> list[list[Filling]]:
-    """scores and tokens (masks, top_k) with their texts."""
+def _fillings(tokenizer: Tokenizer, row: Encoded, mask: int, found: Tensor) -> list[list[Filling]]:
+    """The scores and tokens of a row's masks with their texts; found (masks, 2, top_k)."""
     places = [place for place, token in enumerate(row.ids) if token == mask]
     # Without special tokens, unless there are other masks.
     shown = [place for place, text in enumerate(row.texts) if text is not None or len(places) == 1]
     fillings = []
-    for place, values, best in zip(places, scores.tolist(), tokens.tolist(), strict=True):
+    for place, values, best in zip(places, found[:, 0].tolist(), found[:, 1].long().tolist(), strict=True):
         filled = [[token if at == place else row.ids[at] for at in shown] for token in best]
         sequences = tokenizer.decode(filled, keep_special=len(places) > 1)
         words = tokenizer.decode([[token] for token in best], keep_special=True)

@@ -19,6 +19,7 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
 from trifold.nn.transformer import shift_right
 from trifold.predict.generate_texts import batches_by_length
+from trifold.ragged import Ragged
 from trifold.text import Encoded, Tokenizer, report
 
 Overflow = Literal["error", "truncate"]
@@ -64,10 +65,7 @@ class ModelReader:
             return self.run_rows(self.encode(texts, pairs), apply)
         if pairs is not None:
             raise UsageError("this model reads single images; remove the second texts")
-        batches = [
-            np.arange(start, min(start + IMAGES_PER_BATCH, len(texts)))
-            for start in range(0, len(texts), IMAGES_PER_BATCH)
-        ]
+        batches = batches_by_length(np.ones(len(texts), np.int64), IMAGES_PER_BATCH)
         return self._run(batches, lambda chosen: self._images(texts, chosen), apply)
 
     def encode(
@@ -135,18 +133,17 @@ class ModelReader:
     # --- rows -> inputs ----------------------------------------------------------------------------------
 
     def _inputs(self, rows: Sequence[Encoded]) -> Inputs:
-        config = self.config
-        lengths = torch.tensor([len(row.ids) for row in rows])
-        width = int(lengths.max())
-        tokens = torch.tensor([_padded(row.ids, width, config.pad_id) for row in rows])
+        config, ids, every = self.config, Ragged.of([row.ids for row in rows]), np.arange(len(rows))
+        width = int(ids.lengths.max())
+        tokens, segments = ids.padded(every, width, config.pad_id), None
         if int(tokens.max()) >= config.vocab_size:
             raise CheckpointError(
                 f"the tokenizer gives the id {int(tokens.max())}, but the model has {config.vocab_size:,} tokens; "
                 "they do not belong together"
             )
-        has_segments = (config.n_token_types > 1 or config.segment_offsets) and self.reader.has_token_types
-        segments = torch.tensor([_padded(row.types, width, 0) for row in rows]) if has_segments else None
-        return Inputs(tokens, padding_mask(lengths, width), segments=segments)
+        if (config.n_token_types > 1 or config.segment_offsets) and self.reader.has_token_types:
+            segments = Ragged.of([row.types for row in rows]).padded(every, width, 0)
+        return Inputs(tokens, padding_mask(torch.from_numpy(ids.lengths), width), segments=segments)
 
     @property
     def _missing_end(self) -> int | None:
@@ -169,16 +166,16 @@ class ModelReader:
                 f"preprocessor_config.json: {key}: images become {settings.fixed_size} pixels high and wide, "
                 f"but the model reads {config.image_size}"
             )
-        arrays = []
+        pixels = []
         for number in chosen:
-            image = images[number]
-            place = self.place(number, len(images)) if self.places is not None else str(image)
-            name = place if place == str(image) else f"{place}: {image}"
-            pixels = read_image(image, settings, config.n_channels, name)
-            if pixels.shape[1:] != config.image_size:
-                raise DataError(f"{name}: {pixels.shape[1:]} pixels, but the model reads {config.image_size}")
-            arrays.append(torch.from_numpy(pixels))
-        return Inputs(pixels=torch.stack(arrays).to(next(self.model.parameters()).dtype))
+            name = str(images[number])
+            if self.places is not None and self.places[number] != name:
+                name = f"{self.places[number]}: {name}"
+            image = read_image(images[number], settings, config.n_channels, name)
+            if image.shape[1:] != config.image_size:
+                raise DataError(f"{name}: {image.shape[1:]} pixels, but the model reads {config.image_size}")
+            pixels.append(torch.from_numpy(image))
+        return Inputs(pixels=torch.stack(pixels).to(next(self.model.parameters()).dtype))
 
 
 def require_tokenizer(tokenizer: Tokenizer | None, alternative: str) -> Tokenizer:
@@ -189,15 +186,5 @@ def require_tokenizer(tokenizer: Tokenizer | None, alternative: str) -> Tokenize
 
 
 def _append(row: Encoded, token: int) -> Encoded:
-    return replace(
-        row,
-        ids=[*row.ids, token],
-        types=[*row.types, *(row.types[-1:] or [0])],
-        offsets=[*row.offsets, (0, 0)],
-        texts=[*row.texts, None],
-        words=[*row.words, None],
-    )
-
-
-def _padded(values: Sequence[int], width: int, value: int) -> list[int]:
-    return [*values, *[value] * (width - len(values))]
+    last = {"ids": token, "types": (row.types or [0])[-1], "offsets": (0, 0), "texts": None, "words": None}
+    return replace(row, **{name: [*getattr(row, name), value] for name, value in last.items()})

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
-
-from torch import Tensor
+from typing import Any, Literal, NamedTuple
 
 from trifold.data.images import ImageSettings
 from trifold.errors import UsageError
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
-from trifold.predict.answer import Answer, answer
-from trifold.predict.classify import Label, classify
-from trifold.predict.embed import Pooling, embed
-from trifold.predict.fill_mask import Filling, fill_mask
+from trifold.predict.answer import answer
+from trifold.predict.classify import classify
+from trifold.predict.embed import embed
+from trifold.predict.fill_mask import fill_mask
 from trifold.predict.model_reader import ModelReader
-from trifold.predict.next_sentence import Follows, next_sentence
-from trifold.predict.tag import Merge, Tag, tag
+from trifold.predict.next_sentence import next_sentence
+from trifold.predict.tag import tag
 from trifold.settings import nearest
 from trifold.text import Tokenizer
 
@@ -121,85 +118,39 @@ class Predicts:
         found = chosen.run(reader, inputs, *_pairs(name, inputs, pairs), **options)
         return found[0] if single else found
 
-    @overload
-    def fill_mask(self, texts: str, *, top_k: int = 5, **how: Any) -> list[list[Filling]]: ...
-    @overload
-    def fill_mask(self, texts: Sequence[str], *, top_k: int = 5, **how: Any) -> list[list[list[Filling]]]: ...
+    def fill_mask(self, texts: str | Sequence[str], **options: Any) -> Any:
+        """For each mask of a text the `top_k` (5) most probable tokens (`Filling`), best first."""
+        return self.predict(texts, task="fill-mask", **options)
 
-    def fill_mask(self, texts: str | Sequence[str], *, top_k: int = 5, **how: Any) -> Any:
-        """For each mask of the text the `top_k` most probable tokens, best first, each with the resulting text."""
-        return self.predict(texts, task="fill-mask", top_k=top_k, **how)
+    def classify(self, texts: Any, pairs: str | Sequence[str] | None = None, **options: Any) -> Any:
+        """The `top_k` (5; None: all) most probable classes (`Label`) of a text, a pair or an image, best first."""
+        return self.predict(texts, pairs, task="classify", **options)
 
-    @overload
-    def classify(
-        self, texts: str | Path, pairs: str | None = None, *, top_k: int | None = 5, **how: Any
-    ) -> list[Label]: ...
-    @overload
-    def classify(
-        self,
-        texts: Sequence[Any],
-        pairs: str | Sequence[str] | None = None,
-        *,
-        top_k: int | None = 5,
-        **how: Any,
-    ) -> list[list[Label]]: ...
+    def tag(self, texts: str | Sequence[str], **options: Any) -> Any:
+        """Classes of words with their positions (`Tag`); adjacent words of one class form a tag. Further option:
+        `ignore` (default: O).
 
-    def classify(self, texts: Any, pairs: Any = None, *, top_k: int | None = 5, **how: Any) -> Any:
-        """The `top_k` most probable classes (None: all) of a text, a pair of texts or an image, best first."""
-        return self.predict(texts, pairs, task="classify", top_k=top_k, **how)
-
-    @overload
-    def tag(self, texts: str, *, merge: Merge = "first", **how: Any) -> list[Tag]: ...
-    @overload
-    def tag(self, texts: Sequence[str], *, merge: Merge = "first", **how: Any) -> list[list[Tag]]: ...
-
-    def tag(self, texts: str | Sequence[str], *, merge: Merge = "first", **how: Any) -> Any:
-        """Classes of words with their positions; adjacent words of one class form a tag. `ignore` defaults to O.
-
-        merge: none, simple, first, average or max, as in the pipelines of transformers (`predict.tag`).
+        merge: none, simple, first (default), average or max, as in the pipelines of transformers (`predict.tag`).
         """
-        return self.predict(texts, task="tag", merge=merge, **how)
+        return self.predict(texts, task="tag", **options)
 
-    @overload
-    def answer(self, questions: str, contexts: str, *, top_k: int = 1, **how: Any) -> list[Answer]: ...
-    @overload
-    def answer(
-        self, questions: Sequence[str], contexts: str | Sequence[str], *, top_k: int = 1, **how: Any
-    ) -> list[list[Answer]]: ...
-
-    def answer(self, questions: Any, contexts: Any, *, top_k: int = 1, **how: Any) -> Any:
-        """The `top_k` most probable answers to a question, as spans of its context.
+    def answer(self, questions: str | Sequence[str], contexts: str | Sequence[str], **options: Any) -> Any:
+        """The `top_k` (1) most probable answers (`Answer`) to a question, as spans of its context.
 
         Further options: max_answer_length, impossible, max_length and stride (`predict.answer`).
         """
-        return self.predict(questions, contexts, task="answer", top_k=top_k, **how)
+        return self.predict(questions, contexts, task="answer", **options)
 
-    @overload
-    def next_sentence(self, texts: str, pairs: str, **how: Any) -> Follows: ...
-    @overload
-    def next_sentence(
-        self, texts: Sequence[str], pairs: str | Sequence[str], **how: Any
-    ) -> list[Follows]: ...
+    def next_sentence(self, texts: str | Sequence[str], pairs: str | Sequence[str], **options: Any) -> Any:
+        """Whether the second text follows the first, with its probability (`Follows`)."""
+        return self.predict(texts, pairs, task="next-sentence", **options)
 
-    def next_sentence(self, texts: Any, pairs: Any, **how: Any) -> Any:
-        """Whether the second text follows the first, with its probability."""
-        return self.predict(texts, pairs, task="next-sentence", **how)
-
-    @overload
-    def embed(
-        self, texts: str | Path, *, pooling: Pooling = "mean", normalise: bool = False, **how: Any
-    ) -> Tensor: ...
-    @overload
-    def embed(
-        self, texts: Sequence[Any], *, pooling: Pooling = "mean", normalise: bool = False, **how: Any
-    ) -> list[Tensor]: ...
-
-    def embed(self, texts: Any, *, pooling: Pooling = "mean", normalise: bool = False, **how: Any) -> Any:
+    def embed(self, texts: Any, **options: Any) -> Any:
         """One vector (E,) in float32 for a text or an image; of length 1 with `normalise`.
 
-        pooling: the mean of the states, the first state (cls), the last state, or the pooler's output.
+        pooling: the mean of the states (default), the first state (cls), the last state, or the pooler's output.
         """
-        return self.predict(texts, task="embed", pooling=pooling, normalise=normalise, **how)
+        return self.predict(texts, task="embed", **options)
 
 
 def _pairs(name: str, texts: Sequence[Any], pairs: Any) -> list[list[str]]:

@@ -6,7 +6,6 @@ Merging follows the token-classification pipeline of transformers and uses its n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -106,16 +105,16 @@ def _tag(unit: _Token, labels: Sequence[str], text: str) -> Tag:
 
 def _merge_spans(tags: Sequence[Tag], text: str) -> list[Tag]:
     """Adjacent tags of one class as one tag, without B- and I- in its label; its score is their mean."""
-    numbers, number, before = [], 0, None
+    groups: list[list[Tag]] = []
     for tag in tags:
-        number += before is not None and (tag.label.startswith("B-") or _class(tag.label) != before)
-        before = _class(tag.label)
-        numbers.append(number)
+        if groups and not tag.label.startswith("B-") and _class(tag.label) == _class(groups[-1][-1].label):
+            groups[-1].append(tag)
+        else:
+            groups.append([tag])
     spans = []
-    for _, group in groupby(zip(numbers, tags, strict=True), key=lambda pair: pair[0]):
-        members = [tag for _, tag in group]
-        label, score = members[0].label.split("-", 1)[-1], float(np.mean([tag.score for tag in members]))
-        start, end = members[0].start, members[-1].end
+    for group in groups:
+        label, score = group[0].label.split("-", 1)[-1], float(np.mean([tag.score for tag in group]))
+        start, end = group[0].start, group[-1].end
         spans.append(Tag(label, score, text[start:end], start, end))
     return spans
 
