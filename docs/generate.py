@@ -27,6 +27,7 @@ from trifold.hub.families import FAMILIES
 from trifold.hub.family import Family
 from trifold.look.comparison import differences
 from trifold.nn.config import PRESETS, ModelConfig
+from trifold.objectives import KINDS as TASK_KINDS, settings_class
 from trifold.recipe import Recipe
 from trifold.settings import Settings
 
@@ -109,6 +110,8 @@ def keys() -> dict[str, list[Key]]:
     groups: dict[str, list[Key]] = {"": []}
     for name, field in Recipe.model_fields.items():
         inner = [part for part in _members(field.annotation) if _is_group(part)]
+        if name == "task":
+            inner = [settings_class(kind) for kind in TASK_KINDS]
         if not inner:
             groups[""].append(_key(name, field, {}))
         for cls in inner:

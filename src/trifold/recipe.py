@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, SerializeAsAny, field_validator, model_validator
 
 from trifold.batches import BatchSettings
 from trifold.data import DataSettings
 from trifold.errors import SettingsError, UsageError
 from trifold.generate import GenerationConfig
 from trifold.nn.config import PRESETS, ModelConfig
-from trifold.objectives import DEFAULT_KIND, TaskSettings, TranslateSettings
-from trifold.objectives.distill import DistillSettings
+from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
+from trifold.objectives.objective import ObjectiveSettings
 from trifold.settings import Settings, nearest
 from trifold.text import TokenizerSettings
 from trifold.yaml_dialect import YAMLError, dump, load, parse
@@ -240,7 +240,7 @@ class Recipe(Settings):
 
     name: str
     description: str = ""
-    task: TaskSettings = Field(TranslateSettings(), discriminator="kind")
+    task: SerializeAsAny[ObjectiveSettings] = Field({}, validate_default=True)  # its `kind` selects the class
     data: DataSettings
     tokenizer: TokenizerSettings = TokenizerSettings()
     model: ModelConfig = ModelConfig()
@@ -250,16 +250,21 @@ class Recipe(Settings):
 
     @field_validator("task", mode="before")
     @classmethod
-    def _add_default_kind(cls, values: Any) -> Any:
-        return {"kind": DEFAULT_KIND, **values} if isinstance(values, Mapping) else values
+    def _select_objective(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        kind = str(values.get("kind", DEFAULT_KIND))
+        if kind not in KINDS:
+            raise ValueError(f"kind {kind!r} is not known{nearest(kind, list(KINDS), 'kinds')}")
+        try:
+            return settings_class(kind).parse(values, at="task")
+        except SettingsError as error:
+            raise ValueError(str(error)) from None
 
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
-        if (
-            self.train.compile != "none"
-            and isinstance(self.task, DistillSettings)
-            and self.task.relations.weights
-        ):
+        task: Any = self.task
+        if self.train.compile != "none" and task.kind == "distill" and task.relations.weights:
             raise ValueError(
                 "task.relations reads activations inside blocks, which train.compile: blocks does not support; set "
                 "train.compile to none, or the weights of the relations to 0"

@@ -51,8 +51,9 @@ class Settings(BaseModel):
         except ValidationError as error:
             lines: dict[str, str] = {}
             for problem in error.errors():  # a union reports an error for each of its members
-                key = _key(cls, problem["loc"], at)
-                lines.setdefault(key, f"{key}: {_explain(cls, problem)}")
+                key, explanation = _key(cls, problem["loc"], at), _explain(cls, problem)
+                is_inner = explanation.startswith(f"{key}.")  # of a validator that called `parse`
+                lines.setdefault(key, explanation if is_inner else f"{key}: {explanation}")
             raise SettingsError("\n".join(lines.values())) from None
 
 

@@ -138,7 +138,7 @@ REFUSED = [
     ({"task.parts.copy.number": 0.2}, DataError, "copy.train, line .: 'ant' is not a number"),
     ({"task.parts.copy.score": "pearson"}, SettingsError, "pearson compares numbers"),
     ({"task.parts.copy.input": "{word}"}, DataError, "no column 'word'"),
-    ({"model.max_positions": 3}, DataError, "no row has at most 3 tokens"),
+    ({"model.max_positions": 3}, DataError, "no validation row has at most 3 tokens"),
 ]
 
 

@@ -1,31 +1,31 @@
 """Objectives: what a model learns. Read each as settings -> rows -> examples -> batch -> loss terms -> scores."""
 
-from typing import TypeAlias
+from importlib import import_module
 
-from trifold.objectives.causal import CausalSettings
-from trifold.objectives.classify import ClassifySettings
-from trifold.objectives.denoise import DenoiseSettings, SpansSettings
-from trifold.objectives.distill import DistillSettings
-from trifold.objectives.masked import MaskedSettings
-from trifold.objectives.objective import LossTerm
-from trifold.objectives.permutation import PermutationSettings
-from trifold.objectives.sentence_pairs import SentencePairSettings
-from trifold.objectives.text_to_text import TextToTextSettings
+from trifold.objectives.objective import LossTerm, ObjectiveSettings
 from trifold.objectives.translate import Translate, TranslateSettings
 
-# The settings of a recipe's task; `kind` selects the class.
-TaskSettings: TypeAlias = (
-    TranslateSettings
-    | CausalSettings
-    | MaskedSettings
-    | PermutationSettings
-    | SentencePairSettings
-    | DenoiseSettings
-    | SpansSettings
-    | TextToTextSettings
-    | DistillSettings
-    | ClassifySettings
-)
+# The `kind` of a recipe's task -> module and class of its settings. Only the selected module is imported.
+KINDS = {
+    "translate": "translate.TranslateSettings",
+    "causal": "causal.CausalSettings",
+    "masked": "masked.MaskedSettings",
+    "permutation": "permutation.PermutationSettings",
+    "pairs": "sentence_pairs.SentencePairSettings",
+    "denoise": "denoise.DenoiseSettings",
+    "spans": "denoise.SpansSettings",
+    "text-to-text": "text_to_text.TextToTextSettings",
+    "distill": "distill.DistillSettings",
+    "classify": "classify.ClassifySettings",
+}
 DEFAULT_KIND = "translate"
 
-__all__ = ["DEFAULT_KIND", "LossTerm", "TaskSettings", "Translate", "TranslateSettings"]
+
+def settings_class(kind: str) -> type[ObjectiveSettings]:
+    """The settings class of a kind."""
+    module, name = KINDS[kind].split(".")
+    found: type[ObjectiveSettings] = getattr(import_module(f"trifold.objectives.{module}"), name)
+    return found
+
+
+__all__ = ["DEFAULT_KIND", "KINDS", "LossTerm", "Translate", "TranslateSettings", "settings_class"]

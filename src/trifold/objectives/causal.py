@@ -28,7 +28,6 @@ from trifold.data import TokenCache, read_documents
 from trifold.errors import DataError, SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, Transformer
-from trifold.nn.packing import Packing
 from trifold.objectives.documents import Cut, describe_long, load_documents, require_documents
 from trifold.objectives.objective import (
     Batch as BaseBatch,
@@ -42,6 +41,7 @@ from trifold.objectives.objective import (
     Scores,
     TaskBundle,
     measure_tokens,
+    pack,
     token_loss,
 )
 from trifold.objectives.token_stream import TokenStream, load_into_memory, open_cache, sample_text
@@ -76,33 +76,26 @@ class CausalSettings(ObjectiveSettings):
         description="texts that validation samples continue; by default beginnings of validation documents",
     )
 
-    def _build(self, context: BuildContext) -> TaskBundle:
+    def build(self, context: BuildContext) -> TaskBundle:
         context.require_shape(self.kind, "decoder")
-        if context.model.logit_soft_cap is not None:
-            raise SettingsError(
-                "model.logit_soft_cap: not supported in training, which never materializes the logits; remove it"
-            )
-        train: Corpus | TokenCache
-        if context.data.cache is None:
-            objective, train, valid, name = self._read_into_memory(context)
-        else:
-            objective, train, valid, name = self._open_cache(context)
+        require_documents(context)
+        build = self._read_into_memory if context.data.cache is None else self._open_cache
+        objective, train, valid, name = build(context)
+        tokenizer, width, redraws = objective.tokenizer, objective.width, context.data.cut == "windows"
+        for line in _describe_unknown(tokenizer, valid):
+            context.report(f"{name}: {line}; bits per byte is undefined with unknown tokens")
         if not (valid.tokens.lengths > 1).any():
             raise DataError(f"{name}: no validation document has two tokens, so there are no labels")
-        tokenizer, width = objective.tokenizer, objective.width
         if long := sum(len(ids) + self.begin > width for ids in tokenizer.encode(self.prompts)):
             context.report(f"task.prompts: {long:,} have more than {width:,} tokens and are truncated")
-        redraws = context.data.cut == "windows"
-        config = context.config_for(tokenizer)
-        return TaskBundle(objective, config, train, valid, lambda _epoch: redraws)
+        return TaskBundle(objective, context.config_for(tokenizer), train, valid, lambda _epoch: redraws)
 
-    def _read_into_memory(self, context: BuildContext) -> tuple[Causal, Corpus, Corpus, str]:
+    def _read_into_memory(self, context: BuildContext) -> tuple[Causal, Any, Corpus, str]:
         """The objective, training text, validation text and the name of the latter."""
         train, valid = load_documents(context)
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, prepend_bos=self.begin)
         objective = Causal(self, tokenizer, context.width)
         corpus = objective.encode(train.texts)._replace(cut=context.data.cut)
-        valid_corpus = objective.encode(valid.texts)
         name, lengths = train.report.name, corpus.tokens.lengths
         if empty := int(np.count_nonzero(lengths == 0)):
             context.report(f"{name}: {empty:,} documents without a token: left out")
@@ -112,14 +105,11 @@ class CausalSettings(ObjectiveSettings):
             *_describe_unknown(tokenizer, corpus),
         ):
             context.report(f"{name}: {line}")
-        _report_valid(context, valid.report.name, tokenizer, valid_corpus)
-        return objective, corpus, valid_corpus, valid.report.name
+        return objective, corpus, objective.encode(valid.texts), valid.report.name
 
-    def _open_cache(self, context: BuildContext) -> tuple[Causal, TokenCache, Corpus, str]:
+    def _open_cache(self, context: BuildContext) -> tuple[Causal, Any, Corpus, str]:
         """The same with the training text in a cache; the validation text is held in memory."""
         data = context.data
-        require_documents(context)
-        assert data.train is not None
         if data.cut == "drop":
             raise SettingsError("data.cut: drop is not supported with data.cache; use pieces or windows")
         side: Literal["train", "all"] = "train" if data.holdout else "all"
@@ -127,24 +117,16 @@ class CausalSettings(ObjectiveSettings):
             lambda: sample_text(context, side), prepend_bos=self.begin
         )
         objective = Causal(self, tokenizer, context.width)
-
-        def encode(texts: Sequence[str]) -> tuple[Ragged, int]:
-            corpus = objective.encode(texts)
-            return corpus.tokens, corpus.bytes
-
         key = f"causal begin={self.begin} end={self.end} bytes=3"  # 3: version of the byte count
-        train = open_cache(context, data.train, tokenizer, key, encode, side)
+        train = open_cache(context, tokenizer, key, objective.encode, side)
         for line in self._describe_unlabelled(train.starts):
             context.report(f"{train.report.name}: {line}")
         if data.valid is not None:
             documents = read_documents(data.valid, data.model_copy(update={"cache": None}), split="valid")
             context.report(str(documents.report))
-            valid, name = objective.encode(documents.texts), documents.report.name
-        else:
-            cache = open_cache(context, data.train, tokenizer, key, encode, "valid")
-            valid, name = Corpus(load_into_memory(cache), cache.bytes), cache.report.name
-        _report_valid(context, name, tokenizer, valid)
-        return objective, train, valid, str(data.valid or "held out")
+            return objective, train, objective.encode(documents.texts), documents.report.name
+        cache = open_cache(context, tokenizer, key, objective.encode, "valid")
+        return objective, train, Corpus(load_into_memory(cache), cache.bytes), cache.report.name
 
     def _describe_unlabelled(self, starts: Offsets) -> Iterator[str]:
         """Lines about tokens that are never labels, however the documents are split."""
@@ -167,11 +149,6 @@ def _count_single_tokens(starts: Offsets) -> int:
 def _describe_unknown(tokenizer: Tokenizer, corpus: Corpus) -> Iterator[str]:
     if count := count_unknown(tokenizer, corpus.tokens.ids):
         yield f"{count:,} of {len(corpus.tokens.ids):,} tokens are unknown: input and label are <unk>"
-
-
-def _report_valid(context: BuildContext, name: str, tokenizer: Tokenizer, corpus: Corpus) -> None:
-    for line in _describe_unknown(tokenizer, corpus):
-        context.report(f"{name}: {line}; bits per byte is undefined with unknown tokens")
 
 
 # --- examples, batches -----------------------------------------------------------------------------------
@@ -215,18 +192,15 @@ class Batch(BaseBatch):
 
 
 def chunk_corpus(tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | None = None) -> Examples:
-    """Chunks of at most `width` inputs. With `draw` and windows, the first chunk of a longer document has a random
-    size.
-    """
+    """Chunks of at most `width` inputs; with `draw` and windows, long documents begin with one of a random size."""
     first = None
     if cut == "windows" and draw is not None:
         # numpy keeps raw bits the same in all versions. The bias of a remainder of 64 bits is negligible.
         drawn = np.random.Philox(key=[draw, 0]).random_raw(len(tokens)) % np.uint64(width)
         first = drawn.astype(np.int64) + 1
     labels = np.maximum(tokens.lengths - 1, 0)
-    return Examples(
-        tokens.ids, split_into_chunks(tokens.starts[:-1], labels, width, first=first, drop=cut == "drop")
-    )
+    chunks = split_into_chunks(tokens.starts[:-1], labels, width, first=first, drop=cut == "drop")
+    return Examples(tokens.ids, chunks)
 
 
 class Causal(Objective):
@@ -237,24 +211,22 @@ class Causal(Objective):
     def __init__(self, settings: CausalSettings, tokenizer: Tokenizer, width: int) -> None:
         self.settings: CausalSettings = settings
         self.tokenizer, self.width = tokenizer, width
+        self.before = [tokenizer.required("bos")] if settings.begin else []
         self.save_options = {"prepend_bos": settings.begin}  # other programs begin a text in the same way
 
     def encode(self, texts: Sequence[str]) -> Corpus:
         """Documents as tokens, with <s> and </s> as the settings specify."""
-        before = [self.tokenizer.required("bos")] if self.settings.begin else []
         after = [self.tokenizer.required("eos")] if self.settings.end else []
         encoded = self.tokenizer.encode(texts)
         # Tokenizers may lose capitals or repeated spaces, which are not predicted, or insert spaces.
         decoded = self.tokenizer.decode(encoded)
-        size = sum(
-            min(len(each.encode("utf-8")) for each in pair) for pair in zip(texts, decoded, strict=True)
-        )
-        if not before:  # the first token of a document is not predicted
+        size = sum(min(len(each.encode()) for each in pair) for pair in zip(texts, decoded, strict=True))
+        if not self.before:  # the first token of a document is not predicted
             alone = self.tokenizer.decode([ids[:1] for ids in encoded])
             for text, ids, first in zip(texts, encoded, alone, strict=True):
                 if ids:
                     size -= _first_token_bytes(text, str(self.tokenizer.library.id_to_token(ids[0])), first)
-        return Corpus(Ragged.of([[*before, *ids, *after] for ids in encoded]), size)
+        return Corpus(Ragged.of([[*self.before, *ids, *after] for ids in encoded]), size)
 
     def examples(self, rows: Corpus | TokenCache, draw: int | None = None) -> Examples | TokenStream:
         """Chunks; with `draw` and windows, at other positions for each draw."""
@@ -263,22 +235,16 @@ class Causal(Objective):
         return chunk_corpus(rows.tokens, self.width, rows.cut, draw)
 
     def batch(
-        self,
-        examples: Examples | TokenStream,
-        rows: NDArray[np.int64],
-        width: int | None = None,
-        *,
-        draw: int = 0,
+        self, examples: Any, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
     ) -> Batch:
         """Pack the given chunks, truncated to `width` tokens if given. Not random."""
         chunks = examples.select(rows)
         sizes = chunks.sizes if width is None else np.minimum(chunks.sizes, width)
-        packing = Packing.of(torch.from_numpy(sizes), always_pad=False)
-        real, places = packing.real, positions(chunks.starts, sizes)
-        inputs = np.full(packing.length, self.tokenizer.pad_id or 0, dtype=np.int64)
+        places = positions(chunks.starts, sizes)
+        inputs, packing = pack(examples.ids[places], sizes, self.tokenizer.pad_id or 0, always_pad=False)
         labels = np.full(packing.length, -1, dtype=np.int64)
-        inputs[:real], labels[:real] = examples.ids[places], examples.ids[places + 1]
-        return Batch(Inputs(torch.from_numpy(inputs)[None], packing=packing), torch.from_numpy(labels), real)
+        labels[: packing.real] = examples.ids[places + 1]
+        return Batch(inputs, torch.from_numpy(labels), packing.real)
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
@@ -310,17 +276,15 @@ class Causal(Objective):
         starts = prompts.tolist()
         texts = self.tokenizer.decode(starts)
         # Prompt and output are decoded together, because a space may join them.
-        whole = self.tokenizer.decode(
-            [start + best[0].tokens for start, best in zip(starts, found, strict=True)]
-        )
-        return [Sample(text, None, full[len(text) :]) for text, full in zip(texts, whole, strict=True)]
+        outputs = [start + best[0].tokens for start, best in zip(starts, found, strict=True)]
+        pairs = zip(texts, self.tokenizer.decode(outputs), strict=True)
+        return [Sample(text, None, full[len(text) :]) for text, full in pairs]
 
     def _prompts(self, rows: Corpus, count: int) -> Ragged:
         """Tokens of the recipe's prompts, or the beginnings of `count` documents or chunks."""
-        begin = [self.tokenizer.required("bos")] if self.settings.begin else []
         if self.settings.prompts:
             encoded = self.tokenizer.encode(self.settings.prompts[:count])
-            return Ragged.of([[*begin, *ids][: self.width] for ids in encoded if begin or ids])
+            return Ragged.of([[*self.before, *ids][: self.width] for ids in encoded if self.before or ids])
         chunks = chunk_corpus(rows.tokens, self.width).chunks
         starts, sizes = chunks.starts, chunks.sizes
         if len(rows.tokens) >= count:
@@ -329,22 +293,20 @@ class Causal(Objective):
         count = min(count, len(starts))
         chosen = np.arange(count) * len(starts) // max(count, 1)
         most = max(1, min(PROMPT_LENGTH, self.width // 2))
-        return Ragged.of(
-            [rows.tokens.ids[starts[n] : starts[n] + min(sizes[n], most)].tolist() for n in chosen]
-        )
+        ids = rows.tokens.ids
+        return Ragged.of([ids[starts[n] : starts[n] + min(sizes[n], most)].tolist() for n in chosen])
 
 
 def _first_token_bytes(text: str, token: str, decoded: str) -> int:
     """UTF-8 bytes of a text that its first token stands for; the token alone decodes to `decoded`."""
-    size = len(decoded.encode("utf-8"))
+    size = len(decoded.encode())
     if "\ufffd" in decoded:  # part of a character
         if _BYTE.fullmatch(token):
             size = 1
         elif BYTE_ALPHABET.keys() >= set(token):
             size = len(token)
-    return size - (
-        decoded.startswith(" ") and not text.startswith(" ")
-    )  # a space that the tokenizer inserted
+    inserted = decoded.startswith(" ") and not text.startswith(" ")  # a space, by the tokenizer
+    return size - inserted
 
 
 def _sampling(config: GenerationConfig, seed: int) -> GenerationConfig:

@@ -23,7 +23,6 @@ from torch.nn import functional as F
 from trifold.data import Pairs
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.packing import Packing
 from trifold.objectives.objective import (
     Batch as BaseBatch,
     BuildContext,
@@ -34,8 +33,9 @@ from trifold.objectives.objective import (
     Sample,
     Scores,
     TaskBundle,
-    select_readable,
+    pack,
 )
+from trifold.objectives.pairs import load_pairs, select_readable
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer, report
 
@@ -55,24 +55,25 @@ class ClassifySettings(ObjectiveSettings):
         "accuracy", description="validation score that selects the best weights, or loss"
     )
 
-    def _build(self, context: BuildContext) -> TaskBundle:
+    def build(self, context: BuildContext) -> TaskBundle:
         if context.model.shape == "encoder-decoder":
             raise SettingsError(
                 "model.shape: encoder-decoder does not support task.kind: classify, which requires a single stack; "
                 "set model.shape=encoder or decoder"
             )
-        context.require_data(
+        train, valid = load_pairs(
+            context,
             "data.train=FILE (.tsv, .csv or .jsonl), data.source and data.target to the columns of texts and labels",
             "data.valid=…, or data.holdout=0.1 to hold out a tenth",
         )
-        train, valid = context.read_pairs()
         tokenizer = context.load_or_train_tokenizer(lambda: train.sources)
         config = _with_labels(context.config_for(tokenizer), train)
         context.report(f"labels: {', '.join(config.labels)}")
         truncates = context.batches.on_overflow == "truncate"
         objective = Classify(self, tokenizer, config, context.width if truncates else None, context.report)
         if not truncates:
-            valid = select_readable(objective, valid, context, ", or set batch.on_overflow=truncate")
+            remedy = ", or set batch.on_overflow=truncate"
+            valid = select_readable(valid, objective.examples(valid), context, "texts", remedy)
         return TaskBundle(objective, config, train, valid)
 
 
@@ -179,10 +180,7 @@ class Classify(Objective):
         lengths = examples.texts.lengths[rows]
         lengths = lengths if width is None else np.minimum(lengths, width)
         ids = examples.texts.joined(rows, lengths)
-        packing = Packing.of(torch.from_numpy(lengths))
-        tokens = np.full(packing.length, self.tokenizer.required("pad"), dtype=np.int64)
-        tokens[: packing.real] = ids
-        inputs = Inputs(torch.from_numpy(tokens)[None], packing=packing)
+        inputs, _ = pack(ids, lengths, self.tokenizer.required("pad"))
         positions = torch.from_numpy(self._positions(ids, lengths))
         return Batch(inputs, positions, torch.from_numpy(examples.labels[rows]))
 
@@ -232,11 +230,11 @@ class Classify(Objective):
         """Accuracy and macro F1, and the first texts with their labels and predictions."""
         table, rows = run.sums["confusion"], run.rows
         scores = {"accuracy": accuracy(table), "macro_f1": macro_f1(table)}
-        if not (count := min(run.context.samples, len(rows))):
+        if not len(run.sample_rows):
             return Scores(scores)
-        batch = self.batch(run.examples, np.arange(count)).to(next(run.model.parameters()).device)
+        batch = self.batch(run.examples, run.sample_rows).to(run.device)
         predictions = [self.names[number] for number in self.logits(run.model, batch).argmax(-1).tolist()]
-        samples = zip(rows.sources[:count], rows.targets[:count], predictions, strict=True)
+        samples = zip(rows.sources, rows.targets, predictions, strict=False)  # the first ones
         return Scores(scores, [Sample(*each) for each in samples])
 
 

@@ -16,7 +16,7 @@ Two corruptions:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,8 @@ from trifold.text.annotation import AnnotatedTexts, sentinel_ids, special_flags
 from trifold.text.corruption import NoiseInput, apply_noises, corrupt_spans, max_spans
 from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, Rng, example_rng
 
-# Ids, and flags at the first tokens of words and of sentences -> source and target.
-Corruption = Callable[[Ids, Flags, Flags, Rng], tuple[Ids, Ids]]
+# Ids, and flags at the first tokens of sentences -> source and target.
+Corruption = Callable[[Ids, Flags, Rng], tuple[Ids, Ids]]
 
 # --- settings --------------------------------------------------------------------------------------------
 
@@ -104,10 +104,9 @@ class DenoiseSettings(DenoisingSettings):
             )
         special, mask = special_flags(tokenizer), -1 if tokenizer.mask_id is None else tokenizer.mask_id
 
-        def corrupt(ids: Ids, words: Flags, sentences: Flags, rng: Rng) -> tuple[Ids, Ids]:
-            found = apply_noises(
-                NoiseInput(ids, ~special[ids], sentences, max_length=width - 1), rng, rates, mask
-            )
+        def corrupt(ids: Ids, sentences: Flags, rng: Rng) -> tuple[Ids, Ids]:
+            given = NoiseInput(ids, ~special[ids], sentences, max_length=width - 1)
+            found = apply_noises(given, rng, rates, mask)
             return found.inputs, ids
 
         return corrupt
@@ -130,7 +129,7 @@ class SpansSettings(DenoisingSettings):
                 f"{len(sentinels)} sentinels; set tokenizer.sentinels={needed}, or lower model.max_positions"
             )
 
-        def corrupt(ids: Ids, words: Flags, sentences: Flags, rng: Rng) -> tuple[Ids, Ids]:
+        def corrupt(ids: Ids, sentences: Flags, rng: Rng) -> tuple[Ids, Ids]:
             # An unknown word is special, but would split a span: it is removed like other tokens.
             free = ~special[ids] | (ids == tokenizer.unk_id)
             found = corrupt_spans(ids, free, rng, sentinels, self.rate, self.mean_span)
@@ -149,13 +148,7 @@ class Denoise(DocumentObjective):
     save_options = {"append_eos": True}  # noqa: RUF012
 
     def __init__(
-        self,
-        settings: DenoisingSettings,
-        tokenizer: Tokenizer,
-        width: int,
-        cut: Cut = "pieces",
-        *,
-        start_id: int,
+        self, settings: Any, tokenizer: Tokenizer, width: int, cut: Cut = "pieces", *, start_id: int
     ) -> None:
         self.corrupt = settings.corruption(tokenizer, width)
         if settings.best_by == "exact_match" and not settings.written:
@@ -167,7 +160,7 @@ class Denoise(DocumentObjective):
         """Lines about documents that are split or left out, or that permutation does not change."""
         yield from super().describe(documents)
         if isinstance(self.settings, DenoiseSettings) and self.settings.noise.permute:
-            sentences = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents.sentence_starts)])
+            sentences = np.cumsum(np.append(0, documents.sentence_starts))
             if single := int((np.diff(sentences[documents.starts]) == 1).sum()):
                 yield f"{single:,} of {len(documents):,} documents are a single sentence: nothing to permute"
 
@@ -175,21 +168,20 @@ class Denoise(DocumentObjective):
         self, examples: DocumentChunks, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
     ) -> Examples:
         """Sources and targets of the given examples, each a function of (draw, number of the example)."""
-        sources, targets = [], []
+        pairs = []
         for row in rows.tolist():
-            ids, words, sentences = examples[row]
+            ids, _, sentences = examples[row]
             room = len(ids) if width is None else width - self.n_special
-            source, target = self.corrupt(ids[:room], words[:room], sentences[:room], example_rng(draw, row))
-            sources.append(source.tolist())
-            targets.append(target.tolist())
-        return Examples(with_end(self.tokenizer, sources), with_end(self.tokenizer, targets))
+            pairs.append(self.corrupt(ids[:room], sentences[:room], example_rng(draw, row)))
+        return Examples(*(with_end(self.tokenizer, side) for side in zip(*pairs, strict=True)))
 
     def batch(
         self, examples: DocumentChunks, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
     ) -> Batch:
         """Corrupt the given examples and pack them."""
-        pairs = self.corrupt_rows(examples, rows, width, draw=draw)
-        return self._translate.batch(pairs, np.arange(len(rows)))
+        return self._translate.batch(
+            self.corrupt_rows(examples, rows, width, draw=draw), np.arange(len(rows))
+        )
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         """Cross-entropy over the target tokens, in nats."""

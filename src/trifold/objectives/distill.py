@@ -12,10 +12,11 @@ The teacher reads the same inputs, without dropout, and is not trained.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
@@ -124,7 +125,7 @@ class DistillSettings(ObjectiveSettings):
             raise ValueError("soft, cosine and all relations are 0: the teacher would have no effect")
         return self
 
-    def _build(self, context: BuildContext) -> TaskBundle:
+    def build(self, context: BuildContext) -> TaskBundle:
         """The student uses the teacher's tokenizer, whatever the recipe specifies: their probabilities are compared
         token by token. Raises SettingsError if teacher and student do not fit together.
         """
@@ -135,84 +136,68 @@ class DistillSettings(ObjectiveSettings):
             read_tokenizer(folder).save(context.folder)
         bundle = self.of.build(context)
         teacher, _ = load_model(folder)
-        _check_pair(self, bundle.config, teacher)
+        if problem := next(self._mismatches(bundle.config, teacher), None):
+            raise SettingsError(problem)
+        initialize = None if self.start == "new" else partial(self._copy_layers, teacher=teacher)
+        return replace(bundle, objective=Distill(self, bundle.objective, teacher), initialize=initialize)
 
-        def initialize(student: Transformer) -> None:
-            _copy_layers(student, teacher, self)
-
-        objective = Distill(self, bundle.objective, teacher)
-        return replace(bundle, objective=objective, initialize=None if self.start == "new" else initialize)
-
-
-def _check_pair(settings: DistillSettings, student: ModelConfig, teacher: Transformer) -> None:
-    """Raises SettingsError if the models cannot be compared."""
-    config, relations = teacher.config, settings.relations
-    name = f"task.teacher: {settings.teacher}"
-    if config.shape != student.shape:
-        raise SettingsError(
-            f"{name} has shape {config.shape}, the student {student.shape}; they must be equal"
-        )
-    if teacher.lm_head is None:
-        raise SettingsError(f"{name} has no language-model head; choose another teacher")
-    if config.vocab_size != student.vocab_size:
-        raise SettingsError(
-            f"{name} has {config.vocab_size:,} tokens, but its tokenizer {student.vocab_size:,}; "
-            "they do not belong together"
-        )
-    if config.max_positions < student.max_positions:
-        raise SettingsError(
-            f"{name} has {config.max_positions:,} positions, the student {student.max_positions:,}; "
-            f"set model.max_positions={config.max_positions}"
-        )
-    if student.logit_soft_cap is not None:
-        raise SettingsError(
-            "model.logit_soft_cap: not supported in training, which never materializes the logits; remove it"
-        )
-    if settings.cosine and config.d_model != student.d_model:
-        raise SettingsError(
-            f"task.cosine: the states of the student have width {student.d_model}, those of the teacher "
-            f"{config.d_model}; set task.cosine=0, or model.d_model={config.d_model}"
-        )
-    if relations.weights:
-        _check_heads(relations.heads, student, config)
-        layers = len(last_stack(teacher).order)
+    def _mismatches(self, student: ModelConfig, model: Transformer) -> Iterator[str]:
+        """Reasons why student and teacher cannot be compared."""
+        teacher, relations, name = model.config, self.relations, f"task.teacher: {self.teacher}"
+        if teacher.shape != student.shape:
+            yield f"{name} has shape {teacher.shape}, the student {student.shape}; they must be equal"
+        if model.lm_head is None:
+            yield f"{name} has no language-model head; choose another teacher"
+        if teacher.vocab_size != student.vocab_size:
+            yield (
+                f"{name} has {teacher.vocab_size:,} tokens, but its tokenizer {student.vocab_size:,}; they do not "
+                "belong together"
+            )
+        if teacher.max_positions < student.max_positions:
+            yield (
+                f"{name} has {teacher.max_positions:,} positions, the student {student.max_positions:,}; set "
+                f"model.max_positions={teacher.max_positions}"
+            )
+        if self.cosine and teacher.d_model != student.d_model:
+            yield (
+                f"task.cosine: the states of the student have width {student.d_model}, those of the teacher "
+                f"{teacher.d_model}; set task.cosine=0, or model.d_model={teacher.d_model}"
+            )
+        if not relations.weights:
+            return
+        if relations.heads is None and student.n_heads != teacher.n_heads:
+            yield (
+                f"task.relations: the student has {student.n_heads} heads, the teacher {teacher.n_heads}; set "
+                "task.relations.heads, which splits both, or model.n_heads"
+            )
+        for width in (config.n_heads * config.head_width for config in (student, teacher)):
+            if width % (relations.heads or 1):
+                yield f"task.relations.heads: {relations.heads} does not divide the width {width}"
+        layers = len(last_stack(model).order)
         if relations.teacher_layer is not None and relations.teacher_layer >= layers:
-            raise SettingsError(
+            yield (
                 f"task.relations.teacher_layer: {relations.teacher_layer} is not a layer of the teacher, which has "
                 f"0 to {layers - 1}"
             )
 
-
-def _check_heads(heads: int | None, student: ModelConfig, teacher: ModelConfig) -> None:
-    if heads is None:
-        if student.n_heads != teacher.n_heads:
+    def _copy_layers(self, student: Transformer, *, teacher: Transformer) -> None:
+        counts = (len(last_stack(model).blocks) for model in (student, teacher))
+        layers = evenly_spaced(*counts) if isinstance(self.start, str) else self.start
+        try:
+            copy_layers(student, teacher, layers)
+        except ValueError as error:
             raise SettingsError(
-                f"task.relations: the student has {student.n_heads} heads, the teacher {teacher.n_heads}; set "
-                "task.relations.heads, which splits both, or model.n_heads"
-            )
-        return
-    for config in (student, teacher):
-        width = config.n_heads * config.head_width
-        if width % heads:
-            raise SettingsError(f"task.relations.heads: {heads} does not divide the width {width}")
-
-
-def _copy_layers(student: Transformer, teacher: Transformer, settings: DistillSettings) -> None:
-    counts = (len(last_stack(model).blocks) for model in (student, teacher))
-    layers = evenly_spaced(*counts) if isinstance(settings.start, str) else settings.start
-    try:
-        copy_layers(student, teacher, layers)
-    except ValueError as error:
-        raise SettingsError(
-            f"task.start: {error}; give the student the teacher's sizes, or set task.start=new"
-        ) from None
+                f"task.start: {error}; give the student the teacher's sizes, or set task.start=new"
+            ) from None
 
 
 # --- objective -------------------------------------------------------------------------------------------
 
 
 class Distill(Objective):
-    """The wrapped objective with additional loss terms that compare student and teacher."""
+    """The wrapped objective with additional loss terms that compare student and teacher. Data and scores are those of
+    the wrapped objective, for the student alone.
+    """
 
     def __init__(self, settings: DistillSettings, objective: Objective, teacher: Transformer) -> None:
         self.settings: DistillSettings = settings
@@ -224,19 +209,15 @@ class Distill(Objective):
         self._lock, self._local = threading.Lock(), threading.local()
 
     def examples(self, rows: Any, draw: int | None = None) -> Examples:
-        """Those of the wrapped objective."""
         return self.objective.examples(rows, draw)
 
     def batch(self, examples: Any, rows: NDArray[int64], width: int | None = None, *, draw: int = 0) -> Batch:
-        """That of the wrapped objective."""
         return self.objective.batch(examples, rows, width, draw=draw)
 
     def measure(self, model: Transformer, batch: Any) -> dict[str, Any]:
-        """Statistics of the student alone."""
         return self.objective.measure(model, batch)
 
     def compute_scores(self, run: EvalRun) -> Scores:
-        """Those of the wrapped objective."""
         return self.objective.compute_scores(run)
 
     # --- loss --------------------------------------------------------------------------------------------
@@ -249,10 +230,8 @@ class Distill(Objective):
         """The weighted terms of the wrapped objective, and the teacher's: soft, cosine, and one per relation."""
         modules = [self_attention(model)] if self.settings.relations.weights else []
         recorded, own = _record([model, *modules], lambda: self.objective.loss(model, batch))
-        terms = {
-            name: LossTerm(term.sum, term.count, term.weight * self.settings.hard, term.nll)
-            for name, term in own.items()
-        }
+        hard = self.settings.hard
+        terms = {name: replace(term, weight=term.weight * hard) for name, term in own.items()}
         count, weights = count_inputs(batch.inputs), self._weights
         for name, total in self._compare(model, *recorded).items():
             terms[name] = LossTerm(total, count, weights[name])
@@ -281,20 +260,14 @@ class Distill(Objective):
         if settings.soft:
             head, teacher_head = student.lm_head, teacher.lm_head
             assert head is not None and teacher_head is not None
-            losses["soft"] = soft_target_loss(
-                head.features(states),
-                head.weight,
-                head.bias,
-                teacher_head,
-                teacher_states,
-                settings.temperature,
-            )
+            own = head.features(states), head.weight, head.bias
+            losses["soft"] = soft_target_loss(*own, teacher_head, teacher_states, settings.temperature)
         if settings.cosine:
             losses["cosine"] = cosine_loss(states, teacher_states)
         if names:
-            own = attention_relations(self_attention(student), attention[0])
+            ours = attention_relations(self_attention(student), attention[0])
             theirs = attention_relations(modules[0], teacher_attention[0])
-            losses |= relation_losses(own, theirs, names, settings.relations.heads)
+            losses |= relation_losses(ours, theirs, names, settings.relations.heads)
         return losses
 
     def _teacher_like(self, states: Tensor) -> Transformer:

@@ -26,8 +26,7 @@ Cut = Literal["pieces", "windows", "drop"]
 
 
 def load_documents(context: BuildContext) -> tuple[Documents, Documents]:
-    """Training and validation documents. Raises SettingsError if the recipe names none."""
-    require_documents(context)
+    """Training and validation documents."""
     splits = read_document_splits(context.data, context.seed)
     assert splits.valid is not None
     for documents in (splits.train, splits.valid):
@@ -139,8 +138,9 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         """The objective, for a model that reads `width` tokens at once."""
         raise NotImplementedError
 
-    def _build(self, context: BuildContext) -> TaskBundle:
+    def build(self, context: BuildContext) -> TaskBundle:
         context.require_shape(self.kind, self.shape)
+        require_documents(context)
         train, valid = load_documents(context)
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, append_eos=self.append_eos)
         config = context.config_for(tokenizer)

@@ -1,4 +1,4 @@
-"""MaskedRow language model (Devlin et al. 2019; Joshi et al. 2020 for spans and their boundaries).
+"""Masked language model (Devlin et al. 2019; Joshi et al. 2020 for spans and their boundaries).
 
 rows -> example    chunks of documents, with the tokenizer's special tokens
 example -> batch   15 % of the tokens masked, others in each epoch; only these are labels
@@ -13,7 +13,6 @@ import math
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -21,7 +20,7 @@ from trifold.errors import SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective
 from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings, SpecialTokens
-from trifold.objectives.objective import FILL_MASK, EvalContext, EvalRun, LossTerm, Sample, Scores
+from trifold.objectives.objective import FILL_MASK, EvalRun, LossTerm, Sample, Scores
 from trifold.text import Tokenizer
 from trifold.text.corruption import MaskedRow
 
@@ -46,20 +45,15 @@ class MaskedSettings(MaskingSettings):
 
 
 class MaskedLM(DocumentObjective):
-    """MaskedRow language model. width: tokens that the model reads at once."""
+    """Masked language model. width: tokens that the model reads at once."""
 
     token_name = "masked tokens"
 
     def __init__(
-        self,
-        settings: MaskedSettings,
-        tokenizer: Tokenizer,
-        config: ModelConfig,
-        width: int,
-        cut: Cut = "pieces",
+        self, settings: Any, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut = "pieces"
     ) -> None:
         self.masking = Masking(settings, tokenizer, config)
-        self.special = SpecialTokens.of_text(tokenizer)
+        self.special = SpecialTokens.of(tokenizer)
         super().__init__(settings, tokenizer, width, self.special.size, cut)
         if settings.boundary and not (len(self.special.before) and len(self.special.after)):
             raise SettingsError(
@@ -70,7 +64,7 @@ class MaskedLM(DocumentObjective):
     def batch(
         self, examples: DocumentChunks, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
     ) -> MaskedBatch:
-        """MaskFunction tokens of the given examples, as a function of (draw, number of the example), and pack them."""
+        """Mask tokens of the given examples, as a function of (draw, number of the example), and pack them."""
         return self.masking.pack([self.mask(examples, int(row), width, draw) for row in rows])
 
     def mask(self, examples: DocumentChunks, row: int, width: int | None = None, draw: int = 0) -> MaskedRow:
@@ -96,48 +90,40 @@ class MaskedLM(DocumentObjective):
     def compute_scores(self, run: EvalRun) -> Scores:
         """Accuracy and perplexity. Every validation masks the same tokens."""
         scores = {"accuracy": run.percent(), "perplexity": run.perplexity}
-        model, examples, context = run.model, run.examples, run.context
-        if count := min(self.settings.pseudo_perplexity, len(examples)):
-            scores["pseudo_perplexity"] = self.pseudo_perplexity(model, examples, count, context)
-        return Scores(scores, self.samples(model, examples, min(context.samples, len(examples))))
+        if count := min(self.settings.pseudo_perplexity, len(run.examples)):
+            scores["pseudo_perplexity"] = self.pseudo_perplexity(run, count)
+        return Scores(scores, self.samples(run))
 
-    @torch.no_grad()
-    def pseudo_perplexity(
-        self, model: Transformer, examples: DocumentChunks, count: int, context: EvalContext
-    ) -> float:
+    def pseudo_perplexity(self, run: EvalRun, count: int) -> float:
         """exp of the mean - log P(w_i | all other tokens) over all tokens of the first `count` examples.
 
         Salazar et al. 2020, equation 3. Each token is masked in a copy of its row.
         """
-        device, nll, tokens = next(model.parameters()).device, 0.0, 0
+        nll, tokens = 0.0, 0
         for row in range(count):
-            context.poll()
-            ids = self.special.around(examples[row][0])
+            run.context.poll()
+            ids = self.special.around(run.examples[row][0])
             places = np.flatnonzero(~self.masking.special[ids]).tolist()
-            size = max(1, context.batches.tokens // len(ids))
+            size = max(1, run.context.batches.tokens // len(ids))
             for start in range(0, len(places), size):
                 copies = [self.masking.mask_single(ids, place) for place in places[start : start + size]]
-                nll += self.measure(model, self.masking.pack(copies).to(device))["nll"]
+                nll += self.measure(run.model, self.masking.pack(copies).to(run.device))["nll"]
             tokens += len(places)
         return math.exp(min(nll / max(tokens, 1), 700.0))
 
-    @torch.no_grad()
-    def samples(self, model: Transformer, examples: DocumentChunks, count: int) -> list[Sample]:
-        """MaskedRow texts, the original texts, and the texts with the model's predictions."""
-        if not count:
+    def samples(self, run: EvalRun) -> list[Sample]:
+        """Masked texts, the original texts, and the texts with the model's predictions."""
+        masked = [self.mask(run.examples, row) for row in run.sample_rows]
+        if not masked:
             return []
-        batch = self.batch(examples, np.arange(count)).to(next(model.parameters()).device)
-        assert model.lm_head is not None
-        positions = batch.positions[: batch.tokens]
-        predicted = batch.inputs.tokens[0].clone()
-        predicted[positions] = model.lm_head(model(batch.inputs)[0].index_select(0, positions)).argmax(-1)
+        batch, head = self.masking.pack(masked).to(run.device), run.model.lm_head
+        assert head is not None
+        states = run.model(batch.inputs)[0].index_select(0, batch.positions[: batch.tokens])
+        predictions = head(states).argmax(-1).cpu().numpy()
         samples, start = [], 0
-        for row in range(count):
-            masked = self.mask(examples, row)
-            end = start + len(masked.inputs)
-            inside = self.special.inside(len(masked.inputs))
-            forms = masked.inputs, masked.original, predicted[start:end].cpu().numpy()
-            texts = self.tokenizer.decode([form[inside].tolist() for form in forms], keep_special=True)
-            samples.append(Sample(*texts))
+        for row in masked:
+            end = start + len(row.positions)
+            predicted = row._replace(targets=predictions[start:end]).original
+            samples.append(self.special.sample(self.tokenizer, row.inputs, row.original, predicted))
             start = end
         return samples

@@ -8,7 +8,7 @@ Shapes: N tokens of the packed row, M masked ones (padded to a multiple), E mode
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -22,9 +22,9 @@ from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.heads import SpanBoundary
 from trifold.nn.losses import linear_cross_entropy
-from trifold.nn.packing import Packing, round_up
+from trifold.nn.packing import round_up
 from trifold.objectives.documents import DocumentObjectiveSettings
-from trifold.objectives.objective import Batch, LossTerm, measure_tokens, token_loss
+from trifold.objectives.objective import Batch, LossTerm, Sample, measure_tokens, pack, token_loss
 from trifold.text import Tokenizer
 from trifold.text.annotation import special_flags
 from trifold.text.corruption import (
@@ -36,6 +36,8 @@ from trifold.text.corruption import (
     mask_tokens,
 )
 from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, example_rng, expand_spans, geometric
+
+PLACEHOLDER = "_"  # a target in samples, if the tokenizer has no mask token
 
 
 class MaskingSettings(DocumentObjectiveSettings):
@@ -67,29 +69,17 @@ class SpecialTokens(NamedTuple):
     before: Ids
     between: Ids
     after: Ids
-    segments: tuple[int, int, int]  # segment of the second text, of `between` and of `after`
+    segments: tuple[int, ...]  # segment of the second text, of `between` and of `after`
 
     @classmethod
-    def of_text(cls, tokenizer: Tokenizer) -> SpecialTokens:
-        """Those that the tokenizer adds to a text."""
-        row = tokenizer.rows(["a"])[0]
-        own = [place for place, text in enumerate(row.texts) if text is not None]
-        return cls(_ids(row.ids[: own[0]]), _ids([]), _ids(row.ids[own[-1] + 1 :]), (0, 0, 0))
-
-    @classmethod
-    def of_pair(cls, tokenizer: Tokenizer) -> SpecialTokens:
-        """Those that the tokenizer adds to a pair of texts."""
-        row = tokenizer.rows(["a"], ["a"])[0]
-        first, second = ([at for at, text in enumerate(row.texts) if text == which] for which in (0, 1))
-        between = slice(first[-1] + 1, second[0])
-        segments = (
-            row.types[second[0]],
-            (row.types[between] or [0])[-1],
-            (row.types[second[-1] + 1 :] or [0])[-1],
-        )
-        return cls(
-            _ids(row.ids[: first[0]]), _ids(row.ids[between]), _ids(row.ids[second[-1] + 1 :]), segments
-        )
+    def of(cls, tokenizer: Tokenizer, *, pair: bool = False) -> SpecialTokens:
+        """Those that the tokenizer adds to a text, or to a pair of texts."""
+        row = tokenizer.rows(["a"], ["a"] if pair else None)[0]
+        first, last = ([at for at, text in enumerate(row.texts) if text == which] for which in (0, int(pair)))
+        parts = slice(first[0]), slice(first[-1] + 1, last[0]), slice(last[-1] + 1, None)
+        before, between, after = (np.array(row.ids[part], dtype=np.int64) for part in parts)
+        _, *segments = ((row.types[part] or [0])[-1] for part in parts)
+        return cls(before, between, after, (row.types[last[0]], *segments))
 
     @property
     def size(self) -> int:
@@ -103,6 +93,15 @@ class SpecialTokens(NamedTuple):
     def inside(self, length: int) -> slice:
         """Where the text is in a row of `length` tokens."""
         return slice(len(self.before), length - len(self.after))
+
+    def sample(self, tokenizer: Tokenizer, *rows: Ids) -> Sample:
+        """Source, reference and output as text; tokens -1 become a placeholder."""
+        texts = []
+        for row in rows:
+            ids = row[self.inside(len(row))]
+            parts = [part[part != -1].tolist() for part in np.split(ids, np.flatnonzero(ids == -1))]
+            texts.append(PLACEHOLDER.join(tokenizer.decode(parts, keep_special=True)))
+        return Sample(*texts)
 
 
 @dataclass(frozen=True)
@@ -167,14 +166,12 @@ class Masking:
     def pack(self, rows: Sequence[MaskedRow], segments: Sequence[Ids] | None = None) -> MaskedBatch:
         """Concatenate rows into one."""
         lengths = np.array([len(row.inputs) for row in rows], dtype=np.int64)
-        packing = Packing.of(torch.from_numpy(lengths))
-        firsts = np.cumsum(lengths) - lengths
-        tokens = np.full(packing.length, self.tokenizer.required("pad"), dtype=np.int64)
-        tokens[: packing.real] = np.concatenate([row.inputs for row in rows])
-        packed_segments = None
+        ids = np.concatenate([row.inputs for row in rows])
+        inputs, packing = pack(ids, lengths, self.tokenizer.required("pad"))
         if segments is not None and self.config.n_token_types > 1:
-            packed_segments = torch.from_numpy(_padded(np.concatenate(segments), packing.length, 0))[None]
-        inputs = Inputs(torch.from_numpy(tokens)[None], packing=packing, segments=packed_segments)
+            padded = _padded(np.concatenate(segments), packing.length, 0)
+            inputs = replace(inputs, segments=torch.from_numpy(padded)[None])
+        firsts = np.cumsum(lengths) - lengths
         count = sum(len(row.positions) for row in rows)
         size, last = round_up(count), packing.length - 1  # padding refers to the last token
         positions = np.concatenate([row.positions + first for row, first in zip(rows, firsts, strict=True)])
@@ -214,13 +211,8 @@ class Masking:
 
     def measure(self, model: Transformer, batch: MaskedBatch, states: Tensor) -> dict[str, Any]:
         """Negative log-likelihood and correct predictions of the masked tokens."""
-        own = states.index_select(0, batch.positions)
-        return measure_tokens(model, own, batch.labels, batch.tokens)
+        return measure_tokens(model, states.index_select(0, batch.positions), batch.labels, batch.tokens)
 
 
 def _padded(values: NDArray[np.int64], size: int, padding: int) -> NDArray[np.int64]:
     return np.pad(values, (0, size - len(values)), constant_values=padding)
-
-
-def _ids(values: Sequence[int]) -> Ids:
-    return np.array(values, dtype=np.int64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
@@ -22,12 +22,13 @@ from torch import Tensor
 
 from trifold.batches import BatchSettings, plan_epoch
 from trifold.batches.plan import Plan
-from trifold.data import DataSettings, Pairs, read_splits
-from trifold.errors import DataError, SettingsError
+from trifold.data import DataSettings
+from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
 from trifold.nn.losses import linear_cross_entropy, score_targets
+from trifold.nn.packing import Packing
 from trifold.settings import Settings
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
 
@@ -47,12 +48,8 @@ class Examples(Protocol):
 
 
 @runtime_checkable
-class PlannedExamples(Protocol):
-    """Examples that plan their own batches, because there are too many to list."""
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """(N, sides) an upper limit of the tokens of each example."""
+class PlannedExamples(Examples, Protocol):
+    """Examples that plan their own batches, because there are too many to list; `lengths` are an upper limit."""
 
     @property
     def tokens(self) -> int:
@@ -81,6 +78,16 @@ def _move(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     return value.to(device) if isinstance(value, Inputs | Batch) else value
+
+
+def pack(
+    ids: NDArray[np.integer], lengths: NDArray[np.int64], pad: int, *, always_pad: bool = True
+) -> tuple[Inputs, Packing]:
+    """Rows of the given lengths as one packed row (1, N); ids: their tokens, concatenated."""
+    packing = Packing.of(torch.from_numpy(lengths), always_pad=always_pad)
+    tokens = np.full(packing.length, pad, dtype=np.int64)
+    tokens[: packing.real] = ids
+    return Inputs(torch.from_numpy(tokens)[None], packing=packing), packing
 
 
 @dataclass(frozen=True)
@@ -135,9 +142,9 @@ class Scores(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Result of a validation.
+    """Result of a validation: the loss in nats per token, without smoothing, and the Scores.
 
-    loss: in nats per token, without smoothing. value: the score named by `best_by`; larger is better.
+    value: the score named by `best_by`, or the negative loss; larger is better.
     """
 
     loss: float
@@ -178,8 +185,16 @@ class EvalRun(NamedTuple):
 
     def percent(self, name: str = "correct", count: str = "tokens") -> float:
         """100 · sum / count."""
-        value: float = 100 * self.sums[name] / max(self.sums[count], 1)
-        return value
+        return float(100 * self.sums[name] / max(self.sums[count], 1))
+
+    @property
+    def sample_rows(self) -> NDArray[np.int64]:
+        """The numbers of the examples to show."""
+        return np.arange(min(self.context.samples, len(self.examples.lengths)))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
 
 # --- building --------------------------------------------------------------------------------------------
@@ -206,11 +221,15 @@ class BuildContext:
         return min(self.batches.max_length or self.model.max_positions, self.model.max_positions)
 
     def require_shape(self, kind: str, shape: Shape) -> None:
-        """Raises SettingsError if the model has another shape."""
+        """Raises SettingsError if the model has another shape, or caps its logits."""
         if self.model.shape != shape:
             raise SettingsError(
                 f"model.shape: {self.model.shape} does not support task.kind: {kind}, which requires shape {shape}; "
                 f"set model.shape={shape}, or choose another task"
+            )
+        if self.model.logit_soft_cap is not None:
+            raise SettingsError(
+                "model.logit_soft_cap: not supported in training, which never materializes the logits; remove it"
             )
 
     def require_data(self, train_remedy: str, valid_remedy: str) -> None:
@@ -220,32 +239,25 @@ class BuildContext:
         if self.data.valid is None and not self.data.holdout:
             raise SettingsError(f"data.valid: no validation data; set {valid_remedy}")
 
-    def read_pairs(self) -> tuple[Pairs, Pairs]:
-        """Training and validation pairs."""
-        splits = read_splits(self.data, self.seed)
-        assert splits.valid is not None
-        for pairs in (splits.train, splits.valid):
-            self.report(str(pairs.report))
-        return splits.train, splits.valid
-
-    def load_or_train_tokenizer(self, texts: Callable[[], Iterable[str]], **save: Any) -> Tokenizer:
+    def load_or_train_tokenizer(
+        self, texts: Callable[[], Iterable[str]], name: str = TOKENIZER_FILE, note: str = "", **save: Any
+    ) -> Tokenizer:
         """The tokenizer of the run, so that a resumed run encodes as before; else a new one trained on `texts()`.
 
-        save: options of `Tokenizer.save` for a new one.
+        name: its file. note: for the report. save: options of `Tokenizer.save` for a new one.
         """
-        if (path := self.folder / TOKENIZER_FILE).is_file():
+        if (path := self.folder / name).is_file():
             return Tokenizer.load(path, dropout=self.tokenizer.dropout)
-        self.report(f"tokenizer: {self.tokenizer.kind} …")
+        self.report(f"tokenizer: {self.tokenizer.kind}{note} …")
         tokenizer = make_tokenizer(texts(), self.tokenizer)
         self.folder.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(self.folder, **save)
+        tokenizer.save(self.folder, name, **save)
         return tokenizer
 
     def config_for(self, tokenizer: Tokenizer) -> ModelConfig:
         """The model's config with the vocabulary size and special ids of its only tokenizer."""
-        update = {"vocab_size": tokenizer.vocab_size}
-        update |= {f"{role}_id": tokenizer.required(role) for role in ("pad", "bos", "eos")}
-        return self.model.model_copy(update=update)
+        ids = {f"{role}_id": tokenizer.required(role) for role in ("pad", "bos", "eos")}
+        return self.model.model_copy(update={"vocab_size": tokenizer.vocab_size} | ids)
 
 
 @dataclass(frozen=True)
@@ -307,19 +319,16 @@ class ObjectiveSettings(Settings):
                 raise SettingsError(
                     f"{group}.{key}: has no effect on a task of kind {self.kind}; remove it, or choose another task"
                 )
+        if context.data.cache is not None and not self.supports_cache:
+            raise SettingsError(
+                f"data.cache: a task of kind {self.kind} reads its text into memory; remove data.cache"
+            )
 
     def build(self, context: BuildContext) -> TaskBundle:
         """Read the data, load or train the tokenizers, and construct the objective. Reports what is left out.
 
         Raises SettingsError or DataError before training starts.
         """
-        if context.data.cache is not None and not self.supports_cache:
-            raise SettingsError(
-                f"data.cache: a task of kind {self.kind} reads its text into memory; remove data.cache"
-            )
-        return self._build(context)
-
-    def _build(self, context: BuildContext) -> TaskBundle:
         raise NotImplementedError
 
 
@@ -351,7 +360,7 @@ class Objective(ABC):
     ) -> Batch:
         """Build a batch of the given examples, truncated to `width` tokens if given.
 
-        Rng choices are a function of `draw` (64 bits of seed and epoch) and the example's number, and do not
+        Random choices are a function of `draw` (64 bits of seed and epoch) and the example's number, and do not
         depend on the other examples.
         """
 
@@ -374,10 +383,12 @@ class Objective(ABC):
 
     @torch.no_grad()
     def evaluate(self, model: Transformer, rows: Any, examples: Any, context: EvalContext) -> Evaluation:
-        """Evaluate a model in evaluation mode on rows and their examples."""
+        """Evaluate a model in evaluation mode on rows and their examples; none is dropped or truncated."""
         sums: dict[str, Any] = defaultdict(int)
-        for batch in all_batches(self, model, examples, context):
-            for name, value in self.measure(model, batch).items():
+        device = next(model.parameters()).device
+        for chosen in plan_all(examples, context.batches):
+            context.poll()
+            for name, value in self.measure(model, self.batch(examples, chosen).to(device)).items():
                 sums[name] += value
         sums["loss"] = loss = sums["nll"] / max(sums["tokens"], 1)
         scores, samples, signatures = self.compute_scores(EvalRun(model, rows, examples, context, sums))
@@ -391,34 +402,7 @@ class Objective(ABC):
         self.tokenizer.save(folder, **self.save_options)
 
 
-def all_batches(
-    objective: Objective, model: Transformer, examples: Examples, context: EvalContext
-) -> Iterator[Any]:
-    """All examples in batches on the model's device; none is dropped or truncated."""
-    device = next(model.parameters()).device
-    for rows in plan_all(examples, context.batches):
-        context.poll()
-        yield objective.batch(examples, rows).to(device)
-
-
 def plan_all(examples: Examples, settings: BatchSettings) -> Plan:
     """A plan of all examples in order of length, without a limit of length."""
     unlimited = settings.model_copy(update={"max_length": None, "on_overflow": "drop"})
     return plan_epoch(examples.lengths, unlimited, seed=0, epoch=0, shuffle=False)
-
-
-def select_readable(objective: Objective, rows: Pairs, context: BuildContext, remedy: str = "") -> Pairs:
-    """The validation rows that fit the model's positions. Reports how many are left out before training starts."""
-    positions, name = context.model.max_positions, rows.report.name
-    fits = objective.examples(rows).lengths.max(axis=1) <= positions
-    if fits.all():
-        return rows
-    if not fits.any():
-        raise DataError(
-            f"{name}: no validation row has at most {positions} tokens; raise model.max_positions{remedy}"
-        )
-    context.report(
-        f"{name}: {int((~fits).sum()):,} of {len(fits):,} {objective.row_name} are longer than {positions} tokens: "
-        "left out"
-    )
-    return rows.select(np.flatnonzero(fits).tolist(), name)

@@ -41,8 +41,6 @@ from trifold.text.annotation import special_flags
 from trifold.text.corruption import PREDICTION_CHOICES, draw_ranks
 from trifold.text.spans import Ids, example_rng
 
-PLACEHOLDER = "_"  # a target in samples, if the tokenizer has no mask token
-
 
 class PermutationSettings(DocumentObjectiveSettings):
     """Settings of a permutation language model."""
@@ -83,12 +81,7 @@ class Permutation(DocumentObjective):
     packs = False
 
     def __init__(
-        self,
-        settings: PermutationSettings,
-        tokenizer: Tokenizer,
-        config: ModelConfig,
-        width: int,
-        cut: Cut = "pieces",
+        self, settings: Any, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut = "pieces"
     ) -> None:
         if not config.query_stream:
             raise SettingsError(
@@ -97,7 +90,7 @@ class Permutation(DocumentObjective):
             )
         if "lm" not in config.chosen_heads:
             raise SettingsError("model.heads: the model has no language-model head; set model.heads=[lm]")
-        self.special = SpecialTokens.of_text(tokenizer)
+        self.special = SpecialTokens.of(tokenizer)
         self.is_special = special_flags(tokenizer)
         super().__init__(settings, tokenizer, width, self.special.size, cut)
 
@@ -110,19 +103,15 @@ class Permutation(DocumentObjective):
         positions = [np.flatnonzero(order) for order in orders]
         labels = [ids[at] for ids, at in zip(texts, positions, strict=True)]
         lengths = torch.tensor([len(ids) for ids in texts])
-        inputs = Inputs(
-            _padded(texts, self.tokenizer.required("pad")),
-            padding_mask(lengths, int(lengths.max())),
-            order=_padded(orders, 0),
-        )
+        tokens = _padded(texts, self.tokenizer.required("pad"))
+        inputs = Inputs(tokens, padding_mask(lengths, int(lengths.max())), order=_padded(orders, 0))
         return Batch(inputs, _padded(positions, 0), _padded(labels, -1), sum(map(len, positions)))
 
     def order(self, ids: Ids, draw: int, row: int) -> Ids:
         """The rank of each token in the order, 0 for tokens that are no target; special tokens are never targets."""
         rng, settings = example_rng(draw, row), self.settings
-        places = PREDICTION_CHOICES[settings.ask](
-            ~self.is_special[ids], settings.share, settings.longest, rng
-        )
+        choose = PREDICTION_CHOICES[settings.ask]
+        places = choose(~self.is_special[ids], settings.share, settings.longest, rng)
         return draw_ranks(places, len(ids), rng)
 
     def _with_special(self, examples: DocumentChunks, row: int, width: int | None = None) -> Ids:
@@ -143,36 +132,24 @@ class Permutation(DocumentObjective):
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """Accuracy and perplexity. Every validation uses the same orders."""
-        count = min(run.context.samples, len(run.examples))
-        scores = {"accuracy": run.percent(), "perplexity": run.perplexity}
-        return Scores(scores, self.samples(run.model, run.examples, count))
+        return Scores({"accuracy": run.percent(), "perplexity": run.perplexity}, self.samples(run))
 
-    @torch.no_grad()
-    def samples(self, model: Transformer, examples: DocumentChunks, count: int) -> list[Sample]:
+    def samples(self, run: EvalRun) -> list[Sample]:
         """Texts without their targets, the original texts, and the texts with the model's predictions."""
-        if not count:
+        if not len(run.sample_rows):
             return []
-        batch = self.batch(examples, np.arange(count)).to(next(model.parameters()).device)
-        assert model.lm_head is not None
-        predictions = (
-            model.lm_head(model.query_stream(batch.inputs, batch.positions)).argmax(-1).cpu().numpy()
-        )
-        samples = []
+        batch, head = self.batch(run.examples, run.sample_rows).to(run.device), run.model.lm_head
+        assert head is not None
+        predictions = head(run.model.query_stream(batch.inputs, batch.positions)).argmax(-1).cpu().numpy()
+        mask, samples = self.tokenizer.mask_id, []
         for row, predicted in enumerate(predictions):
-            ids = self._with_special(examples, row)
+            ids = self._with_special(run.examples, row)
             places = np.flatnonzero(self.order(ids, 0, row))
             source, ours = ids.copy(), ids.copy()
-            source[places] = -1 if self.tokenizer.mask_id is None else self.tokenizer.mask_id
+            source[places] = -1 if mask is None else mask
             ours[places] = predicted[: len(places)]
-            inside = self.special.inside(len(ids))
-            samples.append(Sample(*(self._decode(form[inside]) for form in (source, ids, ours))))
+            samples.append(self.special.sample(self.tokenizer, source, ids, ours))
         return samples
-
-    def _decode(self, ids: Ids) -> str:
-        """Text; -1 becomes a placeholder."""
-        parts = np.split(ids, np.flatnonzero(ids == -1))
-        texts = self.tokenizer.decode([part[part != -1].tolist() for part in parts], keep_special=True)
-        return PLACEHOLDER.join(texts)
 
 
 def _padded(rows: list[Ids], value: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""MaskedRow language model with a prediction for pairs of texts.
+"""Masked language model with a prediction for pairs of texts.
 
     follows   whether the second text follows the first or is from another document   Devlin et al. 2019, section 3.1
     order     whether two consecutive texts are in their original order               Lan et al. 2020, section 3.1
@@ -119,12 +119,12 @@ class Batch(BaseBatch):
 
     @property
     def tokens(self) -> int:
-        """MaskedRow tokens."""
+        """Masked tokens."""
         return self.masked.tokens
 
 
 class SentencePairs(DocumentObjective):
-    """MaskedRow tokens and sentence pairs. width: tokens that the model reads at once."""
+    """Masked tokens and sentence pairs. width: tokens that the model reads at once."""
 
     row_name, token_name = "pairs", "masked tokens"
 
@@ -136,7 +136,7 @@ class SentencePairs(DocumentObjective):
             raise SettingsError(
                 f"model.heads: {', '.join(sorted(missing))} is missing; set model.heads=[{', '.join(HEADS)}]"
             )
-        self.special = SpecialTokens.of_pair(tokenizer)
+        self.special = SpecialTokens.of(tokenizer, pair=True)
         if not len(self.special.before):
             raise SettingsError(
                 "tokenizer.special: the pooler reads the first token, and the tokenizer adds none before a text; "
@@ -153,11 +153,8 @@ class SentencePairs(DocumentObjective):
 
         Raises DataError if no document has two sentences, or if only one has and a second one is required.
         """
-        found = [
-            (number, *cut)
-            for number in range(len(rows))
-            for cut in self._cut_document(rows, number, draw or 0)
-        ]
+        numbers = range(len(rows))
+        found = [(number, *cut) for number in numbers for cut in self._cut_document(rows, number, draw or 0)]
         table = np.array(found, dtype=np.int64).reshape(-1, 4)
         document, whole = table[:, 0], table[:, 1:]
         follows = self.settings.pairs == "follows"
@@ -167,7 +164,11 @@ class SentencePairs(DocumentObjective):
                 f"of {len(rows):,} documents {useful:,} have two sentences or more; pairs require {needed}; set "
                 "data.documents=blank if blank lines separate documents, hold out more, or use another text"
             )
-        bounds = np.array([self._truncate(*pair) for pair in whole.tolist()], dtype=np.int64)
+        # The longer text loses its outer tokens, so that the texts stay adjacent.
+        middle = whole[:, 1]
+        kept = [_share_room(a, b, self.room) for a, b in np.diff(whole).tolist()]
+        first, second = np.array(kept, dtype=np.int64).reshape(-1, 2).T
+        bounds = np.stack([middle - first, middle, middle + second], axis=1)
         rng, own = example_rng(draw or 0, 2**62), np.arange(len(document))
         negative = rng.random(len(document)) < 0.5
         other = np.where(negative, _draw_others(document, rng), own) if follows else own
@@ -190,11 +191,6 @@ class SentencePairs(DocumentObjective):
                 cuts.append((int(sentences[at]), middle, int(sentences[last])))
             at = last
         return cuts
-
-    def _truncate(self, start: int, middle: int, end: int) -> tuple[int, int, int]:
-        """At most `room` tokens: the longer text loses its outer tokens, so that the texts stay adjacent."""
-        first, second = _share_room(middle - start, end - middle, self.room)
-        return middle - first, middle, middle + second
 
     def describe(self, documents: AnnotatedTexts) -> Iterator[str]:
         """Lines about tokens in no pair. The numbers are those of one epoch; each epoch draws other pairs."""
@@ -223,7 +219,7 @@ class SentencePairs(DocumentObjective):
     def batch(
         self, examples: Pairs, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
     ) -> Batch:
-        """MaskFunction tokens of the given pairs, as a function of (draw, number of the example)."""
+        """Mask tokens of the given pairs, as a function of (draw, number of the example)."""
         masked, kinds = [], []
         for row in rows.tolist():
             ids, starts, segments = self._join(examples, row)
@@ -241,21 +237,13 @@ class SentencePairs(DocumentObjective):
             first, second = second, first
         a, b = _share_room(len(first[0]), len(second[0]), self.room)
         special = self.special
-        parts = [
-            (special.before, None, 0),
-            (first[0][:a], first[1][:a], 0),
-            (special.between, None, special.segments[1]),
-            (second[0][:b], second[1][:b], special.segments[0]),
-            (special.after, None, special.segments[2]),
-        ]
-        return (
-            np.concatenate([ids for ids, _, _ in parts]),
-            np.concatenate([np.zeros(len(ids), np.bool_) if own is None else own for ids, own, _ in parts]),
-            np.concatenate([np.full(len(ids), segment, np.int64) for ids, _, segment in parts]),
-        )
+        parts = [_no_words(special.before), (first[0][:a], first[1][:a]), _no_words(special.between)]
+        parts += [(second[0][:b], second[1][:b]), _no_words(special.after)]
+        kinds = (0, 0, special.segments[1], special.segments[0], special.segments[2])
+        ids, starts = (np.concatenate(side) for side in zip(*parts, strict=True))
+        return ids, starts, np.repeat(kinds, [len(ids) for ids, _ in parts])
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """The count of each loss term."""
         return self.masking.counts(batch.masked) | {"pairs": len(batch.labels)}
 
     # --- loss, scores ------------------------------------------------------------------------------------
@@ -285,6 +273,10 @@ class SentencePairs(DocumentObjective):
         """Accuracies. Every validation reads the same masks and pairs; half of the pairs are negative."""
         pairs = run.percent("pairs_correct", "pairs")
         return Scores({"accuracy": run.percent(), "perplexity": run.perplexity, "pairs_accuracy": pairs})
+
+
+def _no_words(ids: Ids) -> tuple[Ids, Flags]:
+    return ids, np.zeros(len(ids), np.bool_)
 
 
 def _draw_others(document: Ids, rng: Rng) -> Ids:

@@ -14,41 +14,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Self
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from trifold.data import DataSettings, Source, read_pairs
+from trifold.data import DataSettings, Pairs, Source, read_pairs
 from trifold.errors import DataError, SettingsError
-from trifold.generate import GenerationConfig
-from trifold.nn import Transformer
 from trifold.objectives.objective import (
     UNUSED_KEYS,
     BuildContext,
     EvalRun,
-    LossTerm,
-    Objective,
     ObjectiveSettings,
     Sample,
     Scores,
     TaskBundle,
 )
-from trifold.objectives.translate import Batch, Examples, Translate, with_end
-from trifold.predict.generate_texts import generate_rows
+from trifold.objectives.pairs import select_readable
+from trifold.objectives.translate import Batch, Examples, Translate
 from trifold.scores import SCORES
 from trifold.settings import Settings
-from trifold.text import Tokenizer
 from trifold.text.spans import Ids, example_rng
 
 NO_NUMBER = -1.0  # value of an output that is not a number, as in the paper's code
 _COLUMN = re.compile(r"\{([^{}]+)\}")
 # Rows may have more than two columns, so the keys of pairs and documents do not apply.
 _PAIR_KEYS = ("cut", "documents", "duplicates", "field", "holdout", "source", "target", "format", "header")
-
-Texts = tuple[list[str], list[str]]  # sources and targets
 
 # --- settings -> rows ------------------------------------------------------------------------------------
 
@@ -105,99 +98,74 @@ class TextToTextSettings(ObjectiveSettings):
             raise ValueError("parts: 'mean' is the name of the mean of the scores; choose another name")
         return self
 
-    def _build(self, context: BuildContext) -> TaskBundle:
+    def build(self, context: BuildContext) -> TaskBundle:
         context.require_shape(self.kind, "encoder-decoder")
         if context.data.train is not None or context.data.valid is not None:
             raise SettingsError(
                 "data.train: a text-to-text task names the data of each part; move it to task.parts.NAME.train"
             )
-        train = {name: _read_part(name, part, "train", context) for name, part in self.parts.items()}
-        valid = {name: _read_part(name, part, "valid", context) for name, part in self.parts.items()}
+        train, valid = (
+            {name: _read_part(name, part, split, context) for name, part in self.parts.items()}
+            for split in ("train", "valid")
+        )
         tokenizer = context.load_or_train_tokenizer(
-            lambda: [text for sides in train.values() for side in sides for text in side], append_eos=True
+            lambda: [text for part in train.values() for text in (*part.sources, *part.targets)],
+            append_eos=True,
         )
         config = context.config_for(tokenizer)
-        objective = TextToText(self, tokenizer, start_id=config.start_id)
+        objective = TextToText(self, tokenizer, tokenizer, start_id=config.start_id)
         rows = objective.rows(train, mixed=True)
-        sizes = [stop - start for _, start, stop in rows.parts]
-        valid_rows = objective.rows(_select_readable(objective, valid, context), mixed=False)
-        per_epoch = objective.rows_per_epoch(rows)
-        for (name, *_), size, count in zip(rows.parts, sizes, per_epoch, strict=True):
+        for name, part in valid.items():
+            valid[name] = select_readable(part, objective.encode(part), context, "rows")
+        sizes, per_epoch = [len(part) for part in train.values()], objective.rows_per_epoch(rows)
+        for name, size, count in zip(train, sizes, per_epoch, strict=True):
             context.report(f"{name}: {size:,} rows, {count:,} of them in each epoch")
+        valid_rows = objective.rows(valid, mixed=False)
         return TaskBundle(objective, config, rows, valid_rows, lambda _epoch: per_epoch != sizes)
 
 
-def _read_part(name: str, part: PartSettings, split: str, context: BuildContext) -> Texts:
+def _read_part(name: str, part: PartSettings, split: str, context: BuildContext) -> Pairs:
     """Source and target of each row that has all of its columns; the others are counted and reported."""
     source: Source = getattr(part, split)
-    place = f"task.parts.{name}"
-    columns = _COLUMN.findall(part.input)
+    place, template = f"task.parts.{name}", _COLUMN.split(part.input)  # text and columns alternate
+    columns = template[1::2]
     if source is None or not columns:
         what = f"{split}: no data" if source is None else "input: no column in braces"
         raise SettingsError(f"{place}.{what}; set {place}.{split}=FILE, and name columns as in '{{source}}'")
-    settings = {
-        "target": part.target,
-        "format": part.format,
-        "header": part.header,
-        "blank": "keep",
-        "max_line_bytes": context.data.max_line_bytes,
-    }
-    found = [
-        read_pairs(source, DataSettings.parse({**settings, "source": column}), split=split)
+    settings = {"target": part.target, "format": part.format, "header": part.header, "blank": "keep"}
+    settings["max_line_bytes"] = context.data.max_line_bytes
+    found = {
+        column: read_pairs(source, DataSettings.parse({**settings, "source": column}), split=split)
         for column in columns
-    ]
-    values = dict(zip(columns, (pairs.sources for pairs in found), strict=True))
-    targets = found[0].targets
-    complete = [
-        row
-        for row, target in enumerate(targets)
-        if target.strip() and all(column[row].strip() for column in values.values())
-    ]
-    if blank := len(targets) - len(complete):
-        context.report(f"{name}: {blank:,} of {len(targets):,} rows with a blank text: left out")
+    }
+    rows = found[columns[0]]
+    needed = (rows.targets, *(each.sources for each in found.values()))
+    complete = [row for row, texts in enumerate(zip(*needed, strict=True)) if all(map(str.strip, texts))]
+    if blank := len(rows) - len(complete):
+        context.report(f"{name}: {blank:,} of {len(rows):,} rows with a blank text: left out")
     if not complete:
-        raise DataError(f"{place}.{split}: all {len(targets):,} rows have a blank text")
+        raise DataError(f"{place}.{split}: all {len(rows):,} rows have a blank text")
     sources = [
-        _COLUMN.sub(lambda match, row=row: values[match[1]][row], part.input)  # type: ignore[misc]
+        "".join(found[piece].sources[row] if at % 2 else piece for at, piece in enumerate(template))
         for row in complete
     ]
-    lines = found[0].lines
-    return sources, [
-        _format_target(targets[row], part, f"{place}.{split}, line {lines[row]}") for row in complete
+    rows = rows.select(complete, f"{place}.{split}")
+    targets = [
+        _format_target(*each, part, rows.report.name) for each in zip(rows.targets, rows.lines, strict=True)
     ]
+    return replace(rows, sources=sources, targets=targets)
 
 
-def _format_target(text: str, part: PartSettings, place: str) -> str:
+def _format_target(text: str, line: int, part: PartSettings, name: str) -> str:
     if part.number is None:
         return text
     try:
         return format_number(float(text), part.number)
     except (ValueError, OverflowError):
         raise DataError(
-            f"{place}: {text!r} is not a number, but the part has number: {part.number}; correct the row or remove "
-            "number"
+            f"{name}, line {line}: {text!r} is not a number, but the part has number: {part.number}; correct the row "
+            "or remove number"
         ) from None
-
-
-def _select_readable(
-    objective: TextToText, texts: dict[str, Texts], context: BuildContext
-) -> dict[str, Texts]:
-    """The validation rows that fit the model's positions."""
-    kept: dict[str, Texts] = {}
-    for name, (sources, targets) in texts.items():
-        fits = objective.encode(sources, targets).lengths.max(axis=1) <= context.model.max_positions
-        if not fits.any():
-            raise DataError(
-                f"task.parts.{name}.valid: no row has at most {context.model.max_positions} tokens; "
-                "raise model.max_positions"
-            )
-        if not fits.all():
-            context.report(
-                f"{name}: {int((~fits).sum()):,} validation rows are too long for the model: left out"
-            )
-        rows = np.flatnonzero(fits).tolist()
-        kept[name] = [sources[row] for row in rows], [targets[row] for row in rows]
-    return kept
 
 
 # --- examples, batches -----------------------------------------------------------------------------------
@@ -240,37 +208,31 @@ def rows_per_part(sizes: Sequence[int], limit: int, temperature: float = 1.0) ->
     return [int(count) for count in counts]
 
 
-class TextToText(Objective):
-    """Several tasks as one. start_id: first token of the decoder."""
+class TextToText(Translate):
+    """Several tasks as one."""
 
-    row_name, read_name, token_name = "rows", "target tokens", "target tokens"
-    save_options = {"append_eos": True}  # noqa: RUF012
+    row_name = "rows"
 
-    def __init__(self, settings: TextToTextSettings, tokenizer: Tokenizer, *, start_id: int) -> None:
-        self.settings: TextToTextSettings = settings
-        self.tokenizer = tokenizer
-        self._translate = Translate(settings, tokenizer, tokenizer, start_id=start_id)
-
-    def encode(self, sources: Sequence[str], targets: Sequence[str]) -> Examples:
+    def encode(self, pairs: Pairs) -> Examples:
         """Both sides as tokens, each with </s>."""
-        return Examples(
-            *(with_end(self.tokenizer, self.tokenizer.encode(side)) for side in (sources, targets))
-        )
+        return super().examples(pairs)
 
-    def rows(self, texts: dict[str, Texts], *, mixed: bool) -> Rows:
+    def rows(self, parts: dict[str, Pairs], *, mixed: bool) -> Rows:
         """The texts of all parts, encoded."""
-        sources = [text for side, _ in texts.values() for text in side]
-        targets = [text for _, side in texts.values() for text in side]
-        stops = np.cumsum([len(side) for side, _ in texts.values()]).tolist()
-        parts = list(zip(texts, [0, *stops[:-1]], stops, strict=True))
-        return Rows(parts, sources, targets, self.encode(sources, targets), mixed)
+        sources, targets = (
+            [text for part in parts.values() for text in getattr(part, side)]
+            for side in ("sources", "targets")
+        )
+        stops = np.cumsum([len(part) for part in parts.values()]).tolist()
+        bounds = list(zip(parts, [0, *stops[:-1]], stops, strict=True))
+        return Rows(bounds, sources, targets, self.encode(Pairs(sources, targets)), mixed)
 
     def rows_per_epoch(self, rows: Rows) -> list[int]:
         """Rows of each part in an epoch."""
         sizes = [stop - start for _, start, stop in rows.parts]
         return rows_per_part(sizes, self.settings.limit, self.settings.temperature)
 
-    def examples(self, rows: Rows, draw: int | None = None) -> Mixture:
+    def examples(self, rows: Rows, draw: int | None = None) -> Mixture:  # type: ignore[override]
         """The share of each part: all of its rows equally often, except for a random choice that comes once more."""
         if not rows.mixed:
             return Mixture(rows, np.arange(len(rows.sources)))
@@ -284,25 +246,17 @@ class TextToText(Objective):
         return Mixture(rows, np.concatenate(chosen))
 
     def batch(
-        self, examples: Mixture, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
+        self, examples: Any, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
     ) -> Batch:
         """Pack the given rows, truncated to `width` tokens if given. Not random."""
-        return self._translate.batch(examples.rows.examples, examples.chosen[rows], width)
-
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        """Cross-entropy over the target tokens, in nats."""
-        return self._translate.loss(model, batch)
+        return super().batch(examples.rows.examples, examples.chosen[rows], width)
 
     # --- scores ----------------------------------------------------------------------------------
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """The score of each part's greedy outputs, and their mean."""
-        rows, context = run.rows, run.context
-        greedy = GenerationConfig(max_new_tokens=context.generation.max_new_tokens)
-        found = generate_rows(
-            run.model, rows.examples.sources, greedy, codec=self.tokenizer, poll=context.poll
-        )
-        outputs = self.tokenizer.decode([best[0].tokens for best in found])
+        rows: Rows = run.rows
+        outputs = self.greedy_outputs(run, rows.examples.sources)
         scores, signatures = {}, []
         for name, start, stop in rows.parts:
             scores[name], signature = self._score(name, outputs[start:stop], rows.targets[start:stop])
@@ -317,11 +271,11 @@ class TextToText(Objective):
         kind = self.settings.parts[name].score
         if kind == "pearson":
             numbers = [parse_number(text) for text in ours]
-            value = pearson(numbers, [parse_number(text) for text in targets])
-            return (
-                value,
-                f"Pearson {value:.2f} ({numbers.count(NO_NUMBER)} of {len(ours)} outputs are not a number)",
+            value, wrong = (
+                pearson(numbers, [parse_number(text) for text in targets]),
+                numbers.count(NO_NUMBER),
             )
+            return value, f"Pearson {value:.2f} ({wrong} of {len(ours)} outputs are not a number)"
         score = SCORES[kind](ours, targets)
         return score.value, str(score)
 

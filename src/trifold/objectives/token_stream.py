@@ -53,23 +53,20 @@ class TokenStream:
 
 
 def open_cache(
-    context: BuildContext,
-    source: str | list[str],
-    tokenizer: Tokenizer,
-    key: str,
-    encode: Callable[[Sequence[str]], tuple[Ragged, int]],
-    side: Side,
+    context: BuildContext, tokenizer: Tokenizer, key: str, encode: Callable[[Sequence[str]], Any], side: Side
 ) -> TokenCache:
-    """The token cache of a source, created if it does not exist.
+    """The token cache of the training text, created if it does not exist.
 
-    encode: texts to their tokens and the number of bytes of the target tokens. key: identifies, together with the
+    encode: texts -> their `tokens`, and the number of `bytes` of the target tokens. key: identifies, together with the
     tokenizer, the result of `encode`.
     """
 
     def encode_arrays(texts: Sequence[str]) -> tuple[NDArray[np.integer], NDArray[np.int64], int]:
-        tokens, size = encode(texts)
-        return tokens.ids, tokens.lengths, size
+        corpus = encode(texts)
+        return corpus.tokens.ids, corpus.tokens.lengths, corpus.bytes
 
+    source = context.data.train
+    assert source is not None
     encoder = Encoder(encode_arrays, f"{key} {tokenizer.encoding_digest}", tokenizer.vocab_size)
     cache = open_tokens(source, context.data, encoder, side=side, seed=context.seed, report=context.report)
     context.report(f"{cache.report}, {len(cache.ids):,} tokens in {cache.folder}")

@@ -8,7 +8,7 @@ scores             BLEU, chrF and exact match of greedy translations
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,6 @@ from trifold.nn import Inputs, Transformer
 from trifold.nn.packing import Packing
 from trifold.objectives.objective import (
     TARGET_TOKENIZER_FILE,
-    TOKENIZER_FILE,
     Batch as BaseBatch,
     BuildContext,
     EvalRun,
@@ -37,14 +36,15 @@ from trifold.objectives.objective import (
     Sample,
     Scores,
     TaskBundle,
-    select_readable,
+    pack,
     token_loss,
 )
+from trifold.objectives.pairs import load_pairs, select_readable
 from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Ragged
 from trifold.scores import SCORES, Score
 from trifold.settings import nearest
-from trifold.text import Tokenizer, make_tokenizer
+from trifold.text import Tokenizer
 
 # --- settings -> rows ------------------------------------------------------------------------------------
 
@@ -70,19 +70,19 @@ class TranslateSettings(ObjectiveSettings):
             raise ValueError(f"sacreBLEU has no tokenizer {name!r}{nearest(name, list(BLEU.TOKENIZERS))}")
         return name
 
-    def _build(self, context: BuildContext) -> TaskBundle:
+    def build(self, context: BuildContext) -> TaskBundle:
         context.require_shape(self.kind, "encoder-decoder")
-        context.require_data(
+        train, valid = load_pairs(
+            context,
             "data.train=FILE.source,FILE.target or one table",
             "data.valid=…, or data.holdout=500 to hold out pairs",
         )
-        train, valid = context.read_pairs()
         source, target = _load_or_train_tokenizers(context, train)
         config = context.config_for(source)
         target_size = None if context.tokenizer.joint else target.vocab_size
         config = config.model_copy(update={"target_vocab_size": target_size})
         objective = Translate(self, source, target, start_id=config.start_id)
-        valid = select_readable(objective, valid, context)
+        valid = select_readable(valid, objective.examples(valid), context, "pairs")
         dropout, epochs = context.tokenizer.dropout, context.tokenizer.dropout_epochs
 
         def redraws(epoch: int) -> bool:
@@ -93,28 +93,12 @@ class TranslateSettings(ObjectiveSettings):
 
 
 def _load_or_train_tokenizers(context: BuildContext, pairs: Pairs) -> tuple[Tokenizer, Tokenizer]:
-    """Those of the run, so that a resumed run encodes as before; else new ones."""
-    settings, folder = context.tokenizer, context.folder
-    if (path := folder / TOKENIZER_FILE).is_file():
-        source = Tokenizer.load(path, dropout=settings.dropout)
-        if settings.joint:
-            return source, source
-        return source, Tokenizer.load(folder / TARGET_TOKENIZER_FILE, dropout=settings.dropout)
-    context.report(f"tokenizer: {settings.kind}, {'joint' if settings.joint else 'one per side'} …")
-    if settings.joint:
-        source = target = make_tokenizer([*pairs.sources, *pairs.targets], settings)
-    else:
-        source, target = (make_tokenizer(texts, settings) for texts in (pairs.sources, pairs.targets))
-    _save_tokenizers(folder, source, target)
-    return source, target
-
-
-def _save_tokenizers(folder: Path, source: Tokenizer, target: Tokenizer) -> None:
-    """tokenizer.json, and target_tokenizer.json if the target side has its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if target is not source:
-        target.save(folder, TARGET_TOKENIZER_FILE)
-    source.save(folder, append_eos=True)
+    load = context.load_or_train_tokenizer
+    if context.tokenizer.joint:
+        joint = load(lambda: [*pairs.sources, *pairs.targets], note=", joint", append_eos=True)
+        return joint, joint
+    target = load(lambda: pairs.targets, TARGET_TOKENIZER_FILE, note=", target side")
+    return load(lambda: pairs.sources, note=", source side", append_eos=True), target
 
 
 # --- examples, batches -----------------------------------------------------------------------------------
@@ -147,39 +131,30 @@ class Translate(Objective):
     """Translation. start_id: the first token that the decoder reads; <s> by default."""
 
     row_name, read_name, token_name = "pairs", "target tokens", "target tokens"
+    save_options = {"append_eos": True}  # noqa: RUF012
 
     def __init__(
-        self,
-        settings: ObjectiveSettings,
-        source: Tokenizer,
-        target: Tokenizer,
-        *,
-        start_id: int | None = None,
+        self, settings: Any, source: Tokenizer, target: Tokenizer, *, start_id: int | None = None
     ) -> None:
-        self.settings: Any = settings
-        self.source, self.target = source, target
+        self.settings, self.tokenizer, self.source, self.target = settings, source, source, target
         self.start_id = target.required("bos") if start_id is None else start_id
 
     def examples(self, pairs: Pairs, draw: int | None = None) -> Examples:
         """Encode both sides. With `draw`, merges are dropped at random as the tokenizers specify."""
-        key = None if draw is None else draw & 0xFFFF_FFFF
-        sources, targets = _encode(self.source, pairs.sources, key), _encode(self.target, pairs.targets, key)
-        return Examples(sources, targets)
+        return Examples(_encode(self.source, pairs.sources, draw), _encode(self.target, pairs.targets, draw))
 
     def batch(
         self, examples: Examples, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
     ) -> Batch:
         """Pack the given rows, truncated to `width` tokens if given. Not random."""
-        source, _ = _pack(examples.sources, rows, width, self.source.required("pad"))
-        target, ends = _pack(examples.targets, rows, width, self.target.required("pad"))
-        assert target.packing is not None
-        real, ids = target.packing.real, target.tokens[0]
-        labels = torch.full_like(ids, -1)
-        labels[:real] = ids[:real]
+        source, _ = _pack(examples.sources, rows, width, self.source)
+        target, packing = _pack(examples.targets, rows, width, self.target)
+        ids, labels = target.tokens[0], torch.full_like(target.tokens[0], -1)
+        labels[: packing.real] = ids[: packing.real]
         # Teacher forcing: each position reads the token before its label; a row begins with the start token.
         shifted = ids.roll(1)
-        shifted[0], shifted[ends[:-1]] = self.start_id, self.start_id
-        return Batch(source, Inputs(shifted[None], packing=target.packing), labels, real)
+        shifted[packing.starts[:-1]] = self.start_id
+        return Batch(source, Inputs(shifted[None], packing=packing), labels, packing.real)
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
@@ -189,15 +164,18 @@ class Translate(Objective):
         return {"tokens": token_loss(model, hidden, batch.labels, batch.tokens, smoothing)}
 
     def compute_scores(self, run: EvalRun) -> Scores:
-        """Scores of greedy translations: a validation measures the weights, not the search."""
-        rows, context = run.rows, run.context
-        greedy = GenerationConfig(max_new_tokens=context.generation.max_new_tokens)
-        hypotheses = self.predict(run.model, rows.sources, greedy, poll=context.poll)
-        outputs = self.target.decode([best[0].tokens for best in hypotheses])
+        """Scores of greedy translations, and samples."""
+        outputs, rows = self.greedy_outputs(run, run.examples.sources), run.rows
         scores = self.scores(outputs, rows.targets)
         samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
         values = {name: score.value for name, score in scores.items()}
         return Scores(values, samples, [str(score) for score in scores.values()])
+
+    def greedy_outputs(self, run: EvalRun, sources: Ragged) -> list[str]:
+        """The greedy output of each source, as text: a validation measures the weights, not the search."""
+        greedy = GenerationConfig(max_new_tokens=run.context.generation.max_new_tokens)
+        found = generate_rows(run.model, sources, greedy, codec=self.target, poll=run.context.poll)
+        return self.target.decode([best[0].tokens for best in found])
 
     def scores(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Score]:
         """All scores of texts, by name."""
@@ -214,8 +192,6 @@ class Translate(Objective):
         model: Transformer,
         texts: Sequence[str],
         config: GenerationConfig,
-        *,
-        poll: Callable[[], None] | None = None,
         **options: Any,
     ) -> list[list[Hypothesis]]:
         """Hypotheses of each text, best first, in the order of the texts; `options` go to `generate_rows`.
@@ -225,28 +201,29 @@ class Translate(Objective):
         sources = _encode(self.source, texts)
         if len(empty := np.flatnonzero(sources.lengths == 1)):
             raise DataError(f"text {empty[0] + 1} of {len(texts)} has no tokens: nothing to translate")
-        return generate_rows(model, sources, config, codec=self.target, poll=poll, **options)
+        return generate_rows(model, sources, config, codec=self.target, **options)
 
     def translate(self, model: Transformer, texts: Sequence[str], config: GenerationConfig) -> list[str]:
         """The best hypothesis of each text, as text."""
         return self.target.decode([best[0].tokens for best in self.predict(model, texts, config)])
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizers next to a model."""
-        _save_tokenizers(folder, self.source, self.target)
+        """Write tokenizer.json, and target_tokenizer.json if the target side has its own."""
+        super().save(folder)
+        if self.target is not self.source:
+            self.target.save(folder, TARGET_TOKENIZER_FILE)
 
 
-def _pack(texts: Ragged, rows: NDArray[np.int64], width: int | None, pad: int) -> tuple[Inputs, Tensor]:
-    """The given rows as one packed row, and the position where each of them ends."""
+def _pack(
+    texts: Ragged, rows: NDArray[np.int64], width: int | None, tokenizer: Tokenizer
+) -> tuple[Inputs, Packing]:
+    """The given rows as one packed row."""
     lengths = texts.lengths[rows] if width is None else np.minimum(texts.lengths[rows], width)
-    packing = Packing.of(torch.from_numpy(lengths))
-    tokens = np.full(packing.length, pad, dtype=np.int64)
-    tokens[: packing.real] = texts.joined(rows, lengths)
-    return Inputs(torch.from_numpy(tokens)[None], packing=packing), torch.from_numpy(np.cumsum(lengths))
+    return pack(texts.joined(rows, lengths), lengths, tokenizer.required("pad"))
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], draw: int | None = None) -> Ragged:
-    encoded = tokenizer.encode(texts) if draw is None else tokenizer.sample(texts, draw)
+    encoded = tokenizer.encode(texts) if draw is None else tokenizer.sample(texts, draw & 0xFFFF_FFFF)
     return with_end(tokenizer, encoded)
 
 

@@ -72,7 +72,8 @@ def answer(
             silent.run_rows([part for parts in windows.values() for part in parts], reader.head("span"))
         )
         for number, parts in windows.items():
-            spans, no_answer = [], 1.0
+            spans: list[Answer] = []
+            no_answer = 1.0
             for part in parts:
                 own = next(logits)[: len(part.ids)]
                 found, none = _spans(part, own, pairs[number], tokenizer.cls_id, max_answer_length, top_k)

@@ -186,5 +186,6 @@ def require_tokenizer(tokenizer: Tokenizer | None, alternative: str) -> Tokenize
 
 
 def _append(row: Encoded, token: int) -> Encoded:
-    last = {"ids": token, "types": (row.types or [0])[-1], "offsets": (0, 0), "texts": None, "words": None}
-    return replace(row, **{name: [*getattr(row, name), value] for name, value in last.items()})
+    types, offsets = [*row.types, *(row.types[-1:] or [0])], [*row.offsets, (0, 0)]
+    texts, words = [*row.texts, None], [*row.words, None]
+    return replace(row, ids=[*row.ids, token], types=types, offsets=offsets, texts=texts, words=words)

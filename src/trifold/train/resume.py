@@ -25,8 +25,6 @@ from trifold.data import FileDigest, Source, compute_digests, digests_in_caches,
 from trifold.errors import DataError, SettingsError
 from trifold.hub import resolve
 from trifold.hub.folder import DOWNLOADED
-from trifold.objectives.distill import DistillSettings
-from trifold.objectives.text_to_text import TextToTextSettings
 from trifold.recipe import FINITE_SCHEDULES, Recipe, TrainSettings, load_recipe
 from trifold.train.checkpoint import sha256_of
 from trifold.train.run_folder import IDENTITY, RunFolder, read_object
@@ -223,13 +221,14 @@ def data_digest(files: Files) -> str:
 
 def data_files(recipe: Recipe) -> dict[str, list[str]]:
     """The files that a run learns from, in reading order, by dotted key."""
-    task, tokenizer = recipe.task, recipe.tokenizer.file
+    task: Any = recipe.task
+    tokenizer = recipe.tokenizer.file
     sources: dict[str, Source] = {"data.train": recipe.data.train, "data.valid": recipe.data.valid}
-    if isinstance(task, TextToTextSettings):
+    if task.kind == "text-to-text":
         for name, part in task.parts.items():
             sources |= {f"task.parts.{name}.train": part.train, f"task.parts.{name}.valid": part.valid}
     files = {key: list_files(source) for key, source in sources.items()}
-    if isinstance(task, DistillSettings) and Path(task.teacher).expanduser().is_dir():  # not a hub id
+    if task.kind == "distill" and Path(task.teacher).expanduser().is_dir():  # not a hub id
         files["task.teacher"] = _model_files(resolve(task.teacher))
     if tokenizer is not None:
         path = expand_path(tokenizer)
