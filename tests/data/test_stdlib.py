@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections import Counter
 from zlib import crc32
 
 import pytest
@@ -72,7 +71,7 @@ def library(tmp_path, monkeypatch):
 
 
 def test_functions_are_stripped_and_unique(library):
-    found = {function.signature: function for function in stdlib.read_functions(library)}
+    found = {function["signature"]: function for function in stdlib.read_functions(library)}
     assert set(found) == {
         "def first(a, b=2):",
         "async def second(self, *, key: int=3) -> str:",
@@ -82,19 +81,19 @@ def test_functions_are_stripped_and_unique(library):
         "def f(a):",
         "def g(a):",
     }
-    assert found["def first(a, b=2):"].text == "def first(a, b=2):\n    return a + b"
-    assert '"""' not in found["async def second(self, *, key: int=3) -> str:"].text
-    assert found["def f(a):"].module == "other.shared"  # the first by path
+    assert found["def first(a, b=2):"]["text"] == "def first(a, b=2):\n    return a + b"
+    assert '"""' not in found["async def second(self, *, key: int=3) -> str:"]["text"]
+    assert found["def f(a):"]["module"] == "other.shared"  # the first by path
 
 
 def test_every_function_does_something_and_starts_with_its_signature(library):
     for function in stdlib.read_functions(library):
-        assert check_function(function.text) == (True, True)
-        assert function.text.startswith(function.signature + "\n")
+        assert check_function(function["text"]) == (True, True)
+        assert function["text"].startswith(function["signature"] + "\n")
 
 
 def test_docstrings_have_a_package_unless_several_share_them(library):
-    assert {(one.package, one.text) for one in stdlib.read_docstrings(library)} == {
+    assert {(one["package"], one["text"]) for one in stdlib.read_docstrings(library)} == {
         (None, "A module by itself, with some words."),
         (None, "What it does, in five words."),
         (None, "Does nothing at all, but says so."),
@@ -108,10 +107,9 @@ def test_docstrings_have_a_package_unless_several_share_them(library):
 
 def test_the_packages_with_most_docstrings():
     counts = {f"p{number:02}": number for number in range(1, 20)}
-    found = [stdlib.Docstring(name, f"{name} {n}") for name, count in counts.items() for n in range(count)]
-    assert stdlib.largest_packages([*found, *[stdlib.Docstring(None, "a")] * 50]) == [
-        f"p{n:02}" for n in range(8, 20)
-    ]
+    rows = [{"package": name} for name, count in counts.items() for _ in range(count)]
+    found = stdlib.largest_packages([*rows, *[{"package": None}] * 50])
+    assert found == [f"p{n:02}" for n in range(19, 7, -1)]
 
 
 @given(
@@ -124,33 +122,28 @@ def test_docstrings_that_differ_in_case_space_and_punctuation_share_a_split(word
         "".join(data.draw(st.sampled_from([word, word.upper()])) + data.draw(between) for word in words)
         for _ in range(2)
     ]
-    assert stdlib.split_of(stdlib.Docstring("a", texts[0])) == stdlib.split_of(
-        stdlib.Docstring("b", texts[1])
-    )
+    splits = stdlib.split_docstrings([{"text": text} for text in texts])
+    assert sorted(map(len, splits.values())) == [0, 0, 2]
 
 
 def test_splits_have_the_expected_sizes():
-    drawn = Counter(stdlib.split_of(stdlib.Docstring(None, "word" * n)) for n in range(2000))
-    assert [round(drawn[part] / 100) for part in ("train", "valid", "test")] == [16, 1, 3]
+    splits = stdlib.split_docstrings({"text": "word" * n} for n in range(2000))
+    assert [round(len(part) / 100) for part in splits.values()] == [16, 1, 3]
 
 
 def test_whole_modules_with_unknown_signatures_are_held_out():
     found = [
-        stdlib.Function(
-            f"m{number}", f"def f{number % 150}(a):", f"def f{number % 150}(a):\n    return a({number})"
-        )
+        {"module": f"m{number}", "signature": f"def f{number % 150}(a):", "text": str(number)}
         for number in range(400)
     ]
     parts = stdlib.split_functions(found)
-    modules = {name: {one.module for one in part} for name, part in parts.items()}
+    modules = {name: {one["module"] for one in part} for name, part in parts.items()}
     assert all(modules.values())
     assert not modules["train"] & modules["test"]
     assert not modules["train"] & modules["valid"]
-    assert not {one.signature for one in parts["train"]} & {one.signature for one in parts["test"]}
+    assert not {one["signature"] for one in parts["train"]} & {one["signature"] for one in parts["test"]}
     again = stdlib.split_functions(found[::-1])
-    assert {name: sorted(part) for name, part in again.items()} == {
-        n: sorted(part) for n, part in parts.items()
-    }
+    assert {name: part[::-1] for name, part in again.items()} == parts
 
 
 @pytest.mark.parametrize("collect", [stdlib.read_functions, stdlib.read_docstrings])

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 from trifold.data.documents import Document, DocumentReport, FilePart, find_parts, iter_part
-from trifold.data.files import NOT_FILES
+from trifold.data.files import is_dataset
 from trifold.data.lines import STANDARD_INPUT, FileRange, expand_path, is_compressed
 from trifold.data.settings import DataSettings
 from trifold.data.tables import count_row_groups
@@ -54,7 +54,7 @@ def survey(source: str | list[str], settings: DataSettings) -> Corpus:
 
     Raises DataError for a missing file, SettingsError for a source that is not a file.
     """
-    if source == STANDARD_INPUT or (isinstance(source, str) and source.startswith(NOT_FILES)):
+    if source == STANDARD_INPUT or is_dataset(source):
         raise SettingsError(
             f"data.cache: {source!r} is not a file, and only files can be cached; save it as a file, or leave "
             "data.cache out"

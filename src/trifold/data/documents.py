@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from trifold.data import embedded
-from trifold.data.files import TEXT_FORMATS, find_files
+from trifold.data.files import FORMATS, find_files, is_dataset
 from trifold.data.lines import WHOLE_FILE, FileRange, display_name, inner_suffix, iter_lines, read_text
-from trifold.data.pairs import INNER_BREAK, ReadReport, Splits, hold_out_indices, plural, read_splits_with
+from trifold.data.pairs import (
+    INNER_BREAK,
+    ReadReport,
+    Splits,
+    hold_out_indices,
+    iter_dataset,
+    plural,
+    read_splits_with,
+    text_at,
+)
 from trifold.data.settings import DataSettings
-from trifold.data.tables import iter_hub, iter_parquet, read_objects, text_at
+from trifold.data.tables import NumberedRow, iter_parquet, read_objects
 from trifold.errors import DataError, SettingsError
 
 
@@ -142,9 +150,8 @@ def open_documents(
     source: str | list[str], settings: DataSettings, split: str
 ) -> tuple[DocumentReport, Iterator[Document]]:
     """A report with the name of the source, and all its documents."""
-    if isinstance(source, str) and source.startswith(("hub:", "embedded:")):
-        placed = iter_hub(source) if source.startswith("hub:") else embedded.iter_rows(source, split)
-        return DocumentReport(source), _field_of_rows(enumerate(placed, start=1), source, settings)
+    if is_dataset(source):
+        return DocumentReport(source), _fields(iter_dataset(source, split), source, settings)
     report, parts = find_parts(source, settings)
     return report, (document for part in parts for document in iter_part(part, settings))
 
@@ -193,12 +200,13 @@ def _file_kind(file: str, settings: DataSettings) -> str:
     if settings.format != "auto":
         return settings.format
     suffix = inner_suffix(file)
-    if suffix in (".json", ".tsv", ".tab", ".csv"):
+    kind = FORMATS.get(suffix, "text")
+    if kind in ("tsv", "csv") or suffix == ".json":
         raise SettingsError(
             f"data: {file} is not raw text according to its suffix; set data.format=jsonl if each line is an object, "
             "or data.format=text to read its lines as they are"
         )
-    return TEXT_FORMATS.get(suffix, "text")
+    return kind
 
 
 # --- documents of a file --------------------------------------------------------------------------------
@@ -207,13 +215,10 @@ def _file_kind(file: str, settings: DataSettings) -> str:
 def iter_part(part: FilePart, settings: DataSettings) -> Iterator[Document]:
     """All documents of a file, or of a range of it."""
     if part.kind == "parquet":
-        rows = iter_parquet(part.file, settings.field, part.range)
-        placed = ((number, (f"{part.file}, row {number}", row)) for number, row in rows)
-        yield from _field_of_rows(placed, part.file, settings)
+        yield from _fields(iter_parquet(part.file, settings.field, part.range), part.file, settings)
     elif part.kind == "jsonl":
-        for number, row in read_objects(_lines(part, settings), part.file, part.range.first_line):
-            text = "" if row is None else _field(row, f"{part.file}:{number}", settings)
-            yield Document(text, part.file, number)
+        rows = read_objects(_lines(part, settings), part.file, part.range.first_line)
+        yield from _fields(rows, part.file, settings)
     elif settings.documents == "file":
         yield Document(read_text(part.file), part.file, 1)
     elif settings.documents == "blank":
@@ -242,12 +247,7 @@ def _blocks(part: FilePart, settings: DataSettings) -> Iterator[Document]:
         yield Document("\n".join(block), part.file, start)
 
 
-def _field_of_rows(
-    rows: Iterable[tuple[int, tuple[str, Mapping[str, Any]]]], file: str, settings: DataSettings
-) -> Iterator[Document]:
-    for number, (place, row) in rows:
-        yield Document(_field(row, place, settings), file, number)
-
-
-def _field(row: Mapping[str, Any], place: str, settings: DataSettings) -> str:
-    return text_at(row, settings.field, place, "data.field to the key of the text")
+def _fields(rows: Iterable[NumberedRow], file: str, settings: DataSettings) -> Iterator[Document]:
+    for number, place, row in rows:
+        text = "" if row is None else text_at(row, settings.field, place, "data.field to the key of the text")
+        yield Document(text, file, number)

@@ -48,31 +48,20 @@ def phrasebook() -> Splits:
 
 def functions() -> Splits:
     """Functions of the standard library of this Python; columns text, signature and module."""
-    splits = stdlib.split_functions(stdlib.read_functions(stdlib.library_folder()))
-    return {
-        split: [{"text": one.text, "signature": one.signature, "module": one.module} for one in found]
-        for split, found in splits.items()
-    }
+    return stdlib.split_functions(stdlib.read_functions(stdlib.library_folder()))
 
 
 def docstrings() -> Splits:
     """Docstrings of the standard library of this Python; column text."""
-    splits: dict[str, list[dict[str, str]]] = {"train": [], "valid": [], "test": []}
-    for docstring in stdlib.read_docstrings(stdlib.library_folder()):
-        splits[stdlib.split_of(docstring)].append({"text": docstring.text})
-    return splits
+    found = stdlib.read_docstrings(stdlib.library_folder())
+    return stdlib.split_docstrings({"text": row["text"]} for row in found)
 
 
 def packages() -> Splits:
     """Docstrings of the largest packages, split as in `docstrings`; columns text and package."""
     found = stdlib.read_docstrings(stdlib.library_folder())
-    largest = set(stdlib.largest_packages(found))
-    splits: dict[str, list[dict[str, str]]] = {"train": [], "valid": [], "test": []}
-    for docstring in found:
-        if docstring.package in largest:
-            row = {"text": docstring.text, "package": str(docstring.package)}
-            splits[stdlib.split_of(docstring)].append(row)
-    return splits
+    largest = stdlib.largest_packages(found)
+    return stdlib.split_docstrings(row for row in found if row["package"] in largest)
 
 
 SOURCES: dict[str, Callable[[], Splits]] = {
@@ -100,12 +89,12 @@ def load_rows(name: str, split: str) -> Rows:
     return splits[split]
 
 
-def iter_rows(source: str, split: str) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """The rows of `embedded:NAME:SPLIT` with their place for messages; `split` is the default split."""
+def iter_rows(source: str, split: str) -> Iterator[tuple[int, str, Mapping[str, str]]]:
+    """The rows of `embedded:NAME:SPLIT`, numbered and with their place for messages; `split` is the default split."""
     if not (match := _SOURCE.fullmatch(source)):
         raise SettingsError(f"data: {source!r} is not of the form embedded:NAME or embedded:NAME:SPLIT")
-    for row in load_rows(match["name"], match["split"] or split):
-        yield source, row
+    for number, row in enumerate(load_rows(match["name"], match["split"] or split), start=1):
+        yield number, source, row
 
 
 def _number_in_words(number: int) -> str:

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 from trifold.data.lines import COMPRESSED_SUFFIXES, STANDARD_INPUT, expand_path, inner_suffix
 from trifold.data.settings import Source
@@ -24,7 +25,12 @@ TEXT_FORMATS = {
     ".ndjson": "jsonl",
     ".parquet": "parquet",
 }
-NOT_FILES = ("hub:", "embedded:")
+FORMATS = TEXT_FORMATS | {".tsv": "tsv", ".tab": "tsv", ".csv": "csv"}
+
+
+def is_dataset(source: Source) -> TypeGuard[str]:
+    """Whether a source is a dataset of the hub or embedded text, and not files."""
+    return isinstance(source, str) and source.startswith(("hub:", "embedded:"))
 
 
 class FoundFiles(NamedTuple):
@@ -111,12 +117,11 @@ class FileDigest(NamedTuple):
 
 
 KnownDigests: TypeAlias = Mapping[tuple[str, int, int], str]  # (file, size, mtime_ns) -> SHA-256
-_NONE_KNOWN: KnownDigests = {}
 
 
 def list_files(source: Source) -> list[str]:
     """The files of a source in reading order; empty if it is not a file or cannot be found."""
-    if source is None or (isinstance(source, str) and source.startswith(NOT_FILES)):
+    if source is None or is_dataset(source):
         return []
     try:
         return find_files(source).files
@@ -124,7 +129,9 @@ def list_files(source: Source) -> list[str]:
         return []
 
 
-def compute_digests(files: Iterable[str], known: KnownDigests = _NONE_KNOWN) -> dict[str, FileDigest]:
+def compute_digests(
+    files: Iterable[str], known: KnownDigests = MappingProxyType({})
+) -> dict[str, FileDigest]:
     """The digest of every readable file; a file whose size and time are in `known` is not read."""
     found = {}
     for name in files:

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from trifold.data import embedded
+from trifold.data.files import FORMATS, is_dataset
 from trifold.data.lines import inner_suffix, iter_lines
 from trifold.data.settings import DataSettings, Source
-from trifold.data.tables import PAIR_READERS, NumberedPairs, iter_hub, text_at
+from trifold.data.tables import NumberedPair, NumberedRow, iter_hub, read_columns, read_objects
 from trifold.errors import DataError, SettingsError
 
 T = TypeVar("T")
 
-_FORMATS = {
-    ".parquet": "parquet",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".csv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-}
 # Characters that other programs treat as line ends. Here they are part of the line.
 INNER_BREAK = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
@@ -215,20 +208,55 @@ def iter_rows(source: Source, settings: DataSettings, split: str = "train") -> I
 
 def _open_source(source: Source, settings: DataSettings, split: str) -> tuple[str, Iterator[Row]]:
     """A short name of the source, and its rows."""
-    if isinstance(source, str) and source.startswith(("hub:", "embedded:")):
-        placed = iter_hub(source) if source.startswith("hub:") else embedded.iter_rows(source, split)
-        return source, (
-            Row(text_at(row, settings.source, place), text_at(row, settings.target, place), number)
-            for number, (place, row) in enumerate(placed, start=1)
-        )
+    if is_dataset(source):
+        return source, _rows_of_objects(iter_dataset(source, split), settings)
     files = _split_source(source)
+    name = " + ".join(PurePath(file).name for file in files)
     if len(files) == 2:
-        name, numbered = " + ".join(PurePath(file).name for file in files), _read_aligned(files, settings)
+        numbered = _read_aligned(files, settings)
     else:
+        kind = _table_format(files[0], settings)
         lines = iter_lines(files[0], settings.max_line_bytes)
-        name = PurePath(files[0]).name
-        numbered = PAIR_READERS[_table_format(files[0], settings)](lines, files[0], settings)
+        if kind == "jsonl":
+            return name, _rows_of_objects(read_objects(lines, files[0]), settings)
+        numbered = read_columns(lines, files[0], kind, settings)
     return name, (Row(source, target, number) for number, source, target in numbered)
+
+
+def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
+    """The rows of `hub:…` or `embedded:…`; `split` is the split of an embedded source that names none."""
+    return iter_hub(source) if source.startswith("hub:") else embedded.iter_rows(source, split)
+
+
+def _rows_of_objects(rows: Iterable[NumberedRow], settings: DataSettings) -> Iterator[Row]:
+    for number, place, row in rows:
+        source, target = (
+            "" if row is None else text_at(row, key, place) for key in (settings.source, settings.target)
+        )
+        yield Row(source, target, number)
+
+
+def text_at(
+    row: Mapping[str, Any], key: str | int, place: str, setting: str = "data.source and data.target"
+) -> str:
+    """The text under `key`; `translation.en` also means row["translation"]["en"].
+
+    Raises DataError if it is missing, not a string, or contains a NUL character or an unpaired surrogate.
+    """
+    value: Any = row
+    for part in [key] if key in row else str(key).split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            known = ", ".join(map(str, value)) if isinstance(value, Mapping) else "none"
+            raise DataError(f"{place}: no value {key!r}; found: {known}; set {setting}")
+        value = value[part]
+    if not isinstance(value, str):
+        kind = "null" if value is None else f"a value of type {type(value).__name__}"
+        raise DataError(f"{place}: {key!r} is {kind}, expected text")
+    if "\0" in value:
+        raise DataError(f"{place}: {key!r} contains a NUL character; remove it")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise DataError(f"{place}: {key!r} contains an unpaired surrogate, which is not a character")
+    return value
 
 
 def _split_source(source: Source) -> list[str]:
@@ -243,7 +271,7 @@ def _split_source(source: Source) -> list[str]:
 
 
 def _table_format(file: str, settings: DataSettings) -> str:
-    kind = _FORMATS.get(inner_suffix(file), "text") if settings.format == "auto" else settings.format
+    kind = FORMATS.get(inner_suffix(file), "text") if settings.format == "auto" else settings.format
     if kind == "parquet":
         raise SettingsError(
             f"data.format: parquet is read as raw text, not as pairs; give {file} as .jsonl, .csv or .tsv"
@@ -256,7 +284,7 @@ def _table_format(file: str, settings: DataSettings) -> str:
     return kind
 
 
-def _read_aligned(files: list[str], settings: DataSettings) -> NumberedPairs:
+def _read_aligned(files: list[str], settings: DataSettings) -> Iterator[NumberedPair]:
     if settings.format not in ("auto", "text"):
         raise SettingsError(
             f"data.format: {settings.format} is one file with both sides, but two files are given"

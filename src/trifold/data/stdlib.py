@@ -13,10 +13,11 @@ import inspect
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from trifold.errors import DataError
 
@@ -25,8 +26,8 @@ MIN_EXAMPLES = 1000  # an installation with fewer functions or docstrings has no
 MIN_WORDS = 5  # of a docstring
 N_PACKAGES = 12  # classes of `demo read`
 
+Row: TypeAlias = dict[str, Any]  # a function (text, signature, module) or a docstring (text, package)
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-_Documented: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 _EFFECTS = ast.Call | ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr
 _DEFERRED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda  # their bodies do not run here
@@ -35,29 +36,6 @@ _COMPOUND = (
     ast.Expr | ast.If | ast.For | ast.While | ast.With | ast.Try | ast.TryStar | ast.Match
     | ast.ExceptHandler | ast.match_case
 )  # fmt: skip
-
-
-class Module(NamedTuple):
-    """A module of the library; `package` is its top-level folder, None for a single file."""
-
-    name: str
-    package: str | None
-    tree: ast.Module
-
-
-class Function(NamedTuple):
-    """A function; `signature` is the first line of `text`, from `def` to the colon."""
-
-    module: str
-    signature: str
-    text: str
-
-
-class Docstring(NamedTuple):
-    """A docstring; `package` is None if it is not in a package or if several packages contain it."""
-
-    package: str | None
-    text: str
 
 
 class FunctionCheck(NamedTuple):
@@ -72,12 +50,15 @@ def library_folder() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def read_modules(folder: Path) -> Iterator[Module]:
-    """Every module that can be parsed, sorted by path, without tests and installed packages."""
+def read_modules(folder: Path) -> Iterator[tuple[str, str | None, ast.Module]]:
+    """Name, top-level package and tree of every module that can be parsed, without tests and installed packages.
+
+    Sorted by path. The package of a single file is None.
+    """
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).with_suffix("").parts
         if EXCLUDED_FOLDERS.isdisjoint(parts[:-1]) and (tree := _parse(path)) is not None:
-            yield Module(".".join(parts), parts[0] if len(parts) > 1 else None, tree)
+            yield ".".join(parts), parts[0] if len(parts) > 1 else None, tree
 
 
 def _parse(path: Path) -> ast.Module | None:
@@ -99,41 +80,47 @@ def _check_count(found: int, kind: str, folder: Path) -> None:
         )
 
 
-def _hash_bucket(text: str, buckets: int) -> int:
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") % buckets
+def _split(rows: Iterable[Row], key: Callable[[Row], str], test: int) -> dict[str, list[Row]]:
+    """Rows by split, which depends on the hash of the key: of twenty, `test` are for test and one for validation."""
+    splits: dict[str, list[Row]] = {"train": [], "valid": [], "test": []}
+    for row in rows:
+        digest = hashlib.sha256(key(row).encode("utf-8", "surrogatepass")).digest()
+        bucket = int.from_bytes(digest[:8], "big") % 20
+        splits["test" if bucket < test else "valid" if bucket == test else "train"].append(row)
+    return splits
 
 
 # --- functions --------------------------------------------------------------------------------------------
 
 
-def read_functions(folder: Path) -> list[Function]:
-    """Functions and methods whose body does something, without duplicates. Raises DataError if there are too few."""
-    found: dict[str, Function] = {}
-    for module in read_modules(folder):
-        for node in _definitions(module.tree.body):
+def read_functions(folder: Path) -> list[Row]:
+    """Functions and methods whose body does something, without duplicates. Raises DataError if there are too few.
+
+    The signature is the first line of the text, from `def` to the colon.
+    """
+    found: dict[str, Row] = {}
+    for module, _, tree in read_modules(folder):
+        for node in _definitions(tree.body):
             text = ast.unparse(_strip(node))
             if does_something(node):
-                found.setdefault(text, Function(module.name, text.partition("\n")[0], text))
+                row = {"text": text, "signature": text.partition("\n")[0], "module": module}
+                found.setdefault(text, row)
     _check_count(len(found), "functions", folder)
     return list(found.values())
 
 
-def split_functions(functions: Iterable[Function]) -> dict[str, list[Function]]:
+def split_functions(functions: Iterable[Row]) -> dict[str, list[Row]]:
     """Split into train, valid and test by module. No signature of the test split occurs in the training split."""
-    splits: dict[str, list[Function]] = {"train": [], "valid": [], "test": []}
-    for function in functions:
-        bucket = _hash_bucket(function.module, 20)
-        splits[{0: "test", 1: "test", 2: "valid"}.get(bucket, "train")].append(function)
-    known = {function.signature for function in splits["train"]}
-    splits["test"] = [function for function in splits["test"] if function.signature not in known]
+    splits = _split(functions, itemgetter("module"), test=2)
+    known = {row["signature"] for row in splits["train"]}
+    splits["test"] = [row for row in splits["test"] if row["signature"] not in known]
     return splits
 
 
 def _definitions(body: Iterable[ast.stmt]) -> Iterator[FunctionNode]:
     """Functions of a module and methods of its classes, without nested functions."""
     for statement in body:
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(statement, FunctionNode):
             yield statement
         elif isinstance(statement, ast.ClassDef):
             yield from _definitions(statement.body)
@@ -145,55 +132,47 @@ def _strip(function: FunctionNode) -> FunctionNode:
     """Remove the decorators and all docstrings, those of nested definitions included."""
     function.decorator_list = []
     for node in ast.walk(function):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and _is_string(
-            node.body[0]
-        ):
+        if isinstance(node, FunctionNode | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:] or [ast.Pass()]
     return function
-
-
-def _is_string(statement: ast.stmt) -> bool:
-    match statement:
-        case ast.Expr(value=ast.Constant(value=str())):
-            return True
-    return False
 
 
 # --- docstrings -------------------------------------------------------------------------------------------
 
 
 @cache
-def read_docstrings(folder: Path) -> list[Docstring]:
-    """Docstrings of at least MIN_WORDS words, without duplicates. Raises DataError if there are too few."""
-    found: dict[str, Docstring] = {}
-    for module in read_modules(folder):
-        for node in ast.walk(module.tree):
-            if isinstance(node, _Documented) and (text := ast.get_docstring(node, clean=False)):
+def read_docstrings(folder: Path) -> list[Row]:
+    """Docstrings of at least MIN_WORDS words, without duplicates. Raises DataError if there are too few.
+
+    The package is None if the docstring is not in a package, or in several.
+    """
+    found: dict[str, Row] = {}
+    for _, package, tree in read_modules(folder):
+        for node in ast.walk(tree):
+            if isinstance(node, FunctionNode | ast.Module | ast.ClassDef) and (
+                text := ast.get_docstring(node, clean=False)
+            ):
                 text = inspect.cleandoc(text).strip()
                 if len(text.split()) < MIN_WORDS:
                     continue
-                earlier = found.get(text)
-                is_shared = earlier is not None and earlier.package != module.package
-                found[text] = Docstring(None if is_shared else module.package, text)
+                is_shared = text in found and found[text]["package"] != package
+                found[text] = {"text": text, "package": None if is_shared else package}
     _check_count(len(found), "docstrings", folder)
     return list(found.values())
 
 
-def split_of(docstring: Docstring) -> str:
-    """The split of a docstring: train, valid or test.
+def split_docstrings(docstrings: Iterable[Row]) -> dict[str, list[Row]]:
+    """Split into train, valid and test by the letters only.
 
-    It depends on the letters only: texts that differ in case, white space, digits or punctuation share a split.
+    Texts that differ in case, white space, digits or punctuation share a split.
     """
-    letters = "".join(filter(str.isalpha, docstring.text.lower()))
-    return {0: "test", 1: "test", 2: "test", 3: "valid"}.get(_hash_bucket(letters, 20), "train")
+    return _split(docstrings, lambda row: "".join(filter(str.isalpha, row["text"].lower())), test=3)
 
 
-def largest_packages(docstrings: Iterable[Docstring]) -> list[str]:
-    """The names of the N_PACKAGES packages with most docstrings, sorted."""
-    counts = Counter(docstring.package for docstring in docstrings if docstring.package is not None)
-    return sorted(
-        name for name, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:N_PACKAGES]
-    )
+def largest_packages(docstrings: Iterable[Row]) -> list[str]:
+    """The names of the N_PACKAGES packages with most docstrings, the largest first."""
+    counts = Counter(row["package"] for row in docstrings if row["package"] is not None)
+    return sorted(counts, key=lambda name: (-counts[name], name))[:N_PACKAGES]
 
 
 # --- does a function do something? ------------------------------------------------------------------------
@@ -205,7 +184,7 @@ def check_function(text: str) -> FunctionCheck:
         warnings.simplefilter("ignore")  # invalid escape sequences, comparisons with literals
         try:
             body = ast.parse(text).body
-            if len(body) != 1 or not isinstance(body[0], ast.FunctionDef | ast.AsyncFunctionDef):
+            if len(body) != 1 or not isinstance(body[0], FunctionNode):
                 return FunctionCheck(False, False)
             return FunctionCheck(True, does_something(body[0]))
         except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,22 +1,20 @@
-"""Rows of TSV, CSV, JSON lines and Parquet files, and of datasets of the Hugging Face hub.
-
-A reader of pairs yields (line number, source, target). A blank line yields two empty texts, so that blank rows are
-counted in one place.
-"""
+"""Rows of TSV, CSV, JSON lines and Parquet files, and of datasets of the Hugging Face hub."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from trifold.data.lines import FileRange, expand_path
 from trifold.data.settings import DataSettings
 from trifold.errors import DataError, SettingsError
 
-NumberedPairs: TypeAlias = Iterator[tuple[int, str, str]]
+# The number of a line or row, its place for messages, and its columns; None for a blank line.
+NumberedRow: TypeAlias = tuple[int, str, Mapping[str, Any] | None]
+NumberedPair: TypeAlias = tuple[int, str, str]  # a blank line yields two empty texts
 
 # A quoted field may contain commas, line ends and doubled quotes. The loop is unrolled to avoid backtracking.
 _CSV_FIELD = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^",]*))(,|\Z)')
@@ -24,43 +22,13 @@ _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?:@(?P<config>[^:]+))?:(?P<split
 _PARQUET_BATCH_ROWS = 1024  # rows in memory at once
 
 
-def read_tsv(lines: Iterable[str], name: str, settings: DataSettings) -> NumberedPairs:
-    """Read columns separated by tabs, without quoting."""
-    records = ((number, line.split("\t")) for number, line in enumerate(lines, start=1))
-    return _select_columns(records, name, settings)
-
-
-def read_csv(lines: Iterable[str], name: str, settings: DataSettings) -> NumberedPairs:
-    r"""Read CSV (RFC 4180): commas, double quotes, and line ends inside quotes, which become `\n`."""
-    return _select_columns(_csv_records(lines, name, settings.max_line_bytes), name, settings)
-
-
-def read_jsonl(lines: Iterable[str], name: str, settings: DataSettings) -> NumberedPairs:
-    """Read one JSON object per line."""
-    for number, row in read_objects(lines, name):
-        place = f"{name}:{number}"
-        if row is None:
-            yield number, "", ""
-        else:
-            yield number, text_at(row, settings.source, place), text_at(row, settings.target, place)
-
-
-PAIR_READERS: dict[str, Callable[[Iterable[str], str, DataSettings], NumberedPairs]] = {
-    "tsv": read_tsv,
-    "csv": read_csv,
-    "jsonl": read_jsonl,
-}
-
-
-def read_objects(
-    lines: Iterable[str], name: str, first_line: int = 1
-) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """The number of each line and its JSON object, None for a blank line."""
+def read_objects(lines: Iterable[str], name: str, first_line: int = 1) -> Iterator[NumberedRow]:
+    """The JSON object of each line."""
     for number, line in enumerate(lines, start=first_line):
-        if not line.strip():
-            yield number, None
-            continue
         place = f"{name}:{number}"
+        if not line.strip():
+            yield number, place, None
+            continue
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
@@ -71,36 +39,21 @@ def read_objects(
             raise DataError(f"{place}: not readable JSON (nested too deeply, or a number too long)") from None
         if not isinstance(row, dict):
             raise DataError(f"{place}: a JSON {type(row).__name__}, expected an object with named values")
-        yield number, row
+        yield number, place, row
 
 
-def text_at(
-    row: Mapping[str, Any], key: str | int, place: str, setting: str = "data.source and data.target"
-) -> str:
-    """The text under `key`; `translation.en` also means row["translation"]["en"].
+def read_columns(
+    lines: Iterable[str], name: str, kind: str, settings: DataSettings
+) -> Iterator[NumberedPair]:
+    r"""Two columns of a table. Every record must have as many columns as the first.
 
-    Raises DataError if it is missing, not a string, or contains a NUL character or an unpaired surrogate.
+    kind: `tsv` (separated by tabs, without quoting) or `csv` (RFC 4180: commas, double quotes, and line ends inside
+    quotes, which become `\n`).
     """
-    value: Any = row
-    for part in [key] if key in row else str(key).split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            known = ", ".join(map(str, value)) if isinstance(value, Mapping) else "none"
-            raise DataError(f"{place}: no value {key!r}; found: {known}; set {setting}")
-        value = value[part]
-    if not isinstance(value, str):
-        kind = "null" if value is None else f"a value of type {type(value).__name__}"
-        raise DataError(f"{place}: {key!r} is {kind}, expected text")
-    if "\0" in value:
-        raise DataError(f"{place}: {key!r} contains a NUL character; remove it")
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise DataError(f"{place}: {key!r} contains an unpaired surrogate, which is not a character")
-    return value
-
-
-def _select_columns(
-    records: Iterable[tuple[int, list[str]]], name: str, settings: DataSettings
-) -> NumberedPairs:
-    """Select the two columns. Every record must have as many columns as the first."""
+    if kind == "csv":
+        records = _csv_records(lines, name, settings.max_line_bytes)
+    else:
+        records = ((number, line.split("\t")) for number, line in enumerate(lines, start=1))
     columns: tuple[int, int] | None = None
     width = 0
     for number, record in records:
@@ -177,7 +130,7 @@ def count_row_groups(file: str) -> int:
     return int(_open_parquet(file).num_row_groups)
 
 
-def iter_parquet(file: str, field: str, part: FileRange) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def iter_parquet(file: str, field: str, part: FileRange) -> Iterator[NumberedRow]:
     """The rows of some row groups, numbered from 1 within the file, with the column of `field`.
 
     Raises DataError if pyarrow is not installed or the file is damaged.
@@ -193,17 +146,13 @@ def iter_parquet(file: str, field: str, part: FileRange) -> Iterator[tuple[int, 
         ):
             for row in batch.to_pylist():
                 number += 1
-                yield number, row
+                yield number, f"{file}, row {number}", row
     except Exception as error:  # the library raises many unrelated classes
         raise _parquet_error(file, error) from None
 
 
 def _open_parquet(file: str) -> Any:
-    try:
-        library = importlib.import_module("pyarrow.parquet")
-    except ModuleNotFoundError:
-        remedy = 'install it with `pip install "trifold[datasets]"`'
-        raise DataError(f"{file}: Parquet files need the `pyarrow` library; {remedy}") from None
+    library = _import_library("pyarrow.parquet", f"{file}: Parquet files need the `pyarrow` library")
     try:
         return library.ParquetFile(expand_path(file))
     except FileNotFoundError:
@@ -217,21 +166,24 @@ def _parquet_error(file: str, error: Exception) -> DataError:
     return DataError(f"{file}: not a readable Parquet file ({reason}); copy or download it again")
 
 
+def _import_library(name: str, need: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise DataError(f'{need}; install it with `pip install "trifold[datasets]"`') from None
+
+
 # --- datasets of the hub ----------------------------------------------------------------------------------
 
 
-def iter_hub(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows of `hub:NAME@CONFIG:SPLIT` with their place for messages; code from the hub is never executed.
+def iter_hub(source: str) -> Iterator[NumberedRow]:
+    """The rows of `hub:NAME@CONFIG:SPLIT`; code from the hub is never executed.
 
     Raises SettingsError for another form, DataError if `datasets` is not installed or cannot load the dataset.
     """
     if not (match := _HUB_SOURCE.fullmatch(source)):
         raise SettingsError(f"data: {source!r} is not of the form hub:NAME:SPLIT or hub:NAME@CONFIG:SPLIT")
-    try:
-        datasets = importlib.import_module("datasets")
-    except ModuleNotFoundError:
-        remedy = 'install it with `pip install "trifold[datasets]"`'
-        raise DataError(f"{source}: hub datasets need the `datasets` library; {remedy}") from None
+    datasets = _import_library("datasets", f"{source}: hub datasets need the `datasets` library")
     try:
         rows = iter(datasets.load_dataset(match["name"], match["config"], split=match["split"]))
     except Exception as error:  # the library raises many unrelated classes, network errors among them
@@ -239,4 +191,4 @@ def iter_hub(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         remedy = "check name, configuration, split and network, or give files instead"
         raise DataError(f"{source}: cannot be loaded ({type(error).__name__}: {reason}); {remedy}") from error
     for number, row in enumerate(rows, start=1):
-        yield f"{source}, row {number}", row
+        yield number, f"{source}, row {number}", row

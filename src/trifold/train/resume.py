@@ -194,7 +194,7 @@ def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list
     Returns a message for each file that differs if `changed` allows it; otherwise raises DataError listing them.
     """
     before = read_data_json(folder)
-    known = digests_in_caches(recipe.data.cache)
+    known = digests_in_caches(recipe.data.cache) if recipe.data.cache is not None else {}
     for files in before.values():
         known |= {(name, each.size, each.mtime_ns): each.sha256 for name, each in files.items()}
     found = {key: compute_digests(files, known) for key, files in data_files(recipe).items()}
