@@ -169,10 +169,10 @@ _HELD: list[bytes] = []
 _REAL_PUT = token_build._write
 
 
-def _read_again(path: Any, manifest: Any, sources: Any, digests: list[str], found: corpus.Corpus) -> bool:
+def _read_again(path: Any, manifest: Any, sources: Any, found: corpus.Corpus) -> bool:
     """Known again by all that is in it."""
-    files = zip(found.files, digests, strict=True)
-    return all(token_cache.sha256_of_file(lines.expand_path(now.file)) == digest for now, digest in files)
+    files = zip(found.files, sources, strict=True)
+    return all(token_cache.sha256_of_file(lines.expand_path(now.file)) == was[2] for now, was in files)
 
 
 def _least_number(q: Tensor, k: Tensor, v: Tensor, mask: Mask, **named: Any) -> Tensor:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from trifold import disk
 from trifold.data.corpus import Corpus, group_parts, iter_parts
-from trifold.data.documents import Document, DocumentReport, FilePart, filter_documents
+from trifold.data.documents import DocumentReport, FilePart, filter_documents
 from trifold.data.lines import expand_path
 from trifold.data.settings import DataSettings
 from trifold.errors import DataError
@@ -68,8 +68,19 @@ class Selection(NamedTuple):
     share: float  # of validation documents; 0: no split
     seed: int
 
-    def includes(self, text: str) -> bool:
-        """Whether a document is on this side."""
+    @classmethod
+    def of(cls, settings: DataSettings, side: Side, seed: int) -> Selection:
+        """The selection of one side of `settings.holdout`."""
+        return cls(side, float(settings.holdout) if side != "all" else 0.0, seed)
+
+    def documents(
+        self, parts: Iterable[FilePart], settings: DataSettings, report: DocumentReport
+    ) -> Iterator[str]:
+        """The texts of this side that the settings keep; all documents of the side are counted in `report`."""
+        selected = (document for document in iter_parts(parts, settings) if self._includes(document.text))
+        return (document.text for document in filter_documents(selected, settings, report))
+
+    def _includes(self, text: str) -> bool:
         if not self.share:
             return True
         key = (self.seed % 2**64).to_bytes(8, "little")
@@ -166,19 +177,16 @@ def _build_group(
     """Tokenize one group, unless its files are complete and undamaged."""
     ids_file, lengths_file, record_file = _group_files(folder, number)
     record = _read_record(job, folder, number)
-    if (
-        record is not None
-        and _sha256(ids_file, should_stop) == record["sha256"]
-        and _sha256(lengths_file, should_stop) == record["lengths_sha256"]
-    ):
-        return record
+    if record is not None:
+        found = [_sha256(file, should_stop) for file in (ids_file, lengths_file)]
+        if found == [record["sha256"], record["lengths_sha256"]]:
+            return record
     disk.remove(record_file)
     counts = DocumentReport("")
-    selected = (doc for doc in iter_parts(parts, job.settings) if job.selection.includes(doc.text))
     tokens = text_bytes = documents = empty = 0
     ids_digest, lengths_digest = hashlib.sha256(), hashlib.sha256()
     with ids_file.open("wb") as ids_out, lengths_file.open("wb") as lengths_out:
-        for texts in _batch_texts(filter_documents(selected, job.settings, counts)):
+        for texts in _batch_texts(job.selection.documents(parts, job.settings, counts)):
             if should_stop():
                 raise Stopped
             ids, lengths, size = job.encoder.encode(texts)
@@ -263,17 +271,17 @@ def _read_record(job: BuildJob, folder: Path, number: int) -> dict[str, Any] | N
         return None
 
 
-def _batch_texts(documents: Iterable[Document]) -> Iterator[list[str]]:
-    texts: list[str] = []
+def _batch_texts(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
     size = 0
-    for document in documents:
-        texts.append(document.text)
-        size += len(document.text)
-        if size >= _BATCH_CHARACTERS or len(texts) >= _BATCH_TEXTS:
-            yield texts
-            texts, size = [], 0
-    if texts:
-        yield texts
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_CHARACTERS or len(batch) >= _BATCH_TEXTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _write(out: BinaryIO, piece: bytes, digest: Any) -> None:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from filelock import FileLock, Timeout
 from numpy.typing import DTypeLike, NDArray
 
 from trifold import disk
-from trifold.data.corpus import PART_BYTES, Corpus, SourceFile, group_parts, iter_parts, survey
-from trifold.data.documents import DocumentReport, filter_documents
+from trifold.data.corpus import PART_BYTES, Corpus, group_parts, survey
+from trifold.data.documents import DocumentReport
 from trifold.data.files import safe_file_name, sha256_of_file
 from trifold.data.lines import expand_path
 from trifold.data.settings import DataSettings
@@ -137,14 +137,14 @@ class TokenCache:
     def verify(self) -> None:
         """Compare all files with their digests. Raises DataError if they differ."""
         manifest = read_json(self.folder / MANIFEST)
-        position = 0
+        start = 0
         for shard in manifest["shards"]:
-            stop = position + shard["tokens"]
-            if _sha256(self.ids, position, stop) != shard["sha256"]:
+            stop = start + shard["tokens"]
+            if _sha256(self.ids, start, stop) != shard["sha256"]:
                 raise _damaged(
-                    self.folder / IDS, f"tokens {position:,} to {stop:,} are not those that were written"
+                    self.folder / IDS, f"tokens {start:,} to {stop:,} are not those that were written"
                 )
-            position = stop
+            start = stop
         if _sha256(self.starts, 0, len(self.starts)) != manifest["starts_sha256"]:
             raise _damaged(self.folder / STARTS, "the content is not what was written")
 
@@ -167,13 +167,13 @@ def open_tokens(
     the cache is damaged, or the disk fails; SettingsError if the settings cannot be used with a cache.
     """
     assert settings.cache is not None
-    share = settings.holdout if side != "all" else 0.0
-    if share and not isinstance(share, float):
+    if side != "all" and settings.holdout and not isinstance(settings.holdout, float):
         raise SettingsError(
-            f"data.holdout: a number of documents ({share}) cannot be held out of a cache; give a share, such as 0.001"
+            f"data.holdout: a number of documents ({settings.holdout}) cannot be held out of a cache; give a share, "
+            "such as 0.001"
         )
     corpus = survey(source, settings)
-    selection = Selection(side, float(share), seed)
+    selection = Selection.of(settings, side, seed)
     key = _cache_key(corpus, settings, encoder, selection)
     parent = expand_path(settings.cache)
     folder = parent / f"{safe_file_name(corpus.report.name)}-{key[:16]}"
@@ -212,23 +212,22 @@ def sample_documents(
     Raises the errors of `open_tokens` for sources.
     """
     groups = group_parts(survey(source, settings), settings, part_bytes)
-    selection = Selection(side, float(settings.holdout if side != "all" else 0), seed)
+    selection = Selection.of(settings, side, seed)
     texts: list[str] = []
     for parts in groups:
         remaining = characters // len(groups)
-        selected = (doc for doc in iter_parts(parts, settings) if selection.includes(doc.text))
-        for document in filter_documents(selected, settings, DocumentReport("")):
-            texts.append(document.text)
-            remaining -= len(document.text)
+        for text in selection.documents(parts, settings, DocumentReport("")):
+            texts.append(text)
+            remaining -= len(text)
             if remaining <= 0:
                 break
     return texts
 
 
-def digests_in_caches(folder: str | None) -> dict[tuple[str, int, int], str]:
+def digests_in_caches(folder: str) -> dict[tuple[str, int, int], str]:
     """The SHA-256 of source files by (file, size, mtime_ns), as recorded in the caches of a folder."""
     known: dict[tuple[str, int, int], str] = {}
-    for manifest in expand_path(folder).glob(f"*/{MANIFEST}") if folder is not None else ():
+    for manifest in expand_path(folder).glob(f"*/{MANIFEST}"):
         with suppress(KeyError, TypeError):
             for file in read_json(manifest)["sources"]:
                 known[file["file"], file["size"], file["mtime_ns"]] = file["sha256"]
@@ -246,10 +245,7 @@ def _open_cache(folder: Path, key: str, corpus: Corpus) -> TokenCache | None:
             raise KeyError("key")
         itemsize = np.dtype(manifest["dtype"]).itemsize
         sizes = {IDS: itemsize * manifest["tokens"], STARTS: 8 * (manifest["documents"] + 1)}
-        sources = [
-            SourceFile(**{field: file[field] for field in SourceFile._fields}) for file in manifest["sources"]
-        ]
-        digests = [file["sha256"] for file in manifest["sources"]]
+        sources = [(file["size"], file["mtime_ns"], file["sha256"]) for file in manifest["sources"]]
         skipped = corpus.report.skipped_files
         report = DocumentReport(manifest["name"], **manifest["report"], skipped_files=skipped)
     except (KeyError, TypeError, ValueError):
@@ -258,7 +254,7 @@ def _open_cache(folder: Path, key: str, corpus: Corpus) -> TokenCache | None:
         found = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if found != expected:
             raise _damaged(folder / name, f"{found:,} bytes, expected {expected:,}")
-    if not _is_same_text(path, manifest, sources, digests, corpus):
+    if not _is_same_text(path, manifest, sources, corpus):
         return None
     ids, starts = MappedArray(folder / IDS, manifest["dtype"]), MappedArray(folder / STARTS, "<i8")
     if starts[0] != 0 or starts[len(starts) - 1] != len(ids):
@@ -267,16 +263,15 @@ def _open_cache(folder: Path, key: str, corpus: Corpus) -> TokenCache | None:
 
 
 def _is_same_text(
-    path: Path, manifest: dict[str, Any], sources: list[SourceFile], digests: list[str], corpus: Corpus
+    path: Path, manifest: dict[str, Any], sources: list[tuple[int, int, str]], corpus: Corpus
 ) -> bool:
     """Whether the source files are unchanged. If a modification time differs, all files are read to find out."""
-    pairs = zip(sources, corpus.files, strict=True)
-    if all((old.size, old.mtime_ns) == (new.size, new.mtime_ns) for old, new in pairs):
+    pairs = list(zip(corpus.files, sources, strict=True))
+    if all((file.size, file.mtime_ns) == (size, time) for file, (size, time, _) in pairs):
         return True
-    current = list(zip(corpus.files, digests, strict=True))
-    if any(sha256_of_file(expand_path(file.file)) != digest for file, digest in current):
+    if any(sha256_of_file(expand_path(file.file)) != digest for file, (_, _, digest) in pairs):
         return False
-    manifest["sources"] = [{**file._asdict(), "sha256": digest} for file, digest in current]
+    manifest["sources"] = [{**file._asdict(), "sha256": digest} for file, (_, _, digest) in pairs]
     with suppress(OSError):  # the files of a read-only cache are compared each time
         write_json(path, manifest)
     return True
@@ -290,24 +285,19 @@ def _cache_key(corpus: Corpus, settings: DataSettings, encoder: Encoder, selecti
     return hashlib.sha256(json.dumps(values).encode("utf-8")).hexdigest()
 
 
-@contextmanager
-def _exclusive_lock(path: Path, report: Callable[[str], None]) -> Iterator[None]:
+def _exclusive_lock(path: Path, report: Callable[[str], None]) -> AbstractContextManager[Any]:
     """A lock that the system releases when the process ends."""
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         name = path.name.strip(".").removesuffix(".lock")
         report(f"tokens: another process is building {name}; waiting for it")
-        lock.acquire()
+        return lock.acquire()
     except NotImplementedError:
         raise DataError(
             f"{path.parent}: this file system does not support locks; choose a data.cache on a local disk"
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _sha256(numbers: MappedArray, start: int, stop: int) -> str:
