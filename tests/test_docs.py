@@ -27,7 +27,7 @@ import yaml
 
 from trifold.cli import COMMANDS, main
 from trifold.recipe import load_recipe, recipe_names
-from trifold.train.resume import FREE, FREE_WITHOUT_AVERAGING
+from trifold.train.run_folder import FREE, FREE_WITHOUT_AVERAGING
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from trifold.cli import main
 from trifold.errors import SettingsError, UsageError
 from trifold.nn.config import PRESETS
 from trifold.recipe import Recipe, TrainSettings, load_recipe, recipe_names
-from trifold.train.schedule import learning_rate
+from trifold.train.optimizers import learning_rate
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from trifold.objectives.causal import Batch, Causal, CausalSettings
 from trifold.recipe import TrainSettings, load_recipe
 from trifold.train.data import iterate_batches, load_data, prefetch
 from trifold.train.device import (
+    Machine,
     choose_precision,
     choose_workers,
     find_device,
@@ -78,11 +79,7 @@ def as_the_recipe(
         prepared.new_model(),
         prepared.objective,
         recipe.train,
-        seed=1,
-        device=device,
-        dtype=choose_precision(precision, device),
-        int8=precision == "int8",
-        workers=workers,
+        Machine(device, choose_precision(precision, device), workers, int8=precision == "int8"),
     )
     return trainer, (dealt.micro_batches for dealt in iterate_batches(prepared, workers)), workers
 
@@ -114,11 +111,7 @@ def wide(device: torch.device, precision: Precision) -> tuple[Trainer, Iterator[
         Transformer(config),
         task,
         settings,
-        seed=1,
-        device=device,
-        dtype=choose_precision(precision, device),
-        int8=precision == "int8",
-        workers=workers,
+        Machine(device, choose_precision(precision, device), workers, int8=precision == "int8"),
     )
 
     def packed(tokens: Tensor, wanted: Tensor) -> Batch:

@@ -9,6 +9,7 @@ from trifold import fast
 from trifold.recipe import load_recipe
 from trifold.train.data import iterate_batches, load_data, prefetch
 from trifold.train.device import (
+    Machine,
     choose_precision,
     choose_workers,
     find_device,
@@ -33,10 +34,7 @@ def main() -> None:
         prepared.new_model(),
         prepared.objective,
         recipe.train,
-        seed=recipe.train.seed,
-        device=device,
-        dtype=choose_precision(PRECISIONS[args.precision], device),
-        workers=workers,
+        Machine(device, choose_precision(PRECISIONS[args.precision], device), workers),
     )
     clock = Clock("trifold, as the recipe", args)
     with reduce_interpreter_pauses(workers):

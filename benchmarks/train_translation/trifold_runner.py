@@ -18,7 +18,7 @@ from trifold.objectives.translate import Batch, Examples, Translate, TranslateSe
 from trifold.ragged import Ragged
 from trifold.recipe import TrainSettings
 from trifold.train.data import prefetch
-from trifold.train.device import choose_workers, keep_freed_memory, reduce_interpreter_pauses
+from trifold.train.device import Machine, choose_workers, keep_freed_memory, reduce_interpreter_pauses
 from trifold.train.trainer import Trainer
 
 
@@ -61,7 +61,7 @@ def main() -> None:
     dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
     cpu = torch.device("cpu")
     workers = choose_workers(None, cpu, setting.batch_tokens)
-    trainer = Trainer(Transformer(config), task, train, seed=1, device=cpu, dtype=dtype, workers=workers)
+    trainer = Trainer(Transformer(config), task, train, Machine(cpu, dtype, workers))
     lengths = examples.lengths
 
     def batches() -> Iterator[tuple[NDArray[np.int64], list[Batch]]]:

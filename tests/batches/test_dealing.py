@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from trifold.batches import ShuffledRows, deal, split_batch
@@ -52,8 +51,3 @@ def test_the_parts_of_a_batch_have_similar_sizes(rows: int, parts: int, seed: in
     assert sorted(np.concatenate(split)) == sorted(batch)
     tokens = [int(lengths[part].sum()) for part in split]
     assert max(tokens) - min(tokens) <= 60  # at most the longest row
-
-
-def test_a_rank_outside_the_world_is_an_error() -> None:
-    with pytest.raises(ValueError, match="rank 2 of 2"):
-        deal(np.ones((1, 1), int), np.array([0]), 0, rank=2, world=2)

@@ -24,6 +24,7 @@ from trifold.nn import losses
 from trifold.nn.masks import Mask
 from trifold.recipe import Recipe, load_recipe
 from trifold.train import checkpoint, data, memory, rejected
+from trifold.train.device import Machine
 from trifold.train.monitor import Silent
 from trifold.train.trainer import Trainer
 
@@ -128,10 +129,7 @@ def _gradient(prepared: data.TrainingData, parts: list[np.ndarray], workers: int
         prepared.new_model(),
         prepared.objective,
         prepared.recipe.train,
-        seed=1,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        workers=workers,
+        Machine(torch.device("cpu"), torch.float32, workers),
     )
     taken: list[Tensor] = []
     take = trainer.weights.take_gradient

@@ -21,9 +21,10 @@ from trifold.data import corpus, lines, pairs, token_build, token_cache
 from trifold.fast import attention
 from trifold.nn import losses
 from trifold.nn.masks import Mask
-from trifold.train import checkpoint, data, loop, run_folder, signals, state, trainer
+from trifold.train import checkpoint, data, loop, ranks, run_folder, trainer
 from trifold.train.checkpoint import Checkpoint, Found
-from trifold.train.distributed import Interrupted, ProcessGroup
+from trifold.train.distributed import ProcessGroup
+from trifold.train.ranks import Interrupted
 from trifold.train.trainer import Trainer
 
 
@@ -103,7 +104,8 @@ def _from_the_start(
 
 def _weights_only(self: Trainer, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
     """Resumed without the optimiser's state."""
-    self.weights.master.copy_(self.weights.flat(weights))
+    for name, value in self.weights.named(self.weights.master).items():
+        value.copy_(weights[name])
     self.weights.publish()
 
 
@@ -119,7 +121,7 @@ def _mean_of_means(
     self: Trainer, batch: Any, step: int, micro: int, totals: dict[str, float], *more: Any
 ) -> float:
     """Every micro-batch is divided by its own count, and their number."""
-    own = {name: value * 3.0 for name, value in self.task.counts(batch).items()}
+    own = {name: value * 3.0 for name, value in self.objective.counts(batch).items()}
     return _REAL_LEARN(self, batch, step, micro, own, *more)
 
 
@@ -131,7 +133,7 @@ def _own_times_world(self: ProcessGroup, values: Sequence[float]) -> list[float]
     return [float(value) * self.world for value in values]
 
 
-def _left_at_once(self: signals.StopRequest, seconds: float) -> float:
+def _left_at_once(self: ranks.StopRequest, seconds: float) -> float:
     """Whoever hears of a signal leaves, and what was learnt since the last checkpoint is lost."""
     seconds = _REAL_SYNCHRONIZE(self, seconds)
     if self:
@@ -139,15 +141,15 @@ def _left_at_once(self: signals.StopRequest, seconds: float) -> float:
     return seconds
 
 
-_REAL_SYNCHRONIZE = signals.StopRequest.synchronize
+_REAL_SYNCHRONIZE = ranks.StopRequest.synchronize
 
 
-def _heard_by_the_first(self: signals.StopRequest, number: int, frame: Any = None) -> None:
+def _heard_by_the_first(self: ranks.StopRequest, number: int, frame: Any = None) -> None:
     if self._ranks.is_first:
         _REAL_HANDLE(self, number, frame)
 
 
-_REAL_HANDLE = signals.StopRequest.handle
+_REAL_HANDLE = ranks.StopRequest.handle
 
 
 def _as_a_set_has_it(self: data.TrainingData, examples: Any, epoch: int) -> list[Any]:
@@ -292,22 +294,22 @@ PLANTS: Mapping[str, Plant] = {
         _instead(run_folder.RunFolder, "truncate_metrics", _all_lines),
     ),
     "deaf": Plant(
-        "signals are ignored", "signals", _instead(signals.StopRequest, "__bool__", lambda self: False)
+        "signals are ignored", "signals", _instead(ranks.StopRequest, "__bool__", lambda self: False)
     ),
     "deaf-to-saving": Plant(
         "SIGUSR1 is ignored",
         "save-signal",
-        _instead(signals.StopRequest, "take_save_request", lambda self: False),
+        _instead(ranks.StopRequest, "take_save_request", lambda self: False),
     ),
     "last-rank-deaf": Plant(
         "only the first rank handles signals",
         "signals",
-        _instead(signals.StopRequest, "handle", _heard_by_the_first),
+        _instead(ranks.StopRequest, "handle", _heard_by_the_first),
     ),
     "left-at-once": Plant(
         "stopped ranks do not save",
         "ranks",
-        _instead(signals.StopRequest, "synchronize", _left_at_once),
+        _instead(ranks.StopRequest, "synchronize", _left_at_once),
     ),
     "nonsense-learnt": Plant(
         "non-finite losses update the weights", "nonsense", _instead(trainer, "check_update", _nothing)
@@ -323,7 +325,7 @@ PLANTS: Mapping[str, Plant] = {
         _instead(disk, "replace_bytes", _straight),
     ),
     "behind-unheard": Plant(
-        "a failed background save is not reported", "behind", _instead(state.Saver, "wait", _unheard)
+        "a failed background save is not reported", "behind", _instead(checkpoint.Saver, "wait", _unheard)
     ),
     "other-seed": Plant(
         "the seed is taken from the clock",

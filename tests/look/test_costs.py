@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trifold.look.costs import count_parameters, forward_flops, inference_memory
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.losses import linear_cross_entropy
-from trifold.train.memory_estimate import saved_elements, training_memory
+from trifold.train.memory import saved_elements, training_memory
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ import pytest
 from tests.faults.runs import TINY as TINY_RUN
 
 from trifold.train import Outcome, train
-from trifold.train.distributed import Ranks
 from trifold.train.monitor import Silent, Snapshot
+from trifold.train.ranks import Ranks
 
 TINY = TINY_RUN | {"task.best_by": "bleu"}
 

@@ -26,11 +26,12 @@ from trifold.errors import DataError
 from trifold.objectives.translate import Translate
 from trifold.recipe import load_recipe
 from trifold.train import checkpoint, data, loop, train
-from trifold.train.distributed import Ranks, join_ranks
+from trifold.train.checkpoint import Saver
+from trifold.train.device import find_machine
 from trifold.train.monitor import Silent
-from trifold.train.state import Saver
+from trifold.train.ranks import Ranks, join_ranks
+from trifold.train.sharding import gather_on_first
 from trifold.train.trainer import Trainer
-from trifold.train.weights import gather_on_first
 
 BASE = Path(sys.argv[1])
 NO_DROPOUT = {"model.dropout": 0.0}
@@ -96,10 +97,7 @@ def new_trainer(changes: dict[str, Any], ranks: Ranks) -> tuple[data.TrainingDat
         training_data.new_model(),
         training_data.objective,
         recipe.train,
-        seed=1,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        ranks=ranks,
+        find_machine(recipe.train, recipe.batch.tokens, ranks),
     )
     return training_data, trainer
 

@@ -13,7 +13,7 @@ from trifold.errors import SettingsError
 from trifold.fast.int8_training import int8_training_obstacle
 from trifold.recipe import load_recipe
 from trifold.train.device import agree_on_options, find_machine
-from trifold.train.distributed import SINGLE
+from trifold.train.ranks import SINGLE
 
 WIDE = {"train__device": "cpu", "model__d_model": 256, "model__d_ff": 256, "batch__tokens": 2048}
 BY_BYTES = WIDE | {"train__precision": "int8"}

@@ -16,9 +16,9 @@ from trifold.errors import SettingsError
 from trifold.recipe import load_recipe
 from trifold.train import blocks
 from trifold.train.data import load_data
-from trifold.train.device import agree_on_options, compile_obstacle, find_machine
-from trifold.train.distributed import SINGLE
+from trifold.train.device import Machine, agree_on_options, compile_obstacle, find_machine
 from trifold.train.monitor import Silent
+from trifold.train.ranks import SINGLE
 from trifold.train.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -46,10 +46,7 @@ def gradient(
         prepared.new_model(),
         prepared.objective,
         recipe.train,
-        seed=1,
-        device=CPU,
-        dtype=torch.float32,
-        compiles=compiles,
+        Machine(CPU, torch.float32, 1, compiles=compiles),
     )
     counters.clear()
     examples = prepared.examples(0)
@@ -152,7 +149,7 @@ def test_what_graphs_cannot_do_is_refused_before_anything_is_done():
 def test_a_compiler_that_a_signal_has_ended_is_no_failure_of_the_run(run, monkeypatch, asked):
     """As Ctrl-C does in a terminal, to all processes that were begun from it."""
     monkeypatch.setattr(DEVICE, "compile_obstacle", lambda device: "")
-    monkeypatch.setattr(sys.modules["trifold.train.weights"], "compile_blocks", lambda model: None)
+    monkeypatch.setattr(sys.modules["trifold.train.trainer"], "compile_blocks", lambda model: None)
     real = Trainer.update
 
     def update(self: Trainer, batches: Any, step: int, *more: Any) -> Any:

@@ -17,11 +17,13 @@ from trifold.hub import load_model
 from trifold.objectives.translate import Translate
 from trifold.recipe import load_recipe
 from trifold.scores import Score
-from trifold.train import checkpoint, signals, train
+from trifold.train import checkpoint, ranks, train
 from trifold.train.data import load_data
+from trifold.train.device import Machine
 from trifold.train.monitor import Silent
 from trifold.train.optimizers import Adam
 from trifold.train.trainer import Trainer
+from trifold.train.validate import mean_weights
 
 pytestmark = pytest.mark.slow
 
@@ -186,10 +188,7 @@ def gradient_of(prepared, *batches: np.ndarray, workers=1, **changes) -> torch.T
         prepared.new_model(),
         prepared.objective,
         settings,
-        seed=1,
-        device=device,
-        dtype=torch.float32,
-        workers=workers,
+        Machine(device, torch.float32, workers),
     )
     trainer.optimizer = Recorder()
     trainer.update([prepared.objective.batch(prepared.train, rows) for rows in batches], 1)
@@ -342,7 +341,7 @@ def test_averaging_keeps_the_mean_of_the_last_checkpoints(run, scored):
     outcome = run(train__average=3, train__steps=12, train__validate_every=6, train__save_every=2)
     kept = dict(load_model(outcome.folder / "model")[0].named_parameters())
     folder = outcome.folder / "checkpoints"
-    mean = checkpoint.mean_weights([folder / f"step-{step:08d}" for step in (8, 10, 12)])
+    mean = mean_weights([folder / f"step-{step:08d}" for step in (8, 10, 12)])
     for name, value in mean.weights.items():
         assert torch.allclose(kept[name], value, rtol=1e-6, atol=1e-7)
     last = checkpoint.load(folder / "step-00000012").weights
@@ -389,7 +388,7 @@ def twice(interrupting):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, None), (signal.SIGTERM, 143)])
 def test_a_second_signal_does_not_wait(run, twice, monkeypatch, number, code):
-    monkeypatch.setattr(signals, "REPEAT_INTERVAL", 0.0)
+    monkeypatch.setattr(ranks, "REPEAT_INTERVAL", 0.0)
     with pytest.raises(KeyboardInterrupt if code is None else SystemExit) as ended:
         run(view=twice(3, number))
     assert code is None or ended.value.code == code

@@ -12,6 +12,7 @@ import torch
 from trifold.errors import CheckpointError, SettingsError
 from trifold.recipe import TrainSettings, load_recipe
 from trifold.train.data import load_data
+from trifold.train.device import Machine
 from trifold.train.monitor import Silent
 from trifold.train.optimizers import STATE_KINDS
 from trifold.train.trainer import Trainer
@@ -31,7 +32,7 @@ def new_trainer(prepared, optimizer, *, dtype=torch.float32, **changes):
     values = {"optimizer": optimizer, "learning_rate": RATES[optimizer], "weight_decay": 0.01, "warmup": 0}
     settings = prepared.recipe.train.model_copy(update=values | {"schedule": "constant"} | changes)
     return Trainer(
-        prepared.new_model(), prepared.objective, settings, seed=1, device=torch.device("cpu"), dtype=dtype
+        prepared.new_model(), prepared.objective, settings, Machine(torch.device("cpu"), dtype, workers=1)
     )
 
 

@@ -30,11 +30,11 @@ from trifold.ragged import Ragged
 from trifold.recipe import load_recipe
 from trifold.train import checkpoint
 from trifold.train.data import TrainingData, batches_of_all_ranks, iterate_batches, load_data
-from trifold.train.device import find_device
-from trifold.train.distributed import SINGLE, ProcessGroup, Ranks, join_ranks
+from trifold.train.device import Machine, check_sharding, find_device
+from trifold.train.distributed import ProcessGroup
 from trifold.train.memory import available_memory, estimate_memory
 from trifold.train.monitor import Silent
-from trifold.train.weights import check_sharding
+from trifold.train.ranks import SINGLE, Ranks, join_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="needs fork")]
 FORMS = ["1", "2", "sharded 4"]
@@ -364,7 +364,7 @@ def test_a_rank_needs_less_memory(tmp_path: Path) -> None:
     recipe = load_recipe("smoke", TINY | {"train.sharding": "full"})
     config = load_tiny(tmp_path).config
     one, four = (
-        estimate_memory(recipe, config, 8, torch.float32, 1, on_cpu=True, ranks=ranks).memory
+        estimate_memory(recipe, config, 8, Machine(torch.device("cpu"), torch.float32, 1, ranks)).memory
         for ranks in (SINGLE, SecondOfFour())
     )
     assert four.optimizer < one.optimizer and four.activations < one.activations

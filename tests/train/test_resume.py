@@ -11,7 +11,7 @@ import pytest
 
 from trifold.errors import DataError, SettingsError
 from trifold.recipe import load_recipe, recipe_names
-from trifold.train import checkpoint, loop, resume, train
+from trifold.train import checkpoint, loop, resume, run_folder, train
 from trifold.train.run_folder import IDENTITY, RunFolder
 
 pytestmark = pytest.mark.slow
@@ -126,7 +126,9 @@ def test_the_right_recipe_goes_on_and_mends_it(run, go_on):
 @pytest.mark.parametrize("name", recipe_names())
 def test_what_a_checkpoint_says_of_a_recipe_is_enough_to_know_it_again(name):
     recipe = load_recipe(name)
-    bound = json.loads(json.dumps(resume._bound_settings(recipe.model_dump(), resume._free_settings(recipe))))
+    bound = json.loads(
+        json.dumps(run_folder._bound_settings(recipe.model_dump(), run_folder.free_settings(recipe)))
+    )
     assert resume._original_recipe(bound, recipe) == recipe
     assert "steps" not in bound["train"] and "generate" not in bound
     del bound["train"]["accumulate"]  # a setting that is newer than the run has its usual value in it

@@ -14,8 +14,9 @@ from trifold import disk
 from trifold.errors import CheckpointError, DataError, SettingsError, TrifoldError, UsageError
 from trifold.recipe import load_recipe
 from trifold.train import checkpoint, train
+from trifold.train.device import Machine, environment
 from trifold.train.monitor import MetricsLog
-from trifold.train.run_folder import RunFolder, environment
+from trifold.train.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,7 @@ def test_the_environment_says_what_the_run_depended_on(run):
     found = json.loads((run().folder / "environment.json").read_text("utf-8"))
     (session,) = found.pop("sessions")
     assert (session["from_step"], session["rejected"]) == (0, [])
-    assert found == environment(torch.device("cpu"), "float32", workers=1)
+    assert found == environment(Machine(torch.device("cpu"), torch.float32, workers=1))
     assert found["trifold"] == trifold.__version__ and found["torch"] == torch.__version__
     assert (found["device"], found["precision"], found["threads"]) == (
         "cpu",

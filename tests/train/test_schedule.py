@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trifold.recipe import FINITE_SCHEDULES, TrainSettings
-from trifold.train.schedule import learning_rate, peak_rate
+from trifold.train.optimizers import learning_rate, peak_rate
 
 SHAPES = get_args(TrainSettings.model_fields["schedule"].annotation)
 

@@ -17,9 +17,8 @@ from safetensors.torch import load_file
 from trifold import disk
 from trifold.errors import CheckpointError, DataError
 from trifold.train import checkpoint, loop
-from trifold.train.distributed import Interrupted
+from trifold.train.ranks import Interrupted, StopRequest
 from trifold.train.rejected import save_batches
-from trifold.train.signals import StopRequest
 from trifold.train.trainer import RejectedUpdate, Trainer
 
 pytestmark = pytest.mark.slow

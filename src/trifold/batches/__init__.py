@@ -1,8 +1,7 @@
 """Lengths of rows to a seekable plan of batches, and batches to ranks."""
 
 from trifold.batches.blocks import Blocks, Chunks, ShuffledRows
-from trifold.batches.dealing import Share, deal, split_batch
-from trifold.batches.plan import BatchSettings, overlong, padding_share, plan_epoch
+from trifold.batches.plan import BatchSettings, Share, deal, overlong, padding_share, plan_epoch, split_batch
 
 __all__ = [
     "BatchSettings",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,27 +103,19 @@ class Blocks:
 class ShuffledRows(Sequence[Integers]):
     """The plan of an epoch: batches of `size` rows, in an order drawn from (seed, epoch)."""
 
-    def __init__(self, rows: int, size: int, *, seed: int, epoch: int, shuffle: bool = True) -> None:
-        self.rows, self.size, self.shuffle = rows, size, shuffle
+    def __init__(self, rows: int, size: int, *, seed: int, epoch: int) -> None:
+        self.rows, self.size = rows, size
         self._keys = random_bits(seed, epoch).random_raw(_ROUNDS)
 
     def __len__(self) -> int:
         return (self.rows + self.size - 1) // self.size
 
-    @overload
-    def __getitem__(self, number: int) -> Integers: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> list[Integers]: ...
-
-    def __getitem__(self, number: int | slice) -> Integers | list[Integers]:
-        if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"batch {number} of {len(self)}")
-        start = number % len(self) * self.size
-        positions = np.arange(start, min(start + self.size, self.rows))
-        return permute(positions, self.rows, self._keys) if self.shuffle else positions
+    def __getitem__(self, number: Any) -> Any:
+        chosen = range(len(self))[number]
+        if isinstance(chosen, range):
+            return [self[one] for one in chosen]
+        start = chosen * self.size
+        return permute(np.arange(start, min(start + self.size, self.rows)), self.rows, self._keys)
 
 
 def permute(positions: Integers, count: int, keys: NDArray[np.uint64]) -> Integers:

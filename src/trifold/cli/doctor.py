@@ -42,13 +42,11 @@ def describe_machine() -> dict[str, Any]:
 
     import torch
 
-    from trifold.train.device import choose_precision, find_device
+    from trifold.train.device import Machine, choose_precision, environment, find_device
     from trifold.train.memory import available_memory
-    from trifold.train.run_folder import environment
 
     device = find_device()
-    precision = str(choose_precision("auto", device)).removeprefix("torch.")
-    report = environment(device, precision, workers=1)
+    report = environment(Machine(device, choose_precision("auto", device), workers=1))
     del report["workers"]
     free, limit = available_memory(device)
     return {

@@ -15,7 +15,7 @@ from trifold.cli.terminal import print_json, print_table
 if TYPE_CHECKING:
     from trifold.nn.config import ModelConfig
     from trifold.recipe import Recipe
-    from trifold.train.memory_estimate import TrainingMemory
+    from trifold.train.memory import TrainingMemory
 
 Precision = Literal["float32", "bfloat16"]
 EXAMPLES = (
@@ -138,9 +138,8 @@ def training_needs(
     For a recipe, with its optimizer and everything else it stores, as `trifold train` checks before it begins.
     """
     from trifold.look import costs
-    from trifold.train.device import choose_precision, choose_workers, find_device
-    from trifold.train.memory import estimate_memory
-    from trifold.train.memory_estimate import training_memory
+    from trifold.train.device import Machine, choose_precision, choose_workers, find_device
+    from trifold.train.memory import estimate_memory, training_memory
 
     device, recipe = find_device(), subject.recipe
     on_cpu = device.type == "cpu"
@@ -154,7 +153,7 @@ def training_needs(
     chosen = choose_precision(precision or recipe.train.precision, device)
     workers = choose_workers(recipe.train.worker_count, device, tokens)
     recipe = recipe.model_copy(update={"batch": recipe.batch.model_copy(update={"tokens": tokens})})
-    need = estimate_memory(recipe, subject.config, length, chosen, workers, on_cpu=on_cpu)
+    need = estimate_memory(recipe, subject.config, length, Machine(device, chosen, workers))
     return need.memory, str(chosen).removeprefix("torch."), workers
 
 

@@ -49,8 +49,8 @@ def run(
     try:
         from trifold.recipe import load_recipe
         from trifold.train import train
-        from trifold.train.distributed import join_ranks
         from trifold.train.monitor import choose_view, score_text
+        from trifold.train.ranks import join_ranks
 
         with join_ranks() as ranks:
             chosen = ranks.in_turn(lambda: load_recipe(recipe, changes or ()))

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
-from trifold.train.memory_estimate import BYTES
+from trifold.train.memory import BYTES
 
 # --- parameters ------------------------------------------------------------------------------------------
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -25,6 +26,9 @@ from torch import Tensor
 from trifold import disk
 from trifold.errors import CheckpointError
 from trifold.hub.tensors import encode_header, tensor_bytes
+from trifold.recipe import TrainSettings
+from trifold.train.ranks import SINGLE, Ranks
+from trifold.train.sharding import Gatherer
 
 MANIFEST = "manifest.json"
 FORMAT = "trifold-checkpoint-2"
@@ -38,6 +42,42 @@ Gather: TypeAlias = Callable[[Tensor], Tensor]  # from a tensor that may be shar
 def as_is(tensor: Tensor) -> Tensor:
     """The `Gather` of unsharded tensors."""
     return tensor
+
+
+class Best(NamedTuple):
+    """The best validation so far; `since` is the number of validations after it."""
+
+    score: float | None = None
+    step: int = 0
+    since: int = 0
+
+
+@dataclass
+class Progress:
+    """The position of a run, as saved in checkpoints. It is equal on all ranks, except for `lines`.
+
+    validated: the step of the last validation. lines: of metrics.jsonl. rejected: the number of updates that were
+    skipped. losses: the recent losses that detect a spike.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    validated: int = 0
+    best: Best = field(default_factory=Best)
+    scores: dict[str, float] = field(default_factory=dict)
+    lines: int = 0
+    rejected: int = 0
+    losses: list[float] = field(default_factory=list)
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Progress:
+        """The progress in a checkpoint. Other keys are ignored; runs of 0.1 call `rejected` "refused"."""
+        known = {each.name for each in fields(cls)}
+        values = {key: value for key, value in saved.items() if key in known}
+        return cls(**{"rejected": saved.get("refused", 0), **values, "best": Best(*saved["best"])})
 
 
 class Checkpoint(NamedTuple):
@@ -67,7 +107,7 @@ def save(folder: Path, checkpoint: Checkpoint, gather: Gather = as_is) -> Path:
     Raises CheckpointError if the disk refuses; an existing checkpoint of that name stays.
     """
     final = folder / f"step-{checkpoint.progress['step']:08d}"
-    partial, old = _partial(final), _old(final)
+    partial, old = _hidden(final, "partial"), _hidden(final, "old")
     try:
         disk.remove(partial)
         disk.make_folder(partial)
@@ -84,7 +124,7 @@ def save(folder: Path, checkpoint: Checkpoint, gather: Gather = as_is) -> Path:
             disk.rename(final, old)
         disk.rename(partial, final)
         disk.flush_folder(folder)
-        if old == _old(final):
+        if old == _hidden(final, "old"):
             disk.remove(old)
     except OSError as error:
         disk.remove(partial)
@@ -122,10 +162,8 @@ def sweep(folder: Path) -> None:
     """Restore a checkpoint that was being replaced when the process was killed, and remove temporary folders."""
     _restore_replaced(folder)
     temporary = [*folder.glob(f".{NAME}.partial"), *folder.glob(f".{NAME}.old")]
-    if temporary:
-        disk.flush_folder(
-            folder
-        )  # otherwise a power failure could restore them, half removed, as checkpoints
+    if temporary:  # otherwise a power failure could restore them, half removed, as checkpoints
+        disk.flush_folder(folder)
     for path in temporary:
         disk.remove(path)
 
@@ -133,7 +171,7 @@ def sweep(folder: Path) -> None:
 def _mark_for_removal(path: Path) -> None:
     """Rename a checkpoint for `sweep`, so that an interrupted removal leaves no partial checkpoint."""
     with suppress(OSError):
-        disk.rename(path, _partial(path))
+        disk.rename(path, _hidden(path, "partial"))
 
 
 def _restore_replaced(folder: Path) -> None:
@@ -143,12 +181,9 @@ def _restore_replaced(folder: Path) -> None:
             disk.rename(old, final)
 
 
-def _partial(final: Path) -> Path:
-    return final.with_name(f".{final.name}.partial")
-
-
-def _old(final: Path) -> Path:
-    return final.with_name(f".{final.name}.old")
+def _hidden(final: Path, ending: Literal["partial", "old"]) -> Path:
+    """The name of a checkpoint that is incomplete, or that is being replaced or removed."""
+    return final.with_name(f".{final.name}.{ending}")
 
 
 def _unused(path: Path) -> Path:
@@ -174,6 +209,67 @@ def _serialize(tensors: Mapping[str, Tensor], gather: Gather = as_is) -> Iterato
     for name in names:
         if tensors[name].numel():
             yield tensor_bytes(gather(tensors[name]))
+
+
+class Saver:
+    """Writes checkpoints to `folder`, one at a time, in this thread or in the background, and removes old ones.
+
+    A failed background save is raised by the next `check` or `wait`. Only rank 0 writes. Sharded tensors are gathered
+    for it one at a time, so a checkpoint does not depend on the number of ranks.
+    """
+
+    def __init__(self, folder: Path, settings: TrainSettings, ranks: Ranks = SINGLE) -> None:
+        self._folder, self._settings, self._ranks = folder, settings, ranks
+        self._pool = ThreadPoolExecutor(1, "saver") if settings.async_save and ranks.is_first else None
+        self._pending: Future[None] | None = None
+
+    def save(self, state: Checkpoint, best: int) -> None:
+        """Write a checkpoint; `best` is the step of the best validation. Raises CheckpointError.
+
+        All ranks call this, each with its shards of the state.
+        """
+        gatherer = Gatherer(state.weights, state.optimizer)
+        if not self._ranks.is_first:
+            gatherer.finish()
+        self._ranks.first(self._save, state, best, gatherer)
+
+    def _save(self, state: Checkpoint, best: int, gatherer: Gatherer) -> None:
+        try:
+            self.wait()
+            if self._pool is None:
+                self._write(state, best, gatherer.gather)
+            else:
+                self._pending = self._pool.submit(self._write, state.snapshot(gatherer.gather), best)
+        finally:
+            gatherer.finish()
+
+    def check(self) -> None:
+        """Raises CheckpointError if a background save has failed."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when all saves are durable. Raises CheckpointError if one failed."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Wait, and ignore errors: another error is being raised, or `wait` was called."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _write(self, state: Checkpoint, best: int, gather: Gather = as_is) -> None:
+        settings = self._settings
+        save(self._folder, state, gather)
+        prune(
+            self._folder,
+            settings.keep_last,
+            settings.save_every,
+            upto=state.progress["step"],
+            keep_every=settings.keep_every,
+            best=best if settings.keep_best else None,
+        )
 
 
 # --- reading -------------------------------------------------------------------------------------------
@@ -262,35 +358,6 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-class Mean(NamedTuple):
-    """The mean weights of `used` intact checkpoints, and one error message for each damaged one."""
-
-    weights: dict[str, Tensor]
-    used: int
-    rejected: list[str]
-
-
-def mean_weights(paths: list[Path]) -> Mean:
-    """The mean of the weights of several checkpoints, summed in float64 (Vaswani et al. 2017, section 6.1).
-
-    Damaged checkpoints are left out.
-    """
-    total: dict[str, Tensor] = {}
-    dtypes: dict[str, torch.dtype] = {}
-    rejected: list[str] = []
-    for path in paths:
-        try:
-            weights = load(path, optimizer=False).weights
-        except CheckpointError as error:
-            rejected.append(str(error))
-            continue
-        for name, value in weights.items():
-            dtypes[name] = value.dtype
-            total[name] = total[name].add_(value) if name in total else value.double()
-    intact = len(paths) - len(rejected)
-    return Mean({name: (value / intact).to(dtypes[name]) for name, value in total.items()}, intact, rejected)
-
-
 # --- the manifest --------------------------------------------------------------------------------------
 
 
@@ -315,10 +382,10 @@ def _read_manifest(path: Path) -> Mapping[str, str]:
     try:
         text = raw.decode("utf-8")
         digests: dict[str, str] = json.loads(text)["sha256"]
-        foreign = json.loads(text)["format"] != FORMAT or set(digests) != FILES
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{file}: not a checkpoint of trifold (damaged or foreign)") from error
-    if foreign:
+        known = json.loads(text)["format"] == FORMAT and set(digests) == FILES
+    except (ValueError, KeyError, TypeError):
+        known = False
+    if not known:
         raise CheckpointError(f"{file}: not a checkpoint of trifold (damaged, or of another format)")
     if text != _manifest_text(digests):
         raise CheckpointError(f"{file}: damaged (its SHA-256 differs from the one it contains)")

@@ -1,23 +1,32 @@
-"""The device, precision, workers and ranks that a run computes with."""
+"""The machine of a run: device, precision, workers, ranks and versions, and the settings of its process."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import platform
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Literal, NamedTuple
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from trifold.errors import UsageError
+import trifold
+from trifold import fast
+from trifold.errors import SettingsError, UsageError
 from trifold.fast.compiled import loops
 from trifold.fast.int8_training import int8_training_obstacle
 from trifold.recipe import TrainSettings
-from trifold.train.distributed import SINGLE, Ranks
-from trifold.train.weights import check_sharding, master_dtype
+from trifold.train.ranks import SINGLE, Ranks
+
+# Optimizers that update each element independently, so that sharding may split tensors anywhere.
+ELEMENTWISE = ("adam", "adamw")
 
 
 class Machine(NamedTuple):
@@ -66,6 +75,20 @@ def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
     workers = 1 if sharded else choose_workers(settings.worker_count, device, tokens // ranks.world)
     int8 = None if settings.precision != "int8" else not int8_training_obstacle(device)
     return Machine(device, dtype, workers, ranks, sharded, compiles, int8)
+
+
+def check_sharding(settings: TrainSettings) -> None:
+    """Raises SettingsError for settings that are incompatible with sharding."""
+    if settings.optimizer not in ELEMENTWISE:
+        raise SettingsError(
+            f"train.sharding: full is incompatible with train.optimizer: {settings.optimizer}, which needs whole "
+            f"matrices; set train.sharding=none, or train.optimizer to {' or '.join(ELEMENTWISE)}"
+        )
+    if settings.workers not in (None, 1):
+        raise SettingsError(
+            f"train.sharding: full is incompatible with train.workers: {settings.workers}, because workers share "
+            "full weights; set train.workers=1, and start more ranks instead"
+        )
 
 
 def agree_on_options(machine: Machine) -> Machine:
@@ -145,6 +168,11 @@ def _has_fast_bf16(device: torch.device) -> bool:
     return False
 
 
+def master_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of master weights and gradient sums if the model computes in `dtype`."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
 def choose_workers(requested: int | None, device: torch.device, tokens: int) -> int:
     """The number of workers for batches of `tokens` tokens. Raises UsageError if a GPU is to have several."""
     if device.type != "cpu":
@@ -161,6 +189,57 @@ def choose_workers(requested: int | None, device: torch.device, tokens: int) -> 
 
 def _has_mps() -> bool:
     return torch.backends.mps.is_available()
+
+
+# --- what a run depends on besides its recipe ----------------------------------------------------------
+
+
+def environment(machine: Machine) -> dict[str, Any]:
+    """The content of environment.json."""
+    device, ranks = machine.device, machine.ranks
+    return {
+        "trifold": trifold.__version__,
+        "torch": torch.__version__,
+        "numba": _version("numba"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(device) if ranks.world == 1 else device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
+        "precision": machine.arithmetic,
+        "threads": torch.get_num_threads(),
+        "workers": machine.workers,
+        "ranks": ranks.world,
+        "compiled": bool(machine.compiles),
+        "fast": fast.enabled(),
+        "git": _git_revision(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    """The revision of trifold's code, if it runs from a checkout."""
+    try:
+        result = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # a killed process would leave the lock
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
+
+
+# --- settings of the process ---------------------------------------------------------------------------
 
 
 MMAP_THRESHOLD = 48 * 2**20  # bytes

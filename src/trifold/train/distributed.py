@@ -1,9 +1,9 @@
-"""The processes of a distributed run, and how they agree.
+"""The ranks that `torchrun` starts, and how they agree.
 
-A run is one process, or several ranks started by `torchrun`. All ranks take the same steps; only rank 0 writes files
-and prints. Tensors are summed through the process group (gloo on CPU, NCCL on GPU), where all ranks meet. Decisions
-of rank 0 that may take long (a validation, a write to disk) go through the key-value store: the other ranks wait for
-the result without a time limit and forward the signals that they receive.
+All ranks take the same steps; only rank 0 writes files and prints. Tensors are summed through the process group (gloo
+on CPU, NCCL on GPU), where all ranks meet. Decisions of rank 0 that may take long (a validation, a write to disk) go
+through the key-value store: the other ranks wait for the result without a time limit and forward the signals that they
+receive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,6 +24,7 @@ from torch import Tensor, distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
 from trifold.errors import OtherRankError, UsageError
+from trifold.train.ranks import Interrupted, Ranks
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,62 +40,6 @@ MAX_POLLS, MAX_POLLS_AFTER_SIGNAL = 6000, 30
 FINAL_POLLS = 50  # how long a failing rank 0 keeps the store alive for ranks that have not read its error
 
 
-class Interrupted(Exception):
-    """A signal requested the end of the run during work that need not be finished."""
-
-    def __init__(self, signal: int | None = None) -> None:
-        super().__init__(signal)
-        self.signal = signal
-
-
-class Ranks:
-    """A single process; `ProcessGroup` is several. `local_rank` and `local_world` count the ranks of this machine."""
-
-    rank = local_rank = 0
-    world = local_world = 1
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is rank 0, which writes files and prints."""
-        return self.rank == 0
-
-    @property
-    def command(self) -> str:
-        """The command that starts the same number of processes."""
-        return "trifold"
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums of these numbers over all ranks, in float64."""
-        return [float(value) for value in values]
-
-    def all_reduce(self, vector: Tensor) -> None:
-        """Replace a tensor by the sum of the tensors of all ranks, in place."""
-
-    def broadcast(self, vector: Tensor) -> None:
-        """Replace a tensor by that of rank 0, in place."""
-
-    def first(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `work` on rank 0 and return its result, a JSON value, on all ranks.
-
-        An exception is raised on rank 0; the other ranks raise OtherRankError, or Interrupted if rank 0 does.
-        """
-        return work(*args, **kwargs)
-
-    def in_turn(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `work` on rank 0, then on all others. If one fails, all leave, and only that one reports the error."""
-        return work(*args, **kwargs)
-
-    def forward_signals(self, received: Callable[[], int | None]) -> None:
-        """Forward the signal that `received` returns to rank 0 while this rank waits for it."""
-
-    def forwarded_signal(self) -> int | None:
-        """A signal that another rank received while waiting for this one."""
-        return None
-
-
-SINGLE = Ranks()
-
-
 class ProcessGroup(Ranks):
     """The ranks that `torchrun` started, as described by its environment variables."""
 
@@ -102,13 +47,16 @@ class ProcessGroup(Ranks):
         self.rank, self.world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         self.local_rank = int(environment.get("LOCAL_RANK", self.rank))
         self.local_world = int(environment.get("LOCAL_WORLD_SIZE", self.world))
-        self._store, self._calls, self._forwarded, self._last_poll = store, 0, False, 0.0
+        self.store, self._calls, self._forwarded, self._last_poll = store, 0, False, 0.0
         self._received: Callable[[], int | None] = lambda: None
 
     @property
     def command(self) -> str:
         machines = "" if self.local_world == self.world else f"--nnodes {self.world // self.local_world} … "
         return f"torchrun {machines}--nproc-per-node {self.local_world} -m trifold"
+
+    def explain_lost_rank(self) -> AbstractContextManager[None]:
+        return explain_lost_rank()
 
     def sum(self, values: Sequence[float]) -> list[float]:
         sums = torch.tensor([float(value) for value in values], dtype=torch.float64)
@@ -142,14 +90,14 @@ class ProcessGroup(Ranks):
 
     def _publish(self, key: str, message: Mapping[str, Any]) -> None:
         with explain_lost_rank():
-            self._store.set(key, json.dumps(message))
+            self.store.set(key, json.dumps(message))
 
     def _publish_last(self, key: str, message: Mapping[str, Any]) -> None:
         """Publish an error and wait until all ranks have read it, since the store may live in this process."""
         with suppress(OtherRankError):
             self._publish(key, message)
             for _ in range(FINAL_POLLS):
-                if self._store.add("errors read", 0) >= self.world - 1:
+                if self.store.add("errors read", 0) >= self.world - 1:
                     return
                 time.sleep(POLL_INTERVALS[1])
 
@@ -157,20 +105,20 @@ class ProcessGroup(Ranks):
         interval, longest = POLL_INTERVALS
         polls, last_beat = 0, b""
         with explain_lost_rank():
-            while not self._store.check([key]):
+            while not self.store.check([key]):
                 signal = self._received()
                 if signal is not None and not self._forwarded:
-                    self._store.set("signal", str(signal))
+                    self.store.set("signal", str(signal))
                     self._forwarded = True
                 time.sleep(interval)
                 interval = min(1.5 * interval, longest)
-                beat = self._store.get("heartbeat") if self._store.check(["heartbeat"]) else b""
+                beat = self.store.get("heartbeat") if self.store.check(["heartbeat"]) else b""
                 polls, last_beat = (polls + 1, last_beat) if beat == last_beat else (0, beat)
                 if polls > (MAX_POLLS if signal is None else MAX_POLLS_AFTER_SIGNAL):
                     raise OtherRankError("rank 0 is lost")
-            message = json.loads(self._store.get(key))
+            message = json.loads(self.store.get(key))
             if "result" not in message:
-                self._store.add("errors read", 1)
+                self.store.add("errors read", 1)
         if "interrupted" in message:
             raise Interrupted(message["interrupted"])
         if "failed" in message:
@@ -187,7 +135,7 @@ class ProcessGroup(Ranks):
             with suppress(RuntimeError):
                 while not ended.wait(HEARTBEAT_INTERVAL):
                     number += 1
-                    self._store.set("heartbeat", str(number))
+                    self.store.set("heartbeat", str(number))
 
         if self.is_first:
             threading.Thread(target=beat, name="heartbeat", daemon=True).start()
@@ -230,7 +178,7 @@ class ProcessGroup(Ranks):
             return None
         self._last_poll = now
         with explain_lost_rank():
-            return int(self._store.get("signal")) if self._store.check(["signal"]) else None
+            return int(self.store.get("signal")) if self.store.check(["signal"]) else None
 
 
 @contextmanager
@@ -281,17 +229,11 @@ _store: Any = None
 
 
 @contextmanager
-def join_ranks() -> Iterator[Ranks]:
-    """The ranks of this run: those that `torchrun` started, or a single process.
-
-    Raises UsageError if torch.distributed is already in use.
-    """
+def join_group() -> Iterator[Ranks]:
+    """The ranks that `torchrun` started. Raises UsageError if torch.distributed is already in use."""
     global _current, _joins, _store
     if _current is not None:
         yield _current
-        return
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield SINGLE
         return
     if dist.is_initialized():
         raise UsageError(
@@ -302,10 +244,9 @@ def join_ranks() -> Iterator[Ranks]:
         _store, _, _ = next(iter(rendezvous("env://", timeout=TIMEOUT)))
     _joins += 1
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = PrefixStore(_meet(PrefixStore(f"trifold {_joins}", _store), rank, world), _store)
-    group = ProcessGroup(store)
+    group = ProcessGroup(PrefixStore(_meet(PrefixStore(f"trifold {_joins}", _store), rank, world), _store))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.world, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=group.store, rank=rank, world_size=world, timeout=TIMEOUT)
     _current = group
     try:
         with group.heartbeat():

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, nullcontext, suppress
+from dataclasses import asdict
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +20,7 @@ from typing import Any, Literal
 from trifold import fast
 from trifold.recipe import Recipe, load_recipe
 from trifold.train import checkpoint
+from trifold.train.checkpoint import Best, Progress, Saver
 from trifold.train.data import (
     RankBatch,
     TrainingData,
@@ -29,27 +32,26 @@ from trifold.train.data import (
 )
 from trifold.train.device import (
     agree_on_options,
+    environment,
     find_machine,
     keep_freed_memory,
     reduce_interpreter_pauses,
 )
-from trifold.train.distributed import Interrupted, Ranks, explain_lost_rank, join_ranks
 from trifold.train.memory import available_memory, check_fits, estimate_memory
-from trifold.train.monitor import Meter, MetricsLog, Silent, Snapshot, View
-from trifold.train.rejected import append_loss, choose_action, save_batches, spike_threshold
-from trifold.train.resume import (
-    check_same_data,
-    check_same_rows,
-    check_same_run,
-    environment_changes,
+from trifold.train.monitor import Meter, MetricsLog, Outcome, Silent, Snapshot, StoppedBy, View
+from trifold.train.ranks import Interrupted, Ranks, handle_signals, join_ranks
+from trifold.train.rejected import choose_action, save_batches
+from trifold.train.resume import check_same_data, check_same_rows, check_same_run, environment_changes
+from trifold.train.run_folder import (
+    RunFolder,
+    explain_resource_errors,
+    hash_data_files,
     run_identity,
+    write_data_json,
 )
-from trifold.train.run_folder import RunFolder, environment, explain_resource_errors
-from trifold.train.signals import handle_signals
-from trifold.train.state import Best, Outcome, Progress, Saver, StoppedBy
-from trifold.train.trainer import RejectedUpdate, Trainer, Update
+from trifold.train.sharding import gather_on_first
+from trifold.train.trainer import RejectedUpdate, Trainer, Update, append_loss, spike_threshold
 from trifold.train.validate import Validator
-from trifold.train.weights import gather_on_first
 
 
 def train(
@@ -91,6 +93,8 @@ class Run:
         self.folder, self.ranks, self.view = folder, ranks, view
         self.resume, self.data_changed = resume, data_changed
         self.progress = Progress()
+        self.identity: dict[str, Any] = {}  # on rank 0
+        self.changed_files: list[str] = []  # on rank 0
 
     def train(self) -> Outcome:
         """Prepare, train until a limit or a signal, and report how the run ended."""
@@ -100,7 +104,7 @@ class Run:
         with (
             handle_signals(self.ranks) as self.stop,
             explain_resource_errors(self.folder),
-            explain_lost_rank(),
+            self.ranks.explain_lost_rank(),
         ):
             try:
                 self.ranks.first(self._open_folder)
@@ -113,9 +117,8 @@ class Run:
                     return self._train()
             except Interrupted as interrupted:
                 self.stop.adopt(interrupted)
-                steps = max(
-                    map(checkpoint.step_of, checkpoint.list_checkpoints(self.folder.checkpoints)), default=0
-                )
+                saved = checkpoint.list_checkpoints(self.folder.checkpoints)
+                steps = checkpoint.step_of(saved[-1]) if saved else 0
                 self.view.say(
                     f"stopped at step {steps:,}, while preparing; continue with: {self.folder.continue_command}"
                 )
@@ -129,68 +132,45 @@ class Run:
         """Rank 0: create or check the run folder and the recipe of an existing run."""
         for line in self.folder.open(resume=self.resume):
             self.view.say(line)
-        for line in check_same_run(self.recipe, self.folder):
-            self.view.say(line)
-        for line in environment_changes(self.folder, self._environment()):
-            self.view.say(line)
-
-    def _environment(self) -> dict[str, Any]:
-        machine = self.machine
-        return environment(
-            machine.device, machine.arithmetic, machine.workers, self.ranks, compiled=bool(machine.compiles)
-        )
+        self.continues = self.folder.recipe.is_file()
+        if self.continues:
+            changes = check_same_run(self.recipe, self.folder)
+            for line in [*changes, *environment_changes(self.folder, environment(self.machine))]:
+                self.view.say(line)
 
     def _read_data(self) -> None:
         """Write the recipe, read the data, train or load the tokenizer, and compare them with those of the run."""
-        digest = self.ranks.first(self.folder.write_recipe, self.recipe, self._environment())
+        digest = self.ranks.first(lambda: self.folder.write_recipe(self.recipe, environment(self.machine)))
         self.ranks.in_turn(self.folder.check_shared, digest)
         self.data = self.ranks.in_turn(self.stop.call, self._load_data)
-        rows = self.ranks.first(
-            check_same_rows, self.folder, self.data.fingerprint, changed=self.data_changed
-        )
-        self.ranks.in_turn(self.data.check_fingerprint, rows)
+        self.ranks.in_turn(self.data.check_fingerprint, self.ranks.first(self._identify))
 
     def _load_data(self) -> TrainingData:
-        self.changed_files: list[str] = []
         if self.ranks.is_first:
-            self.changed_files = check_same_data(self.folder, self.recipe, changed=self.data_changed)
+            if self.continues:
+                self.changed_files = check_same_data(self.folder, self.recipe, changed=self.data_changed)
+            elif files := hash_data_files(self.recipe):
+                write_data_json(self.folder, files)
         data = load_data(self.recipe, self.folder.tokenizer, self.view)
         if self.settings.check_memory:
-            device, dtype, workers, *_ = self.machine
             length = max(1, int(data.train.lengths.mean()))
-            need = estimate_memory(
-                self.recipe,
-                data.config,
-                length,
-                dtype,
-                workers,
-                on_cpu=device.type == "cpu",
-                ranks=self.ranks,
-            )
-            check_fits(need, self.recipe, available_memory(device, self.ranks))
+            need = estimate_memory(self.recipe, data.config, length, self.machine)
+            check_fits(need, self.recipe, available_memory(self.machine.device, self.ranks))
         return data
 
+    def _identify(self) -> str:
+        """Rank 0: record the identity of the run, and return the fingerprint of its training rows."""
+        rows = self.data.fingerprint
+        if self.continues:
+            check_same_rows(self.folder, rows, changed=self.data_changed)
+        self.identity = run_identity(self.recipe, self.folder, rows)
+        return rows
+
     def _create_model(self, resources: ExitStack) -> None:
-        machine = self.machine
-        self.trainer = Trainer(
-            self.data.new_model(),
-            self.data.objective,
-            self.settings,
-            seed=self.settings.seed,
-            device=machine.device,
-            dtype=machine.dtype,
-            workers=machine.workers,
-            ranks=self.ranks,
-            compiles=bool(machine.compiles),
-            int8=bool(machine.int8),
-        )
+        self.trainer = Trainer(self.data.new_model(), self.data.objective, self.settings, self.machine)
         resources.callback(self.trainer.close)
         self.saver = Saver(self.folder.checkpoints, self.settings, self.ranks)
         resources.callback(self.saver.close)
-        self.identity: dict[str, Any] = {}
-        if self.ranks.is_first:
-            self.validator = Validator(self.data, self.folder, machine.device, self._report_damaged)
-            self.identity = run_identity(self.recipe, self.folder, self.data.fingerprint)
 
     def _restore(self) -> None:
         """Load the newest intact checkpoint, if there is one."""
@@ -241,31 +221,17 @@ class Run:
                 self.log.event(progress.step, "interrupted", signal=self.stop.name)
         if stopped_by == "signal":
             self.view.say(f"stopped at step {progress.step:,}; continue with: {self.folder.continue_command}")
-        return Outcome(
-            self.folder.path,
-            progress.step,
-            progress.seconds,
-            progress.scores,
-            stopped_by,
-            self.stop.exit_code,
-        )
+        ended = stopped_by, self.stop.exit_code
+        return Outcome(self.folder.path, progress.step, progress.seconds, progress.scores, *ended)
 
     def _train_steps(self) -> StoppedBy:
         settings, ranks = self.settings, self.ranks
-        batches = prefetch(
-            iterate_batches(
-                self.data,
-                self.machine.workers,
-                self.progress.epoch,
-                self.progress.batch,
-                rank=ranks.rank,
-                world=ranks.world,
-            ),
-            stop=lambda: (
-                ranks.world == 1 and bool(self.stop)
-            ),  # several ranks leave together, after synchronizing
+        position = self.progress.epoch, self.progress.batch
+        planned = iterate_batches(
+            self.data, self.machine.workers, *position, rank=ranks.rank, world=ranks.world
         )
-        with closing(batches):
+        # Several ranks leave together, after synchronizing.
+        with closing(prefetch(planned, stop=lambda: ranks.world == 1 and bool(self.stop))) as batches:
             stopped_by = self._should_stop()
             if self._validation_is_due(stopped_by):  # a signal interrupted it in the previous session
                 stopped_by = self._validate() or stopped_by
@@ -334,12 +300,7 @@ class Run:
         positions = [[batch.epoch, batch.number] for batch in taken]
         file = save_batches(self.folder.rejected, rejected, batches, positions)
         where = "could not be written" if file is None else f"is in {file}"
-        details = {
-            "what": rejected.kind,
-            "loss": str(rejected.loss),
-            "gradient_norm": str(rejected.norm),
-            "batch": where if file is None else str(file.relative_to(self.folder.path)),
-        }
+        details = rejected.details | {"batch": str(file.relative_to(self.folder.path)) if file else where}
         try:
             action = choose_action(self.settings, rejected, self.progress.rejected)
         except RejectedUpdate:
@@ -367,17 +328,8 @@ class Run:
     def _log(self, update: Update) -> None:
         progress = self.progress
         speed, left = self.meter.read(progress.step, self.settings.minutes)
-        shot = Snapshot(
-            step=progress.step,
-            total=self.settings.steps,
-            epoch=progress.epoch,
-            loss=update.loss,
-            learning_rate=update.rate,
-            tokens_per_second=speed,
-            seconds_left=left,
-            token_name=self.data.objective.token_name,
-        )
-        self.view.step(shot)
+        measured = update.loss, update.rate, speed, left, self.data.objective.token_name
+        self.view.step(Snapshot(progress.step, self.settings.steps, progress.epoch, *measured))
         values = {
             "train/loss": update.loss,
             "train/lr": update.rate,
@@ -415,6 +367,11 @@ class Run:
             self.meter.pause()
         return self._should_stop()
 
+    @cached_property
+    def validator(self) -> Validator:
+        """Rank 0: measures and keeps the best weights; created at the first validation."""
+        return Validator(self.data, self.folder, self.machine.device)
+
     def _evaluate(self, weights: dict[str, Any]) -> tuple[Best, dict[str, float]] | None:
         """Rank 0: the best validation so far and the scores; None if a signal interrupted the validation."""
         self.saver.wait()  # earlier checkpoints may be averaged
@@ -424,19 +381,20 @@ class Run:
             )
         except Interrupted:
             return None
+        if result.damaged:
+            self.view.say(
+                f"warning: {'; '.join(result.damaged)}; the average of the last weights excludes it"
+            )
+            self.log.event(self.progress.step, "averaged without", rejected=result.damaged)
         self.view.validated(result)
         scores = {f"valid/{name}": value for name, value in result.scores.items()}
         self.log(self.progress.step, {"valid/loss": result.loss, **scores})
         return best, result.scores
 
-    def _report_damaged(self, step: int, rejected: list[str]) -> None:
-        self.view.say(f"warning: {'; '.join(rejected)}; the average of the last weights excludes it")
-        self.log.event(step, "averaged without", rejected=rejected)
-
     def _save(self) -> None:
         """Write a checkpoint."""
         self.log.flush()
         self.progress.lines = self.log.lines
-        state = checkpoint.Checkpoint(*self.trainer.state(), self.progress.to_dict() | self.identity)
+        state = checkpoint.Checkpoint(*self.trainer.state(), asdict(self.progress) | self.identity)
         self.saver.save(state, self.progress.best.step)
         self.meter.pause()

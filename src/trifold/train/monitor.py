@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -23,6 +23,8 @@ from trifold.train.run_folder import RunFolder
 MIN_WIDTH = 76  # columns that the progress bar needs
 SHOWN_SAMPLES = 3  # per validation; the run folder has all of them
 SHOWN_LINES = 6  # per sample
+
+StoppedBy = Literal["steps", "minutes", "patience", "signal"]
 
 
 class Snapshot(NamedTuple):
@@ -46,6 +48,23 @@ class Validated(NamedTuple):
     scores: dict[str, float]
     best: bool
     samples: Sequence[tuple[str, str | None, str]]
+    damaged: Sequence[str] = ()  # an error message for each checkpoint that was left out of the average
+
+
+class Outcome(NamedTuple):
+    """How a training ended. `scores` are those of the last validation; `exit_code` is 130 or 143 after a signal."""
+
+    folder: Path
+    steps: int
+    seconds: float
+    scores: dict[str, float]
+    stopped_by: StoppedBy
+    exit_code: int
+
+    @property
+    def finished(self) -> bool:
+        """Whether training ended without a signal."""
+        return self.stopped_by != "signal"
 
 
 # --- views ---------------------------------------------------------------------------------------------

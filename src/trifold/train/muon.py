@@ -13,14 +13,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trifold.recipe import TrainSettings
 from trifold.train.optimizers import Adam, is_hidden_matrix
-from trifold.train.weights import FlatWeights
+
+if TYPE_CHECKING:
+    from trifold.train.trainer import FlatWeights
 
 # train.muon_scale -> the scale of an n × m update
 SCALES: dict[str, Callable[[int, int], float]] = {

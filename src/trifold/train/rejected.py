@@ -1,17 +1,11 @@
-"""Updates that are rejected: a non-finite loss or gradient, or a loss spike.
-
-A spike is a loss above `spike_factor` times the median of the last `spike_window` losses. The decisions depend only on
-the run itself: a resumed run rejects the same updates as an uninterrupted one.
-"""
+"""What follows a rejected update: its batches are saved, and the run stops, skips it, or returns to a checkpoint."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -20,18 +14,6 @@ from torch import Tensor
 from trifold import disk
 from trifold.recipe import TrainSettings
 from trifold.train.trainer import RejectedUpdate
-
-
-def spike_threshold(settings: TrainSettings, losses: Sequence[float]) -> float:
-    """The loss above which an update is rejected; infinity while there are fewer than `spike_window` losses."""
-    if settings.on_spike == "accept" or len(losses) < settings.spike_window:
-        return math.inf
-    return settings.spike_factor * median(losses)
-
-
-def append_loss(settings: TrainSettings, losses: list[float], loss: float) -> list[float]:
-    """The losses that determine the next threshold."""
-    return [] if settings.on_spike == "accept" else [*losses, loss][-settings.spike_window :]
 
 
 def choose_action(
@@ -54,9 +36,8 @@ def choose_action(
         )
     else:
         return "rewind" if action == "rewind" else "skip"
-    error = RejectedUpdate(rejected.kind, rejected.step, rejected.loss, rejected.norm)
-    error.args = (f"{rejected}; {remedy}",)
-    raise error
+    rejected.args = (f"{rejected}; {remedy}",)
+    raise rejected
 
 
 def save_batches(
@@ -72,13 +53,7 @@ def save_batches(
     name = f"step-{rejected.step:08d}"
     found = (item for number, batch in enumerate(batches) for item in find_tensors(batch, str(number)))
     tensors = {path: tensor.detach().cpu().clone().contiguous() for path, tensor in found}
-    description = {
-        "step": rejected.step,
-        "what": rejected.kind,
-        "loss": str(rejected.loss),
-        "gradient_norm": str(rejected.norm),
-        "batches": positions,
-    }
+    description = {"step": rejected.step, **rejected.details, "batches": positions}
     try:
         disk.make_folder(folder)
         disk.replace_bytes(folder / f"{name}.safetensors", save(tensors))

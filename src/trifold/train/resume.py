@@ -13,33 +13,28 @@ A file is hashed again only if its size or time has changed.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from trifold import disk
-from trifold.data import FileDigest, Source, compute_digests, digests_in_caches, expand_path, list_files
+from trifold.data import FileDigest
 from trifold.errors import DataError, SettingsError
-from trifold.hub import resolve
-from trifold.hub.folder import DOWNLOADED
 from trifold.recipe import FINITE_SCHEDULES, Recipe, TrainSettings, load_recipe
-from trifold.train.checkpoint import sha256_of
-from trifold.train.run_folder import IDENTITY, RunFolder, read_object
-
-# Settings that change the length and the output of a run, but not what a step learns.
-FREE: tuple[str, ...] = (
-    *("name", "description", "generate"),
-    *("train.device", "train.log_every", "train.minutes", "train.patience"),
-    *("train.recompute", "train.samples", "train.steps", "train.sharding"),
-    *("train.keep_every", "train.keep_best", "train.async_save", "train.check_memory"),
-    # Reactions to problems, which may have come up since the run began.
-    *("train.on_nonfinite", "train.on_spike", "train.spike_factor", "train.spike_window", "train.skip_limit"),
+from trifold.train.run_folder import (
+    FIRST_FORMAT,
+    FREE,
+    FREE_WITHOUT_AVERAGING,
+    Files,
+    RunFolder,
+    data_digest,
+    free_settings,
+    hash_data_files,
+    is_free,
+    read_data_json,
+    read_object,
+    tokenizer_digests,
+    write_data_json,
 )
-# These are free too, unless earlier checkpoints are averaged.
-FREE_WITHOUT_AVERAGING: tuple[str, ...] = ("train.save_every", "train.keep_last")
 
 
 def check_same_run(recipe: Recipe, folder: RunFolder) -> list[str]:
@@ -48,14 +43,12 @@ def check_same_run(recipe: Recipe, folder: RunFolder) -> list[str]:
     Returns a message for each change that affects the learning rate. Raises SettingsError listing the settings that
     must not change, DataError naming a changed tokenizer file.
     """
-    if not folder.recipe.is_file():
-        return []
     identity = folder.identity()
     written = load_recipe(folder.recipe)
     original = _original_recipe(identity["recipe"], recipe) if "recipe" in identity else written
-    free = _free_settings(recipe)
+    free = free_settings(recipe)
     changes = _differences(original.model_dump(), recipe.model_dump())
-    if rejected := [f"{key} ({value!r:.60})" for key, value in changes if not _is_free(key, free)]:
+    if rejected := [f"{key} ({value!r:.60})" for key, value in changes if not is_free(key, free)]:
         raise SettingsError(
             f"{folder.recipe}: the run began with other values of {', '.join(rejected)}; "
             "resume it with these values, or start another run with --out"
@@ -80,27 +73,10 @@ def check_same_rows(folder: RunFolder, rows: str, *, changed: bool) -> str:
     return rows
 
 
-def run_identity(recipe: Recipe, folder: RunFolder, rows: str) -> dict[str, Any]:
-    """The identity of a run, as recorded in its checkpoints."""
-    return {
-        IDENTITY: {
-            "recipe": _bound_settings(recipe.model_dump(), _free_settings(recipe)),
-            "tokenizer": _tokenizer_digests(folder),
-            "data": data_digest(read_data_json(folder)),
-            "rows": rows,
-        }
-    }
-
-
-def _tokenizer_digests(folder: RunFolder) -> dict[str, str]:
-    files = sorted(path for path in folder.tokenizer.glob("[!.]*") if path.is_file())
-    return {path.name: sha256_of(path) for path in files}
-
-
 def _check_tokenizer(folder: RunFolder, identity: Mapping[str, Any]) -> None:
     """Compare the existing tokenizer files. Missing ones are trained again and compared then."""
     original = identity.get("tokenizer", {})
-    for name, digest in _tokenizer_digests(folder).items():
+    for name, digest in tokenizer_digests(folder).items():
         if original.get(name, digest) != digest:
             raise DataError(
                 f"{folder.tokenizer / name}: damaged or replaced since the run began; restore the original file, or "
@@ -140,23 +116,6 @@ def _schedule_changes(before: TrainSettings, now: TrainSettings) -> Iterator[str
 # --- settings ------------------------------------------------------------------------------------------
 
 
-def _free_settings(recipe: Recipe) -> tuple[str, ...]:
-    return FREE if recipe.train.average > 1 else FREE + FREE_WITHOUT_AVERAGING
-
-
-def _is_free(key: str, free: Sequence[str]) -> bool:
-    return any(key == each or key.startswith(each + ".") for each in free)
-
-
-def _bound_settings(values: Mapping[str, Any], free: Sequence[str], at: str = "") -> dict[str, Any]:
-    """The settings that are not free."""
-    return {
-        key: _bound_settings(value, free, f"{at}{key}.") if isinstance(value, dict) else value
-        for key, value in values.items()
-        if not _is_free(at + key, free)
-    }
-
-
 def _original_recipe(bound: Mapping[str, Any], recipe: Recipe) -> Recipe:
     """The recipe of a checkpoint: free settings are those of `recipe`; settings that it lacks have their defaults."""
     return Recipe.parse(_merge(bound, recipe.model_dump()))
@@ -167,7 +126,7 @@ def _merge(bound: Mapping[str, Any], current: Mapping[str, Any], at: str = "") -
     for key, value in current.items():
         if isinstance(value, dict) and isinstance(bound.get(key), dict):
             merged[key] = _merge(bound[key], value, f"{at}{key}.")
-        elif key not in bound and _is_free(at + key, FREE + FREE_WITHOUT_AVERAGING):
+        elif key not in bound and is_free(at + key, FREE + FREE_WITHOUT_AVERAGING):
             merged[key] = value
     return merged
 
@@ -183,10 +142,6 @@ def _differences(a: Any, b: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 
 # --- data files ----------------------------------------------------------------------------------------
 
-Files: TypeAlias = Mapping[str, Mapping[str, FileDigest]]  # dotted key of the recipe -> file -> digest
-# The first format of data.json had one key for both of these.
-FIRST_FORMAT, DATA_KEYS = "data", ("data.train", "data.valid")
-
 
 def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list[str]:
     """Compare the data files of the recipe with those of data.json, and update data.json.
@@ -194,11 +149,7 @@ def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list
     Returns a message for each file that differs if `changed` allows it; otherwise raises DataError listing them.
     """
     before = read_data_json(folder)
-    known = digests_in_caches(recipe.data.cache) if recipe.data.cache is not None else {}
-    for files in before.values():
-        known |= {(name, each.size, each.mtime_ns): each.sha256 for name, each in files.items()}
-    found = {key: compute_digests(files, known) for key, files in data_files(recipe).items()}
-    now = {key: files for key, files in found.items() if files}
+    now = hash_data_files(recipe, before)
     messages = list(dict.fromkeys(changed_files(before, now)))  # two keys may share a file
     if not before and folder.identity().get("data", data_digest(now)) != data_digest(now):
         messages = [f"{folder.data}: missing or damaged, and the data differs from that of the run"]
@@ -208,43 +159,14 @@ def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list
         )
         raise DataError("\n".join([*messages[:-1], f"{messages[-1]}; {remedy}"]))
     if now != before:
-        content = {key: {name: each._asdict() for name, each in files.items()} for key, files in now.items()}
-        disk.replace_text(folder.data, json.dumps(content, indent=2) + "\n")
+        write_data_json(folder, now)
     return messages
-
-
-def data_digest(files: Files) -> str:
-    """SHA-256 (hexadecimal) of the contents of the files, independent of their names."""
-    content = {key: [each.sha256 for each in group.values()] for key, group in files.items()}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def data_files(recipe: Recipe) -> dict[str, list[str]]:
-    """The files that a run learns from, in reading order, by dotted key."""
-    task: Any = recipe.task
-    tokenizer = recipe.tokenizer.file
-    sources: dict[str, Source] = {"data.train": recipe.data.train, "data.valid": recipe.data.valid}
-    if task.kind == "text-to-text":
-        for name, part in task.parts.items():
-            sources |= {f"task.parts.{name}.train": part.train, f"task.parts.{name}.valid": part.valid}
-    files = {key: list_files(source) for key, source in sources.items()}
-    if task.kind == "distill" and Path(task.teacher).expanduser().is_dir():  # not a hub id
-        files["task.teacher"] = _model_files(resolve(task.teacher))
-    if tokenizer is not None:
-        path = expand_path(tokenizer)
-        files["tokenizer.file"] = _model_files(path) if path.is_dir() else [str(path)]
-    return files
-
-
-def _model_files(folder: Path) -> list[str]:
-    """The files of a model or tokenizer folder that may be read."""
-    return sorted({str(path) for pattern in DOWNLOADED for path in folder.glob(pattern)})
 
 
 def changed_files(before: Files, now: Files) -> Iterator[str]:
     """A message for each file with another content or position. Files may be renamed; keys not in `before` are new."""
     for key, old_files in before.items():
-        keys = DATA_KEYS if key == FIRST_FORMAT else (key,)
+        keys = ("data.train", "data.valid") if key == FIRST_FORMAT else (key,)
         files = {name: each for key in keys for name, each in now.get(key, {}).items()}
         old, new = ([each.sha256 for each in group.values()] for group in (old_files, files))
         if old == new:
@@ -263,16 +185,3 @@ def _has_new_content(name: str, files: Mapping[str, FileDigest], old_files: Mapp
     """Whether the content of a file is new: for its name, or for a new name, among all files."""
     old = [old_files[name]] if name in old_files else old_files.values()
     return files[name].sha256 not in {each.sha256 for each in old}
-
-
-def read_data_json(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:
-    """The content of data.json; empty if it is missing or damaged."""
-    content = read_object(folder.data)
-    if content and all(isinstance(sha256, str) for sha256 in content.values()):
-        return {FIRST_FORMAT: {name: FileDigest(-1, -1, sha256) for name, sha256 in content.items()}}
-    try:
-        return {
-            key: {name: FileDigest(**each) for name, each in files.items()} for key, files in content.items()
-        }
-    except (AttributeError, TypeError):
-        return {}

@@ -1,9 +1,14 @@
 """One update of the weights: forward, backward, clip, optimizer step.
 
+All parameters are views of one vector, in bf16 or fp32, and their gradients are views of another. The optimizer works
+on fp32 master weights in a third vector, so weights are cast once per step and an update is a few passes over one
+vector. In float64, which is for comparisons, all vectors are float64.
+
 On a CPU, a batch is split into micro-batches that worker threads process in parallel, each with a replica of the
 model: operators on small tensors scale poorly with threads. A batch may also be split over ranks. The gradient is the
 same sum: the ranks first add up their token counts, each divides its loss sums by the total, and the gradients are
-summed.
+summed. DistributedDataParallel is not used, because it averages over ranks that may have learned from different numbers
+of tokens, and because its hooks expect one backward pass per process, where several workers run one each.
 """
 
 from __future__ import annotations
@@ -11,24 +16,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from statistics import median
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trifold.errors import TrifoldError
-from trifold.fast.int8_training import count_int8_layers
+from trifold.fast.int8_training import count_int8_layers, enable_int8_training
 from trifold.fast.thread_pool import executor_sharing_cores
 from trifold.nn import Transformer
 from trifold.nn.rng import use_thread_rng
 from trifold.objectives.objective import Batch, Objective
 from trifold.recipe import TrainSettings
-from trifold.train.blocks import under_graphs
-from trifold.train.distributed import SINGLE, Ranks
-from trifold.train.optimizers import MovingAverage, check_state, create_optimizer
-from trifold.train.schedule import learning_rate, peak_rate
-from trifold.train.weights import ShardedWeights, prepare_model
+from trifold.train.blocks import compile_blocks, recompute_blocks, under_graphs
+from trifold.train.device import Machine, master_dtype
+from trifold.train.optimizers import MovingAverage, check_state, create_optimizer, learning_rate, peak_rate
+from trifold.train.ranks import SINGLE, Ranks
 
 
 class Update(NamedTuple):
@@ -41,7 +47,10 @@ class Update(NamedTuple):
 
 
 class RejectedUpdate(TrifoldError):
-    """An update was rejected because of a non-finite loss or gradient, or a loss spike. The weights are unchanged."""
+    """An update was rejected because of a non-finite loss or gradient, or a loss spike. The weights are unchanged.
+
+    The decision depends only on the run itself: a resumed run rejects the same updates as an uninterrupted one.
+    """
 
     def __init__(self, kind: Literal["non-finite", "spike"], step: int, loss: float, norm: float) -> None:
         spike = ", a spike" if kind == "spike" else ""
@@ -49,6 +58,26 @@ class RejectedUpdate(TrifoldError):
             f"step {step}: loss {loss}, gradient norm {norm}{spike}; the weights were not changed"
         )
         self.kind, self.step, self.loss, self.norm = kind, step, loss, norm
+
+    @property
+    def details(self) -> dict[str, str]:
+        """The values to record, as text, because JSON has no NaN and infinity."""
+        return {"what": self.kind, "loss": str(self.loss), "gradient_norm": str(self.norm)}
+
+
+def spike_threshold(settings: TrainSettings, losses: Sequence[float]) -> float:
+    """The loss above which an update is rejected: `spike_factor` times the median of the last `spike_window` losses.
+
+    Infinity while there are fewer.
+    """
+    if settings.on_spike == "accept" or len(losses) < settings.spike_window:
+        return math.inf
+    return settings.spike_factor * median(losses)
+
+
+def append_loss(settings: TrainSettings, losses: list[float], loss: float) -> list[float]:
+    """The losses that determine the next threshold."""
+    return [] if settings.on_spike == "accept" else [*losses, loss][-settings.spike_window :]
 
 
 def check_update(step: int, loss: float, norm: float, max_loss: float = math.inf) -> None:
@@ -70,21 +99,14 @@ class Trainer:
         model: Transformer,
         objective: Objective,
         settings: TrainSettings,
-        *,
-        seed: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        workers: int = 1,
-        ranks: Ranks = SINGLE,
-        compiles: bool = False,
-        int8: bool = False,
+        machine: Machine,
     ) -> None:
-        assert not compiles or workers == 1, (
+        assert not machine.compiles or machine.workers == 1, (
             "the compiled graph of a replica would use the weights of the model"
         )
-        self.weights = prepare_model(model, settings, ranks, device, dtype, compiles=compiles, int8=int8)
-        self.model, self.ranks, self._compiles, self._int8 = model, ranks, compiles, int8
-        self.objective, self.settings, self.seed, self.device = objective, settings, seed, device
+        self.weights = prepare_model(model, settings, machine)
+        self.model, self.objective, self.settings = model, objective, settings
+        self.machine, self.ranks, workers = machine, machine.ranks, machine.workers
         self._replicas = [self.model, *(self.weights.replicate(self.model) for _ in range(workers - 1))]
         self._pool = executor_sharing_cores(workers) if workers > 1 else None
         self.optimizer = create_optimizer(self.weights, settings)
@@ -92,7 +114,7 @@ class Trainer:
         self.peak = settings.learning_rate or peak_rate(model.config.d_model, settings.warmup)
 
     def __str__(self) -> str:
-        int8 = f", {count_int8_layers(self.model)} layers in int8" if self._int8 else ""
+        int8 = f", {count_int8_layers(self.model)} layers in int8" if self.machine.int8 else ""
         return f"{self.model.count_parameters():,} parameters{int8}"
 
     def update(
@@ -117,7 +139,7 @@ class Trainer:
             losses = run(lambda micro: self._backward(batches[micro], step, micro, totals), micro_batches)
             loss += sum(losses) / totals["tokens"]
             self.weights.collect()
-        if isinstance(self.weights, ShardedWeights):  # all ranks must gather the parameters equally often
+        if self.machine.sharded:  # all ranks must gather the parameters equally often
             for micro, batch in enumerate(idle, start=len(batches)):
                 self._backward(batch, step, micro, dict.fromkeys(totals, math.inf))
         (loss,) = self.ranks.sum([loss])
@@ -144,9 +166,9 @@ class Trainer:
     def _backward(self, batch: Batch, step: int, micro: int, totals: dict[str, float]) -> float:
         """Add the gradient of one micro-batch to its replica, and return its summed negative log-likelihood."""
         model = self._replicas[micro % len(self._replicas)]
-        graphs = under_graphs() if self._compiles else nullcontext()
-        with graphs, self._dropout_rng(_dropout_seed(self.seed, step, micro, self.ranks.rank)):
-            terms = self.objective.loss(model, batch.to(self.device))
+        graphs = under_graphs() if self.machine.compiles else nullcontext()
+        with graphs, self._dropout_rng(_dropout_seed(self.settings.seed, step, micro, self.ranks.rank)):
+            terms = self.objective.loss(model, batch.to(self.machine.device))
             parts = [term.weight * term.sum / totals[name] for name, term in terms.items()]
             torch.stack(parts).sum().backward()
         term = terms["tokens"]
@@ -154,14 +176,14 @@ class Trainer:
 
     def _dropout_rng(self, seed: int) -> AbstractContextManager[None]:
         """Seed dropout: a generator of this thread, or the global one for other devices and compiled graphs."""
-        if self.device.type == "cpu" and not self._compiles:
+        if self.machine.device.type == "cpu" and not self.machine.compiles:
             return use_thread_rng(torch.Generator().manual_seed(seed))
         torch.manual_seed(seed)
         return nullcontext()
 
     def broadcast_weights(self) -> None:
         """Give all ranks the weights of rank 0; another processor may initialize them differently."""
-        if not isinstance(self.weights, ShardedWeights):
+        if not self.machine.sharded:
             self.ranks.broadcast(self.weights.master)
             self.weights.publish()
 
@@ -172,9 +194,8 @@ class Trainer:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Master weights, and optimizer state with the moving average, by name: live tensors, possibly sharded."""
-        return self._to_global(self.weights.named(self.weights.master)), self._to_global(
-            self._optimizer_state()
-        )
+        weights = self.weights.named(self.weights.master)
+        return self._to_global(weights), self._to_global(self._optimizer_state())
 
     def _optimizer_state(self) -> dict[str, Tensor]:
         state = self.optimizer.state
@@ -208,3 +229,117 @@ def _dropout_seed(seed: int, step: int, micro: int, rank: int = 0) -> int:
     """63 bits for the dropout of one micro-batch on one rank."""
     drawn = np.random.SeedSequence([seed, step, micro, rank]).generate_state(1, np.uint64)[0]
     return int(drawn >> np.uint64(1))
+
+
+# --- the weights ---------------------------------------------------------------------------------------
+
+CHUNK = 2**20  # elements converted and added at once
+
+
+def prepare_model(model: Transformer, settings: TrainSettings, machine: Machine) -> FlatWeights:
+    """Apply the training options to the model, in the required order, and take over its weights.
+
+    1. int8 layers, the innermost.
+    2. Recomputation wraps the computation of a block, so it must be inside the compiled graph and the sharding.
+    3. Compilation turns each block into a graph; sharding hooks stay outside of it.
+    4. Sharding, or moving to the device, takes over the parameters that the previous steps created.
+    """
+    if machine.int8:
+        enable_int8_training(model)
+    if settings.recompute == "blocks":
+        recompute_blocks(model)
+    if machine.compiles:
+        compile_blocks(model)
+    if machine.sharded:
+        from trifold.train.sharding import ShardedWeights
+
+        return ShardedWeights(model.train(), machine)
+    return FlatWeights(model.to(machine.device).train(), machine.dtype, machine.ranks)
+
+
+class FlatWeights:
+    """Owns the storage of the parameters. `master` and the gradient are (P,) fp32, equal on all ranks."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks = SINGLE) -> None:
+        self._ranks = ranks
+        self.names = [name for name, _ in model.named_parameters()]
+        parameters = list(model.parameters())
+        self._sizes = [parameter.numel() for parameter in parameters]
+        self._shapes = [parameter.shape for parameter in parameters]
+        self.master = torch.cat([p.detach().to(master_dtype(dtype)).flatten() for p in parameters])
+        self.low_precision = dtype is not self.master.dtype
+        self._compute = self.master.to(dtype) if self.low_precision else self.master
+        self._gradients: list[Tensor] = []
+        # Allocated once; allocating a vector of this size per update fragments the memory.
+        self._total, self._has_gradient = torch.zeros_like(self.master), False
+        self._attach(model)
+        cast_buffers(model, dtype)
+
+    def _attach(self, model: nn.Module) -> None:
+        """Make the parameters views of the compute weights and their gradients views of a new vector."""
+        gradient = torch.zeros_like(self._compute)
+        self._gradients.append(gradient)
+        for parameter, values, grad in zip(
+            model.parameters(), self._compute.split(self._sizes), gradient.split(self._sizes), strict=True
+        ):
+            parameter.data = values.view(parameter.shape)
+            parameter.grad = grad.view(parameter.shape)
+
+    def replicate(self, model: Transformer) -> Transformer:
+        """Another model that shares the weights and has its own gradients until `collect`."""
+        shared = {id(parameter): nn.Parameter(parameter.data) for parameter in model.parameters()}
+        replica = deepcopy(model, shared)
+        self._attach(replica)
+        return replica
+
+    def collect(self) -> None:
+        """Add the gradients of the model and its replicas to the fp32 sum, and clear them."""
+        for gradient in self._gradients:
+            if self._has_gradient:
+                for total, chunk in zip(self._total.split(CHUNK), gradient.split(CHUNK), strict=True):
+                    total.add_(chunk)
+            else:
+                self._total.copy_(gradient)
+            self._has_gradient = True
+            gradient.zero_()
+
+    def take_gradient(self) -> Tensor:
+        """The gradient (P,) fp32, summed over all micro-batches since the last call and over all ranks.
+
+        It is valid until the next `collect`.
+        """
+        if not self._has_gradient:
+            assert self._ranks.world > 1, "collect was not called"
+            self._total.zero_()  # this rank had no micro-batch
+        self._has_gradient = False
+        self._ranks.all_reduce(self._total)
+        return self._total
+
+    def norm(self, gradient: Tensor) -> float:
+        """The norm of a gradient from `take_gradient`."""
+        return float(torch.linalg.vector_norm(gradient))
+
+    def publish(self) -> None:
+        """Copy the master weights, rounded once, to the model."""
+        if self.low_precision:
+            self._compute.copy_(self.master)
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a flat (P,) vector in the shapes of the parameters, by name."""
+        parts = flat.split(self._sizes)
+        return {name: p.view(s) for name, p, s in zip(self.names, parts, self._shapes, strict=True)}
+
+    def to_global(self, key: str, part: Tensor) -> Tensor:
+        """The tensor of all ranks from the part of this rank. key: PARAMETER or KIND.PARAMETER."""
+        return part
+
+    def to_local(self, key: str, full: Tensor) -> Tensor:
+        """The part of this rank from a full tensor."""
+        return full
+
+
+def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
+    """Convert floating-point buffers to the type of the computation."""
+    for name, buffer in model.named_buffers():
+        owner, _, last = name.rpartition(".")
+        setattr(model.get_submodule(owner), last, buffer.to(dtype) if buffer.is_floating_point() else buffer)

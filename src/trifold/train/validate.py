@@ -3,56 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from trifold import disk
+from trifold.errors import CheckpointError
 from trifold.hub import save_model
 from trifold.nn import Transformer
 from trifold.objectives.objective import EvalContext, Evaluation
 from trifold.train import checkpoint
+from trifold.train.checkpoint import Best
 from trifold.train.data import TrainingData
 from trifold.train.monitor import Validated
 from trifold.train.run_folder import RunFolder
-from trifold.train.state import Best
 
 
 class Validator:
-    """Owns a second model, in fp32, that receives the (averaged) weights.
+    """Owns a second model, in fp32, that receives the (averaged) weights."""
 
-    on_damaged: called with the step and error messages if damaged checkpoints are left out of an average.
-    """
+    def __init__(self, data: TrainingData, folder: RunFolder, device: torch.device) -> None:
+        self.data, self.folder = data, folder
+        self.model = Transformer(data.config, initialize=False).to(device).eval()
 
-    def __init__(
-        self,
-        data: TrainingData,
-        folder: RunFolder,
-        device: torch.device,
-        on_damaged: Callable[[int, list[str]], None],
-    ) -> None:
-        self.data, self.folder, self.device, self.on_damaged = data, folder, device, on_damaged
-        self.model = Transformer(data.config).to(device).eval()
-
-    def averaged(self, step: int, current: dict[str, Tensor]) -> dict[str, Tensor]:
+    def averaged(self, step: int, current: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
         """The mean of the current weights and those of the previous checkpoints, `train.average` in total.
 
-        Checkpoints of an interruption do not count, so that a resumed run averages what an uninterrupted one does.
+        Also returns the error messages of damaged checkpoints, which are left out. Checkpoints of an interruption do
+        not count, so that a resumed run averages what an uninterrupted one does.
         """
         settings = self.data.recipe.train
         earlier = checkpoint.regular_checkpoints(self.folder.checkpoints, settings.save_every)
         earlier = [path for path in earlier if checkpoint.step_of(path) < step][-(settings.average - 1) :]
         if settings.average == 1 or not earlier:
-            return current
-        mean = checkpoint.mean_weights(earlier)
-        if mean.rejected:
-            self.on_damaged(step, mean.rejected)
-        if not mean.used:
-            return current
-        return {
-            name: torch.lerp(value, current[name].cpu(), 1 / (mean.used + 1))
-            for name, value in mean.weights.items()
+            return current, []
+        mean = mean_weights(earlier)
+        share = 1 / (mean.used + 1)
+        weights = {
+            name: torch.lerp(value, current[name].cpu(), share) for name, value in mean.weights.items()
         }
+        return weights or current, mean.rejected
 
     @torch.no_grad()
     def __call__(
@@ -62,7 +54,7 @@ class Validator:
 
         poll: called now and then; it may raise Interrupted.
         """
-        weights = self.averaged(step, current)
+        weights, damaged = self.averaged(step, current)
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
         recipe = self.data.recipe
@@ -74,7 +66,7 @@ class Validator:
         self._write_samples(step, result)
         best = Best(result.value, step) if is_best else best._replace(since=best.since + 1)
         samples = list(result.samples[: recipe.train.samples])
-        return Validated(step, result.loss, result.scores, is_best, samples), best
+        return Validated(step, result.loss, result.scores, is_best, samples, damaged), best
 
     def save_model(self) -> None:
         """Write the weights, config and tokenizers as a Hugging Face folder."""
@@ -97,3 +89,32 @@ class Validator:
 def _escape(text: str) -> str:
     """The text of a table cell, with escaped line ends and tabs."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+
+
+class Mean(NamedTuple):
+    """The mean weights of `used` intact checkpoints, and one error message for each damaged one."""
+
+    weights: dict[str, Tensor]
+    used: int
+    rejected: list[str]
+
+
+def mean_weights(paths: list[Path]) -> Mean:
+    """The mean of the weights of several checkpoints, summed in float64 (Vaswani et al. 2017, section 6.1).
+
+    Damaged checkpoints are left out.
+    """
+    total: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    rejected: list[str] = []
+    for path in paths:
+        try:
+            weights = checkpoint.load(path, optimizer=False).weights
+        except CheckpointError as error:
+            rejected.append(str(error))
+            continue
+        for name, value in weights.items():
+            dtypes[name] = value.dtype
+            total[name] = total[name].add_(value) if name in total else value.double()
+    intact = len(paths) - len(rejected)
+    return Mean({name: (value / intact).to(dtypes[name]) for name, value in total.items()}, intact, rejected)

@@ -10,7 +10,7 @@ import torch
 from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import TrainSettings
 from trifold.train.optimizers import Optimizer, create_optimizer
-from trifold.train.weights import FlatWeights
+from trifold.train.trainer import FlatWeights
 
 CONFIG = ModelConfig.parse(
     {
@@ -49,11 +49,11 @@ def gradients() -> Callable[..., list[torch.Tensor]]:
     """As many flat gradients as asked for, of sizes that vary over the steps and over the parameters."""
 
     def gradients(weights: FlatWeights, steps: int) -> list[torch.Tensor]:
-        sizes = weights.flat(
-            {
-                name: torch.full(tuple(value.shape), 10.0 ** (number % 4 - 2))
-                for number, (name, value) in enumerate(weights.named(weights.master).items())
-            }
+        sizes = torch.cat(
+            [
+                torch.full((value.numel(),), 10.0 ** (number % 4 - 2), dtype=weights.master.dtype)
+                for number, value in enumerate(weights.named(weights.master).values())
+            ]
         )
         drawn = torch.Generator().manual_seed(5)
         return [

@@ -17,7 +17,7 @@ from trifold.errors import TrifoldError, UsageError
 if TYPE_CHECKING:
     from trifold.look.plots import Figure
     from trifold.recipe import Recipe
-    from trifold.train.state import Outcome
+    from trifold.train.monitor import Outcome
 
 Row = TypeVar("Row")
 

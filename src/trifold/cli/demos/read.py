@@ -33,7 +33,7 @@ from trifold.cli.terminal import print_json, print_note, print_table
 if TYPE_CHECKING:
     from trifold.look.plots import Figure
     from trifold.recipe import Recipe
-    from trifold.train.state import Outcome
+    from trifold.train.monitor import Outcome
 
 FOLDER = Path("runs/demo-read")
 PRETRAINING, FROM_SCRATCH = (

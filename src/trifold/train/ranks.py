@@ -1,19 +1,22 @@
-"""SIGINT and SIGTERM request an orderly end: finish the step, save, and print the command that continues the run.
+"""The ranks of a run, one process or several, and the signals that they receive.
 
-SIGUSR1 requests a checkpoint; the run continues.
+SIGINT and SIGTERM request an orderly end: finish the step, save, and print the command that continues the run.
+SIGUSR1 requests a checkpoint; the run continues. This module contains what a single process needs; `distributed.py`
+has the ranks that `torchrun` starts.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Event, Thread
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
-from trifold.train.distributed import SINGLE, Interrupted, Ranks
+from torch import Tensor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -22,6 +25,81 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAVE_SIGNALS = (signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()
 # A terminal, `timeout`, a service manager and torchrun may each send one request twice: to a process and its group.
 REPEAT_INTERVAL = 1.0  # seconds
+
+
+class Interrupted(Exception):
+    """A signal requested the end of the run during work that need not be finished."""
+
+    def __init__(self, signal: int | None = None) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
+class Ranks:
+    """A single process; `ProcessGroup` is several. `local_rank` and `local_world` count the ranks of this machine."""
+
+    rank = local_rank = 0
+    world = local_world = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes files and prints."""
+        return self.rank == 0
+
+    @property
+    def command(self) -> str:
+        """The command that starts the same number of processes."""
+        return "trifold"
+
+    def explain_lost_rank(self) -> AbstractContextManager[None]:
+        """Within this context, errors that mean that another rank has ended become OtherRankError."""
+        return nullcontext()
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sums of these numbers over all ranks, in float64."""
+        return [float(value) for value in values]
+
+    def all_reduce(self, vector: Tensor) -> None:
+        """Replace a tensor by the sum of the tensors of all ranks, in place."""
+
+    def broadcast(self, vector: Tensor) -> None:
+        """Replace a tensor by that of rank 0, in place."""
+
+    def first(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `work` on rank 0 and return its result, a JSON value, on all ranks.
+
+        An exception is raised on rank 0; the other ranks raise OtherRankError, or Interrupted if rank 0 does.
+        """
+        return work(*args, **kwargs)
+
+    def in_turn(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `work` on rank 0, then on all others. If one fails, all leave, and only that one reports the error."""
+        return work(*args, **kwargs)
+
+    def forward_signals(self, received: Callable[[], int | None]) -> None:
+        """Forward the signal that `received` returns to rank 0 while this rank waits for it."""
+
+    def forwarded_signal(self) -> int | None:
+        """A signal that another rank received while waiting for this one."""
+        return None
+
+
+SINGLE = Ranks()
+
+
+def join_ranks() -> AbstractContextManager[Ranks]:
+    """The ranks of this run: those that `torchrun` started, or a single process.
+
+    Raises UsageError if torch.distributed is already in use.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return nullcontext(SINGLE)
+    from trifold.train.distributed import join_group
+
+    return join_group()
+
+
+# --- signals -------------------------------------------------------------------------------------------
 
 
 class StopRequest:
@@ -89,15 +167,11 @@ class StopRequest:
                     self._agreed = number
         return seconds
 
-    def poll(self) -> bool:
-        """Whether any rank is known to have received a signal, without waiting for the others."""
+    def raise_if_requested(self) -> None:
+        """Raises Interrupted if any rank is known to have received a signal, without waiting for the others."""
         if self._ranks.world > 1 and self._agreed is None:
             self._agreed = self._ranks.forwarded_signal() if self._received is None else self._received
-        return bool(self)
-
-    def raise_if_requested(self) -> None:
-        """Raises Interrupted if any rank is known to have received a signal."""
-        if self.poll():
+        if self:
             raise Interrupted(self.signal)
 
     def call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

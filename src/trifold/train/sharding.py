@@ -1,0 +1,161 @@
+"""Weights and gradients sharded over the ranks: each has a part of every parameter and of its optimizer state.
+
+Full parameters exist only while a block computes (FSDP2: Zhao et al. 2023, after ZeRO: Rajbhandari et al. 2020).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trifold.nn import Transformer
+from trifold.nn.stack import Stack
+from trifold.train.device import Machine, master_dtype
+from trifold.train.ranks import Ranks
+from trifold.train.trainer import FlatWeights, cast_buffers
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+class ShardedWeights(FlatWeights):
+    """Owns the local part of each parameter. `master` and the gradient are flat vectors of these parts."""
+
+    def __init__(self, model: Transformer, machine: Machine) -> None:
+        _shard(model, machine)
+        dtype = machine.dtype
+        self._ranks, self._parameters = machine.ranks, dict(model.named_parameters())
+        self.names = list(self._parameters)
+        parts = [_local(parameter) for parameter in self._parameters.values()]
+        self._sizes, self._shapes = [part.numel() for part in parts], [part.shape for part in parts]
+        self.master = torch.cat([part.detach().to(master_dtype(dtype)).flatten() for part in parts])
+        self.low_precision = dtype is not self.master.dtype
+        cast_buffers(model, dtype)
+
+    def replicate(self, model: Any) -> Any:
+        raise NotImplementedError("sharded weights have no replicas")
+
+    def collect(self) -> None:
+        """Nothing to do: FSDP sums the gradients of each micro-batch over the ranks."""
+
+    def take_gradient(self) -> Tensor:
+        parts = []
+        for parameter, size in zip(self._parameters.values(), self._sizes, strict=True):
+            gradient = parameter.grad
+            parts.append(self.master.new_zeros(size) if gradient is None else _local(gradient).flatten())
+            parameter.grad = None
+        return torch.cat(parts)
+
+    def norm(self, gradient: Tensor) -> float:
+        local = float(torch.linalg.vector_norm(gradient))
+        total: float = self._ranks.sum([local * local])[0] ** 0.5
+        return total
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        for name, part in self.named(self.master).items():
+            _local(self._parameters[name]).copy_(part)
+
+    def to_global(self, key: str, part: Tensor) -> Tensor:
+        """A distributed tensor; its parts are not gathered yet."""
+        from torch.distributed.tensor import DTensor
+
+        like = self._parameter_of(key)
+        if like is None:  # equal on all ranks
+            return part
+        return DTensor.from_local(
+            part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+
+    def to_local(self, key: str, full: Tensor) -> Tensor:
+        from torch.distributed.tensor import distribute_tensor
+
+        like = self._parameter_of(key)
+        if like is None:
+            return full
+        full = full.to(self.master.device)
+        return _local(distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None))
+
+    def _parameter_of(self, key: str) -> Any:
+        return self._parameters.get(key, self._parameters.get(key.partition(".")[2]))
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is distributed over the ranks."""
+    return hasattr(tensor, "full_tensor")
+
+
+class Gatherer:
+    """Gathers the sharded tensors of some groups one at a time, in the same order on all ranks.
+
+    Rank 0 calls `gather` in that order, and `finish` if it stops early. The other ranks call `finish`.
+    """
+
+    def __init__(self, *groups: Mapping[str, Tensor]) -> None:
+        self._remaining: deque[DTensor] = deque()
+        for group in groups:
+            self._remaining += [group[name] for name in sorted(group) if is_sharded(group[name])]  # type: ignore[misc]
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The full tensor."""
+        if not is_sharded(tensor):
+            return tensor
+        head = self._remaining.popleft()
+        assert head is tensor, "tensors must be gathered in the same order on all ranks"
+        return head.full_tensor()
+
+    def finish(self) -> None:
+        """Take part in gathering the remaining tensors."""
+        while self._remaining:
+            self._remaining.popleft().full_tensor()
+
+
+def gather_on_first(named: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """All tensors, full, on rank 0; an empty dictionary on the others."""
+    gatherer = Gatherer(named)
+    if not ranks.is_first:
+        gatherer.finish()
+        return {}
+    return {
+        name: gatherer.gather(named[name]).cpu() if is_sharded(named[name]) else named[name]
+        for name in sorted(named)
+    }
+
+
+def _shard(model: Transformer, machine: Machine) -> None:
+    """Shard each block, and the rest together; gradients are summed in the master type, not averaged."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import (
+        FSDPModule,
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
+
+    # Outputs that are views are safe here, because none is modified in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    wide = master_dtype(machine.dtype)
+    model.to(wide)
+    mesh = init_device_mesh(machine.device.type, (machine.ranks.world,))
+    policy = MixedPrecisionPolicy(param_dtype=machine.dtype, reduce_dtype=wide, cast_forward_inputs=False)
+    blocks: list[nn.Module] = []
+    if not model.config.block_of_layer:  # blocks that serve several layers stay with the model
+        blocks = [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks]
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+        if hasattr(module, "query_stream"):  # the second forward method of two-stream blocks
+            register_fsdp_forward_method(module, "query_stream")
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _local(tensor: Any) -> Tensor:
+    part: Tensor = tensor.detach().to_local()
+    return part
