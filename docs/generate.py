@@ -62,6 +62,7 @@ MEANINGS = {
     "model.bos_id": "taken from the tokenizer in training",
     "model.eos_id": "taken from the tokenizer in training",
     "task.kind": "the objective",
+    "task.best_by": "validation score that selects the best weights, or loss",
     "task.label_smoothing": "probability mass distributed over the whole vocabulary",
     "task.lowercase": "scores ignore case",
     "train.steps": "optimizer steps",

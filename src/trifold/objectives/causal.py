@@ -50,6 +50,7 @@ from trifold.ragged import Chunks, Ragged, positions, split_into_chunks
 from trifold.text import Tokenizer
 from trifold.text.annotation import count_unknown
 from trifold.text.decoding import BYTE_ALPHABET
+from trifold.text.spans import Ids
 
 PROMPT_LENGTH = 16  # tokens of a validation document that a sample continues
 SAMPLE_LENGTH = 128  # new tokens of a sample by default
@@ -65,9 +66,7 @@ class CausalSettings(ObjectiveSettings):
     supports_cache = True
 
     kind: Literal["causal"] = "causal"
-    best_by: Literal["loss", "accuracy"] = Field(
-        "loss", description="validation score that selects the best weights, or loss"
-    )
+    best_by: Literal["loss", "accuracy"] = "loss"
     begin: bool = Field(True, description="prepend <s> to each document, so that its first token is a label")
     end: bool = Field(True, description="append </s> to each document, so that the model learns to stop")
     prompts: tuple[str, ...] = Field(
@@ -173,11 +172,11 @@ class Examples:
     chunks: Chunks
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ids:
         """(N, 1) input tokens, equal to the number of labels."""
         return self.chunks.sizes[:, None]
 
-    def select(self, rows: NDArray[np.int64]) -> Chunks:
+    def select(self, rows: Ids) -> Chunks:
         """The given chunks."""
         return Chunks(self.chunks.starts[rows], self.chunks.sizes[rows])
 
@@ -234,9 +233,7 @@ class Causal(Objective):
             return TokenStream.of(rows, self.width, draw)
         return chunk_corpus(rows.tokens, self.width, rows.cut, draw)
 
-    def batch(
-        self, examples: Any, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given chunks, truncated to `width` tokens if given. Not random."""
         chunks = examples.select(rows)
         sizes = chunks.sizes if width is None else np.minimum(chunks.sizes, width)

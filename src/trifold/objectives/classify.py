@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
@@ -33,11 +32,13 @@ from trifold.objectives.objective import (
     Sample,
     Scores,
     TaskBundle,
-    pack,
+    pack_rows,
+    require_heads,
 )
 from trifold.objectives.pairs import load_pairs, select_readable
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer, report
+from trifold.text.spans import Ids
 
 # --- settings -> rows ------------------------------------------------------------------------------------
 
@@ -51,9 +52,7 @@ class ClassifySettings(ObjectiveSettings):
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="share of the probability that is spread over all labels"
     )
-    best_by: Literal["loss", "accuracy", "macro_f1"] = Field(
-        "accuracy", description="validation score that selects the best weights, or loss"
-    )
+    best_by: Literal["loss", "accuracy", "macro_f1"] = "accuracy"
 
     def build(self, context: BuildContext) -> TaskBundle:
         if context.model.shape == "encoder-decoder":
@@ -113,10 +112,10 @@ class Examples:
     """Texts as tokens, and the numbers of their labels."""
 
     texts: Ragged
-    labels: NDArray[np.int64]
+    labels: Ids
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ids:
         """(N, 1) tokens, including special tokens."""
         return self.texts.lengths[:, None]
 
@@ -153,11 +152,7 @@ class Classify(Objective):
         self.names = config.labels
         self.numbers = {name: number for number, name in enumerate(self.names)}
         self.classifier_input, self.eos_id = config.classifier_input, config.eos_id
-        needed = ("pooler", "sequence") if self.classifier_input == "pooler" else ("sequence",)
-        if missing := set(needed).difference(config.chosen_heads):
-            raise SettingsError(
-                f"model.heads: {', '.join(sorted(missing))} is missing; set model.heads=[{', '.join(needed)}]"
-            )
+        require_heads(config, *["pooler"] * (self.classifier_input == "pooler"), "sequence")
 
     def examples(self, rows: Pairs, draw: int | None = None) -> Examples:
         """Encode texts and number labels. Raises DataError for a label that is not in the training data."""
@@ -173,28 +168,23 @@ class Classify(Objective):
         labels = np.array([self.numbers[label] for label in rows.targets], dtype=np.int64)
         return Examples(Ragged.of([row.ids for row in encoded]), labels)
 
-    def batch(
-        self, examples: Examples, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+    def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given texts, truncated to `width` tokens if given. Not random."""
-        lengths = examples.texts.lengths[rows]
-        lengths = lengths if width is None else np.minimum(lengths, width)
-        ids = examples.texts.joined(rows, lengths)
-        inputs, _ = pack(ids, lengths, self.tokenizer.required("pad"))
-        positions = torch.from_numpy(self._positions(ids, lengths))
-        return Batch(inputs, positions, torch.from_numpy(examples.labels[rows]))
+        inputs, packing = pack_rows(examples.texts, rows, width, self.tokenizer)
+        positions = self._positions(inputs.tokens[0].numpy(), packing.starts.numpy())
+        return Batch(inputs, torch.from_numpy(positions), torch.from_numpy(examples.labels[rows]))
 
-    def _positions(self, ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _positions(self, ids: Ids, starts: Ids) -> Ids:
         """Of each text the token whose state the head reads: its first, its last, or its last </s>."""
-        ends = np.cumsum(lengths)
+        begins, ends = starts[:-1], starts[1:]
         if self.classifier_input == "last":
             return ends - 1
         if self.classifier_input != "eos":
-            return ends - lengths
+            return begins
         found = np.flatnonzero(ids == self.eos_id)
         last = np.searchsorted(found, ends) - 1  # index of the last </s> before the end of each text
         positions = found[np.maximum(last, 0)] if len(found) else np.full(len(ends), -1)
-        if (positions < ends - lengths).any() or (last < 0).any():
+        if (positions < begins).any() or (last < 0).any():
             raise SettingsError(
                 "model.classifier_input: eos, but a text has no </s>, because its tokenizer appends none; "
                 "set model.classifier_input=first or last"
@@ -238,20 +228,18 @@ class Classify(Objective):
         return Scores(scores, [Sample(*each) for each in samples])
 
 
-def confusion_matrix(
-    labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: int
-) -> NDArray[np.int64]:
+def confusion_matrix(labels: Ids, predictions: Ids, classes: int) -> Ids:
     """(C, C) the number of texts with the row's label and the column's prediction."""
     counts = np.bincount(labels * classes + predictions, minlength=classes * classes)
     return counts.reshape(classes, classes)
 
 
-def accuracy(table: NDArray[np.int64]) -> float:
+def accuracy(table: Ids) -> float:
     """Percent of correct predictions."""
     return 100 * float(np.trace(table)) / max(int(table.sum()), 1)
 
 
-def macro_f1(table: NDArray[np.int64]) -> float:
+def macro_f1(table: Ids) -> float:
     """Percent: 2 · correct / (labels + predictions), mean over the classes that occur as label or prediction."""
     both = table.sum(0) + table.sum(1)
     occurs = both > 0

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from trifold.errors import SettingsError
@@ -52,9 +51,7 @@ class DenoisingSettings(DocumentObjectiveSettings):
     written: int = Field(
         100, ge=0, description="validation texts that are generated greedily to measure exact_match"
     )
-    best_by: Literal["loss", "exact_match"] = Field(
-        "loss", description="validation score that selects the best weights, or loss"
-    )
+    best_by: Literal["loss", "exact_match"] = "loss"
 
     def corruption(self, tokenizer: Tokenizer, width: int) -> Corruption:
         """The corruption of texts of at most `width` tokens, with </s>."""
@@ -165,7 +162,7 @@ class Denoise(DocumentObjective):
                 yield f"{single:,} of {len(documents):,} documents are a single sentence: nothing to permute"
 
     def corrupt_rows(
-        self, examples: DocumentChunks, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
+        self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0
     ) -> Examples:
         """Sources and targets of the given examples, each a function of (draw, number of the example)."""
         pairs = []
@@ -175,9 +172,7 @@ class Denoise(DocumentObjective):
             pairs.append(self.corrupt(ids[:room], sentences[:room], example_rng(draw, row)))
         return Examples(*(with_end(self.tokenizer, side) for side in zip(*pairs, strict=True)))
 
-    def batch(
-        self, examples: DocumentChunks, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+    def batch(self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Corrupt the given examples and pack them."""
         return self._translate.batch(
             self.corrupt_rows(examples, rows, width, draw=draw), np.arange(len(rows))

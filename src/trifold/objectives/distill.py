@@ -20,8 +20,6 @@ from functools import partial
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
-from numpy import int64
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -55,6 +53,7 @@ from trifold.objectives.objective import (
 )
 from trifold.settings import Settings
 from trifold.text import read_tokenizer
+from trifold.text.spans import Ids
 
 Result = TypeVar("Result")
 
@@ -211,7 +210,7 @@ class Distill(Objective):
     def examples(self, rows: Any, draw: int | None = None) -> Examples:
         return self.objective.examples(rows, draw)
 
-    def batch(self, examples: Any, rows: NDArray[int64], width: int | None = None, *, draw: int = 0) -> Batch:
+    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         return self.objective.batch(examples, rows, width, draw=draw)
 
     def measure(self, model: Transformer, batch: Any) -> dict[str, Any]:

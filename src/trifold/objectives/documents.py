@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trifold.data import Documents, read_document_splits
 from trifold.errors import DataError, SettingsError
@@ -42,7 +41,7 @@ def require_documents(context: BuildContext) -> None:
     )
 
 
-def describe_long(lengths: NDArray[np.int64], long: Flags, size: int, cut: Cut) -> Iterator[str]:
+def describe_long(lengths: Ids, long: Flags, size: int, cut: Cut) -> Iterator[str]:
     """A line about the documents that are longer than the model reads at once, if there are any."""
     if long.any():
         treatment = {
@@ -68,7 +67,7 @@ class DocumentChunks:
         return len(self.chunks.sizes)
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ids:
         """(N, 1) tokens, including special tokens."""
         return self.chunks.sizes[:, None] + self.n_special
 

@@ -13,7 +13,6 @@ import math
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from trifold.errors import SettingsError
@@ -23,6 +22,7 @@ from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings, Sp
 from trifold.objectives.objective import FILL_MASK, EvalRun, LossTerm, Sample, Scores
 from trifold.text import Tokenizer
 from trifold.text.corruption import MaskedRow
+from trifold.text.spans import Ids
 
 
 class MaskedSettings(MaskingSettings):
@@ -31,9 +31,7 @@ class MaskedSettings(MaskingSettings):
     command = FILL_MASK
 
     kind: Literal["masked"] = "masked"
-    best_by: Literal["loss", "accuracy"] = Field(
-        "loss", description="validation score that selects the best weights, or loss"
-    )
+    best_by: Literal["loss", "accuracy"] = "loss"
     pseudo_perplexity: int = Field(
         0,
         ge=0,
@@ -62,7 +60,7 @@ class MaskedLM(DocumentObjective):
             )
 
     def batch(
-        self, examples: DocumentChunks, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
+        self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0
     ) -> MaskedBatch:
         """Mask tokens of the given examples, as a function of (draw, number of the example), and pack them."""
         return self.masking.pack([self.mask(examples, int(row), width, draw) for row in rows])

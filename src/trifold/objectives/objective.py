@@ -29,8 +29,10 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
 from trifold.nn.losses import linear_cross_entropy, score_targets
 from trifold.nn.packing import Packing
+from trifold.ragged import Ragged
 from trifold.settings import Settings
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
+from trifold.text.spans import Ids
 
 TOKENIZER_FILE, TARGET_TOKENIZER_FILE = "tokenizer.json", "target_tokenizer.json"
 FILL_MASK = 'predict {folder} "a text with a <mask>"'  # command that uses a model
@@ -43,7 +45,7 @@ class Examples(Protocol):
     """Encoded rows."""
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ids:
         """(N, sides) tokens of each example, for one or two sides."""
 
 
@@ -81,13 +83,19 @@ def _move(value: Any, device: torch.device) -> Any:
 
 
 def pack(
-    ids: NDArray[np.integer], lengths: NDArray[np.int64], pad: int, *, always_pad: bool = True
+    ids: NDArray[np.integer], lengths: Ids, pad: int, *, always_pad: bool = True
 ) -> tuple[Inputs, Packing]:
     """Rows of the given lengths as one packed row (1, N); ids: their tokens, concatenated."""
     packing = Packing.of(torch.from_numpy(lengths), always_pad=always_pad)
     tokens = np.full(packing.length, pad, dtype=np.int64)
     tokens[: packing.real] = ids
     return Inputs(torch.from_numpy(tokens)[None], packing=packing), packing
+
+
+def pack_rows(texts: Ragged, rows: Ids, width: int | None, tokenizer: Tokenizer) -> tuple[Inputs, Packing]:
+    """The given rows, truncated to `width` tokens if given, as one packed row."""
+    lengths = texts.lengths[rows] if width is None else np.minimum(texts.lengths[rows], width)
+    return pack(texts.joined(rows, lengths), lengths, tokenizer.required("pad"))
 
 
 @dataclass(frozen=True)
@@ -188,7 +196,7 @@ class EvalRun(NamedTuple):
         return float(100 * self.sums[name] / max(self.sums[count], 1))
 
     @property
-    def sample_rows(self) -> NDArray[np.int64]:
+    def sample_rows(self) -> Ids:
         """The numbers of the examples to show."""
         return np.arange(min(self.context.samples, len(self.examples.lengths)))
 
@@ -258,6 +266,14 @@ class BuildContext:
         """The model's config with the vocabulary size and special ids of its only tokenizer."""
         ids = {f"{role}_id": tokenizer.required(role) for role in ("pad", "bos", "eos")}
         return self.model.model_copy(update={"vocab_size": tokenizer.vocab_size} | ids)
+
+
+def require_heads(config: ModelConfig, *heads: str) -> None:
+    """Raises SettingsError if the model lacks one of the heads."""
+    if missing := set(heads).difference(config.chosen_heads):
+        raise SettingsError(
+            f"model.heads: {', '.join(sorted(missing))} is missing; set model.heads=[{', '.join(heads)}]"
+        )
 
 
 @dataclass(frozen=True)
@@ -355,9 +371,7 @@ class Objective(ABC):
         """Encode rows. `draw` (64 bits of seed and epoch) is given if they are encoded again in each epoch."""
 
     @abstractmethod
-    def batch(
-        self, examples: Any, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Build a batch of the given examples, truncated to `width` tokens if given.
 
         Random choices are a function of `draw` (64 bits of seed and epoch) and the example's number, and do not

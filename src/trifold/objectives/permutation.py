@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -34,6 +33,7 @@ from trifold.objectives.objective import (
     Sample,
     Scores,
     measure_tokens,
+    require_heads,
     token_loss,
 )
 from trifold.text import Tokenizer
@@ -48,9 +48,7 @@ class PermutationSettings(DocumentObjectiveSettings):
     command = FILL_MASK
 
     kind: Literal["permutation"] = "permutation"
-    best_by: Literal["loss", "accuracy"] = Field(
-        "loss", description="validation score that selects the best weights, or loss"
-    )
+    best_by: Literal["loss", "accuracy"] = "loss"
     share: int = Field(
         6, ge=1, description="one in this many tokens is a target, the last of the order (K of the paper)"
     )
@@ -88,15 +86,12 @@ class Permutation(DocumentObjective):
                 "model.query_stream: the model has no query stream; set "
                 "model.query_stream=true model.positions=relative-sinusoidal"
             )
-        if "lm" not in config.chosen_heads:
-            raise SettingsError("model.heads: the model has no language-model head; set model.heads=[lm]")
+        require_heads(config, "lm")
         self.special = SpecialTokens.of(tokenizer)
         self.is_special = special_flags(tokenizer)
         super().__init__(settings, tokenizer, width, self.special.size, cut)
 
-    def batch(
-        self, examples: DocumentChunks, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+    def batch(self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Draw an order for each of the given examples, a function of (draw, number of the example)."""
         texts = [self._with_special(examples, int(row), width) for row in rows]
         orders = [self.order(ids, draw, int(row)) for ids, row in zip(texts, rows, strict=True)]

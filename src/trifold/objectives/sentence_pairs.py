@@ -27,12 +27,17 @@ from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentObjective
 from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings, SpecialTokens
-from trifold.objectives.objective import UNUSED_KEYS, Batch as BaseBatch, EvalRun, LossTerm, Scores
+from trifold.objectives.objective import (
+    UNUSED_KEYS,
+    Batch as BaseBatch,
+    EvalRun,
+    LossTerm,
+    Scores,
+    require_heads,
+)
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
 from trifold.text.spans import Flags, Ids, Rng, example_rng
-
-HEADS = ("lm", "pooler", "next-sentence")
 
 
 class SentencePairSettings(MaskingSettings):
@@ -51,9 +56,7 @@ class SentencePairSettings(MaskingSettings):
         1.0, gt=0, description="weight of the loss of the pairs; that of masked tokens is 1"
     )
     short: float = Field(0.1, ge=0, le=1, description="share of the pairs that get a random, shorter length")
-    best_by: Literal["loss", "accuracy", "pairs_accuracy"] = Field(
-        "loss", description="validation score that selects the best weights, or loss"
-    )
+    best_by: Literal["loss", "accuracy", "pairs_accuracy"] = "loss"
 
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> SentencePairs:
         return SentencePairs(self, tokenizer, config, width)
@@ -132,10 +135,7 @@ class SentencePairs(DocumentObjective):
         self, settings: SentencePairSettings, tokenizer: Tokenizer, config: ModelConfig, width: int
     ) -> None:
         self.masking = Masking(settings, tokenizer, config)
-        if missing := set(HEADS).difference(config.chosen_heads):
-            raise SettingsError(
-                f"model.heads: {', '.join(sorted(missing))} is missing; set model.heads=[{', '.join(HEADS)}]"
-            )
+        require_heads(config, "lm", "pooler", "next-sentence")
         self.special = SpecialTokens.of(tokenizer, pair=True)
         if not len(self.special.before):
             raise SettingsError(
@@ -216,9 +216,7 @@ class SentencePairs(DocumentObjective):
 
     # --- examples -> batch -------------------------------------------------------------------------------
 
-    def batch(
-        self, examples: Pairs, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+    def batch(self, examples: Pairs, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Mask tokens of the given pairs, as a function of (draw, number of the example)."""
         masked, kinds = [], []
         for row in rows.tolist():

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from trifold.data import DataSettings, Pairs, Source, read_pairs
@@ -192,7 +191,7 @@ class Mixture:
     chosen: Ids
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ids:
         """(N, 2) tokens of source and target, including </s>."""
         return self.rows.examples.lengths[self.chosen]
 
@@ -245,9 +244,7 @@ class TextToText(Translate):
             chosen += [np.tile(np.arange(start, stop), repeats), start + np.sort(some)]
         return Mixture(rows, np.concatenate(chosen))
 
-    def batch(
-        self, examples: Any, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given rows, truncated to `width` tokens if given. Not random."""
         return super().batch(examples.rows.examples, examples.chosen[rows], width)
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from sacrebleu.metrics.bleu import BLEU
 from torch import Tensor
@@ -24,7 +23,6 @@ from trifold.data import Pairs
 from trifold.errors import DataError
 from trifold.generate import GenerationConfig, Hypothesis
 from trifold.nn import Inputs, Transformer
-from trifold.nn.packing import Packing
 from trifold.objectives.objective import (
     TARGET_TOKENIZER_FILE,
     Batch as BaseBatch,
@@ -36,7 +34,7 @@ from trifold.objectives.objective import (
     Sample,
     Scores,
     TaskBundle,
-    pack,
+    pack_rows,
     token_loss,
 )
 from trifold.objectives.pairs import load_pairs, select_readable
@@ -45,6 +43,7 @@ from trifold.ragged import Ragged
 from trifold.scores import SCORES, Score
 from trifold.settings import nearest
 from trifold.text import Tokenizer
+from trifold.text.spans import Ids
 
 # --- settings -> rows ------------------------------------------------------------------------------------
 
@@ -57,9 +56,7 @@ class TranslateSettings(ObjectiveSettings):
 
     kind: Literal["translate"] = "translate"
     label_smoothing: float = Field(0.1, ge=0, lt=1)
-    best_by: Literal["bleu", "chrf", "exact_match", "loss"] = Field(
-        "bleu", description="validation score that selects the best weights, or loss"
-    )
+    best_by: Literal["bleu", "chrf", "exact_match", "loss"] = "bleu"
     tokenize: str = Field("13a", description="sacreBLEU's tokenizer; none if the text is tokenized already")
     lowercase: bool = False
 
@@ -112,7 +109,7 @@ class Examples:
     targets: Ragged
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ids:
         """(N, 2) tokens of source and target, including </s>."""
         return np.stack([self.sources.lengths, self.targets.lengths], axis=1)
 
@@ -143,12 +140,10 @@ class Translate(Objective):
         """Encode both sides. With `draw`, merges are dropped at random as the tokenizers specify."""
         return Examples(_encode(self.source, pairs.sources, draw), _encode(self.target, pairs.targets, draw))
 
-    def batch(
-        self, examples: Examples, rows: NDArray[np.int64], width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+    def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given rows, truncated to `width` tokens if given. Not random."""
-        source, _ = _pack(examples.sources, rows, width, self.source)
-        target, packing = _pack(examples.targets, rows, width, self.target)
+        source, _ = pack_rows(examples.sources, rows, width, self.source)
+        target, packing = pack_rows(examples.targets, rows, width, self.target)
         ids, labels = target.tokens[0], torch.full_like(target.tokens[0], -1)
         labels[: packing.real] = ids[: packing.real]
         # Teacher forcing: each position reads the token before its label; a row begins with the start token.
@@ -212,14 +207,6 @@ class Translate(Objective):
         super().save(folder)
         if self.target is not self.source:
             self.target.save(folder, TARGET_TOKENIZER_FILE)
-
-
-def _pack(
-    texts: Ragged, rows: NDArray[np.int64], width: int | None, tokenizer: Tokenizer
-) -> tuple[Inputs, Packing]:
-    """The given rows as one packed row."""
-    lengths = texts.lengths[rows] if width is None else np.minimum(texts.lengths[rows], width)
-    return pack(texts.joined(rows, lengths), lengths, tokenizer.required("pad"))
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], draw: int | None = None) -> Ragged:
