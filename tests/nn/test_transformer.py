@@ -230,3 +230,18 @@ def test_reordered_selected_expanded_and_truncated_caches_go_on_as_if_they_had_r
     cache.expand(2)
     expected = model.decode(Inputs(torch.cat([tokens[::2].repeat_interleave(2, 0), step], 1)), memory)[:, -1]
     close(model.decode(Inputs(step), memory, cache)[:, 0], expected)
+
+
+def test_names_of_the_previous_release_work_with_a_warning() -> None:
+    model = Transformer(
+        ModelConfig(shape="decoder", vocab_size=9, d_model=8, n_heads=2, n_layers=1, d_ff=8, dropout=0.0)
+    )
+    inputs = Inputs(torch.arange(4)[None])
+    with pytest.warns(DeprecationWarning, match="use head_outputs"):
+        old = model.answer(inputs, heads=["lm"])["lm"]
+    assert torch.equal(old, model.head_outputs(inputs)["lm"])
+    with pytest.warns(DeprecationWarning, match="use capacity"):
+        model.new_cache("static", room=5)
+    with pytest.warns(DeprecationWarning, match="use order"):
+        ranked = Inputs(inputs.tokens, ranks=inputs.tokens)
+    assert ranked.order is inputs.tokens and ranked.to(torch.device("cpu")).order is not None

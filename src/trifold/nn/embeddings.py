@@ -7,7 +7,8 @@ Extensions: an embedding of the segment and a norm (Devlin et al. 2019), a narro
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+import warnings
+from dataclasses import InitVar, dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -42,6 +43,12 @@ class Inputs:
     segments: Tensor | None = None
     order: Tensor | None = None
     pixels: Tensor | None = None
+    ranks: InitVar[Tensor | None] = None  # deprecated name of `order`
+
+    def __post_init__(self, ranks: Tensor | None) -> None:
+        if ranks is not None:
+            warnings.warn("ranks is deprecated; use order", DeprecationWarning, stacklevel=3)
+            self.order = ranks
 
     def token_positions(self, start: int = 0) -> Tensor:
         """(B or 1, T) the position of each token; `start` is the length of the cache."""

@@ -10,9 +10,10 @@ Shapes: B batch, T tokens, S source tokens, E model width, V vocabulary.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +50,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, *, initialize: bool = True) -> None:
         super().__init__()
         self.config = config
-        self.family: str | None = (
-            None  # the format of the folder it was loaded from, which is preferred for saving
-        )
+        self.family: str | None = None  # the format of the folder it was loaded from, preferred for saving
         encodes, decodes = config.encoder_layers > 0, config.decoder_layers > 0
         has_tokens = config.patch_size is None
         source = TokenEmbedding(config.vocab_size, config.embedding_width) if has_tokens else None
@@ -158,6 +157,11 @@ class Transformer(nn.Module):
                 outputs[name] = self.heads[name.replace("-", "_")](hidden, inputs, pooled)
         return outputs
 
+    def answer(self, *inputs: Any, **options: Any) -> dict[str, Tensor]:
+        """Deprecated name of `head_outputs`."""
+        warnings.warn("answer is deprecated; use head_outputs", DeprecationWarning, stacklevel=2)
+        return self.head_outputs(*inputs, **options)
+
     @torch.no_grad()
     def hidden_states(self, inputs: Inputs, decoder_inputs: Inputs | None = None) -> dict[str, list[Tensor]]:
         """n_layers + 1 tensors (B, T, E) for "encoder" and "decoder": the embeddings and the output of each layer, the
@@ -184,11 +188,15 @@ class Transformer(nn.Module):
         *,
         capacity: int | None = None,
         rollback: int = 0,
+        room: int | None = None,
     ) -> Cache:
         """An empty cache for this decoder: "growing"; "static" for `capacity` tokens (default: max_positions); or
         "sliding", which keeps the tokens that the windows reach and `rollback` more, for `truncate`.
         """
         assert self.decoder is not None, "this shape has no decoder"
+        if room is not None:
+            warnings.warn("room is deprecated; use capacity", DeprecationWarning, stacklevel=2)
+            capacity = room
         capacity = self.config.max_positions if capacity is None else capacity
         return Cache(KEYS[kind](window, capacity, rollback) for window in self.decoder.windows)
 
