@@ -14,7 +14,7 @@ from trifold.batches import BatchSettings
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.objectives.causal import Causal, CausalSettings, chunk_corpus
-from trifold.objectives.objective import EvalContext
+from trifold.objectives.evaluation import EvalContext
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer, TokenizerSettings, train_tokenizer
 

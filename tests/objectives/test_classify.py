@@ -23,7 +23,7 @@ from trifold.objectives.classify import (
     macro_f1,
     sort_labels,
 )
-from trifold.objectives.objective import EvalContext
+from trifold.objectives.evaluation import EvalContext
 from trifold.text import TokenizerSettings, train_tokenizer
 
 TEXTS = ["good and fine", "bad", "so bad it is good", "fine", "it is bad and it is sad"]

@@ -15,7 +15,7 @@ from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.denoise import Denoise, DenoiseSettings, Noise, SpansSettings
-from trifold.objectives.objective import EvalContext
+from trifold.objectives.evaluation import EvalContext
 from trifold.text import TokenizerSettings, make_tokenizer
 from trifold.text.annotation import annotate, sentinel_ids
 

@@ -15,8 +15,9 @@ from trifold.generate import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.causal import CausalSettings, Examples
 from trifold.objectives.denoise import DenoiseSettings, SpansSettings
+from trifold.objectives.evaluation import EvalContext
 from trifold.objectives.masked import MaskedSettings
-from trifold.objectives.objective import BuildContext, EvalContext
+from trifold.objectives.objective import BuildContext
 from trifold.objectives.permutation import PermutationSettings
 from trifold.objectives.sentence_pairs import Pairs, SentencePairSettings
 from trifold.text import TokenizerSettings, make_tokenizer

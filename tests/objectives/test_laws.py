@@ -14,8 +14,9 @@ from trifold.objectives.causal import CausalSettings
 from trifold.objectives.classify import ClassifySettings
 from trifold.objectives.denoise import DenoiseSettings, SpansSettings
 from trifold.objectives.distill import Distill, DistillSettings
+from trifold.objectives.evaluation import EvalContext
 from trifold.objectives.masked import MaskedSettings
-from trifold.objectives.objective import BuildContext, EvalContext
+from trifold.objectives.objective import BuildContext
 from trifold.objectives.permutation import PermutationSettings
 from trifold.objectives.sentence_pairs import SentencePairSettings
 from trifold.objectives.text_to_text import PartSettings, TextToTextSettings

@@ -12,8 +12,8 @@ from trifold.errors import DataError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
+from trifold.objectives.evaluation import EvalContext
 from trifold.objectives.masked import MaskedLM, MaskedSettings
-from trifold.objectives.objective import EvalContext
 from trifold.objectives.sentence_pairs import SentencePairs, SentencePairSettings
 from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.text.annotation import annotate

@@ -15,7 +15,7 @@ from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
 from trifold.hub import save_model
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.objectives.objective import EvalContext
+from trifold.objectives.evaluation import EvalContext
 from trifold.objectives.permutation import Permutation, PermutationSettings
 from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.text.annotation import annotate

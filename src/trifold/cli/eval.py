@@ -20,7 +20,8 @@ from trifold.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from trifold.data import DataSettings, Pairs
-    from trifold.objectives.objective import EvalContext, Evaluation, ObjectiveSettings
+    from trifold.objectives.evaluation import EvalContext, Evaluation
+    from trifold.objectives.objective import ObjectiveSettings
     from trifold.pipeline import Pipeline
     from trifold.recipe import Recipe
 
@@ -251,7 +252,7 @@ def _loss(request: Request) -> Measure:
     """The loss and the scores of a validation."""
     from trifold.batches import BatchSettings
     from trifold.generate import GenerationConfig
-    from trifold.objectives.objective import EvalContext
+    from trifold.objectives.evaluation import EvalContext
     from trifold.train.monitor import score_text
 
     recipe = request.recipe

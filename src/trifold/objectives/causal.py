@@ -29,16 +29,13 @@ from trifold.errors import DataError, SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, Transformer
 from trifold.objectives.documents import Cut, describe_long, load_documents, require_documents
+from trifold.objectives.evaluation import EvalContext, EvalRun, Sample, Scores
 from trifold.objectives.objective import (
     Batch as BaseBatch,
     BuildContext,
-    EvalContext,
-    EvalRun,
     LossTerm,
     Objective,
     ObjectiveSettings,
-    Sample,
-    Scores,
     TaskBundle,
     measure_tokens,
     pack,

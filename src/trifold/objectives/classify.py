@@ -22,15 +22,13 @@ from torch.nn import functional as F
 from trifold.data import Pairs
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.objective import (
     Batch as BaseBatch,
     BuildContext,
-    EvalRun,
     LossTerm,
     Objective,
     ObjectiveSettings,
-    Sample,
-    Scores,
     TaskBundle,
     pack_rows,
     require_heads,

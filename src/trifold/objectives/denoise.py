@@ -25,7 +25,8 @@ from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
-from trifold.objectives.objective import EvalRun, LossTerm, Sample, Scores
+from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.objective import LossTerm
 from trifold.objectives.translate import Batch, Examples, Translate, with_end
 from trifold.predict.generate_texts import generate_rows
 from trifold.scores import exact_match

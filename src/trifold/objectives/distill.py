@@ -38,17 +38,16 @@ from trifold.nn.distillation import (
 from trifold.nn.hooks import ModuleCall, record_calls
 from trifold.nn.stack import Stack
 from trifold.objectives.causal import CausalSettings
+from trifold.objectives.evaluation import EvalRun, Scores
 from trifold.objectives.masked import MaskedSettings
 from trifold.objectives.objective import (
     TOKENIZER_FILE,
     Batch,
     BuildContext,
-    EvalRun,
     Examples,
     LossTerm,
     Objective,
     ObjectiveSettings,
-    Scores,
     TaskBundle,
 )
 from trifold.settings import Settings

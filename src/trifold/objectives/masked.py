@@ -18,8 +18,9 @@ from pydantic import Field
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective
+from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings, SpecialTokens
-from trifold.objectives.objective import FILL_MASK, EvalRun, LossTerm, Sample, Scores
+from trifold.objectives.objective import FILL_MASK, LossTerm
 from trifold.text import Tokenizer
 from trifold.text.corruption import MaskedRow
 from trifold.text.spans import Ids

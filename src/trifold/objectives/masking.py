@@ -24,7 +24,8 @@ from trifold.nn.heads import SpanBoundary
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import round_up
 from trifold.objectives.documents import DocumentObjectiveSettings
-from trifold.objectives.objective import Batch, LossTerm, Sample, measure_tokens, pack, token_loss
+from trifold.objectives.evaluation import Sample
+from trifold.objectives.objective import Batch, LossTerm, measure_tokens, pack, token_loss
 from trifold.text import Tokenizer
 from trifold.text.annotation import special_flags
 from trifold.text.corruption import (

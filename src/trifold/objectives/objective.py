@@ -7,13 +7,12 @@ number of target tokens of a batch.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,11 +23,11 @@ from trifold.batches import BatchSettings, plan_epoch
 from trifold.batches.plan import Plan
 from trifold.data import DataSettings
 from trifold.errors import SettingsError
-from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
 from trifold.nn.losses import linear_cross_entropy, score_targets
 from trifold.nn.packing import Packing
+from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation, Scores
 from trifold.ragged import Ragged
 from trifold.settings import Settings
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
@@ -72,8 +71,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Self:
         """A copy on another device."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: _move(value, device) for name, value in values.items()})
+        return replace(
+            self, **{field.name: _move(getattr(self, field.name), device) for field in fields(self)}
+        )
 
 
 def _move(value: Any, device: torch.device) -> Any:
@@ -128,81 +128,6 @@ def measure_tokens(model: Transformer, states: Tensor, labels: Tensor, count: in
     assert head is not None
     found = score_targets(head.features(states), head.weight, head.bias, labels)
     return {"nll": float(found.nll), "correct": int(found.correct), "tokens": count}
-
-
-# --- evaluation ------------------------------------------------------------------------------------------
-
-
-class Sample(NamedTuple):
-    """The model's output for one validation row; `reference` is the expected output, if known."""
-
-    source: str
-    reference: str | None
-    ours: str
-
-
-class Scores(NamedTuple):
-    """Scores by name, generated samples, and a signature of each score that states how it is computed."""
-
-    values: dict[str, float]
-    samples: Sequence[Sample] = ()
-    signatures: Sequence[str] = ()
-
-
-class Evaluation(NamedTuple):
-    """Result of a validation: the loss in nats per token, without smoothing, and the Scores.
-
-    value: the score named by `best_by`, or the negative loss; larger is better.
-    """
-
-    loss: float
-    scores: dict[str, float]
-    value: float
-    samples: Sequence[Sample] = ()
-    signatures: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class EvalContext:
-    """Options of a validation.
-
-    batches: the recipe's limits; rows are neither dropped nor truncated. samples: number of texts to generate if the
-    scores do not need all of them. poll: called often; an exception that it raises ends the validation.
-    """
-
-    batches: BatchSettings
-    generation: GenerationConfig
-    samples: int
-    seed: int
-    poll: Callable[[], None]
-
-
-class EvalRun(NamedTuple):
-    """A validation in progress: its arguments, and the sums of `Objective.measure` with the mean "loss"."""
-
-    model: Transformer
-    rows: Any
-    examples: Any
-    context: EvalContext
-    sums: dict[str, Any]
-
-    @property
-    def perplexity(self) -> float:
-        """exp of the loss, finite."""
-        return math.exp(min(self.sums["loss"], 700.0))
-
-    def percent(self, name: str = "correct", count: str = "tokens") -> float:
-        """100 · sum / count."""
-        return float(100 * self.sums[name] / max(self.sums[count], 1))
-
-    @property
-    def sample_rows(self) -> Ids:
-        """The numbers of the examples to show."""
-        return np.arange(min(self.context.samples, len(self.examples.lengths)))
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
 
 
 # --- building --------------------------------------------------------------------------------------------

@@ -24,14 +24,12 @@ from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
+from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.masking import SpecialTokens
 from trifold.objectives.objective import (
     FILL_MASK,
     Batch as BaseBatch,
-    EvalRun,
     LossTerm,
-    Sample,
-    Scores,
     measure_tokens,
     require_heads,
     token_loss,

@@ -26,15 +26,9 @@ from torch.nn import functional as F
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentObjective
+from trifold.objectives.evaluation import EvalRun, Scores
 from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings, SpecialTokens
-from trifold.objectives.objective import (
-    UNUSED_KEYS,
-    Batch as BaseBatch,
-    EvalRun,
-    LossTerm,
-    Scores,
-    require_heads,
-)
+from trifold.objectives.objective import UNUSED_KEYS, Batch as BaseBatch, LossTerm, require_heads
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
 from trifold.text.spans import Flags, Ids, Rng, example_rng

@@ -23,16 +23,14 @@ from trifold.data import Pairs
 from trifold.errors import DataError
 from trifold.generate import GenerationConfig, Hypothesis
 from trifold.nn import Inputs, Transformer
+from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.objective import (
     TARGET_TOKENIZER_FILE,
     Batch as BaseBatch,
     BuildContext,
-    EvalRun,
     LossTerm,
     Objective,
     ObjectiveSettings,
-    Sample,
-    Scores,
     TaskBundle,
     pack_rows,
     token_loss,

@@ -20,14 +20,7 @@ from trifold.batches.plan import Plan
 from trifold.errors import DataError, SettingsError
 from trifold.hub import load_model, resolve
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.objective import (
-    Batch,
-    BuildContext,
-    Examples,
-    Objective,
-    PlannedExamples,
-    TaskBundle,
-)
+from trifold.objectives.objective import Batch, BuildContext, Examples, Objective, PlannedExamples, TaskBundle
 from trifold.recipe import Recipe
 from trifold.train.monitor import View
 

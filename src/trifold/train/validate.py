@@ -13,7 +13,7 @@ from trifold import disk
 from trifold.errors import CheckpointError
 from trifold.hub import save_model
 from trifold.nn import Transformer
-from trifold.objectives.objective import EvalContext, Evaluation
+from trifold.objectives.evaluation import EvalContext, Evaluation
 from trifold.train import checkpoint
 from trifold.train.checkpoint import Best
 from trifold.train.data import TrainingData

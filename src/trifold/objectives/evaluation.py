@@ -1,0 +1,85 @@
+"""Validation of an objective: its options, its state while it runs, and its result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from trifold.batches import BatchSettings
+from trifold.generate import GenerationConfig
+from trifold.nn import Transformer
+from trifold.text.spans import Ids
+
+
+class Sample(NamedTuple):
+    """The model's output for one validation row; `reference` is the expected output, if known."""
+
+    source: str
+    reference: str | None
+    ours: str
+
+
+class Scores(NamedTuple):
+    """Scores by name, generated samples, and a signature of each score that states how it is computed."""
+
+    values: dict[str, float]
+    samples: Sequence[Sample] = ()
+    signatures: Sequence[str] = ()
+
+
+class Evaluation(NamedTuple):
+    """Scores with the loss in nats per token, without smoothing. value: what `best_by` names; larger is better."""
+
+    loss: float
+    scores: dict[str, float]
+    value: float
+    samples: Sequence[Sample] = ()
+    signatures: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class EvalContext:
+    """Options of a validation.
+
+    batches: the recipe's limits; rows are neither dropped nor truncated. samples: number of texts to generate if the
+    scores do not need all of them. poll: called often; an exception that it raises ends the validation.
+    """
+
+    batches: BatchSettings
+    generation: GenerationConfig
+    samples: int
+    seed: int
+    poll: Callable[[], None]
+
+
+class EvalRun(NamedTuple):
+    """A validation in progress: its arguments, and the sums of `Objective.measure` with the mean "loss"."""
+
+    model: Transformer
+    rows: Any
+    examples: Any
+    context: EvalContext
+    sums: dict[str, Any]
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the loss, finite."""
+        return math.exp(min(self.sums["loss"], 700.0))
+
+    def percent(self, name: str = "correct", count: str = "tokens") -> float:
+        """100 · sum / count."""
+        return float(100 * self.sums[name] / max(self.sums[count], 1))
+
+    @property
+    def sample_rows(self) -> Ids:
+        """The numbers of the examples to show."""
+        return np.arange(min(self.context.samples, len(self.examples.lengths)))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
