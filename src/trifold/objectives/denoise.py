@@ -24,7 +24,13 @@ from pydantic import Field, model_validator
 from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
+from trifold.objectives.documents import (
+    Cut,
+    DocumentChunks,
+    DocumentObjective,
+    DocumentObjectiveSettings,
+    SpecialTokens,
+)
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.objective import LossTerm
 from trifold.objectives.translate import Batch, Examples, Translate, with_end
@@ -151,7 +157,8 @@ class Denoise(DocumentObjective):
         self.corrupt = settings.corruption(tokenizer, width)
         if settings.best_by == "exact_match" and not settings.written:
             raise SettingsError("task.best_by: exact_match requires generated texts; set task.written=100")
-        super().__init__(settings, tokenizer, width, 1, cut)  # 1: </s>
+        end = np.array([tokenizer.required("eos")], dtype=np.int64)
+        super().__init__(settings, tokenizer, width, SpecialTokens(after=end), cut)
         self._translate = Translate(settings, tokenizer, tokenizer, start_id=start_id)
 
     def describe(self, documents: AnnotatedTexts) -> Iterator[str]:
@@ -169,7 +176,7 @@ class Denoise(DocumentObjective):
         pairs = []
         for row in rows.tolist():
             ids, _, sentences = examples[row]
-            room = len(ids) if width is None else width - self.n_special
+            room = len(ids) if width is None else width - 1
             pairs.append(self.corrupt(ids[:room], sentences[:room], example_rng(draw, row)))
         return Examples(*(with_end(self.tokenizer, side) for side in zip(*pairs, strict=True)))
 

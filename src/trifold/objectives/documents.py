@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from trifold.data import Documents, read_document_splits
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
 from trifold.nn.config import Shape
+from trifold.objectives.evaluation import Sample
 from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle, plan_all
 from trifold.ragged import Chunks, split_into_chunks
 from trifold.text import Tokenizer
@@ -22,6 +23,7 @@ from trifold.text.annotation import AnnotatedTexts, annotate, count_unknown
 from trifold.text.spans import Flags, Ids, example_rng
 
 Cut = Literal["pieces", "windows", "drop"]
+PLACEHOLDER = "_"  # a target in samples, if the tokenizer has no mask token
 
 
 def load_documents(context: BuildContext) -> tuple[Documents, Documents]:
@@ -82,40 +84,82 @@ class DocumentChunks:
         )
 
 
-def chunk_documents(
-    documents: AnnotatedTexts, room: int, n_special: int, cut: Cut, draw: int | None = None
-) -> DocumentChunks:
-    """Chunks of at most `room` tokens. With `draw` and windows, the first chunk of a longer document has a random size,
-    so that the boundaries change from draw to draw.
-    """
-    first = None
-    if cut == "windows" and draw is not None:
-        first = example_rng(draw, 2**63).integers(1, room + 1, size=len(documents))
-    chunks = split_into_chunks(
-        documents.starts[:-1], documents.lengths, room, first=first, drop=cut == "drop"
-    )
-    return DocumentChunks(documents, chunks, n_special)
+class SpecialTokens(NamedTuple):
+    """Special tokens before, between and after one or two texts."""
+
+    before: Ids = np.zeros(0, np.int64)
+    between: Ids = np.zeros(0, np.int64)
+    after: Ids = np.zeros(0, np.int64)
+    segments: tuple[int, ...] = (0, 0, 0)  # segment of the second text, of `between` and of `after`
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, *, pair: bool = False) -> SpecialTokens:
+        """Those that the tokenizer adds to a text, or to a pair of texts."""
+        row = tokenizer.rows(["a"], ["a"] if pair else None)[0]
+        first, last = ([at for at, text in enumerate(row.texts) if text == which] for which in (0, int(pair)))
+        parts = slice(first[0]), slice(first[-1] + 1, last[0]), slice(last[-1] + 1, None)
+        before, between, after = (np.array(row.ids[part], dtype=np.int64) for part in parts)
+        _, *segments = ((row.types[part] or [0])[-1] for part in parts)
+        return cls(before, between, after, (row.types[last[0]], *segments))
+
+    @property
+    def size(self) -> int:
+        """Number of special tokens."""
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def around(self, ids: Ids) -> Ids:
+        """A text with its special tokens."""
+        return np.concatenate([self.before, ids, self.after])
+
+    def inside(self, length: int) -> slice:
+        """Where the text is in a row of `length` tokens."""
+        return slice(len(self.before), length - len(self.after))
+
+    def sample(self, tokenizer: Tokenizer, *rows: Ids) -> Sample:
+        """Source, reference and output as text; tokens -1 become a placeholder."""
+        texts = []
+        for row in rows:
+            ids = row[self.inside(len(row))]
+            parts = [part[part != -1].tolist() for part in np.split(ids, np.flatnonzero(ids == -1))]
+            texts.append(PLACEHOLDER.join(tokenizer.decode(parts, keep_special=True)))
+        return Sample(*texts)
 
 
 class DocumentObjective(Objective):
     """Base of objectives that corrupt chunks of documents.
 
-    room: tokens of a chunk, without special ones. n_special: special tokens added to each chunk.
+    special: tokens added to each chunk. room: tokens of a chunk without them.
     """
 
     def __init__(
-        self, settings: Any, tokenizer: Tokenizer, width: int, n_special: int, cut: Cut = "pieces"
+        self, settings: Any, tokenizer: Tokenizer, width: int, special: SpecialTokens, cut: Cut = "pieces"
     ) -> None:
-        self.settings, self.tokenizer, self.cut = settings, tokenizer, cut
-        self.n_special, self.room = n_special, width - n_special
+        self.settings, self.tokenizer, self.special, self.cut = settings, tokenizer, special, cut
+        self.room = width - special.size
         if self.room < 1:
             raise SettingsError(
                 f"model.max_positions: {width} tokens leave no room for a text beside special tokens; raise it"
             )
 
     def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Any:
-        """Chunks of the documents."""
-        return chunk_documents(rows, self.room, self.n_special, self.cut, draw)
+        """Chunks of the documents. With `draw` and windows, the first chunk of a longer document has a random size, so
+        that the boundaries change from draw to draw.
+        """
+        first = None
+        if self.cut == "windows" and draw is not None:
+            first = example_rng(draw, 2**63).integers(1, self.room + 1, size=len(rows))
+        drop = self.cut == "drop"
+        chunks = split_into_chunks(rows.starts[:-1], rows.lengths, self.room, first=first, drop=drop)
+        return DocumentChunks(rows, chunks, self.special.size)
+
+    def with_special(self, examples: DocumentChunks, row: int, width: int | None = None) -> tuple[Ids, Flags]:
+        """One example with special tokens, truncated to `width` tokens if given, and flags at first tokens of words."""
+        ids, words, _ = examples[row]
+        room = len(ids) if width is None else max(0, width - self.special.size)
+        whole = self.special.around(ids[:room])
+        starts = np.zeros(len(whole), np.bool_)
+        starts[self.special.inside(len(whole))] = words[:room]
+        return whole, starts
 
     def describe(self, documents: AnnotatedTexts) -> Iterator[str]:
         """Lines about documents that are split or left out."""
@@ -145,7 +189,14 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         config = context.config_for(tokenizer)
         objective = self.create(tokenizer, config, context.width, context.data.cut)
         rows, valid_rows = (self._mark(objective, documents, context) for documents in (train, valid))
-        _require_targets(objective, valid_rows, valid.report.name, context)
+        examples = objective.examples(valid_rows)
+        plan = plan_all(examples, context.batches)
+        if not any(objective.batch(examples, batch).tokens for batch in plan):  # every model would be perfect
+            raise DataError(
+                f"{valid.report.name}: this validation text has no target tokens: documents are too short, have only "
+                "unknown tokens, or are left out by data.cut=drop; name another text with data.valid, or raise "
+                "data.holdout"
+            )
         redraws = self.redraws or context.data.cut == "windows"
         return TaskBundle(objective, config, rows, valid_rows, lambda _epoch: redraws)
 
@@ -168,15 +219,3 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         except DataError as error:
             raise DataError(f"{name}: {error}") from None
         return marked
-
-
-def _require_targets(
-    objective: DocumentObjective, rows: AnnotatedTexts, name: str, context: BuildContext
-) -> None:
-    """Raises DataError if a validation has no target token, so that every model would be perfect."""
-    examples = objective.examples(rows)
-    if not any(objective.batch(examples, batch).tokens for batch in plan_all(examples, context.batches)):
-        raise DataError(
-            f"{name}: this validation text has no target tokens: documents are too short, have only unknown tokens, "
-            "or are left out by data.cut=drop; name another text with data.valid, or raise data.holdout"
-        )

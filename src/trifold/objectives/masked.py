@@ -17,9 +17,9 @@ from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective
+from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, SpecialTokens
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings, SpecialTokens
+from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings
 from trifold.objectives.objective import FILL_MASK, LossTerm
 from trifold.text import Tokenizer
 from trifold.text.corruption import MaskedRow
@@ -52,8 +52,7 @@ class MaskedLM(DocumentObjective):
         self, settings: Any, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut = "pieces"
     ) -> None:
         self.masking = Masking(settings, tokenizer, config)
-        self.special = SpecialTokens.of(tokenizer)
-        super().__init__(settings, tokenizer, width, self.special.size, cut)
+        super().__init__(settings, tokenizer, width, SpecialTokens.of(tokenizer), cut)
         if settings.boundary and not (len(self.special.before) and len(self.special.after)):
             raise SettingsError(
                 "task.boundary: a span at the end of a text has no neighbor, because the tokenizer adds no special "
@@ -68,11 +67,7 @@ class MaskedLM(DocumentObjective):
 
     def mask(self, examples: DocumentChunks, row: int, width: int | None = None, draw: int = 0) -> MaskedRow:
         """One example with special tokens and masks."""
-        ids, words, _ = examples[row]
-        room = len(ids) if width is None else max(0, width - self.n_special)
-        whole = self.special.around(ids[:room])
-        starts = np.zeros(len(whole), np.bool_)
-        starts[self.special.inside(len(whole))] = words[:room]
+        whole, starts = self.with_special(examples, row, width)
         return self.masking.mask(whole, starts, draw, row)
 
     def counts(self, batch: MaskedBatch) -> dict[str, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from trifold.nn.heads import SpanBoundary
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import round_up
 from trifold.objectives.documents import DocumentObjectiveSettings
-from trifold.objectives.evaluation import Sample
 from trifold.objectives.objective import Batch, LossTerm, measure_tokens, pack, token_loss
 from trifold.text import Tokenizer
 from trifold.text.annotation import special_flags
@@ -37,8 +36,6 @@ from trifold.text.corruption import (
     mask_tokens,
 )
 from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, example_rng, expand_spans, geometric
-
-PLACEHOLDER = "_"  # a target in samples, if the tokenizer has no mask token
 
 
 class MaskingSettings(DocumentObjectiveSettings):
@@ -62,47 +59,6 @@ class MaskingSettings(DocumentObjectiveSettings):
         description="weight of the span-boundary objective, which predicts a masked token from the states at both "
         "ends of its span; requires the head boundary",
     )
-
-
-class SpecialTokens(NamedTuple):
-    """Special tokens before, between and after one or two texts."""
-
-    before: Ids
-    between: Ids
-    after: Ids
-    segments: tuple[int, ...]  # segment of the second text, of `between` and of `after`
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, *, pair: bool = False) -> SpecialTokens:
-        """Those that the tokenizer adds to a text, or to a pair of texts."""
-        row = tokenizer.rows(["a"], ["a"] if pair else None)[0]
-        first, last = ([at for at, text in enumerate(row.texts) if text == which] for which in (0, int(pair)))
-        parts = slice(first[0]), slice(first[-1] + 1, last[0]), slice(last[-1] + 1, None)
-        before, between, after = (np.array(row.ids[part], dtype=np.int64) for part in parts)
-        _, *segments = ((row.types[part] or [0])[-1] for part in parts)
-        return cls(before, between, after, (row.types[last[0]], *segments))
-
-    @property
-    def size(self) -> int:
-        """Number of special tokens."""
-        return len(self.before) + len(self.between) + len(self.after)
-
-    def around(self, ids: Ids) -> Ids:
-        """A text with its special tokens."""
-        return np.concatenate([self.before, ids, self.after])
-
-    def inside(self, length: int) -> slice:
-        """Where the text is in a row of `length` tokens."""
-        return slice(len(self.before), length - len(self.after))
-
-    def sample(self, tokenizer: Tokenizer, *rows: Ids) -> Sample:
-        """Source, reference and output as text; tokens -1 become a placeholder."""
-        texts = []
-        for row in rows:
-            ids = row[self.inside(len(row))]
-            parts = [part[part != -1].tolist() for part in np.split(ids, np.flatnonzero(ids == -1))]
-            texts.append(PLACEHOLDER.join(tokenizer.decode(parts, keep_special=True)))
-        return Sample(*texts)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,14 @@ from torch.nn.utils.rnn import pad_sequence
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
-from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
+from trifold.objectives.documents import (
+    Cut,
+    DocumentChunks,
+    DocumentObjective,
+    DocumentObjectiveSettings,
+    SpecialTokens,
+)
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.masking import SpecialTokens
 from trifold.objectives.objective import (
     FILL_MASK,
     Batch as BaseBatch,
@@ -85,13 +90,12 @@ class Permutation(DocumentObjective):
                 "model.query_stream=true model.positions=relative-sinusoidal"
             )
         require_heads(config, "lm")
-        self.special = SpecialTokens.of(tokenizer)
         self.is_special = special_flags(tokenizer)
-        super().__init__(settings, tokenizer, width, self.special.size, cut)
+        super().__init__(settings, tokenizer, width, SpecialTokens.of(tokenizer), cut)
 
     def batch(self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Draw an order for each of the given examples, a function of (draw, number of the example)."""
-        texts = [self._with_special(examples, int(row), width) for row in rows]
+        texts = [self.with_special(examples, int(row), width)[0] for row in rows]
         orders = [self.order(ids, draw, int(row)) for ids, row in zip(texts, rows, strict=True)]
         positions = [np.flatnonzero(order) for order in orders]
         labels = [ids[at] for ids, at in zip(texts, positions, strict=True)]
@@ -106,10 +110,6 @@ class Permutation(DocumentObjective):
         choose = PREDICTION_CHOICES[settings.ask]
         places = choose(~self.is_special[ids], settings.share, settings.longest, rng)
         return draw_ranks(places, len(ids), rng)
-
-    def _with_special(self, examples: DocumentChunks, row: int, width: int | None = None) -> Ids:
-        ids, _, _ = examples[row]
-        return self.special.around(ids[: len(ids) if width is None else max(0, width - self.n_special)])
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class Permutation(DocumentObjective):
         predictions = head(run.model.query_stream(batch.inputs, batch.positions)).argmax(-1).cpu().numpy()
         mask, samples = self.tokenizer.mask_id, []
         for row, predicted in enumerate(predictions):
-            ids = self._with_special(run.examples, row)
+            ids, _ = self.with_special(run.examples, row)
             places = np.flatnonzero(self.order(ids, 0, row))
             source, ours = ids.copy(), ids.copy()
             source[places] = -1 if mask is None else mask

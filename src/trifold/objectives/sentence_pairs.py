@@ -25,9 +25,9 @@ from torch.nn import functional as F
 
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.documents import Cut, DocumentObjective
+from trifold.objectives.documents import Cut, DocumentObjective, SpecialTokens
 from trifold.objectives.evaluation import EvalRun, Scores
-from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings, SpecialTokens
+from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings
 from trifold.objectives.objective import UNUSED_KEYS, Batch as BaseBatch, LossTerm, require_heads
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
@@ -130,13 +130,13 @@ class SentencePairs(DocumentObjective):
     ) -> None:
         self.masking = Masking(settings, tokenizer, config)
         require_heads(config, "lm", "pooler", "next-sentence")
-        self.special = SpecialTokens.of(tokenizer, pair=True)
-        if not len(self.special.before):
+        special = SpecialTokens.of(tokenizer, pair=True)
+        if not len(special.before):
             raise SettingsError(
                 "tokenizer.special: the pooler reads the first token, and the tokenizer adds none before a text; "
                 "set tokenizer.special=[cls, sep, mask]"
             )
-        super().__init__(settings, tokenizer, width, self.special.size)
+        super().__init__(settings, tokenizer, width, special)
         if self.room < 2:
             raise SettingsError(f"model.max_positions: {width} tokens leave no room for two texts; raise it")
 
@@ -167,7 +167,7 @@ class SentencePairs(DocumentObjective):
         negative = rng.random(len(document)) < 0.5
         other = np.where(negative, _draw_others(document, rng), own) if follows else own
         unused = _count_unused(rows, document, whole, bounds)
-        return Pairs(rows, document, bounds, negative, other, self.room, self.n_special, unused)
+        return Pairs(rows, document, bounds, negative, other, self.room, self.special.size, unused)
 
     def _cut_document(self, rows: AnnotatedTexts, number: int, draw: int) -> list[tuple[int, int, int]]:
         """Start, middle and end of the pairs of one document, of any length."""
