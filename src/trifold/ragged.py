@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -57,8 +58,7 @@ def positions(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[
     return firsts + np.arange(len(firsts))
 
 
-@dataclass(frozen=True)
-class Chunks:
+class Chunks(NamedTuple):
     """Chunk n is the `sizes[n]` tokens from position `starts[n]` of the ids."""
 
     starts: NDArray[np.int64]

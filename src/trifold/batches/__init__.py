@@ -1,12 +1,11 @@
 """Lengths of rows to a seekable plan of batches, and batches to ranks."""
 
-from trifold.batches.blocks import Blocks, Chunks, ShuffledRows
+from trifold.batches.blocks import Blocks, ShuffledRows
 from trifold.batches.plan import BatchSettings, Share, deal, overlong, padding_share, plan_epoch, split_batch
 
 __all__ = [
     "BatchSettings",
     "Blocks",
-    "Chunks",
     "Share",
     "ShuffledRows",
     "deal",

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trifold.batches.plan import random_bits
+from trifold.ragged import Chunks
 
 Integers = NDArray[np.int64]
 
@@ -27,14 +28,6 @@ class Offsets(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, key: Any, /) -> Any: ...
-
-
-class Chunks(NamedTuple):
-    """Chunk i: `lengths[i]` tokens of document `documents[i]`, from token `starts[i]` of the corpus."""
-
-    documents: Integers
-    starts: Integers
-    lengths: Integers
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,7 @@ class Blocks:
         return np.broadcast_to(np.int64(self.width), (len(self), 1))
 
     def chunks(self, rows: Integers) -> Chunks:
-        """The chunks of the given rows, in order."""
+        """The chunks of documents in the given rows, in order."""
         begins = np.maximum(rows * self.width - self.shift, 0)
         ends = np.minimum((rows + 1) * self.width - self.shift, self.tokens)
         first, last = self._find_document(begins), self._find_document(ends - 1)
@@ -83,7 +76,7 @@ class Blocks:
         lengths = np.minimum(np.repeat(ends, counts), self._begin(documents + 1)) - begins
         non_empty = lengths > 0  # a document of skipped tokens alone has no chunk
         starts = begins + self.skip_last * documents
-        return Chunks(documents[non_empty], starts[non_empty], lengths[non_empty])
+        return Chunks(starts[non_empty], lengths[non_empty])
 
     def _begin(self, documents: Integers) -> Integers:
         """Where documents begin, counting only tokens that are in rows."""

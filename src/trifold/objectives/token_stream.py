@@ -43,8 +43,7 @@ class TokenStream:
 
     def select(self, rows: NDArray[np.int64]) -> Chunks:
         """The chunks of documents in the given rows."""
-        _, starts, sizes = self.blocks.chunks(rows)
-        return Chunks(starts, sizes)
+        return self.blocks.chunks(rows)
 
     def plan(self, settings: BatchSettings, *, seed: int, epoch: int) -> Plan:
         """Batches of as many rows as fit, in an order drawn from seed and epoch."""
