@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from trifold.data.files import FORMATS, find_files, is_dataset
 from trifold.data.lines import WHOLE_FILE, FileRange, display_name, inner_suffix, iter_lines, read_text
@@ -26,6 +26,7 @@ from trifold.data.pairs import (
 )
 from trifold.data.settings import DataSettings
 from trifold.data.tables import NumberedRow, iter_parquet, read_objects
+from trifold.deprecated import renamed
 from trifold.errors import DataError, SettingsError
 
 
@@ -53,6 +54,11 @@ class DocumentReport(ReadReport):
     documents: int = 0
     characters: int = 0  # of the documents that are kept
     skipped_files: Counter[str] = field(default_factory=Counter)  # other files in folders, by suffix
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            return renamed(self, "DocumentReport", name)
 
     @property
     def kept(self) -> int:

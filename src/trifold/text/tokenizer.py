@@ -9,11 +9,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tokenizers import AddedToken, Regex, Tokenizer as Library, decoders, models, pre_tokenizers, processors
 
 from trifold import disk
+from trifold.deprecated import renamed
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
@@ -73,6 +74,11 @@ class Tokenizer:
         self._cleans_up = cleans_up and not isinstance(library.model, models.BPE)
         ids = [self._id(role) for role in _ROLES]
         self.pad_id, self.bos_id, self.eos_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            return renamed(self, "Tokenizer", name)
 
     # --- properties ------------------------------------------------------------------------------------
 

@@ -1,0 +1,64 @@
+"""Names of version 0.1 that work for one more release, with a DeprecationWarning."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MODULES = {
+    "trifold.data.pictures": "trifold.data.images",
+    "trifold.data.readers": "trifold.data.pairs",
+    "trifold.tasks": "trifold.objectives",
+    "trifold.text.marks": "trifold.text.annotation",
+    "trifold.text.streaming": "trifold.text.decoding",
+}
+
+# Other names by the module or class that they were in.
+NAMES = {
+    "trifold.data.pictures.MOST_PIXELS": "MAX_PIXELS",
+    "trifold.data.pictures.PictureSettings": "ImageSettings",
+    "trifold.data.pictures.read_picture": "read_image",
+    "trifold.tasks.Term": "LossTerm",
+    "trifold.text.marks.Marked": "AnnotatedTexts",
+    "trifold.text.marks.mark": "annotate",
+    "trifold.text.marks.sentence_starts": "find_sentence_starts",
+    "trifold.text.marks.unknown": "count_unknown",
+    "DocumentReport.passed_over": "skipped_files",
+    "Tokenizer.knows_places": "has_offsets",
+    "Tokenizer.reading": "encoding_digest",
+    "Tokenizer.tells_segments": "has_token_types",
+}
+
+
+def find_spec(name: str) -> ModuleSpec | None:
+    """What `import` needs to load a module under its old name; None for other names."""
+    return ModuleSpec(name, _Loader()) if name in MODULES else None  # type: ignore[arg-type]
+
+
+class _Loader:
+    """Makes a module that finds its names in the new module."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leaves it to Python."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        old = module.__name__
+        new = importlib.import_module(MODULES[old])
+        module.__getattr__ = lambda name: renamed(new, old, name)  # type: ignore[method-assign]
+
+
+def renamed(owner: Any, old_owner: str, name: str) -> Any:
+    """The attribute of a module or object that was `old_owner.name`. Called by `__getattr__`.
+
+    Raises AttributeError if there was none.
+    """
+    old = f"{old_owner}.{name}"
+    new = NAMES.get(old, name if old_owner in MODULES and not name.startswith("_") else None)
+    if new is None or not hasattr(owner, new):
+        raise AttributeError(f"{old_owner!r} has no attribute {name!r}")
+    place = MODULES.get(old_owner, old_owner)
+    warnings.warn(f"{old} is deprecated; use {place}.{new}", DeprecationWarning, stacklevel=3)
+    return getattr(owner, new)
