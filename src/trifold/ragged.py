@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Ragged:
 
     def padded(self, rows: NDArray[np.int64], width: int, pad: int) -> Tensor:
         """The given rows, truncated or padded to `width`: (len(rows), width) int64."""
+        import torch  # only here, so that text and data load without it
+
         lengths = np.minimum(self.lengths[rows], width)
         columns = np.arange(width)
         real = columns < lengths[:, None]

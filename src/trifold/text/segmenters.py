@@ -6,7 +6,7 @@ They segment text here; the library only maps pieces to ids. Such a tokenizer is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from trifold.jsonfiles import read_bytes
 from trifold.text.chat import read_templates
 from trifold.text.classes import FAIRSEQ, T5, template
 from trifold.text.special_tokens import Names, add_tokens, names_of
-from trifold.text.tokenizer import Tokenizer
+from trifold.text.tokenizer import Segment, Tokenizer
 from trifold.text.vocabulary import (
     MAX_MODEL,
     SETTINGS,
@@ -29,8 +29,6 @@ from trifold.text.vocabulary import (
     read_lines,
     read_sentencepiece,
 )
-
-Segment = Callable[[str], list[str]]  # text -> pieces
 
 _WORD = re.compile(r"\S+\n?")
 _FILES = ("source.spm", "target.spm", "vocab.json", "target_vocab.json", "vocab.txt", "bpe.codes", *SETTINGS)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from tokenizers import AddedToken, Regex, Tokenizer as Library, decoders, models, pre_tokenizers, processors
 
@@ -23,6 +23,8 @@ from trifold.text.encoded import Cut, Encoded, add_special_tokens, split_encodin
 from trifold.text.special_tokens import read_names, read_settings
 from trifold.text.validation import is_panic, read_library
 from trifold.text.vocabulary import SPACE
+
+Segment: TypeAlias = Callable[[str], list[str]]  # text -> pieces
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL = [PAD, BOS, EOS, UNK]  # ids 0, 1, 2, 3 of a tokenizer that is trained here
@@ -54,7 +56,7 @@ class Tokenizer:
         names: dict[str, str] | None = None,
         complete: bool = True,
         settings: Mapping[str, Any] | None = None,
-        segment: Callable[[str], list[str]] | None = None,
+        segment: Segment | None = None,
         files: Mapping[str, bytes] | None = None,
         templates: Mapping[str, str] | None = None,
     ) -> None:
@@ -128,11 +130,8 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], *, special_in_text: bool = False) -> list[list[int]]:
         """Token ids of every text, without special tokens around it and without truncation."""
-        return [
-            encoding.ids
-            for batch in _batches(texts)
-            for encoding in self._encode(batch, special_in_text, fast=True)
-        ]
+        batches = (self._encode(batch, special_in_text, fast=True) for batch in _batches(texts))
+        return [encoding.ids for batch in batches for encoding in batch]
 
     def encodings(self, texts: Sequence[str]) -> Iterator[Any]:
         """The library's encodings (`ids`, `word_ids`, `offsets`, …), without special tokens around the text."""
@@ -173,9 +172,8 @@ class Tokenizer:
         """
         first, second = (self._encode([one], False)[0] for one in (text, other))
         size = max_length - self.library.num_special_tokens_to_add(True) - len(first)
-        return [
-            add_special_tokens(self.library, first, part, 0) for part in split_encoding(second, size, stride)
-        ]
+        parts = split_encoding(second, size, stride)
+        return [add_special_tokens(self.library, first, part, 0) for part in parts]
 
     def sample(
         self, texts: Sequence[str], seed: int, indices: Sequence[int] | None = None
@@ -196,39 +194,32 @@ class Tokenizer:
     def _encode(self, texts: Sequence[str], special_in_text: bool, *, fast: bool = False) -> list[Any]:
         """The library's encodings, without offsets if `fast`."""
         if special_in_text:
-            return self._run(self._with_special, self._segment_around_special(texts), fast)
+            return self._run(self._with_special, texts, self._segment_around_special, fast)
         library = self.library if fast else self._without_template
-        found = self._run(library, self._segment_all(texts), fast)
+        found = self._run(library, texts, self._segment, fast)
         spelled = [at for at, one in enumerate(found) if not self._forbidden_ids.isdisjoint(one.ids)]
         if spelled:
-            again = self._run(self._guarded, self._segment_all([texts[at] for at in spelled]), fast)
+            again = self._run(self._guarded, [texts[at] for at in spelled], self._segment, fast)
             for at, one in zip(spelled, again, strict=True):
                 found[at] = one
         return found
 
-    def _run(self, library: Library, inputs: Sequence[Any], fast: bool) -> list[Any]:
+    def _run(self, library: Library, texts: Sequence[str], segment: Segment | None, fast: bool) -> list[Any]:
+        inputs = texts if self._segment is None or segment is None else [segment(text) for text in texts]
         encode = library.encode_batch_fast if fast else library.encode_batch
         try:
             return list(encode(inputs, is_pretokenized=self._segment is not None, add_special_tokens=False))
         except BaseException as error:  # invalid parts may only fail on a text
             if not is_panic(error):
                 raise
-            raise CheckpointError(
-                f"the tokenizer's files are damaged: encoding a text failed ({error})"
-            ) from None
+            message = f"the tokenizer's files are damaged: encoding a text failed ({error})"
+            raise CheckpointError(message) from None
 
-    def _segment_all(self, texts: Sequence[str]) -> Sequence[Any]:
-        return texts if self._segment is None else [self._segment(text) for text in texts]
-
-    def _segment_around_special(self, texts: Sequence[str]) -> Sequence[Any]:
-        if self._segment is None:
-            return texts
-        special = re.compile("(" + "|".join(map(re.escape, self.names.values())) + ")")
-        rows: list[list[str]] = []
-        for text in texts:
-            parts = enumerate(special.split(text))  # every second part is a special token
-            rows.append([p for at, part in parts for p in ([part] if at % 2 else self._segment(part))])
-        return rows
+    def _segment_around_special(self, text: str) -> list[str]:
+        assert self._segment is not None
+        special = "|".join(map(re.escape, self.names.values()))
+        parts = enumerate(re.split(f"({special})", text))  # every second part is a special token
+        return [piece for at, part in parts for piece in ([part] if at % 2 else self._segment(part))]
 
     @cached_property
     def _forbidden_ids(self) -> frozenset[int]:
@@ -292,13 +283,13 @@ class Tokenizer:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         r"""Every token in readable form: ▁ for a space, \xNN for bytes that form no character."""
-        return [self._piece(token) for token in ids]
-
-    def _piece(self, token: int) -> str:
-        piece = str(self.library.id_to_token(token))
-        if not isinstance(self.library.decoder, decoders.ByteLevel) or token in self._added_ids:
-            return piece
-        return bytes(BYTE_ALPHABET[c] for c in piece).decode("utf-8", "backslashreplace").replace(" ", SPACE)
+        byte_level, added = isinstance(self.library.decoder, decoders.ByteLevel), self._added_ids
+        found = [str(self.library.id_to_token(token)) for token in ids]
+        for at, token in enumerate(ids):
+            if byte_level and token not in added:
+                raw = bytes(BYTE_ALPHABET[character] for character in found[at])
+                found[at] = raw.decode("utf-8", "backslashreplace").replace(" ", SPACE)
+        return found
 
     @cached_property
     def _added_ids(self) -> set[int]:
@@ -358,21 +349,18 @@ class Tokenizer:
             config |= self.names | {"tokenizer_class": "PreTrainedTokenizerFast"}
             _write_json(folder / "tokenizer_config.json", config)
             _write_json(folder / "special_tokens_map.json", dict(sorted(self.names.items())))
+        library = self.library
+        if append_eos or prepend_bos:
+            library = Library.from_str(library.to_str())
+            roles = ["bos"] * prepend_bos + ["eos"] * append_eos
+            begin, end = (self.names[f"{role}_token"] if role in roles else "" for role in ("bos", "eos"))
+            library.post_processor = processors.TemplateProcessing(
+                single=f"{begin} $A {end}".strip(),
+                pair=f"{begin} $A $B {end}".strip(),
+                special_tokens=[(self.names[f"{role}_token"], self.required(role)) for role in roles],
+            )
         # Last: if it exists, the files that belong to it do too.
-        _write_json(folder / name, json.loads(self._serialize(append_eos, prepend_bos)))
-
-    def _serialize(self, append_eos: bool, prepend_bos: bool) -> str:
-        if not (append_eos or prepend_bos):
-            return str(self.library.to_str())
-        copy = Library.from_str(self.library.to_str())
-        roles = ["bos"] * prepend_bos + ["eos"] * append_eos
-        begin, end = (self.names[f"{role}_token"] if role in roles else "" for role in ("bos", "eos"))
-        copy.post_processor = processors.TemplateProcessing(
-            single=f"{begin} $A {end}".strip(),
-            pair=f"{begin} $A $B {end}".strip(),
-            special_tokens=[(self.names[f"{role}_token"], self.required(role)) for role in roles],
-        )
-        return str(copy.to_str())
+        _write_json(folder / name, json.loads(library.to_str()))
 
     @classmethod
     def load(cls, path: str | Path, *, dropout: float = 0.0) -> Self:
