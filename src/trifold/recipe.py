@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, SerializeAsAny, field_validator, model_v
 from trifold.batches import BatchSettings
 from trifold.data import DataSettings
 from trifold.errors import SettingsError, UsageError
-from trifold.generate import GenerationConfig
+from trifold.generate.config import GenerationConfig
 from trifold.nn.config import PRESETS, ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.objective import ObjectiveSettings
@@ -338,15 +338,13 @@ def _set(values: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _with_preset(model: Any) -> Any:
-    from trifold.hub.presets import PRESETS as PUBLISHED_PRESETS
-
     if not isinstance(model, dict) or "preset" not in model:
         return model
+    from trifold.hub.presets import PRESETS as PUBLISHED_PRESETS
+
     chosen = dict(model)
     preset = chosen.pop("preset")
-    if preset in PUBLISHED_PRESETS:
-        return {**PUBLISHED_PRESETS[preset].config.model_dump(), **chosen}
-    if preset not in PRESETS:
-        known = [*PRESETS, *PUBLISHED_PRESETS]
+    if preset not in (known := [*PRESETS, *PUBLISHED_PRESETS]):
         raise SettingsError(f"model.preset: unknown preset {preset!r}{nearest(str(preset), known)}")
-    return {**PRESETS[preset].model_dump(), **chosen}
+    config = PRESETS[preset] if preset in PRESETS else PUBLISHED_PRESETS[preset].config
+    return {**config.model_dump(), **chosen}

@@ -26,7 +26,7 @@ from torch import Tensor
 from trifold.batches.blocks import Offsets
 from trifold.data import TokenCache, read_documents
 from trifold.errors import DataError, SettingsError
-from trifold.generate import GenerationConfig
+from trifold.generate.config import GenerationConfig
 from trifold.nn import Inputs, Transformer
 from trifold.objectives.documents import Cut, describe_long, load_documents, require_documents
 from trifold.objectives.evaluation import EvalContext, EvalRun, Sample, Scores

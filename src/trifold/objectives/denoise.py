@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from trifold.errors import SettingsError
-from trifold.generate import GenerationConfig
+from trifold.generate.config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import (
     Cut,

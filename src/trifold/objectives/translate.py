@@ -21,7 +21,8 @@ from torch import Tensor
 
 from trifold.data import Pairs
 from trifold.errors import DataError
-from trifold.generate import GenerationConfig, Hypothesis
+from trifold.generate.config import GenerationConfig
+from trifold.generate.stopping import Hypothesis
 from trifold.nn import Inputs, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.objective import (
