@@ -131,7 +131,7 @@ def open_again(folder: Path, kind: str) -> dict[str, Any]:
 def read(folder: Path, kind: str, rows: int = 20_000) -> dict[str, Any]:
     """Read rows of an epoch in random order, and compare some documents with their tokens."""
     encoder, cache = make_encoder(folder, kind), open_cache(folder, kind)
-    blocks = Blocks.of_epoch(cache.starts, WIDTH, seed=1, epoch=0)
+    blocks = Blocks(cache.starts, WIDTH, shift=5)
     plan = ShuffledRows(len(blocks), 16, seed=1, epoch=0)
     start, tokens = time.perf_counter(), 0
     for batch in plan[: rows // 16]:
@@ -151,7 +151,7 @@ def read(folder: Path, kind: str, rows: int = 20_000) -> dict[str, Any]:
 def count(folder: Path, kind: str) -> dict[str, Any]:
     """Read one epoch with two ranks for the first half and three for the rest; every id must be read once."""
     cache = open_cache(folder, kind)
-    blocks = Blocks.of_epoch(cache.starts, WIDTH, seed=1, epoch=0)
+    blocks = Blocks(cache.starts, WIDTH, shift=5)
     plan = ShuffledRows(len(blocks), 64, seed=1, epoch=0)
     began = time.perf_counter()
     steps = len(plan) // 4

@@ -136,7 +136,7 @@ def _beside(one: Callable[[], int], other: Callable[[], int]) -> Callable[[], in
 
 def _read_by_ranks(cache: TokenCache, rng: Random) -> NDArray[np.int64]:
     """How often each id is read in an epoch that some ranks begin and others, in another number, end."""
-    blocks = Blocks.of_epoch(cache.starts, WIDTH, seed=1, epoch=0)
+    blocks = Blocks(cache.starts, WIDTH, shift=5)
     plan = ShuffledRows(len(blocks), 64, seed=rng.randrange(100), epoch=0)
     accumulate, worlds, workers = rng.choice([1, 2, 4]), rng.choices([1, 2, 3, 4], k=2), rng.choice([1, 2])
     change = len(plan) // (2 * accumulate) * accumulate

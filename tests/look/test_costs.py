@@ -9,7 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from trifold.look.costs import count_parameters, forward_flops, inference_memory
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.losses import linear_cross_entropy
-from trifold.train.memory import saved_elements, training_memory
+from trifold.recipe import TrainSettings
+from trifold.train.device import Machine
+from trifold.train.memory import TrainingMemory, estimate_memory, saved_elements
 
 pytestmark = pytest.mark.slow
 
@@ -142,12 +144,17 @@ def test_cache_memory_equals_the_real_size(config):
 
 def test_training_holds_weights_gradients_two_averages_and_a_model_to_validate(config):
     parameters = count_parameters(config)
-    memory = training_memory(config, parameters, 100, 10)
+
+    def estimate(dtype: torch.dtype = torch.float32, workers: int = 1, device: str = "cpu") -> TrainingMemory:
+        machine = Machine(torch.device(device), dtype, workers)
+        return estimate_memory(TrainSettings(), 100, config, 10, machine).memory
+
+    memory = estimate()
     assert memory[:4] == (4 * parameters, 8 * parameters, 8 * parameters, 8 * parameters)
     assert memory.total == sum(memory)
-    assert training_memory(config, parameters, 100, 10, workers=2).gradients == 12 * parameters
-    assert training_memory(config, parameters, 100, 10, on_cpu=False).runtime == 0
-    assert training_memory(config, parameters, 100, 10, "bfloat16").weights == 6 * parameters
+    assert estimate(workers=2).gradients == 12 * parameters
+    assert estimate(device="cuda").runtime == 0
+    assert estimate(torch.bfloat16).weights == 6 * parameters
 
 
 def test_long_sequences_keep_no_weights():

@@ -85,7 +85,7 @@ def test_a_run_that_does_not_fit_is_told_three_settings_and_one_that_fits_nothin
 def test_what_is_needed_is_counted_without_allocating():
     recipe = load_recipe("smoke")
     config = ModelConfig(d_model=1024, n_layers=6, n_heads=16, d_ff=4096, vocab_size=32_000)
-    need = estimate_memory(recipe, config, 20, MACHINE)
+    need = estimate_memory(recipe.train, recipe.batch.tokens, config, 20, MACHINE)
     assert need.parameters > 200_000_000
     assert need.memory.weights == 6 * need.parameters
 
@@ -98,6 +98,8 @@ def test_who_learns_by_bytes_keeps_what_comes_out_of_an_activation_too(gated):
     kept = {}
     for precision in ("bfloat16", "int8"):
         recipe = load_recipe("smoke", {"train.precision": precision})
-        kept[precision] = estimate_memory(recipe, config, 20, MACHINE).memory.activations
+        kept[precision] = estimate_memory(
+            recipe.train, recipe.batch.tokens, config, 20, MACHINE
+        ).memory.activations
     inner = 2 * 160 * (config.encoder_layers + config.decoder_layers) * recipe.batch.tokens
     assert kept["int8"] - kept["bfloat16"] == (2 if gated else 1) * inner

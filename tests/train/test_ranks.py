@@ -364,7 +364,13 @@ def test_a_rank_needs_less_memory(tmp_path: Path) -> None:
     recipe = load_recipe("smoke", TINY | {"train.sharding": "full"})
     config = load_tiny(tmp_path).config
     one, four = (
-        estimate_memory(recipe, config, 8, Machine(torch.device("cpu"), torch.float32, 1, ranks)).memory
+        estimate_memory(
+            recipe.train,
+            recipe.batch.tokens,
+            config,
+            8,
+            Machine(torch.device("cpu"), torch.float32, 1, ranks),
+        ).memory
         for ranks in (SINGLE, SecondOfFour())
     )
     assert four.optimizer < one.optimizer and four.activations < one.activations

@@ -43,12 +43,6 @@ class Blocks:
     shift: int = 0
     skip_last: int = 0
 
-    @classmethod
-    def of_epoch(cls, starts: Offsets, width: int, *, seed: int, epoch: int, skip_last: int = 0) -> Blocks:
-        """Blocks with a shift drawn from (seed, epoch)."""
-        shift = int(random_bits(seed, epoch).random_raw() % width)
-        return cls(starts, width, shift, skip_last)
-
     @property
     def tokens(self) -> int:
         """The number of tokens in all rows."""

@@ -137,24 +137,21 @@ def training_needs(
 
     For a recipe, with its optimizer and everything else it stores, as `trifold train` checks before it begins.
     """
-    from trifold.look import costs
-    from trifold.train.device import Machine, choose_precision, choose_workers, find_device
-    from trifold.train.memory import estimate_memory, training_memory
+    import torch
 
-    device, recipe = find_device(), subject.recipe
-    on_cpu = device.type == "cpu"
-    if recipe is None:
-        dtype, workers = precision or "float32", choose_workers(None, device, tokens)
-        parameters = costs.count_parameters(subject.config)
-        memory = training_memory(
-            subject.config, parameters, tokens, length, dtype, workers=workers, on_cpu=on_cpu
-        )
-        return memory, dtype, workers
-    chosen = choose_precision(precision or recipe.train.precision, device)
-    workers = choose_workers(recipe.train.worker_count, device, tokens)
-    recipe = recipe.model_copy(update={"batch": recipe.batch.model_copy(update={"tokens": tokens})})
-    need = estimate_memory(recipe, subject.config, length, Machine(device, chosen, workers))
-    return need.memory, str(chosen).removeprefix("torch."), workers
+    from trifold.recipe import TrainSettings
+    from trifold.train.device import Machine, choose_precision, choose_workers, find_device
+    from trifold.train.memory import estimate_memory
+
+    device = find_device()
+    if subject.recipe is None:
+        train, dtype = TrainSettings(), getattr(torch, precision or "float32")
+    else:
+        train = subject.recipe.train
+        dtype = choose_precision(precision or train.precision, device)
+    workers = choose_workers(train.worker_count, device, tokens)
+    need = estimate_memory(train, tokens, subject.config, length, Machine(device, dtype, workers))
+    return need.memory, str(dtype).removeprefix("torch."), workers
 
 
 def _print_report(subject: Subject, facts: dict[str, Any]) -> None:

@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
-from trifold.train.memory import BYTES
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 # --- parameters ------------------------------------------------------------------------------------------
 

@@ -154,7 +154,8 @@ class Run:
         data = load_data(self.recipe, self.folder.tokenizer, self.view)
         if self.settings.check_memory:
             length = max(1, int(data.train.lengths.mean()))
-            need = estimate_memory(self.recipe, data.config, length, self.machine)
+            tokens = self.recipe.batch.tokens
+            need = estimate_memory(self.settings, tokens, data.config, length, self.machine)
             check_fits(need, self.recipe, available_memory(self.machine.device, self.ranks))
         return data
 

@@ -16,13 +16,12 @@ import torch
 from trifold.errors import SettingsError
 from trifold.fast.compiled import loops
 from trifold.nn import ModelConfig, Transformer
-from trifold.recipe import Recipe
+from trifold.recipe import Recipe, TrainSettings
 from trifold.train.device import Machine
 from trifold.train.ranks import SINGLE, Ranks
 
 # --- the need ------------------------------------------------------------------------------------------
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 RUNTIME = 450 * 2**20  # interpreter, PyTorch and compiled loops; measured
 # Bytes of optimizer state per parameter, at most.
 OPTIMIZER_BYTES = {"adam": 8, "adamw": 8, "adafactor": 1, "muon": 8}
@@ -51,25 +50,38 @@ class MemoryNeed(NamedTuple):
     parameters: int
 
 
-def estimate_memory(recipe: Recipe, config: ModelConfig, length: int, machine: Machine) -> MemoryNeed:
-    """The need of rank 0, which validates, for the final config and rows of about `length` tokens."""
-    train, world, dtype = recipe.train, machine.ranks.world, machine.dtype
+def estimate_memory(
+    train: TrainSettings, tokens: int, config: ModelConfig, length: int, machine: Machine
+) -> MemoryNeed:
+    """The need of rank 0, which validates, for batches of `tokens` tokens on either side in rows of `length`.
+
+    weights      4 bytes per parameter, and the copy used in computations if it has another type
+    gradients    in the type of the computation, for each worker, and 4 bytes per parameter for their sum
+    optimizer    its state, the moving average, and the copy that is saved in the background
+    validation   a second model with the averaged weights and the file it is written to; a mean in float64
+    activations  `saved_elements` in the type of the computation; compiled blocks do not use the compiled loops
+    runtime      the process, on a CPU
+    """
     with torch.device("meta"):
         parameters = Transformer(config, initialize=False).count_parameters()
-    optimizer = OPTIMIZER_BYTES[train.optimizer] + (4 if train.ema else 0) + (12 if train.async_save else 0)
-    memory = training_memory(
+    world, dtype, on_cpu = machine.ranks.world, machine.dtype, machine.device.type == "cpu"
+    kept = saved_elements(
         config,
-        parameters,
-        recipe.batch.tokens if train.accumulate % world == 0 else -(-recipe.batch.tokens // world),
+        tokens if train.accumulate % world == 0 else -(-tokens // world),
         length,
-        str(dtype).removeprefix("torch."),
-        workers=machine.workers,
-        optimizer=(2 if dtype is torch.float64 else 1) * optimizer,
-        validation=8 + (12 if train.average > 1 else 0),  # a mean in float64
+        compiled=on_cpu and train.compile == "none" and loops() is not None,
         recompute=train.recompute == "blocks",
-        on_cpu=machine.device.type == "cpu",
-        graphs=train.compile == "blocks",
         int8=train.precision == "int8",
+    )
+    state = OPTIMIZER_BYTES[train.optimizer] + (4 if train.ema else 0) + (12 if train.async_save else 0)
+    memory = TrainingMemory(
+        weights=(4 if dtype is torch.float32 else 4 + dtype.itemsize) * parameters,
+        gradients=(dtype.itemsize * machine.workers + 4) * parameters,
+        optimizer=(2 if dtype is torch.float64 else 1) * state * parameters,
+        # On a GPU the file is built in host memory.
+        validation=((8 if on_cpu else 4) + (12 if train.average > 1 else 0)) * parameters,
+        activations=dtype.itemsize * kept,
+        runtime=RUNTIME if on_cpu else 0,
     )
     if train.sharding == "full" and world > 1:
         memory = memory._replace(
@@ -78,45 +90,6 @@ def estimate_memory(recipe: Recipe, config: ModelConfig, length: int, machine: M
             optimizer=memory.optimizer // world,
         )
     return MemoryNeed(memory, parameters)
-
-
-def training_memory(
-    config: ModelConfig,
-    parameters: int,
-    tokens: int,
-    length: int,
-    precision: str = "float32",
-    *,
-    workers: int = 1,
-    optimizer: int = 8,
-    validation: int = 8,
-    recompute: bool = False,
-    on_cpu: bool = True,
-    graphs: bool = False,
-    int8: bool = False,
-) -> TrainingMemory:
-    """Bytes to train on batches of `tokens` source and as many target tokens in rows of `length`.
-
-    weights      4 bytes per parameter, and 2 for the bf16 copy used in computations
-    gradients    2 or 4 bytes per parameter and worker, and 4 for their sum
-    optimizer    bytes per parameter; default 8: the two moments of Adam
-    validation   bytes per parameter; default 8: a second model with the averaged weights, and the file it is written to
-    activations  `saved_elements` in the precision of the arithmetic
-    runtime      the process, on a CPU
-
-    graphs: blocks are compiled and do not use the compiled loops. int8: linear layers train with int8 matmul.
-    """
-    width, compiled = BYTES[precision], on_cpu and not graphs and loops() is not None
-    kept = saved_elements(config, tokens, length, compiled=compiled, recompute=recompute, int8=int8)
-    return TrainingMemory(
-        weights=(4 if precision == "float32" else 4 + width) * parameters,
-        gradients=(width * workers + 4) * parameters,
-        optimizer=optimizer * parameters,
-        # On a GPU the file is built in host memory.
-        validation=(validation if on_cpu else validation - 4) * parameters,
-        activations=width * kept,
-        runtime=RUNTIME if on_cpu else 0,
-    )
 
 
 def saved_elements(

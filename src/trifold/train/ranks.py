@@ -11,8 +11,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from threading import Event, Thread
+from threading import Thread
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
@@ -179,22 +180,18 @@ class StopRequest:
 
         Native code cannot be interrupted by a signal handler, so this thread waits for the signal.
         """
-        ended, results, errors = Event(), list[T](), list[BaseException]()
+        future: Future[T] = Future()
 
         def run() -> None:
             try:
-                results.append(work(*args, **kwargs))
+                future.set_result(work(*args, **kwargs))
             except BaseException as error:  # raised again in the waiting thread
-                errors.append(error)
-            finally:
-                ended.set()
+                future.set_exception(error)
 
         Thread(target=run, name="preparing", daemon=True).start()
-        while not ended.wait(0.1):
+        while not wait([future], 0.1).done:
             self.raise_if_requested()
-        if errors:
-            raise errors[0]
-        return results[0]
+        return future.result()
 
     def adopt(self, interrupted: Interrupted) -> None:
         """Take over the signal that interrupted another rank."""

@@ -95,11 +95,7 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        model: Transformer,
-        objective: Objective,
-        settings: TrainSettings,
-        machine: Machine,
+        self, model: Transformer, objective: Objective, settings: TrainSettings, machine: Machine
     ) -> None:
         assert not machine.compiles or machine.workers == 1, (
             "the compiled graph of a replica would use the weights of the model"
@@ -118,11 +114,7 @@ class Trainer:
         return f"{self.model.count_parameters():,} parameters{int8}"
 
     def update(
-        self,
-        batches: Sequence[Batch],
-        step: int,
-        max_loss: float = math.inf,
-        idle: Sequence[Batch] = (),
+        self, batches: Sequence[Batch], step: int, max_loss: float = math.inf, idle: Sequence[Batch] = ()
     ) -> Update:
         """Update number `step`, from the sum of the losses divided by the token count, over all ranks.
 
