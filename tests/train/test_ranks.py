@@ -363,18 +363,12 @@ def test_settings_incompatible_with_sharding_are_rejected(change: dict[str, obje
 def test_a_rank_needs_less_memory(tmp_path: Path) -> None:
     recipe = load_recipe("smoke", TINY | {"train.sharding": "full"})
     config = load_tiny(tmp_path).config
+    cpu = torch.device("cpu")
+    machines = (Machine(cpu, torch.float32, 1, ranks) for ranks in (SINGLE, SecondOfFour()))
     one, four = (
-        estimate_memory(
-            recipe.train,
-            recipe.batch.tokens,
-            config,
-            8,
-            Machine(torch.device("cpu"), torch.float32, 1, ranks),
-        ).memory
-        for ranks in (SINGLE, SecondOfFour())
+        estimate_memory(recipe.train, recipe.batch.tokens, config, 8, machine).memory for machine in machines
     )
     assert four.optimizer < one.optimizer and four.activations < one.activations
-    cpu = torch.device("cpu")
     (limit, origin), (alone, _) = available_memory(cpu, SecondOfFour()), available_memory(cpu)
     assert limit < alone and "shared by 4 ranks" in origin
 

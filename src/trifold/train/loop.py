@@ -153,8 +153,7 @@ class Run:
                 write_data_json(self.folder, files)
         data = load_data(self.recipe, self.folder.tokenizer, self.view)
         if self.settings.check_memory:
-            length = max(1, int(data.train.lengths.mean()))
-            tokens = self.recipe.batch.tokens
+            tokens, length = self.recipe.batch.tokens, max(1, int(data.train.lengths.mean()))
             need = estimate_memory(self.settings, tokens, data.config, length, self.machine)
             check_fits(need, self.recipe, available_memory(self.machine.device, self.ranks))
         return data
