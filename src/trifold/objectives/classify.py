@@ -30,10 +30,11 @@ from trifold.objectives.objective import (
     Objective,
     ObjectiveSettings,
     TaskBundle,
+    load_pairs,
     pack_rows,
     require_heads,
+    select_readable,
 )
-from trifold.objectives.pairs import load_pairs, select_readable
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer, report
 from trifold.text.spans import Ids

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from trifold.batches import BatchSettings, plan_epoch
 from trifold.batches.plan import Plan
-from trifold.data import DataSettings
-from trifold.errors import SettingsError
+from trifold.data import DataSettings, Pairs, read_splits
+from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
 from trifold.nn.losses import linear_cross_entropy, score_targets
@@ -345,3 +345,34 @@ def plan_all(examples: Examples, settings: BatchSettings) -> Plan:
     """A plan of all examples in order of length, without a limit of length."""
     unlimited = settings.model_copy(update={"max_length": None, "on_overflow": "drop"})
     return plan_epoch(examples.lengths, unlimited, seed=0, epoch=0, shuffle=False)
+
+
+# --- pairs of texts --------------------------------------------------------------------------------------
+
+
+def load_pairs(context: BuildContext, train_remedy: str, valid_remedy: str) -> tuple[Pairs, Pairs]:
+    """Training and validation pairs. Raises SettingsError with a remedy if the recipe names none."""
+    context.require_data(train_remedy, valid_remedy)
+    splits = read_splits(context.data, context.seed)
+    assert splits.valid is not None
+    for pairs in (splits.train, splits.valid):
+        context.report(str(pairs.report))
+    return splits.train, splits.valid
+
+
+def select_readable(
+    rows: Pairs, examples: Examples, context: BuildContext, noun: str, remedy: str = ""
+) -> Pairs:
+    """The validation rows whose examples fit the model's positions. Reports how many are left out."""
+    positions, name = context.model.max_positions, rows.report.name
+    fits = examples.lengths.max(axis=1) <= positions
+    if fits.all():
+        return rows
+    if not fits.any():
+        raise DataError(
+            f"{name}: no validation row has at most {positions} tokens; raise model.max_positions{remedy}"
+        )
+    context.report(
+        f"{name}: {int((~fits).sum()):,} of {len(fits):,} {noun} are longer than {positions} tokens: left out"
+    )
+    return rows.select(np.flatnonzero(fits).tolist(), name)

@@ -23,8 +23,13 @@ from pydantic import Field, model_validator
 from trifold.data import DataSettings, Pairs, Source, read_pairs
 from trifold.errors import DataError, SettingsError
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.objective import UNUSED_KEYS, BuildContext, ObjectiveSettings, TaskBundle
-from trifold.objectives.pairs import select_readable
+from trifold.objectives.objective import (
+    UNUSED_KEYS,
+    BuildContext,
+    ObjectiveSettings,
+    TaskBundle,
+    select_readable,
+)
 from trifold.objectives.translate import Batch, Examples, Translate
 from trifold.scores import SCORES
 from trifold.settings import Settings

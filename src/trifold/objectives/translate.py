@@ -33,10 +33,11 @@ from trifold.objectives.objective import (
     Objective,
     ObjectiveSettings,
     TaskBundle,
+    load_pairs,
     pack_rows,
+    select_readable,
     token_loss,
 )
-from trifold.objectives.pairs import load_pairs, select_readable
 from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Ragged
 from trifold.scores import SCORES, Score
