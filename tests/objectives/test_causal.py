@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from tests.objectives.common import eval_context, random_model
 from tokenizers import Tokenizer as Library, decoders, models, normalizers, pre_tokenizers
 from torch.nn import functional as F
 
 from trifold.batches import BatchSettings
 from trifold.generate import GenerationConfig
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn import Inputs, ModelConfig
 from trifold.objectives.causal import Causal, CausalSettings, chunk_corpus
-from trifold.objectives.evaluation import EvalContext
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer, TokenizerSettings, train_tokenizer
 
@@ -29,26 +29,15 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def model(tokenizer):
-    """Every parameter random, so that no zero hides an error."""
-    torch.manual_seed(3)
     config = ModelConfig(
         shape="decoder", vocab_size=tokenizer.vocab_size, max_positions=WIDTH, positions="learned",
         norm_placement="pre", d_model=16, n_layers=2, n_heads=2, d_ff=24, dropout=0.0, scale_embeddings=False,
     )  # fmt: skip
-    model = Transformer(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
+    return random_model(config)
 
 
 def make_objective(tokenizer, **settings):
     return Causal(CausalSettings(**settings), tokenizer, WIDTH)
-
-
-def eval_context(**changes):
-    usual = {"batches": BatchSettings(tokens=40), "generation": GenerationConfig(), "samples": 2, "seed": 1}
-    return EvalContext(**usual | {"poll": lambda: None} | changes)
 
 
 # --- rows to examples ----------------------------------------------------------------------------------------

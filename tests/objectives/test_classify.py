@@ -7,14 +7,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from tests.objectives.common import random_model
 from torch.nn import functional as F
 
 import trifold
-from trifold.batches import BatchSettings
 from trifold.data import Pairs
 from trifold.errors import DataError, SettingsError
-from trifold.generate import GenerationConfig
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn import Inputs, ModelConfig
 from trifold.objectives.classify import (
     Classify,
     ClassifySettings,
@@ -23,7 +22,6 @@ from trifold.objectives.classify import (
     macro_f1,
     sort_labels,
 )
-from trifold.objectives.evaluation import EvalContext
 from trifold.text import TokenizerSettings, train_tokenizer
 
 TEXTS = ["good and fine", "bad", "so bad it is good", "fine", "it is bad and it is sad"]
@@ -42,22 +40,12 @@ def tokenizer():
 
 
 def model_of(tokenizer, reads="pooler", shape="encoder"):
-    torch.manual_seed(3)
     config = ModelConfig(
         shape=shape, vocab_size=tokenizer.vocab_size, max_positions=16, positions="learned", d_model=16, n_layers=2,
         n_heads=2, d_ff=24, dropout=0.0, heads=["pooler", "sequence"] if reads == "pooler" else ["sequence"],
         classifier_input=reads, label_names=["glad", "sad"], eos_id=tokenizer.sep_id, pad_id=tokenizer.pad_id,
     )  # fmt: skip
-    model = Transformer(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
-
-
-def eval_context(**changes):
-    usual = {"batches": BatchSettings(tokens=16), "generation": GenerationConfig(), "samples": 2, "seed": 1}
-    return EvalContext(**usual | {"poll": lambda: None} | changes)
+    return random_model(config)
 
 
 @pytest.mark.parametrize("reads", READS)

@@ -6,16 +6,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, strategies as st
+from tests.objectives.common import eval_context, random_model
 from tests.text.noise_rows import restored
 
-from trifold.batches import BatchSettings
 from trifold.errors import SettingsError
-from trifold.generate import GenerationConfig
-from trifold.nn import ModelConfig, Transformer
+from trifold.nn import ModelConfig
 from trifold.objectives.denoise import Denoise, DenoiseSettings, Noise, SpansSettings
-from trifold.objectives.evaluation import EvalContext
 from trifold.text import TokenizerSettings, make_tokenizer
 from trifold.text.annotation import annotate, sentinel_ids
 
@@ -112,12 +109,10 @@ def test_a_batch_contains_sources_and_targets(tokenizer, rows, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_written_limits_the_generated_texts(tokenizer, rows, kind):
-    torch.manual_seed(0)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size, max_positions=WIDTH, d_model=16, n_layers=1, n_heads=2, d_ff=16
     )
-    model = Transformer(config).eval()
-    context = EvalContext(BatchSettings(tokens=60), GenerationConfig(), 2, 0, lambda: None)
+    model, context = random_model(config), eval_context(60)
     for count in (0, 3):
         objective = make_objective(tokenizer, kind, written=count)
         one, again = (objective.evaluate(model, rows, objective.examples(rows), context) for _ in range(2))

@@ -7,15 +7,14 @@ import re
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from tests.objectives.common import eval_context, random_model
 
 from trifold.batches import BatchSettings
 from trifold.data import DataSettings
 from trifold.errors import SettingsError
-from trifold.generate import GenerationConfig
-from trifold.nn import ModelConfig, Transformer
+from trifold.nn import ModelConfig
 from trifold.objectives.causal import CausalSettings, Examples
 from trifold.objectives.denoise import DenoiseSettings, SpansSettings
-from trifold.objectives.evaluation import EvalContext
 from trifold.objectives.masked import MaskedSettings
 from trifold.objectives.objective import BuildContext
 from trifold.objectives.permutation import PermutationSettings
@@ -227,11 +226,8 @@ def test_unknown_tokens_and_single_sentences_are_reported(folder):
         )
         if kind == "causal":
             assert said[-1].endswith("bits per byte is undefined with unknown tokens")
-            context = EvalContext(BatchSettings(), GenerationConfig(), samples=0, seed=1, poll=lambda: None)
-            objective, rows = bundle.objective, bundle.valid
-            scores = objective.evaluate(
-                Transformer(bundle.config).eval(), rows, objective.examples(rows), context
-            ).scores
+            objective, rows, model = bundle.objective, bundle.valid, random_model(bundle.config)
+            scores = objective.evaluate(model, rows, objective.examples(rows), eval_context(samples=0)).scores
             assert set(scores) == {"perplexity", "accuracy"}
 
 

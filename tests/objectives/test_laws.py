@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from tests.objectives.common import eval_context, random_model
 
 from trifold.batches import BatchSettings
 from trifold.data import DataSettings
 from trifold.generate import GenerationConfig
-from trifold.nn import ModelConfig, Transformer
+from trifold.nn import ModelConfig
 from trifold.objectives.causal import CausalSettings
 from trifold.objectives.classify import ClassifySettings
 from trifold.objectives.denoise import DenoiseSettings, SpansSettings
 from trifold.objectives.distill import Distill, DistillSettings
-from trifold.objectives.evaluation import EvalContext
 from trifold.objectives.masked import MaskedSettings
 from trifold.objectives.objective import BuildContext
 from trifold.objectives.permutation import PermutationSettings
@@ -54,17 +56,8 @@ KINDS = {
     "classify": (ClassifySettings(), ENCODER | {"heads": ["pooler", "sequence"]}, "labels"),
     "distill": (DistillSettings(teacher="", hard=0.5), DECODER, "text"),
 }  # fmt: skip
+validation = partial(eval_context, 90, generation=GenerationConfig(max_new_tokens=3))
 RANDOM = ("masked", "masked spans", "permutation", "follows", "order", "denoise", "spans")
-
-
-def random_model(config):
-    """Every parameter random, so that no zero hides an error."""
-    torch.manual_seed(3)
-    model = Transformer(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +95,6 @@ def built(tmp_path_factory):
         return cache[kind]
 
     return build
-
-
-def context(**changes):
-    values = {"batches": BatchSettings(tokens=90), "generation": GenerationConfig(max_new_tokens=3)}
-    return EvalContext(**values | {"samples": 2, "seed": 1, "poll": lambda: None} | changes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,12 +150,14 @@ def test_a_width_truncates_examples(built, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_validation_is_reproducible_and_does_not_depend_on_batch_sizes(built, kind):
     objective, rows, examples, model = built(kind)
-    one, again = (objective.evaluate(model, rows, examples, context()) for _ in range(2))
+    one, again = (objective.evaluate(model, rows, examples, validation()) for _ in range(2))
     assert one == again
     best_by = objective.settings.best_by
     assert one.value == (-one.loss if best_by == "loss" else one.scores[best_by])
     # The limit of length of training does not apply.
-    small = objective.evaluate(model, rows, examples, context(batches=BatchSettings(tokens=30, max_length=2)))
+    small = objective.evaluate(
+        model, rows, examples, validation(batches=BatchSettings(tokens=30, max_length=2))
+    )
     assert small.loss == pytest.approx(one.loss, rel=1e-5)
     assert small.scores == pytest.approx(one.scores, rel=1e-4)
 
@@ -182,4 +172,4 @@ def test_poll_can_interrupt_a_validation(built, kind):
 
     objective, rows, examples, model = built(kind)
     with pytest.raises(Stop):
-        objective.evaluate(model, rows, examples, context(poll=stop))
+        objective.evaluate(model, rows, examples, validation(poll=stop))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.objectives.common import eval_context, random_model
 from torch.nn import functional as F
 
-from trifold.batches import BatchSettings
 from trifold.errors import DataError
-from trifold.generate import GenerationConfig
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn import Inputs, ModelConfig
 from trifold.nn.masks import padding_mask
-from trifold.objectives.evaluation import EvalContext
 from trifold.objectives.masked import MaskedLM, MaskedSettings
 from trifold.objectives.sentence_pairs import SentencePairs, SentencePairSettings
 from trifold.text import TokenizerSettings, train_tokenizer
@@ -49,17 +47,9 @@ def make(tokenizer):
             d_model=16, n_layers=2, n_heads=2, d_ff=24, dropout=0.0, lm_head_bias=True, n_token_types=2,
             lm_head_transform="gelu", heads=heads, boundary_positions=3, boundary_width=5,
         )  # fmt: skip
-        model = Transformer(config).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-        return kind(settings, tokenizer, config, positions), model
+        return kind(settings, tokenizer, config, positions), random_model(config)
 
     return make
-
-
-def eval_context():
-    return EvalContext(BatchSettings(tokens=100), GenerationConfig(), 2, 0, lambda: None)
 
 
 def padded(rows):
@@ -157,7 +147,7 @@ def test_every_parameter_gets_a_gradient(make, rows):
 @torch.no_grad()
 def test_pseudo_perplexity_masks_every_token_once(make, rows, tokenizer):
     objective, model = make(MaskedLM, MaskedSettings(pseudo_perplexity=2))
-    scores = objective.evaluate(model, rows, objective.examples(rows), eval_context()).scores
+    scores = objective.evaluate(model, rows, objective.examples(rows), eval_context(100)).scores
     total, count = 0.0, 0
     for text in TEXTS[:2]:
         ids = torch.tensor(tokenizer.rows([text])[0].ids)
@@ -299,6 +289,8 @@ def test_the_pair_loss_reads_the_first_state(make, rows):
     assert (terms["pairs"].count, terms["pairs"].weight) == (3, 0.3) and objective.counts(batch)["pairs"] == 3
     assert (
         0
-        <= objective.evaluate(model, rows, objective.examples(rows), eval_context()).scores["pairs_accuracy"]
+        <= objective.evaluate(model, rows, objective.examples(rows), eval_context(100)).scores[
+            "pairs_accuracy"
+        ]
         <= 100
     )

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from tests.objectives.common import eval_context, random_model
 from torch.nn import functional as F
 
-from trifold.batches import BatchSettings
 from trifold.errors import SettingsError
-from trifold.generate import GenerationConfig
 from trifold.hub import save_model
-from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.objectives.evaluation import EvalContext
+from trifold.nn import Inputs, ModelConfig
 from trifold.objectives.permutation import Permutation, PermutationSettings
 from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.text.annotation import annotate
@@ -43,12 +41,7 @@ def config_of(tokenizer, **values):
 
 @pytest.fixture(scope="module")
 def model(tokenizer):
-    torch.manual_seed(3)
-    model = Transformer(config_of(tokenizer)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return model
+    return random_model(config_of(tokenizer))
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +129,8 @@ def test_the_loss_equals_that_of_transformers(tokenizer, rows, model, tmp_path):
 
 def test_a_validation_shows_samples(tokenizer, rows, model):
     objective = make_objective(tokenizer, share=3)
-    context = EvalContext(BatchSettings(tokens=40), GenerationConfig(), samples=2, seed=1, poll=lambda: None)
-    one, again = (objective.evaluate(model, rows, objective.examples(rows), context) for _ in range(2))
+    examples = objective.examples(rows)
+    one, again = (objective.evaluate(model, rows, examples, eval_context()) for _ in range(2))
     assert one == again
     assert one.scores["perplexity"] == pytest.approx(math.exp(one.loss))
     assert one.value == -one.loss

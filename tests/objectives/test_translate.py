@@ -3,12 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.objectives.common import random_model
 from torch.nn import functional as F
 
 from trifold.data import Pairs
 from trifold.errors import DataError, SettingsError
 from trifold.generate import GenerationConfig
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn import Inputs, ModelConfig
 from trifold.objectives import Translate, TranslateSettings
 from trifold.text import TokenizerSettings, train_tokenizer
 
@@ -38,17 +39,12 @@ def examples(objective):
 
 @pytest.fixture
 def model(tokenizers):
-    """Every parameter random, so that no zero hides an error."""
     source, target = tokenizers
     config = ModelConfig(
         vocab_size=source.vocab_size, target_vocab_size=target.vocab_size, max_positions=32,
         d_model=16, n_layers=2, n_heads=2, d_ff=24, dropout=0.0, lm_head_bias=True,
     )  # fmt: skip
-    model = Transformer(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
+    return random_model(config)
 
 
 # --- examples and batches ------------------------------------------------------------------------------------
