@@ -9,15 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command_line import run_command
 from tests.data.caches import BYTES, contents, encode, open_cache, settings_of, write_corpus
 from tests.faults.damage import recording
 
 from trifold.data import open_tokens
 from trifold.errors import DataError, SettingsError
+from trifold.objectives import token_stream
 
 TINY = {
     "data.documents": "line",
@@ -39,6 +42,7 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import sys
+from tests.command_line import run_command
 from tests.data.caches import encode_slowly, settings_of
 from trifold.data import Encoder, open_tokens
 from pathlib import Path
@@ -99,26 +103,21 @@ from trifold.data import open_tokens, token_build
 from trifold.objectives import token_stream
 def batch_slowly(documents, original=token_build._batch_texts):
     for texts in original(documents):
-        time.sleep(float(sys.argv[1]))
+        time.sleep(1)
         yield texts
 token_build._batch_texts = batch_slowly
 token_stream.open_tokens = partial(open_tokens, part_bytes=400, workers=2)
-sys.exit(main(sys.argv[2:]))
+sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_sigterm_stops_a_build_that_continues_later(tmp_path: Path) -> None:
+def test_sigterm_stops_a_build_that_continues_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_corpus(tmp_path, 500)
     changes = {**TINY, "data.train": path, "data.cache": tmp_path / "cache", "train.steps": 2}
     arguments = ["train", "shakespeare-char-tiny", "--out", str(tmp_path / "run"), "--resume", "auto"]
     command = [*arguments, *(f"{key}={value}" for key, value in changes.items())]
 
-    def start_training(seconds: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", TRAINING, seconds, *command], stderr=subprocess.PIPE, text=True
-        )
-
-    process = start_training("1")
+    process = subprocess.Popen([sys.executable, "-c", TRAINING, *command], stderr=subprocess.PIPE, text=True)
     try:
         while process.poll() is None and not list((tmp_path / "cache").glob(".*.partial/00002.json")):
             time.sleep(0.02)
@@ -130,10 +129,10 @@ def test_sigterm_stops_a_build_that_continues_later(tmp_path: Path) -> None:
     assert "while preparing; continue with: trifold train" in output.splitlines()[-1]
     done = len(list((tmp_path / "cache").glob(".*.partial/0*.json")))
     assert 3 <= done < 20
-    process = start_training("0")
-    output = process.communicate(timeout=100)[1]
-    assert process.returncode == 0, output
-    assert f"{done} of them already done" in output
+    monkeypatch.setattr(token_stream, "open_tokens", partial(open_tokens, part_bytes=400, workers=2))
+    again = run_command(*command)
+    assert again.code == 0, again.err
+    assert f"{done} of them already done" in again.err
 
 
 def test_a_build_of_another_text_is_not_continued(tmp_path: Path) -> None:

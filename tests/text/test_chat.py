@@ -201,9 +201,9 @@ ESCAPES = {
 def test_an_endless_template_is_stopped(name: str) -> None:
     before = time.monotonic()
     with pytest.raises(
-        CheckpointError, match=r"it ran for more than 1 s|used up the memory|MemoryError|ValueError"
+        CheckpointError, match=r"it ran for more than 0\.3 s|used up the memory|MemoryError|ValueError"
     ):
-        render(FOR_EVER[name], {}, timeout=1)
+        render(FOR_EVER[name], {}, timeout=0.3)
     assert time.monotonic() - before < 120  # a busy machine may take its time to start the next process
     assert render("{{ 1 + 1 }}", {}, timeout=60) == "2"
 
