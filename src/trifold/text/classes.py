@@ -267,9 +267,6 @@ CLASSES: dict[str, TokenizerClass] = {
     "XLNetTokenizer": TokenizerClass(_xlnet, _SEP_CLS, _XLNET, "Unigram"),
 }
 
-# Classes that give token types by default; `model_input_names` in the settings overrides it.
-WITH_TOKEN_TYPES = frozenset({"BertTokenizer"})
-
 # The class of a model type whose folder names none.
 CLASS_OF_MODEL = {
     "bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer",

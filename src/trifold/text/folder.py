@@ -17,7 +17,6 @@ from trifold.text.chat import read_templates
 from trifold.text.classes import (
     CLASS_OF_MODEL,
     CLASSES,
-    WITH_TOKEN_TYPES,
     TokenizerClass,
     bos_and_eos,
     unknown_sentencepiece,
@@ -112,7 +111,7 @@ def _read(path: Path, settings: Mapping[str, Any], name: str | None) -> Tokenize
         if row is not None and row.plain:
             library.post_processor = bos_and_eos(library, {}, names)
     templates = read_templates(path, settings)
-    if name in WITH_TOKEN_TYPES:
+    if name == "BertTokenizer":  # gives token types by default
         settings = {**TOKEN_TYPES, **settings}
     return Tokenizer(library, names=names, complete=False, settings=settings, templates=templates)
 
