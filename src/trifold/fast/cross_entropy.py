@@ -142,6 +142,6 @@ def _softmax_in_place(
 def _accumulate(total: Tensor, x: Tensor) -> None:
     """total += x, without the fp32 copy that PyTorch makes of a bf16 x."""
     if x.dtype is torch.bfloat16 and supports_loops(x):
-        loops().accumulate(as_array(total).reshape(-1), as_array(x).reshape(-1))
+        loops().accumulate_columns(as_array(x).reshape(1, -1), as_array(total).reshape(-1))
     else:
         total += x

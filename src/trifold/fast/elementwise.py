@@ -56,16 +56,13 @@ class _Dropout(torch.autograd.Function):
     ) -> Tensor:
         ctx.arguments, ctx.adds = (seed, threshold, scale), x is not None
         out = torch.empty(y.shape, dtype=y.dtype)
-        if x is None:
-            loops().dropout(_flat(y), *ctx.arguments, _flat(out))
-        else:
-            loops().add_dropout(_flat(x), _flat(y), *ctx.arguments, _flat(out))
+        loops().dropout(None if x is None else _flat(x), _flat(y), *ctx.arguments, _flat(out))
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         d_y = torch.empty(gradients[0].shape, dtype=gradients[0].dtype)
-        loops().dropout(_flat(gradients[0]), *ctx.arguments, _flat(d_y))
+        loops().dropout(None, _flat(gradients[0]), *ctx.arguments, _flat(d_y))
         return gradients[0] if ctx.adds else None, d_y, None, None, None
 
 

@@ -14,7 +14,7 @@ block of 32 × 32; here each column of a chunk has one, so a gradient below 1/25
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +79,7 @@ class _Int8Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        w_int8, w_scales = quantize_rows(copy_parameter(weight))
+        w_int8, w_scales = quantize(copy_parameter(weight), by="rows")
         bias = torch.zeros_like(w_scales) if bias is None else copy_parameter(bias).float()
         y, by_columns, column_scales = x.new_empty(len(x), len(weight)), *_column_buffers(x)
         for rows, by_rows, row_scales in _quantized_chunks(x, by_columns, column_scales):
@@ -92,7 +92,7 @@ class _Int8Linear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, x_scales, weight = ctx.saved_tensors
         g, (needs_dx, needs_dw, needs_db) = gradients[0].contiguous(), ctx.needs_input_grad
-        w_int8, w_scales = quantize_columns(copy_parameter(weight))
+        w_int8, w_scales = quantize(copy_parameter(weight), by="columns")
         no_bias = torch.zeros_like(w_scales)
         dx = g.new_empty(x.shape) if needs_dx else None
         dw = torch.zeros(weight.shape) if needs_dw else None
@@ -103,30 +103,26 @@ class _Int8Linear(torch.autograd.Function):
                 _dequantize(torch._int_mm(by_rows, w_int8), row_scales, w_scales, no_bias, dx[rows])
             if dw is not None:
                 sums = torch._int_mm(by_columns[rows].t(), x[rows])
-                arrays = map(as_array, (sums, g_scales[number], x_scales[number], dw))
-                loops().accumulate_dequantized(*arrays)
+                _dequantize(sums, g_scales[number], x_scales[number], None, dw)
             if db is not None:
                 loops().accumulate_columns(as_array(g[rows]), db.numpy())
         return dx, None if dw is None else dw.to(g.dtype), None if db is None else db.to(g.dtype)
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (R, K) ≈ values (R, K) int8 · scales (R,) of the rows."""
-    values, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0])
-    loops().quantize_rows(*map(as_array, (x, values, scales)))
+def quantize(x: Tensor, by: Literal["rows", "columns"]) -> tuple[Tensor, Tensor]:
+    """x (R, K) ≈ values (R, K) int8 · scales, (R,) of the rows or (K,) of the columns."""
+    values, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[by == "columns"])
+    outputs, unused = (as_array(values), as_array(scales)), (None, None)
+    loops().quantize_matrix(as_array(x), *(outputs + unused if by == "rows" else unused + outputs))
     return values, scales
 
 
-def quantize_columns(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (R, K) ≈ values (R, K) int8 · scales (K,) of the columns."""
-    values, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[1])
-    loops().quantize_columns(*map(as_array, (x, values, scales)))
-    return values, scales
-
-
-def _dequantize(sums: Tensor, row_scales: Tensor, column_scales: Tensor, bias: Tensor, out: Tensor) -> None:
-    """sums (R, N) int32 · row_scales (R,) · column_scales (N,) + bias (N,) -> out (R, N)."""
-    loops().dequantize(*map(as_array, (sums, row_scales, column_scales, bias, out)))
+def _dequantize(
+    sums: Tensor, row_scales: Tensor, column_scales: Tensor, bias: Tensor | None, out: Tensor
+) -> None:
+    """sums (R, N) int32 · row_scales (R,) · column_scales (N,) + bias (N,) -> out (R, N). bias None: add to out."""
+    added = None if bias is None else as_array(bias)
+    loops().dequantize(*map(as_array, (sums, row_scales, column_scales)), added, as_array(out))
 
 
 def _column_buffers(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,5 +142,5 @@ def _quantized_chunks(
         by_rows = torch.empty(x[rows].shape, dtype=torch.int8)
         row_scales = torch.empty(len(by_rows))
         arrays = map(as_array, (x[rows], by_rows, row_scales, by_columns[rows], scales))
-        loops().quantize_rows_and_columns(*arrays)
+        loops().quantize_matrix(*arrays)
         yield rows, by_rows, row_scales

@@ -11,11 +11,10 @@ from __future__ import annotations
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numba import carray, cfunc, types
-from numpy.typing import NDArray
 
 from trifold.fast.instruction import (
     ATTENTION,
@@ -34,11 +33,9 @@ from trifold.fast.intrinsics import (
     to_pointer,
     yield_cpu,
 )
-from trifold.fast.loops import subroutine
+from trifold.fast.loops import Array, subroutine
 from trifold.fast.step_attention import attention
 from trifold.fast.step_linear import dequantize_row, matmul, norm, prefetch, quantize_row, weight_address
-
-Array: TypeAlias = NDArray[Any]
 
 SPINS = 100_000  # polls of a counter, one or two nanoseconds each, before the CPU is yielded
 PREFETCH_PER_SPIN = 256  # bytes

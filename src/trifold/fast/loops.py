@@ -1,9 +1,9 @@
 """Training loops compiled by Numba: each makes one pass where PyTorch needs several operators.
 
-kernels.py, packed_attention.py and int8_training.py wrap them as autograd functions and name the plain operation that
-each replaces. They run on the CPU in fp32 and bf16, on one thread, and release the GIL, so that several workers can
-train in parallel. bf16 arrays are uint16, the upper half of an fp32; all arithmetic is fp32. NaN and infinity
-propagate. Packed arrays (N, ...) hold sequences one after the other; `starts` (B + 1,) holds their offsets and the end.
+layers.py, attention.py, cross_entropy.py and int8_training.py wrap them as autograd functions. They run on the CPU in
+fp32 and bf16, on one thread, and release the GIL, so that several workers can train in parallel. bf16 arrays are
+uint16, the upper half of an fp32; all arithmetic is fp32. NaN and infinity propagate. Packed arrays (N, ...) hold
+sequences one after the other; `starts` (B + 1,) holds their offsets and the end.
 
 All loops are in one file because Numba's cache of compiled code checks only the file that defines a function.
 """
@@ -11,6 +11,7 @@ All loops are in one file because Numba's cache of compiled code checks only the
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,12 +42,20 @@ HAS_BF16_ROUNDING = "+avx512bf16" in (
 # --- conversions ---------------------------------------------------------------------------------------
 
 
+def by_type(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: a call is compiled as the function that `choose` returns for the types of its arguments."""
+
+    @wraps(choose)
+    def function(*arguments: Any) -> Any:
+        raise NotImplementedError("for compiled code only")
+
+    overload(function, inline="always", strict=False)(choose)
+    return function
+
+
+@by_type
 def to_float(x: Any) -> Any:
     """Convert a bf16 (uint16), the bits of an fp32 (uint32), an int8 or an fp32 to fp32."""
-
-
-@overload(to_float, inline="always", strict=False)
-def _to_float(x: Any) -> Callable[..., Any]:
     if x == types.uint16:
         return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
     if x == types.uint32:
@@ -56,12 +65,9 @@ def _to_float(x: Any) -> Callable[..., Any]:
     return lambda x: x
 
 
+@by_type
 def round_like(like: Any, x: Any) -> Any:
     """Round an fp32 to the type of `like`: to nearest, ties to even."""
-
-
-@overload(round_like, inline="always", strict=False)
-def _round_like(like: Any, x: Any) -> Callable[..., Any]:
     if like == types.uint16:
         # The carry of the rounding could turn a NaN into zero. NaN keeps its upper bits, with the quiet bit set.
         def rounded(like: Any, x: Any) -> Any:
@@ -72,13 +78,6 @@ def _round_like(like: Any, x: Any) -> Callable[..., Any]:
 
         return rounded
     return lambda like, x: np.float32(x)
-
-
-def round_native(like: Any, x: Any) -> Any:
-    """`round_like` by the CPU's bf16 instruction if it has one. It flushes denormals (below 1e-38) to zero.
-
-    For loops with much arithmetic: elsewhere the compiler considers it expensive and uses narrower vectors.
-    """
 
 
 class _BFloat16(ir.Type):  # type: ignore[misc]
@@ -98,22 +97,23 @@ def _native_bits(typing: Any, x: Any) -> Any:
     return types.uint16(types.float32), generate
 
 
-@overload(round_native, inline="always", strict=False)
-def _round_native(like: Any, x: Any) -> Callable[..., Any]:
+@by_type
+def round_native(like: Any, x: Any) -> Any:
+    """`round_like` by the CPU's bf16 instruction if it has one. It flushes denormals (below 1e-38) to zero.
+
+    For loops with much arithmetic: elsewhere the compiler considers it expensive and uses narrower vectors.
+    """
     if like == types.uint16 and HAS_BF16_ROUNDING:
         return lambda like, x: _native_bits(np.float32(x))
     return lambda like, x: round_like(like, x)  # noqa: PLW0108 (Numba needs a Python function)
 
 
+@by_type
 def round_ties_away(like: Any, x: Any) -> Any:
     """`round_like` with ties away from zero, which is faster. For values computed from bf16, where ties are rare.
 
     A NaN with bits in its lower half would become infinite or zero; one that came from bf16 has none.
     """
-
-
-@overload(round_ties_away, inline="always", strict=False)
-def _round_ties_away(like: Any, x: Any) -> Callable[..., Any]:
     if like == types.uint16:
         return lambda like, x: np.uint16(
             np.uint32(np.float32(x).view(np.uint32) + np.uint32(0x8000)) >> np.uint32(16)
@@ -170,20 +170,13 @@ def random_bits(counter: Any, seed: Any) -> Any:
 
 
 @loop
-def dropout(y: Array, seed: np.uint32, threshold: np.uint32, scale: np.float32, out: Array) -> None:
-    """out[j] = y[j] · scale where random_bits(j, seed) ≥ threshold, else 0; all (N,)."""
-    for j in range(out.shape[0]):
-        out[j] = round_native(out[j], to_float(y[j]) * scale if random_bits(j, seed) >= threshold else F(0))
-
-
-@loop
-def add_dropout(
-    x: Array, y: Array, seed: np.uint32, threshold: np.uint32, scale: np.float32, out: Array
+def dropout(
+    x: Array | None, y: Array, seed: np.uint32, threshold: np.uint32, scale: np.float32, out: Array
 ) -> None:
-    """out = x + dropout(y), all (N,)."""
+    """out[j] = x[j] + y[j] · scale where random_bits(j, seed) ≥ threshold, else x[j]; all (N,). x None: zeros."""
     for j in range(out.shape[0]):
         kept = to_float(y[j]) * scale if random_bits(j, seed) >= threshold else F(0)
-        out[j] = round_native(out[j], to_float(x[j]) + kept)
+        out[j] = round_native(out[j], kept if x is None else to_float(x[j]) + kept)
 
 
 # --- activation ----------------------------------------------------------------------------------------
@@ -389,33 +382,23 @@ def cross_entropy(logits: Array, targets: Array, inverse_sum: Array, nll: Array)
 
 
 @loop
-def accumulate(total: Array, x: Array) -> None:
-    """total (N,) fp32 += x (N,)."""
-    for j in range(total.shape[0]):
-        total[j] += to_float(x[j])
+def accumulate_columns(x: Array, total: Array) -> None:
+    """total (K,) fp32 += the column sums of x (R, K)."""
+    for r in range(x.shape[0]):
+        row = x[r]
+        for j in range(row.shape[0]):
+            total[j] += to_float(row[j])
 
 
 # --- int8 quantization ---------------------------------------------------------------------------------
 
 
+@by_type
 def magnitude(x: Any) -> Any:
     """|x| as an unsigned integer of the same size and order; NaN is largest. Integer maxima vectorize better."""
-
-
-def zero_magnitude(x: Array) -> Any:
-    """The magnitude of 0, in the type of x."""
-
-
-@overload(magnitude, inline="always", strict=False)
-def _magnitude(x: Any) -> Callable[..., Any]:
     if x == types.uint16:
         return lambda x: np.uint16(x & np.uint16(0x7FFF))
     return lambda x: np.uint32(np.float32(x).view(np.uint32) & np.uint32(0x7FFFFFFF))
-
-
-@overload(zero_magnitude, inline="always", strict=False)
-def _zero_magnitude(x: Any) -> Callable[..., Any]:
-    return (lambda x: np.uint16(0)) if x.dtype == types.uint16 else (lambda x: np.uint32(0))
 
 
 @inline
@@ -443,7 +426,7 @@ def to_int8(x: Any, factor: Any) -> Any:
 @subroutine
 def quantize(x: Array, out: Array) -> Any:
     """x (n,) -> out (n,) int8; returns the scale, NaN if x contains NaN or infinity."""
-    largest = zero_magnitude(x)
+    largest = magnitude(x.dtype.type(0))
     for j in range(x.shape[0]):
         largest = max(largest, magnitude(x[j]))
     scale = scale_of(largest)
@@ -454,72 +437,41 @@ def quantize(x: Array, out: Array) -> Any:
 
 
 @loop
-def quantize_rows(x: Array, out: Array, scales: Array) -> None:
-    """x (R, K) ≈ out (R, K) int8 · scales (R,) of its rows."""
-    for r in range(x.shape[0]):
-        scales[r] = quantize(x[r], out[r])
-
-
-@subroutine
-def _quantize_columns(x: Array, largest: Array, out: Array, scales: Array) -> None:
-    """`quantize_columns` with the largest magnitudes (K,) given."""
-    factors = np.empty(x.shape[1], F)
-    for j in range(x.shape[1]):
-        scales[j] = scale_of(largest[j])
-        factors[j] = inverse_scale(scales[j])
-    for r in range(x.shape[0]):
-        row, out_row = x[r], out[r]
-        for j in range(row.shape[0]):
-            out_row[j] = to_int8(row[j], factors[j])
-
-
-@loop
-def quantize_columns(x: Array, out: Array, scales: Array) -> None:
-    """x (R, K) ≈ out (R, K) int8 · scales (K,) of its columns."""
-    largest = np.full(x.shape[1], zero_magnitude(x))
-    for r in range(x.shape[0]):
-        row = x[r]
-        for j in range(row.shape[0]):
-            largest[j] = max(largest[j], magnitude(row[j]))
-    _quantize_columns(x, largest, out, scales)
-
-
-@loop
-def quantize_rows_and_columns(
-    x: Array, by_rows: Array, row_scales: Array, by_columns: Array, column_scales: Array
+def quantize_matrix(
+    x: Array,
+    by_rows: Array | None,
+    row_scales: Array | None,
+    by_columns: Array | None,
+    column_scales: Array | None,
 ) -> None:
-    """`quantize_rows` into by_rows (R, K), row_scales (R,) and `quantize_columns` into the others, in one pass."""
-    largest = np.full(x.shape[1], zero_magnitude(x))
-    for r in range(x.shape[0]):
+    """x (R, K) ≈ by_rows (R, K) int8 · row_scales (R,) ≈ by_columns (R, K) int8 · column_scales (K,).
+
+    Either pair may be None.
+    """
+    rows, width = x.shape
+    largest, factors = np.full(width, magnitude(x.dtype.type(0))), np.empty(width, F)
+    for r in range(rows):
         row = x[r]
-        row_scales[r] = quantize(row, by_rows[r])
-        for j in range(row.shape[0]):
-            largest[j] = max(largest[j], magnitude(row[j]))
-    _quantize_columns(x, largest, by_columns, column_scales)
+        if by_rows is not None:
+            row_scales[r] = quantize(row, by_rows[r])
+        if by_columns is not None:
+            for j in range(width):
+                largest[j] = max(largest[j], magnitude(row[j]))
+    if by_columns is not None:
+        for j in range(width):
+            column_scales[j] = scale_of(largest[j])
+            factors[j] = inverse_scale(column_scales[j])
+        for r in range(rows):
+            row, out_row = x[r], by_columns[r]
+            for j in range(width):
+                out_row[j] = to_int8(row[j], factors[j])
 
 
 @loop
-def dequantize(sums: Array, row_scales: Array, column_scales: Array, bias: Array, out: Array) -> None:
-    """sums (R, N) int32 · row_scales (R,) · column_scales (N,) + bias (N,) -> out (R, N)."""
+def dequantize(sums: Array, row_scales: Array, column_scales: Array, bias: Array | None, out: Array) -> None:
+    """sums (R, N) int32 · row_scales (R,) · column_scales (N,) + bias (N,) -> out (R, N). bias None: add to out."""
     for r in range(sums.shape[0]):
         row, out_row, scale = sums[r], out[r], row_scales[r]
         for j in range(row.shape[0]):
-            out_row[j] = round_like(out_row[j], F(row[j]) * (scale * column_scales[j]) + bias[j])
-
-
-@loop
-def accumulate_dequantized(sums: Array, row_scales: Array, column_scales: Array, total: Array) -> None:
-    """total (R, N) fp32 += sums (R, N) int32 · row_scales (R,) · column_scales (N,)."""
-    for r in range(sums.shape[0]):
-        row, total_row, scale = sums[r], total[r], row_scales[r]
-        for j in range(row.shape[0]):
-            total_row[j] += F(row[j]) * (scale * column_scales[j])
-
-
-@loop
-def accumulate_columns(x: Array, total: Array) -> None:
-    """total (K,) fp32 += the column sums of x (R, K)."""
-    for r in range(x.shape[0]):
-        row = x[r]
-        for j in range(row.shape[0]):
-            total[j] += to_float(row[j])
+            added = to_float(out_row[j]) if bias is None else bias[j]
+            out_row[j] = round_like(out_row[j], F(row[j]) * (scale * column_scales[j]) + added)

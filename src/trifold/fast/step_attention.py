@@ -6,16 +6,13 @@ precision of the cache, fp32 or bf16.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trifold.fast.intrinsics import float32_at, int8_at, int64_at
-from trifold.fast.loops import F, exp, subroutine, to_float
+from trifold.fast.loops import Array, F, exp, subroutine, to_float
 from trifold.fast.step_linear import store
-
-Array: TypeAlias = NDArray[Any]
 
 
 @subroutine

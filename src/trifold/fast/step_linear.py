@@ -6,17 +6,15 @@ scale per row.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trifold.fast import instruction as ins
 from trifold.fast.instruction import FLOAT32, PREFETCH_BYTES
 from trifold.fast.intrinsics import bfloat16_at, float32_at, int8_at, int32_at, prefetch_line
-from trifold.fast.loops import F, exp, inline, quantize, round_like, subroutine, to_float
+from trifold.fast.loops import Array, F, exp, inline, quantize, round_like, subroutine, to_float
 
-Array: TypeAlias = NDArray[Any]
 outputs_per_task = subroutine(ins.outputs_per_task)
 SEGMENT = 768  # elements of a row that are prefetched and multiplied in turn
 
