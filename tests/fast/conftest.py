@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from trifold.fast import attention, decoding_step, linear
+from trifold.fast import attention, decoding_step, layers
 
 
 @pytest.fixture
 def no_minimum_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations use instructions for every size."""
     monkeypatch.setattr(attention, "MIN_WIDTH", 0)
-    monkeypatch.setattr(linear, "MIN_WEIGHTS", 0)
+    monkeypatch.setattr(layers, "MIN_WEIGHTS", 0)
     monkeypatch.setattr(decoding_step, "MIN_WEIGHTS", 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trifold.fast import decoding_step as step, linear
+from trifold.fast import decoding_step as step, layers
 from trifold.fast.int8 import Int8Weight
 from trifold.nn import (
     Cache,
@@ -164,7 +164,7 @@ def test_int8_is_the_model_of_its_rounded_weights(
     theirs, _ = decoded(rounded, 2, ordinary=True)
     assert covered(cache)
     close(ours, theirs, 1e-4)
-    monkeypatch.setattr(linear, "MIN_WEIGHTS", 0)
+    monkeypatch.setattr(layers, "MIN_WEIGHTS", 0)
     with torch.no_grad():
         close(small.lm_head(ours[:, -1]), rounded.lm_head(theirs[:, -1]), 1e-4)
 
@@ -239,7 +239,7 @@ def test_rows_may_leave_on_the_way(make_model: Make, monkeypatch: pytest.MonkeyP
 
 def test_what_it_does_not_cover_goes_the_ordinary_way(make_model: Make) -> None:
     model = make_model(**CONFIGS["learned, tanh-GELU, biases"])
-    assert not covered(decoded(model, linear.FEW_ROWS + 1)[1])  # too many rows
+    assert not covered(decoded(model, layers.FEW_ROWS + 1)[1])  # too many rows
     hook = model.decoder.blocks[0].register_forward_hook(lambda *_: None)
     assert not covered(decoded(model, 1)[1])  # somebody listens
     hook.remove()

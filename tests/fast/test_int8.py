@@ -6,10 +6,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from trifold.fast import instruction, int8
-from trifold.fast.compiled import interpreter
+from trifold.fast import compiled_interpreter, instruction, int8
 from trifold.fast.int8 import Int8Weight
-from trifold.fast.linear import (
+from trifold.fast.layers import (
     FEW_ROWS,
     activation_linear,
     concatenated_linears,
@@ -21,7 +20,9 @@ from trifold.fast.thread_pool import execute_one
 from trifold.nn import ops
 from trifold.nn.layers import Linear
 
-has_interpreter = pytest.mark.skipif(interpreter() is None, reason="needs numba: pip install 'trifold[fast]'")
+has_interpreter = pytest.mark.skipif(
+    compiled_interpreter() is None, reason="needs numba: pip install 'trifold[fast]'"
+)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31), st.floats(1e-6, 1e6))
@@ -113,7 +114,7 @@ def test_int8_matmul_is_that_of_the_quantized_activations(biased: bool) -> None:
 @has_interpreter
 @pytest.mark.usefixtures("no_minimum_sizes")
 def test_which_inputs_suit_int8_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trifold.fast.linear.int_mm_is_exact", lambda: True)
+    monkeypatch.setattr("trifold.fast.layers.int_mm_is_exact", lambda: True)
     weight, x = Int8Weight.quantize(torch.randn(96, 64)), torch.randn(33, 1, 64).bfloat16()
     assert not suits_int8_linear(x, weight), "gradients are enabled"
     with torch.no_grad():
@@ -121,5 +122,5 @@ def test_which_inputs_suit_int8_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not suits_int8_linear(x.float(), weight)
         assert not suits_int8_linear(x[:FEW_ROWS], weight)
         assert suits_int8_linear(x.view(3, 11, 64), weight)
-        monkeypatch.setattr("trifold.fast.linear.int_mm_is_exact", lambda: False)
+        monkeypatch.setattr("trifold.fast.layers.int_mm_is_exact", lambda: False)
         assert not suits_int8_linear(x, weight), "torch._int_mm overflows"

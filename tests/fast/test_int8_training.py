@@ -19,7 +19,7 @@ from trifold.fast.int8_training import (
     int8_training_linear,
     int8_training_obstacle,
 )
-from trifold.fast.linear import concatenated_linears
+from trifold.fast.layers import concatenated_linears
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.layers import Linear
 from trifold.train.blocks import recompute_blocks
@@ -60,8 +60,7 @@ def learnt(
 def test_bytes_are_the_nearest_whole_numbers(dtype, dim):
     x = (torch.randn(70, 90) * torch.logspace(-6, 6, 90)).to(dtype)
     x[3], x[:, 5] = 0, 0
-    make = int8_training.quantize_rows if dim else int8_training.quantize_columns
-    small, scales = make(x)
+    small, scales = int8_training.quantize(x, by="rows" if dim else "columns")
     twin, its = rounded(x, dim)
     assert torch.allclose(scales, its)
     apart = (small.float() - twin).abs()
@@ -231,7 +230,7 @@ def test_where_nothing_is_gained_it_says_why(monkeypatch):
     monkeypatch.setattr(int8_training, "int_mm_is_exact", lambda: False)
     assert "VNNI" in int8_training_obstacle(torch.device("cpu"))
     monkeypatch.setattr(int8_training, "int_mm_is_exact", lambda: True)
-    monkeypatch.setattr(int8_training, "loops", lambda: None)
+    monkeypatch.setattr(int8_training, "compiled_loops", lambda: None)
     assert "Numba" in int8_training_obstacle(torch.device("cpu"))
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     assert "VNNI" in int8_training_obstacle(torch.device("cpu"))

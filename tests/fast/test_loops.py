@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from trifold.fast.attention import QUERY_BLOCK, packed_attention
 from trifold.fast.cross_entropy import _softmax_in_place
-from trifold.fast.elementwise import add_dropout, dropout, gelu_tanh, layer_norm
+from trifold.fast.layers import add_dropout, dropout, gelu_tanh, layer_norm
 from trifold.nn import rng
 from trifold.nn.packing import Packing
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from trifold import fast
-from trifold.fast import compiled
 from trifold.nn import Inputs, Mask, ModelConfig, Transformer, ops
 from trifold.nn.attention import Attention
 from trifold.nn.layers import ACTIVATIONS, Linear
@@ -270,7 +269,7 @@ def test_a_model_trains_the_same_with_fast_operations_without_numba_and_with_pla
     with fast.disabled():
         plain = compute()
     ours = compute()
-    monkeypatch.setattr(compiled, "loops", lambda: None)
+    monkeypatch.setattr(fast, "compiled_loops", lambda: None)
     for name, results in (("fast", ours), ("without numba", compute())):
         assert torch.allclose(results[0], plain[0], rtol=1e-6), name
         for a, b in zip(results[1:], plain[1:], strict=True):

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from trifold.fast import linear, thread_pool
+from trifold.fast import layers, thread_pool
 from trifold.fast.int8 import Int8Weight, Weight
-from trifold.fast.linear import few_row_linear, suits_few_row_linear
+from trifold.fast.layers import few_row_linear, suits_few_row_linear
 
 pytest.importorskip("numba", reason="the interpreter needs numba: pip install 'trifold[fast]'")
 KINDS = ("fp32", "bf16", "int8")
@@ -122,7 +122,7 @@ def test_which_inputs_suit() -> None:
     weight = torch.randn(64, 32)
     with torch.no_grad():
         assert suits_few_row_linear(torch.randn(1, 4, 32), weight)
-        assert not suits_few_row_linear(torch.randn(linear.FEW_ROWS + 1, 32), weight)
+        assert not suits_few_row_linear(torch.randn(layers.FEW_ROWS + 1, 32), weight)
         assert not suits_few_row_linear(torch.randn(1, 32), weight.half())
         assert not suits_few_row_linear(torch.randn(1, 32), torch.randn(32, 64).T)
         assert not suits_few_row_linear(torch.randn(0, 32), weight)

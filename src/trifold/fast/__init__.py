@@ -1,7 +1,8 @@
 """Faster versions of the operations in `trifold.nn.ops`, by device and precision.
 
 `enable()` installs them; `trifold.load` and `trifold.train` call it. With `import trifold.nn` alone the plain
-operations run. Each version decides whether it suits its input and otherwise calls the plain definition.
+operations run. Each version decides whether it suits its input and otherwise calls the plain definition. Some are
+compiled by Numba, which is optional: without it, the plain operations run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from trifold.nn import ops
 
@@ -21,13 +27,19 @@ def _versions() -> dict[str, Callable[..., Any]]:
     from trifold.fast.attention import attend, attention
     from trifold.fast.cross_entropy import cross_entropy
     from trifold.fast.decoding_step import decoding_step
-    from trifold.fast.elementwise import add_dropout, dropout, gelu_tanh, layer_norm
-    from trifold.fast.linear import activation_linear, linear, linears
+    from trifold.fast.layers import (
+        activation_linear,
+        add_dropout,
+        dropout,
+        gelu_tanh,
+        layer_norm,
+        linear,
+        linears,
+    )
 
-    versions = (linear, linears, activation_linear, gelu_tanh, layer_norm, dropout, add_dropout)
-    return {
-        version.__name__: version for version in (*versions, attend, attention, cross_entropy, decoding_step)
-    }
+    layers = (linear, linears, activation_linear, gelu_tanh, layer_norm, dropout, add_dropout)
+    operations = (*layers, attend, attention, cross_entropy, decoding_step)
+    return {operation.__name__: operation for operation in operations}
 
 
 def enable() -> None:
@@ -54,3 +66,48 @@ def disabled() -> Iterator[None]:
         _blocked = was_blocked
         if were_enabled:
             enable()
+
+
+# --- compiled code ---------------------------------------------------------------------------------------
+
+
+@cache
+def compiled_loops() -> Any:
+    """The module of training loops, or None if Numba is not installed."""
+    return _import("loops")
+
+
+@cache
+def compiled_interpreter() -> Any:
+    """The module that executes the instructions of decoding steps, or None if Numba is not installed."""
+    return _import("interpreter")
+
+
+def _import(name: str) -> Any:
+    try:
+        return import_module(f"{__name__}.{name}")
+    except ImportError:
+        return None
+
+
+def supports_loops(x: Tensor) -> bool:
+    """Whether the loops can run on x: bf16 or fp32 on a CPU, and not in a graph, whose compiler fuses operators."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        return False
+    return x.dtype in (torch.bfloat16, torch.float32) and compiled_loops() is not None
+
+
+def trains_with_loops(x: Tensor) -> bool:
+    """Whether the loops can run on x and it requires a gradient. Inference uses the operators of PyTorch."""
+    return torch.is_grad_enabled() and x.requires_grad and supports_loops(x)
+
+
+def as_array(x: Tensor) -> NDArray[Any]:
+    """The memory of x as an array, bf16 as uint16. A tensor that is not contiguous is copied."""
+    x = x.detach().contiguous()
+    return (x.view(torch.uint16) if x.dtype is torch.bfloat16 else x).numpy()
+
+
+def copy_parameter(parameter: Tensor) -> Tensor:
+    """A copy for the loops: an array would keep the storage of a sharded parameter from being freed."""
+    return parameter.detach().clone()

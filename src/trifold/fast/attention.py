@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.fast.compiled import as_array, interpreter, loops, trains_with_loops
+from trifold.fast import as_array, compiled_interpreter, compiled_loops, trains_with_loops
 from trifold.fast.instruction import ATTENTION
-from trifold.fast.linear import concatenated_linears
+from trifold.fast.layers import concatenated_linears
 from trifold.fast.thread_pool import DTYPES, execute_one
 from trifold.nn.attention import Attention
 from trifold.nn.cache import LayerCache
@@ -100,7 +100,7 @@ def suits_attend_one_query(q: Tensor, k: Tensor, mask: Mask) -> bool:
         and k.dtype in DTYPES
         and mask.packing is None
         and (mask.window is None or mask.keys is None)
-        and interpreter() is not None
+        and compiled_interpreter() is not None
     )
 
 
@@ -237,8 +237,7 @@ def packed_attention(
     Causal queries are divided into blocks of about QUERY_BLOCK, each multiplied with the keys up to its end only: with
     128, 256 and 512 tokens, 25, 38 and 44 % of the scores are not computed.
     """
-    out: Tensor = _PackedAttention.apply(q, kv, queries, keys, width, causal)  # type: ignore[no-untyped-call]
-    return out
+    return _PackedAttention.apply(q, kv, queries, keys, width, causal)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _PackedAttention(torch.autograd.Function):
@@ -262,18 +261,20 @@ class _PackedAttention(torch.autograd.Function):
             ctx.places, ctx.starts, (steps, memory, memory), ctx.factors, strict=True
         ):
             grid = q.new_empty(rows, heads, length, width)
-            loops().split_heads(as_array(packed[number]), column, starts, factor, as_array(grid))
+            compiled_loops().split_heads(as_array(packed[number]), column, starts, factor, as_array(grid))
             grids.append(grid.flatten(0, 1))
         qs, ks, vs = grids
         ctx.blocks, weights, heads_out = _blocks(steps, memory, causal), [], torch.empty_like(qs)
         for block, visible in ctx.blocks:
             scores = torch.bmm(qs[:, block], ks[:, visible].transpose(1, 2))
             array = as_array(scores.unflatten(0, ctx.grid))
-            loops().masked_softmax(array, q_starts, k_starts, block.start, causal)
+            compiled_loops().masked_softmax(array, q_starts, k_starts, block.start, causal)
             torch.bmm(scores, vs[:, visible], out=heads_out[:, block])
             weights.append(scores)
         out = q.new_empty(q.shape[0], size)
-        loops().merge_heads(as_array(heads_out.unflatten(0, ctx.grid)), q_starts, 1.0, as_array(out), 0)
+        compiled_loops().merge_heads(
+            as_array(heads_out.unflatten(0, ctx.grid)), q_starts, 1.0, as_array(out), 0
+        )
         ctx.save_for_backward(qs, ks, vs, *weights)
         return out
 
@@ -282,12 +283,12 @@ class _PackedAttention(torch.autograd.Function):
         qs, ks, vs, *weights = ctx.saved_tensors
         gs = torch.empty_like(qs)
         grid = as_array(gs.unflatten(0, ctx.grid))
-        loops().split_heads(as_array(gradients[0]), 0, ctx.starts[0], 1.0, grid)
+        compiled_loops().split_heads(as_array(gradients[0]), 0, ctx.starts[0], 1.0, grid)
         d_q, d_k, d_v = torch.empty_like(qs), torch.zeros_like(ks), torch.zeros_like(vs)
         for (block, visible), w in zip(ctx.blocks, weights, strict=True):  # bf16 rounds the sum of each block
             d_v[:, visible].baddbmm_(w.transpose(1, 2), gs[:, block])
             d_scores = torch.bmm(gs[:, block], vs[:, visible].transpose(1, 2))
-            loops().softmax_backward(as_array(w.flatten(0, 1)), as_array(d_scores.flatten(0, 1)))
+            compiled_loops().softmax_backward(as_array(w.flatten(0, 1)), as_array(d_scores.flatten(0, 1)))
             torch.bmm(d_scores, ks[:, visible], out=d_q[:, block])
             d_k[:, visible].baddbmm_(d_scores.transpose(1, 2), qs[:, block])
         packed = [torch.empty(shape, dtype=qs.dtype) for shape in ctx.shapes]
@@ -295,7 +296,7 @@ class _PackedAttention(torch.autograd.Function):
             ctx.places, ctx.starts, (d_q, d_k, d_v), ctx.factors, strict=True
         ):
             grid = as_array(gradient.unflatten(0, ctx.grid))
-            loops().merge_heads(grid, starts, factor, as_array(packed[number]), column)
+            compiled_loops().merge_heads(grid, starts, factor, as_array(packed[number]), column)
         return packed[0], packed[1] if len(packed) > 1 else None, None, None, None, None
 
 

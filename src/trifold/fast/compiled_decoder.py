@@ -7,7 +7,7 @@ translation follows Block.forward and ParallelBlock.forward, with dropout left o
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,17 +29,13 @@ from trifold.fast.instruction import (
     RMS_NORM,
     SET,
 )
-from trifold.fast.int8 import Int8Weight
-from trifold.fast.thread_pool import DTYPES, divide_into_tasks, execute, matmul_fields
+from trifold.fast.thread_pool import DTYPES, Field, divide_into_tasks, execute, matmul_fields, set_fields
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, LayerCache
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import FeedForward, Linear, Residual, RMSNorm
 from trifold.nn.masks import Mask
 from trifold.nn.rotary import Rotations
-
-Int8Matmul: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""Operands of torch._int_mm: x (R, K), weight (K, N), and the output (R, N) int32."""
 
 
 def sublayers(block: Any) -> list[Any]:
@@ -59,25 +55,20 @@ class CompiledDecoder:
         self.max_rows, self.int8_matmul = max_rows, int8_matmul
         self.hook_points = [module for module in stack.modules() if isinstance(module, HookPoint)]
         self.windows = stack.windows
-        self.parameters: list[Tensor] = []  # kept alive, since instructions hold addresses
         self.buffers: dict[tuple[str, int], Tensor] = {}
-        self.fields: list[dict[str, float]] = []  # of each instruction
-        self.int8_matmuls: list[
-            tuple[int, list[Int8Matmul]]
-        ] = []  # each before the instruction with this index
-        self.quantized: tuple[float, Tensor, Tensor] | None = (
-            None  # address, int8 copy and scales of the last x
-        )
+        self.fields: list[dict[str, Field]] = []  # of each instruction; they keep its tensors alive
+        self.alive: list[Tensor] = []  # what the instructions refer to in the present step only
+        # The operands of torch._int_mm, x (R, K), weight (K, N) and output (R, N) int32, before instruction number …
+        self.int8_matmuls: list[tuple[int, list[tuple[Tensor, Tensor, Tensor]]]] = []
+        self.quantized: tuple[Tensor, Tensor, Tensor] | None = None  # the last x, its int8 copy and scales
         self.x, self.normed, self.exit = (self._buffer(n, like.shape[-1]) for n in ("x", "normed", "exit"))
         for number in stack.order:
             self._add_block(stack.blocks[number])
         self._add_norm(stack.final_norm, self.x, self.x)
 
-        program: Any = np.zeros(len(self.fields), INSTRUCTION)
-        for instruction, fields in zip(program, self.fields, strict=True):
-            for name, value in fields.items():
-                instruction[name] = value
-        self.program = program
+        self.program = program = np.zeros(len(self.fields), INSTRUCTION)
+        for index, fields in enumerate(self.fields):
+            set_fields(program, index, **fields)
         attention, matmul = program["opcode"] == ATTENTION, program["opcode"] == MATMUL
         # The attention instructions, one of each kind per layer.
         self.self_attention = np.flatnonzero(program["new_keys"])
@@ -94,62 +85,49 @@ class CompiledDecoder:
             self.buffers[name, width] = torch.zeros(self.max_rows, width, dtype=dtype)
         return self.buffers[name, width]
 
-    def _add(self, **fields: float) -> None:
+    def _add(self, out: Tensor, **fields: Field) -> None:
         """Append an instruction."""
-        if self.quantized is not None and self.quantized[0] == fields["out"]:
+        if self.quantized is not None and self.quantized[0] is out:
             self.quantized = None
-        self.fields.append({"waits": 1, **fields})
-
-    def _vector(self, vector: Tensor | None) -> int:
-        """The address of an fp32 copy of a bias or norm weight; 0 if there is none."""
-        if vector is None:
-            return 0
-        self.parameters.append(copy := vector.detach().float().contiguous())
-        return copy.data_ptr()
+        self.fields.append({"waits": 1, "out": out, **fields})
 
     def _add_norm(self, norm: Any, x: Tensor, out: Tensor, mode: int = SET) -> Tensor:
         """Returns the buffer with the result, x if there is no norm."""
         if isinstance(norm, nn.Identity):
             return x
-        self._add(
-            opcode=NORM,
-            norm=RMS_NORM if isinstance(norm, RMSNorm) else LAYER_NORM,
-            **{"inputs": x.shape[1], "x": x.data_ptr(), "out": out.data_ptr(), "mode": mode},
-            weight=self._vector(norm.weight),
-            bias=self._vector(getattr(norm, "bias", None)),
-            epsilon=norm.epsilon,
-        )
+        kind = RMS_NORM if isinstance(norm, RMSNorm) else LAYER_NORM
+        parameters = {"weight": _float(norm.weight), "bias": _float(getattr(norm, "bias", None))}
+        sizes = {"inputs": x.shape[1], "epsilon": norm.epsilon}
+        self._add(out, opcode=NORM, norm=kind, x=x, mode=mode, **sizes, **parameters)
         return out
 
     def _add_linear(
         self, layer: Linear, x: Tensor, out: Tensor, mode: int = SET, activation: str = "none", waits: int = 1
     ) -> Tensor:
-        weight = layer.weight
-        self.parameters += (
-            [weight.values, weight.scales] if isinstance(weight, Int8Weight) else [weight.detach()]
-        )
         code = getattr(codes, activation.upper().replace("-", "_"))
-        fields: dict[str, float] = {"bias": self._vector(layer.bias), "activation": code, "mode": mode}
-        fields |= {"out": out.data_ptr(), "waits": waits}
+        fields: dict[str, Field] = {
+            "bias": _float(layer.bias),
+            "activation": code,
+            "mode": mode,
+            "waits": waits,
+        }
         if self.int8_matmul:
-            assert isinstance(weight, Int8Weight)
-            self._add_int8_matmul(weight, x, out, fields)
+            self._add_int8_matmul(layer.weight, x, out, fields)
         else:
-            self._add(**matmul_fields(weight), x=x.data_ptr(), **fields)
+            self._add(out, **matmul_fields(layer.weight), x=x, **fields)
         return out
 
-    def _add_int8_matmul(self, weight: Int8Weight, x: Tensor, out: Tensor, fields: dict[str, float]) -> None:
+    def _add_int8_matmul(self, weight: Any, x: Tensor, out: Tensor, fields: dict[str, Field]) -> None:
         """Quantize x unless it already is, multiply by torch._int_mm, and dequantize.
 
         A matmul that does not wait runs together with the one before it.
         """
         outputs, inputs = weight.shape
-        if self.quantized is None or self.quantized[0] != x.data_ptr():
+        if self.quantized is None or self.quantized[0] is not x:
             x_int8 = self._buffer("int8", inputs, torch.int8)
             scales = self._buffer(f"scales {len(self.int8_matmuls)}", 1)
-            source = {"dtype": FLOAT32, "inputs": inputs, "x": x.data_ptr()}
-            self._add(opcode=QUANTIZE, **source, out=x_int8.data_ptr(), scales=scales.data_ptr())
-            self.quantized = x.data_ptr(), x_int8, scales
+            self._add(x_int8, opcode=QUANTIZE, dtype=FLOAT32, inputs=inputs, x=x, scales=scales)
+            self.quantized = x, x_int8, scales
         _, x_int8, scales = self.quantized
         if fields["waits"]:
             self.int8_matmuls.append((len(self.fields), []))
@@ -157,8 +135,8 @@ class CompiledDecoder:
         in_place = fields["mode"] == SET
         sums = out.view(torch.int32) if in_place else self._buffer("sums", outputs, torch.int32)
         self.int8_matmuls[-1][1].append((x_int8, weight.values.t(), sums))
-        fields |= {"dtype": FLOAT32, "outputs": outputs, "x": sums.data_ptr()}
-        self._add(opcode=DEQUANTIZE, weight=scales.data_ptr(), scales=weight.scales.data_ptr(), **fields)
+        fields |= {"dtype": FLOAT32, "outputs": outputs, "x": sums, "weight": scales, "scales": weight.scales}
+        self._add(out, opcode=DEQUANTIZE, **fields)
 
     def _add_block(self, block: Any) -> None:
         parts = sublayers(block)
@@ -202,17 +180,14 @@ class CompiledDecoder:
         width, kv_width = layer.q_proj.weight.shape[0], layer.k_proj.weight.shape[0]
         q, attended = self._buffer("q", width), self._buffer("attended", width)
         self._add_linear(layer.q_proj, x, q)
-        fields: dict[str, float] = {"x": q.data_ptr(), "out": attended.data_ptr(), "width": layer.head_width}
-        fields |= {"heads": width // layer.head_width, "kv_heads": kv_width // layer.head_width, "beams": 1}
-        fields |= {
-            "scale": layer.query_scale / math.sqrt(layer.head_width),
-            "soft_cap": layer.soft_cap or 0.0,
-        }
+        fields: dict[str, Field] = {"x": q, "width": layer.head_width, "beams": 1}
+        fields |= {"heads": width // layer.head_width, "kv_heads": kv_width // layer.head_width}
+        fields |= {"scale": layer.query_scale / math.sqrt(layer.head_width), "soft_cap": layer.soft_cap}
         if not crosses:
             k = self._add_linear(layer.k_proj, x, self._buffer("k", kv_width), waits=0)
             v = self._add_linear(layer.v_proj, x, self._buffer("v", kv_width), waits=0)
-            fields |= {"new_keys": k.data_ptr(), "new_values": v.data_ptr()}
-        self._add(opcode=ATTENTION, **fields)
+            fields |= {"new_keys": k, "new_values": v}
+        self._add(attended, opcode=ATTENTION, **fields)
         self._add_linear(layer.o_proj, attended, out, mode)
 
     # --- one step --------------------------------------------------------------------------------------
@@ -232,22 +207,28 @@ class CompiledDecoder:
             self.rows, program["rows"], program["units"] = rows, rows, self.units_per_row * rows
             divide_into_tasks(program)
         self.x[:rows] = x[:, 0]
-        beam_index = cache.current_beam_index()
-        self._set(self.self_attention, beam_index=beam_index)
-        if beam_index is not None:
-            self._set(self.self_attention, beam_index_stride=beam_index.shape[1])
-        # Instructions refer to these tensors by address until the end of the step.
-        alive = [
-            self._set_bias(bias, rows),
-            self._set_rotary(rotary),
-            self._set_mask(mask, self.self_attention),
-        ]
-        if memory_mask is not None:
-            alive.append(self._set_mask(memory_mask, self.cross_attention))
-        for layer_index, (layer, window) in enumerate(zip(cache.layers, self.windows, strict=True)):
-            self._set_own_keys(self.self_attention[layer_index], layer, window, bias)
+        self.alive.clear()
+        own = self.self_attention
+        if (beam_index := cache.current_beam_index()) is not None:
+            self._set(own, beam_index_stride=beam_index.shape[1])
+        self._set(own, beam_index=beam_index)
+        if bias is not None:  # (B or 1, H, 1, S)
+            bias = bias.float().contiguous()
+            row_stride = bias.stride(0) if bias.shape[0] == rows > 1 else 0
+            self._set(own, score_bias=bias, score_bias_row=row_stride, score_bias_head=bias.stride(1))
+        if rotary is not None:  # cos and sin (B or 1, 1, 1, R/2) of the new tokens
+            cos, sin = (wave.float().contiguous() for wave in (rotary.queries.cos, rotary.queries.sin))
+            half, interleaved = cos.shape[-1], rotary.queries.interleaved
+            sizes = {"rotary_width": 2 * half, "rotary_stride": half if cos.shape[0] > 1 else 0}
+            self._set(own, cos=cos, sin=sin, interleaved=interleaved, **sizes)
+        for indices, each in ((own, mask), (self.cross_attention, memory_mask)):
+            if each is not None:  # keys (B, S) that are not padding
+                keys = None if each.keys is None else each.keys.contiguous()
+                self._set(indices, mask=keys, mask_stride=None if keys is None else keys.shape[1])
+        for number, (layer, window) in enumerate(zip(cache.layers, self.windows, strict=True)):
+            self._set_own_keys(own[number], layer, window, bias)
             if len(self.cross_attention):
-                self._set_memory_keys(self.cross_attention[layer_index], layer, rows)
+                self._set_memory_keys(self.cross_attention[number], layer, rows)
         start = 0
         for stop, matmuls in self.int8_matmuls:
             execute(program[start:stop])
@@ -257,14 +238,12 @@ class CompiledDecoder:
         execute(program[start:])
         for layer in cache.layers:
             layer.own.advance()
-        del alive
         return self.x[:rows, None].to(x.dtype, copy=True)
 
-    def _set(self, indices: NDArray[np.int64], **fields: Tensor | float | None) -> None:
-        """Set fields of some instructions: tensors by address, None as 0."""
-        for name, value in fields.items():
-            number = value.data_ptr() if isinstance(value, Tensor) else value or 0
-            self.program[name][indices] = number
+    def _set(self, indices: NDArray[np.int64], **fields: Field) -> None:
+        """Set fields of some instructions for this step."""
+        self.alive += [value for value in fields.values() if isinstance(value, Tensor)]
+        set_fields(self.program, indices, **fields)
 
     def _set_own_keys(
         self, index: np.int64, layer: LayerCache, window: int | None, bias: Tensor | None
@@ -272,7 +251,7 @@ class CompiledDecoder:
         own, fields = layer.own, self.program[index]
         slot = own.next_slot()
         assert own.buffers is not None
-        self._set_keys(index, own.buffers)
+        self._set_keys(index, *own.buffers)
         fields["slot"], fields["length"] = slot, slot + 1
         if window is not None:
             fields["first"] = max(0, slot + 1 - window)
@@ -282,46 +261,19 @@ class CompiledDecoder:
     def _set_memory_keys(self, index: np.int64, layer: LayerCache, rows: int) -> None:
         assert layer.memory.buffers is not None, "the prompt fills the keys of cross-attention"
         keys, values = layer.memory.buffers
-        self._set_keys(index, (keys, values))
+        self._set_keys(index, keys, values)
         self.program[index]["length"], self.program[index]["beams"] = keys.shape[2], rows // keys.shape[0]
 
-    def _set_keys(self, index: np.int64, held: tuple[Tensor, Tensor]) -> None:
-        keys, values = held
+    def _set_keys(self, index: np.int64, keys: Tensor, values: Tensor) -> None:
         if self.keys_of[index] is keys:
             return
         assert keys.stride() == values.stride() and keys.stride(3) == 1 and keys.dtype in DTYPES
         self.keys_of[index] = keys
-        fields = self.program[index]
-        fields["keys"], fields["values"], fields["dtype"] = (
-            keys.data_ptr(),
-            values.data_ptr(),
-            DTYPES[keys.dtype],
-        )
-        fields["row_stride"], fields["head_stride"], fields["key_stride"] = keys.stride()[:3]
+        set_fields(self.program, index, keys=keys, values=values, dtype=DTYPES[keys.dtype])
+        strides = dict(zip(("row_stride", "head_stride", "key_stride"), keys.stride(), strict=False))
+        set_fields(self.program, index, **strides)
 
-    def _set_bias(self, bias: Tensor | None, rows: int) -> Tensor | None:
-        """bias (B or 1, H, 1, S)."""
-        if bias is None:
-            return None
-        bias = bias.float().contiguous()
-        row_stride = bias.stride(0) if bias.shape[0] == rows > 1 else 0
-        strides = {"score_bias_row": row_stride, "score_bias_head": bias.stride(1)}
-        self._set(self.self_attention, score_bias=bias, **strides)
-        return bias
 
-    def _set_rotary(self, rotary: Rotations | None) -> list[Tensor]:
-        """cos and sin (B or 1, 1, 1, R/2) of the new tokens."""
-        if rotary is None:
-            return []
-        cos, sin = (wave.float().contiguous() for wave in (rotary.queries.cos, rotary.queries.sin))
-        half = cos.shape[-1]
-        sizes = {"rotary_width": 2 * half, "rotary_stride": half if cos.shape[0] > 1 else 0}
-        interleaved = rotary.queries.interleaved
-        self._set(self.self_attention, cos=cos, sin=sin, interleaved=interleaved, **sizes)
-        return [cos, sin]
-
-    def _set_mask(self, mask: Mask, indices: NDArray[np.int64]) -> Tensor | None:
-        """mask.keys (B, S): the keys that are not padding."""
-        keys = None if mask.keys is None else mask.keys.contiguous()
-        self._set(indices, mask=keys, mask_stride=None if keys is None else keys.shape[1])
-        return keys
+def _float(vector: Tensor | None) -> Tensor | None:
+    """A bias or norm weight in fp32."""
+    return None if vector is None else vector.detach().float().contiguous()

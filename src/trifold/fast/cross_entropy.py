@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.fast.compiled import as_array, loops, supports_loops
+from trifold.fast import as_array, compiled_loops, supports_loops
 from trifold.nn.losses import CHUNK
 from trifold.nn.ops import cross_entropy as plain_cross_entropy
 
@@ -32,8 +32,7 @@ def cross_entropy(
     if hidden.dtype is torch.float64:
         return plain_cross_entropy(hidden, weight, bias, targets, smoothing)
     if hidden.requires_grad or weight.requires_grad:
-        sums: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing)  # type: ignore[no-untyped-call]
-        return sums
+        return _LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing)  # type: ignore[no-any-return, no-untyped-call]
     return _without_gradient(hidden, weight, bias, targets, smoothing)
 
 
@@ -128,7 +127,7 @@ def _softmax_in_place(
     """
     if supports_loops(z):
         inverse_sum, nll = torch.empty(2, len(targets))
-        loops().cross_entropy(*map(as_array, (z, targets, inverse_sum, nll)))
+        compiled_loops().cross_entropy(*map(as_array, (z, targets, inverse_sum, nll)))
         return inverse_sum, nll
     torch.softmax(z, dim=0, out=z)
     has_target, labels = targets >= 0, targets.clamp_min(0)
@@ -142,6 +141,6 @@ def _softmax_in_place(
 def _accumulate(total: Tensor, x: Tensor) -> None:
     """total += x, without the fp32 copy that PyTorch makes of a bf16 x."""
     if x.dtype is torch.bfloat16 and supports_loops(x):
-        loops().accumulate_columns(as_array(x).reshape(1, -1), as_array(total).reshape(-1))
+        compiled_loops().accumulate_columns(as_array(x).reshape(1, -1), as_array(total).reshape(-1))
     else:
         total += x

@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from trifold.fast.compiled import interpreter
+from trifold.fast import compiled_interpreter
 from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
 from trifold.fast.int8 import Int8Weight, int_mm_is_exact
 from trifold.fast.int8_training import Int8TrainedLinear
-from trifold.fast.linear import FEW_ROWS
+from trifold.fast.layers import FEW_ROWS
 from trifold.fast.thread_pool import DTYPES, is_readable
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, SlidingKeys
@@ -118,5 +118,5 @@ def is_supported(stack: Any, cache: Cache, x: Tensor) -> bool:
         )
         and not has_hooks
         and all(is_readable(weight) for weight in weights)
-        and interpreter() is not None
+        and compiled_interpreter() is not None
     )

@@ -30,10 +30,9 @@ INTEGER_FIELDS = (
     *("mask", "mask_stride", "score_bias", "score_bias_row", "score_bias_head"),
     *("cos", "sin", "rotary_stride", "rotary_width", "interleaved"),
 )
-INSTRUCTION = np.dtype(
-    [(name, np.int64) for name in INTEGER_FIELDS]
-    + [(name, np.float64) for name in ("epsilon", "scale", "soft_cap")]
-)
+FLOAT_FIELDS = ("epsilon", "scale", "soft_cap")
+FORMATS = [np.int64] * len(INTEGER_FIELDS) + [np.float64] * len(FLOAT_FIELDS)
+INSTRUCTION = np.dtype({"names": INTEGER_FIELDS + FLOAT_FIELDS, "formats": FORMATS})
 
 TASK_BYTES = 24_576  # of a weight matrix in one task
 PREFETCH_BYTES = 12_288  # distance between the address that is prefetched and the one that is read

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from trifold.fast.compiled import as_array, copy_parameter, loops, trains_with_loops
+from trifold.fast import as_array, compiled_loops, copy_parameter, trains_with_loops
 from trifold.fast.int8 import Int8Weight, int_mm_is_exact
 from trifold.nn import ops
 from trifold.nn.layers import Linear
@@ -38,7 +38,7 @@ def int8_training_obstacle(device: torch.device) -> str:
         return "it requires a CPU"
     if not (torch.cpu._is_vnni_supported() and int_mm_is_exact()):
         return "it requires AVX-512 VNNI"
-    return "" if loops() is not None else "it requires Numba"
+    return "" if compiled_loops() is not None else "it requires Numba"
 
 
 class Int8TrainedLinear(Linear):
@@ -105,7 +105,7 @@ class _Int8Linear(torch.autograd.Function):
                 sums = torch._int_mm(by_columns[rows].t(), x[rows])
                 _dequantize(sums, g_scales[number], x_scales[number], None, dw)
             if db is not None:
-                loops().accumulate_columns(as_array(g[rows]), db.numpy())
+                compiled_loops().accumulate_columns(as_array(g[rows]), db.numpy())
         return dx, None if dw is None else dw.to(g.dtype), None if db is None else db.to(g.dtype)
 
 
@@ -113,7 +113,7 @@ def quantize(x: Tensor, by: Literal["rows", "columns"]) -> tuple[Tensor, Tensor]
     """x (R, K) ≈ values (R, K) int8 · scales, (R,) of the rows or (K,) of the columns."""
     values, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[by == "columns"])
     outputs, unused = (as_array(values), as_array(scales)), (None, None)
-    loops().quantize_matrix(as_array(x), *(outputs + unused if by == "rows" else unused + outputs))
+    compiled_loops().quantize_matrix(as_array(x), *(outputs + unused if by == "rows" else unused + outputs))
     return values, scales
 
 
@@ -122,7 +122,7 @@ def _dequantize(
 ) -> None:
     """sums (R, N) int32 · row_scales (R,) · column_scales (N,) + bias (N,) -> out (R, N). bias None: add to out."""
     added = None if bias is None else as_array(bias)
-    loops().dequantize(*map(as_array, (sums, row_scales, column_scales)), added, as_array(out))
+    compiled_loops().dequantize(*map(as_array, (sums, row_scales, column_scales)), added, as_array(out))
 
 
 def _column_buffers(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,5 +142,5 @@ def _quantized_chunks(
         by_rows = torch.empty(x[rows].shape, dtype=torch.int8)
         row_scales = torch.empty(len(by_rows))
         arrays = map(as_array, (x[rows], by_rows, row_scales, by_columns[rows], scales))
-        loops().quantize_matrix(*arrays)
+        compiled_loops().quantize_matrix(*arrays)
         yield rows, by_rows, row_scales

@@ -19,12 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trifold.fast.compiled import interpreter
+from trifold.fast import compiled_interpreter
 from trifold.fast.instruction import BFLOAT16, FLOAT32, INSTRUCTION, INT8, MATMUL, outputs_per_task
 from trifold.fast.int8 import Int8Weight, Weight
 
 Array: TypeAlias = NDArray[Any]
 StartParallel: TypeAlias = Callable[[int, int, int, int], None]
+Field: TypeAlias = Tensor | float | None
+"""The value of a field of an instruction; a tensor stands for its address."""
 
 MAX_THREADS = 16  # more do not increase the memory bandwidth
 TASKS_PER_INSTRUCTION = 32  # that the units of an instruction are divided into, if there are as many
@@ -51,7 +53,7 @@ def execute(program: Array) -> None:
 
     A forked child process has none of its parent's threads: there, as without OpenMP, one thread executes all.
     """
-    entry_point, start = interpreter().entry_point(), openmp()
+    entry_point, start = compiled_interpreter().entry_point(), openmp()
     alone = start is None or os.getpid() != MAIN_PROCESS
     threads = 1 if alone else min(torch.get_num_threads(), MAX_THREADS)
     counters = np.zeros((threads + 1, len(program)), np.int64)
@@ -62,15 +64,19 @@ def execute(program: Array) -> None:
         start(entry_point.address, job.ctypes.data, threads, 0)
 
 
-def execute_one(**fields: Tensor | float | None) -> None:
-    """Execute one instruction. Tensors are passed by address."""
+def execute_one(**fields: Field) -> None:
+    """Execute one instruction."""
     program = np.zeros(1, INSTRUCTION)
-    for name, value in fields.items():
-        if value is not None:
-            program[name] = value.data_ptr() if isinstance(value, Tensor) else value
+    set_fields(program, 0, **fields)
     if "units" in fields:
         divide_into_tasks(program)
     execute(program)
+
+
+def set_fields(program: Array, index: Any, **fields: Field) -> None:
+    """Set fields of program[index]: tensors by address, None as 0. The caller keeps the tensors alive."""
+    for name, value in fields.items():
+        program[name][index] = value.data_ptr() if isinstance(value, Tensor) else value or 0
 
 
 def divide_into_tasks(program: Array) -> None:
@@ -80,16 +86,13 @@ def divide_into_tasks(program: Array) -> None:
     program["tasks"] = np.where(units > 0, -(-units // program["units_per_task"]), program["tasks"])
 
 
-def matmul_fields(weight: Weight) -> dict[str, int]:
-    """The fields of a matmul with a contiguous weight (N, K), which the caller keeps alive."""
-    if isinstance(weight, Int8Weight):
-        dtype, values, scales = INT8, weight.values, weight.scales.data_ptr()
-    else:
-        dtype, values, scales = DTYPES[weight.dtype], weight, 0
-    outputs, inputs = weight.shape
+def matmul_fields(weight: Weight) -> dict[str, Field]:
+    """The fields of a matmul with a contiguous weight (N, K)."""
+    (outputs, inputs), is_int8 = weight.shape, isinstance(weight, Int8Weight)
+    dtype = INT8 if is_int8 else DTYPES[weight.dtype]
     return {
-        **{"opcode": MATMUL, "dtype": dtype, "weight": values.data_ptr(), "scales": scales},
-        **{"inputs": inputs, "outputs": outputs},
+        **{"opcode": MATMUL, "dtype": dtype, "inputs": inputs, "outputs": outputs},
+        **({"weight": weight.values, "scales": weight.scales} if is_int8 else {"weight": weight}),
         "tasks": -(-outputs // outputs_per_task(inputs, dtype)),
     }
 

@@ -20,7 +20,7 @@ import torch
 import trifold
 from trifold import fast
 from trifold.errors import SettingsError, UsageError
-from trifold.fast.compiled import loops
+from trifold.fast import compiled_loops
 from trifold.fast.int8_training import int8_training_obstacle
 from trifold.recipe import TrainSettings
 from trifold.train.ranks import SINGLE, Ranks
@@ -184,7 +184,7 @@ def choose_workers(requested: int | None, device: torch.device, tokens: int) -> 
     if requested is not None:
         return requested
     # Without the compiled loops, threads within an operator are as fast as workers.
-    return max(1, min(torch.get_num_threads(), tokens // 1024)) if loops() is not None else 1
+    return max(1, min(torch.get_num_threads(), tokens // 1024)) if compiled_loops() is not None else 1
 
 
 def _has_mps() -> bool:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from trifold.errors import SettingsError
-from trifold.fast.compiled import loops
+from trifold.fast import compiled_loops
 from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import Recipe, TrainSettings
 from trifold.train.device import Machine
@@ -69,7 +69,7 @@ def estimate_memory(
         config,
         tokens if train.accumulate % world == 0 else -(-tokens // world),
         length,
-        compiled=on_cpu and train.compile == "none" and loops() is not None,
+        compiled=on_cpu and train.compile == "none" and compiled_loops() is not None,
         recompute=train.recompute == "blocks",
         int8=train.precision == "int8",
     )
@@ -112,7 +112,7 @@ def saved_elements(
     compiled: whether the compiled loops run; default: whether they are installed. recompute: blocks save only their
     inputs, and one block at a time the rest. int8: linear layers train with int8 matmul.
     """
-    compiled = loops() is not None if compiled is None else compiled
+    compiled = compiled_loops() is not None if compiled is None else compiled
     mask = 1 if config.dropout and not compiled else 0  # the compiled loops redraw the mask
     layers = 0
     for side, sized in config.stacks.items():

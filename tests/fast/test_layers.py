@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trifold.fast.linear import activation_linear, linears
+from trifold.fast.layers import activation_linear, linears
 from trifold.nn import ModelConfig
 from trifold.nn.layers import ACTIVATIONS, FeedForward, Linear
 

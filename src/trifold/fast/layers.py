@@ -1,11 +1,10 @@
-"""Linear layers: the fastest matmul for the input, one matmul for several layers, and recomputed activations.
+"""Linear layers, dropout, GELU and layer norm; they replace the operations of `nn.ops` with the same names.
 
-    linear             few rows: instructions of the interpreter, because PyTorch reads the weight at half the memory
-                       bandwidth or less; many bf16 rows and an int8 weight: int8 matmul, twice as fast as bf16
-    linears            one matmul with the stacked weights
-    activation_linear  saves the input of the activation instead of its output
-
-They replace the operations of `nn.ops` with the same names. The first is for inference, the last for training.
+linear             few rows: instructions of the interpreter, because PyTorch reads the weight at half the memory
+                   bandwidth or less; many bf16 rows and an int8 weight: int8 matmul, twice as fast as bf16
+linears            one matmul with the stacked weights
+activation_linear  saves the input of the activation instead of its output
+the others         one compiled loop each, in training on a CPU in bf16 and fp32
 """
 
 from __future__ import annotations
@@ -13,19 +12,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from trifold.fast.compiled import interpreter
+from trifold.fast import (
+    as_array,
+    compiled_interpreter,
+    compiled_loops,
+    copy_parameter,
+    trains_with_loops,
+)
 from trifold.fast.instruction import BFLOAT16, DEQUANTIZE, QUANTIZE
 from trifold.fast.int8 import Int8Weight, Weight, int_mm_is_exact
 from trifold.fast.int8_training import Int8TrainedLinear, int8_training_linear
 from trifold.fast.thread_pool import DTYPES, execute_one, is_readable, matmul_fields
 from trifold.nn.layers import Linear
-from trifold.nn.ops import activation_linear as plain_activation_linear, linear as plain_linear
+from trifold.nn.ops import (
+    activation_linear as plain_activation_linear,
+    add_dropout as plain_add_dropout,
+    dropout as plain_dropout,
+    gelu_tanh as plain_gelu_tanh,
+    layer_norm as plain_layer_norm,
+    linear as plain_linear,
+)
+from trifold.nn.rng import thread_rng
 
 FEW_ROWS = 8  # up to here instructions are faster than a library
 MIN_WEIGHTS = 2**20  # elements of a weight from which instructions are worth their compilation
@@ -51,7 +65,7 @@ def suits_few_row_linear(x: Tensor, weight: Weight) -> bool:
         and not torch.is_grad_enabled()
         and is_readable(weight)
         and x.numel() > 0
-        and interpreter() is not None
+        and compiled_interpreter() is not None
     )
 
 
@@ -72,7 +86,7 @@ def suits_int8_linear(x: Tensor, weight: Int8Weight) -> bool:
         and 4 * weight.shape[0] * weight.shape[1] >= MIN_WEIGHTS
         and not torch.is_grad_enabled()
         and weight.values.device.type == "cpu"
-        and interpreter() is not None
+        and compiled_interpreter() is not None
         and int_mm_is_exact()
     )
 
@@ -152,8 +166,7 @@ def activation_linear(
     if not trains or not is_plain or saves_output or has_hooks or torch.compiler.is_compiling():
         return plain_activation_linear(layer, activation, x, gated)
     inputs = (x,) if gated is None else (x, gated)
-    y: Tensor = _ActivationLinear.apply(activation, layer.weight, layer.bias, *inputs)  # type: ignore[no-untyped-call]
-    return y
+    return _ActivationLinear.apply(activation, layer.weight, layer.bias, *inputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _ActivationLinear(torch.autograd.Function):
@@ -190,3 +203,105 @@ def _activate(
         leaves = [x.detach().requires_grad_() for x in inputs]
         y = activation(leaves[0])
         return leaves, y * leaves[1] if len(leaves) > 1 else y
+
+
+# --- dropout, GELU, layer norm ---------------------------------------------------------------------------
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """See `nn.ops.dropout`. The loop draws the same mask; on other devices and in graphs, PyTorch draws its own."""
+    if trains_with_loops(x):
+        return _Dropout.apply(None, x, *_dropout_arguments(p))  # type: ignore[no-any-return, no-untyped-call]
+    return plain_dropout(x, p) if _is_eager_cpu(x) else F.dropout(x, p)
+
+
+def add_dropout(x: Tensor, y: Tensor, p: float) -> Tensor:
+    """See `nn.ops.add_dropout`; as `dropout`, in one pass with the addition."""
+    if trains_with_loops(y):
+        return _Dropout.apply(x, y, *_dropout_arguments(p))  # type: ignore[no-any-return, no-untyped-call]
+    return plain_add_dropout(x, y, p) if _is_eager_cpu(y) else x + F.dropout(y, p)
+
+
+def _is_eager_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _dropout_arguments(p: float) -> tuple[np.uint32, np.uint32, np.float32]:
+    """The seed, the threshold of the random bits, and the scale."""
+    seed = int(torch.randint(2**32, (), generator=thread_rng()))
+    return np.uint32(seed), np.uint32(min(round(p * 2**32), 2**32 - 1)), np.float32(1 / (1 - p))
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor | None, y: Tensor, seed: np.uint32, threshold: np.uint32, scale: np.float32
+    ) -> Tensor:
+        ctx.arguments, ctx.adds = (seed, threshold, scale), x is not None
+        out = torch.empty(y.shape, dtype=y.dtype)
+        compiled_loops().dropout(None if x is None else _flat(x), _flat(y), *ctx.arguments, _flat(out))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        d_y = torch.empty(gradients[0].shape, dtype=gradients[0].dtype)
+        compiled_loops().dropout(None, _flat(gradients[0]), *ctx.arguments, _flat(d_y))
+        return gradients[0] if ctx.adds else None, d_y, None, None, None
+
+
+def _flat(x: Tensor) -> Any:
+    return as_array(x).reshape(-1)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """See `nn.ops.gelu_tanh`."""
+    if not trains_with_loops(x):
+        return plain_gelu_tanh(x)
+    return _GeluTanh.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _GeluTanh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        compiled_loops().gelu_tanh(_flat(x), _flat(out))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        d_x = torch.empty(x.shape, dtype=x.dtype)
+        compiled_loops().gelu_tanh_backward(_flat(gradients[0]), _flat(x), _flat(d_x))
+        return d_x
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    """See `nn.ops.layer_norm`. Norms without a bias use the plain operation."""
+    if bias is None or not trains_with_loops(x):
+        return plain_layer_norm(x, weight, bias, epsilon)
+    out: Tensor = _LayerNorm.apply(x.reshape(-1, x.shape[-1]), weight, bias, epsilon)  # type: ignore[no-untyped-call]
+    return out.view(x.shape)
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+        weight, bias = copy_parameter(weight), copy_parameter(bias)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        mean, inverse_std = np.empty(len(x), np.float32), np.empty(len(x), np.float32)
+        compiled_loops().layer_norm(
+            *map(as_array, (x, weight, bias)), epsilon, as_array(out), mean, inverse_std
+        )
+        ctx.save_for_backward(x, weight)
+        ctx.moments = mean, inverse_std
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        d_x, sums = torch.empty(x.shape, dtype=x.dtype), torch.empty(2, x.shape[1])
+        arrays = map(as_array, (gradients[0], x, weight))
+        compiled_loops().layer_norm_backward(*arrays, *ctx.moments, as_array(d_x), *sums.numpy())
+        d_weight, d_bias = sums.to(weight.dtype)
+        return d_x, d_weight, d_bias, None
