@@ -127,7 +127,7 @@ def test_where_nothing_compiles_a_run_says_why_and_learns_without(run, listening
 
 def test_ranks_compile_together_or_not_at_all(monkeypatch, beside_one_that_cannot):
     monkeypatch.setattr(DEVICE, "compile_obstacle", lambda device: "")
-    monkeypatch.setattr(DEVICE, "loops", object)
+    monkeypatch.setattr(DEVICE, "compiled_loops", object)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)  # of which as many workers would be made
     settings = load_recipe("smoke", {"train.compile": "blocks", "train.device": "cpu"}).train
     machine = find_machine(settings, 100_000, beside_one_that_cannot)

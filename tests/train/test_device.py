@@ -51,11 +51,11 @@ def test_a_precision_that_is_named_is_taken(wanted, chosen):
 
 def test_workers_are_as_many_as_threads_where_each_has_enough_to_do(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(DEVICE, "loops", object)
+    monkeypatch.setattr(DEVICE, "compiled_loops", object)
     cpu = torch.device("cpu")
     assert [choose_workers(None, cpu, tokens) for tokens in (100, 1024, 4096, 100_000)] == [1, 1, 4, 8]
     assert choose_workers(3, cpu, 100) == 3
-    monkeypatch.setattr(DEVICE, "loops", lambda: None)
+    monkeypatch.setattr(DEVICE, "compiled_loops", lambda: None)
     assert choose_workers(None, cpu, 4096) == 1
 
 

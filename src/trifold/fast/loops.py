@@ -438,11 +438,7 @@ def quantize(x: Array, out: Array) -> Any:
 
 @loop
 def quantize_matrix(
-    x: Array,
-    by_rows: Array | None,
-    row_scales: Array | None,
-    by_columns: Array | None,
-    column_scales: Array | None,
+    x: Array, by_rows: Array | None, row_scales: Any, by_columns: Array | None, column_scales: Any
 ) -> None:
     """x (R, K) ≈ by_rows (R, K) int8 · row_scales (R,) ≈ by_columns (R, K) int8 · column_scales (K,).
 

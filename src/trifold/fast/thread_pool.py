@@ -88,12 +88,14 @@ def divide_into_tasks(program: Array) -> None:
 
 def matmul_fields(weight: Weight) -> dict[str, Field]:
     """The fields of a matmul with a contiguous weight (N, K)."""
-    (outputs, inputs), is_int8 = weight.shape, isinstance(weight, Int8Weight)
-    dtype = INT8 if is_int8 else DTYPES[weight.dtype]
+    outputs, inputs = weight.shape
+    if isinstance(weight, Int8Weight):
+        dtype, values, scales = INT8, weight.values, weight.scales
+    else:
+        dtype, values, scales = DTYPES[weight.dtype], weight, None
     return {
         **{"opcode": MATMUL, "dtype": dtype, "inputs": inputs, "outputs": outputs},
-        **({"weight": weight.values, "scales": weight.scales} if is_int8 else {"weight": weight}),
-        "tasks": -(-outputs // outputs_per_task(inputs, dtype)),
+        **{"weight": values, "scales": scales, "tasks": -(-outputs // outputs_per_task(inputs, dtype))},
     }
 
 
