@@ -83,7 +83,7 @@ def main() -> int:
         return 0
     unequal = 0
     with tempfile.TemporaryDirectory(prefix="trifold-compare-") as folder:
-        trees = {"reference": _sources(chosen.reference, Path(folder)), "here": ROOT / "src"}
+        trees = {"reference": sources_of(chosen.reference, Path(folder)), "here": ROOT / "src"}
         for name in trees:
             (Path(folder) / name).mkdir()
             (Path(folder) / name / "decoder.yaml").write_text(DECODER)
@@ -99,7 +99,7 @@ def main() -> int:
     return 1 if unequal else 0
 
 
-def _sources(reference: str, folder: Path) -> Path:
+def sources_of(reference: str, folder: Path) -> Path:
     """The folder `src` of a commit or a folder."""
     if (Path(reference) / "src").is_dir():
         return Path(reference).resolve() / "src"
