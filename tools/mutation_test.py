@@ -258,7 +258,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests per mutation")
-    parser.add_argument("--part", default="0/1", help="K/N: every Nth mutation from K, for N processes at once")
+    parser.add_argument(
+        "--part", default="0/1", help="K/N: every Nth mutation from K, for N processes at once"
+    )
     chosen = parser.parse_args()
     part, parts = map(int, chosen.part.split("/"))
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -270,7 +272,9 @@ def main() -> int:
         every = list(sites(Path(folder) / "src"))
         drawn = random.Random(chosen.seed).sample(every, chosen.count)
         if chosen.command == "old":
-            _run(Path(folder), dict(list(enumerate(drawn))[part::parts]), RESULTS / "old.jsonl", chosen.budget)
+            _run(
+                Path(folder), dict(list(enumerate(drawn))[part::parts]), RESULTS / "old.jsonl", chosen.budget
+            )
             return 0
     old = _read(RESULTS / "old.jsonl")
     candidates: dict[str, list[Site]] = {}

@@ -1,10 +1,11 @@
-"""train.compile makes graphs of the blocks: they learn the same but for the last bits, and draw other dropout."""
+"""`train.compile=blocks`: the gradient equals that of plain blocks up to rounding; dropout masks differ."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,15 +31,13 @@ DECODER = {
 }
 DEVICE = sys.modules["trifold.train.device"]
 
-compiling = pytest.mark.skipif(
-    "compile_obstacle(CPU)", reason="nothing here compiles graphs (a C++ compiler does)"
-)
+compiling = pytest.mark.skipif("compile_obstacle(CPU)", reason="needs a C++ compiler")
 
 
 def gradient(
     tiny: dict[str, Any], tmp_path: Any, *, compiles: bool, batches: int = 2, **changes: Any
 ) -> torch.Tensor:
-    """What the first batches of a run would move the weights by."""
+    """The accumulated gradient of the first batches of a run."""
     overrides = tiny | {key.replace("__", "."): value for key, value in changes.items()}
     recipe = load_recipe("smoke", overrides)
     prepared = load_data(recipe, tmp_path / "tokenizer", Silent())
@@ -57,32 +56,40 @@ def gradient(
         (part,) = split_batch(examples.lengths, rows, 1)
         trainer._backward(prepared.objective.batch(examples, part, prepared.max_length), 1, micro, totals)
         trainer.weights.collect()
-    assert bool(counters["stats"]["unique_graphs"]) == compiles, "graphs were made where they were asked for"
+    assert bool(counters["stats"]["unique_graphs"]) == compiles, "graphs are compiled exactly where requested"
     return trainer.weights.take_gradient().clone()
+
+
+@pytest.fixture
+def only_traced(monkeypatch):
+    """Trace graphs, but neither differentiate nor generate code for them, which takes most of the time."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
 @compiling
 @pytest.mark.slow
-def test_graphs_learn_what_blocks_learn(tiny, tmp_path):
+@pytest.mark.usefixtures("only_traced")
+def test_traced_blocks_of_an_encoder_decoder_have_the_gradient_of_plain_blocks(tiny, tmp_path):
     plain, graph = (gradient(tiny, tmp_path, compiles=on, model__dropout=0.0) for on in (False, True))
     assert float((plain - graph).norm() / plain.norm()) < 1e-5
 
 
 @compiling
 @pytest.mark.slow
-def test_graphs_drop_out_and_draw_the_same_again_when_they_recompute(tiny, tmp_path):
-    changes = DECODER | {"model__dropout": 0.2}
-    still = gradient(tiny, tmp_path, compiles=True, **(changes | {"model__dropout": 0.0}))
-    once, again = (gradient(tiny, tmp_path, compiles=True, **changes) for _ in range(2))
-    recomputed = gradient(tiny, tmp_path, compiles=True, train__recompute="blocks", **changes)
+def test_compiled_blocks_have_the_gradient_of_plain_blocks_and_repeat_their_dropout(tiny, tmp_path):
+    still = DECODER | {"model__dropout": 0.0}
+    plain, graph = (gradient(tiny, tmp_path, compiles=on, **still) for on in (False, True))
+    assert float((plain - graph).norm() / plain.norm()) < 1e-5
+    once, again = (gradient(tiny, tmp_path, compiles=True, **DECODER) for _ in range(2))
+    recomputed = gradient(tiny, tmp_path, compiles=True, train__recompute="blocks", **DECODER)
     assert torch.equal(once, again)
-    assert float((once - still).norm() / still.norm()) > 0.01
+    assert float((once - plain).norm() / plain.norm()) > 0.01
     assert torch.equal(recomputed, once)
 
 
 @compiling
 @pytest.mark.slow
-def test_a_compiled_run_that_is_resumed_is_the_one_that_never_stopped(run, interrupting, state_of, tmp_path):
+def test_a_resumed_compiled_run_equals_an_uninterrupted_one(run, interrupting, state_of, tmp_path):
     changes = DECODER | {"train__compile": "blocks"}
     run("straight", **changes)
     run(view=interrupting(5), **changes)
@@ -94,8 +101,9 @@ def test_a_compiled_run_that_is_resumed_is_the_one_that_never_stopped(run, inter
 
 @compiling
 @pytest.mark.slow
-def test_sizes_make_no_graphs_of_their_own(tiny, tmp_path):
-    """Weights of attention that drop out, offsets that grow with the distance, rows of every length."""
+@pytest.mark.usefixtures("only_traced")
+def test_rows_of_other_lengths_need_no_further_graphs(tiny, tmp_path):
+    """With attention dropout, and with ALiBi, whose bias depends on the length."""
     changes = DECODER | {"model__attention_dropout": 0.1, "model__positions": "alibi", "batch__tokens": 60}
     gradient(tiny, tmp_path, compiles=True, batches=12, **changes)
     assert counters["stats"]["unique_graphs"] <= 4
@@ -104,13 +112,14 @@ def test_sizes_make_no_graphs_of_their_own(tiny, tmp_path):
 
 @compiling
 @pytest.mark.slow
-def test_a_case_too_many_is_an_error_and_not_left_to_the_block_itself(tiny, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("only_traced")
+def test_a_graph_beyond_the_limit_is_an_error(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "MOST_GRAPHS", 1)
     with pytest.raises(Exception, match="recompile_limit"):  # an encoder's blocks, and then a decoder's
         gradient(tiny, tmp_path, compiles=True, model__dropout=0.0)
 
 
-def test_where_nothing_compiles_a_run_says_why_and_learns_without(run, listening, monkeypatch):
+def test_without_a_compiler_a_run_reports_it_and_trains_uncompiled(run, listening, monkeypatch):
     def missing(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no compiler\nand more")
 
@@ -125,7 +134,7 @@ def test_where_nothing_compiles_a_run_says_why_and_learns_without(run, listening
     assert json.loads((outcome.folder / "environment.json").read_text("utf-8"))["compiled"] is False
 
 
-def test_ranks_compile_together_or_not_at_all(monkeypatch, beside_one_that_cannot):
+def test_all_ranks_compile_or_none(monkeypatch, beside_one_that_cannot):
     monkeypatch.setattr(DEVICE, "compile_obstacle", lambda device: "")
     monkeypatch.setattr(DEVICE, "compiled_loops", object)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)  # of which as many workers would be made
@@ -137,7 +146,7 @@ def test_ranks_compile_together_or_not_at_all(monkeypatch, beside_one_that_canno
     assert agree_on_options(find_machine(settings, 100_000, SINGLE)).compiles is True
 
 
-def test_what_graphs_cannot_do_is_refused_before_anything_is_done():
+def test_unsupported_combinations_are_rejected_before_training():
     with pytest.raises(SettingsError, match=r"compile: blocks does not support workers 2.*set workers to 1"):
         load_recipe("smoke", {"train.compile": "blocks", "train.workers": 2})
     looking = {"task.relations.values": 1.0, "train.compile": "blocks"}
@@ -146,8 +155,8 @@ def test_what_graphs_cannot_do_is_refused_before_anything_is_done():
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_compiler_that_a_signal_has_ended_is_no_failure_of_the_run(run, monkeypatch, asked):
-    """As Ctrl-C does in a terminal, to all processes that were begun from it."""
+def test_a_compiler_error_after_a_signal_ends_the_run_as_interrupted(run, monkeypatch, asked):
+    """Ctrl-C in a terminal also reaches the compiler's processes."""
     monkeypatch.setattr(DEVICE, "compile_obstacle", lambda device: "")
     monkeypatch.setattr(sys.modules["trifold.train.trainer"], "compile_blocks", lambda model: None)
     real = Trainer.update
