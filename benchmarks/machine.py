@@ -1,4 +1,4 @@
-"""What this machine can do at best, measured in the same run as whatever is compared with it."""
+"""Peak speed of this machine, measured in the same run as the toolkits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READ_BYTES = 2**28  # a thread: far beyond any cache
 
 
 def best_seconds(call: Callable[[], object], budget: float) -> float:
-    """Shortest time of one call among all that fit into `budget` seconds, after one that is not counted."""
+    """Shortest time of a call within `budget` seconds, after one call that is not counted."""
     call()
     best, end = float("inf"), time.perf_counter() + budget
     while (start := time.perf_counter()) < end:
@@ -28,7 +28,7 @@ def best_seconds(call: Callable[[], object], budget: float) -> float:
 
 
 def matrix_gflops(shape: tuple[int, int, int], dtype: torch.dtype, budget: float = 0.5) -> float:
-    """10⁹ floating-point operations a second of one matrix product of `shape`, at its fastest."""
+    """Peak GFLOP/s of a matrix product of `shape`."""
     rows, inner, columns = shape
     x, weight = torch.randn(rows, inner, dtype=dtype), torch.randn(columns, inner, dtype=dtype)
     seconds = best_seconds(lambda: torch.nn.functional.linear(x, weight), budget)
@@ -36,7 +36,7 @@ def matrix_gflops(shape: tuple[int, int, int], dtype: torch.dtype, budget: float
 
 
 def read_gigabytes_per_second(threads: int = 2, budget: float = 1.0) -> float:
-    """Bytes read from memory a second, in 10⁹, by threads that each go through an array of their own."""
+    """Memory bandwidth in GB/s of threads that each read their own array."""
     arrays = [torch.ones(READ_BYTES // 8, dtype=torch.int64) for _ in range(threads)]
     outer = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -49,7 +49,7 @@ def read_gigabytes_per_second(threads: int = 2, budget: float = 1.0) -> float:
 
 
 def measure() -> dict[str, float]:
-    """Every figure by name: `fp32 2048x512x2048` and so on in GFLOP/s, `read` in GB/s."""
+    """All measurements by name: `fp32 2048x512x2048` and so on in GFLOP/s, `read` in GB/s."""
     figures = {
         f"{precision} {'x'.join(map(str, shape))}": round(matrix_gflops(shape, dtype), 1)
         for precision, dtype in PRECISIONS.items()
@@ -59,7 +59,7 @@ def measure() -> dict[str, float]:
 
 
 def processor() -> str:
-    """The name of the processor, as the system gives it."""
+    """The name of the processor."""
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

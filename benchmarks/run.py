@@ -30,13 +30,13 @@ def main() -> int:
     python = peers_python()
     command = [python, BENCHMARKS[sys.argv[1]], *sys.argv[2:]]
     if find_spec("trifold") and "--trifold-python" not in sys.argv:
-        # Started from trifold's own environment: trifold is measured in that one.
+        # The caller's environment has trifold, which is measured there.
         command += ["--trifold-python", sys.executable]
     return subprocess.call([str(part) for part in command])
 
 
 def peers_python() -> Path:
-    """Interpreter of the peers' environment, installed from peers.txt where that is not done yet."""
+    """Interpreter of the peers' environment, which is installed from peers.txt at first use."""
     python = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     stamp = ENVIRONMENT / "peers.sha256"
     wanted = hashlib.sha256(PEERS.read_bytes()).hexdigest()

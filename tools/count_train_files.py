@@ -14,17 +14,14 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 PROBE = """
 import os, sys, tempfile, threading
-from pathlib import Path
 
-source, seen = sys.argv[1], {}
-
-
-class Reached(BaseException):
-    pass
+source, until_step, *command = sys.argv[1:]
+seen = {}
 
 
 def profile(frame, event, argument):
@@ -36,10 +33,15 @@ def profile(frame, event, argument):
     if code.co_flags & 2 == 0:  # CO_NEWLOCALS is not set: a class body
         return
     name = os.path.relpath(code.co_filename, source)
-    if code.co_name == "step" and any(part in name for part in ("optim", "muon", "adam")):
-        print("\\n".join(seen), flush=True)
-        os._exit(0)
-    seen.setdefault(name, None)
+    if until_step and code.co_name == "step" and any(part in name for part in ("optim", "muon", "adam")):
+        finish()
+    seen.setdefault(f"{name} {code.co_name}", None)
+
+
+def finish():
+    sys.setprofile(None)
+    print("\\n".join(seen), flush=True)
+    os._exit(0)
 
 
 from trifold.cli import main
@@ -47,10 +49,26 @@ from trifold.cli import main
 os.chdir(tempfile.mkdtemp())
 threading.setprofile(profile)
 sys.setprofile(profile)
-main(["train", "smoke", "train.workers=1", "train.steps=2", "train.warmup=1"])
-print("the optimizer was never reached", file=sys.stderr)
+code = main(command)
+if not until_step and code == 0:
+    finish()
+print("the optimizer was never reached" if until_step else f"exit code {code}", file=sys.stderr)
 os._exit(1)
 """
+SMOKE = ("train", "smoke", "train.workers=1", "train.steps=2", "train.warmup=1")
+
+
+def trace_calls(command: Sequence[str], source: Path, *, until_step: bool) -> list[str]:
+    """The functions that a command of the tree `source` runs, as "FILE FUNCTION" in order of first use.
+
+    until_step: only until the first optimizer step. Raises RuntimeError if the command fails.
+    """
+    environment = os.environ | {"PYTHONPATH": str(source), "TOKENIZERS_PARALLELISM": "false"}
+    program = [sys.executable, "-c", PROBE, str(source), "step" * until_step, *command]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return [line for line in done.stdout.splitlines() if ".py " in line]
 
 
 def main() -> int:
@@ -59,14 +77,8 @@ def main() -> int:
     parser.add_argument("source", nargs="?", type=Path, default=Path(__file__).resolve().parents[1] / "src")
     parser.add_argument("--list", action="store_true", help="print the names of the files")
     chosen = parser.parse_args()
-    source = chosen.source.resolve()
-    environment = os.environ | {"PYTHONPATH": str(source), "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-c", PROBE, str(source)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(done.stderr, file=sys.stderr)
-        return 1
-    files = [line for line in done.stdout.splitlines() if line.endswith(".py")]
+    calls = trace_calls(SMOKE, chosen.source.resolve(), until_step=True)
+    files = list(dict.fromkeys(call.split()[0] for call in calls))
     if chosen.list:
         print("\n".join(files))
     print(f"{len(files)} files")

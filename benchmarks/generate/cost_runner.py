@@ -1,7 +1,7 @@
-"""What bf16 and int8 cost in logits and perplexity, against fp32.
+"""Accuracy of bf16 and int8 against fp32: logits and perplexity.
 
-Of a random model, whose logits lie close together, and of one that has learnt a little: a second-order Markov chain of
-words, on which it is then scored, its own embeddings and all.
+The models are a random one, whose logits are close together, and one trained briefly on a second-order Markov chain of
+words, on which it is then scored.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ SMALL = ModelConfig(
 
 
 def chain(generator: torch.Generator, rows: int, width: int) -> torch.Tensor:
-    """(rows, width) words 3 … 511, each after a few that may follow the two before it."""
+    """(rows, width) words 3 … 511; the two words before a word determine its few candidates."""
     successors = torch.randint(3, 512, (1024, 4), generator=torch.Generator().manual_seed(7))
     tokens = torch.randint(3, 512, (rows, width), generator=generator)
     for t in range(2, width):
         state = (tokens[:, t - 1] * 31 + tokens[:, t - 2] * 17) % 1024
-        # One of four, the first half of the time: 1.75 bits a word.
+        # One of four candidates, half of the time the first: 1.75 bits per word.
         draw = torch.multinomial(torch.tensor([0.5, 0.25, 0.125, 0.125]), rows, True, generator=generator)
         tokens[:, t] = successors[state, draw]
     return tokens
 
 
-def learnt(folder: Path, steps: int) -> torch.Tensor:
-    """Train the small model a little, save it, and give the text it is scored on."""
+def train_small(folder: Path, steps: int) -> torch.Tensor:
+    """Train the small model briefly, save it, and return the text for scoring."""
     torch.manual_seed(1)
     generator = torch.Generator().manual_seed(1)
     model = Transformer(SMALL)
@@ -67,7 +67,7 @@ def learnt(folder: Path, steps: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def compared(folder: Path, tokens: torch.Tensor) -> list[dict[str, object]]:
-    """Of each precision: KL from fp32 in nats a token, largest change of a logit, perplexity, same best token."""
+    """For each precision: KL from fp32 (nats per token), largest logit change, perplexity, share of equal tokens."""
 
     def logits(**how: str) -> torch.Tensor:
         pipe = trifold.load(folder, **how)
@@ -99,16 +99,16 @@ def compared(folder: Path, tokens: torch.Tensor) -> list[dict[str, object]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="what prepare.py wrote")
+    parser.add_argument("--folder", type=Path, required=True, help="folder written by prepare.py")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     tokens = torch.randint(3, 50_000, (8, 64), generator=torch.Generator().manual_seed(1))
     random = compared(args.folder / "gpt2", tokens)
-    small = args.folder / "learnt"
-    text = learnt(small, args.steps)
-    print(json.dumps({"random GPT-2 124M": random, "a small one that has learnt": compared(small, text)}))
+    small = args.folder / "trained"
+    text = train_small(small, args.steps)
+    print(json.dumps({"random GPT-2 124M": random, "a small trained model": compared(small, text)}))
 
 
 if __name__ == "__main__":

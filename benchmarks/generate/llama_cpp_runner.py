@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python, greedy at batch 1. `run.py --llama` installs it, which builds it: ten minutes."""
+"""llama.cpp through llama-cpp-python, greedy, batch size 1. `run.py --llama` builds it in ten minutes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = {
     "bf16": gguf.GGMLQuantizationType.BF16,
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
 }
-# Their name -> that of a Hugging Face GPT-2; whether it lies (in, out) there.
+# Name in llama.cpp -> name in a Hugging Face GPT-2, and whether the latter is stored as (in, out).
 LAYER = {
     "attn_norm": ("ln_1", False),
     "attn_qkv": ("attn.c_attn", True),
@@ -28,7 +28,7 @@ LAYER = {
 
 
 def write_gguf(folder: Path, out: Path, precision: str) -> Path:
-    """The same weights in the form of llama.cpp, without a vocabulary; norms, biases and positions stay fp32."""
+    """The same weights in the format of llama.cpp, without a vocabulary; norms, biases and positions stay fp32."""
     if out.is_file():
         return out
     theirs = {

@@ -1,6 +1,6 @@
-"""How long it takes from the call to the first logits, and how much memory, beside reading the file once.
+"""Time and memory from the call to the first logits, compared with reading the file once.
 
-The file is in the page cache. Each figure is of a process of its own, so that nothing is warm but the imports.
+The file is in the page cache. Each measurement is a separate process, so that only imports are warm.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def resident(field: str) -> float:
-    """MB of this process: VmRSS now, VmHWM at most since the last reset."""
+    """Memory of this process in MB: VmRSS now, VmHWM the peak since the last reset."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024 / 1e6

@@ -1,4 +1,4 @@
-"""What every runner shares: its arguments, the clock, and the one line of JSON a work that it prints."""
+"""Shared by all runners: arguments, timing, and one line of JSON for each workload."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Write = Callable[[list[list[int]]], list[list[int]]]
 
 @dataclass(frozen=True)
 class Line:
-    """One toolkit at one work: tokens a second of the quickest and of the median warm call, and of the first one."""
+    """One toolkit and workload: tokens per second of the fastest, the median and the first call."""
 
     name: str
     precision: str
@@ -35,16 +35,16 @@ class Line:
 
 def arguments(description: str | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--folder", type=Path, required=True, help="what prepare.py wrote")
+    parser.add_argument("--folder", type=Path, required=True, help="folder written by prepare.py")
     parser.add_argument("--precision", required=True)
     parser.add_argument("--works", required=True, help="comma-separated: " + ",".join(WORKS))
-    parser.add_argument("--seconds", type=float, default=6.0, help="of warm calls, a work")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of warm calls, for each workload")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
 
 
 def measure(name: str, args: argparse.Namespace, writer: Callable[[Work], Write]) -> None:
-    """Print one line a work; `writer` makes what turns prompts into what was written."""
+    """Print one line for each workload; `writer` returns the function that continues prompts."""
     for work_name in args.works.split(","):
         work = WORKS[work_name]
         rows, write = prompts(work), writer(work)

@@ -1,6 +1,4 @@
-"""The models of the bench, random and of natural size, in the forms that the toolkits read. Made once, in the peers'
-environment.
-"""
+"""Random models of realistic size in the formats of the toolkits, created once in the peers' environment."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def prepare(folder: Path) -> Path:
 
 
 def for_ctranslate2(model: torch.nn.Module, name: str, out: Path, precision: str) -> None:
-    """By its own loaders; only the tokenizer is made up, because random models have none: t0, t1, …"""
+    """Convert with CTranslate2's loaders; random models have no tokenizer, so the vocabulary is t0, t1, …"""
     from ctranslate2.converters import transformers as converters
 
     loader = {"gpt2": converters.GPT2Loader, "marian": converters.MarianMTLoader}[name]()

@@ -1,4 +1,4 @@
-"""From the runners' lines to a table and to the ratios that are asked for."""
+"""Turn the results of the runners into tables and the required ratios."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def speeds(lines: Lines, work: str) -> dict[tuple[str, str], list[float]]:
 
 
 def ratios(lines: Lines) -> list[tuple[Wanted, float | None]]:
-    """Each wanted ratio: best of ours over best of theirs, each taken as the median over the rounds."""
+    """Each required ratio: best of ours over best of theirs, each the median over the rounds."""
     out = []
     for wanted in WANTED:
         middle = {key: median(values) for key, values in speeds(lines, wanted.work).items()}
@@ -59,7 +59,7 @@ def ratios(lines: Lines) -> list[tuple[Wanted, float | None]]:
 
 
 def tables(lines: Lines, works: Sequence[str]) -> str:
-    """A Markdown table a work, the quickest first, then the ratios."""
+    """A Markdown table for each workload, the fastest first, then the ratios."""
     parts = []
     for work in works:
         rows = [

@@ -1,8 +1,7 @@
-"""Generate with trifold and with its peers, side by side, and say who is how fast; then what loading costs, and what
-smaller weights do.
+"""Compare the speed of generation of trifold and its peers; then measure loading and the accuracy of smaller weights.
 
-Every runner is a process of its own. The rounds are interleaved (A B C A B C), so that a machine that drifts drifts
-for everybody.
+Every runner is a separate process. The rounds are interleaved (A B C A B C), so that changes in the machine's speed
+affect all toolkits.
 """
 
 from __future__ import annotations
@@ -53,15 +52,19 @@ RUNNERS = (
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of warm calls, a runner and a work")
+    parser.add_argument(
+        "--seconds", type=float, default=6.0, help="of warm calls, for each runner and workload"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--works", default=",".join(ALL), help="comma-separated: " + ",".join(ALL))
     parser.add_argument("--only", help="comma-separated: " + ",".join(runner.name for runner in RUNNERS))
     parser.add_argument(
-        "--llama", action="store_true", help="measure llama.cpp too: it is built, for ten minutes"
+        "--llama", action="store_true", help="measure llama.cpp too; building it takes ten minutes"
     )
-    parser.add_argument("--no-loading", action="store_true", help="leave out loading")
-    parser.add_argument("--no-cost", action="store_true", help="leave out what smaller weights cost")
+    parser.add_argument("--no-loading", action="store_true", help="do not measure loading")
+    parser.add_argument(
+        "--no-cost", action="store_true", help="do not measure the accuracy of smaller weights"
+    )
     parser.add_argument(
         "--trifold-python", default=sys.executable, help="interpreter that has trifold's requirements"
     )
@@ -145,7 +148,7 @@ def main() -> int:
 
 
 def loading(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """From the call to the first logits, against reading the file once, alternately."""
+    """Time to the first logits, alternating with reading the file once."""
     found: dict[str, list[dict[str, Any]]] = {"read": [], "load": []}
     for _ in range(args.rounds + 2):
         for what, figures in found.items():
@@ -164,7 +167,7 @@ def loading(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str
 
 
 def cost(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """What smaller weights cost in logits and perplexity."""
+    """Accuracy of smaller weights: logits and perplexity."""
     runner = [HERE / "cost_runner.py", "--folder", folder, "--threads", args.threads]
     (found,) = run_json([args.trifold_python, *runner], args)
     said = ["What smaller weights cost, against fp32:"]

@@ -1,4 +1,4 @@
-"""What is measured, the same for everybody."""
+"""The workloads, equal for all toolkits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Work:
-    """Rows of random tokens, each of which gets `new` more tokens, by greedy search or by beams."""
+    """Rows of random tokens, each continued by `new` tokens with greedy or beam search."""
 
     model: str  # folder under the bench's cache
     rows: int
@@ -22,7 +22,7 @@ WORKS = {
     "beam-5": Work("marian", rows=32, width=16, new=20, beams=5),
 }
 
-# GPT-2 as it was published: 124.4 million weights.
+# GPT-2 as published: 124.4 million parameters.
 GPT2 = {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
 MARIAN = {
     **{"vocab_size": 8000, "d_model": 512, "encoder_layers": 6, "decoder_layers": 6},
@@ -33,7 +33,7 @@ MARIAN = {
 
 
 def prompts(work: Work) -> list[list[int]]:
-    """Rows of ids, none of them special; a source ends with its end token."""
+    """Rows of ids without special tokens; a source ends with the end token."""
     import random
 
     draw = random.Random(20170612)

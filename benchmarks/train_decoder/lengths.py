@@ -1,8 +1,8 @@
-"""Memory of learning from ever longer texts: one forward and backward pass each, every length in a process of its own.
+"""Training memory by length: one forward and backward pass for each length, each in its own process.
 
     python benchmarks/train_decoder/lengths.py [--lengths 4096,8192,16384,32768] [--precision bf16]
 
-Attention's weights alone would be heads × length² numbers a layer: 17 GB in bf16 at 32,768 tokens and 8 heads.
+Attention weights alone would be heads × length² numbers per layer: 17 GB in bf16 at 32,768 tokens and 8 heads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from measure import peak_mb, say
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--lengths", default="4096,8192,16384,32768", help="tokens of the one text")
+    parser.add_argument("--lengths", default="4096,8192,16384,32768", help="numbers of tokens")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def measure(length: int, precision: str) -> None:
-    """A GPT of 2 layers and 8 heads learns from one text of so many tokens."""
+    """Train a GPT of 2 layers and 8 heads on one text of `length` tokens."""
     import torch
 
     from trifold import fast

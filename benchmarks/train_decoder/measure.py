@@ -1,4 +1,4 @@
-"""What every runner shares: its arguments, the data, the clock, and the one line of JSON that it prints."""
+"""Shared by all runners: arguments, data, timing, and the line of JSON that they print."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def arguments(
     precisions: Sequence[str] = ("fp32", "bf16"),
     optimizers: Sequence[str] = ("adamw",),
 ) -> argparse.Namespace:
-    """Read what the driver hands to every runner, set the threads, and fix the seed."""
+    """Parse the arguments of a runner, set the number of threads, and fix the seed."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--precision", choices=precisions, required=True)
     parser.add_argument("--optimizer", choices=optimizers)
     parser.add_argument("--seconds", type=float, default=30.0, help="length of the timed window")
     parser.add_argument("--warmup", type=int, default=4, help="steps before the clock starts")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--wide", action="store_true", help="the step of 16,384 tokens and 50,257 words")
+    parser.add_argument("--wide", action="store_true", help="a step of 16,384 tokens and 50,257 words")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
@@ -41,16 +41,16 @@ def arguments(
 
 
 def text() -> str:
-    """tinyshakespeare, or as much invented text in as many characters where it is not there."""
+    """tinyshakespeare, or random text of the same size and alphabet if it is missing."""
     path = Path(os.environ.get("TRIFOLD_DATA", "")) / "tinyshakespeare" / "input.txt.gz"
     if path.is_file():
         return gzip.decompress(path.read_bytes()).decode("utf-8")
-    print("tinyshakespeare is not under $TRIFOLD_DATA: measuring on invented text", file=sys.stderr)
+    print("tinyshakespeare is not under $TRIFOLD_DATA: measuring on random text", file=sys.stderr)
     return "".join(random.Random(1).choices(string.ascii_letters + " \n.,", k=1_115_394))
 
 
 def windows(setting: Setting) -> Iterator[tuple[Tensor, Tensor]]:
-    """Random windows of the training text as the peers read them: tokens and what follows each, (rows, context)."""
+    """Random windows of the training text for the peers: tokens and the next token of each, (rows, context)."""
     letters = text()
     number = {letter: n for n, letter in enumerate(sorted(set(letters)))}
     ids = np.array([number[letter] for letter in letters[: len(letters) * 9 // 10]], dtype=np.int64)
@@ -73,17 +73,17 @@ def say(**line: object) -> None:
 
 
 def run_timed(name: str, args: argparse.Namespace, step: Callable[[], tuple[float, int]]) -> None:
-    """Call `step`, which gives the loss in nats and the tokens learnt, until the window is full; print the line."""
+    """Call `step`, which returns the loss in nats and its tokens, until the timed window ends; print the result."""
     losses, tokens = [], 0
     start = end = time.perf_counter()
     while end - start < args.seconds or len(losses) <= args.warmup:
-        loss, learnt = step()
+        loss, count = step()
         losses.append(loss)
         end = time.perf_counter()
         if len(losses) <= args.warmup:
             start = end
         else:
-            tokens += learnt
+            tokens += count
     say(
         name=name,
         precision=args.precision,

@@ -1,7 +1,7 @@
-"""Train the same decoder with trifold and with its peers, side by side, and say who is how fast and how large.
+"""Train the same decoder with trifold and its peers, and compare speed and memory.
 
-Every runner is a process of its own. The rounds are interleaved (A B C A B C), so that a machine that drifts
-drifts for everybody.
+Every runner is a separate process. The rounds are interleaved (A B C A B C), so that changes in the machine's speed
+affect all toolkits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=30.0, help="timed window of each run")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default=",".join(RUNNERS), help="comma-separated: " + ",".join(RUNNERS))
-    parser.add_argument("--no-memory", action="store_true", help="leave out the step of 50,257 words")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure memory with 50,257 words")
     parser.add_argument(
         "--trifold-python", default=sys.executable, help="interpreter that has trifold's requirements"
     )
@@ -119,7 +119,7 @@ def peak(machine: Sequence[Mapping[str, Any]], precision: str) -> float:
 
 
 def speeds(lines: Sequence[Mapping[str, Any]], machine: Sequence[Mapping[str, Any]]) -> str:
-    """A table from the fastest to the slowest; a peer is who is not trifold."""
+    """A table from the fastest to the slowest; all toolkits but trifold are peers."""
     runs: dict[tuple[str, str], list[float]] = {}
     for line in lines:
         runs.setdefault((line["name"], line["precision"]), []).append(line["tokens_per_s"])
@@ -145,7 +145,7 @@ def speeds(lines: Sequence[Mapping[str, Any]], machine: Sequence[Mapping[str, An
 
 
 def memories(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Peak memory above import of steps of 16,384 tokens over 50,257 words, as a table, if it was taken."""
+    """A table of the peak memory above import for steps of 16,384 tokens and 50,257 words, if it was measured."""
     if not lines:
         return []
     rows = ["| 50,257 words, 16,384 tokens a step | precision | peak above import |", "|---|---|---:|"]

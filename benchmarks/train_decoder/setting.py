@@ -1,4 +1,4 @@
-"""The one decoder that every toolkit trains, and its cost by formula."""
+"""The decoder that every toolkit trains, and its cost by formula."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Setting:
 
 
 def flops_per_token(setting: Setting) -> float:
-    """Floating-point operations of one forward and backward pass, a token: 6 a weight of the products, and attention
+    """Floating-point operations of one forward and backward pass per token: 6 per weight of the products, and attention
     to (context + 1) / 2 tokens on average (Kaplan et al. 2020, section 2.1, with the causal half only).
     """
     d = setting.d_model

@@ -1,12 +1,11 @@
-"""nanoGPT's CPU command in a plain loop, and the recipe `shakespeare-char-tiny`, one after the other, start to end.
+"""nanoGPT's CPU command in a plain loop, and the recipe `shakespeare-char-tiny`, one after the other.
 
     TRIFOLD_DATA=… python benchmarks/train_decoder/tiny.py
 
-The command is the one of nanoGPT's README for a machine without a GPU (4 layers, 4 heads, width 128, context 64, 12
-windows a step, 2,000 steps, no biases, no dropout, cosine rate, fp32, not compiled), written anew here with its
-estimates of the loss on 20 batches at every 250 steps and its checkpoint whenever that is better. Both are processes of
-their own; seconds count from their start to their end, less the judging of the plain one on the whole last tenth of the
-text, which the recipe's seconds do include.
+The command is that of nanoGPT's README for machines without a GPU (4 layers, 4 heads, width 128, context 64, 12 windows
+per step, 2,000 steps, no biases, no dropout, cosine schedule, fp32, not compiled), reimplemented here with its loss
+estimates on 20 batches every 250 steps and its checkpoints. Both are separate processes, timed from start to end; the
+time of the plain one excludes its final validation on the last tenth of the text, that of the recipe includes it.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def main() -> None:
 
 
 def ran(command: list[object]) -> str:
-    """What it wrote to standard output; what it says of its progress is seen."""
+    """Run a command and return its standard output; its progress goes to standard error."""
     source = str(Path(__file__).parents[2] / "src")
     done = subprocess.run(
         [str(part) for part in command],
@@ -112,7 +111,7 @@ def train_plainly(steps: int) -> None:
 
 
 def as_nanogpt(model: GPT) -> GPT:
-    """Without biases, and with weights behind which a residual stands drawn smaller."""
+    """Without biases; weights before a residual sum are initialized smaller."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.LayerNorm):
             module.bias = None
@@ -123,7 +122,7 @@ def as_nanogpt(model: GPT) -> GPT:
 
 
 def rate(step: int, steps: int) -> float:
-    """Warm-up, then half a cosine down to a tenth."""
+    """Warm-up, then a cosine decay to a tenth."""
     if step < WARMUP:
         return TINY.learning_rate * step / WARMUP
     done = (step - WARMUP) / max(1, steps - WARMUP)
@@ -131,7 +130,7 @@ def rate(step: int, steps: int) -> float:
 
 
 def drawn(ids: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-    """Windows from anywhere: characters and what follows each, (rows, context)."""
+    """Random windows: characters and the next character of each, (rows, context)."""
     while True:
         places = torch.randint(len(ids) - TINY.context, (TINY.rows, 1)).numpy() + np.arange(TINY.context + 1)
         stretch = torch.from_numpy(ids[places])
@@ -144,14 +143,14 @@ def loss_of(model: nn.Module, read: Tensor, wanted: Tensor) -> Tensor:
 
 @torch.no_grad()
 def estimated(model: nn.Module, ids: np.ndarray) -> float:
-    """On a few batches, as the command does it."""
+    """Loss on a few batches, as in nanoGPT."""
     batches = drawn(ids)
     return float(np.mean([loss_of(model, *next(batches)).item() for _ in range(EVALUATED)]))
 
 
 @torch.no_grad()
 def judged(model: nn.Module, ids: np.ndarray) -> float:
-    """On the whole text, in windows one behind the other."""
+    """Loss on the whole text in consecutive windows."""
     model.eval()
     count = (len(ids) - 1) // TINY.context
     read = torch.from_numpy(ids[: count * TINY.context]).view(count, -1)

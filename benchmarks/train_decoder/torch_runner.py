@@ -1,4 +1,4 @@
-"""A GPT in plain eager PyTorch and a plain loop, as a person writes it who knows the library well."""
+"""A GPT in eager PyTorch and a plain loop, as an experienced user would write it."""
 
 from __future__ import annotations
 

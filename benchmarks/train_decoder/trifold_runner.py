@@ -1,4 +1,4 @@
-"""trifold on the recipe `shakespeare-char` itself: its windows, rate, warm-up, clipping, decay."""
+"""trifold with the recipe `shakespeare-char`, including its windows, learning rate, warm-up, clipping and decay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step that shows what logits cost: the same decoder with the vocabulary of GPT-2, and 16,384 tokens a step."""
+"""A step dominated by logits: the same decoder with the vocabulary of GPT-2 and 16,384 tokens per step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDE = replace(Setting(), vocab_size=50_257, rows=64)
 
 
 def random_windows() -> Iterator[tuple[Tensor, Tensor]]:
-    """Invented tokens and what follows each, (rows, context)."""
+    """Random tokens and the next token of each, (rows, context)."""
     drawn = torch.Generator().manual_seed(1)
     while True:
         stretch = torch.randint(WIDE.vocab_size, (WIDE.rows, WIDE.context + 1), generator=drawn)

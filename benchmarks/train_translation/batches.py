@@ -1,4 +1,4 @@
-"""Batches for the plain loops: like lengths together, a bound on padded tokens, a new order each epoch."""
+"""Batches for the plain loops: similar lengths together, limited padded tokens, a new order in each epoch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Batch:
 
 
 def plan(lengths: Sequence[tuple[int, int]], batch_tokens: int, seed: int) -> list[list[int]]:
-    """Indices of the pairs of each batch of one epoch: every pair once, like lengths together.
+    """Indices of the pairs of each batch of one epoch: every pair once, similar lengths together.
 
     Sentences times longest side stay within `batch_tokens`. The target is sorted first, since the vocabulary makes
     a padded target position the dearest.

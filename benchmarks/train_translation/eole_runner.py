@@ -28,7 +28,7 @@ class WindowFull(Exception):
 
 
 def configuration(args: Namespace, setting: Setting, folder: Path) -> dict[str, Any]:
-    """EOLE's settings for the benched model, with the options that train it fastest on a CPU."""
+    """EOLE's settings for the benchmark model, with the options that are fastest on a CPU."""
     meta = json.loads((args.data / "meta.json").read_text(encoding="utf-8"))
     return {
         "seed": 1,
@@ -56,7 +56,7 @@ def configuration(args: Namespace, setting: Setting, folder: Path) -> dict[str, 
         "training": {
             "model_path": str(folder / "model"),
             "compute_dtype": args.precision,
-            # Without it bf16 is bf16 throughout, EOLE's fastest; fp32 would only get another optimiser.
+            # Without it bf16 is bf16 throughout, EOLE's fastest; fp32 would only get another optimizer.
             "use_amp": args.precision == "fp32",
             "batch_type": "tokens",
             "batch_size": setting.batch_tokens,

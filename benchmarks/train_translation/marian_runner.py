@@ -1,4 +1,4 @@
-"""Hugging Face's MarianMTModel of the same size, trained from nothing in a plain loop."""
+"""Hugging Face's MarianMTModel of the same size, trained from scratch in a plain loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every runner shares: its arguments, the clock, and the one line of JSON that it prints."""
+"""Shared by all runners: arguments, timing, and the line of JSON that they print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from setting import Setting
 
 @dataclass(frozen=True)
 class Line:
-    """What a runner says on its last line of output; tokens are real, the target's with its end token."""
+    """The last line of a runner's output; tokens are real, including the end token of the target."""
 
     name: str
     precision: str
@@ -34,7 +34,7 @@ class Line:
 
 
 def arguments(description: str | None = None) -> argparse.Namespace:
-    """Read what the driver hands to every runner, set the threads, and fix the seed."""
+    """Parse the arguments of a runner, set the number of threads, and fix the seed."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, required=True, help="folder written by prepare.py")
     parser.add_argument("--precision", choices=("fp32", "bf16"), required=True)
@@ -48,13 +48,13 @@ def arguments(description: str | None = None) -> argparse.Namespace:
 
 
 def setting_of(folder: Path) -> Setting:
-    """The benched setting with the vocabulary size of the prepared data."""
+    """The benchmark setting with the vocabulary size of the prepared data."""
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     return Setting(vocab_size=meta["vocab_size"])
 
 
 class Clock:
-    """Starts after the warm-up, counts the steps that follow, and says when the window is full."""
+    """Starts after the warm-up, counts steps, and ends after the timed window."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         self.name, self.args = name, args
@@ -63,7 +63,7 @@ class Clock:
         self.start = self.end = time.perf_counter()
 
     def step(self, *, loss: float, source_tokens: int, target_tokens: int, positions: int) -> bool:
-        """Take note of a finished step (its loss a target token in nats); False when the window is full."""
+        """Record a finished step (loss in nats per target token); False at the end of the timed window."""
         self.losses.append(loss)
         self.end = time.perf_counter()
         if len(self.losses) <= self.args.warmup:
@@ -94,7 +94,7 @@ class Clock:
 
 
 def run_timed(clock: Clock, batches: Iterator[Batch], train_step: Callable[[Batch], float]) -> None:
-    """Train batch after batch until the clock says stop, then print the line."""
+    """Train until the end of the timed window, then print the result."""
     for batch in batches:
         loss = train_step(batch)
         if not clock.step(

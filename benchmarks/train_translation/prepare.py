@@ -1,4 +1,4 @@
-"""One data set for all toolkits: the text is cut once, and written as ids and as lines of pieces."""
+"""One data set for all toolkits: tokenized once, written as ids and as lines of pieces."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def prepare(cache: Path) -> Path:
 
 
 def read_multi30k(folder: Path) -> Iterator[tuple[str, str]]:
-    """English-German captions, lower-cased and Moses-tokenised, in the order of the files."""
+    """English-German captions, lowercased and Moses-tokenized, in the order of the files."""
     sides = (
         gzip.decompress((folder / f"train.lc.norm.tok.{language}.gz").read_bytes())
         for language in ("en", "de")
@@ -71,7 +71,7 @@ def read_multi30k(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def write_synthetic(_: Path) -> Iterator[tuple[str, str]]:
-    """Invented words in sentences as long as captions, translated word by word with neighbours swapped."""
+    """Random words in sentences as long as captions, translated word by word with neighbours swapped."""
     chance = random.Random(1)
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 

@@ -1,4 +1,4 @@
-"""trifold on the recipe itself, `multi30k-en-de`: its pieces and the merges that drop out, rate, warm-up, clipping."""
+"""trifold with the recipe `multi30k-en-de`, including its BPE-dropout, learning rate, warm-up and clipping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the runners' lines to a table: medians over rounds, ratios to the best peer, shares of the peak."""
+"""Turn the results of the runners into a table: medians over rounds, ratios to the best peer, shares of the peak."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OURS = "trifold"
 
 @dataclass(frozen=True)
 class Row:
-    """One toolkit in one precision; speeds in real target tokens a second."""
+    """One toolkit in one precision; speeds in real target tokens per second."""
 
     name: str
     precision: str
@@ -91,7 +91,7 @@ COLUMNS = (
 
 
 def markdown_table(rows: Sequence[Row]) -> str:
-    """A Markdown table whose columns also line up when it is read as plain text."""
+    """A Markdown table with columns aligned in plain text."""
     cells = [[title for title, _ in COLUMNS]] + [[show(row) for _, show in COLUMNS] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 
@@ -110,7 +110,7 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 
 def machine_line(machine: Sequence[Mapping[str, Any]]) -> str:
-    """One sentence on the machine: its peaks, and the range of its memory bandwidth over the rounds."""
+    """One sentence about the machine: peak speeds, and the range of memory bandwidth over the rounds."""
     read = [figures["read"] for figures in machine]
     return (
         f"{machine[0]['processor']}, torch {machine[0]['torch']}, matrix peak in GFLOP/s "

@@ -1,7 +1,7 @@
-"""Train the same translator with trifold and with its peers, side by side, and say who is how fast.
+"""Train the same translator with trifold and its peers, and compare their speed.
 
-Every runner is a process of its own. The rounds are interleaved (A B C A B C), so that a machine that drifts
-drifts for everybody.
+Every runner is a separate process. The rounds are interleaved (A B C A B C), so that changes in the machine's speed
+affect all toolkits.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ RUNNERS = (
     Runner("torch-bf16", "torch_runner.py", "bf16"),
 )
 
-# glibc hands large blocks back to the system and maps them anew a moment later; with logits of 150 MB a step that
-# costs time. trifold asks glibc to keep them; no peer does, but --keep-memory sets it for all of them from outside.
+# glibc returns large blocks to the system and maps them again soon after; with logits of 150 MB per step that costs
+# time. trifold configures glibc to keep them; the peers do not, but --keep-memory does it for all toolkits.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**33), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 
 
@@ -55,7 +55,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=10, help="steps before the clock starts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--keep-memory", action="store_true", help="have glibc keep freed blocks for every toolkit"
+        "--keep-memory", action="store_true", help="make glibc keep freed blocks for every toolkit"
     )
     parser.add_argument("--only", help="comma-separated: " + ",".join(runner.name for runner in RUNNERS))
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The one model and the one way of training that every toolkit is measured at, and its cost by formula."""
+"""The model and training settings of all toolkits, and their cost by formula."""
 
 from __future__ import annotations
 

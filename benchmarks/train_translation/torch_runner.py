@@ -1,4 +1,4 @@
-"""torch.nn.Transformer in a plain loop: the least that a person writes who knows PyTorch well."""
+"""torch.nn.Transformer in a plain loop, as an experienced user would write it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class Translator(nn.Module):
-    """Shared embeddings, sinusoidal positions and `nn.Transformer`; gives logits (B, T, V)."""
+    """Shared embeddings, sinusoidal positions and `nn.Transformer`; returns logits (B, T, V)."""
 
     def __init__(self, setting: Setting, max_positions: int = 1024) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Translator(nn.Module):
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         padding = source == PAD
-        # Padding of the target stands on the right, where the causal mask already hides it from real tokens.
+        # Target padding is on the right, where the causal mask hides it from real tokens.
         hidden = self.transformer(
             self.embed(source),
             self.embed(target_in),
@@ -81,7 +81,7 @@ def main() -> None:
         optimizer.step()
         return loss.item()
 
-    # Two products and a softmax: for sentences this short they beat the fused kernel, most of all in bf16.
+    # Two products and a softmax: faster than the fused kernel for such short sentences, especially in bf16.
     with sdpa_kernel(SDPBackend.MATH):
         run_timed(
             Clock("torch.nn.Transformer", args), endless_batches(args.data, setting.batch_tokens), train_step

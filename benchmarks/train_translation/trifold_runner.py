@@ -1,4 +1,4 @@
-"""trifold at the benched setting: its own trainer, the one that `trifold train` calls, on the prepared tokens."""
+"""trifold in the benchmark setting: the trainer of `trifold train` on the prepared tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trifold.train.trainer import Trainer
 
 
 class Ids:
-    """Stands for the tokenizer: the text has been tokenised already, for all toolkits alike."""
+    """Replaces the tokenizer, because the text is already tokenized for all toolkits."""
 
     pad_id, bos_id, eos_id = PAD, BOS, EOS
 
@@ -33,7 +33,7 @@ class Ids:
 
 
 def positions(batch: list[Batch]) -> int:
-    """Tokens of both sides that are reckoned with, those that fill a long row up among them."""
+    """Tokens of both sides, including the padding of packed rows."""
     packings = [side.packing for share in batch for side in (share.source, share.target)]
     return sum(packing.length for packing in packings if packing is not None)
 

@@ -39,13 +39,13 @@ def try_all(
     _warm(folder)
     for name in names:
         promise = PROMISES[name]
-        asked = trials or getattr(promise, size)
-        yield try_promise(name, promise, asked, folder / name, command, trying=trying)
+        count = trials or getattr(promise, size)
+        yield try_promise(name, promise, count, folder / name, command, trying=trying)
 
 
 def plant_all(names: Sequence[str], folder: Path, command: Command) -> Iterator[Verdict]:
-    """Put in one bug after the other, and try the promise that it breaks until it is found; a verdict without failures
-    is of a bug that was not.
+    """Plant one bug after the other and try the promise that it breaks until a trial fails; a verdict without failures
+    means that the bug was not found.
     """
     _warm(folder)
     for name in names:
@@ -60,7 +60,7 @@ def plant_all(names: Sequence[str], folder: Path, command: Command) -> Iterator[
 
 @contextmanager
 def planted(plant: str | None) -> Iterator[None]:
-    """A bug is in the code while inside, if one is named."""
+    """Context manager: the named bug, if any, is planted."""
     if plant is None:
         yield
         return
@@ -69,5 +69,5 @@ def planted(plant: str | None) -> Iterator[None]:
 
 
 def _warm(folder: Path) -> None:
-    """Load and compile what a run needs, so that no copy of this process has to."""
+    """Load and compile what a run needs before the process is forked."""
     train("smoke", out=folder / "warm", **TINY)

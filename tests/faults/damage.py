@@ -1,4 +1,4 @@
-"""Disks that lie, fill up or lose power, and files that change behind a run's back."""
+"""Damaged files, full disks, power failures, and data that changes between sessions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from trifold.train import checkpoint
 from trifold.train.checkpoint import Checkpoint, load_newest, step_of
 
 
-def damage_is_refused(box: Box) -> None:
-    """A byte changed, bytes cut off, zeroed or added, anywhere in any file of a checkpoint: refused by its name."""
+def damage_is_rejected(box: Box) -> None:
+    """Bytes changed, removed, zeroed or added in any file of a checkpoint: rejected with the name of the file."""
     path = checkpoint.save(box.folder, _state(3, box.rng.randrange(2**32)))
     for _ in range(100):
         file = box.rng.choice(sorted(path.iterdir()))
@@ -37,9 +37,9 @@ def damage_is_refused(box: Box) -> None:
         try:
             checkpoint.load(path)
         except CheckpointError as error:
-            box.expect(file.name in str(error), f"{file.name} is damaged, and it says: {error}")
+            box.expect(file.name in str(error), f"{file.name} is damaged, and the error is: {error}")
         else:
-            box.expect(False, f"{file.name} is damaged, and was loaded")
+            box.expect(False, f"{file.name} is damaged and was loaded")
         file.write_bytes(before)
     checkpoint.load(path)
 
@@ -67,7 +67,7 @@ def _state(step: int, seed: int) -> Checkpoint:
 
 
 def falls_back_by_itself(box: Box) -> None:
-    """The newest one or two checkpoints are damaged: the newest sound one is taken, with one warning."""
+    """The newest one or two checkpoints are damaged: the newest intact one is used, with one warning."""
     changes, reference = box.config()
     average = changes.get("train.average", 1)
     shutil.copytree(reference.folder, box.run)
@@ -81,7 +81,7 @@ def falls_back_by_itself(box: Box) -> None:
     if len(paths) == len(damaged):
         return
     code = box.train(changes)
-    warnings = [line for line in box.said().splitlines() if line.startswith("warning:")]
+    warnings = [line for line in box.output().splitlines() if line.startswith("warning:")]
     box.expect(code == 0 and len(warnings) == 1, f"it ended with {code} and {len(warnings)} warnings")
     box.expect(all(path.name in warnings[0] for path in damaged), f"not named: {warnings[0]}")
     box.finish(changes, reference)
@@ -92,24 +92,26 @@ def _flipped(content: bytes, place: int) -> bytes:
 
 
 def full_disks_are_survived(box: Box) -> None:
-    """The n-th write fails, once or from then on, for every n; what was saved stays, and the run goes on later."""
+    """The n-th write fails, once or from then on: saved files stay, and the run can continue later."""
     changes, reference = box.config()
-    code = _filled(box, changes)
+    code = _train_on_full_disk(box, changes)
     if code:
         box.expect(code in (1, 2), f"it ended with {code}")
-        told = [line for line in box.said().splitlines() if line.startswith("error: ")]
+        message = [line for line in box.output().splitlines() if line.startswith("error: ")]
         remedies = ("free", "choose another", *disk.REMEDIES.values())
         box.expect(
-            len(told) == 1 and str(box.run) in told[0] and any(remedy in told[0] for remedy in remedies),
-            f"place and remedy were not told: {told}",
+            len(message) == 1
+            and str(box.run) in message[0]
+            and any(remedy in message[0] for remedy in remedies),
+            f"place and remedy are not named: {message}",
         )
-    halves = _halves(box.run)
-    box.expect(not halves, f"exit code {code}, and half written: {', '.join(halves)}")
+    halves = _damaged_files(box.run)
+    box.expect(not halves, f"exit code {code}, and partial files: {', '.join(halves)}")
     box.finish(changes, reference)
 
 
-def _halves(run: Path) -> list[str]:
-    """What cannot be loaded, though its name says that it is done."""
+def _damaged_files(run: Path) -> list[str]:
+    """Files under their final names that cannot be loaded."""
     found = []
     for path in checkpoint.list_checkpoints(run / "checkpoints"):
         try:
@@ -127,14 +129,14 @@ def _halves(run: Path) -> list[str]:
 
 def _ends_with_its_line(path: Path) -> None:
     if not path.read_bytes().endswith(b"\n"):
-        raise ValueError("its last line has no end")
+        raise ValueError("the last line is not terminated")
 
 
 def _nothing_to_see(path: Path) -> None:
-    """A folder, or a log that grows."""
+    """A folder, or a log."""
 
 
-# How a file shows that it is whole, by the end of its name.
+# Suffix -> a function that raises if the file is not complete.
 _WHOLE: dict[str, Callable[[Path], object]] = {
     ".safetensors": load_file,
     ".json": lambda path: json.loads(path.read_bytes()),
@@ -144,12 +146,12 @@ _WHOLE: dict[str, Callable[[Path], object]] = {
 }
 
 
-def _filled(box: Box, changes: dict[str, Any]) -> int:
-    """Train on a disk that fills up: by a write that is refused, anywhere or in one of the small files that are few, or
-    by a limit of the system on the size of a file.
+def _train_on_full_disk(box: Box, changes: dict[str, Any]) -> int:
+    """Train on a disk that fills up: a write fails, anywhere or among the few small files, or the system limits the
+    size of files.
     """
     if box.number % 4 == 3:
-        limit = box.rng.randrange(5_000, 60_000)  # what the run says goes into a file too
+        limit = box.rng.randrange(5_000, 60_000)  # the output goes into a file too
 
         def work() -> int:
             import resource
@@ -176,17 +178,16 @@ def _filled(box: Box, changes: dict[str, Any]) -> int:
         return box.train(changes)
 
 
-DOOR = ("put", "flush", "flush_path", "flush_folder", "rename", "make_folder")
+CALLS = ("put", "flush", "flush_path", "flush_folder", "rename", "make_folder")
 
 
 @contextmanager
 def failing(
-    nth: int, kind: int, *, lasting: bool, names: Sequence[str] = DOOR, among: str = ""
+    nth: int, kind: int, *, lasting: bool, names: Sequence[str] = CALLS, among: str = ""
 ) -> Iterator[None]:
-    """The n-th passage through the door of the disk is refused, and with `lasting` all later ones; of what is to be put
-    into a file the disk takes a half.
+    """The n-th call of a function of `disk` fails, and with `lasting` all later ones; half of the bytes are written.
 
-    names, among: only such passages count, and only of files in the name of which that occurs.
+    names, among: only these functions count, and only for files whose path contains this.
     """
     count = 0
 
@@ -213,7 +214,7 @@ def failing(
 
 
 class Operation(NamedTuple):
-    """What was asked of the disk: make, put, flush, flush_folder, rename or remove."""
+    """A call of `disk`: put, flush, flush_folder, rename or remove."""
 
     what: str
     path: Path
@@ -221,8 +222,8 @@ class Operation(NamedTuple):
 
 
 def power_cuts_are_survived(box: Box) -> None:
-    """Every prefix of what a save asks of the disk, with everything lost that was not flushed, and removals half done:
-    the old checkpoint is there, or the new one, and nothing that is called a checkpoint is half of one.
+    """For every prefix of the disk operations of a save, with unflushed data lost and removals incomplete: the old or
+    the new checkpoint exists, and no partial checkpoint is visible.
     """
     folder = box.folder / "checkpoints"
     old, new = (4, 4) if box.number % 3 == 2 else (3, 4)
@@ -242,7 +243,7 @@ def power_cuts_are_survived(box: Box) -> None:
             shutil.copytree(image, after)
             replay(operations[:length], folder, after, names_early=early)
             checkpoint.sweep(after)
-            where = f"power cut behind operation {length} of {len(operations)}"
+            where = f"power failure after operation {length} of {len(operations)}"
             try:
                 found = load_newest(after)
             except CheckpointError as error:
@@ -250,7 +251,7 @@ def power_cuts_are_survived(box: Box) -> None:
                 return
             box.expect(found is not None or first, f"{where}: nothing is left")
             if found is not None:
-                box.expect(not found.rejected, f"{where}: half a checkpoint is seen: {found.rejected}")
+                box.expect(not found.rejected, f"{where}: a partial checkpoint is visible: {found.rejected}")
                 seed = found.state.progress["batch"]
                 box.expect((step_of(found.path), seed) in {(old, 1), (new, 2)}, f"{where}: {found.path}")
             for path in checkpoint.list_checkpoints(after):
@@ -263,7 +264,7 @@ def power_cuts_are_survived(box: Box) -> None:
 
 @contextmanager
 def recording() -> Iterator[list[Operation]]:
-    """All that passes through the door."""
+    """Record the calls of `disk`."""
     operations: list[Operation] = []
     door = {name: getattr(disk, name) for name in ("put", "flush", "flush_folder", "rename", "remove")}
 
@@ -307,14 +308,14 @@ def recording() -> Iterator[list[Operation]]:
 
 
 def replay(operations: list[Operation], folder: Path, after: Path, *, names_early: bool) -> None:
-    """Do to `after` what of the operations on `folder` a power cut leaves behind the last of them.
+    """Apply to `after` those effects of the operations on `folder` that survive a power failure after the last one.
 
-    A file has the bytes that were flushed. A name (of a new file, or by a rename) is there when its folder has been
-    flushed since; with `names_early` it is there in any case. What was removed may come back, but for one of its files;
-    so may what was being removed at the end, under the name that it had on the disk.
+    A file has the bytes that were flushed. A name (of a new or renamed file) exists if its folder was flushed since,
+    and with `names_early` in any case. A removed folder may reappear without one of its files, also under the name that
+    it had on disk while it was being removed.
     """
     last = len(operations) - 1
-    named: dict[Path, Path] = {}  # what is called differently on the disk
+    named: dict[Path, Path] = {}  # name -> the durable name
     contents: dict[Path, bytes] = {}
     durable: dict[Path, bytes] = {}
     for operation in operations:
@@ -346,8 +347,8 @@ def replay(operations: list[Operation], folder: Path, after: Path, *, names_earl
 # --- data ------------------------------------------------------------------------------------------------
 
 
-def changed_data_is_refused(box: Box) -> None:
-    """A file of the data is another when the run is resumed: refused by its name, unless it is said."""
+def changed_data_is_rejected(box: Box) -> None:
+    """A data file changes before the run is resumed: rejected with its name, unless --data-changed is given."""
     words = ["one", "two", "three", "four", "five", "six", "seven"]
     lines = ["\t".join((box.rng.choice(words), str(number))) for number in range(60)]
     data = box.folder / "pairs.tsv"
@@ -359,8 +360,8 @@ def changed_data_is_refused(box: Box) -> None:
     data.write_text("source\ttarget\n" + "\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     longer = {**changes, "train.steps": 9}
     code = box.train(longer)
-    box.expect(code == 1 and str(data) in box.said().splitlines()[-1], f"line {number + 2} changed: {code}")
-    box.expect("--data-changed" in box.said(), "the way on was not told")
+    box.expect(code == 1 and str(data) in box.output().splitlines()[-1], f"line {number + 2} changed: {code}")
+    box.expect("--data-changed" in box.output(), "the option --data-changed is not named")
     code = forked(training(box.run, longer, box.log, data_changed=True))
     events = (box.run / "metrics.jsonl").read_text("utf-8").splitlines()
     box.expect(
@@ -369,7 +370,7 @@ def changed_data_is_refused(box: Box) -> None:
 
 
 def foreign_folders_stay(box: Box) -> None:
-    """Other people's folders among the checkpoints, and checkpoints beyond the present step, are never deleted."""
+    """Foreign folders among the checkpoints, and checkpoints of later steps, are never deleted."""
     folder = box.run / "checkpoints"
     reference = box.reference()
     shutil.copytree(reference.folder, box.run)

@@ -1,4 +1,4 @@
-"""Several ranks on one machine, as copies of this process: as `torchrun` starts them, without loading all again."""
+"""Several ranks on one machine as forks of this process, as `torchrun` starts them, without loading libraries again."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def ranked(
     world: int,
     *,
     log: Path | None = None,
-    beside: Callable[[list[int]], None] | None = None,
-    patience: float = 0.1,
+    meanwhile: Callable[[list[int]], None] | None = None,
+    grace: float = 0.1,
 ) -> list[int]:
-    """Do `work(rank)` on so many ranks and give their exit codes, negative where a signal ended one.
+    """Run `work(rank)` on `world` ranks and return their exit codes, negative for a rank that a signal ended.
 
-    beside: done here while they are at it, with their process numbers. patience: seconds from where one fails to where
-    the others get SIGTERM; torchrun looks ten times a second.
+    meanwhile: called in this process with the process ids of the ranks. grace: seconds between the failure of a rank
+    and SIGTERM to the others; torchrun checks ten times a second.
     """
     port = _free_port()
     children = [_forked(lambda rank=rank: work(rank), rank, world, port, log) for rank in range(world)]  # type: ignore[misc]
-    if beside is not None:
-        beside(children)
+    if meanwhile is not None:
+        meanwhile(children)
     codes: dict[int, int] = {}
     failed, ended = math.inf, False
     while len(codes) < world:
@@ -41,7 +41,7 @@ def ranked(
                     codes[rank] = os.waitstatus_to_exitcode(status)
         if any(codes.values()):
             failed = min(failed, time.monotonic())
-        if time.monotonic() >= failed + patience and not ended:
+        if time.monotonic() >= failed + grace and not ended:
             ended = True
             for rank, child in enumerate(children):
                 if rank not in codes:
@@ -56,8 +56,8 @@ def _forked(work: Callable[[], int], rank: int, world: int, port: int, log: Path
         return child
     code = CRASHED
     try:
-        if log is not None:  # what the libraries say of ranks that are gone is no news
-            os.dup2(os.open(log.with_name("noise.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        if log is not None:  # messages of libraries about lost ranks
+            os.dup2(os.open(log.with_name("libraries.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
         os.environ.update(
             RANK=str(rank),
             WORLD_SIZE=str(world),

@@ -1,4 +1,4 @@
-"""Trials: as many as are asked for, each in a folder and with random numbers of its own."""
+"""Run the trials of a promise, each in its own folder and with its own random numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.faults.runs import Box, Broken, Reference
 
 
 class Promise(NamedTuple):
-    """What is promised, how it is tried, and how often: in `make test`, on a user's machine, and in full."""
+    """A statement, its trial, and the numbers of trials: in `make test`, by default, and in full."""
 
     about: str
     trial: Callable[[Box], None]
@@ -24,7 +24,7 @@ class Promise(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What came of the trials; `failures` says what went wrong in each that failed."""
+    """The result of the trials; `failures` has a message for each failed one."""
 
     name: str
     about: str
@@ -34,7 +34,7 @@ class Verdict(NamedTuple):
 
 
 Command = Callable[[Sequence[str]], int]
-# Hears, before each trial, of the promise, the trial's number and how many there are.
+# Called before each trial with the promise, the number of the trial and the number of trials.
 Trying = Callable[[str, int, int], None]
 
 
@@ -49,9 +49,9 @@ def try_promise(
     until_broken: bool = False,
     trying: Trying = lambda name, number, trials: None,
 ) -> Verdict:
-    """Run the trials in `folder`, which is emptied behind each of them; `command` is the command line `trifold`.
+    """Run the trials in `folder`, which is emptied after each of them; `command` is the command line `trifold`.
 
-    until_broken: the first failure is enough.
+    until_broken: stop at the first failure.
     """
     failures: list[str] = []
     references: dict[str, Reference] = {}

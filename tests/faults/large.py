@@ -1,4 +1,4 @@
-"""Text larger than memory, made into tokens by processes that are killed and get into each other's way."""
+"""Token caches of large text, built by processes that are killed or run at the same time."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from trifold.batches import Blocks, ShuffledRows, deal
 from trifold.data import DataSettings, Encoder, TokenCache, open_tokens
 
 CORPUS_BYTES = 32 << 20
-MEMORY = 64 << 20  # that a process may grow by, whatever the size of the corpus
-GLANCE = 4 << 20  # that may be read of it to open its cache: blocks of the text
+MEMORY = 64 << 20  # by which a process may grow, for a corpus of any size
+GLANCE = 4 << 20  # bytes read to open the cache: a few blocks of the text
 SOON = 2.0  # seconds
 PART = 4 << 20
 WIDTH = 512
 
 
 def large_text_is_cached(box: Box) -> None:
-    """A corpus is made into tokens by a process that is killed, then by two at once, in memory that does not grow with
-    it; opened at once, without being read; and every token is read once in an epoch, over a change in the number of
-    ranks.
+    """A process that encodes a corpus is killed, then two do it at the same time, in bounded memory. Opening the cache
+    does not read the corpus. An epoch reads every token once, also if the number of ranks changes.
     """
     corpus = box.folder / "corpus.txt"
     block = "".join(_line(box.rng) for _ in range(4000)).encode()
@@ -47,10 +46,10 @@ def large_text_is_cached(box: Box) -> None:
 
     forked(build, after=box.rng.uniform(0.05, 0.6), number=signal.SIGKILL, log=box.log)
     counted = _counting(build, box.folder)
-    box.expect(forked(_beside(counted, counted), log=box.log) == 0, "two at once: not made")
-    grown = max(cost.memory for cost in _costs(box.folder))  # one of them only waits; which, nobody knows
+    box.expect(forked(_both(counted, counted), log=box.log) == 0, "two processes: the cache was not built")
+    grown = max(cost.memory for cost in _costs(box.folder))  # one of the two only waits
     box.expect(grown <= MEMORY, f"{grown >> 20:,} MB of memory for {times * len(block) >> 20:,} MB of text")
-    box.expect([forked(counted, log=box.log) for _ in range(3)] == [0, 0, 0], "made, and not to be opened")
+    box.expect([forked(counted, log=box.log) for _ in range(3)] == [0, 0, 0], "the cache cannot be opened")
     costs = _costs(box.folder)
     read, soonest = max(cost.read for cost in costs), min(cost.seconds for cost in costs)
     box.expect(
@@ -61,10 +60,10 @@ def large_text_is_cached(box: Box) -> None:
     box.expect(len(cache) == times * len(lines), f"{len(cache):,} documents, not {times * len(lines):,}")
     for number in box.rng.sample(range(len(cache)), 200):
         found = cache.document(number).astype(np.uint8).tobytes()
-        box.expect(found == lines[number % len(lines)], f"document {number} is another")
+        box.expect(found == lines[number % len(lines)], f"document {number} differs")
     there = np.bincount(np.frombuffer(block, np.uint8), minlength=256) * times
     there[ord("\n")] = 0
-    box.expect(bool((_read_by_ranks(cache, box.rng) == there).all()), "an id was lost or doubled")
+    box.expect(bool((_read_by_ranks(cache, box.rng) == there).all()), "an id was lost or duplicated")
 
 
 def _line(rng: Random) -> str:
@@ -81,7 +80,7 @@ BYTES = Encoder(_bytes_of, "bytes", 256)
 
 
 class Cost(NamedTuple):
-    """What some work took: seconds, bytes by which the memory of its process grew, bytes that it has read of files."""
+    """Seconds, growth of memory in bytes, and bytes read from files."""
 
     seconds: float
     memory: int
@@ -90,10 +89,12 @@ class Cost(NamedTuple):
 
 def _counting(work: Callable[[], int], folder: Path) -> Callable[[], int]:
     def counted() -> int:
-        memory, read, start = _told("status", "VmRSS"), _told("io", "rchar"), time.perf_counter()
+        memory, read, start = _proc_value("status", "VmRSS"), _proc_value("io", "rchar"), time.perf_counter()
         code = work()
         seconds = time.perf_counter() - start
-        cost = Cost(seconds, 1024 * (_told("status", "VmHWM") - memory), _told("io", "rchar") - read)
+        cost = Cost(
+            seconds, 1024 * (_proc_value("status", "VmHWM") - memory), _proc_value("io", "rchar") - read
+        )
         (folder / f"cost-{os.getpid()}").write_text(json.dumps(cost), encoding="utf-8")
         return code
 
@@ -101,7 +102,7 @@ def _counting(work: Callable[[], int], folder: Path) -> Callable[[], int]:
 
 
 def _costs(folder: Path) -> list[Cost]:
-    """Of all that was counted since one last asked."""
+    """The costs recorded since the last call."""
     files = list(folder.glob("cost-*"))
     costs = [Cost(*json.loads(file.read_text(encoding="utf-8"))) for file in files]
     for file in files:
@@ -109,8 +110,8 @@ def _costs(folder: Path) -> list[Cost]:
     return costs
 
 
-def _told(kind: str, what: str) -> int:
-    """What the system tells of this process, in the unit in which it does; 0 where it does not."""
+def _proc_value(kind: str, what: str) -> int:
+    """A value of this process in /proc, in its unit there; 0 if it is not available."""
     try:
         found = re.search(rf"{what}:\s+(\d+)", Path("/proc/self", kind).read_text("utf-8"))
     except OSError:
@@ -118,8 +119,8 @@ def _told(kind: str, what: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _beside(one: Callable[[], int], other: Callable[[], int]) -> Callable[[], int]:
-    """Both at once, in two processes."""
+def _both(one: Callable[[], int], other: Callable[[], int]) -> Callable[[], int]:
+    """Both at the same time, in two processes."""
 
     def work() -> int:
         child = os.fork()
@@ -135,7 +136,7 @@ def _beside(one: Callable[[], int], other: Callable[[], int]) -> Callable[[], in
 
 
 def _read_by_ranks(cache: TokenCache, rng: Random) -> NDArray[np.int64]:
-    """How often each id is read in an epoch that some ranks begin and others, in another number, end."""
+    """How often each id is read in an epoch in which the number of ranks changes."""
     blocks = Blocks(cache.starts, WIDTH, shift=5)
     plan = ShuffledRows(len(blocks), 64, seed=rng.randrange(100), epoch=0)
     accumulate, worlds, workers = rng.choice([1, 2, 4]), rng.choices([1, 2, 3, 4], k=2), rng.choice([1, 2])

@@ -1,6 +1,4 @@
-"""Numbers that must not come about: nonsense in the weights, gradients that depend on how a batch was cut, softmaxes
-of nothing, losses that differ from the book.
-"""
+"""Numerical promises: finite weights, gradients independent of the split of a batch, masked rows, exact losses."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ from trifold.train.monitor import Silent
 from trifold.train.trainer import Trainer
 
 
-def nonsense_stays_out(box: Box) -> None:
-    """NaN or infinity in the loss or the gradient of any micro-batch: stopped, or left out, and never learnt."""
+def nonfinite_values_stay_out(box: Box) -> None:
+    """NaN or infinity in the loss or gradient of a micro-batch: the run stops or skips the update."""
     step, skips = box.rng.randrange(2, TINY["train.steps"]), box.number % 2 == 1
     parts, workers = box.rng.choice([1, 3]), box.rng.choice([1, 2])
     changes = {
@@ -49,14 +47,14 @@ def nonsense_stays_out(box: Box) -> None:
         for name, tensor in (*state.weights.items(), *state.optimizer.items()):
             box.expect(bool(tensor.isfinite().all()), f"{path.name}: {name} is not finite")
     events = [line for line in lines_of(box.run) if "event" in line]
-    wanted = "skipped" if skips else "stopped"
-    box.expect([(e["step"], e["event"]) for e in events] == [(step, wanted)], f"events: {events}")
+    expected = "skipped" if skips else "stopped"
+    box.expect([(e["step"], e["event"]) for e in events] == [(step, expected)], f"events: {events}")
     box.expect((box.run / events[0]["batch"]).is_file(), "the batch was not written")
 
 
 @contextmanager
 def poisoned(step: int, micro: int, where: str, value: float, place: float) -> Iterator[None]:
-    """One micro-batch of one step has `value` as its loss, or as one number of its gradient."""
+    """One micro-batch of one step has `value` as its loss, or in its gradient."""
     real = Trainer._backward
 
     def learn(self: Trainer, batch: object, now: int, number: int, *more: object) -> float:
@@ -75,8 +73,8 @@ def poisoned(step: int, micro: int, where: str, value: float, place: float) -> I
         yield
 
 
-def spikes_are_governed(box: Box) -> None:
-    """A loss that leaps: the update is left out, or the run goes back; a run that is stopped there does the same."""
+def spikes_are_handled(box: Box) -> None:
+    """A loss spike: the update is skipped, or the run is rewound; a killed and resumed run does the same."""
     way = ("skip", "rewind")[box.number % 2]
     changes = {"train.on_spike": way, "train.spike_window": 5, "train.spike_factor": 3.0}
     step = box.rng.randrange(7, 12)
@@ -85,16 +83,18 @@ def spikes_are_governed(box: Box) -> None:
         box.expect(forked(training(whole, changes, box.log)) == 0, "the run failed")
         events = [line for line in lines_of(whole) if "event" in line]
         box.expect(len(events) == 1, f"one spike at step {step}, and events {events}")
-        told = (events[0]["event"], events[0].get("spike_at", events[0]["step"]))
-        box.expect(told == ({"skip": "skipped", "rewind": "rewound"}[way], step), f"{told} at step {step}")
+        message = (events[0]["event"], events[0].get("spike_at", events[0]["step"]))
+        box.expect(
+            message == ({"skip": "skipped", "rewind": "rewound"}[way], step), f"{message} at step {step}"
+        )
         box.train(changes, after=box.rng.uniform(0, 0.5))
         code = box.train(changes)
-    box.expect(code == 0 and state_of(box.run) == state_of(whole), "killed and resumed, it is another run")
+    box.expect(code == 0 and state_of(box.run) == state_of(whole), "the killed and resumed run differs")
 
 
 @contextmanager
 def _leaping(step: int, note: Path) -> Iterator[None]:
-    """The loss of the batch that comes first at that step is ten times as large, in every process that reads `note`."""
+    """Multiply the loss of the first batch of that step by ten, in every process that reads `note`."""
     real = Trainer._backward
 
     def learn(self: Trainer, batch: object, now: int, number: int, *more: object) -> float:
@@ -113,7 +113,7 @@ def _bytes_of(batch: object) -> bytes:
 
 
 def accumulation_changes_nothing(box: Box) -> None:
-    """One batch, or its rows in any number of parts, or shared by workers: the same gradient, by 1e-6 of its norm."""
+    """A batch, split into micro-batches or among workers, gives the same gradient within 1e-6 of its norm."""
     prepared = data.load_data(_recipe({"model.dropout": 0.0}), box.folder / "tokenizer", Silent())
     rows = np.array(box.rng.sample(range(len(prepared.train.lengths)), 24))
     whole = _gradient(prepared, [rows])
@@ -148,8 +148,8 @@ def _recipe(changes: dict[str, object]) -> Recipe:
     return load_recipe("smoke", {**TINY, **changes})
 
 
-def blind_rows_are_zero(box: Box) -> None:
-    """Queries that may attend to nothing, by any kernel, in bf16 or fp32: 0, and no gradient that is no number."""
+def fully_masked_rows_are_zero(box: Box) -> None:
+    """Queries that may attend to nothing, with any kernel, in bf16 or fp32: output 0 and finite gradients."""
     random = torch.Generator().manual_seed(box.rng.randrange(2**32))
     rows, heads, length, width = 3, 2, box.rng.randrange(1, 9), 4
     dtype = box.rng.choice([torch.float32, torch.bfloat16])
@@ -167,13 +167,13 @@ def blind_rows_are_zero(box: Box) -> None:
     if causal:
         allowed = allowed & torch.ones(length, length, dtype=torch.bool).tril()
     blind = ~allowed.any(-1)
-    box.expect(bool((out.transpose(1, 2)[blind] == 0).all()), f"{kernel}: not 0 where nothing may be seen")
+    box.expect(bool((out.transpose(1, 2)[blind] == 0).all()), f"{kernel}: not 0 in fully masked rows")
     for name, tensor in (("out", out), ("q", q.grad), ("k", k.grad), ("v", v.grad)):
         box.expect(tensor is not None and bool(tensor.isfinite().all()), f"{kernel}: {name} is not finite")
 
 
-def losses_match_theory(box: Box) -> None:
-    """Label smoothing, places that ask nothing, nothing asked at all: within 1e-6 of float64 by the book."""
+def losses_match_the_definition(box: Box) -> None:
+    """Label smoothing, with some or all positions ignored: within 1e-6 of the definition in float64."""
     random = torch.Generator().manual_seed(box.rng.randrange(2**32))
     rows, width, classes = box.rng.randrange(1, 40), 8, box.rng.randrange(2, 50)
     hidden = torch.randn(rows, width, generator=random).requires_grad_()
@@ -208,8 +208,8 @@ def losses_in_bf16(box: Box) -> None:
     box.expect(off <= 1e-3, f"{classes:,} classes: off by {off:.1e}")
 
 
-def too_large_is_refused(box: Box) -> None:
-    """A run that cannot fit is refused before it starts, and three settings to change are named."""
+def oversized_runs_are_rejected(box: Box) -> None:
+    """A run that cannot fit is rejected before it starts, and the error names three settings to change."""
     limit = box.rng.randrange(1, 40) * 2**20
     large = {
         "model.d_model": 256,
@@ -220,8 +220,8 @@ def too_large_is_refused(box: Box) -> None:
     }
     with mock.patch.object(memory, "_system_limits", return_value=[(limit, "available in this trial")]):
         code = box.train(large)
-    told = box.said()
-    box.expect(code == SettingsError.exit_code, f"with {limit:,} bytes left it ended with {code}")
-    named = [key for key in ("batch.tokens", "model.n_layers", "train.workers") if key in told]
+    message = box.output()
+    box.expect(code == SettingsError.exit_code, f"exit code {code} with {limit:,} bytes available")
+    named = [key for key in ("batch.tokens", "model.n_layers", "train.workers") if key in message]
     box.expect(len(named) == 3, f"named: {named}")
-    box.expect(not checkpoint.list_checkpoints(box.run / "checkpoints"), "it has begun")
+    box.expect(not checkpoint.list_checkpoints(box.run / "checkpoints"), "the run has started")

@@ -1,4 +1,4 @@
-"""Several processes that learn together: as one learns, however many they are, and whichever of them is killed."""
+"""Training with several processes equals training with one, also if one of them is killed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SOON = 10.0  # seconds, on a machine with fewer cores than ranks
 
 
 def ranks_change_nothing(box: Box) -> None:
-    """2 to 4 ranks, with the whole model or a part each; one is killed, or asked to stop, and all end, soon; others in
-    number go on: the curve and the weights are those of one process.
+    """Train with 2 to 4 ranks, replicated or sharded; kill or stop one, and all end soon; continue with another number
+    of ranks: losses and weights equal those of one process.
     """
     rng = box.rng
     changes = {
@@ -31,9 +31,9 @@ def ranks_change_nothing(box: Box) -> None:
     }
     alone = box.folder / "alone"
     box.expect(forked(training(alone, changes, box.log), log=box.log) == 0, "one process failed")
-    for sitting in range(2):
+    for session in range(2):
         world, form = rng.choice([2, 3, 4]), {"train.sharding": rng.choice(["none", "full"])}
-        if sitting == 0:
+        if session == 0:
             _end_early(box, changes | form, world, (signal.SIGKILL, signal.SIGTERM)[box.number % 2])
         else:
             codes = _together(box, changes | form, world, None)
@@ -42,7 +42,7 @@ def ranks_change_nothing(box: Box) -> None:
         [line["train/loss"] for line in lines_of(folder) if "train/loss" in line]
         for folder in (box.run, alone)
     )
-    box.expect(len(ours) == len(theirs), f"{len(ours)} steps, and alone {len(theirs)}")
+    box.expect(len(ours) == len(theirs), f"{len(ours)} steps instead of {len(theirs)}")
     off = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
     box.expect(off <= CLOSE, f"the loss is off by {off:.1e}")
     ours_last, theirs_last = (
@@ -54,28 +54,28 @@ def ranks_change_nothing(box: Box) -> None:
 
 
 def _end_early(box: Box, changes: dict[str, Any], world: int, number: signal.Signals) -> None:
-    """One rank gets the signal, at some moment or behind some step: no rank is left behind, and where all were asked to
-    stop, what they had learnt is saved.
+    """Send the signal to one rank, at a random time or after a random step. All ranks must end; on SIGTERM the state
+    of the last step must be saved.
     """
-    wait, unlucky, struck = box.rng.uniform(0, 3), box.rng.randrange(world), 0.0
+    wait, unlucky, sent = box.rng.uniform(0, 3), box.rng.randrange(world), 0.0
     lines = box.rng.randint(1, 4) if box.number % 4 in (1, 2) else None
 
     def strike(children: list[int]) -> None:
-        nonlocal struck
+        nonlocal sent
         end = time.monotonic() + (wait if lines is None else 60.0)
         while time.monotonic() < end and (lines is None or _lines_so_far(box) < lines):
             time.sleep(0.002)
         os.kill(children[unlucky], number)
-        struck = time.monotonic()
+        sent = time.monotonic()
 
     codes = _together(box, changes, world, strike)
-    lasted = time.monotonic() - struck
-    box.expect(lasted <= SOON, f"{number.name} to one: the others went on for {lasted:.0f} s")
+    lasted = time.monotonic() - sent
+    box.expect(lasted <= SOON, f"{number.name} to one rank: the others continued for {lasted:.0f} s")
     left = {code for rank, code in enumerate(codes) if rank != unlucky}
     box.expect(left <= {0, 1, 143, -signal.SIGTERM}, f"{number.name} to one: {codes}")
     if number == signal.SIGTERM and _lines_so_far(box):
-        box.expect(set(codes) <= {0} or set(codes) <= {143}, f"asked to stop, they ended with {codes}")
-        box.all_is_saved("asked to stop")
+        box.expect(set(codes) <= {0} or set(codes) <= {143}, f"exit codes after SIGTERM: {codes}")
+        box.expect_all_saved("after SIGTERM")
 
 
 def _lines_so_far(box: Box) -> int:
@@ -83,6 +83,6 @@ def _lines_so_far(box: Box) -> int:
     return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
 
 
-def _together(box: Box, changes: dict[str, Any], world: int, beside: Any) -> list[int]:
+def _together(box: Box, changes: dict[str, Any], world: int, meanwhile: Any) -> list[int]:
     work = training(box.run, changes, box.log)
-    return ranked(lambda rank: work(), world, log=box.log, beside=beside)
+    return ranked(lambda rank: work(), world, log=box.log, meanwhile=meanwhile)

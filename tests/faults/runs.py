@@ -1,4 +1,4 @@
-"""Tiny real runs, each in a process of its own that can be killed, and what they leave behind."""
+"""Tiny real runs, each in its own process that can be killed, and the state that they leave on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trifold.errors import OtherRankError, TrifoldError
 from trifold.train import checkpoint, train
 from trifold.train.monitor import Silent
 
-# Everything that matters is said here, so that the shipped recipe may change.
+# Every key that matters, so that the shipped recipe may change.
 TINY: dict[str, Any] = {
     "model.norm_placement": "post",
     "model.dropout": 0.1,
@@ -42,7 +42,7 @@ TINY: dict[str, Any] = {
     "train.log_every": 1,
 }
 
-# Of raw text, which the box makes.
+# Raw text, written by the box.
 TEXT: dict[str, Any] = {
     "data.train": "TEXT",
     "data.valid": None,
@@ -53,7 +53,7 @@ TEXT: dict[str, Any] = {
     "batch.tokens": 200,
 }
 
-# Ways to train that must all survive; each changes something that a resumed run could get wrong.
+# Configurations; each changes something that a resumed run could get wrong.
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bf16": {"train.precision": "bfloat16"},
@@ -61,26 +61,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "accumulating": {"train.accumulate": 3},
     "workers": {"train.workers": 2},
     "averaging": {"train.average": 3},
-    "behind": {"train.async_save": True},
+    "async save": {"train.async_save": True},
     "pre-norm, gated": {"model.norm_placement": "pre", "model.gated": True, "model.activation": "silu"},
     "rotary, grouped": {"model.positions": "rotary", "model.n_kv_heads": 1},
     "two layers, clipped": {"model.n_layers": 2, "train.clip": 0.5},
     "cosine": {"train.schedule": "cosine"},
-    "merges that drop out": {
+    "BPE-dropout": {
         "tokenizer.kind": "bpe",
         "tokenizer.vocab_size": 60,
         "tokenizer.dropout": 0.3,
     },
     "weight decay, all kept": {"train.weight_decay": 0.1, "train.keep_every": 6, "train.keep_last": 1},
     "small batches": {"batch.tokens": 200, "batch.rows": 7},
-    "left to right": {
+    "causal, windows": {
         **TEXT,
         "task": {"kind": "causal"},
         "model.shape": "decoder",
         "model.norm_placement": "pre",
         "data.cut": "windows",
     },
-    "left to right, packed": {
+    "causal, packed": {
         **TEXT,
         "task": {"kind": "causal"},
         "model.shape": "decoder",
@@ -102,8 +102,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "muon": {"train.optimizer": "muon"},
     "adafactor": {"train.optimizer": "adafactor"},
-    "stable, then decaying": {"train.schedule": "warmup-stable-decay", "train.decay": 0.5},
-    "spikes left out": {"train.on_spike": "skip", "train.spike_factor": 1.05, "train.spike_window": 5},
+    "warmup-stable-decay": {"train.schedule": "warmup-stable-decay", "train.decay": 0.5},
+    "spikes skipped": {"train.on_spike": "skip", "train.spike_factor": 1.05, "train.spike_window": 5},
     "compiled": {
         **TEXT,
         "train.compile": "blocks",
@@ -112,7 +112,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model.shape": "decoder",
     },
 }
-SLOW = ("compiled",)  # to begin, so that it is for those who resume it a few times only
+SLOW = ("compiled",)  # slow to start: used by the trials that resume a run a few times only
 CRASHED = 70  # a traceback; TrifoldError is 1
 
 TIMES = ("seconds", "train/tokens_per_second")
@@ -123,20 +123,20 @@ class Broken(Exception):
 
 
 class Written(Silent):
-    """What is said goes into a file."""
+    """Writes the output of a run to a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def say(self, line: str) -> None:
-        """A line more."""
+        """Append a line."""
         with self._path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(line + "\n")
 
 
 @dataclass
 class Reference:
-    """A run that nobody disturbed."""
+    """An uninterrupted run."""
 
     folder: Path
     state: dict[str, Any]
@@ -145,15 +145,13 @@ class Reference:
 
 @dataclass
 class Box:
-    """Where one trial takes place: a folder of its own, random numbers of its own, and references for all."""
+    """What a trial uses: its folder, its random numbers, and the reference runs that trials share."""
 
     folder: Path
     rng: random.Random
     number: int
     references: dict[str, Reference] = field(default_factory=dict)
-    command: Callable[[Sequence[str]], int] = field(
-        default=lambda words: CRASHED
-    )  # `trifold` with these words
+    command: Callable[[Sequence[str]], int] = field(default=lambda words: CRASHED)  # the command line
 
     @property
     def run(self) -> Path:
@@ -161,44 +159,44 @@ class Box:
 
     @property
     def log(self) -> Path:
-        return self.folder / "said.txt"
+        return self.folder / "output.txt"
 
-    def said(self) -> str:
-        """All that runs in this box have said."""
+    def output(self) -> str:
+        """The output of all runs in this box."""
         return self.log.read_text("utf-8") if self.log.is_file() else ""
 
     def expect(self, kept: bool, what: str) -> None:
-        """Raises Broken, with the last words of the run, unless `kept`."""
+        """Raises Broken with the last lines of the output unless `kept`."""
         if not kept:
-            raise Broken(f"{what}; last words: {' | '.join(self.said().splitlines()[-3:])}")
+            raise Broken(f"{what}; last lines: {' | '.join(self.output().splitlines()[-3:])}")
 
     def train(self, changes: Mapping[str, Any], **how: Any) -> int:
-        """Train in a child process, into this box; the exit code, negative where a signal killed it."""
+        """Train in a child process in this box; return the exit code, negative if a signal killed it."""
         return forked(training(self.run, changes, self.log), log=self.log, **how)
 
     def finish(self, changes: Mapping[str, Any], reference: Reference) -> None:
-        """Resume to the end, and compare with the run that nobody disturbed."""
+        """Resume to the end, and compare with the uninterrupted run."""
         code = self.train(changes)
         self.expect(code == 0, f"resuming ended with {code}")
         ours, theirs = state_of(self.run), reference.state
         differing = [key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)]
-        self.expect(not differing, f"not the same as never stopped: {', '.join(sorted(differing))}")
+        self.expect(not differing, f"differs from the uninterrupted run: {', '.join(sorted(differing))}")
 
-    def all_is_saved(self, when: str) -> None:
-        """The last step that was learnt is the last that is saved, and may be loaded."""
+    def expect_all_saved(self, when: str) -> None:
+        """The last training step is saved in a checkpoint that can be loaded."""
         learnt = max((line["step"] for line in lines_of(self.run) if "train/loss" in line), default=0)
         found = checkpoint.load_newest(self.run / "checkpoints")
         saved = 0 if found is None else checkpoint.step_of(found.path)
-        self.expect(saved == learnt, f"{when}: step {learnt} was learnt, and step {saved} is saved")
+        self.expect(saved == learnt, f"{when}: the last step is {learnt}, the last checkpoint {saved}")
 
     def config(self, *, slow: bool = False) -> tuple[dict[str, Any], Reference]:
-        """One of the ways to train, each in its turn, and its reference; with `slow`, also of those slow to begin."""
+        """One of the configurations in turn and its reference; with `slow` also those slow to start."""
         names = [name for name in CONFIGS if slow or name not in SLOW]
         name = names[self.number % len(names)]
         return CONFIGS[name], self.reference(name)
 
     def reference(self, name: str = "plain") -> Reference:
-        """Made once, when it is first asked for."""
+        """The reference run of a configuration, trained at first use."""
         if name not in self.references:
             folder = self.folder.parent / f"reference {name}"
             shutil.rmtree(folder, ignore_errors=True)
@@ -207,13 +205,13 @@ class Box:
             start = time.perf_counter()
             code = forked(training(folder, CONFIGS[name], log), log=log)
             if code:
-                raise Broken(f"the undisturbed run `{name}` ended with {code}: {log.read_text('utf-8')}")
+                raise Broken(f"the uninterrupted run `{name}` ended with {code}: {log.read_text('utf-8')}")
             self.references[name] = Reference(folder, state_of(folder), time.perf_counter() - start)
         return self.references[name]
 
 
 def training(folder: Path, changes: Mapping[str, Any], log: Path, **more: Any) -> Callable[[], int]:
-    """A training as work for a child process."""
+    """A function that trains, for a child process."""
 
     def work() -> int:
         overrides = {**TINY, **changes}
@@ -230,7 +228,7 @@ def training(folder: Path, changes: Mapping[str, Any], log: Path, **more: Any) -
 
 
 def _text(folder: Path) -> Path:
-    """Forty short documents of words, some longer than the model reads at once: always the same."""
+    """Forty short documents, some longer than the context of the model; always the same."""
     drawn, words = random.Random(5), ["sun", "rain", "snow", "hail", "fog"]
     documents = [" ".join(drawn.choices(words, k=drawn.randint(1, 12))) for _ in range(40)]
     file = folder / "text.txt"
@@ -245,9 +243,9 @@ def forked(
     number: int = signal.SIGKILL,
     log: Path | None = None,
 ) -> int:
-    """Do `work` in a child process and return its exit code, negative where a signal ended it.
+    """Run `work` in a child process and return its exit code, negative if a signal ended it.
 
-    after: seconds until the child gets the signal `number`, if it is still there.
+    after: seconds until the child gets the signal `number`, if it still runs.
     """
     child = os.fork()
     if child == 0:
@@ -271,7 +269,7 @@ def forked(
             time.sleep(0.0005)
 
 
-PLANTED = "TRIFOLD_FAULTS_PLANTED"  # the bug that is in, for processes that are no copies of this one
+PLANTED = "TRIFOLD_FAULTS_PLANTED"  # the planted bug, for processes that are not forks
 PROGRAM = f"""
 import os, sys
 from trifold.cli import main
@@ -281,21 +279,21 @@ with planted(os.environ.get({PLANTED!r})):
 """
 
 
-def fresh(words: Sequence[str], log: Path, **environ: str) -> subprocess.Popen[bytes]:
-    """`trifold` with these words, begun in a new process, which shares nothing with this one but the bug that is in."""
+def start_process(words: Sequence[str], log: Path, **environ: str) -> subprocess.Popen[bytes]:
+    """Start `trifold` with these arguments in a new process, which shares only the planted bug with this one."""
     paths = os.pathsep.join(path for path in sys.path if path)
-    with log.open("ab") as said:
+    with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *words],
             env=os.environ | {"PYTHONPATH": paths} | environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=output,
         )
 
 
 def state_of(folder: Path) -> dict[str, Any]:
-    """All that a run decides and leaves on disk, but for the times."""
+    """Everything that a run leaves on disk, except times."""
     last = checkpoint.list_checkpoints(folder / "checkpoints")[-1]
     progress = json.loads((last / checkpoint.PROGRESS).read_text("utf-8"))
     metrics = lines_of(folder)
@@ -308,6 +306,6 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl; empty where there is none."""
+    """The lines of metrics.jsonl; empty if there is no such file."""
     file = folder / "metrics.jsonl"
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []

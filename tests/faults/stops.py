@@ -1,4 +1,4 @@
-"""Runs that are stopped: killed, asked to end, asked to save, resumed again and again."""
+"""Runs that are killed, stopped by signals, saved by signals, and resumed repeatedly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from unittest import mock
 
 from tests.faults.groups import ranked
-from tests.faults.runs import CONFIGS, TINY, Box, forked, fresh, lines_of, state_of
+from tests.faults.runs import CONFIGS, TINY, Box, forked, lines_of, start_process, state_of
 
 from trifold import disk
 from trifold.objectives.translate import Translate
@@ -22,36 +22,36 @@ from trifold.train.trainer import Trainer
 
 
 def killed_runs_resume(box: Box) -> None:
-    """SIGKILL at random moments, up to three times; no more than one save interval is ever lost."""
+    """SIGKILL at random times, up to three times: at most one save interval is lost."""
     changes, reference = box.config()
     every = TINY["train.save_every"]
     for _ in range(box.rng.randint(1, 3)):
         code = box.train(changes, after=box.rng.uniform(0, 1.2 * reference.seconds))
-        box.expect(code in (0, -signal.SIGKILL), f"killed, but it ended with {code}")
+        box.expect(code in (0, -signal.SIGKILL), f"exit code {code} instead of SIGKILL")
         logged = max([line["step"] for line in lines_of(box.run)[:-1]], default=0)
         found = load_newest(box.run / "checkpoints")
         kept = step_of(found.path) if found is not None else 0
-        behind = every if changes.get("train.async_save") else 0
-        box.expect(kept >= logged - every - behind, f"at step {logged}, but only step {kept} is saved")
+        late = every if changes.get("train.async_save") else 0
+        box.expect(kept >= logged - every - late, f"at step {logged}, but only step {kept} is saved")
     box.finish(changes, reference)
 
 
 def chains_are_exact(box: Box) -> None:
-    """Five stops, each at another step: between checkpoints, in the midst of an epoch, while validating."""
+    """Five stops at different steps: between checkpoints, within an epoch, during validation."""
     changes, reference = box.config(slow=True)
     steps = sorted(box.rng.sample(range(1, TINY["train.steps"]), 5))
     for stop in steps:
         with _signal_after_update(stop):
             code = box.train(changes)
-        box.expect(code == 143, f"asked to stop at step {stop}, it ended with {code}")
+        box.expect(code == 143, f"SIGTERM at step {stop}: exit code {code}")
         last = step_of(checkpoint.list_checkpoints(box.run / "checkpoints")[-1])
-        box.expect(last == stop, f"asked to stop at step {stop}, it saved step {last}")
+        box.expect(last == stop, f"SIGTERM at step {stop}: step {last} is saved")
     box.finish(changes, reference)
 
 
 @contextmanager
 def _signal_after_update(step: int) -> Iterator[None]:
-    """SIGTERM from within, as soon as update number `step` is made."""
+    """Raise SIGTERM after update number `step`."""
     real = Trainer.update
 
     def update(self: Trainer, *arguments: object, **named: object) -> object:
@@ -64,7 +64,7 @@ def _signal_after_update(step: int) -> Iterator[None]:
         yield
 
 
-# Phase -> where a signal strikes: an owner, the name of a function of it, and at most which of its calls.
+# Phase -> when the signal is sent: at one of the first calls (their number is last) of this function.
 PHASES: dict[str, tuple[object, str, int]] = {
     "start-up": (loop, "find_machine", 1),
     "preparing": (loop, "load_data", 1),
@@ -74,13 +74,13 @@ PHASES: dict[str, tuple[object, str, int]] = {
     "generation": (Translate, "predict", 2),
     "saving": (checkpoint, "save", 3),
 }
-# Of two ranks: the phase, and which of them hears it.
+# With two ranks: phase -> the rank that gets the signal.
 TOGETHER = {"training": 1, "validation": 0, "generation": 0, "saving": 0}
 
 
 def signals_save(box: Box) -> None:
-    """SIGTERM and SIGINT at the command line in every phase; the printed line goes on to the same end. Of two ranks one
-    hears it, and both leave and go on together.
+    """SIGTERM and SIGINT to the command line in every phase: the printed command continues to the same result. With two
+    ranks one gets the signal, and both stop and continue.
     """
     turn, place = divmod(box.number, len(PHASES) + len(TOGETHER))
     number = signal.SIGTERM if turn % 2 else signal.SIGINT
@@ -90,43 +90,45 @@ def signals_save(box: Box) -> None:
         _signal_to_one_of_two(box, list(TOGETHER)[place - len(PHASES)], number, command)
         return
     reference, phase = box.reference(), list(PHASES)[place]
-    with _struck_in(box, phase, number):
+    with _signal_in_phase(box, phase, number):
         code = forked(_command(command, box), log=box.log)
     box.expect(code == 128 + number, f"{number.name} while {phase}: exit code {code}")
-    box.all_is_saved(phase)
-    line = box.said().splitlines()[-1]
+    box.expect_all_saved(phase)
+    line = box.output().splitlines()[-1]
     if "; continue with: trifold " in line:
         command = shlex.split(line.split("; continue with: trifold ")[1])
     else:
-        box.expect("same command" in line, f"{phase}: no line that goes on")
+        box.expect("same command" in line, f"{phase}: no command that continues")
     code = forked(_command(command, box), log=box.log)
-    box.expect(code == 0, f"{phase}: the line that goes on ended with {code}")
-    box.expect(state_of(box.run) == reference.state, f"{phase}: not the same as never stopped")
+    box.expect(code == 0, f"{phase}: the printed command ended with {code}")
+    box.expect(state_of(box.run) == reference.state, f"{phase}: differs from the uninterrupted run")
 
 
 def _signal_to_one_of_two(box: Box, phase: str, number: signal.Signals, command: list[str]) -> None:
-    """The same of a group; that it learns what one process learns is another promise."""
+    """The same with two ranks; that they equal one process is another promise."""
     work = _command(command, box)
-    with _struck_in(box, phase, number, rank=TOGETHER[phase]):
-        codes = ranked(lambda rank: work(), 2, log=box.log, patience=10.0)
+    with _signal_in_phase(box, phase, number, rank=TOGETHER[phase]):
+        codes = ranked(lambda rank: work(), 2, log=box.log, grace=10.0)
     box.expect(codes == [128 + number] * 2, f"{number.name} to one of two while {phase}: exit codes {codes}")
-    box.all_is_saved(phase)
-    codes = ranked(lambda rank: work(), 2, log=box.log, patience=10.0)
-    box.expect(codes == [0, 0], f"{phase}: two that go on ended with {codes}")
-    box.all_is_saved("at the end")
+    box.expect_all_saved(phase)
+    codes = ranked(lambda rank: work(), 2, log=box.log, grace=10.0)
+    box.expect(codes == [0, 0], f"{phase}: exit codes of the continued run: {codes}")
+    box.expect_all_saved("at the end")
 
 
-def _struck_in(box: Box, phase: str, number: signal.Signals, rank: int = 0) -> AbstractContextManager[None]:
+def _signal_in_phase(
+    box: Box, phase: str, number: signal.Signals, rank: int = 0
+) -> AbstractContextManager[None]:
     owner, name, most = PHASES[phase]
-    return struck(owner, name, box.rng.randint(1, most), number, rank)
+    return signal_at_call(owner, name, box.rng.randint(1, most), number, rank)
 
 
 def _command(words: list[str], box: Box) -> Callable[[], int]:
     def work() -> int:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # those in the background do not hear it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by default in background processes
         with (
-            box.log.open("a", encoding="utf-8", newline="\n") as said,
-            contextlib.redirect_stderr(said),
+            box.log.open("a", encoding="utf-8", newline="\n") as output,
+            contextlib.redirect_stderr(output),
             contextlib.redirect_stdout(io.StringIO()),
         ):
             return box.command(words)
@@ -135,10 +137,10 @@ def _command(words: list[str], box: Box) -> Callable[[], int]:
 
 
 @contextmanager
-def struck(owner: object, name: str, call: int, number: signal.Signals, rank: int = 0) -> Iterator[None]:
-    """The signal comes to a rank when that function is called there for the `call`-th time, and then the function is
-    done.
-    """
+def signal_at_call(
+    owner: object, name: str, call: int, number: signal.Signals, rank: int = 0
+) -> Iterator[None]:
+    """A rank gets the signal at the `call`-th call of that function, which then runs."""
     real, calls = getattr(owner, name), 0
 
     def function(*arguments: object, **named: object) -> object:
@@ -153,22 +155,22 @@ def struck(owner: object, name: str, call: int, number: signal.Signals, rank: in
 
 
 def sigusr1_saves(box: Box) -> None:
-    """SIGUSR1 at a random step: a checkpoint of that step, an event line, and the run goes on to the same weights."""
+    """SIGUSR1 at a random step: a checkpoint of that step, an event line, and the same final weights."""
     reference = box.reference()
     step = box.rng.choice([s for s in range(1, TINY["train.steps"]) if s % TINY["train.save_every"]])
-    with struck(Trainer, "update", step, signal.SIGUSR1):
+    with signal_at_call(Trainer, "update", step, signal.SIGUSR1):
         code = box.train({})
     box.expect(code == 0, f"it ended with {code}")
     events = [line for line in lines_of(box.run) if line.get("event") == "saved"]
-    box.expect([line["step"] for line in events] == [step], f"asked at step {step}: {events}")
+    box.expect([line["step"] for line in events] == [step], f"SIGUSR1 at step {step}: {events}")
     ours, theirs = state_of(box.run), reference.state
     for name in theirs.keys() - {"metrics", "progress"}:
-        box.expect(ours[name] == theirs[name], f"{name} is not the same as without the signal")
+        box.expect(ours[name] == theirs[name], f"{name} differs from the run without the signal")
 
 
 def same_seed_same_run(box: Box) -> None:
-    """Two processes, one seed, no differing bit; nor of two new ones that agree in nothing but their words: not in the
-    order in which Python goes through a set.
+    """Two processes with one seed give the same bits, also as new processes with different hash seeds, where Python
+    iterates over sets in different orders.
     """
     changes, reference = box.config()
     box.finish(changes, reference)
@@ -176,7 +178,8 @@ def same_seed_same_run(box: Box) -> None:
         return
     words = ["train", "smoke", *(f"{key}={value}" for key, value in TINY.items())]
     both = [
-        fresh([*words, "--out", str(box.folder / seed)], box.log, PYTHONHASHSEED=seed) for seed in ("1", "2")
+        start_process([*words, "--out", str(box.folder / seed)], box.log, PYTHONHASHSEED=seed)
+        for seed in ("1", "2")
     ]
     codes = [process.wait() for process in both]
     box.expect(codes == [0, 0], f"at the command line they ended with {codes}")
@@ -185,11 +188,11 @@ def same_seed_same_run(box: Box) -> None:
         differing = sorted(
             key for key in {*ours, *reference.state} if ours.get(key) != reference.state.get(key)
         )
-        box.expect(not differing, f"with PYTHONHASHSEED={seed} it is another run: {', '.join(differing)}")
+        box.expect(not differing, f"PYTHONHASHSEED={seed} changes the run: {', '.join(differing)}")
 
 
-def finished_runs_go_on(box: Box) -> None:
-    """A finished run continued for more steps is, at a schedule that knows no end, the longer run; and it says so."""
+def finished_runs_continue(box: Box) -> None:
+    """A finished run continued for more steps equals the longer run if its schedule has no end, and reports that."""
     reference = box.reference()
     shorter = box.rng.randrange(2, 5) * TINY["train.save_every"]
     if shorter == TINY["train.steps"]:
@@ -197,20 +200,23 @@ def finished_runs_go_on(box: Box) -> None:
     box.expect(box.train({"train.steps": shorter}) == 0, "the shorter run failed")
     code = box.train({})
     box.expect(
-        code == 0 and "does not depend on the number of steps" in box.said(),
-        "nothing was said of the schedule",
+        code == 0 and "does not depend on the number of steps" in box.output(),
+        "the effect on the schedule is not reported",
     )
     ours = state_of(box.run)
     weights = [key for key in reference.state if "weights.safetensors" in key or "optimizer" in key]
-    box.expect(all(ours[key] == reference.state[key] for key in weights), "not the weights of the longer run")
+    box.expect(
+        all(ours[key] == reference.state[key] for key in weights),
+        "the weights differ from those of the longer run",
+    )
 
 
-def saving_behind_is_honest(box: Box) -> None:
-    """Saved from behind: killed, it loses nothing that was said to be durable; failed, the next step says so."""
-    changes, reference = CONFIGS["behind"], box.reference("behind")
+def background_saves_are_durable(box: Box) -> None:
+    """Saves in the background: a killed run loses no reported checkpoint; the next step reports a failure."""
+    changes, reference = CONFIGS["async save"], box.reference("async save")
     if box.number % 2:
         code = box.train(changes, after=box.rng.uniform(0, 1.2 * reference.seconds))
-        box.expect(code in (0, -signal.SIGKILL), f"killed, but it ended with {code}")
+        box.expect(code in (0, -signal.SIGKILL), f"exit code {code} instead of SIGKILL")
         if checkpoint.list_checkpoints(box.run / "checkpoints"):
             load_newest(box.run / "checkpoints")
         box.finish(changes, reference)
@@ -226,10 +232,13 @@ def saving_behind_is_honest(box: Box) -> None:
 
     with mock.patch.object(disk, "rename", rename):
         code = box.train(changes)
-    box.expect(code == 1 and "could not be written" in box.said(), f"a save failed, and it ended with {code}")
+    box.expect(code == 1 and "could not be written" in box.output(), f"exit code {code} after a failed save")
     found = load_newest(box.run / "checkpoints")
-    box.expect(found is not None and found.rejected == [], "what was saved before is not sound")
+    box.expect(found is not None and found.rejected == [], "an earlier checkpoint is damaged")
     done = max(line["step"] for line in lines_of(box.run))
     last = step_of(found.path) if found else 0
-    box.expect(done <= last + 2 * TINY["train.save_every"], f"step {last + 3} failed, told at step {done}")
+    box.expect(
+        done <= last + 2 * TINY["train.save_every"],
+        f"the failure of step {last + 3} is reported at step {done}",
+    )
     box.finish(changes, reference)

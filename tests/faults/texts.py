@@ -1,4 +1,4 @@
-"""Text as it comes, in odd encodings, out of step, half empty: read exactly, or counted, or refused by its place."""
+"""Text in unusual encodings, misaligned or partly blank: read exactly, counted, or rejected with its place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trifold.errors import DataError
 from trifold.recipe import load_recipe
 from trifold.train import data
 
-# What other programs take for the end of a line; and for that of a field, a quote, a blank, the start of a file.
+# Characters that other programs take for the end of a line or field, a quote, a blank, or the start of a file.
 SEPARATORS = "\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
 TRAPS = [*SEPARATORS, *"\"',;|\\", "\ufeff", "\u200b", "\u00a0", "e\u0301", "👍🏽", "  "]
 WORDS = ["sun", "rain", "Schnee", "brume", "дождь", "雪"]
@@ -30,11 +30,13 @@ Pair = tuple[str, str]
 
 
 def pairs_stay_aligned(box: Box) -> None:
-    """Pairs with traps in them, in every form, plain and compressed: each line with its partner and its number; a line
-    that is lost, doubled or broken is refused, by the name of its file.
+    """Pairs with unusual characters in every format, plain and compressed, are read with their line numbers; a lost,
+    duplicate or broken line is rejected with the name of its file.
     """
     rng = box.rng
-    pairs = [(_trapped(rng), _trapped(rng)) for _ in range(rng.randrange(2, 40))] + [("the", "end")]
+    pairs = [(_text_with_traps(rng), _text_with_traps(rng)) for _ in range(rng.randrange(2, 40))] + [
+        ("the", "end")
+    ]
     for _ in range(rng.randrange(4)):
         place = rng.randrange(len(pairs))
         pairs[place] = rng.choice([("", pairs[place][1]), (pairs[place][0], " "), ("", "")])
@@ -56,8 +58,10 @@ def pairs_stay_aligned(box: Box) -> None:
     what = f"{form}{packed}, {len(pairs)} pairs"
     if broken is not None:
         where = files[0] if written.line is None else f"{files[0]}:{written.line}"
-        told = _refusal(lambda: read_pairs(files, settings))
-        box.expect(told is not None and told.startswith(where), f"{what}, broken at {broken}: {told}")
+        message = _rejection(lambda: read_pairs(files, settings))
+        box.expect(
+            message is not None and message.startswith(where), f"{what}, broken at {broken}: {message}"
+        )
         return
     found = read_pairs(files, settings)
     kept = [i for i, pair in enumerate(pairs) if blank == "keep" or all(side.strip() for side in pair)]
@@ -65,8 +69,8 @@ def pairs_stay_aligned(box: Box) -> None:
     box.expect(found.lines == [written.numbers[i] for i in kept], f"{what}: other numbers of lines")
 
 
-def _trapped(rng: Random) -> str:
-    """Some words with traps between and within them; it begins and ends with a letter."""
+def _text_with_traps(rng: Random) -> str:
+    """Words with unusual characters between them; the first and last character are letters."""
     return "".join(
         rng.choice(WORDS) + (rng.choice(TRAPS) if rng.random() < 0.5 else " ")
         for _ in range(rng.randrange(1, 6))
@@ -74,9 +78,7 @@ def _trapped(rng: Random) -> str:
 
 
 class Lines(NamedTuple):
-    """The lines of each file, the number of the line at which each pair begins, and of the broken one where a file
-    can tell.
-    """
+    """The lines of each file, the line number of each pair, and that of the broken line if a message can name it."""
 
     files: list[list[str]]
     numbers: list[int]
@@ -135,8 +137,8 @@ FORMS: dict[str, Callable[[Sequence[Pair], int | None, Any], Lines]] = {
 }
 
 
-def _refusal(read: Callable[[], object]) -> str | None:
-    """What it says where it is refused."""
+def _rejection(read: Callable[[], object]) -> str | None:
+    """The error message, if any."""
     try:
         read()
     except DataError as error:
@@ -157,8 +159,8 @@ COUNTS = {
 }
 
 
-def what_is_left_out_is_counted(box: Box) -> None:
-    """Blank, doubled, odd and too long, kept, dropped or cut as the recipe says: what is said is what is there."""
+def skipped_rows_are_counted(box: Box) -> None:
+    """Blank, duplicate, odd and overlong rows are kept, dropped or truncated as configured, and counted correctly."""
     rng = box.rng
     texts = [_odd(rng) for _ in range(rng.randrange(20, 80))]
     texts += rng.choices(texts, k=rng.randrange(10))
@@ -170,10 +172,10 @@ def what_is_left_out_is_counted(box: Box) -> None:
         "data.test": None,
     }
     tell = _count_pairs if box.number % 2 else _count_documents
-    told, wanted = tell(box, texts, changes)
-    found = {name: _number(pattern, told) for name, pattern in COUNTS.items()}
+    message, expected = tell(box, texts, changes)
+    found = {name: _number(pattern, message) for name, pattern in COUNTS.items()}
     box.expect(
-        found == {name: wanted.get(name, 0) for name in COUNTS}, f"counted {wanted}, and it says {told}"
+        found == {name: expected.get(name, 0) for name in COUNTS}, f"expected {expected}, reported {message}"
     )
 
 
@@ -182,10 +184,10 @@ def _odd(rng: Random) -> str:
     return str(rng.choice([letters, letters, letters, "", " ", f"a\u2028{letters}", f"a\x85{letters}"]))
 
 
-def _fates(
+def _expected_counts(
     things: Sequence[Any], blank: Callable[[Any], bool], odd: Callable[[Any], bool], changes: Any
 ) -> Any:
-    """What becomes of each thing, the slow way; and those that are used."""
+    """The counts by a slow definition, and the rows that are used."""
     count = dict.fromkeys(("read", "blank", "seen before", "odd"), 0)
     used: list[Any] = []
     earlier: list[Any] = []
@@ -212,7 +214,7 @@ def _count_pairs(box: Box, texts: list[str], changes: dict[str, Any]) -> tuple[s
     files = [box.folder / "a.source", box.folder / "a.target"]
     for file, side in zip(files, zip(*pairs, strict=True), strict=True):
         file.write_text("".join(f"{text}\n" for text in side), encoding="utf-8", newline="\n")
-    count, used = _fates(
+    count, used = _expected_counts(
         pairs,
         lambda pair: not all(text.strip() for text in pair),
         lambda pair: any(set(text) & set(SEPARATORS) for text in pair),
@@ -230,7 +232,7 @@ def _count_documents(box: Box, texts: list[str], changes: dict[str, Any]) -> tup
     texts.append("the end")
     file = box.folder / "text.txt"
     file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8", newline="\n")
-    count, used = _fates(
+    count, used = _expected_counts(
         texts, lambda text: not text.strip(), lambda text: bool(set(text) & set(SEPARATORS)), changes
     )
     count["used"] = len(used) if len(used) < count["read"] else 0
@@ -242,15 +244,15 @@ def _count_documents(box: Box, texts: list[str], changes: dict[str, Any]) -> tup
 
 
 def _prepared(box: Box, changes: dict[str, Any]) -> str:
-    """What a run says of its data before it begins."""
+    """The report of a run about its data."""
     recipe = load_recipe("smoke", {**TINY, **changes})
     data.load_data(recipe, box.folder / "tokenizer", Written(box.log))
-    lines = box.said().splitlines()
+    lines = box.output().splitlines()
     return "\n".join(line for line in lines if "smoke" not in line)
 
 
-def _number(pattern: str, told: str) -> int:
-    found = re.search(pattern, told)
+def _number(pattern: str, message: str) -> int:
+    found = re.search(pattern, message)
     return int(found[1].replace(",", "")) if found else 0
 
 
@@ -261,10 +263,10 @@ LONG = 200
 
 
 class Cell(NamedTuple):
-    """A way in which a file is odd: how its bytes come from clean ones, and what a refusal says behind its name."""
+    """An unusual encoding: how clean bytes become unusual, and what follows the file name in the error."""
 
-    make: Callable[[bytes, int], bytes]  # of the clean bytes and where its tenth line begins
-    place: str | None  # None: it is read, the same as without
+    make: Callable[[bytes, int], bytes]  # from the clean bytes and the offset of the tenth line
+    place: str | None  # None: the text is read unchanged
 
 
 CELLS: dict[str, Cell] = {
@@ -285,8 +287,8 @@ CELLS: dict[str, Cell] = {
 KINDS = ("source", "tsv", "csv", "jsonl", "txt")
 
 
-def encodings_are_told(box: Box) -> None:
-    """Every odd encoding in every kind of file: the same text, or refused by file, line and byte."""
+def encodings_are_read_or_rejected(box: Box) -> None:
+    """Every unusual encoding in every kind of file: the same text, or rejected with file, line and byte."""
     name, kind = list(CELLS)[box.number % len(CELLS)], KINDS[box.number // len(CELLS) % len(KINDS)]
     cell, rng = CELLS[name], box.rng
     pairs = [(rng.choice(WORDS), f"{rng.choice(WORDS)} {number}") for number in range(MANY)]
@@ -314,10 +316,10 @@ def encodings_are_told(box: Box) -> None:
         return list(zip(found.sources, found.targets, strict=True))
 
     if cell.place is None:
-        wanted: list[Any] = [one for one, _ in pairs] if kind == "txt" else pairs
-        box.expect(read() == wanted, f"{name} in {kind}: another text")
+        expected: list[Any] = [one for one, _ in pairs] if kind == "txt" else pairs
+        box.expect(read() == expected, f"{name} in {kind}: another text")
         return
-    told = _refusal(read)
-    box.expect(told is not None, f"{name} in {kind} was read")
+    message = _rejection(read)
+    box.expect(message is not None, f"{name} in {kind} was read")
     start = f"{file}{cell.place}" if kind != "txt" or name != "empty" else ""
-    box.expect(str(told).startswith(start), f"{name} in {kind}: {told}")
+    box.expect(str(message).startswith(start), f"{name} in {kind}: {message}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -69,22 +68,22 @@ def generate_batches(
     Prints how many texts are blank and how many outputs were cut off. Raises DataError with the line of a text that is
     too long.
     """
-    progress, warning, limit = Progress(), LimitWarning(pipeline), pipeline.config.max_positions
+    progress, limits, longest = Progress(), list[str | None](), pipeline.config.max_positions
 
     def generate(read: int, indices: list[int], sources: list[str]) -> list[list[Output]]:
         for index, ids in zip(indices, pipeline.read(sources), strict=True):
-            if len(ids) > limit:
+            if len(ids) > longest:
                 raise DataError(
-                    f"line {read + index + 1}: {len(ids):,} tokens, and the model reads at most {limit:,}; "
+                    f"line {read + index + 1}: {len(ids):,} tokens, and the model reads at most {longest:,}; "
                     "split the line"
                 )
         found = generate_outputs(pipeline, sources, settings, progress, read)
-        warning.count(output for outputs in found for output in outputs)
+        limits.extend(output.limit for outputs in found for output in outputs)
         return found
 
     for text, outputs in in_batches(texts, batch_size or BATCH, pipeline.reader.encode, generate):
         yield text, outputs or []
-    warning.print()
+    warn_limits(pipeline, limits)
 
 
 def in_batches(
@@ -109,28 +108,16 @@ def in_batches(
         print_note(f"{blank:,} of {read:,} lines are blank; their output is blank too")
 
 
-class LimitWarning:
-    """Counts outputs that were cut off by a limit the user did not request."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._reasons = {
-            "positions": f"stopped at the last position of the model (max_positions {pipeline.config.max_positions:,})",
-            "default": "stopped at the default length; raise --max-new-tokens",
-        }
-        self._outputs, self._cut = 0, Counter[str]()
-
-    def count(self, outputs: Iterable[Output]) -> None:
-        """Count these outputs."""
-        for output in outputs:
-            self._outputs += 1
-            if output.limit in self._reasons:
-                self._cut[output.limit] += 1
-
-    def print(self) -> None:
-        """Print a warning for each reason that occurred."""
-        for limit, count in self._cut.items():
-            what = f"{count:,} of {self._outputs:,} outputs" if self._outputs > 1 else "the output"
-            print_note(f"warning: {what} {self._reasons[limit]}")
+def warn_limits(pipeline: Pipeline, limits: Sequence[str | None]) -> None:
+    """Print a warning for each limit, of those of all outputs, that the user did not request."""
+    reasons = {
+        "positions": f"stopped at the last position of the model (max_positions {pipeline.config.max_positions:,})",
+        "default": "stopped at the default length; raise --max-new-tokens",
+    }
+    for limit, reason in reasons.items():
+        if count := limits.count(limit):
+            what = f"{count:,} of {len(limits):,} outputs" if len(limits) > 1 else "the output"
+            print_note(f"warning: {what} {reason}")
 
 
 class Progress:

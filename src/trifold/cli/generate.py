@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from trifold.cli.batch import (
-    LimitWarning,
     Output,
     generate_batches,
     generate_outputs,
@@ -18,6 +17,7 @@ from trifold.cli.batch import (
     one_line,
     reads_stdin,
     to_output,
+    warn_limits,
 )
 from trifold.cli.options import (
     BatchSize,
@@ -96,9 +96,7 @@ def run(
                 _print(text, outputs, json, results)
             else:  # a single output may have several lines
                 print(outputs[0].text, file=results, flush=True)
-        warning = LimitWarning(pipeline)
-        warning.count(outputs)
-        warning.print()
+        warn_limits(pipeline, [each.limit for each in outputs])
 
 
 def _stream(pipeline: Pipeline, text: str, settings: dict[str, Any], results: TextIO) -> list[Output]:

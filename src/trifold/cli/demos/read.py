@@ -36,10 +36,7 @@ if TYPE_CHECKING:
     from trifold.train.monitor import Outcome
 
 FOLDER = Path("runs/demo-read")
-PRETRAINING, FROM_SCRATCH = (
-    "pretraining",
-    "from-scratch",
-)  # folders of the other runs in the folder of the demo
+PRETRAINING, FROM_SCRATCH = "pretraining", "from-scratch"  # folders of the other runs in that of the demo
 SHARES = {PRETRAINING: 0.6, "": 0.2, FROM_SCRATCH: 0.2}  # of --minutes
 LISTED = 12
 OURS, SCRATCH = "encoder, pretrained", "encoder, from scratch"
