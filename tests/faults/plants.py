@@ -222,7 +222,7 @@ def _all_lines(self: run_folder.RunFolder, step: int, most: int | None = None) -
     return len(self.metrics.read_bytes().splitlines()) if self.metrics.is_file() else 0
 
 
-def _ignore_failure(self: Any) -> None:
+def _ignore_error(self: Any) -> None:
     """Ignore a failed background save."""
     self._pending = None
 
@@ -283,7 +283,8 @@ PLANTS: Mapping[str, Plant] = {name: Plant(*plant) for name, plant in {
         loop, "explain_resource_errors", lambda folder: nullcontext()),
     "written-in-place": (
         "small files are written under their final name", "full-disk", disk, "replace_bytes", _straight),
-    "no-save-error": ("a failed background save is not reported", "async-save", checkpoint.Saver, "wait", _ignore_failure),
+    "no-save-error": (
+        "a failed background save is not reported", "async-save", checkpoint.Saver, "wait", _ignore_error),
     "other-seed": (
         "the seed is taken from the clock", "same-seed",
         trainer, "_dropout_seed", lambda *_: time.time_ns() % 2**62),
