@@ -14,17 +14,14 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from trifold.hub import families, rules
-from trifold.hub.families import FAMILIES
-from trifold.hub.family import Family
+from trifold.hub import rules
+from trifold.hub.families import FAMILIES, FILES
 from trifold.look.comparison import differences
 from trifold.nn.config import PRESETS, ModelConfig
 from trifold.objectives import KINDS as TASK_KINDS, settings_class
@@ -255,23 +252,13 @@ def _families() -> str:
         kinds = {type(rule) for config in read.values() for rule in family.rules(config)}
         rows.append(
             (
-                f"[`{model_type}`](../src/trifold/hub/families/{_file(family)}.py)",
+                f"[`{model_type}`](../src/trifold/hub/families/{FILES[model_type]}.py)",
                 "<br>".join(f"`{name}`{_head_names(config)}" for name, config in read.items()),
                 ", ".join(text for kind, text in OPTIONAL_TENSORS.items() if kind in kinds),
                 ", ".join(differences(writing or next(iter(read.values())))),
             )
         )
     return _table(("family", "classes: heads", "also accepted", "differs from the paper"), rows)
-
-
-def _file(family: Family) -> str:
-    """The file in hub/families that holds the family."""
-    files = [module.name for module in iter_modules(families.__path__)]
-    return next(
-        file
-        for file in files
-        if any(value is family for value in vars(import_module(f"{families.__name__}.{file}")).values())
-    )
 
 
 def _head_names(config: ModelConfig) -> str:

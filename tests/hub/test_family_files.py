@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import trifold
 from trifold.errors import CheckpointError
 from trifold.hub import load_model, read_config, save_model
-from trifold.hub.families import albert
+from trifold.hub.families import bert
 from trifold.nn import Inputs, ModelConfig, Transformer
 
 transformers = pytest.importorskip("transformers")
@@ -148,18 +148,18 @@ ALBERT = TEXT | {"embedding_size": 8}
 def test_groups_are_found_again(rounds: int, groups: int, inner: int) -> None:
     groups = min(rounds, groups)
     counts = {"num_hidden_layers": rounds, "num_hidden_groups": groups, "inner_group_num": inner}
-    config = albert.FAMILY.read(ALBERT | counts)
-    again = albert.groups_of(config)
-    assert again is not None and albert.order(*again) == albert.order(rounds, groups, inner)
+    config = bert.ALBERT.read(ALBERT | counts)
+    again = bert.groups_of(config)
+    assert again is not None and bert.order(*again) == bert.order(rounds, groups, inner)
     if groups < rounds or inner == 1:  # otherwise no block is used twice, and several are equivalent
         assert again == (rounds, groups, inner)
-    assert albert.FAMILY.read(albert.FAMILY.write(config)) == config
+    assert bert.ALBERT.read(bert.ALBERT.write(config)) == config
 
 
 def test_no_group_has_an_irregular_order() -> None:
-    config = albert.FAMILY.read(ALBERT | {"num_hidden_layers": 3})
-    assert albert.FAMILY.fits(config)
-    assert not albert.FAMILY.fits(config.model_copy(update={"block_of_layer": (0, 1, 0)}))
+    config = bert.ALBERT.read(ALBERT | {"num_hidden_layers": 3})
+    assert bert.ALBERT.fits(config)
+    assert not bert.ALBERT.fits(config.model_copy(update={"block_of_layer": (0, 1, 0)}))
 
 
 def test_more_layers_than_tensors(tmp_path: Path) -> None:

@@ -1,15 +1,15 @@
 """Checkpoint families: tables that translate config.json and tensor names in both directions.
 
 Reading, writing, and whether a family can represent a config follow from its rows (their key, our field, default), the
-fields that its classes fix, and the rules of its tensors. Shared ones are in decoders.py, encoders.py and rope.py.
+fields that its classes fix, and the rules of its tensors. Shared ones are in decoders.py and rope.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import create_model
 from torch import Tensor
@@ -18,7 +18,7 @@ from trifold.errors import SettingsError
 from trifold.hub.generation import GENERATION_KEYS
 from trifold.hub.labels import labels_to_ours, labels_to_theirs
 from trifold.hub.rows import Entry, Fields
-from trifold.hub.rules import SAME, AnyRule, Ignored, Renamed, Rule, Transform
+from trifold.hub.rules import SAME, AnyRule, Copy, Dead, Ignored, Renamed, Rule, Transform, chain, dealt
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
 from trifold.settings import Settings
@@ -50,7 +50,6 @@ class Family:
     ignored: keys that change nothing, besides `HARMLESS`.
     n_labels: the number of classes where a file gives none.
     settle: corrects the config by the tensors, where config.json leaves something open.
-    general: the order in which families are tried for a config that was made here.
     """
 
     model_type: str
@@ -62,7 +61,6 @@ class Family:
     ignored: str = ""
     n_labels: int = 2
     settle: Callable[[ModelConfig, Mapping[str, Tensor]], ModelConfig] | None = None
-    general: Literal[0, 1, 2] = 0
 
     @cached_property
     def architectures(self) -> dict[str, Fields]:
@@ -158,37 +156,101 @@ def without_defaults(config: ModelConfig) -> ModelConfig:
 
 # --- tensors -------------------------------------------------------------------------------------------
 
+STACK = "{stack:encoder|decoder}"
+BLOCK = f"{STACK}.blocks.{{i}}."
 PART = "{part:weight|bias}"
 
 
-def modules(
-    names: Mapping[str, str], ours: str = "", theirs: str = "", matrix: Transform = SAME
-) -> list[AnyRule]:
-    """Rules for the weight and bias of each module (our name -> theirs) below the prefixes `ours` and `theirs`.
+def in_layer(layer: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Names of modules in a block, ours -> theirs, below ours of a block and theirs of a layer."""
+    return {BLOCK + ours: layer + theirs for ours, theirs in names.items()}
 
-    matrix: the transform of weights that are not norms.
-    """
+
+def modules(names: Mapping[str, str], matrix: Transform = SAME) -> list[AnyRule]:
+    """Rules for the weight and bias of each module, ours -> theirs; `matrix` transforms projections in blocks."""
     rules: list[AnyRule] = []
-    for mine, name in names.items():
-        if matrix is SAME or "_proj" not in mine:
-            rules.append(Rule(f"{ours}{mine}.{PART}", f"{theirs}{name}.{{part}}"))
+    for ours, theirs in names.items():
+        if matrix is SAME or not (ours.startswith(BLOCK) and "_proj" in ours):
+            rules.append(Rule(f"{ours}.{PART}", f"{theirs}.{{part}}"))
         else:
-            rules.append(Rule(f"{ours}{mine}.weight", f"{theirs}{name}.weight", matrix))
-            rules.append(Rule(f"{ours}{mine}.bias", f"{theirs}{name}.bias"))
+            rules.append(Rule(f"{ours}.weight", f"{theirs}.weight", matrix))
+            rules.append(Rule(f"{ours}.bias", f"{theirs}.bias"))
     return rules
 
 
-def below(config: ModelConfig, prefix: str) -> str:
-    """The beginning of their names below the heads; a model without heads, or with a pooler only, has none."""
-    return "" if config.chosen_heads in ((), ("pooler",)) else f"{prefix}."
+def tied(module: str, table: str) -> list[AnyRule]:
+    """Some files repeat the table of embeddings in this module, or have it there only."""
+    return [Copy(f"{module}.weight", of=table), Renamed(f"{module}.weight", table)]
 
 
-def either_prefix(config: ModelConfig, prefix: str) -> Renamed:
-    """Accept files that were saved with the prefix where it is not expected, or without it."""
-    anything, base = "{*path}", below(config, prefix)
-    return Renamed(anything, base + anything) if base else Renamed(f"{prefix}.{anything}", anything)
+def grouped(config: ModelConfig) -> Transform:
+    """For each head of keys: its heads of queries, then the keys, then the values."""
+    return dealt(config.kv_heads, (config.n_heads // config.kv_heads, 1, 1))
 
 
-def ignored(theirs: str, names: str) -> list[AnyRule]:
-    """Tensors, separated by spaces, that some files hold and that can be computed or belong to other classes."""
-    return [Ignored(f"{theirs}{name}") for name in names.split()]
+@dataclass(frozen=True)
+class TensorRules:
+    """The tensor rules of a family. Their names that begin with a dot are below `prefix`.
+
+    prefix: the beginning of their names below the heads; models without heads, or with a pooler only, lack it.
+    tokens: their table of token embeddings.
+    names: our other modules -> theirs.
+    matrix: the transform of their matrices in blocks, if they are stored differently from ours.
+    qkv: their matrix of queries, keys and values in this `order`, if there is one; `split` takes it apart.
+    more: rules that depend on the config; its second argument is the beginning of their names below the prefix.
+    lm_head: their output layer, unless `names` or `more` have it; tied, its weight is a copy of `tokens`.
+    lm_bias: a tensor beside that layer: if tied, the bias, of which the layer's is a copy; if not, nothing reads it.
+    buffers: tensors that some files hold and that can be computed.
+    unused: modules that pretraining left in files whose class has no pooler.
+    """
+
+    prefix: str
+    tokens: str
+    names: dict[str, str]
+    _: KW_ONLY
+    matrix: Transform = SAME
+    qkv: str = ""
+    order: str = "qkv"
+    split: Callable[[ModelConfig], Transform] = grouped
+    more: Callable[[ModelConfig, str], Sequence[AnyRule]] = lambda config, base: ()
+    lm_head: str = ""
+    lm_bias: str = ""
+    buffers: str = ""
+    unused: str = ""
+
+    def __call__(self, config: ModelConfig) -> list[AnyRule]:
+        heads, anything = config.chosen_heads, "{*path}"
+        base = f"{self.prefix}." if self.prefix and heads not in ((), ("pooler",)) else ""
+
+        def full(name: str) -> str:
+            return base + name[1:] if name.startswith(".") else name
+
+        table, unused = f"{full(self.tokens)}.weight", "" if "pooler" in heads else self.unused
+        rules: list[AnyRule] = [
+            Rule(f"{STACK}_embeddings.tokens.weight", table),
+            *modules({ours: full(theirs) for ours, theirs in self.names.items()}, self.matrix),
+            *(Ignored(full(name)) for name in self.buffers.split()),
+            *(Ignored(f"{full(name)}.{PART}") for name in unused.split()),
+            # Names of 2018, and files that were saved with the prefix where it is not expected, or without it.
+            Renamed(f"{anything}.gamma", f"{anything}.weight"),
+            Renamed(f"{anything}.beta", f"{anything}.bias"),
+            Renamed(anything, base + anything) if base else Renamed(f"{self.prefix}.{anything}", anything),
+        ]
+        if self.qkv:
+            split = self.split(config)
+            for part, transform in (("weight", chain(split, self.matrix)), ("bias", split)):
+                ours = tuple(f"{BLOCK}self_attention.sublayer.{p}_proj.{part}" for p in self.order)
+                rules.append(Rule(ours, f"{full(self.qkv)}.{part}", transform))
+        rules += self.more(config, base)
+        if not self.lm_head or "lm" not in heads:
+            return rules
+        layer, bias = self.lm_head, self.lm_bias or f"{self.lm_head}.bias"
+        if not config.tie_lm_head:
+            # The order in shards.
+            parts = ("weight", "bias") if config.shape == "encoder" else ("bias", "weight")
+            own = [Rule(f"lm_head.{part}", f"{layer}.{part}") for part in parts]
+            return [*rules, *own, *([Dead(bias, like=f"{layer}.bias")] if self.lm_bias else [])]
+        rules += [Rule("lm_head.bias", bias), *tied(layer, table)]
+        if self.lm_bias:
+            rules += [Copy(f"{layer}.bias", of=bias), Renamed(f"{layer}.bias", bias)]
+        return rules

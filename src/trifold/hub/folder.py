@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError, SettingsError
-from trifold.hub import rules
 from trifold.hub.families import FAMILIES
-from trifold.hub.family import Family
 from trifold.hub.files import write_json
 from trifold.hub.fill import Stored, fill_model
 from trifold.hub.generation import END, GENERATION_KEYS, read_generation, write_generation
@@ -22,6 +20,9 @@ from trifold.hub.weights import MAX_SHARD, dtype_name, has_weights, read_weights
 from trifold.jsonfiles import read_json
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
+
+if TYPE_CHECKING:  # training does not need the families before it saves
+    from trifold.hub.family import Family
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -47,6 +48,8 @@ def save_model(
     generation: generation settings by our names. Weights larger than `max_shard_size` (bytes, 500MB, 5GB) are split
     into shards. Every file is replaced atomically. Raises CheckpointError if the folder cannot be written.
     """
+    from trifold.hub import rules
+
     config = model.config
     family = next(families_for(config, model.family))
     try:
@@ -84,8 +87,8 @@ def write_settings(
 
 def families_for(config: ModelConfig, first: object = None) -> Iterator[Family]:
     """The families that can represent the config; the one named `first` comes first."""
-    preferred = [family for name, family in FAMILIES.items() if name == first]
-    return (family for family in (*preferred, *FAMILIES.values()) if family.fits(config))
+    names = sorted(FAMILIES, key=lambda name: name != first)
+    return (FAMILIES[name] for name in names if FAMILIES[name].fits(config))
 
 
 # --- loading -------------------------------------------------------------------------------------------
@@ -106,6 +109,8 @@ def load_model(
     stored: "int8" stores matrices in one byte per weight, for inference only; `dtype` is that of the computation.
     Raises CheckpointError if something is missing, damaged, of an unknown family, or does not fit.
     """
+    from trifold.hub import rules
+
     values = read_json(folder / CONFIG)
     family, config = parse_config(values, folder / CONFIG)
     weights = read_weights(folder)

@@ -70,35 +70,46 @@ def rope(*, part: str | None = None, theta: str | None = None) -> Group:
         keys[theta] = (positive, THETA)
 
     def load(file: Any, fields: Fields) -> Fields:
-        own = [None if key is None else getattr(file, key) for key in (part, theta)]
-        return read_rope(file, fields, *own)
+        # Any key in `rope_scaling` makes it take precedence over `rope_parameters` as a whole.
+        given = (keys for keys in (file.rope_scaling, file.rope_parameters) if keys and keys.model_fields_set)
+        inner = next(given, RopeKeys())
+        partial = inner.partial_rotary_factor or file.partial_rotary_factor
+        if part is None and partial not in (None, 1.0):
+            raise SettingsError(
+                f"rope_parameters.partial_rotary_factor: {partial} is not supported; "
+                "this family rotates whole heads"
+            )
+        share = inner.partial_rotary_factor or (1.0 if part is None else getattr(file, part))
+        base = inner.rope_theta or (file.rope_theta or THETA if theta is None else getattr(file, theta))
+        for key, used in (("partial_rotary_factor", share), ("rope_theta", base)):
+            if theta is not None and getattr(file, key) not in (None, used):
+                raise SettingsError(
+                    f"{key}: {getattr(file, key)} contradicts {used}, the value of other keys"
+                )
+        width = fields.get("d_head") or fields["d_model"] // fields["n_heads"]
+        return {
+            "positions": "rotary",
+            "rotary_theta": float(base),
+            "rotary_width": None if int(width * share) == width else int(width * share),
+            "rotary_scaling": _scaling(inner, fields["max_positions"], file.original_max_position_embeddings),
+        }
 
-    return Group(keys, load, lambda config: write_rope(config, partial=part is not None))
-
-
-def read_rope(file: Any, fields: Fields, part: float | None = None, theta: float | None = None) -> Fields:
-    """Our fields of rotary positions, from a file with the keys of `rope`."""
-    # Any key in `rope_scaling` makes it take precedence over `rope_parameters` as a whole.
-    keys = next(
-        (k for k in (file.rope_scaling, file.rope_parameters) if k and k.model_fields_set), RopeKeys()
-    )
-    partial = keys.partial_rotary_factor or file.partial_rotary_factor
-    if part is None and partial not in (None, 1.0):
-        raise SettingsError(
-            f"rope_parameters.partial_rotary_factor: {partial} is not supported; this family rotates whole heads"
+    def save(config: ModelConfig) -> Fields:
+        own = (
+            {}
+            if part is None
+            else {"partial_rotary_factor": _fraction(config.rotated_width, config.head_width)}
         )
-    share = keys.partial_rotary_factor or part or 1.0
-    base = keys.rope_theta or theta or file.rope_theta or THETA
-    for key, used in (("partial_rotary_factor", share), ("rope_theta", base)):
-        if theta is not None and getattr(file, key) not in (None, used):
-            raise SettingsError(f"{key}: {getattr(file, key)} contradicts {used}, the value of other keys")
-    width = fields.get("d_head") or fields["d_model"] // fields["n_heads"]
-    return {
-        "positions": "rotary",
-        "rotary_theta": float(base),
-        "rotary_width": None if int(width * share) == width else int(width * share),
-        "rotary_scaling": _scaling(keys, fields["max_positions"], file.original_max_position_embeddings),
-    }
+        return {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": config.rotary_theta,
+                **own,
+                **_keys(config),
+            }
+        }
+
+    return Group(keys, load, save)
 
 
 def _scaling(keys: RopeKeys, max_positions: int, outer: int | None) -> Fields | None:
@@ -115,41 +126,31 @@ def _scaling(keys: RopeKeys, max_positions: int, outer: int | None) -> Fields | 
     own = {ours: getattr(keys, theirs) for theirs, ours in SCALINGS[kind].items()}
     if kind in REQUIRED and None in own.values():
         raise SettingsError(f"rope_parameters: rope_type {kind} needs {' and '.join(SCALINGS[kind])}")
-    magnitude = {"yarn": _magnitude(keys, factor), "longrope": keys.attention_factor}.get(kind)
+    magnitude = keys.attention_factor
+    if kind == "yarn" and magnitude is None and keys.mscale and keys.mscale_all_dim:
+        log = math.log(factor) if factor > 1 else 0.0
+        magnitude = (0.1 * keys.mscale * log + 1) / (0.1 * keys.mscale_all_dim * log + 1)
     return {
         "kind": kind,
         "factor": float(factor),
         "original_positions": max_positions if kind in MEASURED else original,
-        "magnitude": magnitude,
+        "magnitude": magnitude if kind in ("yarn", "longrope") else None,
         **{name: value for name, value in own.items() if value is not None},
     }
 
 
-def _magnitude(keys: RopeKeys, factor: float) -> float | None:
-    if keys.attention_factor is not None or not (keys.mscale and keys.mscale_all_dim):
-        return keys.attention_factor
-    scale, whole = (
-        0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0 for m in (keys.mscale, keys.mscale_all_dim)
-    )
-    return scale / whole
-
-
-def write_rope(config: ModelConfig, *, partial: bool = False) -> Fields:
-    """The inverse of `read_rope`; `partial`: the family may rotate a part of each head."""
-    keys: Fields = {"rope_type": "default", "rope_theta": config.rotary_theta}
-    if partial:
-        keys["partial_rotary_factor"] = _fraction(config.rotated_width, config.head_width)
+def _keys(config: ModelConfig) -> Fields:
+    """The inverse of `_scaling`."""
     scaling = config.rotary_scaling
-    if scaling is not None:
-        keys |= {"rope_type": scaling.kind, "factor": scaling.factor}
-        if scaling.kind not in MEASURED:
-            keys["original_max_position_embeddings"] = scaling.original_positions
-        for theirs, ours in SCALINGS[scaling.kind].items():
-            value = getattr(scaling, ours)
-            keys[theirs] = list(value) if isinstance(value, tuple) else value
-        if scaling.magnitude is not None:
-            keys["attention_factor"] = scaling.magnitude
-    return {"rope_parameters": keys}
+    if scaling is None:
+        return {}
+    keys: Fields = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind not in MEASURED:
+        keys["original_max_position_embeddings"] = scaling.original_positions
+    for theirs, ours in SCALINGS[scaling.kind].items():
+        value = getattr(scaling, ours)
+        keys[theirs] = list(value) if isinstance(value, tuple) else value
+    return keys if scaling.magnitude is None else keys | {"attention_factor": scaling.magnitude}
 
 
 def _fraction(part: int, whole: int) -> float:

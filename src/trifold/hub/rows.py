@@ -22,6 +22,7 @@ class Row:
 
     type: that of our field unless given; null is allowed where the default is None or with `nullable`.
     map: their values -> ours; the first of several equivalent names is written.
+    otherwise: the fields read so far -> our value where theirs is null.
     load: (their value, the fields read so far) -> our value.
     save: our value -> theirs.
     heads: the key sets the field, and is written, only for models with one of these heads.
@@ -36,6 +37,7 @@ class Row:
     type: Any = None
     nullable: bool = False
     map: Mapping[Any, Any] | None = None
+    otherwise: Callable[[Fields], Any] | None = None
     load: Callable[[Any, Fields], Any] | None = None
     save: Callable[[Any], Any] | None = None
     heads: Collection[str] = ()
@@ -51,6 +53,8 @@ class Row:
         if self.heads and not set(self.heads).intersection(fields["heads"]):
             return {}
         value = getattr(file, self.key)
+        if value is None and self.otherwise is not None:
+            return {self.field: self.otherwise(fields)}
         if self.map is not None:
             value = translate(self.key, value, self.map)
         return {self.field: value if self.load is None else self.load(value, fields)}
@@ -110,11 +114,6 @@ def fixed(**values: bool | int | float | str) -> Group:
         only = Annotated[float, Field(ge=value, le=value)] if isinstance(value, float) else Literal[value]
         keys[key] = (only, value)
     return Group(keys)
-
-
-def always(**values: object) -> Group:
-    """Keys that are written with these values; reading them is up to other entries."""
-    return Group({}, save=lambda config: values)
 
 
 def revise(entries: Sequence[Entry], *new: Entry, without: str = "", **defaults: Any) -> tuple[Entry, ...]:
@@ -186,12 +185,18 @@ def name_of(value: Any, table: Mapping[Any, Any]) -> Any:
 # --- special tokens ------------------------------------------------------------------------------------
 
 Id = Annotated[int, Field(ge=0)]
-ENDS = Id | Annotated[list[Id], Field(min_length=1)]  # of a family that needs one
 
 
-def first_end(ends: int | list[int], fields: Fields) -> int:
-    """The end that ModelConfig holds; the others belong to the generation settings."""
-    return ends[0] if isinstance(ends, list) else ends
+def end(default: int) -> Row:
+    """The end of a family that needs one. ModelConfig holds the first; others belong to the generation settings."""
+    ends = Id | Annotated[list[Id], Field(min_length=1)]
+    return Row(
+        "eos_token_id",
+        "eos_id",
+        default,
+        type=ends,
+        load=lambda value, fields: value[0] if isinstance(value, list) else value,
+    )
 
 
 def ids(

@@ -29,8 +29,7 @@ TYPE_NAMES = {
     **{torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32"},
     **{torch.float64: "F64", torch.int64: "I64"},
 }
-DTYPES = {name: dtype for dtype, name in TYPE_NAMES.items()}
-_ORDER = {dtype: rank for rank, dtype in enumerate(TYPE_NAMES)}
+DTYPES = dict(zip(TYPE_NAMES.values(), TYPE_NAMES, strict=True))
 _METADATA = {"format": "pt"}  # the reference library rejects files without it
 _ALIGNMENT = 8  # bytes; the header is padded with spaces
 
@@ -195,7 +194,8 @@ def write_tensors(
     The file is byte for byte what the safetensors library writes, which needs all tensors at once. shapes: the
     same tensors on the meta device. `on_written` is called with the bytes of each tensor. Raises OSError.
     """
-    ordered = sorted(sorted(names), key=lambda name: -_ORDER[shapes[name].dtype])
+    order = [*TYPE_NAMES]
+    ordered = sorted(sorted(names), key=lambda name: -order.index(shapes[name].dtype))
     header, positions = encode_header({name: shapes[name] for name in ordered}, _METADATA)
     with path.open("wb") as file:
         file.write(header)

@@ -1,6 +1,7 @@
 """Qwen 2 (Yang et al. 2024): LLaMA with biases on queries, keys and values.
 
-A family that trifold does not have, as a contributor would add it: one file in src/trifold/hub/families.
+A family that trifold does not have, as a contributor would add it: one file in src/trifold/hub/families and a line
+in its table.
 """
 
 from __future__ import annotations

@@ -1,27 +1,56 @@
-"""All families by `model_type`, in the order in which they are tried for a config that was made here.
-
-Every `Family` in a file of this folder is found by itself: a new family is a new file.
-"""
+"""All families by `model_type`, each imported when it is first used."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from importlib import import_module
-from pkgutil import iter_modules
+from typing import TYPE_CHECKING
 
-from trifold.hub.family import Family
+if TYPE_CHECKING:
+    from trifold.hub.family import Family
+
+# The file of each family in this folder, in the order in which they are tried for a config that was made here.
+FILES = {
+    "albert": "bert",
+    "bart": "bart",
+    "bert": "bert",
+    "distilbert": "bert",
+    "gpt2": "gpt",
+    "gpt_bigcode": "gpt",
+    "openai-gpt": "gpt",
+    "gpt_neo": "gpt",
+    "gpt_neox": "gpt",
+    "gptj": "gpt",
+    "llama": "llama",
+    "mistral": "llama",
+    "marian": "bart",
+    "roberta": "bert",
+    "camembert": "bert",
+    "xlm-roberta": "bert",
+    "starcoder2": "llama",
+    "t5": "t5",
+    "mt5": "t5",
+    "vit": "vit",
+    "xlnet": "xlnet",
+    "falcon": "falcon",
+    "codegen": "gpt",
+    "trifold": "native",
+}
 
 
-def found() -> dict[str, Family]:
-    """The families in the files of this folder, `general` ones last."""
-    families: dict[str, Family] = {}
-    for file in sorted(module.name for module in iter_modules(__path__)):
-        for family in vars(import_module(f"{__name__}.{file}")).values():
-            if isinstance(family, Family):
-                taken = families.setdefault(family.model_type, family)
-                assert taken is family, f"{file}: the family {family.model_type} exists already"
-    return dict(sorted(families.items(), key=lambda named: named[1].general))
+class Families(Mapping[str, "Family"]):
+    """The families in `FILES`."""
+
+    def __getitem__(self, model_type: str) -> Family:
+        values = vars(import_module(f"{__name__}.{FILES[model_type]}")).values()
+        family: Family = next(value for value in values if getattr(value, "model_type", None) == model_type)
+        return family
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(FILES)
+
+    def __len__(self) -> int:
+        return len(FILES)
 
 
-FAMILIES = found()
-
-__all__ = ["FAMILIES", "found"]
+FAMILIES = Families()

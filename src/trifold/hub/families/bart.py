@@ -1,20 +1,29 @@
-"""BART (Lewis et al. 2020): the Transformer of 2017 with learned positions and a norm on the embeddings.
+"""BART (Lewis et al. 2020), and the Transformer of 2017 as the reference library knows it: Marian.
 
-Positions begin in row 2 of their table. The reference adds to the logits a bias that is never trained and zero in
-most files; where we have none, it must be zero.
+BART has learned positions, which begin in row 2 of their table, and a norm on the embeddings. Both add to the logits a
+bias that is never trained and zero in most files; where we have none, it must be zero.
+
+Marian writes all sines of the positions before all cosines where the paper interleaves them. The width of the model
+has no order of its own, so one permutation of it, applied to every tensor that has that axis, turns one into the
+other and leaves the logits as they were. Marian always has biases in attention; where we have none they are zeros.
+Keys of ours in config.json, which the reference ignores, record the original form.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from trifold.errors import SettingsError
-from trifold.hub.family import Family, modules
-from trifold.hub.rows import ACTIVATIONS, ENDS, Fields, Group, Row, always, first_end, fixed
-from trifold.hub.rules import LEADING_AXIS, AnyRule, Copy, Ignored, Renamed, Rule, Zeros
+from trifold.hub.family import PART, STACK, Family, TensorRules, in_layer, modules, tied
+from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, end, fixed, same
+from trifold.hub.rules import LEADING_AXIS, SAME, AnyRule, Copy, Ignored, Rule, Zeros, permuted
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
 
+# If forced_eos_token_id were missing, the reference would force its own default at the maximum length.
+WRITTEN: Fields = {"is_encoder_decoder": True, "tie_word_embeddings": True, "forced_eos_token_id": None}
 # Keys that Marian shares.
 SIDES = (
     Row("max_position_embeddings", "max_positions", 1024),
@@ -32,8 +41,7 @@ SIDES = (
     fixed(is_encoder_decoder=True, tie_word_embeddings=True, is_decoder=False),
     fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0),
     fixed(normalize_before=False, add_final_layer_norm=False, add_bias_logits=False),
-    # If forced_eos_token_id were missing, the reference would force its own default at the maximum length.
-    always(is_encoder_decoder=True, tie_word_embeddings=True, forced_eos_token_id=None),
+    Group({}, save=lambda config: WRITTEN),
 )
 
 
@@ -55,43 +63,45 @@ def head_dropout(*heads: Head) -> Row:
     return Row(key, key, 0.0, load=load, heads=heads, everywhere=True)
 
 
-LAYER = {
-    "feed_forward.sublayer.in_proj": "fc1",
-    "feed_forward.sublayer.out_proj": "fc2",
-    "feed_forward.after": "final_layer_norm",
+CLASSES: dict[str, Fields] = {
+    "ForConditionalGeneration": {"heads": ("lm",)},
+    "Model": {"heads": ()},
+    "ForSequenceClassification": {
+        "heads": ("sequence",),
+        "classifier_input": "eos",
+        "classifier_transform": "tanh",
+    },
+    "ForQuestionAnswering": {"heads": ("span",), "classifier_dropout": 0.0},
 }
-ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}
-for _ours, _theirs in ATTENTIONS.items():
-    LAYER |= {
-        f"{_ours}.sublayer.{{p:q|k|v}}_proj": f"{_theirs}.{{p}}_proj",
-        f"{_ours}.sublayer.o_proj": f"{_theirs}.out_proj",
-        f"{_ours}.after": f"{_theirs}_layer_norm",
-    }
+HEADS = {
+    "heads.sequence.{layer:dense|out_proj}": "classification_head.{layer}",
+    "heads.span.out_proj": "qa_outputs",
+}
+LAYER = in_layer(
+    ".{stack}.layers.{i}.",
+    {
+        "feed_forward.sublayer.in_proj": "fc1",
+        "feed_forward.sublayer.out_proj": "fc2",
+        "feed_forward.after": "final_layer_norm",
+        "self_attention.sublayer.{p:q|k|v}_proj": "self_attn.{p}_proj",
+        "self_attention.sublayer.o_proj": "self_attn.out_proj",
+        "self_attention.after": "self_attn_layer_norm",
+        "cross_attention.sublayer.{p:q|k|v}_proj": "encoder_attn.{p}_proj",
+        "cross_attention.sublayer.o_proj": "encoder_attn.out_proj",
+        "cross_attention.after": "encoder_attn_layer_norm",
+    },
+)
 
 
-def _rules(config: ModelConfig) -> list[AnyRule]:
-    base = "model." if config.chosen_heads else ""
-    stack, shared = "{stack:encoder|decoder}", f"{base}shared.weight"
-    embeddings = {"positions": "embed_positions", "norm": "layernorm_embedding"}
-    table: list[AnyRule] = [
-        Rule("encoder_embeddings.tokens.weight", shared),
-        Copy(f"{base}{stack}.embed_tokens.weight", of=shared),
-        Renamed(f"{base}{stack}.embed_tokens.weight", shared),
-        *modules(embeddings, f"{stack}_embeddings.", f"{base}{{stack}}."),
-        *modules(LAYER, f"{stack}.blocks.{{i}}.", f"{base}{{stack}}.layers.{{i}}."),
-        Ignored(f"{base}{stack}.version"),
-    ]
-    if "lm" in config.chosen_heads:
-        beside = "encoder_embeddings.tokens.weight"
-        return [*table, Copy("lm_head.weight", of=shared), logits_bias(config, beside)]
-    return [
-        *table,
-        *modules({"heads.sequence.{layer:dense|out_proj}": "classification_head.{layer}"}),
-        *modules({"heads.span.out_proj": "qa_outputs"}),
-    ]
+def _more(config: ModelConfig, base: str) -> list[AnyRule]:
+    shared = f"{base}shared.weight"
+    rules = tied(f"{base}{STACK}.embed_tokens", shared)
+    if "lm" not in config.chosen_heads:
+        return rules
+    return [*rules, *tied("lm_head", shared), _logits_bias(config, "encoder_embeddings.tokens.weight")]
 
 
-def logits_bias(config: ModelConfig, beside: str) -> AnyRule:
+def _logits_bias(config: ModelConfig, beside: str) -> AnyRule:
     """The bias of the logits, which must be zero where we have none; `beside` is our output embedding."""
     if config.lm_head_bias:
         return Rule("lm_head.bias", "final_logits_bias", LEADING_AXIS)
@@ -99,26 +109,17 @@ def logits_bias(config: ModelConfig, beside: str) -> AnyRule:
     return Zeros("final_logits_bias", beside, lambda weight: (1, weight.shape[0]), remedy)
 
 
-FAMILY = Family(
+BART = Family(
     model_type="bart",
     stem="Bart",
-    classes={
-        "ForConditionalGeneration": {"heads": ("lm",)},
-        "Model": {"heads": ()},
-        "ForSequenceClassification": {
-            "heads": ("sequence",),
-            "classifier_input": "eos",
-            "classifier_transform": "tanh",
-        },
-        "ForQuestionAnswering": {"heads": ("span",), "classifier_dropout": 0.0},
-    },
+    classes=CLASSES,
     entries=(
         Row("vocab_size", "vocab_size", 50265),
         *SIDES,
         Row("activation_dropout", "activation_dropout", 0.0),
         Row("pad_token_id", "pad_id", 1),
         Row("bos_token_id", "bos_id", 0),
-        Row("eos_token_id", "eos_id", 2, type=ENDS, load=first_end),
+        end(2),
         Row("decoder_start_token_id", "decoder_start_id", 2),
         head_dropout("sequence"),
         # Ours; files of others do not have it.
@@ -133,8 +134,93 @@ FAMILY = Family(
         "norm_epsilon": 1e-5,
         "attention_bias": True,
     },
-    rules=_rules,
+    rules=TensorRules(
+        "model",
+        ".shared",
+        {
+            f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
+            f"{STACK}_embeddings.norm": ".{stack}.layernorm_embedding",
+            **LAYER,
+            **HEADS,
+        },
+        more=_more,
+        buffers=f".{STACK}.version",
+    ),
     # An old name beside the new one; and a key of generation that is no longer read.
     ignored="init_std classif_dropout force_bos_token_to_be_generated",
     n_labels=3,
+)
+
+# --- Marian --------------------------------------------------------------------------------------------
+
+SIZE = Annotated[int, Field(gt=0)]
+LAYOUTS = {"halves": "sinusoidal-halves", "interleaved": "sinusoidal"}
+
+
+def _load_target(file: Any, fields: Fields) -> Fields:
+    shared = file.share_encoder_decoder_embeddings
+    return {"target_vocab_size": None if shared else file.decoder_vocab_size or file.vocab_size}
+
+
+def _rules(config: ModelConfig) -> list[AnyRule]:
+    order = (*range(0, config.d_model, 2), *range(1, config.d_model, 2))
+    rows, columns = (SAME if config.positions == "sinusoidal-halves" else permuted(order, n) for n in (0, 1))
+    names = {ours: f"model{theirs}" for ours, theirs in LAYER.items()}
+    # Modules that read the width of the model; all others write it.
+    readers = {ours: theirs for ours, theirs in names.items() if "in_proj" in ours or "{p" in ours}
+    rules: list[AnyRule] = [
+        *modules(readers, columns),
+        *(Rule(f"{ours}.{PART}", f"{names[ours]}.{{part}}", rows) for ours in names if ours not in readers),
+        Ignored(f"model.{STACK}.embed_positions.weight"),
+    ]
+    if not config.attention_bias:
+        remedy = "write attention_bias: true in config.json"
+        rules += [
+            Zeros(f"{theirs}.bias", beside=f"{ours}.weight", remedy=remedy)
+            for ours, theirs in names.items()
+            if "attention.sublayer" in ours
+        ]
+    side, output = "encoder", "model.shared.weight"
+    if config.target_vocab_size is None:
+        rules.append(Rule("encoder_embeddings.tokens.weight", output, columns))
+        rules.append(Copy(f"model.{STACK}.embed_tokens.weight", of=output))
+    else:
+        side, output = "decoder", "model.decoder.embed_tokens.weight"
+        rules.append(Rule("{stack}_embeddings.tokens.weight", "model.{stack}.embed_tokens.weight", columns))
+    return [
+        *rules,
+        Copy("lm_head.weight", of=output),
+        _logits_bias(config, f"{side}_embeddings.tokens.weight"),
+    ]
+
+
+MARIAN = Family(
+    model_type="marian",
+    stem="Marian",
+    classes={"MTModel": {"heads": ("lm",)}},
+    entries=(
+        Row("vocab_size", "vocab_size", 58101),
+        Group(
+            {"decoder_vocab_size": (SIZE | None, None), "share_encoder_decoder_embeddings": (bool, True)},
+            _load_target,
+            lambda config: {
+                "decoder_vocab_size": config.output_vocab_size,
+                "share_encoder_decoder_embeddings": config.target_vocab_size is None,
+            },
+        ),
+        *SIDES,
+        Row("pad_token_id", "pad_id", 58100),
+        end(0),
+        Row("decoder_start_token_id", "decoder_start_id", 58100),
+        Row("bos_token_id", "bos_id", None, otherwise=same("decoder_start_id")),
+        fixed(activation_dropout=0.0, normalize_embedding=False, static_position_embeddings=True),
+        Group({}, save=lambda config: {"activation_dropout": 0.0}),
+        # Ours; files of others have none of these.
+        Row("position_layout", "positions", "halves", map=LAYOUTS),
+        Row("attention_bias", "attention_bias", True),
+        Row("lm_head_bias", "lm_head_bias", True),
+    ),
+    constants={"norm_epsilon": 1e-5},
+    rules=_rules,
+    ignored="num_hidden_layers classifier_dropout classif_dropout init_std",
 )

@@ -1,53 +1,328 @@
-"""BERT (Devlin et al. 2019): an encoder of tokens and segments, pretrained on masked tokens and next sentences."""
+"""BERT (Devlin et al. 2019): an encoder of tokens and segments, pretrained on masked tokens and next sentences.
+
+RoBERTa (Liu et al. 2019) is BERT without next sentences, whose positions begin after the padding's id; CamemBERT
+(Martin et al. 2020) and XLM-RoBERTa (Conneau et al. 2020) are the same under other names. DistilBERT (Sanh et al.
+2019) has half the layers, and neither segments nor pooler. ALBERT (Lan et al. 2020) has a narrow embedding table, and
+its layers share their blocks in groups.
+"""
 
 from __future__ import annotations
 
-from trifold.hub.encoders import (
-    BERT,
-    BERT_LAYER,
-    CLASSIFIERS,
-    EMBEDDINGS,
-    MASKED_LM,
-    TEXT_ENCODER,
-    EncoderRules,
-)
-from trifold.hub.family import Family
-from trifold.hub.rows import Fields
+from dataclasses import replace
+from typing import Any
+
+from trifold.errors import SettingsError
+from trifold.hub.family import Family, TensorRules, in_layer
+from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, fixed, ids, revise, same, sizes, up_to
+from trifold.hub.rules import AnyRule
+from trifold.nn import ModelConfig
+
+# --- what encoders share -------------------------------------------------------------------------------
+
+ENCODER: Fields = {"shape": "encoder", "positions": "learned", "scale_embeddings": False}
+TEXT_ENCODER: Fields = ENCODER | {"embedding_norm": True, "attention_bias": True}
+ENCODER_ONLY = fixed(is_decoder=False, is_encoder_decoder=False, add_cross_attention=False)
+
+# The head of masked language models: dense layer, activation, norm, the embeddings again, and a bias.
+MASKED_LM: Fields = {"heads": ("lm",), "lm_head_transform": same("activation"), "lm_head_bias": True}
+CLASSIFIERS: dict[str, Fields] = {
+    "ForSequenceClassification": {"heads": ("sequence",)},
+    "ForTokenClassification": {"heads": ("token",)},
+    "ForQuestionAnswering": {"heads": ("span",)},
+}
+EMBEDDINGS = {
+    "encoder_embeddings.positions": ".embeddings.position_embeddings",
+    "encoder_embeddings.token_types": ".embeddings.token_type_embeddings",
+    "encoder_embeddings.norm": ".embeddings.LayerNorm",
+}
+BUFFERS = ".embeddings.{buffer:position_ids|token_type_ids}"
+HEADS = {"heads.{head:sequence|token}.out_proj": "classifier", "heads.span.out_proj": "qa_outputs"}
+
+# --- BERT ----------------------------------------------------------------------------------------------
 
 CLASSES: dict[str, Fields] = {
     "Model": {"heads": ("pooler",)},
-    "ForPreTraining": {"heads": ("lm", "pooler", "next-sentence"), **MASKED_LM},
-    "ForMaskedLM": {"heads": ("lm",), **MASKED_LM},
+    "ForPreTraining": MASKED_LM | {"heads": ("lm", "pooler", "next-sentence")},
+    "ForMaskedLM": MASKED_LM,
     "ForNextSentencePrediction": {"heads": ("pooler", "next-sentence")},
     **CLASSIFIERS,
     "ForSequenceClassification": {"heads": ("pooler", "sequence"), "classifier_input": "pooler"},
 }
-
-
-RULES = EncoderRules(
-    "bert",
-    "encoder.layer.{i}.",
-    BERT_LAYER,
-    inner=EMBEDDINGS | {"heads.pooler.dense": "pooler.dense"},
-    heads={
-        "lm_head.dense": "cls.predictions.transform.dense",
-        "lm_head.norm": "cls.predictions.transform.LayerNorm",
-        "heads.next_sentence.out_proj": "cls.seq_relationship",
-        "heads.{head:sequence|token}.out_proj": "classifier",
-        "heads.span.out_proj": "qa_outputs",
-    },
-    output=("cls.predictions.decoder", "cls.predictions.bias"),
-    unused="bert.pooler.dense cls.seq_relationship",
+BERT = (
+    *sizes(vocab=30522, width=768, inner=3072, layers=12, heads=12, positions=512, activation="gelu"),
+    Row("hidden_dropout_prob", "dropout", 0.1),
+    Row("attention_probs_dropout_prob", "attention_dropout", 0.1),
+    Row("layer_norm_eps", "norm_epsilon", 1e-12),
+    ENCODER_ONLY,
+    Row("type_vocab_size", "n_token_types", 2, type=up_to(2**16)),
+    ids(0, padded=True),
+    Row("tie_word_embeddings", "tie_lm_head", True),
+    Row("classifier_dropout", "classifier_dropout", None, optional=True),
+    fixed(position_embedding_type="absolute"),
 )
+LAYER = {
+    "self_attention.sublayer.q_proj": "attention.self.query",
+    "self_attention.sublayer.k_proj": "attention.self.key",
+    "self_attention.sublayer.v_proj": "attention.self.value",
+    "self_attention.sublayer.o_proj": "attention.output.dense",
+    "self_attention.after": "attention.output.LayerNorm",
+    "feed_forward.sublayer.in_proj": "intermediate.dense",
+    "feed_forward.sublayer.out_proj": "output.dense",
+    "feed_forward.after": "output.LayerNorm",
+}
+INNER = EMBEDDINGS | {"heads.pooler.dense": ".pooler.dense"} | in_layer(".encoder.layer.{i}.", LAYER)
 FAMILY = Family(
     model_type="bert",
     stem="Bert",
     classes=CLASSES,
     entries=BERT,
     constants=TEXT_ENCODER,
-    rules=RULES,
+    rules=TensorRules(
+        "bert",
+        ".embeddings.word_embeddings",
+        INNER
+        | {
+            "lm_head.dense": "cls.predictions.transform.dense",
+            "lm_head.norm": "cls.predictions.transform.LayerNorm",
+            "heads.next_sentence.out_proj": "cls.seq_relationship",
+            **HEADS,
+        },
+        lm_head="cls.predictions.decoder",
+        lm_bias="cls.predictions.bias",
+        buffers=BUFFERS,
+        unused=".pooler.dense cls.seq_relationship",
+    ),
     # Of the first release's pooler; the reference does not read them.
     ignored="""
     directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
     """,
+)
+
+# --- RoBERTa -------------------------------------------------------------------------------------------
+
+
+def _load_positions(file: Any, fields: Fields) -> Fields:
+    """Of `max_position_embeddings`, those up to the padding's id are never used."""
+    if file.pad_token_id is None:
+        raise SettingsError("pad_token_id: null, but positions begin after it; name the padding")
+    offset, rows = file.pad_token_id + 1, file.max_position_embeddings
+    if rows <= offset:
+        raise SettingsError(
+            f"max_position_embeddings: {rows} leaves no position for tokens, which begin at {offset}, "
+            "after pad_token_id"
+        )
+    return {"position_offset": offset, "max_positions": rows - offset}
+
+
+ENTRIES = revise(
+    BERT,
+    ids(1, 0, 2, padded=True),
+    Group(
+        Row("max_position_embeddings", "max_positions", 512).keys,
+        _load_positions,
+        lambda config: {"max_position_embeddings": config.max_positions + config.position_offset},
+    ),
+)
+ROBERTA = Family(
+    model_type="roberta",
+    stem="Roberta",
+    classes={
+        "Model": {"heads": ("pooler",)},
+        # The dense layer has this activation, whatever the model's is.
+        "ForMaskedLM": MASKED_LM | {"lm_head_transform": "gelu"},
+        **CLASSIFIERS,
+        "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "tanh"},
+    },
+    entries=revise(ENTRIES, vocab_size=50265),
+    constants=TEXT_ENCODER,
+    rules=TensorRules(
+        "roberta",
+        ".embeddings.word_embeddings",
+        INNER
+        | {
+            "lm_head.dense": "lm_head.dense",
+            "lm_head.norm": "lm_head.layer_norm",
+            "heads.sequence.{layer:dense|out_proj}": "classifier.{layer}",
+            "heads.token.out_proj": "classifier",
+            "heads.span.out_proj": "qa_outputs",
+        },
+        lm_head="lm_head.decoder",
+        lm_bias="lm_head.bias",
+        buffers=BUFFERS,
+        unused=".pooler.dense",
+    ),
+)
+CAMEMBERT = replace(ROBERTA, model_type="camembert", stem="Camembert", entries=ENTRIES)
+XLM_ROBERTA = replace(ROBERTA, model_type="xlm-roberta", stem="XLMRoberta", entries=ENTRIES)
+
+# --- DistilBERT ----------------------------------------------------------------------------------------
+
+DISTIL_LAYER = {
+    "self_attention.sublayer.q_proj": "attention.q_lin",
+    "self_attention.sublayer.k_proj": "attention.k_lin",
+    "self_attention.sublayer.v_proj": "attention.v_lin",
+    "self_attention.sublayer.o_proj": "attention.out_lin",
+    "self_attention.after": "sa_layer_norm",
+    "feed_forward.sublayer.in_proj": "ffn.lin1",
+    "feed_forward.sublayer.out_proj": "ffn.lin2",
+    "feed_forward.after": "output_layer_norm",
+}
+DISTILBERT = Family(
+    model_type="distilbert",
+    stem="DistilBert",
+    classes={
+        "Model": {"heads": ()},
+        "ForMaskedLM": MASKED_LM,
+        **CLASSIFIERS,
+        "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "relu"},
+    },
+    entries=(
+        Row("vocab_size", "vocab_size", 30522, type=up_to(2**31)),
+        Row("max_position_embeddings", "max_positions", 512),
+        Row("n_layers", "n_layers", 6),
+        Row("n_heads", "n_heads", 12),
+        Row("dim", "d_model", 768),
+        Row("hidden_dim", "d_ff", 3072),
+        Row("dropout", "dropout", 0.1),
+        Row("attention_dropout", "attention_dropout", 0.1),
+        Row("activation", "activation", "gelu", map=ACTIVATIONS),
+        Row("qa_dropout", "classifier_dropout", 0.1, heads=("span",)),
+        Row("seq_classif_dropout", "classifier_dropout", 0.2, heads=("sequence",)),
+        ids(0, padded=True),
+        Row("tie_word_embeddings", "tie_lm_head", True),
+        ENCODER_ONLY,
+    ),
+    constants=TEXT_ENCODER | {"norm_epsilon": 1e-12},
+    rules=TensorRules(
+        "distilbert",
+        ".embeddings.word_embeddings",
+        EMBEDDINGS
+        | in_layer(".transformer.layer.{i}.", DISTIL_LAYER)
+        | {
+            "lm_head.dense": "vocab_transform",
+            "lm_head.norm": "vocab_layer_norm",
+            "heads.sequence.dense": "pre_classifier",
+            **HEADS,
+        },
+        lm_head="vocab_projector",
+        buffers=BUFFERS,
+    ),
+    ignored="sinusoidal_pos_embds tie_weights_",  # the table of positions is stored in any case
+)
+
+# --- ALBERT --------------------------------------------------------------------------------------------
+
+MOST_LAYERS = 10_000  # more would cost time and memory before the weights contradict them
+# Rounds through the groups, groups, and blocks of a group.
+COUNTS = {"num_hidden_layers": 12, "num_hidden_groups": 1, "inner_group_num": 1}
+
+
+def order(rounds: int, groups: int, inner: int) -> tuple[int, ...]:
+    """The block of each layer: each round executes one group, which is `inner` blocks in a row."""
+    group_of = (int(number / (rounds / groups)) for number in range(rounds))  # as the reference rounds it
+    return tuple(group * inner + block for group in group_of for block in range(inner))
+
+
+def groups_of(config: ModelConfig) -> tuple[int, int, int] | None:
+    """(rounds, groups, inner) that give the config's layers their blocks, or None.
+
+    Where no block is used twice there are several, which differ only in the names of their tensors.
+    """
+    layers = config.n_layers
+    if config.block_of_layer is None:
+        return layers, layers, 1
+    blocks = max(config.block_of_layer) + 1
+    # Without shared blocks there are inner ones, or `_load_groups` would have left block_of_layer out.
+    for inner in range(2 if blocks == layers else 1, blocks + 1):
+        if blocks % inner == 0 and layers % inner == 0:
+            found = (layers // inner, blocks // inner, inner)
+            if found[1] <= found[0] and order(*found) == config.block_of_layer:
+                return found
+    return None
+
+
+def _load_groups(file: Any, fields: Fields) -> Fields:
+    rounds, groups, inner = file.num_hidden_layers, file.num_hidden_groups, file.inner_group_num
+    if groups > rounds or rounds * inner > MOST_LAYERS:
+        raise SettingsError(
+            f"num_hidden_groups: {groups} of {inner} for {rounds} layers: every group needs a layer, "
+            f"and {MOST_LAYERS:,} layers are the most"
+        )
+    shared = (groups, inner) != (rounds, 1)
+    return {"n_layers": rounds * inner, "block_of_layer": order(rounds, groups, inner) if shared else None}
+
+
+def _save_groups(config: ModelConfig) -> Fields:
+    if (found := groups_of(config)) is None:
+        raise SettingsError(f"block_of_layer: {config.block_of_layer} is not an order of equal groups")
+    return dict(zip(COUNTS, found, strict=True))
+
+
+ALBERT_LAYER = {
+    "self_attention.sublayer.q_proj": "attention.query",
+    "self_attention.sublayer.k_proj": "attention.key",
+    "self_attention.sublayer.v_proj": "attention.value",
+    "self_attention.sublayer.o_proj": "attention.dense",
+    "self_attention.after": "attention.LayerNorm",
+    "feed_forward.sublayer.in_proj": "ffn",
+    "feed_forward.sublayer.out_proj": "ffn_output",
+    "feed_forward.after": "full_layer_layer_norm",
+}
+
+
+def _rules(config: ModelConfig) -> list[AnyRule]:
+    found = groups_of(config)
+    assert found is not None, f"not an order of equal groups: {config.block_of_layer}"
+    _, groups, inner = found
+    blocks = {
+        f"encoder.blocks.{group * inner + block}.{ours}": (
+            f".encoder.albert_layer_groups.{group}.albert_layers.{block}.{theirs}"
+        )
+        for group in range(groups)
+        for block in range(inner)
+        for ours, theirs in ALBERT_LAYER.items()
+    }
+    return TensorRules(
+        "albert",
+        ".embeddings.word_embeddings",
+        {
+            **EMBEDDINGS,
+            "encoder_embeddings.projection": ".encoder.embedding_hidden_mapping_in",
+            "heads.pooler.dense": ".pooler",
+            **blocks,
+            "lm_head.dense": "predictions.dense",
+            "lm_head.norm": "predictions.LayerNorm",
+            "heads.next_sentence.out_proj": "sop_classifier.classifier",
+            **HEADS,
+        },
+        lm_head="predictions.decoder",
+        lm_bias="predictions.bias",
+        buffers=BUFFERS,
+        unused=".pooler sop_classifier.classifier",
+    )(config)
+
+
+ALBERT = Family(
+    model_type="albert",
+    stem="Albert",
+    classes={name: fields for name, fields in CLASSES.items() if name != "ForNextSentencePrediction"},
+    entries=revise(
+        BERT,
+        Group({key: (up_to(MOST_LAYERS), n) for key, n in COUNTS.items()}, _load_groups, _save_groups),
+        Row("embedding_size", "d_embedding", 128, type=up_to(2**20)),
+        Row("classifier_dropout_prob", "classifier_dropout", 0.1, nullable=True),
+        ids(0, 2, 3, padded=True),
+        without="classifier_dropout",
+        vocab_size=30000,
+        hidden_size=4096,
+        num_attention_heads=64,
+        intermediate_size=16384,
+        hidden_act="gelu_new",
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    ),
+    constants=TEXT_ENCODER,
+    rules=_rules,
+    # Of the first release; the reference does not read them.
+    ignored="classifier_dropout down_scale_factor gap_size layers_to_keep net_structure_type num_memory_blocks",
 )

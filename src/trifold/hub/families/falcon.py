@@ -10,23 +10,16 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from trifold.errors import SettingsError
-from trifold.hub.decoders import COMMON, DECODER, DecoderRules, classes, feed_forward_width
-from trifold.hub.family import Family
-from trifold.hub.rope import read_rope, rope, write_rope
+from trifold.hub.decoders import COMMON, DECODER, HEADS, classes, four_times
+from trifold.hub.family import Family, TensorRules, in_layer
+from trifold.hub.rope import rope
 from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, fixed, ids, revise, same, sizes
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
 SIZE = Annotated[int, Field(gt=0)]
+ROPE = rope()
 N_NORMS = {"parallel": 1, "parallel-two-norms": 2}
-
-
-def _load_width(file: Any, fields: Fields) -> Fields:
-    return {} if file.n_embed is None else {"d_model": file.n_embed}
-
-
-def _token_dropout(value: float | None, fields: Fields) -> float:
-    return float(fields["dropout"]) if value is None else value
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
@@ -40,7 +33,7 @@ def _load_layers(file: Any, fields: Fields) -> Fields:
     kv_heads = file.num_kv_heads or heads if new else 1 if file.multi_query else heads
     layers = {"residual": residual, "n_kv_heads": kv_heads}
     if not file.alibi:
-        return layers | read_rope(file, fields)
+        return layers | ROPE.load(file, fields)
     scale = float(max(fields["d_model"] // heads, 1) ** -0.5)
     return layers | {"positions": "alibi", "alibi_rounded": True, "alibi_scale": scale}
 
@@ -49,7 +42,7 @@ def _save_layers(config: ModelConfig) -> Fields:
     new = config.residual == "parallel-two-norms" or config.kv_heads not in (1, config.n_heads)
     alibi = config.positions == "alibi"
     return {
-        **({} if alibi else write_rope(config)),
+        **({} if alibi else ROPE.save(config)),
         "alibi": alibi,
         "new_decoder_architecture": new,
         "num_ln_in_parallel_attn": N_NORMS.get(config.residual) if new else None,
@@ -61,7 +54,7 @@ def _save_layers(config: ModelConfig) -> Fields:
 
 LAYERS = Group(
     {
-        **rope().keys,
+        **ROPE.keys,
         "alibi": (bool, False),
         "new_decoder_architecture": (bool, False),
         "num_ln_in_parallel_attn": (Annotated[int, Field(ge=1, le=2)] | None, None),
@@ -72,32 +65,34 @@ LAYERS = Group(
     _load_layers,
     _save_layers,
 )
-TOKEN_DROPOUT = Row("classifier_dropout", "classifier_dropout", None, load=_token_dropout, heads=("token",))
+TOKEN_DROPOUT = Row(
+    "classifier_dropout", "classifier_dropout", None, otherwise=same("dropout"), heads=("token",)
+)
 # Wiring of a layer -> their names of the norms before attention and before the feed-forward.
 NORMS = {
     "sequential": ("input_layernorm", "post_attention_layernorm"),
     "parallel": ("input_layernorm", "-"),
     "parallel-two-norms": ("ln_attn", "ln_mlp"),
 }
-RULES = DecoderRules(
+LAYER = {
+    "self_attention.sublayer.o_proj": "self_attention.dense",
+    "feed_forward.sublayer.in_proj": "mlp.dense_h_to_4h",
+    "feed_forward.sublayer.out_proj": "mlp.dense_4h_to_h",
+}
+RULES = TensorRules(
     "transformer",
-    "h.{i}.",
-    {
-        "self_attention.sublayer.o_proj": "self_attention.dense",
-        "feed_forward.sublayer.in_proj": "mlp.dense_h_to_4h",
-        "feed_forward.sublayer.out_proj": "mlp.dense_4h_to_h",
-    },
-    tokens="word_embeddings",
-    final_norm="ln_f",
-    qkv="self_attention.query_key_value",
-    buffers="self_attention.maybe_rotary.inv_freq self_attention.rotary_emb.inv_freq",
+    ".word_embeddings",
+    {"decoder.final_norm": ".ln_f", **HEADS, **in_layer(".h.{i}.", LAYER)},
+    lm_head="lm_head",
+    qkv=".h.{i}.self_attention.query_key_value",
+    buffers=".h.{i}.self_attention.{rotary:maybe_rotary|rotary_emb}.inv_freq",
 )
 
 
 def _rules(config: ModelConfig) -> list[AnyRule]:
     first, second = NORMS[config.residual]
     norms = {"self_attention.enter": first, "feed_forward.enter": second}
-    return replace(RULES, names=RULES.names | norms)(config)
+    return replace(RULES, names=RULES.names | in_layer(".h.{i}.", norms))(config)
 
 
 SIZES = sizes(vocab=65024, width=4544, inner=4 * 4544, layers=32, heads=71, positions=2048, activation="gelu")
@@ -107,8 +102,12 @@ FAMILY = Family(
     classes=classes(),
     entries=(
         *revise(SIZES, without="intermediate_size hidden_act"),
-        Group({"n_embed": (SIZE | None, None)}, _load_width),  # an old name of hidden_size
-        Row("ffn_hidden_size", "d_ff", None, load=feed_forward_width),
+        # An old name of hidden_size.
+        Group(
+            {"n_embed": (SIZE | None, None)},
+            lambda file, fields: {"d_model": file.n_embed or fields["d_model"]},
+        ),
+        Row("ffn_hidden_size", "d_ff", None, otherwise=four_times),
         Row("activation", "activation", "gelu", map=ACTIVATIONS),
         Row("layer_norm_epsilon", "norm_epsilon", 1e-5),
         Row("hidden_dropout", "dropout", 0.0),
@@ -122,5 +121,4 @@ FAMILY = Family(
     constants=DECODER | {"feed_forward_bias": same("attention_bias"), "embedding_dropout": 0.0},
     rules=_rules,
     ignored="auto_map",  # code that is older than the reference; it is never loaded
-    general=1,
 )

@@ -1,37 +1,47 @@
-"""GPT, GPT-2 and GPT-BigCode.
+"""GPT and its relatives.
 
 GPT (Radford et al. 2018) is the decoder of 2017 without cross-attention, post-norm, with learned positions. GPT-2
 (Radford et al. 2019) is pre-norm; DistilGPT2 is one of six layers. Their matrices are stored as (in, out), and one of
 them holds queries, keys and values. GPT-BigCode (StarCoder; Li et al. 2023) is GPT-2 whose heads may all share one
-pair of keys and values.
+pair of keys and values. GPT-Neo (Black et al. 2021) is GPT-2 with unscaled scores; some layers attend to a window only.
+
+GPT-J (Wang & Komatsuzaki 2021) has parallel attention and feed-forward on one norm, and rotary positions. CodeGen
+(Nijkamp et al. 2022) is GPT-J whose queries, values and keys are stored in four shares, one per machine. GPT-NeoX and
+Pythia (Black et al. 2022) have two norms, and queries, keys and values in one matrix, head by head.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated, Any
 
-from trifold.hub.decoders import DECODER, GPT, GPT_IGNORED, SCALED, DecoderRules, classes, grouped
-from trifold.hub.family import Family, below, ignored
-from trifold.hub.rows import Group, Row, ids, revise
-from trifold.hub.rules import SAME, TRANSPOSED, stacked
+from pydantic import Field
 
-GPT2_RULES = DecoderRules(
+from trifold.errors import SettingsError
+from trifold.hub.decoders import COMMON, DECODER, GPT, GPT_IGNORED, HEADS, SCALED, classes, four_times
+from trifold.hub.family import Family, TensorRules, grouped, in_layer
+from trifold.hub.rope import rope
+from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, ids, revise, sizes
+from trifold.hub.rules import SAME, TRANSPOSED, Renamed, dealt, stacked
+from trifold.nn import ModelConfig
+
+LAYER = {
+    "self_attention.enter": "ln_1",
+    "self_attention.sublayer.o_proj": "attn.c_proj",
+    "feed_forward.enter": "ln_2",
+    "feed_forward.sublayer.in_proj": "mlp.c_fc",
+    "feed_forward.sublayer.out_proj": "mlp.c_proj",
+}
+AROUND = {"decoder_embeddings.positions": ".wpe", "decoder.final_norm": ".ln_f", **HEADS}
+RULES = TensorRules(
     "transformer",
-    "h.{i}.",
-    {
-        "self_attention.enter": "ln_1",
-        "self_attention.sublayer.o_proj": "attn.c_proj",
-        "feed_forward.enter": "ln_2",
-        "feed_forward.sublayer.in_proj": "mlp.c_fc",
-        "feed_forward.sublayer.out_proj": "mlp.c_proj",
-    },
-    tokens="wte",
-    positions="wpe",
-    final_norm="ln_f",
-    qkv="attn.c_attn",
+    ".wte",
+    AROUND | in_layer(".h.{i}.", LAYER),
+    lm_head="lm_head",
+    qkv=".h.{i}.attn.c_attn",
     split=lambda config: stacked(3),
     matrix=TRANSPOSED,
-    buffers="attn.bias attn.masked_bias",
+    buffers=".h.{i}.attn.{buffer:bias|masked_bias}",
 )
 GPT2 = Family(
     "gpt2",
@@ -43,7 +53,7 @@ GPT2 = Family(
         Row("scale_attn_by_inverse_layer_idx", "attention_scale_by_layer", False),
     ),
     constants=DECODER | {"positions": "learned", "attention_bias": True},
-    rules=GPT2_RULES,
+    rules=RULES,
     ignored=f"{GPT_IGNORED} reorder_and_upcast_attn",  # the same numbers, rounded later
 )
 
@@ -62,7 +72,7 @@ BIGCODE = Family(
         MULTI_QUERY,
     ),
     constants=GPT2.constants,
-    rules=replace(GPT2_RULES, split=grouped, matrix=SAME),
+    rules=replace(RULES, split=grouped, matrix=SAME),
     # The precision of softmax, and the settings of an inference server.
     ignored=f"""
     {GPT_IGNORED} attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size
@@ -71,14 +81,6 @@ BIGCODE = Family(
 )
 
 OPENAI_ACTIVATIONS = {"gelu": "gelu-tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
-OPENAI_RULES = replace(
-    GPT2_RULES,
-    names={ours.replace("enter", "after"): theirs for ours, theirs in GPT2_RULES.names.items()},
-    tokens="tokens_embed",
-    positions="positions_embed",
-    final_norm="-",
-    buffers="attn.bias",
-)
 OPENAI = Family(
     "openai-gpt",
     "OpenAIGPT",
@@ -87,7 +89,207 @@ OPENAI = Family(
         *revise(GPT, ids(), without="n_inner activation_function", vocab_size=40478, n_positions=512),
         Row("afn", "activation", "gelu", map=OPENAI_ACTIVATIONS),
     ),
-    constants=GPT2.constants | {"norm_placement": "post", "d_ff": lambda fields: 4 * fields["d_model"]},
-    rules=lambda config: [*OPENAI_RULES(config), *ignored(below(config, "transformer"), "position_ids")],
+    constants=GPT2.constants | {"norm_placement": "post", "d_ff": four_times},
+    rules=replace(
+        RULES,
+        tokens=".tokens_embed",
+        names={"decoder_embeddings.positions": ".positions_embed", **HEADS}
+        | in_layer(".h.{i}.", {ours.replace("enter", "after"): theirs for ours, theirs in LAYER.items()}),
+        buffers=".h.{i}.attn.bias .position_ids",
+    ),
     ignored=GPT_IGNORED,
+)
+
+# --- GPT-Neo -------------------------------------------------------------------------------------------
+
+WINDOW = 256
+MOST_LAYERS = 10_000
+
+
+def _load_layers(file: Any, fields: Fields) -> Fields:
+    types = [[["global", "local"], 12]] if file.attention_types is None else file.attention_types
+    layers: list[str] = []
+    for item in types:
+        match item:
+            case [[*kinds], int(times)] if (
+                all(k in ("global", "local") for k in kinds) and times * len(kinds) < MOST_LAYERS
+            ):
+                layers += list(kinds) * times
+            case _:
+                raise SettingsError(
+                    f"attention_types: {item!r} is not [kinds, repetitions] with the kinds global and local"
+                )
+    if len(layers) != file.num_layers:
+        raise SettingsError(f"attention_types: has {len(layers)} layers, but num_layers is {file.num_layers}")
+    if file.attention_layers not in (None, layers):
+        raise SettingsError(
+            f"attention_layers: {file.attention_layers} contradicts attention_types, which gives {layers}"
+        )
+    if "local" not in layers:
+        return {}
+    # The pattern is the shortest beginning that gives all layers when it is repeated.
+    length = next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])
+    return {"sliding_window": file.window_size, "window_pattern": tuple(layers[:length])}
+
+
+def _save_layers(config: ModelConfig) -> Fields:
+    layers = ["local" if config.window(n) else "global" for n in range(config.n_layers)]
+    window = config.sliding_window or WINDOW
+    return {"attention_types": [[layers, 1]], "attention_layers": layers, "window_size": window}
+
+
+ATTENTION_TYPES = Group(
+    {
+        "attention_types": (list[Any] | None, None),
+        "attention_layers": (list[str] | None, None),  # repeats attention_types
+        "window_size": (Annotated[int, Field(gt=0)], WINDOW),
+    },
+    _load_layers,
+    _save_layers,
+)
+NEO = Family(
+    "gpt_neo",
+    "GPTNeo",
+    classes=classes(),
+    entries=(
+        Row("vocab_size", "vocab_size", 50257),
+        Row("max_position_embeddings", "max_positions", 2048),
+        Row("hidden_size", "d_model", 2048),
+        Row("num_layers", "n_layers", 24),
+        Row("num_heads", "n_heads", 16),
+        Row("intermediate_size", "d_ff", None, otherwise=four_times),
+        Row("activation_function", "activation", "gelu_new", map=ACTIVATIONS),
+        Row("resid_dropout", "dropout", 0.0),
+        Row("embed_dropout", "embedding_dropout", 0.0),
+        Row("attention_dropout", "attention_dropout", 0.0),
+        Row("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        ids(bos=50256, eos=50256),
+        *COMMON,
+        ATTENTION_TYPES,
+    ),
+    constants=DECODER | {"positions": "learned", "attention_scale": 1.0, "attention_out_bias": True},
+    rules=replace(
+        RULES,
+        names=AROUND
+        | in_layer(
+            ".h.{i}.",
+            LAYER
+            | {
+                "self_attention.sublayer.{p:q|k|v}_proj": "attn.attention.{p}_proj",
+                "self_attention.sublayer.o_proj": "attn.attention.out_proj",
+            },
+        ),
+        qkv="",
+        matrix=SAME,
+        buffers=".h.{i}.attn.attention.{buffer:bias|masked_bias}",
+    ),
+    ignored=GPT_IGNORED,
+)
+
+# --- GPT-J and GPT-NeoX --------------------------------------------------------------------------------
+
+J_RULES = TensorRules(
+    "transformer",
+    ".wte",
+    {"decoder.final_norm": ".ln_f", **HEADS}
+    | in_layer(
+        ".h.{i}.",
+        {
+            "self_attention.enter": "ln_1",
+            "self_attention.sublayer.{p:q|k|v}_proj": "attn.{p}_proj",
+            "self_attention.sublayer.o_proj": "attn.out_proj",
+            "feed_forward.sublayer.in_proj": "mlp.fc_in",
+            "feed_forward.sublayer.out_proj": "mlp.fc_out",
+        },
+    ),
+    lm_head="lm_head",
+    buffers=".h.{i}.attn.{buffer:bias|masked_bias|causal_mask|embed_positions}",
+)
+GPTJ = Family(
+    "gptj",
+    "GPTJ",
+    classes=classes("ForTokenClassification"),
+    entries=(
+        *revise(
+            GPT,
+            vocab_size=50400,
+            n_positions=2048,
+            n_embd=4096,
+            n_layer=28,
+            n_head=16,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            tie_word_embeddings=False,
+        ),
+        Row("rotary_dim", "rotary_width", 64),
+    ),
+    constants=DECODER
+    | {
+        "positions": "rotary",
+        "rotary_pairs": "interleaved",
+        "residual": "parallel",
+        "lm_head_bias": True,
+    },
+    rules=J_RULES,
+    ignored=f"{GPT_IGNORED} rotary scale_attn_weights",
+)
+
+MACHINES = 4
+
+
+def _check_heads(file: Any, fields: Fields) -> Fields:
+    if file.n_head % MACHINES:
+        raise SettingsError(f"n_head: {file.n_head} is not a multiple of {MACHINES}, as CodeGen requires")
+    return {}
+
+
+CODEGEN = replace(
+    GPTJ,
+    model_type="codegen",
+    stem="CodeGen",
+    classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+    entries=(*GPTJ.entries, Group({}, _check_heads)),
+    rules=replace(
+        J_RULES,
+        names={ours: theirs for ours, theirs in J_RULES.names.items() if "{p" not in ours},
+        qkv=".h.{i}.attn.qkv_proj",
+        order="qvk",
+        split=lambda config: dealt(MACHINES, (1, 1, 1)),
+    ),
+)
+
+X_LAYER = {
+    "self_attention.enter": "input_layernorm",
+    "self_attention.sublayer.o_proj": "attention.dense",
+    "feed_forward.enter": "post_attention_layernorm",
+    "feed_forward.sublayer.in_proj": "mlp.dense_h_to_4h",
+    "feed_forward.sublayer.out_proj": "mlp.dense_4h_to_h",
+}
+NEOX = Family(
+    model_type="gpt_neox",
+    stem="GPTNeoX",
+    classes=classes(),
+    entries=(
+        *sizes(vocab=50432, width=6144, inner=24576, layers=44, heads=64, positions=2048, activation="gelu"),
+        Row("attention_dropout", "attention_dropout", 0.0),
+        Row("hidden_dropout", "dropout", 0.0),
+        Row("layer_norm_eps", "norm_epsilon", 1e-5),
+        Row("use_parallel_residual", "residual", True, map={True: "parallel-two-norms", False: "sequential"}),
+        Row("attention_bias", "attention_bias", True),
+        rope(part="rotary_pct", theta="rotary_emb_base"),
+        ids(bos=0, eos=2),
+        *revise(COMMON, tie_word_embeddings=False),
+    ),
+    constants=DECODER,
+    rules=TensorRules(
+        "gpt_neox",
+        ".embed_in",
+        {"decoder.final_norm": ".final_layer_norm", **HEADS, **in_layer(".layers.{i}.", X_LAYER)},
+        lm_head="embed_out",
+        qkv=".layers.{i}.attention.query_key_value",
+        more=lambda config, base: [Renamed("lm_head.weight", "embed_out.weight")],
+        buffers=".layers.{i}.attention.{buffer:bias|masked_bias} .layers.{i}.attention.rotary_emb.inv_freq",
+    ),
+    ignored="attention_probs_dropout_prob hidden_dropout_prob",  # the reference does not read them
 )

@@ -1,6 +1,7 @@
 """LLaMA 1, 2 and 3 (Touvron et al. 2023, Dubey et al. 2024): RMS norms, rotary positions, a gated feed-forward.
 
-Mistral (Jiang et al. 2023) is LLaMA with fewer heads of keys and values, and an optional window.
+Mistral (Jiang et al. 2023) is LLaMA with fewer heads of keys and values, and an optional window. StarCoder 2 (Lozhkov
+et al. 2024) has both too, with GPT-2's norms and activation.
 """
 
 from __future__ import annotations
@@ -8,22 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trifold.errors import SettingsError
-from trifold.hub.decoders import COMMON, DECODER, DecoderRules, classes
-from trifold.hub.family import Family
+from trifold.hub.decoders import COMMON, DECODER, HEADS, classes
+from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import rope
-from trifold.hub.rows import Fields, Group, Row, fixed, ids, revise, sizes
-from trifold.hub.rules import AnyRule
+from trifold.hub.rows import Fields, Group, Row, fixed, ids, revise, same, sizes
 from trifold.nn import ModelConfig
-
-
-def _head_width(value: int | None, fields: Fields) -> int:
-    return value or int(fields["d_model"]) // int(fields["n_heads"])
-
 
 ENTRIES = (
     *sizes(vocab=32000, width=4096, inner=11008, layers=32, heads=32, positions=2048, activation="silu"),
     Row("num_key_value_heads", "n_kv_heads", None),
-    Row("head_dim", "d_head", None, load=_head_width),
+    Row("head_dim", "d_head", None, otherwise=lambda fields: fields["d_model"] // fields["n_heads"]),
     Row("rms_norm_eps", "norm_epsilon", 1e-6),
     Row("attention_dropout", "attention_dropout", 0.0),
     Row("attention_bias", "attention_bias", False),
@@ -33,26 +28,22 @@ ENTRIES = (
     *revise(COMMON, tie_word_embeddings=False),
 )
 CONSTANTS = DECODER | {"norm": "rms", "gated": True, "dropout": 0.0}
-RULES = DecoderRules(
+LAYER = {
+    "self_attention.enter": "input_layernorm",
+    "self_attention.sublayer.{p:q|k|v|o}_proj": "self_attn.{p}_proj",
+    "feed_forward.enter": "post_attention_layernorm",
+    "feed_forward.sublayer.gate_proj": "mlp.gate_proj",
+    "feed_forward.sublayer.in_proj": "mlp.up_proj",
+    "feed_forward.sublayer.out_proj": "mlp.down_proj",
+}
+AROUND = {"decoder.final_norm": ".norm", **HEADS, "heads.token.out_proj": "score"}
+RULES = TensorRules(
     "model",
-    "layers.{i}.",
-    {
-        "self_attention.enter": "input_layernorm",
-        "self_attention.sublayer.{p:q|k|v|o}_proj": "self_attn.{p}_proj",
-        "feed_forward.enter": "post_attention_layernorm",
-        "feed_forward.sublayer.gate_proj": "mlp.gate_proj",
-        "feed_forward.sublayer.in_proj": "mlp.up_proj",
-        "feed_forward.sublayer.out_proj": "mlp.down_proj",
-    },
-    tokens="embed_tokens",
-    final_norm="norm",
-    token_head="score",
-    buffers="self_attn.rotary_emb.inv_freq",
+    ".embed_tokens",
+    AROUND | in_layer(".layers.{i}.", LAYER),
+    lm_head="lm_head",
+    buffers=".layers.{i}.self_attn.rotary_emb.inv_freq",
 )
-
-
-def _rules(config: ModelConfig) -> list[AnyRule]:
-    return replace(RULES, prefix="transformer" if "span" in config.chosen_heads else "model")(config)
 
 
 def _check_width(config: ModelConfig) -> Fields:
@@ -67,7 +58,9 @@ LLAMA = Family(
     classes=classes(),
     entries=(*ENTRIES, Group({}, save=_check_width)),
     constants=CONSTANTS,
-    rules=_rules,
+    rules=lambda config: replace(RULES, prefix="transformer" if "span" in config.chosen_heads else "model")(
+        config
+    ),
     ignored="max_sequence_length",
 )
 MISTRAL = replace(
@@ -84,4 +77,44 @@ MISTRAL = replace(
     ),
     constants=CONSTANTS | {"feed_forward_bias": False},
     rules=RULES,
+)
+
+SIZES = sizes(
+    vocab=49152, width=3072, inner=12288, layers=30, heads=24, positions=4096, activation="gelu_pytorch_tanh"
+)
+STARCODER2 = Family(
+    model_type="starcoder2",
+    stem="Starcoder2",
+    classes=classes("ForQuestionAnswering"),
+    entries=(
+        *SIZES,
+        Row("num_key_value_heads", "n_kv_heads", 2, nullable=True),
+        Row("norm_epsilon", "norm_epsilon", 1e-5),
+        Row("sliding_window", "sliding_window", None),
+        Row("attention_dropout", "attention_dropout", 0.0),
+        Row("residual_dropout", "dropout", 0.0),
+        Row("embedding_dropout", "embedding_dropout", 0.0),
+        Row("use_bias", "attention_bias", True),
+        fixed(mlp_type="default", norm_type="layer_norm"),
+        rope(),
+        ids(bos=50256, eos=50256),
+        *COMMON,
+    ),
+    constants=DECODER | {"feed_forward_bias": same("attention_bias")},
+    rules=replace(
+        RULES,
+        names=RULES.names
+        | in_layer(
+            ".layers.{i}.",
+            {
+                "feed_forward.sublayer.in_proj": "mlp.c_fc",
+                "feed_forward.sublayer.out_proj": "mlp.c_proj",
+            },
+        ),
+    ),
+    # Left over from the training program; the reference does not read them.
+    ignored="""
+    activation_function attention_softmax_in_fp32 layer_norm_epsilon scale_attention_softmax_in_fp32
+    scale_attn_weights
+    """,
 )

@@ -38,5 +38,4 @@ FAMILY = NativeFamily(
     entries=(),
     constants={},
     rules=lambda config: [Rule("{*path}", "{*path}")],
-    general=2,
 )

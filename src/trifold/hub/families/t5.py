@@ -14,92 +14,56 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trifold.hub.families.bart import head_dropout
-from trifold.hub.family import LABELED, Family, modules
-from trifold.hub.rows import (
-    ACTIVATIONS,
-    ENDS,
-    Fields,
-    Group,
-    Row,
-    first_end,
-    fixed,
-    name_of,
-    revise,
-    same,
-    translate,
-)
-from trifold.hub.rules import AnyRule, Copy, Ignored, Renamed, Rule
+from trifold.hub.families.bart import CLASSES as BART_CLASSES, HEADS, head_dropout
+from trifold.hub.family import LABELED, STACK, Family, TensorRules, tied
+from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, end, fixed, name_of, revise, same, translate
+from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
 LONGEST = 2**15  # tokens; positions do not end, so this only limits generation
 ENCODER: Fields = {"shape": "encoder", "n_decoder_layers": lambda fields: None}
 CLASSES: dict[str, Fields] = {
-    "ForConditionalGeneration": {"heads": ("lm",)},
-    "Model": {"heads": ()},
-    "ForSequenceClassification": {
-        "heads": ("sequence",),
-        "classifier_input": "eos",
-        "classifier_transform": "tanh",
-    },
-    "ForQuestionAnswering": {"heads": ("span",), "classifier_dropout": 0.0},
+    **BART_CLASSES,
     "EncoderModel": ENCODER | {"heads": ()},
     "ForTokenClassification": ENCODER | {"heads": ("token",)},
 }
 
 
-def _load(file: Any, fields: Fields) -> Fields:
-    writes, gated = "lm" in fields["heads"], file.is_gated_act
-    scaled = file.tie_word_embeddings if file.scale_decoder_outputs is None else file.scale_decoder_outputs
+def _scale(scaled: bool, fields: Fields) -> float:
+    return float(fields["d_model"] ** -0.5) if scaled and "lm" in fields["heads"] else 1.0
+
+
+def _load_activation(file: Any, fields: Fields) -> Fields:
+    name, gated = file.feed_forward_proj, file.is_gated_act
+    key, own = (
+        ("feed_forward_proj", None) if file.dense_act_fn is None else ("dense_act_fn", file.dense_act_fn)
+    )
+    # "gated-gelu" is the one name whose activation is not its second half.
+    own = own or ("gelu_new" if name == "gated-gelu" else name.removeprefix("gated-"))
     return {
-        "tie_lm_head": file.tie_word_embeddings or not writes,
-        "logits_scale": float(file.d_model**-0.5) if scaled and writes else 1.0,
-        "gated": file.feed_forward_proj.startswith("gated-") if gated is None else gated,
-        "activation": _activation(file),
+        "gated": name.startswith("gated-") if gated is None else gated,
+        "activation": translate(key, own, ACTIVATIONS),
     }
 
 
-def _activation(file: Any) -> Any:
-    if file.dense_act_fn is not None:
-        return translate("dense_act_fn", file.dense_act_fn, ACTIVATIONS)
-    # "gated-gelu" is the one name whose activation is not its second half.
-    named = (
-        "gelu_new"
-        if file.feed_forward_proj == "gated-gelu"
-        else file.feed_forward_proj.removeprefix("gated-")
-    )
-    return translate("feed_forward_proj", named, ACTIVATIONS)
-
-
-def _save(config: ModelConfig) -> Fields:
+def _save_activation(config: ModelConfig) -> Fields:
     act = "gelu_new" if config.activation == "gelu-tanh" else name_of(config.activation, ACTIVATIONS)
     return {
         "feed_forward_proj": f"gated-{act.removesuffix('_new')}" if config.gated else act,
         "dense_act_fn": act,
         "is_gated_act": config.gated,
-        "tie_word_embeddings": config.tie_lm_head,
-        "scale_decoder_outputs": config.logits_scale != 1.0,
-        "is_encoder_decoder": config.shape == "encoder-decoder",
     }
 
 
-VERSIONS = Group(
+ACTIVATION = Group(
     {
         "feed_forward_proj": (str, "relu"),
         "dense_act_fn": (str | None, None),  # this and the next follow from feed_forward_proj, or override it
         "is_gated_act": (bool | None, None),
-        "tie_word_embeddings": (bool, True),
-        "scale_decoder_outputs": (bool | None, None),
-        "is_encoder_decoder": (bool, True),  # the class decides
     },
-    _load,
-    _save,
+    _load_activation,
+    _save_activation,
 )
-
-
-def _begin(value: int | None, fields: Fields) -> int:
-    start = fields["decoder_start_id"] if value is None else value
-    return int(fields["pad_id"] if start is None else start)
 
 
 def _settle(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelConfig:
@@ -110,47 +74,45 @@ def _settle(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelConfig:
     return config.model_copy(update={"tie_lm_head": torch.equal(weights[head], weights[table])})
 
 
-# Their layers of a block, in this order.
+# Their layers of a block have numbers.
 LAYERS = {
-    "encoder": {"self_attention": "SelfAttention", "feed_forward": "DenseReluDense"},
-    "decoder": {
-        "self_attention": "SelfAttention",
-        "cross_attention": "EncDecAttention",
-        "feed_forward": "DenseReluDense",
-    },
+    "encoder.blocks.{i}.self_attention": ".encoder.block.{i}.layer.0.SelfAttention",
+    "encoder.blocks.{i}.feed_forward": ".encoder.block.{i}.layer.1.DenseReluDense",
+    "decoder.blocks.{i}.self_attention": ".decoder.block.{i}.layer.0.SelfAttention",
+    "decoder.blocks.{i}.cross_attention": ".decoder.block.{i}.layer.1.EncDecAttention",
+    "decoder.blocks.{i}.feed_forward": ".decoder.block.{i}.layer.2.DenseReluDense",
 }
+PROJECTIONS = {"{p:q|k|v|o}_proj": "{p}", "gate_proj": "wi_0", "in_proj": "wi", "out_proj": "wo"}
+
+
+def _names(gated: bool) -> dict[str, str]:
+    projections = PROJECTIONS | ({"in_proj": "wi_1"} if gated else {})
+    names = {
+        f"{STACK}.offsets": ".{stack}.block.0.layer.0.SelfAttention.relative_attention_bias",
+        f"{STACK}.final_norm": ".{stack}.final_layer_norm",
+        **HEADS,
+        "heads.token.out_proj": "classifier",
+        "lm_head": "lm_head",
+    }
+    for ours, theirs in LAYERS.items():
+        names[f"{ours}.enter"] = f"{theirs.rpartition('.')[0]}.layer_norm"
+        names |= {f"{ours}.sublayer.{mine}": f"{theirs}.{name}" for mine, name in projections.items()}
+    return names
+
+
+def _more(config: ModelConfig, base: str) -> list[AnyRule]:
+    table = f"{base}shared.weight"
+    return tied(f"{base}{STACK}.embed_tokens", table) + (tied("lm_head", table) if config.tie_lm_head else [])
 
 
 def _rules(config: ModelConfig) -> list[AnyRule]:
-    base = "transformer." if LABELED.intersection(config.chosen_heads) else ""  # these wrap the whole model
-    stack, shared = "{stack:encoder|decoder}", f"{base}shared.weight"
-    offsets = "SelfAttention.relative_attention_bias"
-    table: list[AnyRule] = [
-        Rule("encoder_embeddings.tokens.weight", shared),
-        Copy(f"{base}{stack}.embed_tokens.weight", of=shared),
-        Renamed(f"{base}{stack}.embed_tokens.weight", shared),
-        *modules({f"{stack}.offsets": f"{base}{{stack}}.block.0.layer.0.{offsets}"}),
-        *modules({f"{stack}.final_norm": f"{base}{{stack}}.final_layer_norm"}),
-        Ignored(f"{base}decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
-        *modules({"heads.sequence.{layer:dense|out_proj}": "classification_head.{layer}"}),
-        *modules({"heads.token.out_proj": "classifier", "heads.span.out_proj": "qa_outputs"}),
-    ]
-    if config.tie_lm_head:
-        table += [Copy("lm_head.weight", of=shared), Renamed("lm_head.weight", shared)]
-    else:
-        table.append(Rule("lm_head.weight", "lm_head.weight"))
-    projections = {
-        "{p:q|k|v|o}_proj": "{p}",
-        "gate_proj": "wi_0",
-        "in_proj": "wi_1" if config.gated else "wi",
-        "out_proj": "wo",
-    }
-    for side, layers in LAYERS.items():
-        for number, (part, name) in enumerate(layers.items()):
-            ours, theirs = f"{side}.blocks.{{i}}.{part}.", f"{base}{side}.block.{{i}}.layer.{number}."
-            table += modules({"enter": "layer_norm"}, ours, theirs)
-            table += modules(projections, f"{ours}sublayer.", f"{theirs}{name}.")
-    return table
+    return TensorRules(
+        "transformer" if LABELED.intersection(config.chosen_heads) else "",  # these wrap the whole model
+        ".shared",
+        _names(config.gated),
+        more=_more,
+        buffers=".decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+    )(config)
 
 
 FAMILY = Family(
@@ -169,12 +131,32 @@ FAMILY = Family(
         Row("dropout_rate", "dropout", 0.1),
         Row("layer_norm_epsilon", "norm_epsilon", 1e-6),
         Row("pad_token_id", "pad_id", 0),
-        Row("eos_token_id", "eos_id", 1, type=ENDS, load=first_end),
+        end(1),
         Row("decoder_start_token_id", "decoder_start_id", None),
-        Row("bos_token_id", "bos_id", None, load=_begin),
+        Row(
+            "bos_token_id",
+            "bos_id",
+            None,
+            otherwise=lambda f: f["pad_id"] if f["decoder_start_id"] is None else f["decoder_start_id"],
+        ),
         Row("num_decoder_layers", "n_decoder_layers", None),
         head_dropout("sequence", "token"),
-        VERSIONS,
+        ACTIVATION,
+        Row("tie_word_embeddings", "tie_lm_head", True, load=lambda tied, f: tied or "lm" not in f["heads"]),
+        Row(
+            "scale_decoder_outputs",
+            "logits_scale",
+            None,
+            type=bool,
+            otherwise=lambda fields: _scale(fields["tie_lm_head"], fields),
+            load=_scale,
+            save=lambda scale: scale != 1.0,
+        ),
+        # The class decides.
+        Group(
+            {"is_encoder_decoder": (bool, True)},
+            save=lambda c: {"is_encoder_decoder": c.shape == "encoder-decoder"},
+        ),
         fixed(is_decoder=False),
         Row("max_positions", "max_positions", LONGEST),  # ours; files of others do not have it
     ),
@@ -198,7 +180,7 @@ MT5 = replace(
     stem="MT5",
     entries=revise(
         FAMILY.entries,
-        replace(VERSIONS, keys=VERSIONS.keys | {"feed_forward_proj": (str, "gated-gelu")}),
+        replace(ACTIVATION, keys=ACTIVATION.keys | {"feed_forward_proj": (str, "gated-gelu")}),
         vocab_size=250112,
         d_ff=1024,
         num_layers=8,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from trifold.errors import SettingsError
-from trifold.hub.encoders import BLOCK, ENCODER_ONLY, EncoderRules
-from trifold.hub.family import Family, below, ignored, modules
+from trifold.hub.families.bert import ENCODER_ONLY
+from trifold.hub.family import BLOCK, PART, Family, TensorRules, in_layer
 from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, fixed, ids, name_of, same, translate, up_to
-from trifold.hub.rules import LEADING_AXIS, TRANSPOSED, AnyRule, Copy, Rule, chain, joined_axes
+from trifold.hub.rules import LEADING_AXIS, TRANSPOSED, AnyRule, Ignored, Rule, chain, joined_axes
 from trifold.nn import ModelConfig
 
 CLASSES: dict[str, Fields] = {
@@ -25,10 +25,6 @@ CLASSES: dict[str, Fields] = {
 LONGEST = 2**15  # tokens; sinusoids do not end, so this only refuses absurd texts
 
 
-def _clamp(value: int, fields: Fields) -> int | None:
-    return value if value > 0 else None
-
-
 def _load_width(value: int | None, fields: Fields) -> None:
     width, heads = fields["d_model"], fields["n_heads"]
     if width % heads == 0 and value not in (None, width // heads):
@@ -37,17 +33,15 @@ def _load_width(value: int | None, fields: Fields) -> None:
 
 def _load_summary(file: Any, fields: Fields) -> Fields:
     """What is applied to the state of a sequence before it is classified."""
+    name = file.summary_activation or None
     if "sequence" not in fields["heads"]:
         return {}
-    transform = file.summary_activation or None
-    if file.summary_use_proj != (transform is not None):
+    if file.summary_use_proj != (name is not None):
         raise SettingsError(
             f"summary_activation: {file.summary_activation!r} with summary_use_proj: {file.summary_use_proj}: "
             "a layer and its activation go together"
         )
-    if transform is not None:
-        transform = translate("summary_activation", transform, ACTIVATIONS)
-    return {"classifier_transform": transform}
+    return {"classifier_transform": name and translate("summary_activation", name, ACTIVATIONS)}
 
 
 def _save_summary(config: ModelConfig) -> Fields:
@@ -58,54 +52,28 @@ def _save_summary(config: ModelConfig) -> Fields:
     return {"summary_use_proj": transform is not None, "summary_activation": name}
 
 
-SUMMARY = Group(
-    {"summary_use_proj": (bool, True), "summary_activation": (str | None, "tanh")},
-    _load_summary,
-    _save_summary,
-)
-
-RULES = EncoderRules(
-    "transformer",
-    "layer.{i}.",
-    {
-        "self_attention.after": "rel_attn.layer_norm",
-        "feed_forward.sublayer.in_proj": "ff.layer_1",
-        "feed_forward.sublayer.out_proj": "ff.layer_2",
-        "feed_forward.after": "ff.layer_norm",
-    },
-    inner={"encoder_embeddings.tokens": "word_embedding"},
-    heads={
-        "heads.sequence.dense": "sequence_summary.summary",
-        "heads.sequence.out_proj": "logits_proj",
-        "heads.token.out_proj": "classifier",
-        "heads.span.out_proj": "qa_outputs",
-    },
-)
+LAYER = {
+    "self_attention.after": "rel_attn.layer_norm",
+    "feed_forward.sublayer.in_proj": "ff.layer_1",
+    "feed_forward.sublayer.out_proj": "ff.layer_2",
+    "feed_forward.after": "ff.layer_norm",
+}
 # Theirs have an axis for the heads: matrices are (width, heads, width of a head), the one of the output too.
 MATRICES = {"{p:q|k|v}_proj.weight": "{p}", "relative.r_proj.weight": "r"}
 OUTPUTS = {"o_proj.weight": "o", "relative.segments": "seg_embed"}
 VECTORS = {"content": "r_w_bias", "distance": "r_r_bias", "segment": "r_s_bias"}
 
 
-def _rules(config: ModelConfig) -> list[AnyRule]:
-    base, heads = below(config, "transformer"), config.n_heads
+def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     ours, theirs = f"{BLOCK}self_attention.sublayer.", f"{base}layer.{{i}}.rel_attn."
-    into, out, vector = chain(TRANSPOSED, joined_axes(1, heads)), joined_axes(1, heads), joined_axes(0, heads)
-    rules: list[AnyRule] = [
-        *RULES(config),
+    out, vector = joined_axes(1, config.n_heads), joined_axes(0, config.n_heads)
+    into = chain(TRANSPOSED, out)
+    return [
         Rule("encoder_embeddings.query", f"{base}mask_emb", LEADING_AXIS),
         *(Rule(ours + mine, theirs + name, into) for mine, name in MATRICES.items()),
         *(Rule(ours + mine, theirs + name, out) for mine, name in OUTPUTS.items()),
         *(Rule(f"{ours}relative.{mine}", theirs + name, vector) for mine, name in VECTORS.items()),
-    ]
-    if "lm" not in config.chosen_heads:
-        return rules + ignored("lm_loss.", "weight bias")
-    if not config.tie_lm_head:
-        return rules + modules({"lm_head": "lm_loss"})
-    return [
-        *rules,
-        Rule("lm_head.bias", "lm_loss.bias"),
-        Copy("lm_loss.weight", of=f"{base}word_embedding.weight"),
+        *([] if "lm" in config.chosen_heads else [Ignored(f"lm_loss.{PART}")]),
     ]
 
 
@@ -126,9 +94,20 @@ FAMILY = Family(
         Row("tie_word_embeddings", "tie_lm_head", True),
         ids(5, 1, 2, padded=True),
         Row("d_head", "d_head", None, load=_load_width),
-        Row("clamp_len", "relative_clamp", -1, type=int, load=_clamp, save=lambda clamp: clamp or -1),
+        Row(
+            "clamp_len",
+            "relative_clamp",
+            -1,
+            type=int,
+            load=lambda n, _: n if n > 0 else None,
+            save=lambda n: n or -1,
+        ),
         Row("summary_type", "classifier_input", "last", type=Literal["last", "first"], heads=("sequence",)),
-        SUMMARY,
+        Group(
+            {"summary_use_proj": (bool, True), "summary_activation": (str | None, "tanh")},
+            _load_summary,
+            _save_summary,
+        ),
         Row("max_positions", "max_positions", LONGEST),  # ours; files of others do not have it
         fixed(attn_type="bi", bi_data=False, untie_r=True),
         ENCODER_ONLY,
@@ -142,7 +121,19 @@ FAMILY = Family(
         "attention_dropout": same("dropout"),
         "activation_dropout": same("dropout"),
     },
-    rules=_rules,
+    rules=TensorRules(
+        "transformer",
+        ".word_embedding",
+        {
+            **in_layer(".layer.{i}.", LAYER),
+            "heads.sequence.dense": "sequence_summary.summary",
+            "heads.sequence.out_proj": "logits_proj",
+            "heads.token.out_proj": "classifier",
+            "heads.span.out_proj": "qa_outputs",
+        },
+        more=_more,
+        lm_head="lm_loss",
+    ),
     # Of the recurrent memory, causal attention, the search for answers, and pretraining.
     ignored="mem_len reuse_len use_mems_eval use_mems_train same_length start_n_top end_n_top perm_size",
 )
