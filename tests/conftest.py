@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +20,7 @@ import torch
 
 from trifold import fast
 from trifold.nn import ModelConfig, Transformer
+from trifold.train import device
 
 torch.set_num_threads(1)
 fast.enable()  # as `trifold.load` and `trifold.train` do; the tests of nn disable it
@@ -27,6 +30,17 @@ settings.register_profile(
     "trifold", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("trifold")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cheap_training_runs() -> Iterator[None]:
+    """Omit what costs more than a tiny training run itself: a full garbage collection of all imported libraries, and
+    the wait for the disk. Tests of these replace them by their own.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "gc", SimpleNamespace(collect=int, freeze=gc.freeze, unfreeze=gc.unfreeze))
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
