@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import json
 import os
 import random
@@ -27,6 +28,7 @@ import time
 from collections.abc import Iterator
 from copy import deepcopy
 from difflib import SequenceMatcher
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -237,6 +239,9 @@ class Runner:
         sys.path[:0] = [str(self.folder / "src"), str(self.folder)]
         os.environ["PYTHONPATH"] = f"{self.folder / 'src'}{os.pathsep}{self.folder}"
         sys.dont_write_bytecode = True
+        # Tiny training runs otherwise spend most of their time on these.
+        os.fsync = lambda fd: None
+        gc.collect = partial(gc.collect, 1)  # type: ignore[assignment]
         import pytest
 
         deadline = time.monotonic() + self.budget
