@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from tests.generate.test_stopping import PIECES, VOCABULARY, WAYS, stops
 from tests.generate.test_streaming import CODECS
 
 from trifold.errors import UsageError
 from trifold.generate import GenerationConfig, generate_tokens
 from trifold.generate.processors import BannedText
-
-PIECES = ("ab", "cabc", "bb", "", "jaaj")  # tokens 13 … 17
-VOCABULARY = 18
-strings = st.lists(st.text("abcj", min_size=1, max_size=4), min_size=1, max_size=3)
-WAYS = {
-    "greedy": {},
-    "samples": {"temperature": 2.0, "seed": 1},
-    "beams": {"num_beams": 3, "num_return_sequences": 3},
-    "diverse": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
-    "contrastive": {"penalty_alpha": 0.4, "top_k": 4},
-    "look-up": {"prompt_lookup_num_tokens": 3},
-}
 
 
 def holds(text: str, banned: list[str]) -> bool:
@@ -52,8 +41,8 @@ def test_completions_of_banned_text_are_exact(name, banned, text, back):
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
-    way=st.sampled_from(list(WAYS)),
-    banned=strings,
+    way=st.sampled_from([way for way in WAYS if way != "forced"]),  # forced phrases take precedence
+    banned=stops,
     rows=st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=3), min_size=1, max_size=3),
 )
 def test_no_output_contains_a_banned_word(kit, seed, way, banned, rows):
@@ -66,7 +55,7 @@ def test_no_output_contains_a_banned_word(kit, seed, way, banned, rows):
 
 
 @settings(max_examples=40)
-@given(seed=st.integers(0, 10**6), way=st.sampled_from(["greedy", "beams", "samples"]), banned=strings)
+@given(seed=st.integers(0, 10**6), way=st.sampled_from(["greedy", "beams", "samples"]), banned=stops)
 def test_banned_words_have_probability_zero(kit, seed, way, banned):
     """Token by token and score by score, and nothing else is forbidden."""
     codec, probabilities_of = kit.Letters(*PIECES), kit.random_says(seed, VOCABULARY)
@@ -121,9 +110,10 @@ def test_banning_every_word_ends_the_output_or_is_refused(kit):
         ({"forced_bos_token_id": 40}, "forced_bos_token_id: 40 is not a token id"),
         ({"forced_eos_token_id": [2, 40]}, "forced_eos_token_id: 40 is not a token id"),
         ({"bad_words": ["a"]}, "bad_words is text: pass the tokenizer too"),
+        ({"stop_strings": ["."]}, "stop_strings is text: pass the tokenizer too"),
     ],
 )
-def test_wrong_ids_are_refused(kit, requested, message):
+def test_wrong_ids_and_text_without_a_tokenizer_are_refused(kit, requested, message):
     model = kit.Scripted(kit.random_says(1, VOCABULARY), VOCABULARY)
     with pytest.raises(UsageError, match=message):
         generate_tokens(model, kit.batch([[3]]), GenerationConfig(**requested))

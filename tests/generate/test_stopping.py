@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings, strategies as st
 
-from trifold.errors import UsageError
 from trifold.generate import GenerationConfig, generate_tokens, truncate_at_stop
 from trifold.generate.stopping import StoppingCriteria
 
@@ -15,6 +13,7 @@ WAYS = {
     "beams": {"num_beams": 3, "num_return_sequences": 3},
     "diverse": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5, "num_return_sequences": 4},
     "forced": {"num_beams": 3, "force_words_ids": [[5]], "num_return_sequences": 3},
+    "contrastive": {"penalty_alpha": 0.4, "top_k": 4},
     "look-up": {"prompt_lookup_num_tokens": 3},
 }
 stops = st.lists(st.text("abcj", min_size=1, max_size=4), min_size=1, max_size=3)
@@ -82,11 +81,6 @@ def test_the_tail_stays_short():
     longest: list[int] = []
     StoppingCriteria([2], ["stop"], Counting())._tails([[3] * 10_000])
     assert max(longest) < 20
-
-
-def test_stop_strings_need_a_tokenizer(kit):
-    with pytest.raises(UsageError, match="stop_strings is text: pass the tokenizer too"):
-        generate_tokens(kit.lively(), kit.batch([[3]]), GenerationConfig(stop_strings=["."]))
 
 
 def test_text_ends_before_the_first_stop_string():
