@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -52,8 +52,9 @@ class Settings(BaseModel):
             lines: dict[str, str] = {}
             for problem in error.errors():  # a union reports an error for each of its members
                 key, explanation = _key(cls, problem["loc"], at), _explain(cls, problem)
-                is_inner = explanation.startswith(f"{key}.")  # of a validator that called `parse`
-                lines.setdefault(key, explanation if is_inner else f"{key}: {explanation}")
+                # A validator that called `parse` explains with complete lines.
+                complete = explanation.startswith((f"{key}.", f"{key}: "))
+                lines.setdefault(key, explanation if complete else f"{key}: {explanation}")
             raise SettingsError("\n".join(lines.values())) from None
 
 
@@ -87,6 +88,7 @@ def _walk(cls: type[Settings], path: Path) -> tuple[list[str], type[Settings] | 
     keys: list[str] = []
     inner: type[Settings] | None = cls
     kinds: dict[str, type[Settings]] = {}
+    is_name = False  # whether the next part is a key of a dictionary
     for part in path:
         if str(part) in kinds:
             inner, kinds = kinds[str(part)], {}
@@ -94,7 +96,11 @@ def _walk(cls: type[Settings], path: Path) -> tuple[list[str], type[Settings] | 
         if inner is None:
             break
         keys.append(str(part))
+        if is_name:
+            is_name = False
+            continue
         field = inner.model_fields.get(str(part))
+        is_name = field is not None and get_origin(field.annotation) is dict
         members = _settings_classes(field.annotation) if field else []
         kinds = {_kind(member): member for member in members} if len(members) > 1 else {}
         inner = members[0] if members else None

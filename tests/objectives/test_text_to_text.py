@@ -134,10 +134,16 @@ REFUSED = [
         SettingsError,
         r"task\.parts\.copy\.input: no column in braces",
     ),
+    (
+        {"task.parts.copy.inputs": "x"},
+        SettingsError,
+        r"task\.parts\.copy\.inputs: unknown key; did you mean 'input'",
+    ),
     ({"task.parts.copy.valid": None}, SettingsError, r"task\.parts\.copy\.valid: no data"),
     ({"task.parts.copy.number": 0.2}, DataError, "copy.train, line .: 'ant' is not a number"),
     ({"task.parts.copy.score": "pearson"}, SettingsError, "pearson compares numbers"),
     ({"task.parts.copy.input": "{word}"}, DataError, "no column 'word'"),
+    ({"model.logit_soft_cap": 5.0}, SettingsError, "never materializes the logits"),
     ({"model.max_positions": 3}, DataError, "no validation row has at most 3 tokens"),
 ]
 

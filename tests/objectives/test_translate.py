@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.objectives.common import random_model
+from tests.objectives.common import eval_context, random_model
 from torch.nn import functional as F
 
 from trifold.data import Pairs
@@ -172,6 +172,12 @@ def test_no_texts_give_no_predictions(objective, model):
 
 
 # --- scores and settings -------------------------------------------------------------------------------------
+
+
+def test_a_validation_accepts_a_source_without_tokens(objective, model):
+    rows = Pairs(["", "ab"], ["x", "yz"], [1, 2])
+    found = objective.evaluate(model, rows, objective.examples(rows), eval_context())
+    assert [sample.source for sample in found.samples] == ["", "ab"]
 
 
 def test_scores_follow_the_settings(tokenizers):
