@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from trifold.data.files import FORMATS, find_files, is_dataset
 from trifold.data.lines import WHOLE_FILE, FileRange, display_name, inner_suffix, iter_lines, read_text
 from trifold.data.pairs import (
+    INNER_BREAK,
     ReadReport,
     Splits,
     hold_out_indices,
@@ -185,10 +186,16 @@ def filter_documents(
     for document in documents:
         text = document.text
         report.documents += 1
-        digest = None if seen is None else hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
-        if not report.drops((text,), settings, seen, digest):
-            report.characters += len(text)
-            yield document
+        if (not text or text.isspace()) and report.count_blank(settings):
+            continue
+        if seen is not None:
+            digest = hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
+            if digest in seen and report.count_duplicate(settings):
+                continue
+            seen.add(digest)
+        report.inner_breaks += INNER_BREAK.search(text) is not None
+        report.characters += len(text)
+        yield document
 
 
 def _file_kind(file: str, settings: DataSettings) -> str:

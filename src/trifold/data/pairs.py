@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
@@ -51,36 +51,27 @@ class ReadReport:
 
     def counts(self) -> list[str]:
         """The nonzero counts in words."""
-        blank = (self.blank, self.blank_name, self.blank_dropped)
-        duplicates = (self.duplicates, "seen before", self.duplicates_dropped)
-        counts = [
-            f"{count:,} {name} ({'dropped' if dropped else 'kept'})"
-            for count, name, dropped in (blank, duplicates)
-            if count
-        ]
+        counts = []
+        if self.blank:
+            counts.append(f"{self.blank:,} {self.blank_name} ({'dropped' if self.blank_dropped else 'kept'})")
+        if self.duplicates:
+            fate = "dropped" if self.duplicates_dropped else "kept"
+            counts.append(f"{self.duplicates:,} seen before ({fate})")
         if self.inner_breaks:
             counts.append(f"{self.inner_breaks:,} with unusual separators inside, kept")
         return counts
 
-    def drops(self, texts: Sequence[str], settings: DataSettings, seen: set[Any] | None, key: Any) -> bool:
-        """Count the texts of a row; whether the settings drop it.
+    def count_blank(self, settings: DataSettings) -> bool:
+        """Count a blank row; whether it is dropped."""
+        self.blank += 1
+        self.blank_dropped += settings.blank == "drop"
+        return settings.blank == "drop"
 
-        seen: the keys of the rows before, which are equal for equal rows; None if duplicates are not counted.
-        """
-        if any(not text or text.isspace() for text in texts):
-            self.blank += 1
-            self.blank_dropped += settings.blank == "drop"
-            if settings.blank == "drop":
-                return True
-        if seen is not None and key in seen:
-            self.duplicates += 1
-            self.duplicates_dropped += settings.duplicates == "drop"
-            if settings.duplicates == "drop":
-                return True
-        elif seen is not None:
-            seen.add(key)
-        self.inner_breaks += any(map(INNER_BREAK.search, texts))
-        return False
+    def count_duplicate(self, settings: DataSettings) -> bool:
+        """Count a duplicate row; whether it is dropped."""
+        self.duplicates += 1
+        self.duplicates_dropped += settings.duplicates == "drop"
+        return settings.duplicates == "drop"
 
 
 @dataclass
@@ -191,14 +182,20 @@ def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> 
     """
     name, rows = _open_source(source, settings, split)
     pairs = Pairs(report=Report(name))
-    report, seen = pairs.report, set[tuple[str, str]]()
-    for source_text, target_text, line in rows:
+    report, seen = pairs.report, set()
+    for row in rows:
         report.pairs += 1
-        texts = source_text, target_text
-        if not report.drops(texts, settings, seen, texts):
-            pairs.sources.append(source_text)
-            pairs.targets.append(target_text)
-            pairs.lines.append(line)
+        is_blank = not row.source.strip() or not row.target.strip()
+        if is_blank and report.count_blank(settings):
+            continue
+        pair = row.source, row.target
+        if pair in seen and report.count_duplicate(settings):
+            continue
+        seen.add(pair)
+        report.inner_breaks += bool(INNER_BREAK.search(row.source) or INNER_BREAK.search(row.target))
+        pairs.sources.append(row.source)
+        pairs.targets.append(row.target)
+        pairs.lines.append(row.line)
     if not pairs:
         raise DataError(f"{name}: no pair is left ({report.pairs:,} read, {report.blank_dropped:,} blank)")
     return pairs

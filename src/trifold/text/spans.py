@@ -69,25 +69,29 @@ def choose_units(lengths: Ids, rate: float, rng: Rng) -> Ids:
 
 # --- spans ---------------------------------------------------------------------------------------------
 
-# The probabilities of the lengths 0, 1, … of spans of at most so many items.
-LengthLaw: TypeAlias = Callable[[int], NDArray[np.float64]]
+# From the maximum length: the probability of each length 0, 1, … and the mean length.
+LengthLaw: TypeAlias = Callable[[int], tuple[NDArray[np.float64], float]]
 
 
 @cache
-def geometric(limit: int, p: float = 0.2, longest: int = 10) -> NDArray[np.float64]:
+def geometric(limit: int, p: float = 0.2, longest: int = 10) -> tuple[NDArray[np.float64], float]:
     """P(l) ∝ p (1 - p)^(l-1) for l = 1 … longest (Joshi et al. 2020, section 3.1: p = 0.2, longest 10, mean 3.8)."""
     lengths = np.arange(min(longest, limit) + 1)
-    weights = np.where(lengths > 0, (1 - p) ** (lengths - 1.0), 0.0)
-    return np.asarray(weights / weights.sum())
+    return _normalize(np.where(lengths > 0, (1 - p) ** (lengths - 1.0), 0.0))
 
 
 @cache
-def poisson(limit: int, mean: float = 3.0) -> NDArray[np.float64]:
+def poisson(limit: int, mean: float = 3.0) -> tuple[NDArray[np.float64], float]:
     """P(l) = λ^l e^-λ / l! for l = 0, 1, … (Lewis et al. 2020, section 2.2: λ = 3)."""
     longest = min(limit, round(4 * mean) + 16)  # the tail is below one in a million
     weights = np.full(longest + 1, exp(-mean))
     weights[1:] *= np.cumprod(mean / np.arange(1, longest + 1))
-    return np.asarray(weights / weights.sum())
+    return _normalize(weights)
+
+
+def _normalize(weights: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    probabilities = weights / weights.sum()
+    return probabilities, float(probabilities @ np.arange(len(weights)))
 
 
 def draw_span_lengths(items: int, rate: float, law: LengthLaw, rng: Rng) -> Ids:
@@ -96,8 +100,7 @@ def draw_span_lengths(items: int, rate: float, law: LengthLaw, rng: Rng) -> Ids:
     A span covers at most half of the items (but may always cover one), so that context remains. Spans that do not fit
     next to the others are dropped.
     """
-    probabilities = law(max(1, items // 2))
-    mean = float(probabilities @ np.arange(len(probabilities)))
+    probabilities, mean = law(max(1, items // 2))
     if not items or not mean:
         return np.zeros(0, np.int64)
     count = round_randomly(rate * items / mean, rng)
