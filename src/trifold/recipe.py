@@ -29,19 +29,12 @@ FINITE_SCHEDULES = ("linear", "cosine", "warmup-stable-decay")
 # Keys that only apply to some values of another key: key -> (that key, those values).
 DEPENDENT_KEYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "final_rate": ("schedule", FINITE_SCHEDULES),
-    "decay": ("schedule", ("warmup-stable-decay",)),
-    "decay_form": ("schedule", ("warmup-stable-decay",)),
-    "beta1": ("optimizer", ("adam", "adamw", "muon")),
-    "beta2": ("optimizer", ("adam", "adamw", "muon")),
-    "epsilon": ("optimizer", ("adam", "adamw", "muon")),
+    **dict.fromkeys(("decay", "decay_form"), ("schedule", ("warmup-stable-decay",))),
+    **dict.fromkeys(("beta1", "beta2", "epsilon"), ("optimizer", ("adam", "adamw", "muon"))),
     "weight_decay_on": ("optimizer", ("adamw", "adafactor", "muon")),
-    "relative_step": ("optimizer", ("adafactor",)),
-    "update_clip": ("optimizer", ("adafactor",)),
-    "momentum": ("optimizer", ("muon",)),
-    "muon_rate": ("optimizer", ("muon",)),
-    "muon_scale": ("optimizer", ("muon",)),
-    "muon_iterations": ("optimizer", ("muon",)),
-    "muon_polynomial": ("optimizer", ("muon",)),
+    **dict.fromkeys(("relative_step", "update_clip"), ("optimizer", ("adafactor",))),
+    **dict.fromkeys(("momentum", "muon_rate", "muon_scale"), ("optimizer", ("muon",))),
+    **dict.fromkeys(("muon_iterations", "muon_polynomial"), ("optimizer", ("muon",))),
 }
 
 

@@ -259,7 +259,7 @@ PLANTS: Mapping[str, Plant] = {name: Plant(*plant) for name, plant in {
     "removed-in-place": (
         "old checkpoints are removed under their final name", "power",
         checkpoint, "_mark_for_removal", _remove_in_place),
-    "no-manifest": ("digests are not compared", "damage", checkpoint, "sha256_of", _believed),
+    "no-manifest": ("digests are not compared", "damage", checkpoint, "sha256_of_file", _believed),
     "no-fall-back": ("only the newest checkpoint is tried", "fall-back", checkpoint, "load_newest", _newest_or_nothing),
     "no-warning": ("damage is not reported", "fall-back", checkpoint, "load_newest", _silently),
     "no-seeking": ("a resumed run restarts its epoch", "chains", loop, "iterate_batches", _from_the_start),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from trifold.batches import BatchSettings
-from trifold.generate import GenerationConfig
+from trifold.generate.config import GenerationConfig
 from trifold.nn import Transformer
 from trifold.text.spans import Ids
 

@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trifold import disk
+from trifold.data.files import sha256_of_file
 from trifold.errors import CheckpointError
 from trifold.hub.tensors import encode_header, tensor_bytes
 from trifold.recipe import TrainSettings
@@ -283,7 +284,7 @@ def load(path: Path, *, optimizer: bool = True) -> Checkpoint:
         try:
             if not file.is_file():
                 raise CheckpointError(f"{file}: missing, though the manifest lists it")
-            if (optimizer or name != OPTIMIZER) and sha256_of(file) != expected:
+            if (optimizer or name != OPTIMIZER) and sha256_of_file(file) != expected:
                 raise CheckpointError(f"{file}: damaged (its SHA-256 differs from {MANIFEST})")
         except OSError as error:
             raise _unreadable(file, error) from error
@@ -390,9 +391,3 @@ def _read_manifest(path: Path) -> Mapping[str, str]:
     if text != _manifest_text(digests):
         raise CheckpointError(f"{file}: damaged (its SHA-256 differs from the one it contains)")
     return digests
-
-
-def sha256_of(file: Path) -> str:
-    """The SHA-256 of a file, hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -136,11 +136,8 @@ class StopRequest:
         return self.signal is not None
 
     def take_save_request(self) -> bool:
-        """Whether a checkpoint was requested since the last call."""
-        if self._ranks.world > 1:
-            requested, self._agreed_save = self._agreed_save, False
-        else:
-            requested, self._save = self._save, False
+        """Whether a checkpoint was requested since the last call, as of `synchronize`."""
+        requested, self._agreed_save = self._agreed_save, False
         return requested
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
@@ -154,18 +151,13 @@ class StopRequest:
 
     def synchronize(self, seconds: float) -> float:
         """Exchange received signals between the ranks. Returns the clock of rank 0, from its `seconds`."""
-        if self._ranks.world > 1:
-            own = [
-                *(self._received == number for number in STOP_SIGNALS),
-                self._save,
-                seconds * self._ranks.is_first,
-            ]
-            self._save = False
-            *stops, save, seconds = self._ranks.sum(own)
-            self._agreed_save = self._agreed_save or save > 0
-            for number, requested in zip(STOP_SIGNALS, stops, strict=True):
-                if requested and self._agreed is None:
-                    self._agreed = number
+        stops = [self._received == number for number in STOP_SIGNALS]
+        own, self._save = [*stops, self._save, seconds * self._ranks.is_first], False
+        *all_stops, save, seconds = self._ranks.sum(own)
+        self._agreed_save = self._agreed_save or save > 0
+        for number, requested in zip(STOP_SIGNALS, all_stops, strict=True):
+            if requested and self._agreed is None:
+                self._agreed = number
         return seconds
 
     def raise_if_requested(self) -> None:

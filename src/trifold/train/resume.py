@@ -1,14 +1,7 @@
-"""What may change when a run is continued, and how changes are detected.
+"""Comparisons when a run is continued: what may have changed since it began, and what must not.
 
-Every checkpoint records the identity of its run, protected by its manifest: the settings that must not change, digests
-of the tokenizer and of the data files, and a fingerprint of the training rows. recipe.yaml and the tokenizer can be
-edited or damaged, so they are compared with it.
-
-data.json records the data files of the run:
-
-    {"data.train": {"a.en": {"size": 9, "mtime_ns": 8, "sha256": "…"}, …}, …}
-
-A file is hashed again only if its size or time has changed.
+recipe.yaml, the tokenizer and data.json can be edited or damaged, so they are compared with the identity of the run in
+its checkpoints.
 """
 
 from __future__ import annotations
@@ -57,10 +50,10 @@ def check_same_run(recipe: Recipe, folder: RunFolder) -> list[str]:
     return list(_schedule_changes(written.train, recipe.train))
 
 
-def check_same_rows(folder: RunFolder, rows: str, *, changed: bool) -> str:
+def check_same_rows(folder: RunFolder, rows: str, *, changed: bool) -> None:
     """Compare the tokenizer and the fingerprint of the training rows with those at the beginning of the run.
 
-    changed: whether the data may differ. Returns `rows`. Raises DataError.
+    changed: whether the data may differ. Raises DataError.
     """
     identity = folder.identity()
     _check_tokenizer(folder, identity)
@@ -70,7 +63,6 @@ def check_same_rows(folder: RunFolder, rows: str, *, changed: bool) -> str:
             f"{folder.path}: the same data now gives {rows}, but gave {identity['rows']} when the run began; continue "
             "with the versions in environment.json, or accept the new rows with --data-changed"
         )
-    return rows
 
 
 def _check_tokenizer(folder: RunFolder, identity: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from trifold import disk
 from trifold.data import FileDigest, Source, compute_digests, digests_in_caches, expand_path, list_files
+from trifold.data.files import sha256_of_file
 from trifold.errors import CheckpointError, TrifoldError, UsageError
 from trifold.hub import resolve
 from trifold.hub.folder import DOWNLOADED
@@ -159,7 +160,7 @@ class RunFolder:
         for path in reversed(checkpoint.list_checkpoints(self.checkpoints)):
             file, digests = path / checkpoint.PROGRESS, read_object(path / checkpoint.MANIFEST).get("sha256")
             with suppress(OSError):
-                if isinstance(digests, dict) and digests.get(file.name) == checkpoint.sha256_of(file):
+                if isinstance(digests, dict) and digests.get(file.name) == sha256_of_file(file):
                     return dict(read_object(file).get(IDENTITY, {}))
         return {}
 
@@ -173,11 +174,11 @@ class RunFolder:
         """Write recipe.yaml and environment.json, keeping its list of sessions. Returns the digest of the recipe."""
         disk.replace_text(self.recipe, recipe.resolved())
         self._write_environment({**environment, "sessions": self._sessions()})
-        return checkpoint.sha256_of(self.recipe)
+        return sha256_of_file(self.recipe)
 
     def check_shared(self, digest: str) -> None:
         """Raises UsageError if this rank does not see the recipe that rank 0, maybe on another machine, has written."""
-        if not self.recipe.is_file() or checkpoint.sha256_of(self.recipe) != digest:
+        if not self.recipe.is_file() or sha256_of_file(self.recipe) != digest:
             raise UsageError(
                 f"{self.path}: {platform.node()} does not see the files of rank 0; choose an --out on a disk that all "
                 "machines share"
@@ -234,6 +235,11 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 # --- the identity of a run -----------------------------------------------------------------------------
+#
+# Every checkpoint records the identity of its run, protected by its manifest: the settings that must not change,
+# digests of the tokenizer and of the data files, and a fingerprint of the training rows. data.json has the data files:
+#
+#     {"data.train": {"a.en": {"size": 9, "mtime_ns": 8, "sha256": "…"}, …}, …}
 
 # Settings that change the length and the output of a run, but not what a step learns.
 FREE: tuple[str, ...] = (
@@ -263,7 +269,7 @@ def run_identity(recipe: Recipe, folder: RunFolder, rows: str) -> dict[str, Any]
 def tokenizer_digests(folder: RunFolder) -> dict[str, str]:
     """The SHA-256 of the tokenizer files that exist, by name."""
     files = sorted(path for path in folder.tokenizer.glob("[!.]*") if path.is_file())
-    return {path.name: checkpoint.sha256_of(path) for path in files}
+    return {path.name: sha256_of_file(path) for path in files}
 
 
 def free_settings(recipe: Recipe) -> tuple[str, ...]:
