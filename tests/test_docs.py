@@ -1,8 +1,8 @@
-"""What the pages tell a reader to type works: every block is run, in order, in a folder of its own.
+"""The commands in the documentation work: every block runs, in order, in its own folder.
 
-A ```bash block is run. A ```console block is run and must print what it shows (… stands for anything). A ```python
+A ```bash block is run. A ```console block is run and must print the text shown (… matches anything). A ```python
 block is run. A ```yaml block is a recipe, or a part of one; with `<!-- file: NAME -->` before it, it is saved.
-`<!-- not run: REASON -->` leaves a block out; its commands must still be well formed. `make` lines are not run, but
+`<!-- not run: REASON -->` skips a block; its commands must still be well formed. `make` lines are not run, but
 their targets exist. Long training is shortened by the table below.
 """
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md"])
 
-# What a reader does for minutes takes a second here: the command begins so -> this is added.
+# Start of a command -> arguments that make it fast.
 SMALL = "model.d_model=32 model.n_layers=1 train.steps=4"
 TINY = "model.d_model=16 train.steps=4 train.warmup=2 train.validate_every=4 train.save_every=4"
 SHORTENED = {
@@ -54,13 +54,13 @@ SHORTENED_KEYS = {
     "model.n_layers": 1,
     "data.holdout": 8,
 }
-MOST_LINES = 300  # of a text file that a page made, kept for the rest of the page
-# Commands that prepare the reader's machine.
+MOST_LINES = 300  # of a text file that a page created, kept for the rest of the page
+# Commands that set up the machine.
 NOT_RUN = ("git clone", "cd ", "source ", "pip install", "make")
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, its text, the comment before it, and where it stands."""
+    """A fenced block: its language, text, preceding comment, and place."""
 
     language: str
     text: str
@@ -84,14 +84,14 @@ def runnable(page: Path) -> bool:
 
 @cache
 def smoke_model(folder: Path) -> Path:
-    """A model that stands in for the demo's: the commands are tested here, not what was learnt."""
+    """A small model in place of the demo's: the commands are tested, not their quality."""
     run = folder / "smoke"
     assert main(["train", "smoke", *SMALL.split(), "train.warmup=2", "--out", str(run)]) == 0
     return run
 
 
 class Reader:
-    """Somebody who types what a page says, in one folder from top to bottom."""
+    """Runs the blocks of a page in one folder, from top to bottom."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self.capsys, self.monkeypatch = capsys, monkeypatch
@@ -104,13 +104,13 @@ class Reader:
         match block.language:
             case "bash":
                 for command in _commands(block.text):
-                    code, said = self.type(command, block.place)
-                    assert code == 0, f"{block.place}: {command}\n{said}"
+                    code, output = self.type(command, block.place)
+                    assert code == 0, f"{block.place}: {command}\n{output}"
             case "console":
                 command, _, shown = block.text.removeprefix("$ ").partition("\n")
-                _, said = self.type(command, block.place)
+                _, output = self.type(command, block.place)
                 expected = ".*".join(re.escape(part) for part in shown.strip().split("…"))
-                assert re.fullmatch(expected, said.strip(), re.S), f"{block.place}: {command}\n{said}"
+                assert re.fullmatch(expected, output.strip(), re.S), f"{block.place}: {command}\n{output}"
             case "python":
                 with self.monkeypatch.context() as patch:
                     _shorten_python(patch)
@@ -120,13 +120,12 @@ class Reader:
                 _check_yaml(block)
 
     def type(self, command: str, place: str) -> tuple[int, str]:
-        """Run one line; gives the exit code and everything that was printed."""
+        """Run one line; return the exit code and the output."""
         if command.startswith(NOT_RUN):
             _check_form(command, place)
             return 0, ""
         before, pipe, last = command.rpartition(" | ")
         if not last.startswith("trifold"):
-            # Several processes are no quicker than one where they share a core.
             done = subprocess.run(
                 [
                     "bash",
@@ -146,7 +145,7 @@ class Reader:
         return self.trifold(last, given)
 
     def trifold(self, command: str, given: bytes) -> tuple[int, str]:
-        """In this process, because starting another costs seconds of importing."""
+        """Run a command in this process, because a new one takes seconds to start."""
         words = shlex.split(command, comments=True)[1:]
         into = _taken(words, ">")
         if source := _taken(words, "<"):
@@ -179,7 +178,7 @@ def reader(
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
-def test_what_a_page_says_works(page: Path, reader: Reader) -> None:
+def test_commands_of_a_page_work(page: Path, reader: Reader) -> None:
     for block in blocks(page):
         reader.follow(block)
 
@@ -203,7 +202,7 @@ def test_the_tables_of_keys_are_those_of_the_code() -> None:
     generator = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     assert page.read_text(encoding="utf-8") == generator["render"](), "run: python docs/generate.py"
     named = {key.name for rows in generator["keys"]().values() for key in rows}
-    assert set(generator["MEANINGS"]) <= named, "explained, but no key"
+    assert set(generator["MEANINGS"]) <= named, "MEANINGS without a key"
 
 
 def test_the_table_of_families_is_that_of_the_code() -> None:
@@ -213,7 +212,7 @@ def test_the_table_of_families_is_that_of_the_code() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     text = _without_blocks(page)
     headings = {
         re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
@@ -247,7 +246,7 @@ def _commands(text: str) -> list[str]:
 
 
 def _taken(words: list[str], sign: str) -> str | None:
-    """The file behind a redirection, which is taken out of the words."""
+    """The file of a redirection, which is removed from the words."""
     if sign not in words:
         return None
     place = words.index(sign)
@@ -333,5 +332,5 @@ def _check_form(command: str, place: str) -> None:
 def test_what_may_change_when_a_run_goes_on_is_what_the_page_says():
     page = (ROOT / "docs" / "recipes.md").read_text("utf-8")
     section = page.partition("## What may change when a run is continued")[2].partition("\n## ")[0]
-    said = re.findall(r"`([a-z_.]+)`", section.partition("Any other change is refused")[0])
-    assert sorted(set(said) - {"train.average"}) == sorted([*FREE, *FREE_WITHOUT_AVERAGING])
+    output = re.findall(r"`([a-z_.]+)`", section.partition("Any other change is refused")[0])
+    assert sorted(set(output) - {"train.average"}) == sorted([*FREE, *FREE_WITHOUT_AVERAGING])

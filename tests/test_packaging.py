@@ -1,4 +1,4 @@
-"""The package as a thing to install: quick to import, documented, in ranks, in files of a readable size."""
+"""The package: fast imports, docstrings, import order, and files of readable size."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LONGER: dict[str, str] = {
 
 
 def python(code: str) -> dict[str, object]:
-    """Run code in a fresh interpreter; give what it said as JSON in its last line on stderr."""
+    """Run code in a new interpreter; return the JSON in the last line of its stderr."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
@@ -45,8 +45,8 @@ def python(code: str) -> dict[str, object]:
     return json.loads(done.stderr.splitlines()[-1])
 
 
-def watched(action: str) -> str:
-    """Code that does the action and reports its processor time and the modules that it brought in."""
+def measured(action: str) -> str:
+    """Code that runs the action and reports its processor time and the imported modules."""
     return f"""
 import json, sys, time
 before = time.process_time()
@@ -68,7 +68,7 @@ print(json.dumps({{"seconds": seconds, "modules": sorted(sys.modules)}}), file=s
     ids=["import", "help"],
 )
 def test_what_should_be_quick_is_quick(action: str, limit: float) -> None:
-    runs = [python(watched(action)) for _ in range(3)]
+    runs = [python(measured(action)) for _ in range(3)]
     assert not SLOW & set(runs[0]["modules"])
     # Processor time, best of three, twice the limit: a busy machine must not fail it, an eager import must.
     assert min(run["seconds"] for run in runs) <= 2 * limit
@@ -101,29 +101,29 @@ print(json.dumps(dict(kinds=kinds)), file=sys.stderr)
     assert python(code) == {"kinds": [True, True]}
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_the_package_is_marked_as_typed() -> None:
     assert files("trifold").joinpath("py.typed").is_file()
 
 
-def test_every_module_says_what_it_is_for() -> None:
-    silent = [
+def test_every_module_has_a_docstring() -> None:
+    missing = [
         path.relative_to(ROOT).as_posix()
         for path in SOURCES
         if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]
-    assert not silent
+    assert not missing
 
 
-def test_everything_in_the_face_is_documented() -> None:
-    silent = [
+def test_every_public_name_has_a_docstring() -> None:
+    missing = [
         name
         for name in trifold.__all__
         if name != "__version__" and not inspect.getdoc(getattr(trifold, name))
     ]
-    assert not silent
+    assert not missing
 
 
-def test_no_file_is_too_long_to_read() -> None:
+def test_only_listed_files_are_long() -> None:
     lines = {
         path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
         for path in SOURCES
@@ -131,7 +131,7 @@ def test_no_file_is_too_long_to_read() -> None:
     assert {name for name, count in lines.items() if count > 400} == set(LONGER)
 
 
-def test_rooms_import_only_lower_ranks() -> None:
+def test_packages_import_only_lower_layers() -> None:
     pytest.importorskip("importlinter")
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

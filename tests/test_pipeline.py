@@ -283,6 +283,7 @@ def test_arguments_take_precedence_over_the_folder(tokenizer: Tokenizer, tmp_pat
     assert load(tmp_path).generate_tokens(tokens, max_new_tokens=5)[0] == long
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("tied", [True, False])
 def test_generation_equals_that_of_transformers(tied: bool, tmp_path: Path) -> None:

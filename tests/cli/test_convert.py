@@ -44,21 +44,21 @@ def test_convert_round_trip(trifold, run, tmp_path):
 
 
 WRONG = {
-    "a folder that is taken": (
+    "an existing folder": (
         ["{run}", "{run}"],
         1,
         "the folder exists and is not empty; choose another name",
     ),
     "no model": (["{tmp}/none", "{tmp}/new"], 1, "no such folder"),
-    "no size": (["{run}", "{tmp}/new", "--shard-size", "big"], 2, "'big' is not a shard size"),
-    "no form": (["{run}", "{tmp}/new", "--to", "onnx"], 2, "hugging-face"),
-    "no precision": (["{run}", "{tmp}/new", "--dtype", "int3"], 2, "bfloat16"),
-    "pickles that nobody trusts": (
+    "invalid size": (["{run}", "{tmp}/new", "--shard-size", "big"], 2, "'big' is not a shard size"),
+    "unknown format": (["{run}", "{tmp}/new", "--to", "onnx"], 2, "hugging-face"),
+    "unknown precision": (["{run}", "{tmp}/new", "--dtype", "int3"], 2, "bfloat16"),
+    "untrusted pickles": (
         ["{tmp}/old", "{tmp}/new"],
         1,
         "trifold convert {tmp}/old NEW --trust-pickle",
     ),
-    "nothing to trust": (["{tmp}/bare", "{tmp}/new", "--trust-pickle"], 1, "no pytorch_model.bin"),
+    "no pickle": (["{tmp}/bare", "{tmp}/new", "--trust-pickle"], 1, "no pytorch_model.bin"),
 }
 
 

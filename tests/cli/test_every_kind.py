@@ -1,4 +1,4 @@
-"""Every command works on the runs of every task, or is refused with one line that names the right command."""
+"""Every command works on the runs of every task, or fails with one line that names the right command."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TEXT = "Today sun ."
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A run of each kind, trained when it is first asked for."""
+    """A run of each kind, trained at first use."""
     return Runs(tmp_path_factory.mktemp("kinds"))
 
 
-def refused(done, *words):
+def check_rejected(done, *words):
     assert done.code in (1, 2) and done.out == ""
     assert "Traceback" not in done.err
     last = done.err.splitlines()[-1]
@@ -62,22 +62,26 @@ def test_eval_of_another_text(trifold, runs, kind):
     folder = runs[kind]
     done = trifold("eval", str(folder), str(runs.here / "text.txt"), "--json")
     assert done.code == 0 and json.loads(done.out)["loss"] > 0
-    assert done.err.count("text.txt: 60 documents") == 1  # once, though it stands for training text too
+    assert (
+        done.err.count("text.txt: 60 documents") == 1
+    )  # once, although it also stands in for the training text
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_eval_refuses_options_of_other_tasks(trifold, runs, kind):
+def test_eval_rejects_options_of_other_tasks(trifold, runs, kind):
     folder = str(runs[kind])
     if kind in RAW_TEXT:
-        refused(
+        check_rejected(
             trifold("eval", folder, "--num-beams", "2"), "--num-beams is for translations", "leave it out"
         )
-        refused(trifold("eval", folder, "--split", "test"), "names no test data", "name the data")
+        check_rejected(trifold("eval", folder, "--split", "test"), "names no test data", "name the data")
         return
-    refused(trifold("eval", folder, "--documents", "line"), "--documents is for raw text", "leave it out")
+    check_rejected(
+        trifold("eval", folder, "--documents", "line"), "--documents is for raw text", "leave it out"
+    )
     if kind == "text-to-text":
-        refused(trifold("eval", folder, str(runs.here / "text.txt")), "names its own validation rows")
-        refused(trifold("eval", folder, "--split", "test"), "names its own validation rows")
+        check_rejected(trifold("eval", folder, str(runs.here / "text.txt")), "names its own validation rows")
+        check_rejected(trifold("eval", folder, "--split", "test"), "names its own validation rows")
 
 
 def test_eval_of_a_student_does_not_need_its_teacher(trifold, runs):
@@ -94,19 +98,19 @@ def test_eval_of_a_model_without_a_run(trifold, runs, tmp_path, kind):
     (tmp_path / "model").symlink_to(runs[kind] / "model")
     alone, text = str(tmp_path / "model"), str(runs.here / "text.txt")
     if kind == "masked":
-        refused(trifold("eval", alone, text), "its task is unknown", "trifold predict")
+        check_rejected(trifold("eval", alone, text), "its task is unknown", "trifold predict")
     elif kind == "causal":
         assert trifold("eval", alone, text).code == 0
-        refused(trifold("eval", alone), "name the data: trifold eval")
+        check_rejected(trifold("eval", alone), "name the data: trifold eval")
     else:
-        refused(trifold("eval", alone, text), "pairs have two sides")
+        check_rejected(trifold("eval", alone, text), "pairs have two sides")
 
 
 def test_eval_reports_a_missing_tokenizer(trifold, runs):
     folder = runs["order"] / "model"
     (folder / "tokenizer.json").rename(folder / "aside")
     try:
-        refused(trifold("eval", str(runs["order"])), "tokenizer.json", "is missing")
+        check_rejected(trifold("eval", str(runs["order"])), "tokenizer.json", "is missing")
         assert not (folder / "tokenizer.json").exists()
     finally:
         (folder / "aside").rename(folder / "tokenizer.json")
@@ -128,7 +132,7 @@ def test_generate_works_or_names_the_right_command(trifold, runs, kind):
     many = trifold("generate", str(runs[kind]), "-", stdin=b"Today sun .\n\nrain\n")
     if kind in READERS:
         for done in (one, many):
-            refused(done, "an encoder cannot generate text", "use `trifold predict`")
+            check_rejected(done, "an encoder cannot generate text", "use `trifold predict`")
         return
     assert (one.code, many.code) == (0, 0)
     assert many.out.count("\n") == 3 and many.out.startswith(one.out)
@@ -136,7 +140,7 @@ def test_generate_works_or_names_the_right_command(trifold, runs, kind):
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_output_cut_off_at_the_last_position_is_reported_once(trifold, runs, kind):
-    """With a limit that was asked for (the recipe asks for 4) there is nothing to say, but the answer says it."""
+    """A requested limit (4 in the recipe) gives no warning, but is in the JSON output."""
     folder, lines = str(runs[kind]), b"Today sun .\nsnow\n"
     requested = trifold("generate", folder, "-", "--json", "--min-new-tokens", "4", stdin=lines)
     outputs = [json.loads(line)["outputs"][0] for line in requested.out.splitlines()]
@@ -153,32 +157,32 @@ def test_output_cut_off_at_the_last_position_is_reported_once(trifold, runs, kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_predict_fill_mask_works_or_is_refused(trifold, runs, kind):
+def test_predict_fill_mask_works_or_is_rejected(trifold, runs, kind):
     folder, masked = str(runs[kind]), "Today <mask> ."
     plain, requested = (trifold("predict", folder, masked, *task) for task in ([], ["--task", "fill-mask"]))
     if kind in MASKS:
         assert requested.code == 0 and requested.out.count("\t") == 4
     else:
-        refused(requested)
+        check_rejected(requested)
     if kind in ("pairs", "order"):
-        refused(plain, "supports several tasks; name one of fill-mask, next-sentence, embed")
+        check_rejected(plain, "supports several tasks; name one of fill-mask, next-sentence, embed")
     elif kind in READERS:
         assert plain.out == requested.out
     else:
-        refused(plain, "use `trifold generate`")
+        check_rejected(plain, "use `trifold generate`")
     message = trifold("predict", folder, TEXT, "--task", "embed")
     assert message.code == 0 and len(message.out.split()) == 16
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_predict_next_sentence_works_or_is_refused(trifold, runs, kind):
+def test_predict_next_sentence_works_or_is_rejected(trifold, runs, kind):
     done = trifold(
         "predict", str(runs[kind]), TEXT, "--pair", "Today fog .", "--task", "next-sentence", "--json"
     )
     if kind in ("pairs", "order"):
         assert done.code == 0 and 0 <= json.loads(done.out)["outputs"]["score"] <= 1
     else:
-        refused(done, "requires a next-sentence head", "it supports ")
+        check_rejected(done, "requires a next-sentence head", "it supports ")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,7 +208,7 @@ def test_look_returns_every_kind_of_attention(trifold, runs, kind):
                 assert [len(row) for row in pattern] == [len(columns)] * len(rows)
                 assert all(sum(row) == pytest.approx(1, abs=1e-3) for row in pattern)
     if kind in READERS:
-        refused(trifold("look", str(runs[kind]), TEXT, "--target", "rain"), "leave the target out")
+        check_rejected(trifold("look", str(runs[kind]), TEXT, "--target", "rain"), "leave the target out")
 
 
 @pytest.mark.parametrize("kind", ["masked", "causal"])
@@ -212,6 +216,6 @@ def test_look_draws_a_picture_of_one_stack(trifold, runs, tmp_path, kind):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "a.png"
     assert trifold("look", str(runs[kind]), TEXT, "--out", str(picture)).out == f"{picture}\n"
-    refused(
+    check_rejected(
         trifold("look", str(runs[kind]), TEXT, "--kind", "cross", "--out", str(picture)), "this model has"
     )

@@ -179,7 +179,7 @@ BAD = {
     "an argument that is not UTF-8": (("caf\udce9",), b"", 2, "TEXT: character 4"),
     "a contradiction": (("x", "--num-beams", "3", "--top-k", "2"), b"", 2, "contradict"),
     "a value out of range": (("x", "--top-p", "1.5"), b"", 2, "top_p"),
-    "a device that is not here": (("x", "--device", "abacus"), b"", 2, "abacus"),
+    "an unknown device": (("x", "--device", "abacus"), b"", 2, "abacus"),
     "a file that cannot be written": (("x", "--out", "/no/such/folder/x"), b"", 2, "/no/such/folder/x"),
 }
 

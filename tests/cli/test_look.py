@@ -44,9 +44,9 @@ BAD = {
     "no such layer": (("one", "--layer", "3"), 2, "layers 1 to 2"),
     "no such head": (("one", "--head", "0"), 2, "heads 1 to 4"),
     "no such kind": (("one", "--kind", "inner"), 2, "--kind"),
-    "no picture's ending": (("one", "--out", "a.txt"), 2, ".png"),
-    "nothing to look at": (("",), 1, "no tokens"),
-    "more than the model reads": (("x" * 500,), 1, "at most 128"),
+    "not a picture format": (("one", "--out", "a.txt"), 2, ".png"),
+    "empty text": (("",), 1, "no tokens"),
+    "text too long for the model": (("x" * 500,), 1, "at most 128"),
 }
 
 

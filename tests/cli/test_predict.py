@@ -37,7 +37,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def inputs_of(task: str) -> list[str]:
-    """What stands on standard input for a task."""
+    """Lines of input for a task."""
     if task == "fill-mask":
         return [f"{line} [MASK] {line}" for line in LINES]
     return [f"{line}\t{CONTEXT}" for line in LINES] if TASKS[task].pairs == "must" else LINES
@@ -133,7 +133,7 @@ def test_out_writes_the_results_to_a_file(trifold, models, tmp_path):
     assert (done.out, (tmp_path / "out.txt").read_bytes()) == ("", direct.encode())
 
 
-# model, arguments, standard input (None: a terminal), exit code, what is said
+# model, arguments, standard input (None: a terminal), exit code, part of the message
 BAD = {
     "an unknown task": ("classify", ("x", "--task", "clasify"), b"", 2, "known; did you mean 'classify'?"),
     "a task without its head": ("classify", ("x", "--task", "tag"), b"", 2, "requires a token head; this"),
@@ -151,16 +151,16 @@ BAD = {
     "two tabs": ("answer", ("-",), b"a\tb\nWho?\ta\tb\n", 1, "line 2: 2 tabs"),
     "an empty context": ("answer", ("Who?\t ",), b"", 1, "has no tokens on one side"),
     "an empty half of a pair": ("next-sentence", ("one\t",), b"", 1, "has no tokens on one side"),
-    "a question without end": ("answer", (CONTEXT * 3, "--pair", CONTEXT), b"", 2, "shorten the first text"),
-    "a second text for who reads one": ("tag", ("a", "--pair", "b"), b"", 2, "tag reads single texts"),
+    "an overlong question": ("answer", (CONTEXT * 3, "--pair", CONTEXT), b"", 2, "shorten the first text"),
+    "a second text for a task without pairs": ("tag", ("a", "--pair", "b"), b"", 2, "tag reads single texts"),
     "two pairs for three texts": ("classify", ("a", "b", "c", "--pair", "d", "--pair", "e"), b"", 2, "2 second texts"),
     "pairs twice": ("classify", ("a\tb", "--tsv", "--pair", "c"), b"", 2, "leave one of them out"),
     "an option of another task": ("classify", ("a", "--merge", "max"), b"", 2, "merge: not an option of classify"),
     "no pooler": ("tag", ("a", "--task", "embed", "--pooling", "pooler"), b"", 2, "this model has no pooler"),
-    "none at all": ("classify", ("a", "--top-k", "0"), b"", 2, "--top-k"),
-    "a device that is not here": ("classify", ("x", "--device", "abacus"), b"", 2, "abacus"),
+    "top-k of 0": ("classify", ("a", "--top-k", "0"), b"", 2, "--top-k"),
+    "an unknown device": ("classify", ("x", "--device", "abacus"), b"", 2, "abacus"),
     "a file that cannot be written": ("classify", ("x", "--out", "/no/such/folder/x"), b"", 2, "/no/such/folder/x"),
-    "a picture that is not there": ("pictures", ("none.png",), b"", 1, "text 1 of 1: none.png: no such file"),
+    "a missing picture": ("pictures", ("none.png",), b"", 1, "text 1 of 1: none.png: no such file"),
     "a pair of pictures": ("pictures", ("a.png", "--pair", "b.png"), b"", 2, "reads single images"),
 }  # fmt: skip
 
@@ -184,18 +184,18 @@ def test_predict_with_a_translator(trifold, run):
 
 
 DAMAGED = {
-    "names that are no object": (
+    "names that are not an object": (
         {"id2label": ["a", "b"]},
         "id2label: an object of numbers and names is required",
     ),
-    "a name left out": ({"id2label": {"0": "a", "2": "c"}}, "id2label: its keys are not the numbers 0 to 1"),
-    "a key that is no number": (
+    "a missing name": ({"id2label": {"0": "a", "2": "c"}}, "id2label: its keys are not the numbers 0 to 1"),
+    "a key that is not a number": (
         {"id2label": {"a": "0", "b": "1"}},
         "id2label: its keys are not the numbers 0 to 1",
     ),
-    "a name that is none": ({"id2label": {"0": "a", "1": None}}, "id2label.1: None is not a class name"),
+    "a name that is null": ({"id2label": {"0": "a", "1": None}}, "id2label.1: None is not a class name"),
     "names and weights that disagree": ({"id2label": {"0": "a", "1": "b"}}, "wrong shape: classifier"),
-    "a problem that is not known": ({"problem_type": "ranking"}, "problem_type: 'ranking' is not known"),
+    "an unknown problem type": ({"problem_type": "ranking"}, "problem_type: 'ranking' is not known"),
 }
 
 

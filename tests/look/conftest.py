@@ -1,4 +1,4 @@
-"""Models of every kind, small enough to build."""
+"""Small untrained models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pipeline() -> Pipeline:
 
 @pytest.fixture(params=["decoder", "encoder"])
 def one_stack(request: pytest.FixtureRequest) -> Pipeline:
-    """An untrained model with one stack, which has learnt to do nothing at great length."""
+    """An untrained model with one stack."""
     torch.manual_seed(3)
     own = train_tokenizer(["the quick brown fox."], TokenizerSettings(kind="char", min_frequency=1))
     config = ModelConfig(
