@@ -112,19 +112,21 @@ def test_one_tensor_is_in_memory_at_a_time(largest: str, tmp_path: Path) -> None
     assert {name: float(back[name].mean()) for name in back} == {str(n): float(n) for n in range(9)}
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="a file of Linux")
-def test_a_tensor_that_is_released_is_not_mapped_any_more(tmp_path: Path) -> None:
-    write_weights(tmp_path, {name: torch.full((1000,), float(n)) for n, name in enumerate("abc")})
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="a file of Linux")
+def test_a_file_is_mapped_once_and_a_released_tensor_is_not_in_memory(tmp_path: Path) -> None:
+    write_weights(tmp_path, {name: torch.full((10**6,), float(n)) for n, name in enumerate("abc")})
     weights = read_weights(tmp_path)
 
-    def mapped() -> int:
-        lines = Path("/proc/self/maps").read_text("utf-8").splitlines()
-        return sum(str(tmp_path) in line for line in lines)
+    def resident() -> list[int]:
+        """Kilobytes in memory of each mapping of the file."""
+        parts = Path("/proc/self/smaps").read_text("utf-8").split(str(tmp_path))[1:]
+        return [int(part.partition("Rss:")[2].split()[0]) for part in parts]
 
-    before = mapped()
     total = sum(float(weights[name].sum()) for name in "abc")
     kept = weights["b"]
-    assert (total, mapped(), float(kept[0])) == (3000, before + 1, 1)
+    assert (total, float(kept[0])) == (3 * 10**6, 1)
+    assert len(resident()) == 1 and resident()[0] < 1000
+    assert float(kept.sum()) == 10**6 and resident()[0] > 3000
 
 
 # --- shards ----------------------------------------------------------------------------------------------

@@ -7,12 +7,12 @@ tensor), and the tensors.
 from __future__ import annotations
 
 import json
+import mmap
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -95,7 +95,7 @@ class RenamedTensors(Mapping[str, Tensor]):
 
 
 class TensorFile(Mapping[str, Tensor]):
-    """The tensors of a safetensors file. Each is mapped into memory while it is in use: read it, do not write.
+    """The tensors of a safetensors file, which is mapped into memory once: read them, do not write.
 
     Raises CheckpointError if the file is missing, damaged or a link out of its folder, if a name occurs twice (the
     library takes the last one), or if a tensor is of a type that is not read.
@@ -104,18 +104,19 @@ class TensorFile(Mapping[str, Tensor]):
     def __init__(self, path: Path) -> None:
         check_inside(path)
         try:
-            self._file = path.open("rb")
-            weakref.finalize(self, self._file.close)
-            size = int.from_bytes(self._file.read(8), "little")
-            if size > path.stat().st_size - 8:
-                raise CheckpointError(
-                    f"{path}: damaged or truncated (its header does not fit); copy the file again"
-                )
-            if size > MAX_HEADER:
-                raise CheckpointError(
-                    f"{path}: a header of {size:,} bytes is too large; at most {MAX_HEADER:,} are read"
-                )
-            header = parse_json(self._file.read(size), str(path))
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                if size > path.stat().st_size - 8:
+                    raise CheckpointError(
+                        f"{path}: damaged or truncated (its header does not fit); copy the file again"
+                    )
+                if size > MAX_HEADER:
+                    raise CheckpointError(
+                        f"{path}: a header of {size:,} bytes is too large; at most {MAX_HEADER:,} are read"
+                    )
+                header = parse_json(file.read(size), str(path))
+                # Copy-on-write, so that PyTorch takes it.
+                self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except FileNotFoundError:
             raise CheckpointError(
                 f"{path}: no such file, though the index names it; copy the folder again"
@@ -143,8 +144,9 @@ class TensorFile(Mapping[str, Tensor]):
         start, end = (self._start + offset for offset in entry["data_offsets"])
         if start == end:
             return torch.empty(shape, dtype=dtype)
-        # Copy-on-write, so that PyTorch takes it. The mapping, and its pages, go with the tensor.
-        raw = torch.from_numpy(np.memmap(self._file, np.uint8, "c", start, (end - start,)))
+        view = memoryview(self._memory)[start:end]
+        weakref.finalize(view, _release, self._memory, start, end).atexit = False
+        raw = torch.frombuffer(view, dtype=torch.uint8)
         # Old files do not align tensors.
         return (raw if start % dtype.itemsize == 0 else raw.clone()).view(dtype).view(shape)
 
@@ -153,6 +155,13 @@ class TensorFile(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+def _release(memory: mmap.mmap, start: int, end: int) -> None:
+    """Free the pages of a tensor. What a neighbour has on them is read from the file again."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        memory.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
 def list_problems(what: str, problems: list[str]) -> CheckpointError:
