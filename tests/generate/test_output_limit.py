@@ -22,7 +22,7 @@ def test_limit_is_the_minimum_and_names_its_source(shape, positions, length, ask
     model = ModelConfig(shape=shape, max_positions=positions)
     found = output_limit(GenerationConfig.parse({asks: most} if asks else {}), model, length)
     prompt = length if shape == "decoder" else 1
-    room = positions + 1 - prompt  # the last token is said, but never read
+    room = positions + 1 - prompt  # the last token is generated, but never read
     usual = DEFAULT_MAX_NEW_TOKENS + (length if shape == "encoder-decoder" else 0)
     wanted = {"max_new_tokens": most, "max_length": most - prompt, None: usual}[asks]
     assert found.tokens == min(room, wanted)

@@ -88,9 +88,9 @@ def test_long_texts_are_truncated_and_reported(tokenizer):
 
 def test_an_unknown_label_is_an_error_with_its_line(tokenizer):
     objective = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config)
-    with pytest.raises(DataError, match="'angry'") as told:
+    with pytest.raises(DataError, match="'angry'") as error:
         objective.examples(rows(["good", "bad"], ["glad", "angry"]))
-    assert ":2:" in str(told.value)
+    assert ":2:" in str(error.value)
 
 
 def test_a_missing_head_is_an_error(tokenizer):
@@ -160,8 +160,8 @@ def test_a_trained_classifier_loads_and_predicts(table, tmp_path):
     ]
     from tests.command_line import run_command
 
-    told = json.loads(run_command("eval", str(tmp_path / "run"), "--json").out)
-    assert told["scores"] == {"accuracy": 100.0, "macro_f1": 100.0}
+    result = json.loads(run_command("eval", str(tmp_path / "run"), "--json").out)
+    assert result["scores"] == {"accuracy": 100.0, "macro_f1": 100.0}
 
 
 @pytest.mark.slow

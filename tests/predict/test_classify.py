@@ -44,24 +44,24 @@ def test_classes_equal_those_of_transformers(family, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["albert", "bert"])
-@pytest.mark.parametrize("told", [True, False])
-def test_segments_follow_the_settings_or_the_tokenizer_class(family, told, tmp_path):
+@pytest.mark.parametrize("configured", [True, False])
+def test_segments_follow_the_settings_or_the_tokenizer_class(family, configured, tmp_path):
     """transformers gives segments to BERT but not to ALBERT, unless `model_input_names` differs."""
     pair = both(tmp_path, family, "ForSequenceClassification", id2label=NAMES)
     settings = tmp_path / "tokenizer_config.json"
     values = json.loads(settings.read_text("utf-8")) if settings.is_file() else {}
-    names = ["input_ids", *(["token_type_ids"] if told else []), "attention_mask"]
+    names = ["input_ids", *(["token_type_ids"] if configured else []), "attention_mask"]
     settings.write_text(json.dumps(values | {"model_input_names": names}), encoding="utf-8")
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert ("token_type_ids" in tokenizer("a", "b")) == told
+    assert ("token_type_ids" in tokenizer("a", "b")) == configured
     theirs = transformers.pipeline("text-classification", model=pair.theirs, tokenizer=tokenizer)
     given = {"text": TEXTS[0], "text_pair": TEXTS[1]}
     ours = trifold.load(tmp_path)
     found = ours.classify(TEXTS[0], TEXTS[1], top_k=None)
     same(found, theirs(given, top_k=None))
     plain = pair.ours.classify(TEXTS[0], TEXTS[1], top_k=None)
-    assert (found == plain) == (told == (family == "bert"))
+    assert (found == plain) == (configured == (family == "bert"))
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)

@@ -1,10 +1,10 @@
 """Attention: the fastest kernel for the input; replaces `nn.ops.attend` and `nn.ops.attention`.
 
 attend_one_query   decoding on a CPU, one query per row: an instruction of the interpreter
-short_attention    training or reading on a CPU, up to 128 × 128 scores: three matmuls with few passes between
+short_attention    training or prompts on a CPU, up to 128 × 128 scores: three matmuls with few passes between
 fused_attention    PyTorch's scaled_dot_product_attention, elsewhere
 packed_attention   training on a CPU with packed rows: matmuls over all rows at once, compiled loops between
-the plain equation if weights are read, dropped or capped, or the bias is trained
+plain_attend       if weights are captured or dropped, scores are capped, or the bias is trained
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from trifold.nn.rotary import Rotations
 Kernel: TypeAlias = Literal["plain", "short", "fused"]
 
 MAX_SHORT_SCORES = 128 * 128  # queries × keys up to which short_attention is faster
-MAX_PACKED_SCORES = 512 * 512  # ... and packed_attention, which saves the weights for the backward pass
-MIN_WIDTH = 512  # of all heads from which instructions are worth their compilation
+MAX_PACKED_SCORES = 512 * 512  # the same for packed_attention, which saves the weights for the backward pass
+MIN_WIDTH = 512  # of all heads together, from which an instruction is faster
 
 
 def attend(

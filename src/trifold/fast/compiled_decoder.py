@@ -56,9 +56,10 @@ class CompiledDecoder:
         self.hook_points = [module for module in stack.modules() if isinstance(module, HookPoint)]
         self.windows = stack.windows
         self.buffers: dict[tuple[str, int], Tensor] = {}
-        self.fields: list[dict[str, Field]] = []  # of each instruction; they keep its tensors alive
-        self.alive: list[Tensor] = []  # what the instructions refer to in the present step only
-        # The operands of torch._int_mm, x (R, K), weight (K, N) and output (R, N) int32, before instruction number …
+        self.fields: list[dict[str, Field]] = []  # of each instruction; keeps its tensors alive
+        self.alive: list[Tensor] = []  # tensors of the current step
+        # Calls of torch._int_mm: the number of the instruction after them, and their operands x (R, K), weight (K, N)
+        # and output (R, N) int32.
         self.int8_matmuls: list[tuple[int, list[tuple[Tensor, Tensor, Tensor]]]] = []
         self.quantized: tuple[Tensor, Tensor, Tensor] | None = None  # the last x, its int8 copy and scales
         self.x, self.normed, self.exit = (self._buffer(n, like.shape[-1]) for n in ("x", "normed", "exit"))
@@ -131,7 +132,7 @@ class CompiledDecoder:
         _, x_int8, scales = self.quantized
         if fields["waits"]:
             self.int8_matmuls.append((len(self.fields), []))
-        # Results overwrite their sums, unless they are combined with the present output.
+        # Results overwrite their sums, unless they are combined with the current output.
         in_place = fields["mode"] == SET
         sums = out.view(torch.int32) if in_place else self._buffer("sums", outputs, torch.int32)
         self.int8_matmuls[-1][1].append((x_int8, weight.values.t(), sums))

@@ -43,7 +43,7 @@ SUPPORTED = (
 )
 
 Translation: TypeAlias = tuple[int, int, CompiledDecoder | None]
-"""The smallest and largest number of rows that it is for, and the compiled decoder, None if not supported."""
+"""The smallest and largest number of rows, and the compiled decoder for them; None if not supported."""
 
 _translations: WeakKeyDictionary[Cache, Translation] = WeakKeyDictionary()
 

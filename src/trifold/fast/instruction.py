@@ -1,8 +1,8 @@
 """The format of the instructions that interpreter.py executes.
 
 An instruction is one operation of a decoding step: a norm, a matmul, attention, or the conversion to or from int8. It
-consists of tasks, which the threads share. Arrays are given by address (0: none); the caller keeps them alive. Strides
-count elements, not bytes.
+consists of tasks, which the threads share. Arrays are given by address, 0 for an absent one; the caller keeps them
+alive. Strides count elements, not bytes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 NORM, MATMUL, ATTENTION, QUANTIZE, DEQUANTIZE = range(5)
 FLOAT32, BFLOAT16, INT8 = 0, 1, 2
 ITEM_BYTES = (4, 2, 1)
-SET, ADD, MULTIPLY = 0, 1, 2  # how the result is combined with the present value of `out`
+SET, ADD, MULTIPLY = 0, 1, 2  # how the result is combined with the current value of `out`
 LAYER_NORM, RMS_NORM = 0, 1
 NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH = range(7)
 
 INTEGER_FIELDS = (
-    *("opcode", "waits", "tasks"),  # waits: for all instructions before it
+    *("opcode", "waits", "tasks"),  # waits: 1 if it starts after all instructions before it
     # Operations other than matmul: units are rows, or rows times key heads in attention.
     *("units", "units_per_task"),
     *("rows", "inputs", "outputs"),  # of a matmul; the width of a norm is `inputs`
@@ -26,7 +26,7 @@ INTEGER_FIELDS = (
     # Attention: x holds the queries. New keys and values, if any, are first stored in the cache at `slot`.
     *("new_keys", "new_values", "keys", "values", "slot", "first", "length"),
     *("heads", "kv_heads", "width", "beams", "row_stride", "head_stride", "key_stride"),
-    *("beam_index", "beam_index_stride"),  # (R, S) the cache row of each key; none: its own row
+    *("beam_index", "beam_index_stride"),  # (R, S) the cache row of each key; address 0: the same row
     *("mask", "mask_stride", "score_bias", "score_bias_row", "score_bias_head"),
     *("cos", "sin", "rotary_stride", "rotary_width", "interleaved"),
 )

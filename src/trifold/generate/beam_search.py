@@ -1,4 +1,4 @@
-"""Beam search: the K most likely beginnings of each sentence, in one group or in diverse groups.
+"""Beam search: the K most likely partial outputs of each sentence, in one group or in diverse groups.
 
 Of the 2K best continuations, ends among the first K are finished outputs, and the K best that have not ended continue.
 At most K can end, so K always remain. Ends beyond rank K are dropped. Shapes: B sentences, G groups, K beams,
@@ -152,7 +152,7 @@ class FinishedBeams:
         self.outputs[number] = best_first([*self.outputs[number], output])[: self.keep]
 
     def can_improve(self, number: int, length: int, limit: int, best: float) -> bool:
-        """Whether search `number` continues; best: log P of its most likely beginning of `length` tokens.
+        """Whether search `number` continues; best: log P of its most likely partial output of `length` tokens.
 
         The criteria are those of `early_stopping` in Hugging Face transformers.
         """

@@ -1,7 +1,7 @@
 """Beam search in which every forced phrase appears (dynamic beam allocation, Post & Vilar 2018).
 
-Beginnings that miss 0, 1, 2, … tokens of the phrases form separate banks, and the K beams are allocated to the banks in
-turn, so beginnings with a forced token do not compete with those without. A beginning may end only in bank 0, and is
+Candidates that miss 0, 1, 2, … tokens of the phrases form separate banks, and the K beams are allocated to the banks in
+turn, so candidates with a forced token do not compete with those without. A candidate may end only in bank 0, and is
 dropped if it cannot complete the phrases before its length limit.
 """
 
@@ -20,7 +20,7 @@ from trifold.generate.decoding import DecodingState, SearchSetup, refuse_nan
 from trifold.generate.processors import NEVER
 from trifold.generate.stopping import Hypothesis, StoppingCriteria
 
-EXACT = 4  # maximum number of open constraints for which the shortest completion is computed exactly
+EXACT = 4  # maximum number of unmet constraints for which the shortest completion is computed exactly
 State = tuple[tuple[int, ...] | None, ...]
 """For each constraint: the number of matched tokens of each of its phrases, or None if the constraint is met."""
 
@@ -59,7 +59,7 @@ class PhraseConstraints:
         )
 
     def advances(self, state: State) -> set[int]:
-        """The tokens that continue a phrase of an open constraint."""
+        """The tokens that continue a phrase of an unmet constraint."""
         return {
             phrase[done]
             for phrases, progress in zip(self._constraints, state, strict=True)
@@ -70,7 +70,7 @@ class PhraseConstraints:
     def _missing(self, state: State) -> int:
         """The number of tokens that complete all constraints; 0 if all are met. One of `advances` always reduces it.
 
-        Exact for few open constraints, where phrases may overlap; for many, the sum without overlaps.
+        Exact for few unmet constraints, where phrases may overlap; for many, the sum without overlaps.
         """
         if sum(progress is not None for progress in state) > EXACT:
             return self._missing_without_overlap(state)
@@ -109,8 +109,8 @@ def _matched(phrase: tuple[int, ...], done: int, token: int) -> int:
     return next(n for n in range(len(text), -1, -1) if text[len(text) - n :] == phrase[:n])
 
 
-class _Beginning(NamedTuple):
-    """One continuation of one row."""
+class _Candidate(NamedTuple):
+    """A row extended by one token."""
 
     score: float
     row: int
@@ -151,8 +151,8 @@ def constrained_beam_search(state: DecodingState, setup: SearchSetup) -> list[li
         if not remaining:
             return finished.outputs
 
-        # With fewer beginnings than beams, copies of the first one fill the rows; they are never continued.
-        flat: list[_Beginning] = []
+        # With fewer candidates than beams, copies of the first one complete the rows; they are never continued.
+        flat: list[_Candidate] = []
         for index in remaining:
             copy = following[index][0]._replace(score=NEVER)
             flat += [*following[index], *[copy] * (beams - len(following[index]))]
@@ -173,7 +173,7 @@ def _continuations(
     states: list[State],
     constraints: PhraseConstraints,
     ends: list[int],
-) -> list[list[_Beginning]]:
+) -> list[list[_Candidate]]:
     """For each sentence, best first: the best continuations of each row, and all that continue a phrase.
 
     Only rows that miss nothing may end.
@@ -198,11 +198,11 @@ def _continuations(
         for score, token in zip(row_scores, row_tokens, strict=True):
             values.setdefault((row, token), score)
 
-    pool: list[list[_Beginning]] = [[] for _ in range(sentences)]
+    pool: list[list[_Candidate]] = [[] for _ in range(sentences)]
     for (row, token), score in values.items():
         if score > NEVER:
             state = constraints.after(states[row], token)
-            pool[row // beams].append(_Beginning(score, row, token, state, constraints.missing(state)))
+            pool[row // beams].append(_Candidate(score, row, token, state, constraints.missing(state)))
     return [sorted(each, key=lambda one: one.score, reverse=True) for each in pool]
 
 
@@ -211,11 +211,11 @@ def _finish_and_choose(
     setup: SearchSetup,
     finished: FinishedBeams,
     number: int,
-    pool: list[_Beginning],
+    pool: list[_Candidate],
     *,
     is_full: bool,
-) -> list[_Beginning]:
-    """Finish the outputs that end among the best K of bank 0; return the K beginnings that continue, best first."""
+) -> list[_Candidate]:
+    """Finish the outputs that end among the best K of bank 0; return the K candidates that continue, best first."""
     beams, stopping, device = setup.config.num_beams, setup.stopping, state.tokens.device
     tokens = torch.tensor([each.token for each in pool], dtype=torch.long, device=device)
     rows = torch.tensor([each.row for each in pool], dtype=torch.long, device=device)
@@ -223,7 +223,7 @@ def _finish_and_choose(
     stopped = dict(zip(pool, found.tolist(), strict=True))
     ended = {each for each in pool if is_full or stopped[each] or each.token in stopping.ids}
 
-    banks: dict[int, list[_Beginning]] = {}
+    banks: dict[int, list[_Candidate]] = {}
     for each in pool:
         banks.setdefault(each.missing, []).append(each)
     for each in banks.get(0, [])[:beams]:

@@ -56,7 +56,7 @@ class Model(Protocol):
 
 
 class SearchSetup(NamedTuple):
-    """What a search needs besides the state."""
+    """The options and callbacks of a search."""
 
     config: GenerationConfig
     process: LogitsProcessor
@@ -103,10 +103,10 @@ class DecodingState:
             prompt_lengths = torch.ones_like(lengths)
         self.limits = _limits(config, model_config, lengths)
         width = prompt.tokens.shape[1]
-        room = width + int(self.limits.max())
-        kind = config.cache or _choose_cache(model_config, width, room)
+        capacity = width + int(self.limits.max())
+        kind = config.cache or _choose_cache(model_config, width, capacity)
         rollback = max(config.num_assistant_tokens, config.prompt_lookup_num_tokens or 0)
-        self.cache = model.new_cache(kind, capacity=room, rollback=rollback)
+        self.cache = model.new_cache(kind, capacity=capacity, rollback=rollback)
 
         # Padding remains between a short prompt and its output; its keys are masked.
         self.attend = prompt.attend
@@ -177,7 +177,7 @@ class DecodingState:
         self.cache.truncate(self.cache.length - count)
 
     def select(self, rows: Tensor, sentences: Tensor) -> None:
-        """Keep these rows, which belong to these sentences (positions in the present order)."""
+        """Keep these rows, which belong to these sentences (positions in the current order)."""
         self.cache.select(rows, sentences)
         self.memory = None if self.memory is None else self.memory.select(sentences)
         self.sentences, self.limits = self.sentences[sentences], self.limits[sentences]
@@ -207,13 +207,13 @@ class DecodingState:
         self.position = None if self.position is None else self.position[rows]
 
 
-def _choose_cache(model: ModelConfig, width: int, room: int) -> CacheKind:
-    """Sliding if a window is shorter than the text may become; static if that is at most twice the prompt or small;
-    growing otherwise, since most texts end long before their limit.
+def _choose_cache(model: ModelConfig, width: int, capacity: int) -> CacheKind:
+    """Sliding if a window is shorter than `capacity`, the longest possible text; static if `capacity` is small or at
+    most twice the prompt; growing otherwise, since most texts end long before their limit.
     """
-    if any((model.window(layer) or room) < room for layer in range(model.decoder_layers)):
+    if any((model.window(layer) or capacity) < capacity for layer in range(model.decoder_layers)):
         return "sliding"
-    return "static" if room <= max(SMALL, 2 * width) else "growing"
+    return "static" if capacity <= max(SMALL, 2 * width) else "growing"
 
 
 def _limits(config: GenerationConfig, model: ModelConfig, lengths: Tensor) -> Tensor:

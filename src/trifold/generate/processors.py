@@ -19,15 +19,15 @@ from trifold.generate.stopping import Codec, StoppingCriteria
 from trifold.generate.streaming import REPLACEMENT
 from trifold.nn import ModelConfig
 
-ABSENT = -1  # in place of a token
-NEVER = float("-inf")
+ABSENT = -1  # padding of rows of tokens; no token has this id
+NEVER = float("-inf")  # logit of a forbidden token
 
 
 class Context(NamedTuple):
     """The tokens before the next one.
 
     tokens: (R, L) prompt or start token, then generated tokens; ABSENT before shorter rows. generated: how many of
-    them were generated. remaining: (R,) how many more each row may get.
+    them were generated. remaining: (R,) how many more tokens each row may get.
     """
 
     tokens: Tensor

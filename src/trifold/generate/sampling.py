@@ -83,9 +83,8 @@ WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def greedy(log_probs: Tensor, indices: Tensor, generated: int) -> Tensor:
     """The most likely token."""
-    if (
-        log_probs.device.type == "cpu" and log_probs.dtype is torch.float32
-    ):  # numpy's argmax is many times faster
+    if log_probs.device.type == "cpu" and log_probs.dtype is torch.float32:
+        # numpy's argmax is many times faster.
         return torch.from_numpy(log_probs.detach().numpy().argmax(-1))
     return log_probs.argmax(-1)
 

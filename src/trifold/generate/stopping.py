@@ -11,7 +11,8 @@ from torch import Tensor
 from trifold.generate.config import DEFAULT_MAX_NEW_TOKENS, GenerationConfig
 from trifold.nn import ModelConfig
 
-# Characters at the cut start of a text that may decode differently there: a lost space, half a character.
+# Characters at the start of a truncated text that may decode differently than within the whole text: a lost space,
+# half a character.
 MARGIN = 4
 
 Texts = Callable[[Tensor], Tensor]

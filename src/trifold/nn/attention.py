@@ -34,7 +34,7 @@ def merge_heads(x: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head self-attention, or cross-attention if `memory` is given. It is stateless: a cache is an argument.
 
-    `crosses`: the keys belong to another text, so queries have no distance to them.
+    crosses: cross-attention, without relative positions, because the keys belong to another sequence.
     """
 
     def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Key/value caches: with them a decoding step computes only the new row.
+"""Key/value caches: a decoding step computes the keys and values of the new token only.
 
 A cache is an argument owned by the caller. The keys of self-attention grow by one token per step. Those of
 cross-attention are computed once from the encoder's output; they have one row per source, shared by all its beams.
@@ -20,7 +20,7 @@ class GrowingKeys:
     """Keys and values of one self-attention. `update` appends in place; the buffers grow by doubling.
 
     buffers: keys and values (B, H, capacity, D), of which the first `length - evicted` tokens are filled.
-    length: tokens read. evicted: how many of the first of them are no longer held.
+    length: number of tokens read. evicted: how many of them, from the first on, are no longer stored.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class GrowingKeys:
         return self.length - self.evicted
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (B, H, T, D); return views of all that are held."""
+        """Append keys and values (B, H, T, D); return views of all that are stored."""
         start = self._filled
         end = start + keys.shape[2]
         if self.buffers is None or self.buffers[0].shape[2] < end:
@@ -60,7 +60,7 @@ class GrowingKeys:
         return max(16, 2 * end)
 
     def _enlarge(self, like: tuple[Tensor, Tensor], rows: int, capacity: int) -> tuple[Tensor, Tensor]:
-        """New buffers, which start with what is held if the number of rows is the same."""
+        """New buffers, with the current contents if the number of rows is the same."""
         heads, width = like[0].shape[1], like[0].shape[3]
         keys, values = (y.new_zeros(rows, heads, capacity, width) for y in like)
         if self.buffers is not None and self.buffers[0].shape[0] == rows:
@@ -131,9 +131,9 @@ class StaticKeys(GrowingKeys):
 
 
 class SlidingKeys(GrowingKeys):
-    """Holds the keys that a window can reach after `rollback` tokens were removed, and up to an eighth more.
+    """Stores the keys that a window can reach after `rollback` tokens were removed, and up to an eighth more.
 
-    reach: how many of the tokens before it a new one may attend to, padding among them included.
+    reach: how many of the tokens before it a new token may attend to, including padding.
     """
 
     def __init__(self, window: int, rollback: int = 0) -> None:
@@ -141,10 +141,10 @@ class SlidingKeys(GrowingKeys):
         self.window, self.rollback, self.reach = window, rollback, window - 1
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (B, H, T, D); return views of those held before and the new ones."""
-        held = super().update(keys, values)
+        """Append keys and values (B, H, T, D); return views of those stored before and the new ones."""
+        stored = super().update(keys, values)
         self._evict()
-        return held
+        return stored
 
     def advance(self) -> None:
         super().advance()
@@ -152,7 +152,7 @@ class SlidingKeys(GrowingKeys):
 
     @property
     def _most(self) -> int:
-        """The number of tokens that may be held; the spare eighth makes moving them rare."""
+        """The largest number of stored tokens; the additional eighth makes evictions rare."""
         kept = self.reach + self.rollback
         return kept + kept // 8
 
@@ -171,7 +171,7 @@ class SlidingKeys(GrowingKeys):
             buffer[:, :, :kept] = tail
 
     def truncate(self, length: int) -> None:
-        """Remove all but the first `length` tokens. Raises ValueError if tokens before them are evicted already."""
+        """Remove all but the first `length` tokens. Raises ValueError if a token that they may attend to is evicted."""
         if length - self.evicted < min(length, self.reach):
             raise ValueError(
                 f"cannot remove {self.length - length} tokens from a sliding cache that was created with "
@@ -181,7 +181,7 @@ class SlidingKeys(GrowingKeys):
 
 
 class MemoryKeys:
-    """Keys and values (B, H, S, D) of the encoder's output, computed once; None before."""
+    """Keys and values (B, H, S, D) of the encoder's output; None until they are computed."""
 
     def __init__(self) -> None:
         self.buffers: tuple[Tensor, Tensor] | None = None
@@ -203,8 +203,9 @@ class LayerCache:
 class Cache:
     """The cache of a whole decoder. Its rows are beams; consecutive rows share a row of the memory.
 
-    beam_index: (R, capacity) which row holds key s of each row, so that beams need not move keys in every step; None if
-        each row holds its own. Only a reader that sets `uses_beam_index` supports it; for all others keys are moved.
+    beam_index: (R, capacity) the row in which key s of each row is stored, so that `reorder` need not move keys; None
+        if each row stores its own. Only a decoding step that sets `uses_beam_index` reads it; before any other step,
+        `gather_beams` moves the keys.
     """
 
     def __init__(self, layers: int | Iterable[GrowingKeys]) -> None:
@@ -226,9 +227,8 @@ class Cache:
             return
         count = attend.long().cumsum(1)
         for window in {keys.window for keys in sliding}:
-            near = (count > count[:, -1:] - window) & (
-                count > 0
-            )  # the last real keys, and padding between them
+            # The last `window` real keys and the padding between them.
+            near = (count > count[:, -1:] - window) & (count > 0)
             reach = int(near.sum(1).max())
             for keys in sliding:
                 keys.reach = reach if keys.window == window else keys.reach

@@ -100,7 +100,9 @@ class ModelConfig(Settings):
     norm_placement: Literal["post", "pre", "sandwich"] = "post"
     norm_epsilon: float = Field(1e-5, gt=0)
     norm_bias: bool = Field(True, description="biases of layer norms; RMS norms have none")
-    encoder_final_norm: bool | None = Field(None, description="default: unless layers end with a norm")
+    encoder_final_norm: bool | None = Field(
+        None, description="whether a norm ends the encoder; default: unless norm_placement is post"
+    )
     decoder_final_norm: bool | None = Field(None, description="the same for the decoder")
     activation: Activation = "relu"
     gated: bool = Field(False, description="activation(gate_proj x) times in_proj x")

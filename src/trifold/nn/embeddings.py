@@ -62,7 +62,7 @@ class Inputs:
         return torch.arange(start, end, device=self.tokens.device)[None]
 
     def to(self, device: torch.device) -> Inputs:
-        """The same on another device."""
+        """A copy on another device."""
         moved: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -92,7 +92,7 @@ class _Lookup(torch.autograd.Function):
 
 
 class TokenEmbedding(nn.Module):
-    """weight (V, E)."""
+    """The table of token embeddings: weight (V, E)."""
 
     def __init__(self, vocab_size: int, d_model: int) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class TokenEmbedding(nn.Module):
 
 
 class TokenTypes(nn.Module):
-    """weight (types, E): an embedding per kind of segment."""
+    """The table of segment embeddings: weight (types, E)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ class LanguageModelHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """activation(first state · W + b)."""
+    """A vector per sequence: activation(first state · W + b)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Pooler(nn.Module):
 
 
 class NextSentence(nn.Module):
-    """pooled · W + b."""
+    """Logits of whether the second segment follows the first: pooled · W + b."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -82,7 +82,9 @@ class NextSentence(nn.Module):
 
 
 class SequenceClasses(nn.Module):
-    """state · W + b, or activation(state · D + d) · W + b, of the state that `classifier_input` selects."""
+    """Logits of the sequence: s · W + b, or activation(s · D + d) · W + b, of the state s that `classifier_input`
+    selects.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -97,7 +99,7 @@ class SequenceClasses(nn.Module):
         self.out_proj = Linear(width, config.n_labels, bias=config.classifier_bias)
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
-        """hidden (B, T, E) -> (B, C). Raises ValueError for a row without the end-of-sequence token that is read."""
+        """hidden (B, T, E) -> (B, C). Raises ValueError if an end-of-sequence token to be read is missing."""
         if self.input == "pooler":
             assert pooled is not None, "this head needs the pooler's vector"
             state = pooled
@@ -142,7 +144,7 @@ _COLUMNS: dict[str, Callable[[Inputs, int], Tensor]] = {
 
 
 class TokenClasses(nn.Module):
-    """state · W + b at every position."""
+    """Logits of each token: state · W + b."""
 
     def __init__(self, config: ModelConfig, outputs: int) -> None:
         super().__init__()
@@ -157,7 +159,7 @@ class TokenClasses(nn.Module):
 
 class SpanBoundary(nn.Module):
     """f([x_left; x_right; p_position]), f being twice norm(activation(· W + b)); then the table of the language-model
-    head, with an own bias (V,). The tokens on both sides of a masked span predict it (Joshi et al. 2020, section 3.2).
+    head, with its own bias (V,). The tokens on both sides of a masked span predict it (Joshi et al. 2020, section 3.2).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -183,7 +185,7 @@ def _dropout(config: ModelConfig) -> float:
     return config.dropout if config.classifier_dropout is None else config.classifier_dropout
 
 
-# All but lm, which the model creates, because its weight may be that of the embeddings.
+# All but lm, whose weight may be that of the embeddings: the model creates it.
 HEADS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "pooler": Pooler,
     "next-sentence": NextSentence,
@@ -192,5 +194,5 @@ HEADS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "span": lambda config: TokenClasses(config, 2),
     "boundary": SpanBoundary,
 }
-# Heads that need more than hidden states and inputs.
+# Heads that read chosen positions, in addition to hidden states and inputs.
 NEEDS_POSITIONS = frozenset({"boundary"})

@@ -1,4 +1,4 @@
-"""Attention masks. No other file builds any.
+"""Attention masks; the only file that builds them.
 
 Everywhere True means "may attend". A `Mask` is built once per forward pass and keeps its structure (causal, padding,
 window, order), so that `attend` can choose the fastest kernel; its dense form broadcasts to (B, H, T, S). A query that
@@ -23,7 +23,7 @@ class Mask:
     keys: (B, S) boolean, True at real keys; None if all are.
     causal: query t attends to the keys up to t + offset; offset is the number of keys already in a cache. If there are
         fewer keys than were read, they are the last ones.
-    window: … and only to keys at a distance of less than `window` real keys.
+    window: a query attends to keys at a distance of less than `window` real keys.
     order: (B, S) the rank of each key in a factorization order; a query attends to the keys up to its own rank.
     query_index: (B, T) the keys whose content the query stream predicts: query t attends to the keys of a lower rank
         than key query_index[t], and not to that key.
@@ -44,24 +44,23 @@ class Mask:
             raise TypeError(f"a mask is boolean (True = may attend), not {self.keys.dtype}")
 
     @property
-    def has_blind_rows(self) -> bool:
+    def has_fully_masked_rows(self) -> bool:
         """True if some query may attend to nothing: its row has no real key, or it is the first in the order.
 
         Also True while a graph is traced, which must not depend on the values of a mask.
         """
-        return torch.compiler.is_compiling() or self._has_blind_rows
+        return torch.compiler.is_compiling() or self._has_fully_masked_rows
 
     @cached_property
-    def _has_blind_rows(self) -> bool:
+    def _has_fully_masked_rows(self) -> bool:
         if self.order is not None:
             index = self.order if self.query_index is None else self.query_index
             allowed = self.dense(index.shape[1], self.order.shape[1], self.order.device)
             return allowed is not None and not bool(allowed.any(-1).all())
         if self.keys is None:
             return False
-        keys = (
-            self.keys[:, : self.offset + 1] if self.causal else self.keys
-        )  # of the first query, which has fewest
+        # The first query has the fewest keys.
+        keys = self.keys[:, : self.offset + 1] if self.causal else self.keys
         return not bool(keys.any(-1).all())
 
     def positions(self, queries: int, device: torch.device) -> Tensor:
@@ -130,9 +129,9 @@ class Mask:
         return zeros.masked_fill_(~allowed, float("-inf"))
 
     def additive_rows(self, q: Tensor, keys: int, bias: Tensor | None = None) -> Tensor | None:
-        """The same for q (B, H, T, D) with heads in the batch dimension: broadcastable to (B·H, T, S).
+        """As `additive`, for q (B, H, T, D) with heads in the batch dimension: broadcastable to (B·H, T, S).
 
-        Expanded where it differs between rows: it is added in every layer, and a contiguous sum is worth the memory.
+        Expanded and contiguous if it differs between rows, which is faster, because every layer adds it.
         """
         key = (*q.shape[:3], keys, q.dtype, q.device, bias is None)
         if not self._has(key, bias):

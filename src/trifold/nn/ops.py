@@ -113,10 +113,10 @@ def attend(
     offsets = mask.additive(scores.shape[-2], scores.shape[-1], scores, bias)
     if offsets is not None:
         scores = scores + offsets
-    if offsets is not None and mask.has_blind_rows:
-        # Rows that may attend to nothing are removed before the softmax: after it, their gradients would be NaN.
-        blind = (offsets == float("-inf")).all(-1, keepdim=True)
-        weights = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
+    if offsets is not None and mask.has_fully_masked_rows:
+        # A softmax over -inf only would give NaN gradients, so fully masked rows become 0 before it.
+        masked = (offsets == float("-inf")).all(-1, keepdim=True)
+        weights = torch.softmax(scores.masked_fill(masked, 0.0), dim=-1).masked_fill(masked, 0.0)
     else:
         weights = torch.softmax(scores, dim=-1)
     if pattern is not None:

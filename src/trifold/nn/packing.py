@@ -1,8 +1,8 @@
 """Rows of different lengths, packed into one long row of tokens.
 
 Everything except attention works on single tokens. In training the tokens of all rows are therefore stored one after
-the other, and no product is spent on padding; only attention uses the (B, T) grid. The long row is padded to a round
-number, so that products have the same shape in most batches: a CPU library takes a millisecond to prepare a new shape.
+the other, and no product is spent on padding; only attention uses the (B, T) grid. The length of the row is a
+multiple of 32 or 64, so that few shapes occur: a CPU library takes a millisecond to prepare a new one.
 
     packed (1, N, E)  --grid-->  (B, T, E)  attention  --flat-->  (1, N, E)
 
@@ -38,8 +38,8 @@ class Packing:
 
     @classmethod
     def of(cls, lengths: Tensor, *, always_pad: bool = True) -> Packing:
-        """From the lengths (B,) of the rows. Rows of equal length need no padding token: without `always_pad` they get
-        none beyond the round number.
+        """From the lengths (B,) of the rows. Without `always_pad`, rows of equal length get no padding token if
+        their total is a round length already.
         """
         real, width, rows = int(lengths.sum()), int(lengths.max()), len(lengths)
         length = round_up(real + (always_pad or real < rows * width))
@@ -71,7 +71,7 @@ class Packing:
         return _Gather.apply(x.flatten(0, 1), self.cell_of_token, self.token_of_cell, None)[None]  # type: ignore[no-untyped-call]
 
     def to(self, device: torch.device) -> Packing:
-        """The same on another device."""
+        """A copy on another device."""
         moved = {name: getattr(self, name) for name in ("token_of_cell", "cell_of_token", "attend")}
         return replace(self, **{name: x.to(device) for name, x in moved.items() if x is not None})
 
@@ -83,21 +83,21 @@ def round_up(tokens: int) -> int:
 
 
 class _Gather(torch.autograd.Function):
-    """x[there]. Because `back` inverts `there`, the gradient is a look-up too and not a scattered sum.
+    """x[index]. `inverse` inverts `index`, so the gradient is a look-up too, not a scattered sum.
 
     Cells after the end of a row take the gradient of the last padding token, which is 0; padding takes none.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: Tensor, back: Tensor, real: int | None) -> Tensor:
-        ctx.save_for_backward(back)
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor, real: int | None) -> Tensor:
+        ctx.save_for_backward(inverse)
         ctx.real = real
-        return x.index_select(0, there)
+        return x.index_select(0, index)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (back,) = ctx.saved_tensors
-        out = gradients[0].index_select(0, back)
+        (inverse,) = ctx.saved_tensors
+        out = gradients[0].index_select(0, inverse)
         if ctx.real is not None:
             out[ctx.real :] = 0
         return out, None, None, None

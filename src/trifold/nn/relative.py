@@ -1,4 +1,4 @@
-"""ScoreBias of attention scores that depend on the distance between query and key.
+"""Biases of attention scores that depend on the distance between query and key.
 
 relative             s_ij + b[bucket(j − i)], learned per head, shared by all layers  (Raffel et al. 2020, section 2.1)
 alibi                s_ij − m·|i − j| with a fixed slope m per head                   (Press et al. 2022, section 3)
@@ -48,7 +48,7 @@ def buckets(distances: Tensor, count: int, farthest: int, *, both_ways: bool) ->
 
 
 class RelativeOffsets(nn.Module):
-    """weight (buckets, H)."""
+    """A learned bias per bucket of distances and head: weight (buckets, H)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -74,9 +74,9 @@ def slopes(heads: int) -> Tensor:
 
 
 class AlibiOffsets(nn.Module):
-    """No parameters. Under a causal mask m·j replaces −m·(i − j): softmax ignores a constant per row.
+    """The biases −m·|i − j|; no parameters. Under a causal mask they are m·j: softmax ignores a constant per row.
 
-    `rounded`: with m and m·j in bfloat16, as in models that were trained with them.
+    rounded: m and m·j are bfloat16, as in models that were trained so.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -91,9 +91,8 @@ class AlibiOffsets(nn.Module):
         positions = mask.positions(queries, device)[:, None, None]
         if self.rounded:
             return (m.bfloat16() * positions.bfloat16()).float() * self.scale
-        return (
-            m * (positions - positions[..., -1:]) * self.scale
-        )  # small numbers near the query, where it matters
+        # Relative to the last key, so that the numbers near the query, which matter most, are small.
+        return m * (positions - positions[..., -1:]) * self.scale
 
 
 # --- relative-sinusoidal: offsets that depend on the query ---------------------------------------------
@@ -174,7 +173,7 @@ class RelativeScores(nn.Module):
 
 
 ScoreBias: TypeAlias = Tensor | Relations
-"""Added to scores as it is, or computed from the queries by each layer."""
+"""A tensor that is added to the scores, or the relations from which each layer computes it."""
 
 OFFSETS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "relative": RelativeOffsets,

@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 class Branch(nn.Module):
-    """The norm and the sub-layer of a parallel block, with the names of a residual connection."""
+    """A norm and a sub-layer of a parallel block; the parameters are named as in `Residual`."""
 
     def __init__(self, sublayer: nn.Module, config: ModelConfig, *, has_norm: bool) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Branch(nn.Module):
 class ParallelBlock(nn.Module):
     """x + drop(attention(norm x) + feed-forward(norm x)), with one shared norm or two (Wang & Komatsuzaki 2021).
 
-    Names are those of a sequential pre-norm block; a shared norm is that of the attention.
+    Parameters are named as in a sequential pre-norm block; a shared norm is `self_attention.enter`.
     """
 
     def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool) -> None:
@@ -140,7 +140,7 @@ class Stack(nn.Module):
     ) -> Tensor:
         """x (B, T, E) -> (B, T, E).
 
-        positions: (B or 1, T), if they differ from those of the mask. segments: (B, T), if scores depend on them.
+        positions: (B or 1, T), by default those of the mask. segments: (B, T), if scores depend on them.
         """
         queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
         bias = None if self.offsets is None else self.offsets(mask, queries, x.device, segments)
@@ -176,7 +176,7 @@ class Stack(nn.Module):
         return self.final_norm(x)
 
     def _windowed(self, mask: Mask) -> dict[int | None, Mask]:
-        """The mask for each window size."""
+        """Window size -> mask."""
         return {window: mask if window is None else replace(mask, window=window) for window in self.windows}
 
     def query_stream(

@@ -51,7 +51,7 @@ from trifold.text.spans import Ids
 
 PROMPT_LENGTH = 16  # tokens of a validation document that a sample continues
 SAMPLE_LENGTH = 128  # new tokens of a sample by default
-_SCAN = 1 << 20  # document starts to read at once
+_SCAN = 1 << 20  # document starts that are read at once
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that stands for a byte
 
 # --- settings -> rows ------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class CausalSettings(ObjectiveSettings):
         return objective, corpus, objective.encode(valid.texts), valid.report.name
 
     def _open_cache(self, context: BuildContext) -> tuple[Causal, Any, Corpus, str]:
-        """The same with the training text in a cache; the validation text is held in memory."""
+        """As `_read_into_memory`, with the training text in a cache on disk."""
         data = context.data
         if data.cut == "drop":
             raise SettingsError("data.cut: drop is not supported with data.cache; use pieces or windows")
@@ -234,10 +234,10 @@ class Causal(Objective):
         """Pack the given chunks, truncated to `width` tokens if given. Not random."""
         chunks = examples.select(rows)
         sizes = chunks.sizes if width is None else np.minimum(chunks.sizes, width)
-        places = positions(chunks.starts, sizes)
-        inputs, packing = pack(examples.ids[places], sizes, self.tokenizer.pad_id or 0, always_pad=False)
+        indices = positions(chunks.starts, sizes)
+        inputs, packing = pack(examples.ids[indices], sizes, self.tokenizer.pad_id or 0, always_pad=False)
         labels = np.full(packing.length, -1, dtype=np.int64)
-        labels[: packing.real] = examples.ids[places + 1]
+        labels[: packing.real] = examples.ids[indices + 1]
         return Batch(inputs, torch.from_numpy(labels), packing.real)
 
     # --- loss, scores ------------------------------------------------------------------------------------

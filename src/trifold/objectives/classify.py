@@ -134,7 +134,7 @@ class Batch(BaseBatch):
 
 
 class Classify(Objective):
-    """Classification. width: longer texts are truncated to it, unless None. report: receives the number of these."""
+    """Classification. width: texts are truncated to it, unless None. report: receives the number of truncated texts."""
 
     token_name = "texts"
 

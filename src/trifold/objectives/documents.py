@@ -23,7 +23,7 @@ from trifold.text.annotation import AnnotatedTexts, annotate, count_unknown
 from trifold.text.spans import Flags, Ids, example_rng
 
 Cut = Literal["pieces", "windows", "drop"]
-PLACEHOLDER = "_"  # a target in samples, if the tokenizer has no mask token
+PLACEHOLDER = "_"  # stands for a hidden token in samples, if the tokenizer has no mask token
 
 
 def load_documents(context: BuildContext) -> tuple[Documents, Documents]:
@@ -54,7 +54,7 @@ def describe_long(lengths: Ids, long: Flags, size: int, cut: Cut) -> Iterator[st
         yield f"{int(long.sum()):,} of {len(lengths):,} documents have more than {size:,} tokens: {treatment}"
 
 
-# --- documents with marked words and sentences, in chunks ------------------------------------------------
+# --- chunks of annotated documents -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class DocumentObjective(Objective):
 
 
 class DocumentObjectiveSettings(ObjectiveSettings):
-    """Base of their settings.
+    """Base of the settings of objectives that corrupt chunks of documents.
 
     shape: the model shape that the objective requires. append_eos: whether texts end with </s>. redraws: whether the
     examples of each epoch differ even if data.cut is not windows.
@@ -188,7 +188,7 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, append_eos=self.append_eos)
         config = context.config_for(tokenizer)
         objective = self.create(tokenizer, config, context.width, context.data.cut)
-        rows, valid_rows = (self._mark(objective, documents, context) for documents in (train, valid))
+        rows, valid_rows = (self._annotate(objective, documents, context) for documents in (train, valid))
         examples = objective.examples(valid_rows)
         plan = plan_all(examples, context.batches)
         if not any(objective.batch(examples, batch).tokens for batch in plan):  # every model would be perfect
@@ -200,22 +200,22 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         redraws = self.redraws or context.data.cut == "windows"
         return TaskBundle(objective, config, rows, valid_rows, lambda _epoch: redraws)
 
-    def _mark(
+    def _annotate(
         self, objective: DocumentObjective, documents: Documents, context: BuildContext
     ) -> AnnotatedTexts:
-        """Encode documents and report what becomes of them. Raises DataError if no document has a token."""
+        """Encode documents and report what is left out. Raises DataError if no document has a token."""
         name, tokenizer = documents.report.name, objective.tokenizer
-        marked = annotate(tokenizer, documents.texts)
-        if empty := int((marked.lengths == 0).sum()):
-            if empty == len(marked):
+        annotated = annotate(tokenizer, documents.texts)
+        if empty := int((annotated.lengths == 0).sum()):
+            if empty == len(annotated):
                 raise DataError(f"{name}: no document has a token; is the tokenizer for this text?")
             context.report(f"{name}: {empty:,} documents without a token: left out")
-        if count := count_unknown(tokenizer, marked.ids):
+        if count := count_unknown(tokenizer, annotated.ids):
             use = "inputs and targets" if self.append_eos else "inputs, but never targets"
-            context.report(f"{name}: {count:,} of {len(marked.ids):,} tokens are unknown (<unk>): {use}")
+            context.report(f"{name}: {count:,} of {len(annotated.ids):,} tokens are unknown (<unk>): {use}")
         try:
-            for line in objective.describe(marked):
+            for line in objective.describe(annotated):
                 context.report(f"{name}: {line}")
         except DataError as error:
             raise DataError(f"{name}: {error}") from None
-        return marked
+        return annotated

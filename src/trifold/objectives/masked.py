@@ -97,12 +97,12 @@ class MaskedLM(DocumentObjective):
         for row in range(count):
             run.context.poll()
             ids = self.special.around(run.examples[row][0])
-            places = np.flatnonzero(~self.masking.special[ids]).tolist()
+            positions = np.flatnonzero(~self.masking.special[ids]).tolist()
             size = max(1, run.context.batches.tokens // len(ids))
-            for start in range(0, len(places), size):
-                copies = [self.masking.mask_single(ids, place) for place in places[start : start + size]]
+            for start in range(0, len(positions), size):
+                copies = [self.masking.mask_single(ids, at) for at in positions[start : start + size]]
                 nll += self.measure(run.model, self.masking.pack(copies).to(run.device))["nll"]
-            tokens += len(places)
+            tokens += len(positions)
         return math.exp(min(nll / max(tokens, 1), 700.0))
 
     def samples(self, run: EvalRun) -> list[Sample]:

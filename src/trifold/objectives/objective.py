@@ -1,4 +1,4 @@
-"""Base of the objectives: settings, what they are built from, and what training calls.
+"""Base classes of the objectives and of their settings, and the interface that training calls.
 
 An objective file reads in the order of the data: settings -> rows -> examples -> batch -> loss terms -> scores.
 Rows, examples and batches have types that only the objective knows. Training needs the lengths of the examples and the
@@ -35,7 +35,7 @@ from trifold.text.spans import Ids
 
 TOKENIZER_FILE, TARGET_TOKENIZER_FILE = "tokenizer.json", "target_tokenizer.json"
 FILL_MASK = 'predict {folder} "a text with a <mask>"'  # command that uses a model
-UNUSED_KEYS = ("tokenizer.dropout", "tokenizer.dropout_epochs")
+UNUSED_KEYS = ("tokenizer.dropout", "tokenizer.dropout_epochs")  # without effect, except in translation
 
 # --- examples, batches, loss terms -----------------------------------------------------------------------
 
@@ -279,8 +279,8 @@ class ObjectiveSettings(Settings):
 class Objective(ABC):
     """What training calls: `examples`, `batch`, `counts`, `loss`, `evaluate`, `save`.
 
-    row_name, read_name, token_name: names, for reports, of the rows, of the tokens of their (last) side, and of the
-    target tokens of a batch. packs: whether a batch is one long row without padding between its rows.
+    row_name, read_name, token_name: what reports call the rows, the tokens of their last side, and the target tokens
+    of a batch. packs: whether a batch is one long row without padding between its rows.
     """
 
     row_name: str = "texts"

@@ -108,8 +108,8 @@ class Permutation(DocumentObjective):
         """The rank of each token in the order, 0 for tokens that are no target; special tokens are never targets."""
         rng, settings = example_rng(draw, row), self.settings
         choose = PREDICTION_CHOICES[settings.ask]
-        places = choose(~self.is_special[ids], settings.share, settings.longest, rng)
-        return draw_ranks(places, len(ids), rng)
+        positions = choose(~self.is_special[ids], settings.share, settings.longest, rng)
+        return draw_ranks(positions, len(ids), rng)
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
@@ -137,10 +137,10 @@ class Permutation(DocumentObjective):
         mask, samples = self.tokenizer.mask_id, []
         for row, predicted in enumerate(predictions):
             ids, _ = self.with_special(run.examples, row)
-            places = np.flatnonzero(self.order(ids, 0, row))
+            positions = np.flatnonzero(self.order(ids, 0, row))
             source, ours = ids.copy(), ids.copy()
-            source[places] = -1 if mask is None else mask
-            ours[places] = predicted[: len(places)]
+            source[positions] = -1 if mask is None else mask
+            ours[positions] = predicted[: len(positions)]
             samples.append(self.special.sample(self.tokenizer, source, ids, ours))
         return samples
 

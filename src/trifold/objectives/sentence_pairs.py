@@ -1,4 +1,4 @@
-"""Masked language model with a prediction for pairs of texts.
+"""Masked language model with a classification of pairs of texts.
 
     follows   whether the second text follows the first or is from another document   Devlin et al. 2019, section 3.1
     order     whether two consecutive texts are in their original order               Lan et al. 2020, section 3.1
@@ -69,7 +69,7 @@ class Count(NamedTuple):
 
 
 class Unused(NamedTuple):
-    """Tokens that are in no pair; these and the tokens of the pairs are all tokens."""
+    """The tokens of the documents that are in no pair."""
 
     single: Count  # documents of a single sentence
     last: Count  # sentences at the end of a document, with none after them to form a pair
@@ -212,15 +212,15 @@ class SentencePairs(DocumentObjective):
 
     def batch(self, examples: Pairs, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Mask tokens of the given pairs, as a function of (draw, number of the example)."""
-        masked, kinds = [], []
+        masked, segments = [], []
         for row in rows.tolist():
-            ids, starts, segments = self._join(examples, row)
+            ids, starts, own = self._join(examples, row)
             masked.append(self.masking.mask(ids, starts, draw, row))
-            kinds.append(segments)
-        lengths = np.array([len(segments) for segments in kinds], dtype=np.int64)
+            segments.append(own)
+        lengths = np.array([len(each) for each in segments], dtype=np.int64)
         firsts = torch.from_numpy(np.cumsum(lengths) - lengths)
         labels = torch.from_numpy(examples.negative[rows].astype(np.int64))
-        return Batch(self.masking.pack(masked, kinds), firsts, labels)
+        return Batch(self.masking.pack(masked, segments), firsts, labels)
 
     def _join(self, examples: Pairs, row: int) -> tuple[Ids, Flags, Ids]:
         """Ids of a pair with special tokens, flags at the first tokens of words, and segments."""
@@ -231,9 +231,9 @@ class SentencePairs(DocumentObjective):
         special = self.special
         parts = [_no_words(special.before), (first[0][:a], first[1][:a]), _no_words(special.between)]
         parts += [(second[0][:b], second[1][:b]), _no_words(special.after)]
-        kinds = (0, 0, special.segments[1], special.segments[0], special.segments[2])
+        segments = (0, 0, special.segments[1], special.segments[0], special.segments[2])
         ids, starts = (np.concatenate(side) for side in zip(*parts, strict=True))
-        return ids, starts, np.repeat(kinds, [len(ids) for ids, _ in parts])
+        return ids, starts, np.repeat(segments, [len(ids) for ids, _ in parts])
 
     def counts(self, batch: Batch) -> dict[str, int]:
         return self.masking.counts(batch.masked) | {"pairs": len(batch.labels)}

@@ -48,7 +48,7 @@ def answer(
     `max_length` tokens including the question (384, or the model's positions) and overlap by `stride` tokens (128, or
     half a window). Raises DataError for a side without tokens, UsageError if a question leaves no room for the context.
     """
-    tokenizer = reader.reader
+    tokenizer = reader.required_tokenizer
     if not tokenizer.has_offsets:
         raise UsageError("this tokenizer does not provide the positions of tokens, which answers require")
     limit = reader.config.max_positions
@@ -76,8 +76,8 @@ def answer(
             no_answer = 1.0
             for part in parts:
                 own = next(logits)[: len(part.ids)]
-                found, none = _spans(part, own, pairs[number], tokenizer.cls_id, max_answer_length, top_k)
-                spans, no_answer = spans + found, min(no_answer, none)
+                found, null = _spans(part, own, pairs[number], tokenizer.cls_id, max_answer_length, top_k)
+                spans, no_answer = spans + found, min(no_answer, null)
             answers.append(_best(spans + [Answer("", no_answer, 0, 0)] * impossible, top_k))
         if reader.on_done is not None:
             reader.on_done(len(group))
@@ -87,7 +87,7 @@ def answer(
 def _spans(
     part: Encoded, logits: Tensor, context: str, cls_id: int | None, longest: int, top_k: int
 ) -> tuple[list[Answer], float]:
-    """Answers in one window, and the probability that it has none; logits (T, 2).
+    """Answers in one window, and the probability that it has no answer; logits (T, 2).
 
     The class token takes part in the softmax as the position of "no answer", and is never in a span.
     """

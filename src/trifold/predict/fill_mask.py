@@ -30,7 +30,7 @@ def fill_mask(reader: ModelReader, texts: Sequence[str], *, top_k: int = 5) -> l
     Each of several masks is filled while the others stay (Devlin et al. 2019): the probabilities are not joint.
     Raises DataError for a text without a mask, UsageError if the tokenizer has no mask token.
     """
-    tokenizer = reader.reader
+    tokenizer = reader.required_tokenizer
     mask = tokenizer.mask_id
     if mask is None:
         raise UsageError("the tokenizer has no mask token: this model was not trained to fill masks")

@@ -51,7 +51,7 @@ class ModelReader:
         return self.model.config
 
     @property
-    def reader(self) -> Tokenizer:
+    def required_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises UsageError if there is none."""
         return require_tokenizer(self.tokenizer, "logits and hidden_states")
 
@@ -77,7 +77,7 @@ class ModelReader:
         """
         limit, truncates, end = self.config.max_positions, self.on_overflow == "truncate", self._missing_end
         room = limit - (end is not None) if truncates else None
-        rows = self.reader.rows(texts, pairs, max_length=room, special_in_text=special_in_text)
+        rows = self.required_tokenizer.rows(texts, pairs, max_length=room, special_in_text=special_in_text)
         if end is not None:
             rows = [_append(row, end) for row in rows]
         for number, row in enumerate(rows):
@@ -120,10 +120,10 @@ class ModelReader:
 
     def hidden(self, inputs: Inputs) -> Tensor:
         """The states (B, T, E) that the heads read; the decoder of an encoder-decoder reads the shifted input."""
-        second = None
+        decoder_inputs = None
         if self.config.shape == "encoder-decoder":
-            second = replace(shift_right(inputs, self.config.start_id), attend=None)
-        hidden: Tensor = self.model(inputs, second)
+            decoder_inputs = replace(shift_right(inputs, self.config.start_id), attend=None)
+        hidden: Tensor = self.model(inputs, decoder_inputs)
         return hidden
 
     def head(self, name: str) -> Apply:
@@ -141,7 +141,7 @@ class ModelReader:
                 f"the tokenizer gives the id {int(tokens.max())}, but the model has {config.vocab_size:,} tokens; "
                 "they do not belong together"
             )
-        if (config.n_token_types > 1 or config.segment_offsets) and self.reader.has_token_types:
+        if (config.n_token_types > 1 or config.segment_offsets) and self.required_tokenizer.has_token_types:
             segments = Ragged.of([row.types for row in rows]).padded(every, width, 0)
         return Inputs(tokens, padding_mask(torch.from_numpy(ids.lengths), width), segments=segments)
 
@@ -149,7 +149,7 @@ class ModelReader:
     def _missing_end(self) -> int | None:
         """The end token that an encoder-decoder requires after a text, if the tokenizer does not append it."""
         end = self.config.eos_id
-        if self.config.shape != "encoder-decoder" or self.reader.rows([""])[0].ids[-1:] == [end]:
+        if self.config.shape != "encoder-decoder" or self.required_tokenizer.rows([""])[0].ids[-1:] == [end]:
             return None
         return end
 

@@ -57,7 +57,7 @@ def tag(
     """
     if merge not in ("none", "simple", *WORDS):
         raise UsageError(f"merge: {merge!r} is not known; known: none, simple, {', '.join(WORDS)}")
-    tokenizer = reader.reader
+    tokenizer = reader.required_tokenizer
     if not tokenizer.has_offsets:
         raise UsageError("this tokenizer does not provide the positions of tokens, which tags require")
     rows, labels = reader.encode(texts), reader.config.labels
