@@ -16,7 +16,7 @@ MODULES = {
     "trifold.text.streaming": "trifold.text.decoding",
 }
 
-# Other names by the module or class that they were in.
+# Old name, qualified by its old module or its class -> new name.
 NAMES = {
     "trifold.data.pictures.MOST_PIXELS": "MAX_PIXELS",
     "trifold.data.pictures.PictureSettings": "ImageSettings",
@@ -42,7 +42,7 @@ class _Loader:
     """Makes a module that finds its names in the new module."""
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leaves it to Python."""
+        """None: Python creates the module."""
 
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__
@@ -51,9 +51,9 @@ class _Loader:
 
 
 def renamed(owner: Any, old_owner: str, name: str) -> Any:
-    """The attribute of a module or object that was `old_owner.name`. Called by `__getattr__`.
+    """The attribute of a module or object whose old name is `old_owner.name`. Called by `__getattr__`.
 
-    Raises AttributeError if there was none.
+    Raises AttributeError if there is none.
     """
     old = f"{old_owner}.{name}"
     new = NAMES.get(old, name if old_owner in MODULES and not name.startswith("_") else None)

@@ -1,7 +1,7 @@
 """All durable writes: files are flushed to disk before their names become visible.
 
-Every byte, flush and rename of a run passes through these functions, which are looked up here at each call, so that
-tests can simulate a power cut, a full disk or a slow one.
+Every byte, flush and rename of a run passes through these functions. Callers write `disk.flush`, never
+`from trifold.disk import flush`, so that tests can replace them to simulate a power cut, or a full or slow disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import BinaryIO, TypeAlias
 
 Bytes: TypeAlias = bytes | memoryview
 
-# Remedies by errno; by default the disk is taken to be full.
+# Remedies by errno. Other errors most likely mean that the disk is full.
 REMEDIES = {
     errno.ENOENT: "put back what was moved or removed",
     errno.EACCES: "make it writable",

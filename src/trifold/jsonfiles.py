@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _parse_finite(text: str) -> float:
     value = float(text)
-    if value - value != 0:
+    if not math.isfinite(value):
         raise ValueError(f"{text} is not a finite number")
     return value

@@ -46,7 +46,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.sp
 
 
 class Pipeline(Predicts):
-    """A model with its tokenizer, or None if it has none.
+    """A model with its tokenizer, if it has one.
 
     target_tokenizer: tokenizer of the output, if it differs. generation: generation_config.json of the model; arguments
     take precedence. pictures: preprocessing of images, or None.

@@ -1,4 +1,4 @@
-"""Ragged token sequences: all ids in one array, and the offset of each sequence. Chunks of them."""
+"""Token sequences of different lengths in one array, with the offset of each; splitting them into chunks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Ragged:
 
     @staticmethod
     def of(sequences: Sequence[Sequence[int]]) -> Ragged:
+        """Sequences from lists of ids."""
         lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         ids = np.fromiter(chain.from_iterable(sequences), dtype=np.int32, count=int(starts[-1]))

@@ -26,7 +26,7 @@ from trifold.yaml_dialect import YAMLError, dump, load, parse
 
 # Schedules whose rates depend on the number of steps.
 FINITE_SCHEDULES = ("linear", "cosine", "warmup-stable-decay")
-# Keys that only apply to some values of another key: key -> (that key, those values).
+# Keys that have an effect only with certain values of another key: key -> (the other key, these values).
 DEPENDENT_KEYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "final_rate": ("schedule", FINITE_SCHEDULES),
     **dict.fromkeys(("decay", "decay_form"), ("schedule", ("warmup-stable-decay",))),

@@ -29,7 +29,7 @@ _INHERITED = (
 
 
 class SandboxError(Exception):
-    """The child process exceeded its time, died or answered with something that is not a JSON object."""
+    """The child process timed out, died, or answered with something other than a JSON object."""
 
 
 class SandboxStartError(SandboxError):
@@ -137,7 +137,7 @@ def _serve(handler: str) -> None:
     answer = runpy.run_path(handler)["answer"]
     output = sys.stdout
     print("ready", file=output, flush=True)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the parent reads errors of the start only
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the parent reads stderr only until "ready"
     for line in sys.stdin:
         request = json.loads(line)
         _limit_memory(request["memory"])

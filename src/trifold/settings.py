@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from trifold.errors import SettingsError
 
-Path: TypeAlias = tuple[int | str, ...]  # of an error, from the outermost group inwards
+# pydantic's `loc` of an error: keys from the outermost group inwards.
+Location: TypeAlias = tuple[int | str, ...]
 
 
 class Settings(BaseModel):
@@ -52,7 +53,7 @@ class Settings(BaseModel):
             lines: dict[str, str] = {}
             for problem in error.errors():  # a union reports an error for each of its members
                 key, explanation = _key(cls, problem["loc"], at), _explain(cls, problem)
-                # A validator that called `parse` explains with complete lines.
+                # The message of a nested `parse` already begins with the key.
                 complete = explanation.startswith((f"{key}.", f"{key}: "))
                 lines.setdefault(key, explanation if complete else f"{key}: {explanation}")
             raise SettingsError("\n".join(lines.values())) from None
@@ -74,13 +75,13 @@ def nearest(value: str, known: list[str], kind: str = "names") -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known {kind}: {', '.join(sorted(known))}"
 
 
-def _key(cls: type[Settings], path: Path, at: str) -> str:
+def _key(cls: type[Settings], path: Location, at: str) -> str:
     """The dotted key of an error, without the entries that pydantic adds for members of a union."""
     keys, _ = _walk(cls, path)
     return ".".join([*([at] if at else []), *keys]) or "settings"
 
 
-def _walk(cls: type[Settings], path: Path) -> tuple[list[str], type[Settings] | None]:
+def _walk(cls: type[Settings], path: Location) -> tuple[list[str], type[Settings] | None]:
     """The keys of a path, and the settings class at its end; None if it ends in a plain value.
 
     After a key that holds one of several classes, the path contains the `kind` of the class.
@@ -124,12 +125,12 @@ def _explain(cls: type[Settings], problem: Any) -> str:
             return f"{problem['msg'].lower()}, got {problem['input']!r}"
 
 
-def _nearest_key(cls: type[Settings], path: Path) -> str:
+def _nearest_key(cls: type[Settings], path: Location) -> str:
     inner = _walk(cls, path[:-1])[1] or cls
     return nearest(str(path[-1]), list(inner.model_fields), "keys")
 
 
-def _kinds_at(cls: type[Settings], path: Path) -> list[str]:
+def _kinds_at(cls: type[Settings], path: Location) -> list[str]:
     """The valid values of `kind` in the group that the path names."""
     owner = _walk(cls, path[:-1])[1] or cls
     return [_kind(member) for member in _settings_classes(owner.model_fields[str(path[-1])].annotation)]

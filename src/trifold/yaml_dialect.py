@@ -1,4 +1,4 @@
-"""YAML of recipes: YAML 1.1 without its surprises, and without values that run code."""
+"""The YAML dialect of recipes: plain values only, with the differences from YAML 1.1 listed in `_Loader`."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_rows_of_other_lengths_need_no_further_graphs(tiny, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("only_traced")
 def test_a_graph_beyond_the_limit_is_an_error(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "MOST_GRAPHS", 1)
+    monkeypatch.setattr(blocks, "MAX_GRAPHS", 1)
     with pytest.raises(Exception, match="recompile_limit"):  # an encoder's blocks, and then a decoder's
         gradient(tiny, tmp_path, compiles=True, model__dropout=0.0)
 

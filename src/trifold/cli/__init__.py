@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Terminated(SystemExit):
-    """SIGTERM, unless the command handles it: open files are closed while the exception propagates."""
+    """Raised for SIGTERM unless the command handles the signal, so that open files are closed."""
 
 
 @contextmanager

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trifold.pipeline import Pipeline
     from trifold.recipe import Recipe
 
-Reads = Literal["pairs", "documents", "parts"]
+DataKind = Literal["pairs", "documents", "parts"]
 
 # Options for one kind of data only.
 FOR_PAIRS = {
@@ -48,8 +48,8 @@ FOR_DOCUMENTS = {
         show_default="the recipe's, or file",
     ),
 }
-# Shape of a model without a run -> what it is measured on.
-BY_SHAPE: dict[str, Reads] = {"decoder": "documents", "encoder-decoder": "pairs"}
+# Shape of a model without a run -> the data on which it is measured.
+BY_SHAPE: dict[str, DataKind] = {"decoder": "documents", "encoder-decoder": "pairs"}
 
 EXAMPLES = (
     "trifold eval runs/demo",
@@ -87,15 +87,15 @@ def run(
     perplexity, bits per byte and accuracy. Other tasks: the scores of their validation.
     """
     request = Request(model, find_recipe(model), data or [], split, batch_size, given(**options))
-    reads = _reads(request)
+    data_kind = _data_kind(request)
     for name in request.options:
         kind, description = ("pairs", "translations") if name in FOR_PAIRS else ("documents", "raw text")
-        if kind != reads:
+        if kind != data_kind:
             raise UsageError(
                 f"--{name.replace('_', '-')} is for {description}, and this model does another task: leave it out"
             )
     # Everything that can be wrong with the data is reported before the model is loaded.
-    measure = _translation_scores(request) if reads == "pairs" else _loss(request)
+    measure = _translation_scores(request) if data_kind == "pairs" else _loss(request)
     report = measure(load_pipeline(model, device, dtype))
     if json:
         print_json({"model": model, "seconds": round(report.seconds, 3), **report.values})
@@ -116,7 +116,7 @@ class Request(NamedTuple):
     batch_size: int | None
     options: dict[str, Any]
 
-    def unnamed(self, what: str, example: str) -> UsageError:
+    def no_data_error(self, what: str, example: str) -> UsageError:
         """The error for a request that names no data; `example` completes the command."""
         return UsageError(f"{self.model}: {what} name the data: trifold eval {self.model} {example}")
 
@@ -145,8 +145,8 @@ def find_recipe(model: str) -> Recipe | None:
     return None
 
 
-def _reads(request: Request) -> Reads:
-    """What the task of the run is measured on; for a model without a run, the default of its shape."""
+def _data_kind(request: Request) -> DataKind:
+    """The data on which the task of the run is measured; for a model without a run, the default of its shape."""
     if request.recipe is not None:
         return request.recipe.task.evaluated.data_kind
     from trifold.hub import read_config, resolve
@@ -172,7 +172,7 @@ def _split_files(request: Request, recipe: Recipe, example: str) -> tuple[str, A
         return split, None
     files = getattr(recipe.data, split)
     if files is None:
-        raise request.unnamed(f"its recipe names no {split} data;", example)
+        raise request.no_data_error(f"its recipe names no {split} data;", example)
     return split, files
 
 
@@ -236,7 +236,7 @@ def _read_pairs(request: Request) -> Pairs:
         settings = DataSettings.parse({"blank": "keep", **columns})
         return read_pairs(data if len(data) == 2 else data[0], settings, split=request.split or "test")
     if recipe is None:
-        raise request.unnamed("no recipe.yaml next to it, so", example)
+        raise request.no_data_error("no recipe.yaml next to it, so", example)
     split, files = _split_files(request, recipe, example)
     if files is None:
         held_out = read_splits(recipe.data, recipe.train.seed).valid
@@ -332,7 +332,7 @@ def _language_model(request: Request) -> Evaluate:
 
     data = request.data
     if not data:
-        raise request.unnamed("no recipe.yaml next to it, so", "text.txt")
+        raise request.no_data_error("no recipe.yaml next to it, so", "text.txt")
     settings = DataSettings.parse({"documents": "file", **request.options, **_only(data)})
 
     def evaluate(pipeline: Pipeline, context: EvalContext) -> Evaluation:

@@ -1,6 +1,6 @@
 """Terminal output: results on standard output, everything else on standard error, both in UTF-8.
 
-Colours and progress bars appear on terminals only; rich respects NO_COLOR and TERM=dumb. Tables fit the width of the
+Colors and progress bars appear on terminals only; rich respects NO_COLOR and TERM=dumb. Tables fit the width of the
 terminal, or 80 columns.
 """
 
@@ -33,7 +33,7 @@ def is_main_process() -> bool:
 
 
 def print_note(line: str) -> None:
-    """Print a line on standard error; a leading `error:` or `warning:` is coloured on a terminal."""
+    """Print a line on standard error; a leading `error:` or `warning:` is colored on a terminal."""
     label = next((label for label in STYLES if line.startswith(label)), "")
     if label and sys.stderr.isatty():
         from rich.console import Console

@@ -82,14 +82,14 @@ def _describe(part: FilePart, blocks: int) -> SourceFile:
 def group_parts(corpus: Corpus, settings: DataSettings, part_bytes: int = PART_BYTES) -> list[list[FilePart]]:
     """The parts of the corpus in order, in groups of about `part_bytes`."""
     groups: list[list[FilePart]] = [[]]
-    filled = 0
+    group_bytes = 0
     for whole, file in zip(corpus.parts, corpus.files, strict=True):
         for part, size in _divide(whole, file.size, settings, part_bytes):
-            if groups[-1] and filled + size > part_bytes:
+            if groups[-1] and group_bytes + size > part_bytes:
                 groups.append([])
-                filled = 0
+                group_bytes = 0
             groups[-1].append(part)
-            filled += size
+            group_bytes += size
     return groups
 
 
@@ -131,11 +131,11 @@ def _cut_positions(stream: BinaryIO, size: int, part_bytes: int, at_blank_lines:
 
 
 def _skip_line(stream: BinaryIO) -> bool | None:
-    """Move past the next line feed; whether the line is blank, None at the end of the file."""
-    is_blank, piece = True, b""
-    while piece := stream.readline(1 << 16):  # a line may be as long as the file
-        is_blank = is_blank and not piece.strip()
-        if piece.endswith(b"\n"):
+    """Move past the next line feed. Returns whether the line is blank; None at the end of the file."""
+    is_blank = True
+    while chunk := stream.readline(1 << 16):  # a line may be as long as the file
+        is_blank = is_blank and not chunk.strip()
+        if chunk.endswith(b"\n"):
             return is_blank
     return None
 
@@ -154,9 +154,9 @@ def iter_parts(parts: Iterable[FilePart], settings: DataSettings) -> Iterator[Do
 
 
 def _count_line_feeds(part: FilePart) -> int:
-    """The line feeds before the start of a part. They are counted only when an error needs the line number."""
+    """The number of line feeds before a part, needed only for the line number in an error."""
     count, remaining = 0, part.range.start
     with expand_path(part.file).open("rb") as stream:
-        while remaining > 0 and (piece := stream.read(min(1 << 20, remaining))):
-            count, remaining = count + piece.count(b"\n"), remaining - len(piece)
+        while remaining > 0 and (chunk := stream.read(min(1 << 20, remaining))):
+            count, remaining = count + chunk.count(b"\n"), remaining - len(chunk)
     return count

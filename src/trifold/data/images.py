@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from trifold.errors import DataError, TrifoldError
 from trifold.settings import Settings
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # widely used decoders; other formats are rejected unread
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # with widely used decoders; others are rejected before decoding
 MAX_PIXELS = 10**8  # a small file may claim to hold more than fits into memory
 
 Filter = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
@@ -160,7 +160,7 @@ def _normalize(values: NDArray[np.float32], settings: ImageSettings) -> NDArray[
 
 
 def _import_pillow() -> tuple[Any, Any]:
-    """The modules PIL.Image and the function that applies the EXIF orientation."""
+    """The module PIL.Image, and the function that applies the EXIF orientation."""
     try:
         from PIL import Image, ImageOps
     except ModuleNotFoundError:

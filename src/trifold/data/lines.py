@@ -229,28 +229,28 @@ class _ZstdReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._pending:
-            packed = self._file.read(_ZSTD_READ_BYTES)
-            if not packed:
+            compressed = self._file.read(_ZSTD_READ_BYTES)
+            if not compressed:
                 if self._frame is not None:
                     raise EOFError
                 return 0
-            self._pending = memoryview(self._unpack(packed))
+            self._pending = memoryview(self._decompress(compressed))
         size = min(len(buffer), len(self._pending))
         buffer[:size] = self._pending[:size]
         self._pending = self._pending[size:]
         return size
 
-    def _unpack(self, packed: bytes) -> bytes:
+    def _decompress(self, compressed: bytes) -> bytes:
         found = []
-        while packed:
+        while compressed:
             self._frame = self._frame or self._new_frame()
             try:
-                found.append(self._frame.decompress(packed))
+                found.append(self._frame.decompress(compressed))
             except Exception as error:  # each library has its own class
                 raise _ZstdError(str(error)) from None
-            packed = b""
+            compressed = b""
             if self._frame.eof:
-                packed, self._frame = self._frame.unused_data, None
+                compressed, self._frame = self._frame.unused_data, None
         return b"".join(found)
 
 

@@ -55,20 +55,20 @@ class ReadReport:
         if self.blank:
             counts.append(f"{self.blank:,} {self.blank_name} ({'dropped' if self.blank_dropped else 'kept'})")
         if self.duplicates:
-            fate = "dropped" if self.duplicates_dropped else "kept"
-            counts.append(f"{self.duplicates:,} seen before ({fate})")
+            action = "dropped" if self.duplicates_dropped else "kept"
+            counts.append(f"{self.duplicates:,} seen before ({action})")
         if self.inner_breaks:
             counts.append(f"{self.inner_breaks:,} with unusual separators inside, kept")
         return counts
 
     def count_blank(self, settings: DataSettings) -> bool:
-        """Count a blank row; whether it is dropped."""
+        """Count a blank row. Returns whether it is dropped."""
         self.blank += 1
         self.blank_dropped += settings.blank == "drop"
         return settings.blank == "drop"
 
     def count_duplicate(self, settings: DataSettings) -> bool:
-        """Count a duplicate row; whether it is dropped."""
+        """Count a duplicate row. Returns whether it is dropped."""
         self.duplicates += 1
         self.duplicates_dropped += settings.duplicates == "drop"
         return settings.duplicates == "drop"

@@ -1,7 +1,7 @@
 """Tokenize a corpus into a folder, in groups of parts that are processed in parallel.
 
-00000.ids  00000.lengths  00000.json     one group; the JSON file is written last and marks it as complete
-ids.bin  starts.bin  manifest.json       all groups concatenated
+    00000.ids  00000.lengths  00000.json    one group; the JSON file is written last and marks it as complete
+    ids.bin  starts.bin  manifest.json      all groups concatenated
 
 An interrupted build continues with the groups that are complete.
 """
@@ -228,10 +228,10 @@ def _concatenate(
         _write(starts_out, np.zeros(1, "<i8").tobytes(), starts_digest)
         for number, record in enumerate(records):
             ids_file, lengths_file, _ = _group_files(folder, number)
-            for piece in _read_verified(ids_file, record["sha256"]):
-                disk.put(ids_out, piece)
-            for piece in _read_verified(lengths_file, record["lengths_sha256"]):
-                starts = position + np.cumsum(np.frombuffer(piece, "<u4"), dtype="<i8")
+            for chunk in _read_verified(ids_file, record["sha256"]):
+                disk.put(ids_out, chunk)
+            for chunk in _read_verified(lengths_file, record["lengths_sha256"]):
+                starts = position + np.cumsum(np.frombuffer(chunk, "<u4"), dtype="<i8")
                 _write(starts_out, starts.tobytes(), starts_digest)
                 position = int(starts[-1])
         for out in (ids_out, starts_out):
@@ -284,18 +284,18 @@ def _batch_texts(texts: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _write(out: BinaryIO, piece: bytes, digest: Any) -> None:
-    disk.put(out, piece)
-    digest.update(piece)
+def _write(out: BinaryIO, chunk: bytes, digest: Any) -> None:
+    disk.put(out, chunk)
+    digest.update(chunk)
 
 
 def _read_verified(file: Path, sha256: str) -> Iterator[bytes]:
-    """The content of a file in pieces. Raises DataError at its end if it does not have this digest."""
+    """The content of a file in chunks. Raises DataError at its end if it does not have this digest."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
-        while piece := stream.read(_READ_BYTES):
-            digest.update(piece)
-            yield piece
+        while chunk := stream.read(_READ_BYTES):
+            digest.update(chunk)
+            yield chunk
     if digest.hexdigest() != sha256:
         raise DataError(f"{file}: damaged since it was written, by the disk or another program; start again")
 
@@ -304,10 +304,10 @@ def _sha256(file: Path, should_stop: ShouldStop) -> str:
     """SHA-256 (hexadecimal) of a file that may be very large."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
-        while piece := stream.read(_READ_BYTES):
+        while chunk := stream.read(_READ_BYTES):
             if should_stop():
                 raise Stopped
-            digest.update(piece)
+            digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -332,7 +332,7 @@ def _format_size(size: float) -> str:
 
 
 class Stopped(Exception):
-    """A task was stopped because another failed, the user interrupted it, or the process is exiting."""
+    """Raised in a task when another one has failed, the user interrupts, or the process exits."""
 
 
 def run_in_threads(

@@ -56,7 +56,8 @@ class MappedArray:
     """A one-dimensional array in a memory-mapped file; indexing returns copies.
 
     Pages that were read count as memory of the process until the system needs them, which looks like a leak in a
-    container with a memory limit. They are released after every 64 MB; reading them again is cheap.
+    container with a memory limit. They are released after every 64 MB; reading them again is cheap. An index array is
+    split into runs of nearby positions, because each run maps other pages.
     """
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
@@ -79,12 +80,12 @@ class MappedArray:
         if not isinstance(key, np.ndarray):
             found = self._array[key]
             # A view would read the pages again after they are released.
-            return self._count(found.copy() if isinstance(key, slice) else found, runs=1)
+            return self._touch(found.copy() if isinstance(key, slice) else found, runs=1)
         distant = np.flatnonzero(np.abs(np.diff(key)) * self.dtype.itemsize > _READAHEAD_BYTES // 32) + 1
         if len(distant) < _MAX_RUNS:
-            return self._count(self._array[key], len(distant) + 1)
+            return self._touch(self._array[key], len(distant) + 1)
         parts = np.split(key, distant[_MAX_RUNS - 1 :: _MAX_RUNS])
-        return np.concatenate([self._count(self._array[part], _MAX_RUNS) for part in parts])
+        return np.concatenate([self._touch(self._array[part], _MAX_RUNS) for part in parts])
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """The whole array, still memory-mapped."""
@@ -96,7 +97,8 @@ class MappedArray:
         if hasattr(mmap, "MADV_DONTNEED") and isinstance(self._file.base, mmap.mmap):
             self._file.base.madvise(mmap.MADV_DONTNEED)
 
-    def _count(self, found: Any, runs: int) -> Any:
+    def _touch(self, found: Any, runs: int) -> Any:
+        """Count the bytes that an access has mapped; release all pages above the limit."""
         self._touched += found.nbytes + runs * _READAHEAD_BYTES
         if self._touched > _MAX_RESIDENT_BYTES:
             self.release()
@@ -235,7 +237,7 @@ def digests_in_caches(folder: str) -> dict[tuple[str, int, int], str]:
 
 
 def _open_cache(folder: Path, key: str, corpus: Corpus) -> TokenCache | None:
-    """None if it does not exist or the source has changed. Raises DataError if it is damaged."""
+    """The cache in a folder; None if there is none or the source has changed. Raises DataError if it is damaged."""
     path = folder / MANIFEST
     if not folder.exists():
         return None

@@ -174,7 +174,7 @@ def align_words(maps: AttentionMaps) -> NDArray[np.float64]:
 
 
 def _one_hot(words: Words) -> NDArray[np.float64]:
-    """(tokens, words)"""
+    """(tokens, words): 1 at the word of each token, 0 elsewhere."""
     indices = np.arange(len(words.texts))
     return np.array([indices == word for word in words.of_token], np.float64).reshape(-1, len(indices))
 

@@ -12,7 +12,7 @@ from trifold.nn.config import ModelConfig
 
 
 class Compared(NamedTuple):
-    """A part of a model: sizes, whether it is that of 2017, a description, and that of the paper."""
+    """A part of a model: sizes, whether it is as in the paper of 2017, its description, and the paper's."""
 
     part: str
     size: str
@@ -40,7 +40,7 @@ def _compared(config: ModelConfig, part: _Part) -> Compared:
 
 
 class _Part(NamedTuple):
-    """Name, sizes, the paper's description, and a phrase for each possible difference: None where there is none."""
+    """Name, sizes, the paper's description, and for each possible difference a phrase, or None if the part agrees."""
 
     name: str
     size: str

@@ -35,7 +35,7 @@ Box: TypeAlias = tuple[str, ...]  # its lines of text
 
 
 class Column(NamedTuple):
-    """A stack from top to bottom: boxes above its blocks, the boxes of a block, the box and the word below."""
+    """A stack from top to bottom: boxes above its blocks, the boxes of a block, the box and the label below."""
 
     top: list[Box]
     title: str
@@ -131,9 +131,9 @@ def _head(config: ModelConfig) -> Box:
 
 def _draw(column: Column, width: int) -> list[str]:
     """The lines of a column whose boxes are `width` wide."""
-    blocks = _pile([_frame(box, width) for box in column.block], width // 2)
+    blocks = _join_vertically([_frame(box, width) for box in column.block], width // 2)
     middle = 2 + width // 2
-    return _pile(
+    return _join_vertically(
         [
             *(_indented(_frame(box, width)) for box in column.top),
             _frame(blocks, width + 4, column.title),
@@ -155,7 +155,7 @@ def _indented(lines: Sequence[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def _pile(parts: Sequence[list[str]], middle: int) -> list[str]:
+def _join_vertically(parts: Sequence[list[str]], middle: int) -> list[str]:
     """The parts below each other, with an arrow in column `middle` between them."""
     arrow = " " * middle + "▲"
     return [line for part in parts for line in (arrow, *part)][1:]

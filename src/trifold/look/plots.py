@@ -92,13 +92,13 @@ def draw_loss(axis: Any, run: Path) -> None:
 
 
 def draw_confusion(axis: Any, table: NDArray[np.int64], names: Sequence[str]) -> None:
-    """table (C, C): rows are true classes, columns predicted ones; the colour is the share of the row."""
+    """table (C, C): rows are true classes, columns predicted ones; the color is the share of the row."""
     shares = table / np.maximum(table.sum(1, keepdims=True), 1)
     axis.imshow(shares, cmap=COLORMAP, vmin=0, vmax=1)
     for (row, column), count in np.ndenumerate(table):
         if count:
-            colour = "white" if shares[row, column] > 0.55 else "0.25"
-            axis.text(column, row, str(count), ha="center", va="center", fontsize=7, color=colour)
+            color = "white" if shares[row, column] > 0.55 else "0.25"
+            axis.text(column, row, str(count), ha="center", va="center", fontsize=7, color=color)
     axis.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set(xlabel="predicted", ylabel="true")
@@ -107,8 +107,8 @@ def draw_confusion(axis: Any, table: NDArray[np.int64], names: Sequence[str]) ->
 
 def draw_bars(axis: Any, values: Mapping[str, float], highlighted: str) -> None:
     """Percentages by name, one of them highlighted."""
-    colours = [HIGHLIGHT if name == highlighted else MUTED for name in values]
-    bars = axis.barh(list(values), list(values.values()), color=colours, height=0.6)
+    colors = [HIGHLIGHT if name == highlighted else MUTED for name in values]
+    bars = axis.barh(list(values), list(values.values()), color=colors, height=0.6)
     axis.bar_label(bars, fmt="%.1f %%", padding=4, fontsize=9)
     axis.invert_yaxis()
     axis.set_xlim(0, 112)
@@ -148,7 +148,7 @@ def token_probabilities(pipeline: Pipeline, prompt: Sequence[int], written: Sequ
 def draw_probabilities(axis: Any, texts: Sequence[Sequence[TokenText]], lines: int, columns: int) -> None:
     """Texts below each other, one character per cell; the darker a cell, the less likely its token.
 
-    The prompt is bold. Whatever exceeds `lines` and `columns` is left out.
+    The prompt is bold. Text beyond `lines` and `columns` is left out.
     """
     uncertainty = np.full((lines, columns), np.nan)
     row, column = 0, 0

@@ -104,8 +104,11 @@ class Masking:
         self.special = special_flags(tokenizer)
         ordinary = np.flatnonzero(~self.special[: tokenizer.vocab_size])
         self.replacement = Replacement(tokenizer.mask_id, ordinary, settings.masked, settings.random)
-        law = partial(geometric, p=settings.span_p, longest=settings.span_longest)
-        choices: dict[str, MaskChoice] = {**MASK_CHOICES, "spans": partial(choose_spans, law=law)}
+        distribution = partial(geometric, p=settings.span_p, longest=settings.span_longest)
+        choices: dict[str, MaskChoice] = {
+            **MASK_CHOICES,
+            "spans": partial(choose_spans, distribution=distribution),
+        }
         self._choose = choices[settings.mask]
 
     def mask(self, ids: Ids, starts: Flags, draw: int, row: int) -> MaskedRow:

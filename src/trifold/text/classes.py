@@ -1,8 +1,8 @@
-"""Tokenizer classes of the reference library: how each builds its parts from a vocabulary.
+"""Tokenizer classes of `transformers`: how each builds its parts from a vocabulary.
 
 A class is one row of `CLASSES`: its parts, the special tokens around a text, and the default names of its special
-tokens. If the folder has a `tokenizer.json`, only the vocabulary comes from there, as in the reference, so that the
-settings file decides.
+tokens. If the folder has a `tokenizer.json`, only the vocabulary comes from there, as in `transformers`, so that
+the settings file decides.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _MAX_SENTINELS = 10_000  # T5 has 100
 
 @dataclass(frozen=True)
 class TokenizerClass:
-    """A tokenizer class of the reference library.
+    """A tokenizer class of `transformers`.
 
     around: the special tokens around a text and around a pair, by role (`{sep}` is the separator), or a function that
     makes the post-processor.
     model: the kind of model in a tokenizer.json that `build` accepts.
     rebuild: whether the class's parts replace those of a tokenizer.json.
-    plain: whether the post-processor of a tokenizer.json is dropped.
+    drop_post_processor: whether the post-processor of a tokenizer.json is dropped.
     """
 
     build: Callable[[Vocabulary, Settings, Names], Library]
@@ -45,7 +45,7 @@ class TokenizerClass:
     names: Names
     model: str
     rebuild: bool = True
-    plain: bool = False
+    drop_post_processor: bool = False
 
     def post_processor(self, library: Library, settings: Settings, names: Names) -> Any:
         """Adds the special tokens around a text."""
@@ -105,7 +105,7 @@ def _llama(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
 
 
 def _unigram(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
-    """T5, XLM-R, CamemBERT, ALBERT: split at white space; each word keeps the mark of the space before it."""
+    """T5, XLM-R, CamemBERT, ALBERT: split at white space; each word begins with ▁ for the space before it."""
     pieces = [piece for piece, _ in vocabulary.scores]
     if names["unk_token"] not in pieces:
         raise CheckpointError(f"the vocabulary lacks {names['unk_token']!r}, the unknown token")
@@ -255,7 +255,9 @@ CLASSES: dict[str, TokenizerClass] = {
     "DistilBertTokenizer": _WORDPIECE,
     "GPT2Tokenizer": _GPT_2,
     "CodeGenTokenizer": _GPT_2,
-    "GPTNeoXTokenizer": TokenizerClass(_neox, bos_and_eos, _NEOX, "BPE", rebuild=False, plain=True),
+    "GPTNeoXTokenizer": TokenizerClass(
+        _neox, bos_and_eos, _NEOX, "BPE", rebuild=False, drop_post_processor=True
+    ),
     "OpenAIGPTTokenizer": TokenizerClass(_gpt_2018, bos_and_eos, {"unk_token": "<unk>"}, "BPE"),
     "RobertaTokenizer": _ROBERTA,
     "BartTokenizer": _ROBERTA,

@@ -14,7 +14,7 @@ import numpy as np
 from trifold.text.spans import (
     Flags,
     Ids,
-    LengthLaw,
+    LengthDistribution,
     Rng,
     choose_units,
     draw_span_lengths,
@@ -70,14 +70,16 @@ def choose_words(free: Flags, starts: Flags, rate: float, rng: Rng) -> Ids:
     return expand_spans(bounds[choose_units(bounds[:, 1] - bounds[:, 0], rate, rng)])
 
 
-def choose_spans(free: Flags, starts: Flags, rate: float, rng: Rng, law: LengthLaw = geometric) -> Ids:
+def choose_spans(
+    free: Flags, starts: Flags, rate: float, rng: Rng, distribution: LengthDistribution = geometric
+) -> Ids:
     """Positions of spans of whole words (SpanBERT, Joshi et al. 2020, section 3.1).
 
     The number of spans is drawn first and then every length, so that short rows do not shorten spans by exhausting
     their 15 %. Spans never touch: the tokens on both sides of a span stay visible.
     """
     bounds = find_words(free, starts)
-    lengths = draw_span_lengths(len(bounds), rate, law, rng)
+    lengths = draw_span_lengths(len(bounds), rate, distribution, rng)
     first = place_spans(lengths, len(bounds), rng)
     if not len(first):
         return np.zeros(0, np.int64)
@@ -96,13 +98,13 @@ def mask_tokens(
     flags = np.zeros(len(ids), np.bool_)
     flags[positions] = True
     spans = find_runs(flags)
-    dice = rng.random(len(spans) if per_span else len(positions))
+    draws = rng.random(len(spans) if per_span else len(positions))
     if per_span:
-        dice = np.repeat(dice, spans[:, 1] - spans[:, 0])
+        draws = np.repeat(draws, spans[:, 1] - spans[:, 0])
     random_tokens = replacement.ordinary[rng.integers(len(replacement.ordinary), size=len(positions))]
     inputs, targets = ids.copy(), ids[positions]
-    unmasked = np.where(dice < replacement.masked + replacement.random, random_tokens, targets)
-    inputs[positions] = np.where(dice < replacement.masked, replacement.mask, unmasked)
+    unmasked = np.where(draws < replacement.masked + replacement.random, random_tokens, targets)
+    inputs[positions] = np.where(draws < replacement.masked, replacement.mask, unmasked)
     return MaskedRow(inputs, positions, targets, spans)
 
 

@@ -64,7 +64,7 @@ class TextStream:
 
 
 def clean_up_spaces(text: str) -> str:
-    """Remove spaces before punctuation, as `clean_up_tokenization_spaces` of the reference library does."""
+    """Remove spaces before punctuation, as `clean_up_tokenization_spaces` of `transformers` does."""
     for spaced in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
         text = text.replace(spaced, spaced.strip())
     return text

@@ -14,7 +14,7 @@ Cut = Literal["longest_first", "only_first", "only_second"]
 
 @dataclass(frozen=True)
 class Encoded:
-    """One row. All lists are as long as `ids`; `dropped` counts the tokens that exceeded `max_length`."""
+    """A row of model input. All lists are as long as `ids`; `dropped` counts the tokens beyond `max_length`."""
 
     ids: list[int]
     types: list[int]  # 0 for the first text, 1 for the second, as in the tokenizer's template
@@ -26,7 +26,7 @@ class Encoded:
 
 def add_special_tokens(library: Any, first: Any, second: Any | None, dropped: int) -> Encoded:
     """One or two library encodings with the special tokens around them."""
-    length = len(first)  # the library loses which text a token belongs to, but knows the special tokens
+    length = len(first)  # the result tells special tokens apart, but not the two texts
     whole = library.post_process(first, second)
     places = count()
     texts = [None if special else int(next(places) >= length) for special in whole.special_tokens_mask]

@@ -43,7 +43,7 @@ from trifold.text.vocabulary import (
     read_sentencepiece,
 )
 
-# Folders of these models name classes that the reference library overrides.
+# Folders of these models name classes that `transformers` overrides.
 _OVERRIDDEN = ("mistral", "mixtral", "gpt_bigcode", "umt5")
 
 
@@ -64,14 +64,14 @@ def read_tokenizer(folder: str | Path, *, target: bool = False) -> Tokenizer:
         return _read(path, settings, name)
     except CheckpointError:
         raise
-    except BaseException as error:  # the library raises plain Exception, and panics on absurd files
+    except BaseException as error:  # the library raises plain Exception, and panics on some invalid files
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise CheckpointError(f"{path}: its tokenizer files do not fit together ({error})") from None
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    """The three settings files, merged as in the reference library."""
+    """The three settings files, merged as in `transformers`."""
     settings, special, added = (read_optional(path / name) for name in SETTINGS)
     if "added_tokens_decoder" not in settings:
         settings = settings | special
@@ -108,7 +108,7 @@ def _read(path: Path, settings: Mapping[str, Any], name: str | None) -> Tokenize
         if row is not None and row.model == "BPE":
             _set_prefix_space(library, settings)
         add_tokens(library, [], settings, names)
-        if row is not None and row.plain:
+        if row is not None and row.drop_post_processor:
             library.post_processor = bos_and_eos(library, {}, names)
     templates = read_templates(path, settings)
     if name == "BertTokenizer":  # gives token types by default

@@ -69,8 +69,8 @@ def choose_units(lengths: Ids, rate: float, rng: Rng) -> Ids:
 
 # --- spans ---------------------------------------------------------------------------------------------
 
-# From the maximum length: the probability of each length 0, 1, … and the mean length.
-LengthLaw: TypeAlias = Callable[[int], tuple[NDArray[np.float64], float]]
+# Maximum length -> the probability of each length 0, 1, … and the mean length.
+LengthDistribution: TypeAlias = Callable[[int], tuple[NDArray[np.float64], float]]
 
 
 @cache
@@ -94,13 +94,13 @@ def _normalize(weights: NDArray[np.float64]) -> tuple[NDArray[np.float64], float
     return probabilities, float(probabilities @ np.arange(len(weights)))
 
 
-def draw_span_lengths(items: int, rate: float, law: LengthLaw, rng: Rng) -> Ids:
+def draw_span_lengths(items: int, rate: float, distribution: LengthDistribution, rng: Rng) -> Ids:
     """Independent lengths of spans that cover rate * items on average.
 
     A span covers at most half of the items (but may always cover one), so that context remains. Spans that do not fit
     next to the others are dropped.
     """
-    probabilities, mean = law(max(1, items // 2))
+    probabilities, mean = distribution(max(1, items // 2))
     if not items or not mean:
         return np.zeros(0, np.int64)
     count = round_randomly(rate * items / mean, rng)

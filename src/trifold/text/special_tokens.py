@@ -14,11 +14,11 @@ from trifold.text.validation import MAX_TOKENS
 
 Names: TypeAlias = dict[str, str]  # role -> token
 
-# The reference library adds missing tokens in this order.
+# `transformers` adds missing tokens in this order.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_INTEGER = 10**31  # tokenizer_config.json writes 10^30 for "no limit"
-_SEGMENTS = "model_input_names"
-_KEPT = ("split_special_tokens", "model_max_length", _SEGMENTS)
+_INPUT_NAMES = "model_input_names"
+_KEPT = ("split_special_tokens", "model_max_length", _INPUT_NAMES)
 
 
 def content_of(entry: object) -> str | None:
@@ -43,9 +43,9 @@ def read_names(folder: Path, roles: Iterable[str]) -> Names:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Settings of a tokenizer that was trained here and marks two segments. Raises CheckpointError."""
+    """The settings of a tokenizer with token types that was trained here; else empty. Raises CheckpointError."""
     entries = read_optional(folder / "tokenizer_config.json")
-    return {key: entries[key] for key in _KEPT if key in entries} if _SEGMENTS in entries else {}
+    return {key: entries[key] for key in _KEPT if key in entries} if _INPUT_NAMES in entries else {}
 
 
 def read_optional(file: Path) -> dict[str, Any]:

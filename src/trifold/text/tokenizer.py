@@ -28,7 +28,7 @@ Segment: TypeAlias = Callable[[str], list[str]]  # text -> pieces
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL = [PAD, BOS, EOS, UNK]  # ids 0, 1, 2, 3 of a tokenizer that is trained here
-# Settings that other libraries read.
+# Entries of tokenizer_config.json.
 TOKEN_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
 NO_LIMITS = {"split_special_tokens": True, "model_max_length": int(1e30)}
 
@@ -197,10 +197,10 @@ class Tokenizer:
             return self._run(self._with_special, texts, self._segment_around_special, fast)
         library = self.library if fast else self._without_template
         found = self._run(library, texts, self._segment, fast)
-        spelled = [at for at, one in enumerate(found) if not self._forbidden_ids.isdisjoint(one.ids)]
-        if spelled:
-            again = self._run(self._guarded, [texts[at] for at in spelled], self._segment, fast)
-            for at, one in zip(spelled, again, strict=True):
+        affected = [at for at, one in enumerate(found) if not self._forbidden_ids.isdisjoint(one.ids)]
+        if affected:
+            again = self._run(self._guarded, [texts[at] for at in affected], self._segment, fast)
+            for at, one in zip(affected, again, strict=True):
                 found[at] = one
         return found
 
@@ -209,7 +209,7 @@ class Tokenizer:
         encode = library.encode_batch_fast if fast else library.encode_batch
         try:
             return list(encode(inputs, is_pretokenized=self._segment is not None, add_special_tokens=False))
-        except BaseException as error:  # invalid parts may only fail on a text
+        except BaseException as error:  # some invalid files fail only when a text is encoded
             if not is_panic(error):
                 raise
             message = f"the tokenizer's files are damaged: encoding a text failed ({error})"

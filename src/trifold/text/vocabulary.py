@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -171,7 +172,7 @@ def _parse_piece(content: bytes) -> tuple[str, float, int]:
     if not isinstance(text, bytes) or not isinstance(kind, int) or len(text) > _MAX_PIECE:
         raise ValueError("an invalid piece")
     number = float(score)
-    if number - number != 0:
+    if not math.isfinite(number):
         raise ValueError("a score that is not finite")
     return text.decode("utf-8"), number, kind
 

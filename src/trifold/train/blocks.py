@@ -1,4 +1,4 @@
-"""How the stacks of a model run their blocks in training: recomputed in the backward pass, or compiled."""
+"""Options for the blocks of a model in training: recomputed in the backward pass (checkpointing), or compiled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trifold.nn.rng import ReplayThreadRng, thread_rng
 from trifold.nn.stack import Stack
 
 # All blocks share one compiled function, with a graph per kind of mask, window and scale of a layer.
-MOST_GRAPHS = 128
+MAX_GRAPHS = 128
 
 
 def recomputed(block: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Tensor:
@@ -67,12 +67,12 @@ def compile_blocks(model: nn.Module) -> None:
 
 
 def under_graphs() -> AbstractContextManager[None]:
-    """Within this context, a case beyond MOST_GRAPHS is an error.
+    """Within this context, a case beyond MAX_GRAPHS is an error.
 
     By default PyTorch would run the block without a graph, which draws other dropout. A resumed run meets its cases in
     another order, so its results would differ.
     """
     limits: AbstractContextManager[None] = torch._dynamo.config.patch(
-        recompile_limit=MOST_GRAPHS, fail_on_recompile_limit_hit=True
+        recompile_limit=MAX_GRAPHS, fail_on_recompile_limit_hit=True
     )
     return limits

@@ -105,7 +105,7 @@ def save(folder: Path, checkpoint: Checkpoint, gather: Gather = as_is) -> Path:
 
     Tensors are gathered one at a time: first the weights, then the optimizer state, each sorted by name.
 
-    Raises CheckpointError if the disk refuses; an existing checkpoint of that name stays.
+    Raises CheckpointError if writing fails; an existing checkpoint of that name stays.
     """
     final = folder / f"step-{checkpoint.progress['step']:08d}"
     partial, old = _hidden(final, "partial"), _hidden(final, "old")

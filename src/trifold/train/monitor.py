@@ -74,19 +74,19 @@ class View:
     """Receives all events of a training. This base class ignores them."""
 
     def say(self, line: str) -> None:
-        """A message."""
+        """Report a message."""
 
     def begin(self, total: int, done: int = 0) -> None:
-        """Training of `total` steps starts at step `done`."""
+        """Report that training of `total` steps starts at step `done`."""
 
-    def step(self, shot: Snapshot) -> None:
-        """Called after some of the updates."""
+    def step(self, snapshot: Snapshot) -> None:
+        """Report an update; called every `train.log_every` steps."""
 
     def validated(self, result: Validated) -> None:
-        """Called after a validation."""
+        """Report the result of a validation."""
 
     def end(self) -> None:
-        """Training has ended, for any reason; also called if it did not begin."""
+        """Report that training has ended, for any reason; also called if it did not begin."""
 
 
 class Silent(View):
@@ -111,13 +111,13 @@ class Plain(View):
     def begin(self, total: int, done: int = 0) -> None:
         self._next = -math.inf  # show the first step
 
-    def step(self, shot: Snapshot) -> None:
+    def step(self, snapshot: Snapshot) -> None:
         now = self._clock()
-        if now < self._next and shot.step < shot.total:
+        if now < self._next and snapshot.step < snapshot.total:
             return
         self._next = now + self._every
-        parts = [f"step {shot.step}/{shot.total}", f"epoch {shot.epoch}", *_format(shot).values()]
-        self.say(" · ".join(parts))
+        position = [f"step {snapshot.step}/{snapshot.total}", f"epoch {snapshot.epoch}"]
+        self.say(" · ".join([*position, *_format(snapshot).values()]))
 
     def validated(self, result: Validated) -> None:
         for line in validation_lines(result):
@@ -145,9 +145,9 @@ class LiveView(View):
         self._progress.add_task("training", total=total, completed=done, **blank)
         self._progress.start()
 
-    def step(self, shot: Snapshot) -> None:
+    def step(self, snapshot: Snapshot) -> None:
         if self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], completed=shot.step, **_format(shot))
+            self._progress.update(self._progress.task_ids[0], completed=snapshot.step, **_format(snapshot))
 
     def validated(self, result: Validated) -> None:
         first, *samples = validation_lines(result)
@@ -212,12 +212,12 @@ def clock_time(seconds: float) -> str:
 _STYLES = {"loss": "bold", "rate": "dim", "speed": "cyan", "left": "green"}
 
 
-def _format(shot: Snapshot) -> dict[str, Any]:
+def _format(snapshot: Snapshot) -> dict[str, Any]:
     return {
-        "loss": f"loss {shot.loss:.3f}",
-        "rate": f"lr {shot.learning_rate:.2e}",
-        "speed": f"{shot.tokens_per_second:,.0f} {shot.token_name}/s",
-        "left": f"{clock_time(shot.seconds_left)} left",
+        "loss": f"loss {snapshot.loss:.3f}",
+        "rate": f"lr {snapshot.learning_rate:.2e}",
+        "speed": f"{snapshot.tokens_per_second:,.0f} {snapshot.token_name}/s",
+        "left": f"{clock_time(snapshot.seconds_left)} left",
     }
 
 
@@ -260,7 +260,7 @@ class Meter:
 
 
 class MetricsLog:
-    """metrics.jsonl, and TensorBoard if it is installed. The log of other ranks than the first writes nothing."""
+    """metrics.jsonl, and TensorBoard if it is installed. `writes` is False on ranks other than 0."""
 
     def __init__(
         self, folder: RunFolder, step: int, max_lines: int | None = None, *, writes: bool = True

@@ -38,7 +38,7 @@ def clear_folder(folder: Path) -> None:
                 f"{folder}: was not made by the demo and is not replaced; choose another folder with --out"
             )
         if content:
-            _refuse_running(folder)
+            _check_not_running(folder)
         for path in content:
             if path.name == MARKER:
                 continue
@@ -55,7 +55,7 @@ def clear_folder(folder: Path) -> None:
         ) from None
 
 
-def _refuse_running(folder: Path) -> None:
+def _check_not_running(folder: Path) -> None:
     """Raises UsageError if another process trains in the folder; the runs of demo `read` have a lock each."""
     from trifold.train.run_folder import LOCK, RunFolder
 
