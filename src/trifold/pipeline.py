@@ -30,7 +30,7 @@ from trifold.generate import (
 )
 from trifold.hub import load_model, resolve as find_folder, save_model
 from trifold.hub.fill import Stored
-from trifold.hub.pictures import read_pictures, write_pictures
+from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.transformer import shift_right
 from trifold.predict.generate_texts import generate_rows
@@ -266,7 +266,7 @@ class Pipeline(Predicts):
         dtype = next(self.model.parameters()).dtype
         save_model(path, self.model, generation=generation, dtype=dtype, max_shard_size=max_shard_size)
         if self.pictures is not None:
-            write_pictures(path, self.pictures)
+            write_image_settings(path, self.pictures)
         if self.tokenizer is None:
             return
         # Sources end with </s>; a tokenizer with a post-processor of its own keeps it.
@@ -323,7 +323,7 @@ def load(
     if weights not in (None, "int8"):
         raise UsageError(f"weights {weights!r} is not known; remove it, or give 'int8'")
     model, generation = load_model(folder, dtype=getattr(torch, dtype), device=place, stored=weights)
-    return Pipeline(model, *_tokenizers(folder), generation, read_pictures(folder))
+    return Pipeline(model, *_tokenizers(folder), generation, read_image_settings(folder))
 
 
 def _tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:

@@ -10,14 +10,14 @@ from trifold.hub.rules import (
     SAME,
     TRANSPOSED,
     Copy,
-    Dead,
     Ignored,
     Renamed,
     Rule,
     Transform,
+    Unused,
     Zeros,
     chain,
-    dealt,
+    interleaved,
     load,
     permuted,
     save,
@@ -130,7 +130,7 @@ def test_a_table_with_a_parameter_twice_fails_an_assertion() -> None:
 @given(st.integers(1, 3), st.lists(st.integers(1, 3), min_size=2, max_size=3), st.integers(1, 2))
 def test_dealt_interleaves_and_is_invertible(groups: int, shares: list[int], unit: int) -> None:
     ours = [torch.randn(groups * share * unit, 5) for share in shares]
-    transform = dealt(groups, shares)
+    transform = interleaved(groups, shares)
     (theirs,) = transform.save(ours)
     assert all(torch.equal(a, b) for a, b in zip(ours, transform.load([theirs]), strict=True))
     # the first group begins with the first share of every one of ours
@@ -180,17 +180,17 @@ def test_an_old_name_does_not_replace_a_current_one() -> None:
         load(OLD, theirs | {"head.weight": torch.ones(3, 2)}, MINE, "here")
 
 
-DEAD = [Rule("bias", "decoder.bias"), Dead("bias", like="decoder.bias")]
+UNUSED = [Rule("bias", "decoder.bias"), Unused("bias", like="decoder.bias")]
 
 
-@pytest.mark.parametrize("dead", [{}, {"bias": torch.randn(3)}, {"bias": torch.zeros(5, dtype=torch.int8)}])
-def test_unused_tensors_may_be_missing_or_hold_anything(dead: dict[str, torch.Tensor]) -> None:
+@pytest.mark.parametrize("unused", [{}, {"bias": torch.randn(3)}, {"bias": torch.zeros(5, dtype=torch.int8)}])
+def test_unused_tensors_may_be_missing_or_hold_anything(unused: dict[str, torch.Tensor]) -> None:
     mine = {"bias": torch.randn(3)}
-    loaded = dict(load(DEAD, {"decoder.bias": mine["bias"]} | dead, mine, "here"))
+    loaded = dict(load(UNUSED, {"decoder.bias": mine["bias"]} | unused, mine, "here"))
     assert torch.equal(loaded["bias"], mine["bias"])
 
 
 def test_unused_tensors_are_written_as_a_copy() -> None:
-    theirs = save(DEAD, {"bias": torch.randn(3)})
+    theirs = save(UNUSED, {"bias": torch.randn(3)})
     assert torch.equal(theirs["bias"], theirs["decoder.bias"])
     assert theirs["bias"].data_ptr() != theirs["decoder.bias"].data_ptr()  # safetensors shares nothing

@@ -60,7 +60,7 @@ def run(
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to show: its name, its config, and where both come from."""
+    """A model to show: its name and config, a remark for the report, and the recipe, if any."""
 
     name: str
     config: ModelConfig

@@ -26,9 +26,9 @@ from trifold.hub.files import new_folder, write_json
 from trifold.hub.folder import (
     CONFIG,
     families_for,
+    infer_config,
     parse_config,
     read_generation_settings,
-    settle,
     write_settings,
 )
 from trifold.hub.pickles import read_pickles
@@ -90,7 +90,7 @@ def convert(
     values = read_json(old / CONFIG)
     source, config = parse_config(values, old / CONFIG)
     with new_folder(new) as folder, _weights(old, folder, trust_pickle) as weights:
-        config, parameters = settle(source, config, weights, old / CONFIG)
+        config, parameters = infer_config(source, config, weights, old / CONFIG)
         target = _target(source, config, values.get("family"), to, old)
         table = source.rules(config)
         theirs = rules.checked(table, weights, parameters, str(old))

@@ -18,7 +18,18 @@ from trifold.errors import SettingsError
 from trifold.hub.generation import GENERATION_KEYS
 from trifold.hub.labels import labels_to_ours, labels_to_theirs
 from trifold.hub.rows import Entry, Fields
-from trifold.hub.rules import SAME, AnyRule, Copy, Dead, Ignored, Renamed, Rule, Transform, chain, dealt
+from trifold.hub.rules import (
+    SAME,
+    AnyRule,
+    Copy,
+    Ignored,
+    Renamed,
+    Rule,
+    Transform,
+    Unused,
+    chain,
+    interleaved,
+)
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
 from trifold.settings import Settings
@@ -48,8 +59,8 @@ class Family:
         fields that are read.
     rules: which of our parameters are which of their tensors.
     ignored: keys that change nothing, besides `HARMLESS`.
-    n_labels: the number of classes where a file gives none.
-    settle: corrects the config by the tensors, where config.json leaves something open.
+    n_labels: the number of classes if a file gives none.
+    infer: completes the config from the tensors, where config.json is ambiguous.
     """
 
     model_type: str
@@ -60,7 +71,7 @@ class Family:
     rules: Callable[[ModelConfig], Sequence[AnyRule]]
     ignored: str = ""
     n_labels: int = 2
-    settle: Callable[[ModelConfig, Mapping[str, Tensor]], ModelConfig] | None = None
+    infer: Callable[[ModelConfig, Mapping[str, Tensor]], ModelConfig] | None = None
 
     @cached_property
     def architectures(self) -> dict[str, Fields]:
@@ -119,7 +130,7 @@ class Family:
             again = self.read({"architectures": [self.architecture(config)], **self.write(config)})
         except (SettingsError, StopIteration):
             return False
-        # An end beyond the vocabulary is no end, whatever its id.
+        # All end ids beyond the vocabulary mean the same: no end token.
         one, other = (with_defaults(c, eos_id=min(c.eos_id, c.output_vocab_size)) for c in (config, again))
         return one == other
 
@@ -143,13 +154,13 @@ NONE_MEANS: dict[str, Callable[[ModelConfig], Any]] = {
 
 
 def with_defaults(config: ModelConfig, **more: Any) -> ModelConfig:
-    """The config with the value in place of each None that stands for one, and with more values."""
+    """The config with each None replaced by the value that it stands for, and with `more` values."""
     missing = {name: value(config) for name, value in NONE_MEANS.items() if getattr(config, name) is None}
     return config.model_copy(update=missing | more)
 
 
 def without_defaults(config: ModelConfig) -> ModelConfig:
-    """The config with None in place of each value that None stands for, but for the dropout of a head."""
+    """The inverse of `with_defaults`: None for each value that it stands for, except the dropout of a head."""
     equal = [name for name, value in NONE_MEANS.items() if getattr(config, name) == value(config)]
     return config.model_copy(update=dict.fromkeys(name for name in equal if name != "classifier_dropout"))
 
@@ -162,7 +173,7 @@ PART = "{part:weight|bias}"
 
 
 def in_layer(layer: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Names of modules in a block, ours -> theirs, below ours of a block and theirs of a layer."""
+    """Full names of the modules of a block, ours -> theirs: ours begin with BLOCK, theirs with `layer`."""
     return {BLOCK + ours: layer + theirs for ours, theirs in names.items()}
 
 
@@ -179,13 +190,13 @@ def modules(names: Mapping[str, str], matrix: Transform = SAME) -> list[AnyRule]
 
 
 def tied(module: str, table: str) -> list[AnyRule]:
-    """Some files repeat the table of embeddings in this module, or have it there only."""
+    """Rules for files that repeat the table of embeddings in this module, or have it only there."""
     return [Copy(f"{module}.weight", of=table), Renamed(f"{module}.weight", table)]
 
 
 def grouped(config: ModelConfig) -> Transform:
-    """For each head of keys: its heads of queries, then the keys, then the values."""
-    return dealt(config.kv_heads, (config.n_heads // config.kv_heads, 1, 1))
+    """Grouped-query attention: for each key/value head its query heads, then the keys, then the values."""
+    return interleaved(config.kv_heads, (config.n_heads // config.kv_heads, 1, 1))
 
 
 @dataclass(frozen=True)
@@ -201,7 +212,7 @@ class TensorRules:
     lm_head: their output layer, unless `names` or `more` have it; tied, its weight is a copy of `tokens`.
     lm_bias: a tensor beside that layer: if tied, the bias, of which the layer's is a copy; if not, nothing reads it.
     buffers: tensors that some files hold and that can be computed.
-    unused: modules that pretraining left in files whose class has no pooler.
+    unused: modules of pretraining in files whose class has no pooler.
     """
 
     prefix: str
@@ -249,7 +260,7 @@ class TensorRules:
             # The order in shards.
             parts = ("weight", "bias") if config.shape == "encoder" else ("bias", "weight")
             own = [Rule(f"lm_head.{part}", f"{layer}.{part}") for part in parts]
-            return [*rules, *own, *([Dead(bias, like=f"{layer}.bias")] if self.lm_bias else [])]
+            return [*rules, *own, *([Unused(bias, like=f"{layer}.bias")] if self.lm_bias else [])]
         rules += [Rule("lm_head.bias", bias), *tied(layer, table)]
         if self.lm_bias:
             rules += [Copy(f"{layer}.bias", of=bias), Renamed(f"{layer}.bias", bias)]

@@ -13,7 +13,7 @@ from trifold.errors import CheckpointError
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:
-    """Write `values` atomically with sorted keys, in the layout of the reference library."""
+    """Write `values` atomically with sorted keys, in the layout of `transformers`."""
     text = json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
@@ -23,7 +23,7 @@ def write_json(path: Path, values: Mapping[str, object]) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path that replaces `path`, flushed to disk, when the block succeeds.
 
-    Raises CheckpointError if the disk refuses; then `path` is unchanged.
+    Raises CheckpointError if writing fails; then `path` is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -41,7 +41,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder that becomes `path`, flushed to disk, when the block succeeds.
 
-    Raises CheckpointError if `path` exists and is not an empty folder, or if the disk refuses; then nothing is left.
+    Raises CheckpointError if `path` exists and is not an empty folder, or if writing fails; then nothing is left.
     """
     whole = path.resolve()  # "." has no name to derive another one from
     temporary = whole.with_name(f".{whole.name}.{os.getpid()}.tmp")

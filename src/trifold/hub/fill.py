@@ -25,8 +25,8 @@ from trifold.nn.layers import Linear
 Stored = Literal["int8"]
 ALIGNMENT = 64  # bytes: every tensor starts at a cache line
 STRIP = 64  # columns of a transposed matrix that are copied together and fit into a cache
-CHUNK = 2**21  # numbers that a thread copies at a time
-MIN_FOR_THREADS = 2**24  # numbers from which on threads are used
+CHUNK = 2**21  # elements that a thread copies at a time
+MIN_FOR_THREADS = 2**24  # elements; smaller models are copied in one thread
 
 
 @torch.no_grad()
@@ -78,12 +78,12 @@ def fill_model(
 class _Copier:
     """Copy tensors to places of the same shape, in several threads if worthwhile; done when the block ends."""
 
-    def __init__(self, device: str | torch.device, numbers: int) -> None:
+    def __init__(self, device: str | torch.device, elements: int) -> None:
         threads = torch.get_num_threads()
-        worthwhile = torch.device(device).type == "cpu" and threads > 1 and numbers >= MIN_FOR_THREADS
+        worthwhile = torch.device(device).type == "cpu" and threads > 1 and elements >= MIN_FOR_THREADS
         self._pool: ThreadPoolExecutor | None = executor_sharing_cores(threads) if worthwhile else None
-        self._running: deque[Future[None]] = deque()
-        self._most = 2 * threads  # tensors may be made on demand, and not all fit into memory at once
+        self._pending: deque[Future[None]] = deque()
+        self._max_pending = 2 * threads  # tensors may be made on demand, and not all fit into memory at once
         self._inference = torch.is_inference_mode_enabled()  # a setting of each thread
 
     def __enter__(self) -> Self:
@@ -93,7 +93,7 @@ class _Copier:
         if self._pool is not None:
             self._pool.shutdown()
         if kind is None:
-            for copied in self._running:
+            for copied in self._pending:
                 copied.result()
 
     def copy(self, tensor: Tensor, place: Tensor) -> None:
@@ -102,9 +102,9 @@ class _Copier:
             _copy(tensor, place)
             return
         for source, target in _chunks(tensor, place):
-            self._running.append(self._pool.submit(self._copy_in_thread, source, target))
-            if len(self._running) > self._most:
-                self._running.popleft().result()
+            self._pending.append(self._pool.submit(self._copy_in_thread, source, target))
+            if len(self._pending) > self._max_pending:
+                self._pending.popleft().result()
 
     def _copy_in_thread(self, source: Tensor, target: Tensor) -> None:
         with torch.inference_mode(self._inference):

@@ -114,7 +114,7 @@ def load_model(
     values = read_json(folder / CONFIG)
     family, config = parse_config(values, folder / CONFIG)
     weights = read_weights(folder)
-    config, parameters = settle(family, config, weights, folder / CONFIG)
+    config, parameters = infer_config(family, config, weights, folder / CONFIG)
     tensors = rules.load(family.rules(config), weights, parameters, str(folder))
     generation = read_generation_settings(folder, config, values)
     if heads is None:
@@ -131,9 +131,9 @@ def load_model(
 def read_config(folder: Path) -> ModelConfig:
     """The config of a model folder. Reads no more of the weights than the config depends on. Raises CheckpointError."""
     family, config = parse_config(read_json(folder / CONFIG), folder / CONFIG)
-    if family.settle is None or not has_weights(folder):
+    if family.infer is None or not has_weights(folder):
         return config
-    return family.settle(config, read_weights(folder))
+    return family.infer(config, read_weights(folder))
 
 
 def parse_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelConfig]:
@@ -145,14 +145,14 @@ def parse_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelC
     return FAMILIES[model_type], _read_config(FAMILIES[model_type], values, place)
 
 
-def settle(
+def infer_config(
     family: Family, config: ModelConfig, weights: Mapping[str, Tensor], place: Path
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The config with what depends on the tensors, and the parameters of such a model on the meta device.
+    """The config completed from the tensors, and the parameters of such a model on the meta device.
 
-    Raises CheckpointError for absurd sizes.
+    Raises CheckpointError for implausible sizes.
     """
-    config = config if family.settle is None else family.settle(config, weights)
+    config = config if family.infer is None else family.infer(config, weights)
     _check_sizes(config, weights, place)
     try:
         with torch.device("meta"):
@@ -169,7 +169,7 @@ def _read_config(family: Family, values: Mapping[str, Any], place: Path) -> Mode
 
 
 def _check_sizes(config: ModelConfig, weights: Sized, place: Path) -> None:
-    """Reject absurd sizes before they cost hours or all memory."""
+    """Reject implausible sizes before they cost hours or all memory."""
     layers = config.encoder_layers + config.decoder_layers
     own = layers if config.block_of_layer is None else len(set(config.block_of_layer))
     if own > len(weights) or layers > MAX_LAYERS:

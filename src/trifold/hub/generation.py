@@ -1,6 +1,6 @@
 """Convert between generation_config.json and our generation settings, which share most names.
 
-The reference's default of an absent key may differ from ours, so differing defaults are written and read explicitly.
+The default of `transformers` for an absent key may differ from ours; such defaults are written and read explicitly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHARED = (
     *("penalty_alpha", "prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens"),
     *("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"),
     *("forced_bos_token_id", "forced_eos_token_id", "prefill_chunk_size"),
-    # Ours only: the reference ignores them.
+    # Ours only: `transformers` ignores them.
     *("length_penalty_form", "seed", "top_k_form", "presence_penalty", "frequency_penalty"),
     *("bad_words", "force_words", "cache"),
 )
@@ -40,7 +40,7 @@ OFF: dict[str, object] = {
     "early_stopping": False,
     "renormalize_logits": False,
 }
-TOP_K = 50  # the reference's default for sampling
+TOP_K = 50  # default of `transformers` for sampling
 
 # Their key -> values without effect, besides null; None: any value.
 HARMLESS: dict[str, tuple[object, ...] | None] = {
@@ -71,7 +71,7 @@ TOKENS = frozenset(
     "eos_token_id forced_bos_token_id forced_eos_token_id bad_words_ids force_words_ids".split()
 )
 END = "eos_token_id"  # may be several, or differ from config.json; generation uses this one
-# We forbid the padding token by default; the reference does so only if this key says it, as in Marian's files.
+# We forbid the padding token by default; `transformers` does so only if this key lists it, as in Marian's files.
 FORBIDDEN = "bad_words_ids"
 
 # Old folders have these keys in config.json.
@@ -90,7 +90,7 @@ def write_generation(config: ModelConfig, ours: Mapping[str, object]) -> dict[st
     if given.get("do_sample"):
         given.setdefault("top_k", 0)
     if not LENGTHS.keys() & given.keys() and "max_new_tokens" not in given:
-        # The reference would stop after 20 tokens by default. The null restores our default when read.
+        # By default `transformers` would stop after 20 tokens. The null restores our default when read.
         given |= {"max_new_tokens": None, "max_length": config.max_positions}
     if FORBIDDEN not in given and config.pad_id != config.eos_id:
         given[FORBIDDEN] = [[config.pad_id]]
@@ -116,7 +116,7 @@ def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) 
         key: given[key] for key in SHARED if key in given and given[key] != OFF.get(key)
     }
     for length, new in LENGTHS.items():
-        if new in theirs:  # takes precedence, as in the reference
+        if new in theirs:  # takes precedence, as in `transformers`
             ours.pop(length, None)
     if ours.get(END) in (config.eos_id, [config.eos_id]):
         del ours[END]
@@ -127,7 +127,7 @@ def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) 
     if "prompt_lookup_num_tokens" not in ours:
         ours.pop("max_matching_ngram_size", None)
     contrastive = "penalty_alpha" in ours and not ours.get("do_sample")
-    if not ours.get("do_sample"):  # the reference ignores them
+    if not ours.get("do_sample"):  # `transformers` ignores them
         useless = set(SAMPLING) - ({"top_k"} if contrastive else set())
         ours = {key: value for key, value in ours.items() if key not in useless}
     if (ours.get("do_sample") or contrastive) and "top_k" not in given:

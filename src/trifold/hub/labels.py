@@ -9,7 +9,6 @@ from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
 from trifold.nn.config import ProblemType
 
-LABEL_KEYS = frozenset({"n_labels", "label_names", "problem_type"})  # fields of ModelConfig
 MAX_CLASSES = 2**20  # beyond any model in use
 
 
@@ -17,12 +16,12 @@ def labels_to_ours(values: Mapping[str, Any], usual: int = 2) -> dict[str, Any]:
     """`n_labels`, `label_names` and `problem_type` of a config.json; `usual` is the family's number of classes.
 
     `label2id` repeats `id2label` and is ignored. Raises SettingsError if the names are not numbered from 0 or
-    contradict `num_labels`, for an unknown problem type, and for absurdly many classes.
+    contradict `num_labels`, for an unknown problem type, and for implausibly many classes.
     """
     names = _read_names(values.get("id2label"))
     number, problem = values.get("num_labels"), values.get("problem_type")
     if names and isinstance(number, int) and number != len(names):
-        # Versions of the reference differ in which one they follow.
+        # Versions of `transformers` differ in which one they follow.
         raise SettingsError(f"num_labels: {number} contradicts id2label, which names {len(names)} classes")
     count = len(names) if names else number if isinstance(number, int) else usual
     if count > MAX_CLASSES:

@@ -154,6 +154,6 @@ def _keys(config: ModelConfig) -> Fields:
 
 
 def _fraction(part: int, whole: int) -> float:
-    """A factor by which the whole, rounded down, is the part."""
+    """A share of `whole` that is exactly `part` when rounded down."""
     fraction = part / whole
     return fraction if int(whole * fraction) == part else math.nextafter(fraction, 1.0)

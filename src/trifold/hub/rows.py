@@ -141,12 +141,12 @@ def type_of(name: str) -> Any:
 
 
 def up_to(largest: int) -> Any:
-    """The type of sizes from 1 to a largest one, beyond any model in use."""
+    """The type of an integer from 1 to `largest`, a bound beyond any model in use."""
     return Annotated[int, Field(gt=0, le=largest)]
 
 
 def same(name: str) -> Callable[[Fields], Any]:
-    """A field's value that equals another field's."""
+    """A function that returns the value of another field."""
     return lambda fields: fields[name]
 
 
@@ -188,7 +188,7 @@ Id = Annotated[int, Field(ge=0)]
 
 
 def end(default: int) -> Row:
-    """The end of a family that needs one. ModelConfig holds the first; others belong to the generation settings."""
+    """The end token of a family that requires one. Of several, ModelConfig has the first; see `read_generation`."""
     ends = Id | Annotated[list[Id], Field(min_length=1)]
     return Row(
         "eos_token_id",
@@ -202,10 +202,12 @@ def end(default: int) -> Row:
 def ids(
     pad: int | None = None, bos: int | None = None, eos: int | None = None, *, padded: bool = False
 ) -> Group:
-    """Special tokens with these defaults. No end is an id beyond the vocabulary; any other missing id is the end.
+    """Special tokens with these defaults.
 
-    padded: no id is negative, and the padding is in the vocabulary, because the reference gives its embedding no
-        gradient. Otherwise -1 is a missing id, and padding equal to the end is written only where a head needs it.
+    A missing end token gets an id beyond the vocabulary; any other missing token gets the id of the end token.
+
+    padded: no id is negative, and the padding is in the vocabulary, because `transformers` gives its embedding
+        no gradient. Otherwise -1 is a missing id, and padding equal to the end is written only where a head needs it.
     """
     one = (Id if padded else int) | None
 

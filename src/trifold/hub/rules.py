@@ -4,9 +4,9 @@ A family's table maps our parameters to their tensors:
 
     Rule("encoder.blocks.{i}.feed_forward.sublayer.in_proj.weight", "model.encoder.layers.{i}.fc1.weight")
 
-A hole {i} matches one part of a dotted name, {p:q|k|v} one of the given words, {*path} anything. A rule may map several
-of ours to several of theirs (q, k and v to one stacked matrix) through an invertible transform. Loading and saving are
-the two directions of the same table, so they always agree.
+A placeholder {i} matches one part of a dotted name, {p:q|k|v} one of the given words, {*path} anything. A rule may map
+several of ours to several of theirs (q, k and v to one stacked matrix) through an invertible transform. Loading and
+saving are the two directions of the same table, so they always agree.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _concatenate(tensors: Tensors, axis: int) -> Tensor:
     return torch.empty(shape, dtype=tensors[0].dtype, device="meta")
 
 
-def dealt(groups: int, shares: Sequence[int]) -> Transform:
+def interleaved(groups: int, shares: Sequence[int]) -> Transform:
     """Several tensors of ours are interleaved in one of theirs.
 
     Each of its groups holds a share of our first tensor, then of the second, … `shares` are in any unit: three heads
@@ -121,7 +121,7 @@ def chain(*links: Transform) -> Transform:
 # --- rules ---------------------------------------------------------------------------------------------
 
 Names = str | tuple[str, ...]
-# Shorter types need scales beside them.
+# Supported types; shorter ones would need scales.
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -175,14 +175,14 @@ class Renamed:
 
 
 @dataclass(frozen=True)
-class Dead:
+class Unused:
     """A tensor of theirs that nothing uses: it may be missing or hold anything, and is written as a copy of another."""
 
     theirs: str
     like: str
 
 
-AnyRule = Rule | Zeros | Copy | Ignored | Renamed | Dead
+AnyRule = Rule | Zeros | Copy | Ignored | Renamed | Unused
 
 
 @lru_cache(maxsize=4096)
@@ -190,20 +190,21 @@ def _expression(pattern: str) -> re.Pattern[str]:
     """The pattern as a regular expression."""
     parts = re.split(r"\{(\*?)(\w+)(?::([\w|]+))?\}", pattern)
     text = re.escape(parts[0])
-    for anything, hole, words, literal in zip(
+    for anything, name, words, literal in zip(
         parts[1::4], parts[2::4], parts[3::4], parts[4::4], strict=True
     ):
-        text += f"(?P<{hole}>{words or ('.+' if anything else '[^.]+')})" + re.escape(literal)
+        text += f"(?P<{name}>{words or ('.+' if anything else '[^.]+')})" + re.escape(literal)
     return re.compile(text)
 
 
-def _holes(pattern: str, name: str) -> dict[str, str] | None:
+def _match(pattern: str, name: str) -> dict[str, str] | None:
+    """The values of the placeholders if the pattern matches the name, else None."""
     found = _expression(pattern).fullmatch(name)
     return None if found is None else found.groupdict()
 
 
-def _fill(pattern: str, holes: Mapping[str, str]) -> str:
-    return re.sub(r"\{\*?(\w+)(?::[\w|]+)?\}", lambda hole: holes[hole[1]], pattern)
+def _fill(pattern: str, values: Mapping[str, str]) -> str:
+    return re.sub(r"\{\*?(\w+)(?::[\w|]+)?\}", lambda found: values[found[1]], pattern)
 
 
 def _as_tuple(names: Names) -> tuple[str, ...]:
@@ -221,17 +222,17 @@ class _Step:
 
 
 def _steps(rules: Iterable[AnyRule], names: Collection[str]) -> list[_Step]:
-    """Every rule with its holes filled from our names. Each name must have exactly one rule."""
+    """Every rule with its placeholders filled from our names. Each name must have exactly one rule."""
     steps: list[_Step] = []
     unfilled = dict.fromkeys(names)
     for rule in (rule for rule in rules if isinstance(rule, Rule)):
         ours, theirs = _as_tuple(rule.ours), _as_tuple(rule.theirs)
         for name in names:
-            if (holes := _holes(ours[0], name)) is None:
+            if (values := _match(ours[0], name)) is None:
                 continue
             step = _Step(
-                tuple(_fill(pattern, holes) for pattern in ours),
-                tuple(_fill(pattern, holes) for pattern in theirs),
+                tuple(_fill(pattern, values) for pattern in ours),
+                tuple(_fill(pattern, values) for pattern in theirs),
                 rule.transform,
             )
             for taken in step.ours:
@@ -245,11 +246,11 @@ def _steps(rules: Iterable[AnyRule], names: Collection[str]) -> list[_Step]:
 def _zeros(rules: Iterable[AnyRule], ours: Iterable[str]) -> dict[str, tuple[Zeros, str]]:
     """Their tensors that we do not have, each with its rule and the parameter beside it."""
     return {
-        _fill(rule.theirs, holes): (rule, name)
+        _fill(rule.theirs, values): (rule, name)
         for rule in rules
         if isinstance(rule, Zeros)
         for name in ours
-        if (holes := _holes(rule.beside, name)) is not None
+        if (values := _match(rule.beside, name)) is not None
     }
 
 
@@ -267,8 +268,8 @@ def saving(rules: Sequence[AnyRule], ours: Mapping[str, Tensor]) -> Mapping[str,
     }
     makers |= {(name,): partial(zeros, *entry) for name, entry in _zeros(rules, ours).items()}
     used = LazyTensors(makers)
-    dead = [rule for rule in rules if isinstance(rule, Dead)]
-    return LazyTensors({**makers, **{(rule.theirs,): partial(copy, rule.like) for rule in dead}})
+    unused = [rule for rule in rules if isinstance(rule, Unused)]
+    return LazyTensors({**makers, **{(rule.theirs,): partial(copy, rule.like) for rule in unused}})
 
 
 def loading(
@@ -316,14 +317,14 @@ def _check(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], place: str
 ) -> None:
     zeros, expected, tied = _zeros(rules, ours), save(rules, ours), _copies(rules, theirs)
-    dead = {rule.theirs for rule in rules if isinstance(rule, Dead)}
-    optional = dead | zeros.keys()
+    unused = {rule.theirs for rule in rules if isinstance(rule, Unused)}
+    optional = unused | zeros.keys()
     problems = [f"missing: {name}" for name in expected if name not in theirs and name not in optional]
     for name in theirs:
-        if name in dead:
+        if name in unused:
             continue
         if name not in expected and name not in tied:
-            if not any(isinstance(rule, Ignored) and _holes(rule.theirs, name) is not None for rule in rules):
+            if not any(isinstance(rule, Ignored) and _match(rule.theirs, name) is not None for rule in rules):
                 problems.append(f"not known: {name!r}")
             continue
         tensor, original = theirs[name], tied.get(name, name)
@@ -344,11 +345,11 @@ def _check(
 def _copies(rules: Sequence[AnyRule], theirs: Iterable[str]) -> dict[str, str]:
     """Their tied tensors that are present, each with the name of its original."""
     return {
-        name: _fill(rule.of, holes)
+        name: _fill(rule.of, values)
         for rule in rules
         if isinstance(rule, Copy)
         for name in theirs
-        if (holes := _holes(rule.theirs, name)) is not None
+        if (values := _match(rule.theirs, name)) is not None
     }
 
 
@@ -366,7 +367,7 @@ def _renamed(
     names: dict[str, str] = {}
 
     def is_known(name: str) -> bool:
-        known = name in expected or any(_holes(pattern, name) is not None for pattern in ignored)
+        known = name in expected or any(_match(pattern, name) is not None for pattern in ignored)
         return known or _copies(rules, [name]).get(name) in names
 
     # Current names first, then old ones; copies last, because one whose original is missing may replace it.
@@ -381,6 +382,6 @@ def _later_names(name: str, renames: Sequence[Renamed]) -> Iterator[str]:
     reached: list[tuple[str, tuple[Renamed, ...]]] = [(name, ())]
     for current, used in reached:
         for rule in renames:
-            if rule not in used and (holes := _holes(rule.old, current)) is not None:
-                reached.append((_fill(rule.new, holes), (*used, rule)))
+            if rule not in used and (values := _match(rule.old, current)) is not None:
+                reached.append((_fill(rule.new, values), (*used, rule)))
                 yield reached[-1][0]

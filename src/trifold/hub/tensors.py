@@ -30,7 +30,7 @@ TYPE_NAMES = {
     **{torch.float64: "F64", torch.int64: "I64"},
 }
 DTYPES = dict(zip(TYPE_NAMES.values(), TYPE_NAMES, strict=True))
-_METADATA = {"format": "pt"}  # the reference library rejects files without it
+_METADATA = {"format": "pt"}  # `transformers` rejects files without it
 _ALIGNMENT = 8  # bytes; the header is padded with spaces
 
 

@@ -130,7 +130,7 @@ def write_weights(
     """Write one safetensors file, or shards of at most `max_shard_size` and their index; other weights are removed.
 
     Each file is replaced atomically. shapes: the same tensors on the meta device, if `tensors` are made on demand.
-    `on_written` is called with the bytes of each tensor. Raises CheckpointError if the disk refuses, UsageError for an
+    `on_written` is called with the bytes of each tensor. Raises CheckpointError if writing fails, UsageError for an
     invalid size.
     """
     shapes = tensors if shapes is None else shapes

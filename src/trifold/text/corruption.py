@@ -27,7 +27,7 @@ from trifold.text.spans import (
     round_randomly,
 )
 
-# --- masked language modelling --------------------------------------------------------------------------
+# --- masked language modeling --------------------------------------------------------------------------
 #
 # 15 % of the tokens are selected: 80 % of these become the mask, 10 % a random token, 10 % stay unchanged
 # (Devlin et al. 2019, section 3.1, task 1).
@@ -283,7 +283,7 @@ def _partition(items: int, count: int, rng: Rng) -> Ids:
     return np.diff(cuts, prepend=0, append=items)
 
 
-# --- XLNet's permutation language modelling (Yang et al. 2019, sections 2.2-2.3) ------------------------
+# --- XLNet's permutation language modeling (Yang et al. 2019, sections 2.2-2.3) ------------------------
 #
 #     max E_z Σ_{t > c} log P(x_{z_t} | x_{z_1}, …, x_{z_{t-1}})
 #

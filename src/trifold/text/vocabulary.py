@@ -23,7 +23,7 @@ SPACE = "▁"  # stands for a space in SentencePiece and similar vocabularies
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a tokenizer folder, whatever its layout.
+    """The tokens of a tokenizer folder of any layout.
 
     scores: of a unigram model, in the order of the ids. unk_id, byte_fallback: of a SentencePiece model.
     """

@@ -1,12 +1,12 @@
-"""BART (Lewis et al. 2020), and the Transformer of 2017 as the reference library knows it: Marian.
+"""BART (Lewis et al. 2020), and the Transformer of 2017 as `transformers` implements it: Marian.
 
 BART has learned positions, which begin in row 2 of their table, and a norm on the embeddings. Both add to the logits a
 bias that is never trained and zero in most files; where we have none, it must be zero.
 
-Marian writes all sines of the positions before all cosines where the paper interleaves them. The width of the model
-has no order of its own, so one permutation of it, applied to every tensor that has that axis, turns one into the
-other and leaves the logits as they were. Marian always has biases in attention; where we have none they are zeros.
-Keys of ours in config.json, which the reference ignores, record the original form.
+Marian writes all sines of the positions before all cosines where the paper interleaves them. One permutation of the
+model width, applied to every tensor with that axis, converts between the two and does not change the logits. Marian
+always has biases in attention; where we have none they are zeros. Keys of ours in config.json, which `transformers`
+ignores, record the original form.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trifold.hub.rules import LEADING_AXIS, SAME, AnyRule, Copy, Ignored, Rule, 
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
 
-# If forced_eos_token_id were missing, the reference would force its own default at the maximum length.
+# If forced_eos_token_id were missing, `transformers` would force its own default at the maximum length.
 WRITTEN: Fields = {"is_encoder_decoder": True, "tie_word_embeddings": True, "forced_eos_token_id": None}
 # Keys that Marian shares.
 SIDES = (
@@ -146,7 +146,7 @@ BART = Family(
         more=_more,
         buffers=f".{STACK}.version",
     ),
-    # An old name beside the new one; and a key of generation that is no longer read.
+    # Old names of keys, and a key of generation that is no longer read.
     ignored="init_std classif_dropout force_bos_token_to_be_generated",
     n_labels=3,
 )

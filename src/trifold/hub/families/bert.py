@@ -92,7 +92,7 @@ FAMILY = Family(
         buffers=BUFFERS,
         unused=".pooler.dense cls.seq_relationship",
     ),
-    # Of the first release's pooler; the reference does not read them.
+    # Of the first release's pooler; `transformers` does not read them.
     ignored="""
     directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
     """,
@@ -128,7 +128,7 @@ ROBERTA = Family(
     stem="Roberta",
     classes={
         "Model": {"heads": ("pooler",)},
-        # The dense layer has this activation, whatever the model's is.
+        # The dense layer of the head always has this activation.
         "ForMaskedLM": MASKED_LM | {"lm_head_transform": "gelu"},
         **CLASSIFIERS,
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "tanh"},
@@ -212,14 +212,14 @@ DISTILBERT = Family(
 
 # --- ALBERT --------------------------------------------------------------------------------------------
 
-MOST_LAYERS = 10_000  # more would cost time and memory before the weights contradict them
+MAX_LAYERS = 10_000  # more would cost time and memory before the weights contradict them
 # Rounds through the groups, groups, and blocks of a group.
 COUNTS = {"num_hidden_layers": 12, "num_hidden_groups": 1, "inner_group_num": 1}
 
 
 def order(rounds: int, groups: int, inner: int) -> tuple[int, ...]:
     """The block of each layer: each round executes one group, which is `inner` blocks in a row."""
-    group_of = (int(number / (rounds / groups)) for number in range(rounds))  # as the reference rounds it
+    group_of = (int(number / (rounds / groups)) for number in range(rounds))  # rounded as in `transformers`
     return tuple(group * inner + block for group in group_of for block in range(inner))
 
 
@@ -243,10 +243,10 @@ def groups_of(config: ModelConfig) -> tuple[int, int, int] | None:
 
 def _load_groups(file: Any, fields: Fields) -> Fields:
     rounds, groups, inner = file.num_hidden_layers, file.num_hidden_groups, file.inner_group_num
-    if groups > rounds or rounds * inner > MOST_LAYERS:
+    if groups > rounds or rounds * inner > MAX_LAYERS:
         raise SettingsError(
             f"num_hidden_groups: {groups} of {inner} for {rounds} layers: every group needs a layer, "
-            f"and {MOST_LAYERS:,} layers are the most"
+            f"and {MAX_LAYERS:,} layers are the most"
         )
     shared = (groups, inner) != (rounds, 1)
     return {"n_layers": rounds * inner, "block_of_layer": order(rounds, groups, inner) if shared else None}
@@ -308,7 +308,7 @@ ALBERT = Family(
     classes={name: fields for name, fields in CLASSES.items() if name != "ForNextSentencePrediction"},
     entries=revise(
         BERT,
-        Group({key: (up_to(MOST_LAYERS), n) for key, n in COUNTS.items()}, _load_groups, _save_groups),
+        Group({key: (up_to(MAX_LAYERS), n) for key, n in COUNTS.items()}, _load_groups, _save_groups),
         Row("embedding_size", "d_embedding", 128, type=up_to(2**20)),
         Row("classifier_dropout_prob", "classifier_dropout", 0.1, nullable=True),
         ids(0, 2, 3, padded=True),
@@ -323,6 +323,6 @@ ALBERT = Family(
     ),
     constants=TEXT_ENCODER,
     rules=_rules,
-    # Of the first release; the reference does not read them.
+    # Of the first release; `transformers` does not read them.
     ignored="classifier_dropout down_scale_factor gap_size layers_to_keep net_structure_type num_memory_blocks",
 )

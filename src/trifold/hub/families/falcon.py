@@ -120,5 +120,5 @@ FAMILY = Family(
     ),
     constants=DECODER | {"feed_forward_bias": same("attention_bias"), "embedding_dropout": 0.0},
     rules=_rules,
-    ignored="auto_map",  # code that is older than the reference; it is never loaded
+    ignored="auto_map",  # code that is older than the class in `transformers`; it is never loaded
 )

@@ -6,8 +6,8 @@ them holds queries, keys and values. GPT-BigCode (StarCoder; Li et al. 2023) is 
 pair of keys and values. GPT-Neo (Black et al. 2021) is GPT-2 with unscaled scores; some layers attend to a window only.
 
 GPT-J (Wang & Komatsuzaki 2021) has parallel attention and feed-forward on one norm, and rotary positions. CodeGen
-(Nijkamp et al. 2022) is GPT-J whose queries, values and keys are stored in four shares, one per machine. GPT-NeoX and
-Pythia (Black et al. 2022) have two norms, and queries, keys and values in one matrix, head by head.
+(Nijkamp et al. 2022) is GPT-J whose queries, values and keys are stored in the four parts of its tensor parallelism.
+GPT-NeoX and Pythia (Black et al. 2022) have two norms, and queries, keys and values in one matrix, head by head.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trifold.hub.decoders import COMMON, DECODER, GPT, GPT_IGNORED, HEADS, SCALE
 from trifold.hub.family import Family, TensorRules, grouped, in_layer
 from trifold.hub.rope import rope
 from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, ids, revise, sizes
-from trifold.hub.rules import SAME, TRANSPOSED, Renamed, dealt, stacked
+from trifold.hub.rules import SAME, TRANSPOSED, Renamed, interleaved, stacked
 from trifold.nn import ModelConfig
 
 LAYER = {
@@ -103,7 +103,7 @@ OPENAI = Family(
 # --- GPT-Neo -------------------------------------------------------------------------------------------
 
 WINDOW = 256
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
@@ -112,7 +112,7 @@ def _load_layers(file: Any, fields: Fields) -> Fields:
     for item in types:
         match item:
             case [[*kinds], int(times)] if (
-                all(k in ("global", "local") for k in kinds) and times * len(kinds) < MOST_LAYERS
+                all(k in ("global", "local") for k in kinds) and times * len(kinds) < MAX_LAYERS
             ):
                 layers += list(kinds) * times
             case _:
@@ -235,12 +235,12 @@ GPTJ = Family(
     ignored=f"{GPT_IGNORED} rotary scale_attn_weights",
 )
 
-MACHINES = 4
+N_PARTS = 4  # of the stored projections of CodeGen
 
 
 def _check_heads(file: Any, fields: Fields) -> Fields:
-    if file.n_head % MACHINES:
-        raise SettingsError(f"n_head: {file.n_head} is not a multiple of {MACHINES}, as CodeGen requires")
+    if file.n_head % N_PARTS:
+        raise SettingsError(f"n_head: {file.n_head} is not a multiple of {N_PARTS}, as CodeGen requires")
     return {}
 
 
@@ -255,7 +255,7 @@ CODEGEN = replace(
         names={ours: theirs for ours, theirs in J_RULES.names.items() if "{p" not in ours},
         qkv=".h.{i}.attn.qkv_proj",
         order="qvk",
-        split=lambda config: dealt(MACHINES, (1, 1, 1)),
+        split=lambda config: interleaved(N_PARTS, (1, 1, 1)),
     ),
 )
 
@@ -291,5 +291,5 @@ NEOX = Family(
         more=lambda config, base: [Renamed("lm_head.weight", "embed_out.weight")],
         buffers=".layers.{i}.attention.{buffer:bias|masked_bias} .layers.{i}.attention.rotary_emb.inv_freq",
     ),
-    ignored="attention_probs_dropout_prob hidden_dropout_prob",  # the reference does not read them
+    ignored="attention_probs_dropout_prob hidden_dropout_prob",  # `transformers` does not read them
 )

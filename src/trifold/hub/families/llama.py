@@ -47,7 +47,7 @@ RULES = TensorRules(
 
 
 def _check_width(config: ModelConfig) -> Fields:
-    if config.d_model % config.n_heads:  # the reference requires it even where head_dim differs
+    if config.d_model % config.n_heads:  # `transformers` requires it even where head_dim differs
         raise SettingsError(f"hidden_size: {config.d_model} is not a multiple of {config.n_heads} heads")
     return {}
 
@@ -112,7 +112,7 @@ STARCODER2 = Family(
             },
         ),
     ),
-    # Left over from the training program; the reference does not read them.
+    # Left over from the training program; `transformers` does not read them.
     ignored="""
     activation_function attention_softmax_in_fp32 layer_norm_epsilon scale_attention_softmax_in_fp32
     scale_attn_weights

@@ -1,8 +1,8 @@
 """T5 (Raffel et al. 2020) in all its versions: 1.0, 1.1 (gated), Flan; and mT5, which has other defaults.
 
 RMS norms before each sub-layer, no biases, unscaled scores with an offset for the distance of two tokens.
-Version 1.0 computes its logits with the embedding table, divided by √d_model; later ones have an output table of
-their own. Where config.json leaves open which of the two a file has, its tensors decide.
+Version 1.0 ties the output layer to the embeddings and divides the logits by √d_model; later versions are untied.
+Where config.json is ambiguous, the tensors decide.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, end, fixed, name_o
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
-LONGEST = 2**15  # tokens; positions do not end, so this only limits generation
+MAX_POSITIONS = 2**15  # tokens; relative positions have no limit, so this only bounds generation
 ENCODER: Fields = {"shape": "encoder", "n_decoder_layers": lambda fields: None}
 CLASSES: dict[str, Fields] = {
     **BART_CLASSES,
@@ -66,15 +66,15 @@ ACTIVATION = Group(
 )
 
 
-def _settle(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelConfig:
-    """Newer files always claim that the output table is the embeddings, and contain it where it differs."""
+def _infer_tying(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelConfig:
+    """Newer files always set tie_word_embeddings, and contain an output table of their own if it is not tied."""
     head, table = "lm_head.weight", "shared.weight"
     if not config.tie_lm_head or head not in weights or table not in weights:
         return config
     return config.model_copy(update={"tie_lm_head": torch.equal(weights[head], weights[table])})
 
 
-# Their layers of a block have numbers.
+# Sub-layers of a block are numbered there.
 LAYERS = {
     "encoder.blocks.{i}.self_attention": ".encoder.block.{i}.layer.0.SelfAttention",
     "encoder.blocks.{i}.feed_forward": ".encoder.block.{i}.layer.1.DenseReluDense",
@@ -158,7 +158,7 @@ FAMILY = Family(
             save=lambda c: {"is_encoder_decoder": c.shape == "encoder-decoder"},
         ),
         fixed(is_decoder=False),
-        Row("max_positions", "max_positions", LONGEST),  # ours; files of others do not have it
+        Row("max_positions", "max_positions", MAX_POSITIONS),  # ours; files of others do not have it
     ),
     constants={
         "positions": "relative",
@@ -172,7 +172,7 @@ FAMILY = Family(
     },
     rules=_rules,
     ignored="initializer_factor n_positions",
-    settle=_settle,
+    infer=_infer_tying,
 )
 MT5 = replace(
     FAMILY,

@@ -17,15 +17,15 @@ TEXT_KEYS = """
     vocab_size max_position_embeddings type_vocab_size pad_token_id tie_word_embeddings classifier_dropout
     position_embedding_type
 """
-LONGEST_SIDE = 10_000
+MAX_SIDE = 10_000
 Size = int | list[int]  # the side of a square, or [height, width]
 
 
 def _pair(key: str, size: int | list[int]) -> tuple[int, int]:
     pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or min(pair) < 1 or max(pair) > LONGEST_SIDE:
+    if len(pair) != 2 or min(pair) < 1 or max(pair) > MAX_SIDE:
         raise SettingsError(
-            f"{key}: {size} is neither a side nor [height, width] in pixels, {LONGEST_SIDE:,} at most"
+            f"{key}: {size} is neither a side nor [height, width] in pixels, {MAX_SIDE:,} at most"
         )
     return pair[0], pair[1]
 
@@ -53,7 +53,7 @@ LAYER = {
     "feed_forward.sublayer.in_proj": "intermediate.dense",
     "feed_forward.sublayer.out_proj": "output.dense",
 }
-# Names of the same modules in files of the library's fifth version that keep those it has in memory.
+# Names of the same modules in some files of `transformers` 5, which keep the names in memory.
 MEMORY = """
     layernorm_before attention.q_proj attention.k_proj attention.v_proj attention.o_proj layernorm_after mlp.fc1 mlp.fc2
 """.split()
@@ -104,5 +104,5 @@ FAMILY = Family(
         more=_more,
         unused=".pooler.dense",
     ),
-    ignored="encoder_stride",  # of a head that paints hidden patches, which we do not have
+    ignored="encoder_stride",  # of the head for masked image modeling, which is not supported
 )

@@ -22,7 +22,7 @@ CLASSES: dict[str, Fields] = {
     "ForTokenClassification": {"heads": ("token",)},
     "ForQuestionAnsweringSimple": {"heads": ("span",)},
 }
-LONGEST = 2**15  # tokens; sinusoids do not end, so this only refuses absurd texts
+MAX_POSITIONS = 2**15  # tokens; sinusoidal positions have no limit, so this only rejects implausible texts
 
 
 def _load_width(value: int | None, fields: Fields) -> None:
@@ -58,7 +58,7 @@ LAYER = {
     "feed_forward.sublayer.out_proj": "ff.layer_2",
     "feed_forward.after": "ff.layer_norm",
 }
-# Theirs have an axis for the heads: matrices are (width, heads, width of a head), the one of the output too.
+# Their matrices have an axis for the heads: (width, heads, head size), also that of the output projection.
 MATRICES = {"{p:q|k|v}_proj.weight": "{p}", "relative.r_proj.weight": "r"}
 OUTPUTS = {"o_proj.weight": "o", "relative.segments": "seg_embed"}
 VECTORS = {"content": "r_w_bias", "distance": "r_r_bias", "segment": "r_s_bias"}
@@ -108,7 +108,7 @@ FAMILY = Family(
             _load_summary,
             _save_summary,
         ),
-        Row("max_positions", "max_positions", LONGEST),  # ours; files of others do not have it
+        Row("max_positions", "max_positions", MAX_POSITIONS),  # ours; files of others do not have it
         fixed(attn_type="bi", bi_data=False, untie_r=True),
         ENCODER_ONLY,
     ),

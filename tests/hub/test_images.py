@@ -11,7 +11,7 @@ from hypothesis import given, strategies as some
 
 from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError
-from trifold.hub.pictures import FILE, read_pictures, write_pictures
+from trifold.hub.images import FILE, read_image_settings, write_image_settings
 
 OLD = {
     "do_normalize": True,
@@ -38,7 +38,7 @@ NEW = {
 
 def read(folder, values: dict[str, Any]) -> ImageSettings | None:
     (folder / FILE).write_text(json.dumps(values), encoding="utf-8")
-    return read_pictures(folder)
+    return read_image_settings(folder)
 
 
 def test_old_and_new_files_are_equivalent(tmp_path):
@@ -46,7 +46,7 @@ def test_old_and_new_files_are_equivalent(tmp_path):
 
 
 def test_a_folder_without_image_settings(tmp_path):
-    assert read_pictures(tmp_path) is None
+    assert read_image_settings(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_a_folder_without_image_settings(tmp_path):
     ],
 )
 def test_written_values_are_read_back(settings, tmp_path):
-    write_pictures(tmp_path, settings)
-    assert read_pictures(tmp_path) == settings
+    write_image_settings(tmp_path, settings)
+    assert read_image_settings(tmp_path) == settings
 
 
 @pytest.mark.parametrize(
@@ -147,5 +147,5 @@ def test_preprocessing_equals_the_reference(
     np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
     if settings.fixed_size is not None:
         assert mine.shape[1:] == settings.fixed_size
-    write_pictures(folder, settings)
-    assert read_pictures(folder) == settings
+    write_image_settings(folder, settings)
+    assert read_image_settings(folder) == settings

@@ -53,7 +53,7 @@ class PreprocessorFile(Settings):
     do_pad: Literal[False] = False
 
 
-def read_pictures(folder: Path) -> ImageSettings | None:
+def read_image_settings(folder: Path) -> ImageSettings | None:
     """The image settings of a folder; None if it has none. Raises CheckpointError for an unknown or unsupported key."""
     place = folder / FILE
     if not place.is_file():
@@ -66,8 +66,8 @@ def read_pictures(folder: Path) -> ImageSettings | None:
         raise CheckpointError("\n".join(f"{place}: {line}" for line in str(error).splitlines())) from None
 
 
-def write_pictures(folder: Path, settings: ImageSettings) -> None:
-    """Write the inverse of `read_pictures`."""
+def write_image_settings(folder: Path, settings: ImageSettings) -> None:
+    """Write the inverse of `read_image_settings`."""
     theirs: dict[str, Any] = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": settings.size is not None or settings.shortest_edge is not None,
@@ -93,7 +93,7 @@ def write_pictures(folder: Path, settings: ImageSettings) -> None:
 def _to_ours(file: PreprocessorFile) -> ImageSettings:
     if file.resample not in FILTERS:
         raise SettingsError(f"resample: {file.resample} is not known; known: 0 to {max(FILTERS)}")
-    if min(_colours(file.image_std), default=0) <= 0:
+    if min(_channels(file.image_std), default=0) <= 0:
         raise SettingsError(f"image_std: {file.image_std} is not a standard deviation: give numbers above 0")
     return ImageSettings.parse(
         {
@@ -101,8 +101,8 @@ def _to_ours(file: PreprocessorFile) -> ImageSettings:
             "crop": _crop(file),
             "resample": FILTERS[file.resample],
             "scale": file.rescale_factor if file.do_rescale else None,
-            "mean": _colours(file.image_mean) if file.do_normalize else None,
-            "deviation": _colours(file.image_std) if file.do_normalize else None,
+            "mean": _channels(file.image_mean) if file.do_normalize else None,
+            "deviation": _channels(file.image_std) if file.do_normalize else None,
         }
     )
 
@@ -151,5 +151,5 @@ def _sides(size: tuple[int, int]) -> dict[str, int]:
     return dict(zip(("height", "width"), size, strict=True))
 
 
-def _colours(values: float | list[float]) -> tuple[float, ...]:
+def _channels(values: float | list[float]) -> tuple[float, ...]:
     return tuple(values) if isinstance(values, list) else (values,)
