@@ -35,7 +35,7 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.transformer import shift_right
 from trifold.predict.generate_texts import generate_rows
 from trifold.predict.model_reader import require_tokenizer
-from trifold.predict.predict import Predicts
+from trifold.predict.predict import PredictMixin
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer, read_tokenizer
 
@@ -45,7 +45,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
 
 
-class Pipeline(Predicts):
+class Pipeline(PredictMixin):
     """A model with its tokenizer, if it has one.
 
     target_tokenizer: tokenizer of the output, if it differs. generation: generation_config.json of the model; arguments

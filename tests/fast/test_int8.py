@@ -14,7 +14,7 @@ from trifold.fast.layers import (
     concatenated_linears,
     int8_linear,
     linears,
-    suits_int8_linear,
+    supports_int8_linear,
 )
 from trifold.fast.thread_pool import execute_one
 from trifold.nn import ops
@@ -116,11 +116,11 @@ def test_int8_matmul_is_that_of_the_quantized_activations(biased: bool) -> None:
 def test_which_inputs_suit_int8_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trifold.fast.layers.int_mm_is_exact", lambda: True)
     weight, x = Int8Weight.quantize(torch.randn(96, 64)), torch.randn(33, 1, 64).bfloat16()
-    assert not suits_int8_linear(x, weight), "gradients are enabled"
+    assert not supports_int8_linear(x, weight), "gradients are enabled"
     with torch.no_grad():
-        assert suits_int8_linear(x, weight)
-        assert not suits_int8_linear(x.float(), weight)
-        assert not suits_int8_linear(x[:FEW_ROWS], weight)
-        assert suits_int8_linear(x.view(3, 11, 64), weight)
+        assert supports_int8_linear(x, weight)
+        assert not supports_int8_linear(x.float(), weight)
+        assert not supports_int8_linear(x[:FEW_ROWS], weight)
+        assert supports_int8_linear(x.view(3, 11, 64), weight)
         monkeypatch.setattr("trifold.fast.layers.int_mm_is_exact", lambda: False)
-        assert not suits_int8_linear(x, weight), "torch._int_mm overflows"
+        assert not supports_int8_linear(x, weight), "torch._int_mm overflows"

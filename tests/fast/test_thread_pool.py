@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trifold.fast import layers, thread_pool
 from trifold.fast.int8 import Int8Weight, Weight
-from trifold.fast.layers import few_row_linear, suits_few_row_linear
+from trifold.fast.layers import few_row_linear, supports_few_row_linear
 
 pytest.importorskip("numba", reason="the interpreter needs numba: pip install 'trifold[fast]'")
 KINDS = ("fp32", "bf16", "int8")
@@ -121,9 +121,9 @@ def test_bits_do_not_depend_on_the_place_in_memory(kind: str) -> None:
 def test_which_inputs_suit() -> None:
     weight = torch.randn(64, 32)
     with torch.no_grad():
-        assert suits_few_row_linear(torch.randn(1, 4, 32), weight)
-        assert not suits_few_row_linear(torch.randn(layers.FEW_ROWS + 1, 32), weight)
-        assert not suits_few_row_linear(torch.randn(1, 32), weight.half())
-        assert not suits_few_row_linear(torch.randn(1, 32), torch.randn(32, 64).T)
-        assert not suits_few_row_linear(torch.randn(0, 32), weight)
-    assert not suits_few_row_linear(torch.randn(1, 32), weight), "gradients are enabled"
+        assert supports_few_row_linear(torch.randn(1, 4, 32), weight)
+        assert not supports_few_row_linear(torch.randn(layers.FEW_ROWS + 1, 32), weight)
+        assert not supports_few_row_linear(torch.randn(1, 32), weight.half())
+        assert not supports_few_row_linear(torch.randn(1, 32), torch.randn(32, 64).T)
+        assert not supports_few_row_linear(torch.randn(0, 32), weight)
+    assert not supports_few_row_linear(torch.randn(1, 32), weight), "gradients are enabled"

@@ -54,7 +54,7 @@ def attend(
     the case.
     """
     reads_weights = (pattern is not None and pattern.watched) or (drop is not None and drop.active)
-    if kernel is None and not reads_weights and suits_attend_one_query(q, k, mask):
+    if kernel is None and not reads_weights and supports_attend_one_query(q, k, mask):
         return attend_one_query(q, k, v, mask, bias, soft_cap)
     trains_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     if kernel is None:
@@ -90,7 +90,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | 
 # --- one query per row ---------------------------------------------------------------------------------
 
 
-def suits_attend_one_query(q: Tensor, k: Tensor, mask: Mask) -> bool:
+def supports_attend_one_query(q: Tensor, k: Tensor, mask: Mask) -> bool:
     """Whether q (R, H, T, D) has one query per row, large heads and no gradient, and the mask is supported."""
     return (
         q.shape[2] == 1
@@ -207,7 +207,7 @@ def attention(
     cache: LayerCache | None,
 ) -> Tensor:
     """See `nn.ops.attention`. Packed rows need no padded grid if the compiled loops support the layer."""
-    if mask.packing is None or bias is not None or rotary is not None or not _suits_packed(layer, x, mask):
+    if mask.packing is None or bias is not None or rotary is not None or not _supports_packed(layer, x, mask):
         return layer.attend(x, memory, mask, bias, rotary, cache)
     if memory is None:
         q, kv = concatenated_linears(x[0], (layer.q_proj, layer.k_proj, layer.v_proj)), None
@@ -217,7 +217,7 @@ def attention(
     return packed_attention(q, kv, mask.packing, keys, layer.head_width, causal=mask.causal)[None]
 
 
-def _suits_packed(layer: Attention, x: Tensor, mask: Mask) -> bool:
+def _supports_packed(layer: Attention, x: Tensor, mask: Mask) -> bool:
     """Whether `packed_attention` supports this layer and these rows."""
     if mask.packing is None or mask.window is not None or layer.pattern.watched or layer.drop.active:
         return False

@@ -47,9 +47,9 @@ MIN_WEIGHTS = 2**20  # elements of a weight from which instructions are worth th
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """See `nn.ops.linear`."""
-    if suits_few_row_linear(x, weight):
+    if supports_few_row_linear(x, weight):
         return few_row_linear(x, weight, bias).to(dtype or x.dtype)
-    if isinstance(weight, Int8Weight) and suits_int8_linear(x, weight):
+    if isinstance(weight, Int8Weight) and supports_int8_linear(x, weight):
         return int8_linear(x, weight, bias, dtype)
     return plain_linear(x, weight, bias, dtype)  # type: ignore[arg-type]
 
@@ -57,7 +57,7 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, dtype: torch.d
 # --- inference -----------------------------------------------------------------------------------------
 
 
-def suits_few_row_linear(x: Tensor, weight: Weight) -> bool:
+def supports_few_row_linear(x: Tensor, weight: Weight) -> bool:
     """Whether x (..., K) has few rows and no gradient, and the weight (N, K) is large and readable."""
     return (
         x.shape[-1] * FEW_ROWS >= x.numel()
@@ -78,7 +78,7 @@ def few_row_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     return out
 
 
-def suits_int8_linear(x: Tensor, weight: Int8Weight) -> bool:
+def supports_int8_linear(x: Tensor, weight: Int8Weight) -> bool:
     """Whether x (..., K) is bf16, has more than a few rows and no gradient, and the weight is not small."""
     return (
         x.dtype is torch.bfloat16

@@ -111,8 +111,8 @@ def _continue(
 
     done = ((ended | full[:, None]) & (best > NEVER))[:, :beams].nonzero().unbind(1)
     if len(done[0]):
-        final, texts = best[done] / setup.divisor(length), state.generated_tokens(rows[done])
-        found = stopping.hypotheses(texts, tokens[done], final, stopped[done], full[done[0]])
+        final, before = best[done] / setup.divisor(length), state.generated_tokens(rows[done])
+        found = stopping.hypotheses(before, tokens[done], final, stopped[done], full[done[0]])
         for number, output in zip(state.sentences[done[0]].tolist(), found, strict=True):
             finished.add(number, output)
 

@@ -228,9 +228,9 @@ def _finish_and_choose(
         banks.setdefault(each.missing, []).append(each)
     for each in banks.get(0, [])[:beams]:
         if each in ended:
-            text = state.generated_tokens(torch.tensor([each.row], device=device))[0].tolist()
+            before = state.generated_tokens(torch.tensor([each.row], device=device))[0].tolist()
             score = each.score / setup.divisor(state.generated + 1)
-            finished.add(number, stopping.hypothesis(text, each.token, score, stopped[each], is_full))
+            finished.add(number, stopping.hypothesis(before, each.token, score, stopped[each], is_full))
     open_banks = [[each for each in bank if each not in ended] for _, bank in sorted(banks.items())]
     chosen = [bank[rank] for rank in range(beams) for bank in open_banks if rank < len(bank)]
     return sorted(chosen[:beams], key=lambda each: each.score, reverse=True)

@@ -171,7 +171,7 @@ class DecodingState:
             self.position = self.position + tokens.shape[1]
         return self.decode(Inputs(tokens, self.attend, positions), self.memory, self.cache)
 
-    def unread(self, count: int) -> None:
+    def rollback(self, count: int) -> None:
         """Remove the last `count` tokens from the cache; the rows must have no padding."""
         assert self.attend is None, "rows of a padded batch would lose different tokens"
         self.cache.truncate(self.cache.length - count)

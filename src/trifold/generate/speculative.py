@@ -26,8 +26,8 @@ from trifold.nn import Inputs
 class Proposer(Protocol):
     """Proposes tokens."""
 
-    def propose(self, text: Sequence[int], count: int) -> list[int]:
-        """At most `count` tokens that may follow `text`, which is everything generated so far."""
+    def propose(self, generated: Sequence[int], count: int) -> list[int]:
+        """At most `count` tokens that may follow `generated`, all tokens of the output so far."""
 
 
 def speculative_search(
@@ -36,7 +36,7 @@ def speculative_search(
     """The steps of one sentence, verifying proposals of `count` tokens at a time."""
     assert len(state.sentences) == 1, "rows accept different numbers of tokens"
     limit, score, logits = int(state.limits[0]), state.logits.new_zeros(1), state.logits
-    text: list[int] = []
+    generated: list[int] = []
     proposed: list[int] = []
     while True:
         for index in range(len(logits)):
@@ -44,24 +44,24 @@ def speculative_search(
             token = choose(log_probs, state.sentences, state.generated)
             score = score + log_probs[:, int(token)]
             by_string = bool(setup.stopping.completes_string(state.generated_tokens, token))
-            text.append(int(token))
+            generated.append(int(token))
             state.append(token)
             full = state.generated == limit
-            ended = full or by_string or text[-1] in setup.stopping.ids
+            ended = full or by_string or generated[-1] in setup.stopping.ids
             setup.report(state.generated, int(not ended))
             if ended:
                 refuse_nan(score)
                 final = float(score) / setup.divisor(state.generated)
-                output = setup.stopping.hypothesis(text[:-1], text[-1], final, by_string, full)
+                output = setup.stopping.hypothesis(generated[:-1], generated[-1], final, by_string, full)
                 yield Step(state.sentences, token, {0: output})
                 return
             yield Step(state.sentences, token, {})
-            if index == len(proposed) or text[-1] != proposed[index]:
+            if index == len(proposed) or generated[-1] != proposed[index]:
                 break
         refuse_nan(score)
-        state.unread(len(proposed) - index)
-        proposed = proposer.propose(text, min(count, limit - len(text) - 1))
-        tokens = torch.tensor([[text[-1], *proposed]], device=token.device)
+        state.rollback(len(proposed) - index)
+        proposed = proposer.propose(generated, min(count, limit - len(generated) - 1))
+        tokens = torch.tensor([[generated[-1], *proposed]], device=token.device)
         logits = state.head(state.read(tokens)[0])
 
 
@@ -78,19 +78,19 @@ class DraftModel:
         self._available = model.config.max_positions - self._state.tokens.shape[1]
         self._prompt, self._read = self._state.tokens, list[int]()
 
-    def propose(self, text: Sequence[int], count: int) -> list[int]:
+    def propose(self, generated: Sequence[int], count: int) -> list[int]:
         """See Proposer."""
-        state, common = self._state, _common_prefix(text[:-1], self._read)
-        count = min(count, self._available - len(text))
+        state, common = self._state, _common_prefix(generated[:-1], self._read)
+        count = min(count, self._available - len(generated))
         if count < 1:
             return []
-        state.unread(len(self._read) - common)
-        self._read = list(text)
-        new = torch.tensor([list(text)[common:]], device=self._prompt.device)
+        state.rollback(len(self._read) - common)
+        self._read = list(generated)
+        new = torch.tensor([list(generated)[common:]], device=self._prompt.device)
         proposed: list[int] = []
         while True:
             logits = state.head(state.read(new)[:, -1])
-            known = torch.tensor([[*text, *proposed]], device=new.device)
+            known = torch.tensor([[*generated, *proposed]], device=new.device)
             length = known.shape[1]
             remaining = torch.full((1,), count + 1, device=new.device)
             context = Context(torch.cat([self._prompt, known], dim=1), length, remaining)
@@ -104,14 +104,14 @@ class DraftModel:
 
 
 class PromptLookup:
-    """Proposes the tokens that followed the last n-gram at its previous occurrence in the prompt or the text."""
+    """Proposes the tokens that followed the last n-gram at its previous occurrence in the prompt or the output."""
 
     def __init__(self, prompt: Sequence[int], max_ngram: int) -> None:
         self._prompt, self._max_ngram = list(prompt), max_ngram
 
-    def propose(self, text: Sequence[int], count: int) -> list[int]:
+    def propose(self, generated: Sequence[int], count: int) -> list[int]:
         """See Proposer. The longest n-gram is tried first, and its last occurrence is used."""
-        known = np.array([*self._prompt, *text])
+        known = np.array([*self._prompt, *generated])
         for size in range(min(self._max_ngram, len(known) - 1), 0, -1):
             ngrams = np.lib.stride_tricks.sliding_window_view(known[:-1], size)
             matches = np.flatnonzero((ngrams == known[-size:]).all(1))

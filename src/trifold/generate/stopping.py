@@ -15,8 +15,8 @@ from trifold.nn import ModelConfig
 # half a character.
 MARGIN = 4
 
-Texts = Callable[[Tensor], Tensor]
-"""Rows (n,) -> their generated tokens (n, L)."""
+GeneratedTokens = Callable[[Tensor], Tensor]
+"""Rows (n,) -> the tokens (n, L) generated in them so far."""
 
 
 class Codec(Protocol):
@@ -92,19 +92,23 @@ class StoppingCriteria:
         return torch.isin(tokens, torch.tensor(self.ids, dtype=tokens.dtype, device=tokens.device))
 
     def completes_string(
-        self, texts: Texts, tokens: Tensor, rows: Tensor | None = None, real: Tensor | None = None
+        self,
+        generated: GeneratedTokens,
+        tokens: Tensor,
+        rows: Tensor | None = None,
+        real: Tensor | None = None,
     ) -> Tensor:
-        """True where tokens (…) complete a stop string in the texts of rows (…).
+        """True where tokens (…) complete a stop string in the output of rows (…).
 
-        rows: default 0, 1, …. real: places to check (default: all).
+        rows: default 0, 1, …. real: True at the tokens to check (default: all).
         """
         found = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
         if not self.strings:
             return found
         rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
         checked = (torch.ones_like(found) if real is None else real).nonzero(as_tuple=True)
-        generated = texts(rows[checked]).tolist()
-        sequences = [[*text, token] for text, token in zip(generated, tokens[checked].tolist(), strict=True)]
+        before = generated(rows[checked]).tolist()
+        sequences = [[*ids, token] for ids, token in zip(before, tokens[checked].tolist(), strict=True)]
         found[checked] = torch.tensor(self.end_with_string(sequences), dtype=torch.bool, device=tokens.device)
         return found
 
@@ -113,17 +117,17 @@ class StoppingCriteria:
         return [any(string in tail for string in self.strings) for tail in self._tails(sequences)]
 
     def hypotheses(
-        self, texts: Tensor, last: Tensor, scores: Tensor, stopped: Tensor, full: Tensor
+        self, tokens: Tensor, last: Tensor, scores: Tensor, stopped: Tensor, full: Tensor
     ) -> list[Hypothesis]:
-        """Outputs from texts (n, L), last tokens (n,) and scores; stopped by a string, or at the limit (full)."""
-        columns = (column.tolist() for column in (texts, last, scores, stopped, full))
+        """Outputs from tokens (n, L), last tokens (n,) and scores; stopped by a string, or at the limit (full)."""
+        columns = (column.tolist() for column in (tokens, last, scores, stopped, full))
         return [self.hypothesis(*row) for row in zip(*columns, strict=True)]
 
-    def hypothesis(self, text: list[int], last: int, score: float, stopped: bool, full: bool) -> Hypothesis:
-        """The output of one text and its last token."""
+    def hypothesis(self, tokens: list[int], last: int, score: float, stopped: bool, full: bool) -> Hypothesis:
+        """The output of one row from its tokens and the last token."""
         if last in self.ids:
-            return Hypothesis(text, score, "length" if full and self.forced_eos else "stop")
-        return Hypothesis([*text, last], score, "stop" if stopped else "length")
+            return Hypothesis(tokens, score, "length" if full and self.forced_eos else "stop")
+        return Hypothesis([*tokens, last], score, "stop" if stopped else "length")
 
     def _tails(self, sequences: list[list[int]]) -> list[str]:
         """The end of each text: its last token and enough before it for any stop string that the token completes.

@@ -16,7 +16,7 @@ from trifold.errors import DataError
 from trifold.generate.decoding import DecodingState, SearchSetup, refuse_nan
 from trifold.generate.processors import ABSENT, NEVER, Context
 from trifold.generate.sampling import Sampler
-from trifold.generate.stopping import Hypothesis, Texts
+from trifold.generate.stopping import GeneratedTokens, Hypothesis
 
 
 class Step(NamedTuple):
@@ -113,21 +113,22 @@ def _step(
     tokens: Tensor,
     scores: Tensor,
     rows: Tensor,
-    texts: Texts,
+    generated: GeneratedTokens,
     length: int,
 ) -> tuple[Step, Tensor]:
     """The step that adds `tokens` to the sentences, and the positions of those that continue.
 
-    rows: (B,) row of each sentence; texts: the tokens of rows before `tokens`, with which they have `length` tokens.
+    rows: (B,) row of each sentence. generated: the tokens of rows before `tokens`. length: number of generated tokens,
+    including `tokens`.
     """
     stopping, full = setup.stopping, state.limits <= length
-    stopped = stopping.completes_string(texts, tokens, rows)
+    stopped = stopping.completes_string(generated, tokens, rows)
     ended = stopping.is_end(tokens) | stopped | full
     setup.report(length, int((~ended).sum()))
     done, found = ended.nonzero().squeeze(1), list[Hypothesis]()
     if len(done):
         final = scores[done] / setup.divisor(length)
-        found = stopping.hypotheses(texts(rows[done]), tokens[done], final, stopped[done], full[done])
+        found = stopping.hypotheses(generated(rows[done]), tokens[done], final, stopped[done], full[done])
     outputs = dict(zip(state.sentences[done].tolist(), found, strict=True))
     return Step(state.sentences, tokens, outputs), (~ended).nonzero().squeeze(1)
 

@@ -171,7 +171,7 @@ class SlidingKeys(GrowingKeys):
             buffer[:, :, :kept] = tail
 
     def truncate(self, length: int) -> None:
-        """Remove all but the first `length` tokens. Raises ValueError if a token that they may attend to is evicted."""
+        """Remove all but the first `length` tokens. Raises ValueError if the next may attend to an evicted one."""
         if length - self.evicted < min(length, self.reach):
             raise ValueError(
                 f"cannot remove {self.length - length} tokens from a sliding cache that was created with "

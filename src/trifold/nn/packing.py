@@ -38,8 +38,8 @@ class Packing:
 
     @classmethod
     def of(cls, lengths: Tensor, *, always_pad: bool = True) -> Packing:
-        """From the lengths (B,) of the rows. Without `always_pad`, rows of equal length get no padding token if
-        their total is a round length already.
+        """From the lengths (B,) of the rows. always_pad: at least one padding token, even for rows of equal length,
+        which need none.
         """
         real, width, rows = int(lengths.sum()), int(lengths.max()), len(lengths)
         length = round_up(real + (always_pad or real < rows * width))

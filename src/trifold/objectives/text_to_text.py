@@ -6,8 +6,8 @@ example -> batch   rows of all parts together, as in translation
 loss               - Σ log P(y_t | y_<t, X) over the target tokens
 scores             a score of each part, and their mean, for greedy outputs
 
-The mixture follows the sizes e of the parts, limited to K: an epoch has min(e_m, K) rows of part m or, with
-temperature T, a share proportional to min(e_m, K)^(1/T). Each epoch draws other rows of a larger part.
+Examples-proportional mixing: of a part m of size e_m, limited to K, an epoch has min(e_m, K) rows. Temperature-scaled
+mixing: its share is proportional to min(e_m, K)^(1/T). Each epoch draws other rows of a larger part.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def choose_task(config: ModelConfig, task: str | None) -> str:
     return task
 
 
-class Predicts:
+class PredictMixin:
     """Prediction methods of a pipeline. A single text gives one prediction, several texts give a list.
 
     All methods take the options of `ModelReader`: `on_overflow` ("error" or "truncate") for texts that are too long,
