@@ -254,6 +254,9 @@ def test_old_t5_files_repeat_the_table_or_rename_it(tmp_path: Path) -> None:
         again = load_model(tmp_path)[0]
         assert again.config.tie_lm_head and equal(again, ours)
         tensors.pop("shared.weight", None)
+    write(tmp_path, {f".{name}": tensor for name, tensor in tensors.items()})
+    with pytest.raises(CheckpointError, match="missing: shared"):
+        load_model(tmp_path)
 
 
 def test_the_new_falcon_layout_has_all_heads_of_keys_by_default(tmp_path: Path) -> None:
@@ -305,6 +308,7 @@ def test_tensors_of_other_vit_classes_are_ignored(tmp_path: Path) -> None:
     left = {
         "vit.embeddings.mask_token": torch.zeros(1, 1, 16),
         "vit.pooler.dense.weight": torch.zeros(16, 16),
+        "vit.embeddings.position_ids": torch.arange(5),
     }
     write(tmp_path, read(tmp_path) | left)
     load_model(tmp_path)
@@ -399,7 +403,11 @@ def test_xlnet_of_2019_has_a_tied_copy(tmp_path: Path) -> None:
     model = make("xlnet")
     model.save_pretrained(tmp_path)
     tensors = read(tmp_path)
-    write(tmp_path, tensors | {"lm_loss.weight": tensors["transformer.word_embedding.weight"].clone()})
+    left = {
+        "lm_loss.weight": tensors["transformer.word_embedding.weight"].clone(),
+        "transformer.embeddings.position_ids": torch.arange(5),
+    }
+    write(tmp_path, tensors | left)
     (tmp_path / "config.json").write_text(json.dumps(XLNET_2019), encoding="utf-8")
     with torch.no_grad():
         expected = model(TOKENS).logits

@@ -245,8 +245,11 @@ class TensorRules:
             # Names of 2018, and files that were saved with the prefix where it is not expected, or without it.
             Renamed(f"{anything}.gamma", f"{anything}.weight"),
             Renamed(f"{anything}.beta", f"{anything}.bias"),
-            Renamed(anything, base + anything) if base else Renamed(f"{self.prefix}.{anything}", anything),
         ]
+        if self.prefix:
+            rules.append(
+                Renamed(anything, base + anything) if base else Renamed(f"{self.prefix}.{anything}", anything)
+            )
         if self.qkv:
             split = self.split(config)
             for part, transform in (("weight", chain(split, self.matrix)), ("bias", split)):

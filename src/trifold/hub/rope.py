@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trifold.errors import SettingsError
-from trifold.hub.rows import Fields, Group, Keys
+from trifold.hub.rows import SIZE, Fields, Group, Keys
 from trifold.nn import ModelConfig
 from trifold.settings import Settings
 
@@ -49,11 +49,10 @@ MEASURED = ("linear", "dynamic")  # kinds that scale from `max_position_embeddin
 REQUIRED = ("llama3", "longrope")  # kinds whose own keys have no defaults
 
 
-def rope(*, part: str | None = None, theta: str | None = None) -> Group:
+def rope(*, part: str = "", theta: str = "rope_theta") -> Group:
     """The keys of rotary positions. The rows of sizes must be read before them.
 
-    part, theta: the family's own names of the rotated share of a head and of the base. Without `part`, whole heads
-    are rotated.
+    part, theta: a family's own keys of the rotated share of a head, and of the base. Others rotate whole heads.
     """
     positive, share = Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0, le=1)]
     keys: Keys = {
@@ -62,30 +61,24 @@ def rope(*, part: str | None = None, theta: str | None = None) -> Group:
         "rope_theta": (positive | None, None),
         "partial_rotary_factor": (share | None, None),
         # Takes precedence over the key of that name in `rope_parameters`.
-        "original_max_position_embeddings": (Annotated[int, Field(gt=0)] | None, None),
+        "original_max_position_embeddings": (SIZE | None, None),
     }
-    if part is not None:
-        keys[part] = (share, 0.25)
-    if theta is not None:
-        keys[theta] = (positive, THETA)
+    if part:
+        keys |= {part: (share, 0.25), theta: (positive, THETA)}
 
     def load(file: Any, fields: Fields) -> Fields:
         # Any key in `rope_scaling` makes it take precedence over `rope_parameters` as a whole.
         given = (keys for keys in (file.rope_scaling, file.rope_parameters) if keys and keys.model_fields_set)
         inner = next(given, RopeKeys())
-        partial = inner.partial_rotary_factor or file.partial_rotary_factor
-        if part is None and partial not in (None, 1.0):
+        share = inner.partial_rotary_factor or getattr(file, part or "partial_rotary_factor") or 1.0
+        base = inner.rope_theta or getattr(file, theta) or THETA
+        if not part and share != 1.0:
             raise SettingsError(
-                f"rope_parameters.partial_rotary_factor: {partial} is not supported; "
-                "this family rotates whole heads"
+                f"rope_parameters.partial_rotary_factor: {share} is not supported; this family rotates whole heads"
             )
-        share = inner.partial_rotary_factor or (1.0 if part is None else getattr(file, part))
-        base = inner.rope_theta or (file.rope_theta or THETA if theta is None else getattr(file, theta))
-        for key, used in (("partial_rotary_factor", share), ("rope_theta", base)):
-            if theta is not None and getattr(file, key) not in (None, used):
-                raise SettingsError(
-                    f"{key}: {getattr(file, key)} contradicts {used}, the value of other keys"
-                )
+        for key, used in {"partial_rotary_factor": share, "rope_theta": base}.items():
+            if part and (value := getattr(file, key)) not in (None, used):
+                raise SettingsError(f"{key}: {value} contradicts {used}, the value of other keys")
         width = fields.get("d_head") or fields["d_model"] // fields["n_heads"]
         return {
             "positions": "rotary",
@@ -95,19 +88,10 @@ def rope(*, part: str | None = None, theta: str | None = None) -> Group:
         }
 
     def save(config: ModelConfig) -> Fields:
-        own = (
-            {}
-            if part is None
-            else {"partial_rotary_factor": _fraction(config.rotated_width, config.head_width)}
-        )
-        return {
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": config.rotary_theta,
-                **own,
-                **_keys(config),
-            }
-        }
+        inner: Fields = {"rope_type": "default", "rope_theta": config.rotary_theta}
+        if part:
+            inner["partial_rotary_factor"] = _fraction(config.rotated_width, config.head_width)
+        return {"rope_parameters": inner | _keys(config)}
 
     return Group(keys, load, save)
 

@@ -140,6 +140,9 @@ def type_of(name: str) -> Any:
     return Annotated[kind, *info.metadata] if info.metadata else kind
 
 
+SIZE = Annotated[int, Field(gt=0)]
+
+
 def up_to(largest: int) -> Any:
     """The type of an integer from 1 to `largest`, a bound beyond any model in use."""
     return Annotated[int, Field(gt=0, le=largest)]

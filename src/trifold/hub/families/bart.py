@@ -11,13 +11,11 @@ ignores, record the original form.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from trifold.errors import SettingsError
 from trifold.hub.family import PART, STACK, Family, TensorRules, in_layer, modules, tied
-from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, end, fixed, same
+from trifold.hub.rows import ACTIVATIONS, SIZE, Fields, Group, Row, end, fixed, same
 from trifold.hub.rules import LEADING_AXIS, SAME, AnyRule, Copy, Ignored, Rule, Zeros, permuted
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
@@ -153,7 +151,6 @@ BART = Family(
 
 # --- Marian --------------------------------------------------------------------------------------------
 
-SIZE = Annotated[int, Field(gt=0)]
 LAYOUTS = {"halves": "sinusoidal-halves", "interleaved": "sinusoidal"}
 
 

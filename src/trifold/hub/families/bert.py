@@ -38,6 +38,19 @@ EMBEDDINGS = {
 BUFFERS = ".embeddings.{buffer:position_ids|token_type_ids}"
 HEADS = {"heads.{head:sequence|token}.out_proj": "classifier", "heads.span.out_proj": "qa_outputs"}
 
+# The modules of a block, in the order in which `block_names` gets theirs.
+BLOCK_MODULES = """
+    self_attention.sublayer.q_proj self_attention.sublayer.k_proj self_attention.sublayer.v_proj
+    self_attention.sublayer.o_proj self_attention.after
+    feed_forward.sublayer.in_proj feed_forward.sublayer.out_proj feed_forward.after
+""".split()
+
+
+def block_names(attention: str, feed_forward: str) -> dict[str, str]:
+    """Our modules of a block -> theirs: of attention (q, k, v, o, norm) and of the feed-forward (in, out, norm)."""
+    return dict(zip(BLOCK_MODULES, f"{attention} {feed_forward}".split(), strict=True))
+
+
 # --- BERT ----------------------------------------------------------------------------------------------
 
 CLASSES: dict[str, Fields] = {
@@ -60,16 +73,10 @@ BERT = (
     Row("classifier_dropout", "classifier_dropout", None, optional=True),
     fixed(position_embedding_type="absolute"),
 )
-LAYER = {
-    "self_attention.sublayer.q_proj": "attention.self.query",
-    "self_attention.sublayer.k_proj": "attention.self.key",
-    "self_attention.sublayer.v_proj": "attention.self.value",
-    "self_attention.sublayer.o_proj": "attention.output.dense",
-    "self_attention.after": "attention.output.LayerNorm",
-    "feed_forward.sublayer.in_proj": "intermediate.dense",
-    "feed_forward.sublayer.out_proj": "output.dense",
-    "feed_forward.after": "output.LayerNorm",
-}
+LAYER = block_names(
+    "attention.self.query attention.self.key attention.self.value attention.output.dense attention.output.LayerNorm",
+    "intermediate.dense output.dense output.LayerNorm",
+)
 INNER = EMBEDDINGS | {"heads.pooler.dense": ".pooler.dense"} | in_layer(".encoder.layer.{i}.", LAYER)
 FAMILY = Family(
     model_type="bert",
@@ -157,16 +164,10 @@ XLM_ROBERTA = replace(ROBERTA, model_type="xlm-roberta", stem="XLMRoberta", entr
 
 # --- DistilBERT ----------------------------------------------------------------------------------------
 
-DISTIL_LAYER = {
-    "self_attention.sublayer.q_proj": "attention.q_lin",
-    "self_attention.sublayer.k_proj": "attention.k_lin",
-    "self_attention.sublayer.v_proj": "attention.v_lin",
-    "self_attention.sublayer.o_proj": "attention.out_lin",
-    "self_attention.after": "sa_layer_norm",
-    "feed_forward.sublayer.in_proj": "ffn.lin1",
-    "feed_forward.sublayer.out_proj": "ffn.lin2",
-    "feed_forward.after": "output_layer_norm",
-}
+DISTIL_LAYER = block_names(
+    "attention.q_lin attention.k_lin attention.v_lin attention.out_lin sa_layer_norm",
+    "ffn.lin1 ffn.lin2 output_layer_norm",
+)
 DISTILBERT = Family(
     model_type="distilbert",
     stem="DistilBert",
@@ -233,12 +234,9 @@ def groups_of(config: ModelConfig) -> tuple[int, int, int] | None:
         return layers, layers, 1
     blocks = max(config.block_of_layer) + 1
     # Without shared blocks there are inner ones, or `_load_groups` would have left block_of_layer out.
-    for inner in range(2 if blocks == layers else 1, blocks + 1):
-        if blocks % inner == 0 and layers % inner == 0:
-            found = (layers // inner, blocks // inner, inner)
-            if found[1] <= found[0] and order(*found) == config.block_of_layer:
-                return found
-    return None
+    inners = (n for n in range(2 if blocks == layers else 1, blocks + 1) if blocks % n == layers % n == 0)
+    found = ((layers // inner, blocks // inner, inner) for inner in inners)
+    return next((f for f in found if f[1] <= f[0] and order(*f) == config.block_of_layer), None)
 
 
 def _load_groups(file: Any, fields: Fields) -> Fields:
@@ -258,16 +256,10 @@ def _save_groups(config: ModelConfig) -> Fields:
     return dict(zip(COUNTS, found, strict=True))
 
 
-ALBERT_LAYER = {
-    "self_attention.sublayer.q_proj": "attention.query",
-    "self_attention.sublayer.k_proj": "attention.key",
-    "self_attention.sublayer.v_proj": "attention.value",
-    "self_attention.sublayer.o_proj": "attention.dense",
-    "self_attention.after": "attention.LayerNorm",
-    "feed_forward.sublayer.in_proj": "ffn",
-    "feed_forward.sublayer.out_proj": "ffn_output",
-    "feed_forward.after": "full_layer_layer_norm",
-}
+ALBERT_LAYER = block_names(
+    "attention.query attention.key attention.value attention.dense attention.LayerNorm",
+    "ffn ffn_output full_layer_layer_norm",
+)
 
 
 def _rules(config: ModelConfig) -> list[AnyRule]:

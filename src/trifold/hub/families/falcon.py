@@ -5,21 +5,36 @@ and the first ones with ALiBi, whose offsets were trained in bfloat16 and scaled
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from trifold.errors import SettingsError
 from trifold.hub.decoders import COMMON, DECODER, HEADS, classes, four_times
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import rope
-from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, fixed, ids, revise, same, sizes
+from trifold.hub.rows import (
+    ACTIVATIONS,
+    SIZE,
+    Fields,
+    Group,
+    Keys,
+    Row,
+    fixed,
+    ids,
+    revise,
+    same,
+    sizes,
+    up_to,
+)
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
-SIZE = Annotated[int, Field(gt=0)]
 ROPE = rope()
-N_NORMS = {"parallel": 1, "parallel-two-norms": 2}
+# Wiring of a layer -> their names of the norms before attention and before the feed-forward.
+NORMS = {
+    "sequential": ("input_layernorm", "post_attention_layernorm"),
+    "parallel": ("input_layernorm",),
+    "parallel-two-norms": ("ln_attn", "ln_mlp"),
+}
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
@@ -45,34 +60,20 @@ def _save_layers(config: ModelConfig) -> Fields:
         **({} if alibi else ROPE.save(config)),
         "alibi": alibi,
         "new_decoder_architecture": new,
-        "num_ln_in_parallel_attn": N_NORMS.get(config.residual) if new else None,
+        "num_ln_in_parallel_attn": len(NORMS[config.residual]) if new else None,
         "parallel_attn": config.residual != "sequential",
         "multi_query": config.kv_heads == 1,
         "num_kv_heads": config.kv_heads,
     }
 
 
-LAYERS = Group(
-    {
-        **ROPE.keys,
-        "alibi": (bool, False),
-        "new_decoder_architecture": (bool, False),
-        "num_ln_in_parallel_attn": (Annotated[int, Field(ge=1, le=2)] | None, None),
-        "parallel_attn": (bool, True),
-        "multi_query": (bool, True),
-        "num_kv_heads": (SIZE | None, None),
-    },
-    _load_layers,
-    _save_layers,
-)
-TOKEN_DROPOUT = Row(
-    "classifier_dropout", "classifier_dropout", None, otherwise=same("dropout"), heads=("token",)
-)
-# Wiring of a layer -> their names of the norms before attention and before the feed-forward.
-NORMS = {
-    "sequential": ("input_layernorm", "post_attention_layernorm"),
-    "parallel": ("input_layernorm", "-"),
-    "parallel-two-norms": ("ln_attn", "ln_mlp"),
+LAYERS: Keys = {
+    "alibi": (bool, False),
+    "new_decoder_architecture": (bool, False),
+    "num_ln_in_parallel_attn": (up_to(2) | None, None),
+    "parallel_attn": (bool, True),
+    "multi_query": (bool, True),
+    "num_kv_heads": (SIZE | None, None),
 }
 LAYER = {
     "self_attention.sublayer.o_proj": "self_attention.dense",
@@ -90,8 +91,7 @@ RULES = TensorRules(
 
 
 def _rules(config: ModelConfig) -> list[AnyRule]:
-    first, second = NORMS[config.residual]
-    norms = {"self_attention.enter": first, "feed_forward.enter": second}
+    norms = dict(zip(("self_attention.enter", "feed_forward.enter"), NORMS[config.residual], strict=False))
     return replace(RULES, names=RULES.names | in_layer(".h.{i}.", norms))(config)
 
 
@@ -113,9 +113,14 @@ FAMILY = Family(
         Row("hidden_dropout", "dropout", 0.0),
         Row("attention_dropout", "attention_dropout", 0.0),
         Row("bias", "attention_bias", False),
-        LAYERS,
+        Group(ROPE.keys | LAYERS, _load_layers, _save_layers),
         ids(bos=11, eos=11),
-        *revise(COMMON, TOKEN_DROPOUT),
+        *revise(
+            COMMON,
+            Row(
+                "classifier_dropout", "classifier_dropout", None, otherwise=same("dropout"), heads=("token",)
+            ),
+        ),
         fixed(apply_residual_connection_post_layernorm=False),
     ),
     constants=DECODER | {"feed_forward_bias": same("attention_bias"), "embedding_dropout": 0.0},

@@ -13,15 +13,13 @@ GPT-NeoX and Pythia (Black et al. 2022) have two norms, and queries, keys and va
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from trifold.errors import SettingsError
 from trifold.hub.decoders import COMMON, DECODER, GPT, GPT_IGNORED, HEADS, SCALED, classes, four_times
 from trifold.hub.family import Family, TensorRules, grouped, in_layer
 from trifold.hub.rope import rope
-from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, ids, revise, sizes
+from trifold.hub.rows import ACTIVATIONS, SIZE, Fields, Group, Row, ids, revise, sizes
 from trifold.hub.rules import SAME, TRANSPOSED, Renamed, interleaved, stacked
 from trifold.nn import ModelConfig
 
@@ -142,11 +140,15 @@ ATTENTION_TYPES = Group(
     {
         "attention_types": (list[Any] | None, None),
         "attention_layers": (list[str] | None, None),  # repeats attention_types
-        "window_size": (Annotated[int, Field(gt=0)], WINDOW),
+        "window_size": (SIZE, WINDOW),
     },
     _load_layers,
     _save_layers,
 )
+NEO_LAYER = LAYER | {
+    "self_attention.sublayer.{p:q|k|v}_proj": "attn.attention.{p}_proj",
+    "self_attention.sublayer.o_proj": "attn.attention.out_proj",
+}
 NEO = Family(
     "gpt_neo",
     "GPTNeo",
@@ -170,15 +172,7 @@ NEO = Family(
     constants=DECODER | {"positions": "learned", "attention_scale": 1.0, "attention_out_bias": True},
     rules=replace(
         RULES,
-        names=AROUND
-        | in_layer(
-            ".h.{i}.",
-            LAYER
-            | {
-                "self_attention.sublayer.{p:q|k|v}_proj": "attn.attention.{p}_proj",
-                "self_attention.sublayer.o_proj": "attn.attention.out_proj",
-            },
-        ),
+        names=AROUND | in_layer(".h.{i}.", NEO_LAYER),
         qkv="",
         matrix=SAME,
         buffers=".h.{i}.attn.attention.{buffer:bias|masked_bias}",
@@ -188,23 +182,26 @@ NEO = Family(
 
 # --- GPT-J and GPT-NeoX --------------------------------------------------------------------------------
 
+J_LAYER = {
+    "self_attention.enter": "ln_1",
+    "self_attention.sublayer.{p:q|k|v}_proj": "attn.{p}_proj",
+    "self_attention.sublayer.o_proj": "attn.out_proj",
+    "feed_forward.sublayer.in_proj": "mlp.fc_in",
+    "feed_forward.sublayer.out_proj": "mlp.fc_out",
+}
 J_RULES = TensorRules(
     "transformer",
     ".wte",
-    {"decoder.final_norm": ".ln_f", **HEADS}
-    | in_layer(
-        ".h.{i}.",
-        {
-            "self_attention.enter": "ln_1",
-            "self_attention.sublayer.{p:q|k|v}_proj": "attn.{p}_proj",
-            "self_attention.sublayer.o_proj": "attn.out_proj",
-            "feed_forward.sublayer.in_proj": "mlp.fc_in",
-            "feed_forward.sublayer.out_proj": "mlp.fc_out",
-        },
-    ),
+    {"decoder.final_norm": ".ln_f", **HEADS, **in_layer(".h.{i}.", J_LAYER)},
     lm_head="lm_head",
     buffers=".h.{i}.attn.{buffer:bias|masked_bias|causal_mask|embed_positions}",
 )
+J_CONSTANTS: Fields = {
+    "positions": "rotary",
+    "rotary_pairs": "interleaved",
+    "residual": "parallel",
+    "lm_head_bias": True,
+}
 GPTJ = Family(
     "gptj",
     "GPTJ",
@@ -224,13 +221,7 @@ GPTJ = Family(
         ),
         Row("rotary_dim", "rotary_width", 64),
     ),
-    constants=DECODER
-    | {
-        "positions": "rotary",
-        "rotary_pairs": "interleaved",
-        "residual": "parallel",
-        "lm_head_bias": True,
-    },
+    constants=DECODER | J_CONSTANTS,
     rules=J_RULES,
     ignored=f"{GPT_IGNORED} rotary scale_attn_weights",
 )

@@ -35,14 +35,12 @@ def _scale(scaled: bool, fields: Fields) -> float:
 
 def _load_activation(file: Any, fields: Fields) -> Fields:
     name, gated = file.feed_forward_proj, file.is_gated_act
-    key, own = (
-        ("feed_forward_proj", None) if file.dense_act_fn is None else ("dense_act_fn", file.dense_act_fn)
-    )
     # "gated-gelu" is the one name whose activation is not its second half.
-    own = own or ("gelu_new" if name == "gated-gelu" else name.removeprefix("gated-"))
+    second = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+    key = "feed_forward_proj" if file.dense_act_fn is None else "dense_act_fn"
     return {
         "gated": name.startswith("gated-") if gated is None else gated,
-        "activation": translate(key, own, ACTIVATIONS),
+        "activation": translate(key, file.dense_act_fn or second, ACTIVATIONS),
     }
 
 

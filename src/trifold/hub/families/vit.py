@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from trifold.errors import SettingsError
-from trifold.hub.families.bert import BERT, ENCODER
+from trifold.hub.families.bert import BERT, BUFFERS, ENCODER
 from trifold.hub.family import PART, Family, TensorRules, in_layer
 from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, revise, up_to
 from trifold.hub.rules import LEADING_AXIS, AnyRule, Ignored, Renamed, Rule, chain, each
@@ -102,6 +102,7 @@ FAMILY = Family(
             "heads.sequence.out_proj": "classifier",
         },
         more=_more,
+        buffers=BUFFERS,
         unused=".pooler.dense",
     ),
     ignored="encoder_stride",  # of the head for masked image modeling, which is not supported

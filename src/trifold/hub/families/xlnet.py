@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from trifold.errors import SettingsError
-from trifold.hub.families.bert import ENCODER_ONLY
+from trifold.hub.families.bert import BUFFERS, ENCODER_ONLY
 from trifold.hub.family import BLOCK, PART, Family, TensorRules, in_layer
 from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, fixed, ids, name_of, same, translate, up_to
 from trifold.hub.rules import LEADING_AXIS, TRANSPOSED, AnyRule, Ignored, Rule, chain, joined_axes
@@ -133,6 +133,7 @@ FAMILY = Family(
         },
         more=_more,
         lm_head="lm_loss",
+        buffers=BUFFERS,
     ),
     # Of the recurrent memory, causal attention, the search for answers, and pretraining.
     ignored="mem_len reuse_len use_mems_eval use_mems_train same_length start_n_top end_n_top perm_size",
