@@ -1,7 +1,7 @@
 """Checkpoint families: tables that translate config.json and tensor names in both directions.
 
 Reading, writing, and whether a family can represent a config follow from its rows (their key, our field, default), the
-fields that its classes fix, and the rules of its tensors. Shared ones are in decoders.py and rope.py.
+fields that its classes fix, and the rules of its tensors. Shared ones are in rope.py, gpt.py, bert.py and bart.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
-from trifold.hub.decoders import COMMON, DECODER, HEADS, classes, four_times
+from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes, four_times
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import rope
 from trifold.hub.rows import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trifold.errors import SettingsError
-from trifold.hub.decoders import COMMON, DECODER, HEADS, classes
+from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import rope
 from trifold.hub.rows import Fields, Group, Row, fixed, ids, revise, same, sizes
