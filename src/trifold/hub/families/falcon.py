@@ -11,20 +11,7 @@ from trifold.errors import SettingsError
 from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes, four_times
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import rope
-from trifold.hub.rows import (
-    ACTIVATIONS,
-    SIZE,
-    Fields,
-    Group,
-    Keys,
-    Row,
-    fixed,
-    ids,
-    revise,
-    same,
-    sizes,
-    up_to,
-)
+from trifold.hub.rows import ACTIVATIONS, SIZE, Fields, Group, Row, fixed, ids, revise, same, sizes, up_to
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
@@ -67,14 +54,6 @@ def _save_layers(config: ModelConfig) -> Fields:
     }
 
 
-LAYERS: Keys = {
-    "alibi": (bool, False),
-    "new_decoder_architecture": (bool, False),
-    "num_ln_in_parallel_attn": (up_to(2) | None, None),
-    "parallel_attn": (bool, True),
-    "multi_query": (bool, True),
-    "num_kv_heads": (SIZE | None, None),
-}
 LAYER = {
     "self_attention.sublayer.o_proj": "self_attention.dense",
     "feed_forward.sublayer.in_proj": "mlp.dense_h_to_4h",
@@ -113,7 +92,19 @@ FAMILY = Family(
         Row("hidden_dropout", "dropout", 0.0),
         Row("attention_dropout", "attention_dropout", 0.0),
         Row("bias", "attention_bias", False),
-        Group(ROPE.keys | LAYERS, _load_layers, _save_layers),
+        Group(
+            {
+                **ROPE.keys,
+                "alibi": (bool, False),
+                "new_decoder_architecture": (bool, False),
+                "num_ln_in_parallel_attn": (up_to(2) | None, None),
+                "parallel_attn": (bool, True),
+                "multi_query": (bool, True),
+                "num_kv_heads": (SIZE | None, None),
+            },
+            _load_layers,
+            _save_layers,
+        ),
         ids(bos=11, eos=11),
         *revise(
             COMMON,
