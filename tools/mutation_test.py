@@ -61,12 +61,13 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 
 
 class Site(NamedTuple):
-    """An expression that can be mutated: its place, its shape, its function's shape, and the two texts."""
+    """An expression that can be mutated: its place, the shapes of it, its statement and its function, the two texts."""
 
     path: str
     line: int
     column: int
     shape: str
+    statement: str
     function: tuple[str, ...]
     original: str
     mutated: str
@@ -89,8 +90,8 @@ def sites(source: Path) -> Iterator[Site]:
             if not isinstance(function, ast.FunctionDef):
                 continue
             tokens = tuple(_shape(node) for node in ast.walk(function) if isinstance(node, ast.stmt))[1:60]
-            for statement in function.body:
-                for node in _expressions(statement):
+            for top in function.body:
+                for statement, node in _expressions(top, top):
                     mutated = _mutated(node)
                     if mutated is None or _annotated(node):
                         continue
@@ -102,6 +103,7 @@ def sites(source: Path) -> Iterator[Site]:
                         node.lineno,
                         node.col_offset,
                         _shape(node),
+                        _first_line(statement),
                         tokens,
                         original,
                         mutated,
@@ -110,12 +112,19 @@ def sites(source: Path) -> Iterator[Site]:
                     )
 
 
-def _expressions(node: ast.AST) -> Iterator[ast.AST]:
-    """Like `ast.walk`, without the insides of f-strings (Python 3.11 does not know their positions) and functions."""
-    yield node
+def _expressions(statement: ast.stmt, node: ast.AST) -> Iterator[tuple[ast.stmt, ast.AST]]:
+    """Like `ast.walk`, with the statement of each node, without the insides of f-strings (Python 3.11 does not know
+    their positions) and of functions.
+    """
+    yield statement, node
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.JoinedStr | ast.FunctionDef):
-            yield from _expressions(child)
+            yield from _expressions(child if isinstance(child, ast.stmt) else statement, child)
+
+
+def _first_line(statement: ast.stmt) -> str:
+    """The words of a statement without its body, in which a refactoring renames some."""
+    return ast.unparse(statement).partition("\n")[0]
 
 
 def _annotated(node: ast.AST) -> bool:
@@ -165,6 +174,8 @@ def find(site: Site, candidates: dict[str, list[Site]]) -> Site | None:
         similarity += 0.05 * (Path(site.path).name == Path(other.path).name) + 0.05 * (
             site.original == other.original
         )
+        if similarity + 0.3 > score:
+            similarity += 0.3 * SequenceMatcher(None, site.statement, other.statement).ratio()
         if similarity > score:
             best, score = other, similarity
     return best
