@@ -245,7 +245,7 @@ def make_faults() -> None:
     run("killed", 2, {}, patch=signal_at(1, signal.SIGKILL, 8))
     run("continued after a kill", 2, {}, "killed")
     run("killed, sharded", 2, SHARDED, patch=signal_at(0, signal.SIGKILL, 3))
-    run("validating", 2, {}, patch=endless_validation, beside=signal_validation)
+    run("validating", 2, {}, patch=endless_validation, meanwhile=signal_validation)
     run("continued after validating", 2, {}, "validating")
     run("non-finite stops", 2, {}, patch=loss_at(1, 5, math.nan))
     run("non-finite is skipped", 2, {"train.on_nonfinite": "skip"}, patch=loss_at(1, 5, math.inf))

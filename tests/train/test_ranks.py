@@ -278,7 +278,7 @@ def test_every_token_is_learned_once_per_epoch_also_if_the_ranks_change(
 ) -> None:
     """Counted on a corpus in which every token has its own id."""
     sizes = np.random.default_rng(3).integers(1, 40, 60)
-    task = Causal(CausalSettings(), SimpleNamespace(pad_id=0), 16)  # type: ignore[arg-type]
+    task = Causal(CausalSettings(begin=False, end=False), SimpleNamespace(pad_id=0), 16)  # type: ignore[arg-type]
     ids = np.arange(1, sizes.sum() + 1)
     documents = [part.tolist() for part in np.split(ids, np.cumsum(sizes)[:-1])]
     examples = task.examples(Corpus(Ragged.of(documents), 0))
