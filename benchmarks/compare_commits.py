@@ -44,7 +44,7 @@ DECODE = """
 import json, sys, time, torch, trifold
 model, loading, options, rows = json.loads(sys.argv[1])
 pipe = trifold.load(model, **loading)
-tokens = torch.randint(10, 50, (rows, 12), generator=torch.Generator().manual_seed(1))
+tokens = torch.randint(4, 20, (rows, 12), generator=torch.Generator().manual_seed(1))
 seconds = []
 for _ in range(9):
     start = time.perf_counter()
