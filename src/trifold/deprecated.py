@@ -13,7 +13,6 @@ MODULES = {
     "trifold.data.readers": "trifold.data.pairs",
     "trifold.tasks": "trifold.objectives",
     "trifold.text.marks": "trifold.text.annotation",
-    "trifold.text.streaming": "trifold.text.decoding",
 }
 
 # Old name, qualified by its old module or its class -> new name.

@@ -46,8 +46,8 @@ from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Chunks, Ragged, positions, split_into_chunks
 from trifold.text import Tokenizer
 from trifold.text.annotation import count_unknown
-from trifold.text.decoding import BYTE_ALPHABET
 from trifold.text.spans import Ids
+from trifold.text.vocabulary import BYTE_ALPHABET
 
 PROMPT_LENGTH = 16  # tokens of a validation document that a sample continues
 SAMPLE_LENGTH = 128  # new tokens of a sample by default

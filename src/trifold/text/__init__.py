@@ -1,6 +1,5 @@
 """Tokenizers: train, load, save, encode, decode; chat templates."""
 
-from trifold.text.decoding import TextStream
 from trifold.text.encoded import Encoded, report
 from trifold.text.folder import read_tokenizer
 from trifold.text.tokenizer import Tokenizer
@@ -8,7 +7,6 @@ from trifold.text.training import TokenizerSettings, make_tokenizer, train_token
 
 __all__ = [
     "Encoded",
-    "TextStream",
     "Tokenizer",
     "TokenizerSettings",
     "make_tokenizer",

@@ -21,6 +21,14 @@ SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 SPACE = "▁"  # stands for a space in SentencePiece and similar vocabularies
 
 
+# Character -> byte in byte-level BPE: a visible byte is itself, the others are mapped to U+0100 and up.
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = sorted({*range(256)}.difference(_VISIBLE))
+BYTE_ALPHABET = dict(
+    zip(map(chr, [*_VISIBLE, *range(256, 256 + len(_HIDDEN))]), _VISIBLE + _HIDDEN, strict=True)
+)
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """The tokens of a tokenizer folder of any layout.
