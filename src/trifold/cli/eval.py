@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -86,7 +87,8 @@ def run(
     """Score a model. Translations: BLEU, chrF and exact match with their signatures. Language models: loss,
     perplexity, bits per byte and accuracy. Other tasks: the scores of their validation.
     """
-    request = Request(model, find_recipe(model), data or [], split, batch_size, given(**options))
+    load = partial(load_pipeline, model, device, dtype)
+    request = Request(model, find_recipe(model), data or [], split, batch_size, given(**options), load)
     data_kind = _data_kind(request)
     for name in request.options:
         kind, description = ("pairs", "translations") if name in FOR_PAIRS else ("documents", "raw text")
@@ -94,9 +96,7 @@ def run(
             raise UsageError(
                 f"--{name.replace('_', '-')} is for {description}, and this model does another task: leave it out"
             )
-    # Everything that can be wrong with the data is reported before the model is loaded.
-    measure = _translation_scores(request) if data_kind == "pairs" else _loss(request)
-    report = measure(load_pipeline(model, device, dtype))
+    report = _score_translations(request) if data_kind == "pairs" else _validate(request)
     if json:
         print_json({"model": model, "seconds": round(report.seconds, 3), **report.values})
         return
@@ -107,7 +107,10 @@ def run(
 
 
 class Request(NamedTuple):
-    """What to measure: a model, the recipe of its run, if any, and the arguments."""
+    """What to measure: a model, the recipe of its run, if any, and the arguments.
+
+    load: loads the model, which happens after everything that can be wrong with the data has been reported.
+    """
 
     model: str
     recipe: Recipe | None
@@ -115,6 +118,7 @@ class Request(NamedTuple):
     split: str | None
     batch_size: int | None
     options: dict[str, Any]
+    load: Callable[[], Pipeline]
 
     def no_data_error(self, what: str, example: str) -> UsageError:
         """The error for a request that names no data; `example` completes the command."""
@@ -130,7 +134,6 @@ class Report(NamedTuple):
     notes: list[str]
 
 
-Measure = Callable[["Pipeline"], Report]
 Evaluate = Callable[["Pipeline", "EvalContext"], "Evaluation"]
 
 
@@ -179,47 +182,37 @@ def _split_files(request: Request, recipe: Recipe, example: str) -> tuple[str, A
 # --- pairs of texts --------------------------------------------------------------------------------------
 
 
-def _translation_scores(request: Request) -> Measure:
+def _score_translations(request: Request) -> Report:
     """The scores of the translations of the sources."""
     from sacrebleu.metrics.bleu import BLEU
 
     from trifold.objectives.translate import TranslateSettings
-    from trifold.scores import SCORES
 
     pairs, options = _read_pairs(request), request.options
     task = request.recipe.task if request.recipe is not None else None
-    defaults = task if isinstance(task, TranslateSettings) else TranslateSettings()
-    tokenize = options.get("tokenize", defaults.tokenize)
-    if tokenize not in BLEU.TOKENIZERS:
-        raise UsageError(
-            f"--tokenize {tokenize}: not a sacreBLEU tokenizer; choose one of {', '.join(sorted(BLEU.TOKENIZERS))}"
-        )
-    lowercase = options.get("lowercase", defaults.lowercase)
+    settings = task if isinstance(task, TranslateSettings) else TranslateSettings()
+    chosen = {name: value for name, value in options.items() if name in ("tokenize", "lowercase")}
+    settings = settings.model_copy(update=chosen)
+    if settings.tokenize not in BLEU.TOKENIZERS:
+        known = ", ".join(sorted(BLEU.TOKENIZERS))
+        raise UsageError(f"--tokenize {settings.tokenize}: not a sacreBLEU tokenizer; choose one of {known}")
     print_note(str(pairs.report))
-
-    def measure(pipeline: Pipeline) -> Report:
-        start = time.perf_counter()
-        beams = given(num_beams=options.get("num_beams"))
-        found = generate_batches(pipeline, pairs.sources, beams, request.batch_size)
-        outputs = [one_line(each[0].text) if each else "" for _, each in found]
-        seconds = time.perf_counter() - start
-        if "out" in options:
-            with open_output(options["out"]) as file:
-                file.writelines(f"{output}\n" for output in outputs)
-        bleu = {"tokenize": tokenize}
-        scores = {
-            name: score(outputs, pairs.targets, lowercase=lowercase, **(bleu if name == "bleu" else {}))
-            for name, score in SCORES.items()
-        }
-        values = {
-            "data": pairs.report.name,
-            "sentences": len(outputs),
-            "scores": {n: {"value": s.value, "signature": s.signature} for n, s in scores.items()},
-        }
-        note = f"{len(outputs):,} sentences in {seconds:.1f} s"
-        return Report(seconds, values, [str(each) for each in scores.values()], [note])
-
-    return measure
+    pipeline, start = request.load(), time.perf_counter()
+    beams = given(num_beams=options.get("num_beams"))
+    found = generate_batches(pipeline, pairs.sources, beams, request.batch_size)
+    outputs = [one_line(each[0].text) if each else "" for _, each in found]
+    seconds = time.perf_counter() - start
+    if "out" in options:
+        with open_output(options["out"]) as file:
+            file.writelines(f"{output}\n" for output in outputs)
+    scores = settings.scores(outputs, pairs.targets)
+    values = {
+        "data": pairs.report.name,
+        "sentences": len(outputs),
+        "scores": {n: {"value": s.value, "signature": s.signature} for n, s in scores.items()},
+    }
+    note = f"{len(outputs):,} sentences in {seconds:.1f} s"
+    return Report(seconds, values, [str(each) for each in scores.values()], [note])
 
 
 def _read_pairs(request: Request) -> Pairs:
@@ -248,7 +241,7 @@ def _read_pairs(request: Request) -> Pairs:
 # --- loss and the scores of a validation -----------------------------------------------------------------
 
 
-def _loss(request: Request) -> Measure:
+def _validate(request: Request) -> Report:
     """The loss and the scores of a validation."""
     from trifold.batches import BatchSettings
     from trifold.generate import GenerationConfig
@@ -256,27 +249,21 @@ def _loss(request: Request) -> Measure:
     from trifold.train.monitor import score_text
 
     recipe = request.recipe
-    evaluate = _language_model(request) if recipe is None else _validation(request, recipe)
+    evaluate = _language_model(request) if recipe is None else _task_of_run(request, recipe)
     batches = recipe.batch if recipe is not None else BatchSettings()
     generation = recipe.generate if recipe is not None else GenerationConfig()
     if request.batch_size is not None:
         batches = batches.model_copy(update={"rows": request.batch_size})
-
-    def measure(pipeline: Pipeline) -> Report:
-        start = time.perf_counter()
-        found = evaluate(pipeline, EvalContext(batches, generation, samples=0, seed=1, poll=lambda: None))
-        seconds = time.perf_counter() - start
-        values = {"loss": found.loss, "scores": found.scores, "signatures": list(found.signatures)}
-        lines = [
-            f"loss {found.loss:.4f} nats per token",
-            *(score_text(*each) for each in found.scores.items()),
-        ]
-        return Report(seconds, values, lines, [*found.signatures, f"{seconds:.1f} s"])
-
-    return measure
+    pipeline, start = request.load(), time.perf_counter()
+    found = evaluate(pipeline, EvalContext(batches, generation, samples=0, seed=1, poll=lambda: None))
+    seconds = time.perf_counter() - start
+    values = {"loss": found.loss, "scores": found.scores, "signatures": list(found.signatures)}
+    scores = [score_text(*each) for each in found.scores.items()]
+    lines = [f"loss {found.loss:.4f} nats per token", *scores]
+    return Report(seconds, values, lines, [*found.signatures, f"{seconds:.1f} s"])
 
 
-def _validation(request: Request, recipe: Recipe) -> Evaluate:
+def _task_of_run(request: Request, recipe: Recipe) -> Evaluate:
     """The validation of the run's task."""
     from trifold.hub import resolve
     from trifold.objectives.objective import TOKENIZER_FILE, BuildContext
@@ -287,13 +274,8 @@ def _validation(request: Request, recipe: Recipe) -> Evaluate:
         raise CheckpointError(
             f"{folder / TOKENIZER_FILE}: the tokenizer of the model is missing, so no text can be read"
         )
-    printed: set[str] = set()
-
-    def print_once(line: str) -> None:
-        # The data to measure also stands in for the training data, and would be reported twice.
-        if line not in printed:
-            printed.add(line)
-            print_note(line)
+    # The data to measure also stands in for the training data, and would be reported twice.
+    print_once = cache(print_note)
 
     def evaluate(pipeline: Pipeline, context: EvalContext) -> Evaluation:
         seed, config = recipe.train.seed, pipeline.config

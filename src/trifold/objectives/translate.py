@@ -88,6 +88,14 @@ class TranslateSettings(ObjectiveSettings):
 
         return TaskBundle(objective, config, train, valid, redraws)
 
+    def scores(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Score]:
+        """All scores of texts, by name."""
+        options = {"bleu": {"tokenize": self.tokenize}}
+        return {
+            name: score(hypotheses, references, lowercase=self.lowercase, **options.get(name, {}))
+            for name, score in SCORES.items()
+        }
+
 
 def _load_or_train_tokenizers(context: BuildContext, pairs: Pairs) -> tuple[Tokenizer, Tokenizer]:
     load = context.load_or_train_tokenizer
@@ -161,7 +169,7 @@ class Translate(Objective):
     def compute_scores(self, run: EvalRun) -> Scores:
         """Scores of greedy translations, and samples."""
         outputs, rows = self.greedy_outputs(run, run.examples.sources), run.rows
-        scores = self.scores(outputs, rows.targets)
+        scores = self.settings.scores(outputs, rows.targets)
         samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
         values = {name: score.value for name, score in scores.items()}
         return Scores(values, samples, [str(score) for score in scores.values()])
@@ -171,14 +179,6 @@ class Translate(Objective):
         greedy = GenerationConfig(max_new_tokens=run.context.generation.max_new_tokens)
         found = generate_rows(run.model, sources, greedy, codec=self.target, poll=run.context.poll)
         return self.target.decode([best[0].tokens for best in found])
-
-    def scores(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Score]:
-        """All scores of texts, by name."""
-        lowercase, options = self.settings.lowercase, {"bleu": {"tokenize": self.settings.tokenize}}
-        return {
-            name: score(hypotheses, references, lowercase=lowercase, **options.get(name, {}))
-            for name, score in SCORES.items()
-        }
 
     # --- prediction, saving ------------------------------------------------------------------------------
 
