@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from trifold.batches import Blocks, ShuffledRows, deal
-from trifold.data import DataSettings, Encoder, TokenCache, iter_documents, open_tokens
+from trifold.data import DataSettings, Encoder, TokenCache, open_tokens
+from trifold.data.documents import open_documents
 from trifold.ragged import positions
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
 
@@ -87,8 +88,8 @@ def make_encoder(folder: Path, kind: str) -> Encoder:
         return Encoder(encode_bytes, "bytes", 256)
     file = folder / "tokenizer.json"
     if not file.is_file():
-        documents = iter_documents(str(folder / "corpus.txt"), DataSettings())
-        sample = [next(documents).text for _ in range(20_000)]
+        _, documents = open_documents(str(folder / "corpus.txt"), DataSettings(), "train")
+        sample = [next(documents) for _ in range(20_000)]
         make_tokenizer(sample, TokenizerSettings(kind="byte-bpe", vocab_size=VOCABULARY)).save(folder)
     tokenizer = Tokenizer.load(file)
 
@@ -138,9 +139,9 @@ def read(folder: Path, kind: str, rows: int = 20_000) -> dict[str, Any]:
         starts, lengths = blocks.chunks(batch)
         tokens += len(cache.ids[positions(starts, lengths)])
     seconds = time.perf_counter() - start
-    documents = iter_documents(str(folder / "corpus.txt"), DataSettings())
+    _, documents = open_documents(str(folder / "corpus.txt"), DataSettings(), "train")
     for number in range(1000):
-        assert np.array_equal(cache.document(number), encoder.encode([next(documents).text])[0])
+        assert np.array_equal(cache.document(number), encoder.encode([next(documents)])[0])
     return {
         "rows": rows,
         "tokens per second": tokens / seconds,

@@ -17,7 +17,6 @@ from trifold.data import (
     DataSettings,
     Documents,
     hold_out_documents,
-    iter_documents,
     read_document_splits,
     read_documents,
 )
@@ -72,12 +71,6 @@ def test_blank_lines_separate_documents(tmp_path: Path, content: str, texts: lis
 )
 def test_files_are_documents(tmp_path: Path, content: str, text: str) -> None:
     assert read_documents(written(tmp_path, "a.txt", content), FILE).texts == [text]
-
-
-def test_documents_have_line_numbers(tmp_path: Path) -> None:
-    file = written(tmp_path, "a.txt", "\na\nb\n\n\nc\n")
-    assert [(one.text, one.line) for one in iter_documents(file, BLANK)] == [("a\nb", 2), ("c", 6)]
-    assert [(one.text, one.line) for one in iter_documents(file, PLAIN)][1] == ("a", 2)
 
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=6)
@@ -286,7 +279,6 @@ def test_parquet_field(tmp_path: Path) -> None:
     documents = read_documents(file, PLAIN)
     assert documents.texts == ["a\nb", "c"]
     assert documents.report.blank_dropped == 1
-    assert [one.line for one in iter_documents(file, PLAIN)] == [1, 2, 3]
     assert read_documents(file, DataSettings(field="meta.body")).texts == ["x", "y", "z"]
     with pytest.raises(DataError, match=r"a\.parquet, row 1: no value 'body'; found: text, other, meta"):
         read_documents(file, DataSettings(field="body"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from trifold.data import DataSettings, Pairs, hold_out, iter_rows, read_pairs, read_splits
+from trifold.data import DataSettings, Pairs, hold_out, read_pairs, read_splits
 from trifold.errors import DataError, SettingsError
 
 PLAIN = DataSettings()
@@ -175,8 +175,8 @@ def test_any_quoted_csv_is_read_back(tmp_path_factory: pytest.TempPathFactory, r
     rows = [[re.sub("\r+\n", "\n", text).rstrip("\r") for text in row] for row in rows]
     quoted = "".join(",".join('"' + text.replace('"', '""') + '"' for text in row) + "\n" for row in rows)
     path = table(tmp_path_factory.getbasetemp(), "any.csv", quoted)
-    settings = DataSettings(source=0, target=1, header=False)
-    assert [[row.source, row.target] for row in iter_rows(path, settings)] == rows
+    pairs = read_pairs(path, DataSettings(source=0, target=1, header=False, blank="keep"))
+    assert [list(pair) for pair in zip(pairs.sources, pairs.targets, strict=True)] == rows
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,12 @@ from trifold.data.documents import (
     Documents,
     DocumentSplits,
     hold_out_documents,
-    iter_documents,
     read_document_splits,
     read_documents,
 )
 from trifold.data.files import FileDigest, compute_digests, list_files
 from trifold.data.lines import expand_path, iter_lines, read_lines
-from trifold.data.pairs import Pairs, Report, Row, Splits, hold_out, iter_rows, read_pairs, read_splits
+from trifold.data.pairs import Pairs, Report, Splits, hold_out, read_pairs, read_splits
 from trifold.data.settings import DataSettings, Source
 from trifold.data.token_build import Encoder, Side
 from trifold.data.token_cache import TokenCache, digests_in_caches, open_tokens, sample_documents
@@ -25,7 +24,6 @@ __all__ = [
     "FileDigest",
     "Pairs",
     "Report",
-    "Row",
     "Side",
     "Source",
     "Splits",
@@ -35,9 +33,7 @@ __all__ = [
     "expand_path",
     "hold_out",
     "hold_out_documents",
-    "iter_documents",
     "iter_lines",
-    "iter_rows",
     "list_files",
     "open_tokens",
     "read_document_splits",

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
-from trifold.data.documents import Document, DocumentReport, FilePart, find_parts, iter_part
+from trifold.data.documents import DocumentReport, FilePart, find_parts, iter_part
 from trifold.data.files import is_dataset
 from trifold.data.lines import STANDARD_INPUT, FileRange, expand_path, is_compressed
 from trifold.data.settings import DataSettings
@@ -140,7 +140,7 @@ def _skip_line(stream: BinaryIO) -> bool | None:
     return None
 
 
-def iter_parts(parts: Iterable[FilePart], settings: DataSettings) -> Iterator[Document]:
+def iter_parts(parts: Iterable[FilePart], settings: DataSettings) -> Iterator[str]:
     """The documents of some parts. Errors name the line number within the file, not within the part."""
     for part in parts:
         try:

@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -28,14 +29,6 @@ from trifold.data.settings import DataSettings
 from trifold.data.tables import NumberedRow, iter_parquet, read_objects
 from trifold.deprecated import renamed
 from trifold.errors import DataError, SettingsError
-
-
-class Document(NamedTuple):
-    """A text, and the line or row of the file where it begins, counted from 1."""
-
-    text: str
-    file: str
-    line: int
 
 
 class FilePart(NamedTuple):
@@ -137,7 +130,7 @@ def read_documents(source: str | list[str], settings: DataSettings, split: str =
     malformed or has no usable document; SettingsError if the source is invalid.
     """
     report, found = open_documents(source, settings, split)
-    documents = Documents([document.text for document in filter_documents(found, settings, report)], report)
+    documents = Documents(list(filter_documents(found, settings, report)), report)
     if not documents:
         raise DataError(
             f"{report.name}: no document is left ({report.documents:,} read, {report.blank:,} blank)"
@@ -145,19 +138,12 @@ def read_documents(source: str | list[str], settings: DataSettings, split: str =
     return documents
 
 
-def iter_documents(
-    source: str | list[str], settings: DataSettings, split: str = "train"
-) -> Iterator[Document]:
-    """Iterate over all documents of `source`, in memory bounded by the longest. Raises as `read_documents` does."""
-    return open_documents(source, settings, split)[1]
-
-
 def open_documents(
     source: str | list[str], settings: DataSettings, split: str
-) -> tuple[DocumentReport, Iterator[Document]]:
-    """A report with the name of the source, and all its documents."""
+) -> tuple[DocumentReport, Iterator[str]]:
+    """A report with the name of the source, and all its documents, in memory bounded by the longest."""
     if is_dataset(source):
-        return DocumentReport(source), _fields(iter_dataset(source, split), source, settings)
+        return DocumentReport(source), _fields(iter_dataset(source, split), settings)
     report, parts = find_parts(source, settings)
     return report, (document for part in parts for document in iter_part(part, settings))
 
@@ -178,13 +164,12 @@ def find_parts(source: str | list[str], settings: DataSettings) -> tuple[Documen
 
 
 def filter_documents(
-    documents: Iterable[Document], settings: DataSettings, report: DocumentReport
-) -> Iterator[Document]:
+    documents: Iterable[str], settings: DataSettings, report: DocumentReport
+) -> Iterator[str]:
     """Iterate over the documents that the settings keep, and count all of them in `report`."""
     # With a cache, the text may be so large that its digests do not fit into memory: duplicates are not counted.
     seen: set[bytes] | None = None if settings.cache is not None else set()
-    for document in documents:
-        text = document.text
+    for text in documents:
         report.documents += 1
         if (not text or text.isspace()) and report.count_blank(settings):
             continue
@@ -195,7 +180,7 @@ def filter_documents(
             seen.add(digest)
         report.inner_breaks += INNER_BREAK.search(text) is not None
         report.characters += len(text)
-        yield document
+        yield text
 
 
 def _file_kind(file: str, settings: DataSettings) -> str:
@@ -218,42 +203,25 @@ def _file_kind(file: str, settings: DataSettings) -> str:
 # --- documents of a file --------------------------------------------------------------------------------
 
 
-def iter_part(part: FilePart, settings: DataSettings) -> Iterator[Document]:
+def iter_part(part: FilePart, settings: DataSettings) -> Iterator[str]:
     """All documents of a file, or of a range of it."""
     if part.kind == "parquet":
-        yield from _fields(iter_parquet(part.file, settings.field, part.range), part.file, settings)
-    elif part.kind == "jsonl":
-        rows = read_objects(_lines(part, settings), part.file, part.range.first_line)
-        yield from _fields(rows, part.file, settings)
-    elif settings.documents == "file":
-        yield Document(read_text(part.file), part.file, 1)
-    elif settings.documents == "blank":
-        yield from _blocks(part, settings)
-    else:
-        for number, line in enumerate(_lines(part, settings), part.range.first_line):
-            yield Document(line, part.file, number)
+        return _fields(iter_parquet(part.file, settings.field, part.range), settings)
+    if part.kind == "text" and settings.documents == "file":
+        return map(read_text, [part.file])
+    lines = iter_lines(part.file, settings.max_line_bytes, part=part.range, allow_empty=True)
+    if part.kind == "jsonl":
+        return _fields(read_objects(lines, part.file, part.range.first_line), settings)
+    return _blocks(lines) if settings.documents == "blank" else lines
 
 
-def _lines(part: FilePart, settings: DataSettings) -> Iterator[str]:
-    return iter_lines(part.file, settings.max_line_bytes, part=part.range, allow_empty=True)
-
-
-def _blocks(part: FilePart, settings: DataSettings) -> Iterator[Document]:
+def _blocks(lines: Iterable[str]) -> Iterator[str]:
     """Blocks of lines between blank lines."""
-    block: list[str] = []
-    start = part.range.first_line
-    for number, line in enumerate(_lines(part, settings), part.range.first_line):
-        if line and not line.isspace():
-            start = start if block else number
-            block.append(line)
-        elif block:
-            yield Document("\n".join(block), part.file, start)
-            block = []
-    if block:
-        yield Document("\n".join(block), part.file, start)
+    for is_blank, block in groupby(lines, key=lambda line: not line or line.isspace()):
+        if not is_blank:
+            yield "\n".join(block)
 
 
-def _fields(rows: Iterable[NumberedRow], file: str, settings: DataSettings) -> Iterator[Document]:
-    for number, place, row in rows:
-        text = "" if row is None else text_at(row, settings.field, place, "data.field to the key of the text")
-        yield Document(text, file, number)
+def _fields(rows: Iterable[NumberedRow], settings: DataSettings) -> Iterator[str]:
+    for _, place, row in rows:
+        yield "" if row is None else text_at(row, settings.field, place, "data.field to the key of the text")

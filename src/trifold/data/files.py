@@ -33,18 +33,11 @@ def is_dataset(source: Source) -> TypeGuard[str]:
     return isinstance(source, str) and source.startswith(("hub:", "embedded:"))
 
 
-class FoundFiles(NamedTuple):
-    """The files of a source; `skipped` counts the other files of its folders by suffix."""
+def find_files(source: str | list[str]) -> tuple[list[str], Counter[str]]:
+    """Every file once, in the order of the source, and the number of other files in its folders by suffix.
 
-    files: list[str]
-    skipped: Counter[str]
-
-
-def find_files(source: str | list[str]) -> FoundFiles:
-    """Every file once, in the order of the source; files of a folder or a pattern are sorted by name.
-
-    A folder stands for its text files at any depth, a pattern for every match. Hidden files are ignored. Raises
-    DataError if nothing is found, SettingsError if the source is empty.
+    A folder stands for its text files at any depth, a pattern for every match, both sorted by name. Hidden files are
+    ignored. Raises DataError if nothing is found, SettingsError if the source is empty.
     """
     names = [name.strip() for name in (source if isinstance(source, list) else _split_at_commas(source))]
     if not names or not all(names):
@@ -55,7 +48,7 @@ def find_files(source: str | list[str]) -> FoundFiles:
     files: dict[str, None] = {}  # an ordered set
     for name in names:
         files.update(dict.fromkeys(_files_of_name(name, skipped)))
-    return FoundFiles(list(files), skipped)
+    return list(files), skipped
 
 
 def _split_at_commas(source: str) -> list[str]:
@@ -124,7 +117,7 @@ def list_files(source: Source) -> list[str]:
     if source is None or is_dataset(source):
         return []
     try:
-        return find_files(source).files
+        return find_files(source)[0]
     except TrifoldError:
         return []
 

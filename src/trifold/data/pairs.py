@@ -14,21 +14,13 @@ from trifold.data import embedded
 from trifold.data.files import FORMATS, is_dataset
 from trifold.data.lines import inner_suffix, iter_lines
 from trifold.data.settings import DataSettings, Source
-from trifold.data.tables import NumberedPair, NumberedRow, iter_hub, read_columns, read_objects
+from trifold.data.tables import NumberedRow, Row, iter_hub, read_columns, read_objects
 from trifold.errors import DataError, SettingsError
 
 T = TypeVar("T")
 
 # Characters that other programs treat as line ends. Here they are part of the line.
 INNER_BREAK = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-
-
-class Row(NamedTuple):
-    """A pair, and the number of its line in the file or of its row in the dataset, counted from 1."""
-
-    source: str
-    target: str
-    line: int
 
 
 @dataclass
@@ -201,11 +193,6 @@ def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> 
     return pairs
 
 
-def iter_rows(source: Source, settings: DataSettings, split: str = "train") -> Iterator[Row]:
-    """Iterate over all rows of `source`, in memory bounded by the longest line. Raises as `read_pairs` does."""
-    return _open_source(source, settings, split)[1]
-
-
 def _open_source(source: Source, settings: DataSettings, split: str) -> tuple[str, Iterator[Row]]:
     """A short name of the source, and its rows."""
     if is_dataset(source):
@@ -213,14 +200,12 @@ def _open_source(source: Source, settings: DataSettings, split: str) -> tuple[st
     files = _split_source(source)
     name = " + ".join(PurePath(file).name for file in files)
     if len(files) == 2:
-        numbered = _read_aligned(files, settings)
-    else:
-        kind = _table_format(files[0], settings)
-        lines = iter_lines(files[0], settings.max_line_bytes)
-        if kind == "jsonl":
-            return name, _rows_of_objects(read_objects(lines, files[0]), settings)
-        numbered = read_columns(lines, files[0], kind, settings)
-    return name, (Row(source, target, number) for number, source, target in numbered)
+        return name, _read_aligned(files, settings)
+    kind = _table_format(files[0], settings)
+    lines = iter_lines(files[0], settings.max_line_bytes)
+    if kind == "jsonl":
+        return name, _rows_of_objects(read_objects(lines, files[0]), settings)
+    return name, read_columns(lines, files[0], kind, settings)
 
 
 def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
@@ -284,7 +269,7 @@ def _table_format(file: str, settings: DataSettings) -> str:
     return kind
 
 
-def _read_aligned(files: list[str], settings: DataSettings) -> Iterator[NumberedPair]:
+def _read_aligned(files: list[str], settings: DataSettings) -> Iterator[Row]:
     if settings.format not in ("auto", "text"):
         raise SettingsError(
             f"data.format: {settings.format} is one file with both sides, but two files are given"
@@ -298,4 +283,4 @@ def _read_aligned(files: list[str], settings: DataSettings) -> Iterator[Numbered
                 f"{files[0]} has {counts[0]:,} lines, but {files[1]} has {counts[1]:,}; "
                 "line n of one must be the translation of line n of the other"
             )
-        yield number, source, target
+        yield Row(source, target, number)

@@ -6,7 +6,7 @@ import importlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from trifold.data.lines import FileRange, expand_path
 from trifold.data.settings import DataSettings
@@ -14,12 +14,19 @@ from trifold.errors import DataError, SettingsError
 
 # The number of a line or row, its place for messages, and its columns; None for a blank line.
 NumberedRow: TypeAlias = tuple[int, str, Mapping[str, Any] | None]
-NumberedPair: TypeAlias = tuple[int, str, str]  # a blank line yields two empty texts
 
 # A quoted field may contain commas, line ends and doubled quotes. The loop is unrolled to avoid backtracking.
 _CSV_FIELD = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^",]*))(,|\Z)')
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?:@(?P<config>[^:]+))?:(?P<split>.+)")
 _PARQUET_BATCH_ROWS = 1024  # rows in memory at once
+
+
+class Row(NamedTuple):
+    """A pair, and the number of its line in the file or of its row in the dataset, counted from 1."""
+
+    source: str
+    target: str
+    line: int
 
 
 def read_objects(lines: Iterable[str], name: str, first_line: int = 1) -> Iterator[NumberedRow]:
@@ -42,10 +49,8 @@ def read_objects(lines: Iterable[str], name: str, first_line: int = 1) -> Iterat
         yield number, place, row
 
 
-def read_columns(
-    lines: Iterable[str], name: str, kind: str, settings: DataSettings
-) -> Iterator[NumberedPair]:
-    r"""Two columns of a table. Every record must have as many columns as the first.
+def read_columns(lines: Iterable[str], name: str, kind: str, settings: DataSettings) -> Iterator[Row]:
+    r"""Two columns of a table; a blank line is two empty texts. Every record must have as many columns as the first.
 
     kind: `tsv` (separated by tabs, without quoting) or `csv` (RFC 4180: commas, double quotes, and line ends inside
     quotes, which become `\n`).
@@ -58,7 +63,7 @@ def read_columns(
     width = 0
     for number, record in records:
         if record == [""]:
-            yield number, "", ""
+            yield Row("", "", number)
             continue
         if columns is None:
             has_header, columns = _find_columns(record, f"{name}:{number}", settings)
@@ -70,7 +75,7 @@ def read_columns(
                 f"{name}:{number}: {len(record)} columns where the first row has {width}; "
                 "a stray tab, comma or quote?"
             )
-        yield number, record[columns[0]], record[columns[1]]
+        yield Row(record[columns[0]], record[columns[1]], number)
 
 
 def _find_columns(first: list[str], place: str, settings: DataSettings) -> tuple[bool, tuple[int, int]]:

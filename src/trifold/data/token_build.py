@@ -77,8 +77,7 @@ class Selection(NamedTuple):
         self, parts: Iterable[FilePart], settings: DataSettings, report: DocumentReport
     ) -> Iterator[str]:
         """The texts of this side that the settings keep; all documents of the side are counted in `report`."""
-        selected = (document for document in iter_parts(parts, settings) if self._includes(document.text))
-        return (document.text for document in filter_documents(selected, settings, report))
+        return filter_documents(filter(self._includes, iter_parts(parts, settings)), settings, report)
 
     def _includes(self, text: str) -> bool:
         if not self.share:
