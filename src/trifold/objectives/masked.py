@@ -5,25 +5,68 @@ example -> batch   15 % of the tokens masked, others in each epoch; only these a
 loss               - Σ log P(w_i | the unmasked tokens) over the masked tokens
                    [ - Σ log P(w_i | both ends of its span) ]
 scores             accuracy and perplexity of the masked tokens; pseudo-perplexity (Salazar et al. 2020)
+
+Only the states at masked positions reach the head. sentence_pairs.py adds a second loss to this objective.
+Shapes: N tokens of the packed row, M masked ones (padded to a multiple), E model width, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from pydantic import Field
+from torch import Tensor
 
 from trifold.errors import SettingsError
-from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, SpecialTokens
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.heads import SpanBoundary
+from trifold.nn.losses import linear_cross_entropy
+from trifold.nn.packing import round_up
+from trifold.objectives.documents import (
+    Cut,
+    DocumentChunks,
+    DocumentObjective,
+    DocumentObjectiveSettings,
+    SpecialTokens,
+)
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings
-from trifold.objectives.objective import FILL_MASK, LossTerm
+from trifold.objectives.objective import FILL_MASK, Batch, LossTerm, measure_tokens, pack, token_loss
 from trifold.text import Tokenizer
-from trifold.text.corruption import MaskedRow
-from trifold.text.spans import Ids
+from trifold.text.annotation import special_flags
+from trifold.text.corruption import MASK_CHOICES, MaskedRow, Replacement, choose_spans, mask_tokens
+from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, example_rng, expand_spans, geometric
+
+# --- settings --------------------------------------------------------------------------------------------
+
+
+class MaskingSettings(DocumentObjectiveSettings):
+    """Which tokens are masked, and what replaces them."""
+
+    mask: Literal["plain", "words", "spans"] = Field(
+        "plain", description="what is masked: single tokens, whole words, or spans of whole words"
+    )
+    rate: float = Field(0.15, gt=0, lt=1, description="share of the tokens that are masked")
+    masked: float = Field(0.8, ge=0, le=1, description="share of these that the mask token replaces")
+    random: float = Field(
+        0.1, ge=0, le=1, description="share of these that a random token replaces; the rest stays"
+    )
+    span_p: float = Field(
+        0.2, gt=0, lt=1, description="spans: parameter of the geometric distribution of lengths in words"
+    )
+    span_longest: int = Field(10, ge=1, description="spans: largest length in words")
+    boundary: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the span-boundary objective, which predicts a masked token from the states at both "
+        "ends of its span; requires the head boundary",
+    )
 
 
 class MaskedSettings(MaskingSettings):
@@ -43,43 +86,141 @@ class MaskedSettings(MaskingSettings):
         return MaskedLM(self, tokenizer, config, width, cut)
 
 
+# --- examples -> batch -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MaskedBatch(Batch):
+    """Packed rows with masked tokens.
+
+    positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in padding. For the
+    span-boundary objective, of each masked token: left, right (M,) the positions at both ends of its span, and offset
+    (M,) its position in the span, -1 beyond the positions of the boundary head.
+    """
+
+    inputs: Inputs
+    positions: Tensor
+    labels: Tensor
+    tokens: int
+    left: Tensor | None = None
+    right: Tensor | None = None
+    offset: Tensor | None = None
+    boundary_tokens: int = 0
+
+
 class MaskedLM(DocumentObjective):
-    """Masked language model. width: tokens that the model reads at once."""
+    """Masked language model. width: tokens that the model reads at once.
+
+    Raises SettingsError if the tokenizer or the model lacks what the settings require.
+    """
 
     token_name = "masked tokens"
 
     def __init__(
         self, settings: Any, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut = "pieces"
     ) -> None:
-        self.masking = Masking(settings, tokenizer, config)
+        if tokenizer.mask_id is None:
+            raise SettingsError(
+                "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[cls, sep, mask]"
+            )
+        if settings.mask == "spans" and settings.rate > MAX_SPAN_RATE:
+            raise SettingsError(
+                f"task.rate: {settings.rate} of the words do not fit into separate spans; set at most "
+                f"{MAX_SPAN_RATE}, or task.mask=words"
+            )
+        if settings.masked + settings.random > 1:
+            raise SettingsError(f"task.masked + task.random is {settings.masked + settings.random}, above 1")
+        if (settings.boundary > 0) != ("boundary" in config.chosen_heads):
+            raise SettingsError(
+                "task.boundary and model.heads: the span-boundary objective requires both a weight and the head; "
+                "set task.boundary=1.0 model.heads=[lm, boundary], or remove both"
+            )
         super().__init__(settings, tokenizer, width, SpecialTokens.of(tokenizer), cut)
         if settings.boundary and not (len(self.special.before) and len(self.special.after)):
             raise SettingsError(
                 "task.boundary: a span at the end of a text has no neighbor, because the tokenizer adds no special "
                 "tokens; set tokenizer.special=[cls, sep, mask]"
             )
+        self.config, self.is_special = config, special_flags(tokenizer)
+        ordinary = np.flatnonzero(~self.is_special[: tokenizer.vocab_size])
+        self.replacement = Replacement(tokenizer.mask_id, ordinary, settings.masked, settings.random)
+        self._choose = MASK_CHOICES[settings.mask]
+        if settings.mask == "spans":
+            distribution = partial(geometric, p=settings.span_p, longest=settings.span_longest)
+            self._choose = partial(choose_spans, distribution=distribution)
 
     def batch(
         self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0
     ) -> MaskedBatch:
         """Mask tokens of the given examples, as a function of (draw, number of the example), and pack them."""
-        return self.masking.pack([self.mask(examples, int(row), width, draw) for row in rows])
+        return self.pack([self.mask(examples, int(row), width, draw) for row in rows])
 
     def mask(self, examples: DocumentChunks, row: int, width: int | None = None, draw: int = 0) -> MaskedRow:
         """One example with special tokens and masks."""
-        whole, starts = self.with_special(examples, row, width)
-        return self.masking.mask(whole, starts, draw, row)
+        return self.mask_ids(*self.with_special(examples, row, width), draw, row)
+
+    def mask_ids(self, ids: Ids, starts: Flags, draw: int, row: int) -> MaskedRow:
+        """Mask tokens of one row; a function of (draw, row). starts: flags at the first tokens of words."""
+        rng = example_rng(draw, row)
+        positions = self._choose(~self.is_special[ids], starts, self.settings.rate, rng)
+        return mask_tokens(ids, positions, rng, self.replacement, per_span=self.settings.mask == "spans")
+
+    def pack(self, rows: Sequence[MaskedRow], segments: Sequence[Ids] | None = None) -> MaskedBatch:
+        """Concatenate rows into one."""
+        lengths = np.array([len(row.inputs) for row in rows], dtype=np.int64)
+        ids = np.concatenate([row.inputs for row in rows])
+        inputs, packing = pack(ids, lengths, self.tokenizer.required("pad"))
+        if segments is not None and self.config.n_token_types > 1:
+            inputs = replace(inputs, segments=_padded(np.concatenate(segments), packing.length, 0)[None])
+        firsts = np.cumsum(lengths) - lengths
+        count = sum(len(row.positions) for row in rows)
+        size, last = round_up(count), packing.length - 1  # padding refers to the last token
+        positions = np.concatenate([row.positions + first for row, first in zip(rows, firsts, strict=True)])
+        labels = np.concatenate([row.targets for row in rows])
+        tensors: dict[str, Any] = {}
+        if self.settings.boundary:
+            spans = np.concatenate([row.spans + first for row, first in zip(rows, firsts, strict=True)])
+            span_lengths = spans[:, 1] - spans[:, 0]
+            offset = expand_spans(spans) - np.repeat(spans[:, 0], span_lengths)
+            offset = np.where(offset < self.config.boundary_positions, offset, -1)
+            tensors["left"] = _padded(np.repeat(spans[:, 0] - 1, span_lengths), size, last)
+            tensors["right"] = _padded(np.repeat(spans[:, 1], span_lengths), size, last)
+            tensors["offset"] = _padded(offset, size, -1)
+            tensors["boundary_tokens"] = int((offset >= 0).sum())
+        positions, labels = _padded(positions, size, last), _padded(labels, size, -1)
+        return MaskedBatch(inputs, positions, labels, count, **tensors)
 
     def counts(self, batch: MaskedBatch) -> dict[str, int]:
-        return self.masking.counts(batch)
+        boundary = {"boundary": batch.boundary_tokens} if self.settings.boundary else {}
+        return {"tokens": batch.tokens} | boundary
+
+    # --- loss, scores ------------------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: MaskedBatch) -> dict[str, LossTerm]:
-        """Cross-entropy of the masked tokens, and of the span-boundary objective."""
-        return self.masking.loss(model, batch, model(batch.inputs)[0])
+        """Cross-entropy of the masked tokens, and of the span-boundary objective, in nats."""
+        return self.loss_terms(model, batch, model(batch.inputs)[0])
+
+    def loss_terms(self, model: Transformer, batch: MaskedBatch, states: Tensor) -> dict[str, LossTerm]:
+        """The loss from the last states (N, E)."""
+        own = states.index_select(0, batch.positions)
+        terms = {"tokens": token_loss(model, own, batch.labels, batch.tokens)}
+        if batch.left is not None and batch.right is not None and batch.offset is not None:
+            boundary, head = model.heads["boundary"], model.lm_head
+            assert isinstance(boundary, SpanBoundary) and head is not None
+            left, right = (states.index_select(0, positions) for positions in (batch.left, batch.right))
+            labels = torch.where(batch.offset < 0, -1, batch.labels)
+            features = boundary(left, right, batch.offset.clamp_min(0))
+            sums = linear_cross_entropy(features, head.weight, boundary.bias, labels)
+            terms["boundary"] = LossTerm(sums.loss, batch.boundary_tokens, self.settings.boundary)
+        return terms
 
     def measure(self, model: Transformer, batch: MaskedBatch) -> dict[str, Any]:
         """Negative log-likelihood and correct predictions of the masked tokens."""
-        return self.masking.measure(model, batch, model(batch.inputs)[0])
+        return self.statistics(model, batch, model(batch.inputs)[0])
+
+    def statistics(self, model: Transformer, batch: MaskedBatch, states: Tensor) -> dict[str, Any]:
+        """The result of `measure` from the last states (N, E)."""
+        return measure_tokens(model, states.index_select(0, batch.positions), batch.labels, batch.tokens)
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """Accuracy and perplexity. Every validation masks the same tokens."""
@@ -94,14 +235,16 @@ class MaskedLM(DocumentObjective):
         Salazar et al. 2020, equation 3. Each token is masked in a copy of its row.
         """
         nll, tokens = 0.0, 0
+        rng, always_mask = example_rng(0, 0), self.replacement._replace(masked=1.0)
         for row in range(count):
             run.context.poll()
             ids = self.special.around(run.examples[row][0])
-            positions = np.flatnonzero(~self.masking.special[ids]).tolist()
+            positions = np.flatnonzero(~self.is_special[ids])
             size = max(1, run.context.batches.tokens // len(ids))
             for start in range(0, len(positions), size):
-                copies = [self.masking.mask_single(ids, at) for at in positions[start : start + size]]
-                nll += self.measure(run.model, self.masking.pack(copies).to(run.device))["nll"]
+                single = positions[start : start + size, None]
+                copies = [mask_tokens(ids, position, rng, always_mask) for position in single]
+                nll += self.measure(run.model, self.pack(copies).to(run.device))["nll"]
             tokens += len(positions)
         return math.exp(min(nll / max(tokens, 1), 700.0))
 
@@ -110,14 +253,19 @@ class MaskedLM(DocumentObjective):
         masked = [self.mask(run.examples, row) for row in run.sample_rows]
         if not masked:
             return []
-        batch, head = self.masking.pack(masked).to(run.device), run.model.lm_head
+        batch, head = self.pack(masked).to(run.device), run.model.lm_head
         assert head is not None
         states = run.model(batch.inputs)[0].index_select(0, batch.positions[: batch.tokens])
         predictions = head(states).argmax(-1).cpu().numpy()
-        samples, start = [], 0
-        for row in masked:
-            end = start + len(row.positions)
-            predicted = row._replace(targets=predictions[start:end]).original
-            samples.append(self.special.sample(self.tokenizer, row.inputs, row.original, predicted))
-            start = end
-        return samples
+        ends = np.cumsum([len(row.positions) for row in masked])
+        return [
+            self.special.sample(
+                self.tokenizer, row.inputs, row.original, row._replace(targets=predicted).original
+            )
+            for row, predicted in zip(masked, np.split(predictions, ends[:-1]), strict=True)
+        ]
+
+
+def _padded(values: NDArray[np.int64], size: int, padding: int) -> Tensor:
+    """values (N,) with padding at the end, (size,)."""
+    return torch.from_numpy(np.pad(values, (0, size - len(values)), constant_values=padding))

@@ -27,7 +27,7 @@ from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentObjective, SpecialTokens
 from trifold.objectives.evaluation import EvalRun, Scores
-from trifold.objectives.masking import MaskedBatch, Masking, MaskingSettings
+from trifold.objectives.masked import MaskedBatch, MaskedLM, MaskingSettings
 from trifold.objectives.objective import UNUSED_KEYS, Batch as BaseBatch, LossTerm, require_heads
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
@@ -128,7 +128,7 @@ class SentencePairs(DocumentObjective):
     def __init__(
         self, settings: SentencePairSettings, tokenizer: Tokenizer, config: ModelConfig, width: int
     ) -> None:
-        self.masking = Masking(settings, tokenizer, config)
+        self.masking = MaskedLM(settings, tokenizer, config, width)
         require_heads(config, "lm", "pooler", "next-sentence")
         special = SpecialTokens.of(tokenizer, pair=True)
         if not len(special.before):
@@ -215,7 +215,7 @@ class SentencePairs(DocumentObjective):
         masked, segments = [], []
         for row in rows.tolist():
             ids, starts, own = self._join(examples, row)
-            masked.append(self.masking.mask(ids, starts, draw, row))
+            masked.append(self.masking.mask_ids(ids, starts, draw, row))
             segments.append(own)
         lengths = np.array([len(each) for each in segments], dtype=np.int64)
         firsts = torch.from_numpy(np.cumsum(lengths) - lengths)
@@ -244,7 +244,7 @@ class SentencePairs(DocumentObjective):
         """Cross-entropy of the masked tokens and of the pairs."""
         states = model(batch.masked.inputs)[0]
         nll = F.cross_entropy(self._logits(model, batch, states), batch.labels, reduction="sum")
-        terms = self.masking.loss(model, batch.masked, states)
+        terms = self.masking.loss_terms(model, batch.masked, states)
         return terms | {"pairs": LossTerm(nll, len(batch.labels), self.settings.weight)}
 
     def _logits(self, model: Transformer, batch: Batch, states: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ class SentencePairs(DocumentObjective):
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
         """Statistics of the masked tokens, and correct predictions of the pairs."""
         states = model(batch.masked.inputs)[0]
-        sums = self.masking.measure(model, batch.masked, states)
+        sums = self.masking.statistics(model, batch.masked, states)
         correct = int((self._logits(model, batch, states).argmax(-1) == batch.labels).sum())
         return sums | {"pairs_correct": correct, "pairs": len(batch.labels)}
 

@@ -1,4 +1,8 @@
-"""Classification of texts, pairs of texts or images: logits of the sequence head -> probabilities."""
+"""Classification: logits of a head -> probabilities of the classes of a text, a pair of texts or an image.
+
+Next-sentence prediction has the classes yes and no: whether one text follows another (Devlin et al. 2019), or two texts
+are in order (Lan et al. 2020).
+"""
 
 from __future__ import annotations
 
@@ -38,3 +42,17 @@ def activate(logits: Tensor, config: ModelConfig) -> Tensor:
     if config.problem_type == "multi_label_classification" or config.n_labels == 1:
         return logits.sigmoid()
     return logits.softmax(-1)
+
+
+class Follows(NamedTuple):
+    """Whether the second text follows the first, and the probability of that."""
+
+    follows: bool
+    score: float
+
+
+def next_sentence(reader: ModelReader, texts: Sequence[str], pairs: Sequence[str]) -> list[Follows]:
+    """For each of `texts`, whether the text of `pairs` follows it; the first of two logits stands for yes."""
+    logits = reader.run(texts, pairs, reader.head("next-sentence"))
+    scores = [float(row.softmax(-1)[0]) for row in logits]
+    return [Follows(score > 0.5, score) for score in scores]

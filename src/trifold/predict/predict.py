@@ -11,11 +11,10 @@ from trifold.errors import UsageError
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
 from trifold.predict.answer import answer
-from trifold.predict.classify import classify
+from trifold.predict.classify import classify, next_sentence
 from trifold.predict.embed import embed
 from trifold.predict.fill_mask import fill_mask
 from trifold.predict.model_reader import ModelReader
-from trifold.predict.next_sentence import next_sentence
 from trifold.predict.tag import tag
 from trifold.settings import nearest
 from trifold.text import Tokenizer
