@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.data import Pairs
+from trifold.data import Pairs, read_splits
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
@@ -30,7 +30,6 @@ from trifold.objectives.objective import (
     Objective,
     ObjectiveSettings,
     TaskBundle,
-    load_pairs,
     pack_rows,
     require_heads,
     select_readable,
@@ -59,11 +58,11 @@ class ClassifySettings(ObjectiveSettings):
                 "model.shape: encoder-decoder does not support task.kind: classify, which requires a single stack; "
                 "set model.shape=encoder or decoder"
             )
-        train, valid = load_pairs(
-            context,
+        context.require_data(
             "data.train=FILE (.tsv, .csv or .jsonl), data.source and data.target to the columns of texts and labels",
             "data.valid=…, or data.holdout=0.1 to hold out a tenth",
         )
+        train, valid = context.read(read_splits)
         tokenizer = context.load_or_train_tokenizer(lambda: train.sources)
         config = _with_labels(context.config_for(tokenizer), train)
         context.report(f"labels: {', '.join(config.labels)}")

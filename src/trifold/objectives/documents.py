@@ -26,15 +26,6 @@ Cut = Literal["pieces", "windows", "drop"]
 PLACEHOLDER = "_"  # stands for a hidden token in samples, if the tokenizer has no mask token
 
 
-def load_documents(context: BuildContext) -> tuple[Documents, Documents]:
-    """Training and validation documents."""
-    splits = read_document_splits(context.data, context.seed)
-    assert splits.valid is not None
-    for documents in (splits.train, splits.valid):
-        context.report(str(documents.report))
-    return splits.train, splits.valid
-
-
 def require_documents(context: BuildContext) -> None:
     """Raises SettingsError if the recipe names no training or no validation text."""
     context.require_data(
@@ -184,7 +175,7 @@ class DocumentObjectiveSettings(ObjectiveSettings):
     def build(self, context: BuildContext) -> TaskBundle:
         context.require_shape(self.kind, self.shape)
         require_documents(context)
-        train, valid = load_documents(context)
+        train, valid = context.read(read_document_splits)
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, append_eos=self.append_eos)
         config = context.config_for(tokenizer)
         objective = self.create(tokenizer, config, context.width, context.data.cut)

@@ -177,7 +177,8 @@ class MaskedLM(DocumentObjective):
         size, last = round_up(count), packing.length - 1  # padding refers to the last token
         positions = np.concatenate([row.positions + first for row, first in zip(rows, firsts, strict=True)])
         labels = np.concatenate([row.targets for row in rows])
-        tensors: dict[str, Any] = {}
+        tensors = {"positions": _padded(positions, size, last), "labels": _padded(labels, size, -1)}
+        boundary_tokens = 0
         if self.settings.boundary:
             spans = np.concatenate([row.spans + first for row, first in zip(rows, firsts, strict=True)])
             span_lengths = spans[:, 1] - spans[:, 0]
@@ -186,9 +187,8 @@ class MaskedLM(DocumentObjective):
             tensors["left"] = _padded(np.repeat(spans[:, 0] - 1, span_lengths), size, last)
             tensors["right"] = _padded(np.repeat(spans[:, 1], span_lengths), size, last)
             tensors["offset"] = _padded(offset, size, -1)
-            tensors["boundary_tokens"] = int((offset >= 0).sum())
-        positions, labels = _padded(positions, size, last), _padded(labels, size, -1)
-        return MaskedBatch(inputs, positions, labels, count, **tensors)
+            boundary_tokens = int((offset >= 0).sum())
+        return MaskedBatch(inputs, tokens=count, boundary_tokens=boundary_tokens, **tensors)
 
     def counts(self, batch: MaskedBatch) -> dict[str, int]:
         boundary = {"boundary": batch.boundary_tokens} if self.settings.boundary else {}

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from trifold.batches import BatchSettings, plan_epoch
 from trifold.batches.plan import Plan
-from trifold.data import DataSettings, Pairs, read_splits
+from trifold.data import DataSettings, Documents, Pairs, Splits
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
@@ -35,6 +35,7 @@ from trifold.text.spans import Ids
 
 TOKENIZER_FILE, TARGET_TOKENIZER_FILE = "tokenizer.json", "target_tokenizer.json"
 FILL_MASK = 'predict {folder} "a text with a <mask>"'  # command that uses a model
+Rows = TypeVar("Rows", Pairs, Documents)
 UNUSED_KEYS = ("tokenizer.dropout", "tokenizer.dropout_epochs")  # without effect, except in translation
 
 # --- examples, batches, loss terms -----------------------------------------------------------------------
@@ -171,6 +172,14 @@ class BuildContext:
             raise SettingsError(f"data.train: no training data; set {train_remedy}")
         if self.data.valid is None and not self.data.holdout:
             raise SettingsError(f"data.valid: no validation data; set {valid_remedy}")
+
+    def read(self, read_splits: Callable[[DataSettings, int], Splits[Rows]]) -> tuple[Rows, Rows]:
+        """Training and validation rows, whose reports are printed; call `require_data` first."""
+        splits = read_splits(self.data, self.seed)
+        assert splits.valid is not None
+        for rows in (splits.train, splits.valid):
+            self.report(str(rows.report))
+        return splits.train, splits.valid
 
     def load_or_train_tokenizer(
         self, texts: Callable[[], Iterable[str]], name: str = TOKENIZER_FILE, note: str = "", **save: Any
@@ -345,19 +354,6 @@ def plan_all(examples: Examples, settings: BatchSettings) -> Plan:
     """A plan of all examples in order of length, without a limit of length."""
     unlimited = settings.model_copy(update={"max_length": None, "on_overflow": "drop"})
     return plan_epoch(examples.lengths, unlimited, seed=0, epoch=0, shuffle=False)
-
-
-# --- pairs of texts --------------------------------------------------------------------------------------
-
-
-def load_pairs(context: BuildContext, train_remedy: str, valid_remedy: str) -> tuple[Pairs, Pairs]:
-    """Training and validation pairs. Raises SettingsError with a remedy if the recipe names none."""
-    context.require_data(train_remedy, valid_remedy)
-    splits = read_splits(context.data, context.seed)
-    assert splits.valid is not None
-    for pairs in (splits.train, splits.valid):
-        context.report(str(pairs.report))
-    return splits.train, splits.valid
 
 
 def select_readable(

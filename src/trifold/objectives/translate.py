@@ -19,10 +19,8 @@ from pydantic import Field, field_validator
 from sacrebleu.metrics.bleu import BLEU
 from torch import Tensor
 
-from trifold.data import Pairs
-from trifold.errors import DataError
+from trifold.data import Pairs, read_splits
 from trifold.generate.config import GenerationConfig
-from trifold.generate.stopping import Hypothesis
 from trifold.nn import Inputs, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.objective import (
@@ -33,7 +31,6 @@ from trifold.objectives.objective import (
     Objective,
     ObjectiveSettings,
     TaskBundle,
-    load_pairs,
     pack_rows,
     select_readable,
     token_loss,
@@ -69,11 +66,11 @@ class TranslateSettings(ObjectiveSettings):
 
     def build(self, context: BuildContext) -> TaskBundle:
         context.require_shape(self.kind, "encoder-decoder")
-        train, valid = load_pairs(
-            context,
+        context.require_data(
             "data.train=FILE.source,FILE.target or one table",
             "data.valid=…, or data.holdout=500 to hold out pairs",
         )
+        train, valid = context.read(read_splits)
         source, target = _load_or_train_tokenizers(context, train)
         config = context.config_for(source)
         target_size = None if context.tokenizer.joint else target.vocab_size
@@ -180,28 +177,6 @@ class Translate(Objective):
         found = generate_rows(run.model, sources, greedy, codec=self.target, poll=run.context.poll)
         return self.target.decode([best[0].tokens for best in found])
 
-    # --- prediction, saving ------------------------------------------------------------------------------
-
-    def predict(
-        self,
-        model: Transformer,
-        texts: Sequence[str],
-        config: GenerationConfig,
-        **options: Any,
-    ) -> list[list[Hypothesis]]:
-        """Hypotheses of each text, best first, in the order of the texts; `options` go to `generate_rows`.
-
-        Raises DataError for a text without tokens.
-        """
-        sources = _encode(self.source, texts)
-        if len(empty := np.flatnonzero(sources.lengths == 1)):
-            raise DataError(f"text {empty[0] + 1} of {len(texts)} has no tokens: nothing to translate")
-        return generate_rows(model, sources, config, codec=self.target, **options)
-
-    def translate(self, model: Transformer, texts: Sequence[str], config: GenerationConfig) -> list[str]:
-        """The best hypothesis of each text, as text."""
-        return self.target.decode([best[0].tokens for best in self.predict(model, texts, config)])
-
     def save(self, folder: Path) -> None:
         """Write tokenizer.json, and target_tokenizer.json if the target side has its own."""
         super().save(folder)
@@ -209,7 +184,7 @@ class Translate(Objective):
             self.target.save(folder, TARGET_TOKENIZER_FILE)
 
 
-def _encode(tokenizer: Tokenizer, texts: Sequence[str], draw: int | None = None) -> Ragged:
+def _encode(tokenizer: Tokenizer, texts: Sequence[str], draw: int | None) -> Ragged:
     encoded = tokenizer.encode(texts) if draw is None else tokenizer.sample(texts, draw & 0xFFFF_FFFF)
     return with_end(tokenizer, encoded)
 
