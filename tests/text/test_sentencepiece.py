@@ -14,13 +14,13 @@ from tests.text.folders import LLAMA, sentencepiece
 
 from trifold.errors import CheckpointError
 from trifold.text.segmenters import sentencepiece_segmenter
-from trifold.text.vocabulary import BPE, SentencePieceModel, read_sentencepiece
+from trifold.text.vocabulary import Vocabulary, read_sentencepiece
 
 TEXT = "hello … ｱ ① the fox é ﬁ"
 PIECES = piece(b"<unk>", kind=2) + piece(b"<pad>", kind=3) + piece(b"</s>", kind=3) + piece(b"a")
 
 
-def read(tmp_path: Path, content: bytes) -> SentencePieceModel:
+def read(tmp_path: Path, content: bytes) -> Vocabulary:
     (tmp_path / "spiece.model").write_bytes(content)
     return read_sentencepiece(tmp_path / "spiece.model")
 
@@ -32,16 +32,17 @@ def test_pieces_and_scores_are_those_of_the_library(options: dict[str, str], tmp
     content = sentencepiece(**options)
     theirs, model = SentencePieceProcessor(model_proto=content), read(tmp_path, content)
     expected = [(theirs.IdToPiece(n), theirs.GetScore(n)) for n in range(len(theirs))]
-    assert [one[:2] for one in model.pieces] == expected
-    segment = sentencepiece_segmenter(model, tmp_path)
+    assert model.scores == expected
+    segment = sentencepiece_segmenter(tmp_path / "spiece.model")
     assert segment(TEXT) == theirs.encode(TEXT, out_type=str)
 
 
 def test_settings_of_a_bpe_model(tmp_path: Path) -> None:
     model = read(tmp_path, sentencepiece("bpe", **LLAMA))
-    assert (model.kind, model.byte_fallback, model.unk_id, model.charsmap) == (BPE, True, 0, b"")
+    assert model.merges and not model.scores
+    assert (model.byte_fallback, model.unk_id, model.charsmap) == (True, 0, b"")
     with pytest.raises(CheckpointError, match="unigram"):
-        sentencepiece_segmenter(model, tmp_path)
+        sentencepiece_segmenter(tmp_path / "spiece.model")
 
 
 INVALID = {
@@ -67,7 +68,8 @@ def test_an_invalid_model_is_rejected(name: str, tmp_path: Path) -> None:
 
 def use(tmp_path: Path, content: bytes) -> None:
     with contextlib.suppress(CheckpointError):
-        sentencepiece_segmenter(read(tmp_path, content), tmp_path)(TEXT * 20)
+        (tmp_path / "spiece.model").write_bytes(content)
+        sentencepiece_segmenter(tmp_path / "spiece.model")(TEXT * 20)
 
 
 @settings(max_examples=40)

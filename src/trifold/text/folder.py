@@ -155,7 +155,7 @@ def _build(
 def _read_vocabulary(path: Path) -> Vocabulary:
     for name in SENTENCEPIECE:
         if (path / name).is_file():
-            return read_sentencepiece(path / name).vocabulary
+            return read_sentencepiece(path / name)
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         return from_vocab_and_merges(path / "vocab.json", path / "merges.txt")
     if (path / "vocab.txt").is_file():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,6 @@ from trifold.text.vocabulary import (
     MAX_MODEL,
     SETTINGS,
     SPACE,
-    UNIGRAM,
-    SentencePieceModel,
     read_ids,
     read_lines,
     read_sentencepiece,
@@ -40,8 +39,7 @@ def read_marian(path: Path, settings: Mapping[str, Any], target: bool) -> Tokeni
     names = names_of(settings, T5)
     own = target and bool(settings.get("separate_vocabs"))
     ids = read_ids(path / ("target_vocab.json" if own else "vocab.json"))
-    file = path / ("target.spm" if target else "source.spm")
-    segment = sentencepiece_segmenter(read_sentencepiece(file), file)
+    segment = sentencepiece_segmenter(path / ("target.spm" if target else "source.spm"))
 
     def segment_with_language(text: str) -> list[str]:
         end = text.find("<<") + 2 if text.startswith(">>") else 1
@@ -100,22 +98,17 @@ def _make_tokenizer(
     )
 
 
-def sentencepiece_segmenter(model: SentencePieceModel, place: Path) -> Segment:
+def sentencepiece_segmenter(path: Path) -> Segment:
     """Segmentation by a unigram model. Raises CheckpointError for another kind, or a model the library rejects."""
     from sentencepiece import SentencePieceProcessor
 
-    if model.kind != UNIGRAM:
-        raise CheckpointError(f"{place}: a Marian tokenizer needs a SentencePiece model of the unigram kind")
+    if not read_sentencepiece(path).scores:
+        raise CheckpointError(f"{path}: a Marian tokenizer needs a SentencePiece model of the unigram kind")
     try:
-        processor = SentencePieceProcessor(model_proto=model.content)
+        processor = SentencePieceProcessor(model_proto=read_bytes(path, MAX_MODEL))
     except Exception as error:  # the library raises RuntimeError, OSError and others
-        raise CheckpointError(f"{place}: not a usable SentencePiece model ({error})") from None
-
-    def segment(text: str) -> list[str]:
-        pieces: list[str] = processor.encode(text, out_type=str)
-        return pieces
-
-    return segment
+        raise CheckpointError(f"{path}: not a usable SentencePiece model ({error})") from None
+    return partial(processor.encode, out_type=str)
 
 
 class FastBPE:

@@ -6,7 +6,7 @@ import base64
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -107,52 +107,26 @@ def read_lines(path: Path) -> list[str]:
 # --- SentencePiece (Kudo & Richardson 2018) -------------------------------------------------------------
 
 MAX_MODEL = 16 * 2**20  # bytes; the largest in use has about 5 million
-NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # piece types
+NORMAL, CONTROL, USER = 1, 3, 4  # piece types
 UNIGRAM, BPE = 1, 2  # model types
 _MAX_PIECE = 256  # bytes; trainers write at most 16 characters by default
 
 
-@dataclass(frozen=True)
-class SentencePieceModel:
-    """A SentencePiece model: pieces (text, score, type) in the order of their ids, and the file's content."""
-
-    pieces: list[tuple[str, float, int]]
-    kind: int
-    unk_id: int
-    byte_fallback: bool
-    charsmap: bytes
-    content: bytes
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary; the merges of a BPE model are all those that its pieces allow."""
-        added = [
-            AddedToken(piece, normalized=False, special=kind == CONTROL)
-            for piece, _, kind in self.pieces
-            if kind in (CONTROL, USER)
-        ]
-        ids = {piece: number for number, (piece, _, _) in enumerate(self.pieces)}
-        vocabulary = Vocabulary(
-            charsmap=self.charsmap, added=added, unk_id=self.unk_id, byte_fallback=self.byte_fallback
-        )
-        if self.kind == UNIGRAM:
-            return replace(vocabulary, scores=[(piece, score) for piece, score, _ in self.pieces])
-        return replace(vocabulary, ids=ids, merges=_all_merges(ids))
-
-
 def _all_merges(ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Every pair of pieces that forms another piece, ordered by that piece and then by the parts."""
-    found: list[tuple[str, str]] = []
-    for piece in sorted(ids, key=ids.__getitem__):
-        pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
-        known = [pair for pair in pairs if pair[0] in ids and pair[1] in ids]
-        known.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-        found += sorted(known, key=lambda pair: (len(pair[0]), len(pair[1])))
-    return found
+    """Every pair of pieces that forms another piece, ordered by that piece and then by the length of the first."""
+    return [
+        (piece[:cut], piece[cut:])
+        for piece in sorted(ids, key=ids.__getitem__)
+        for cut in range(1, len(piece))
+        if piece[:cut] in ids and piece[cut:] in ids
+    ]
 
 
-def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """Read a SentencePiece model. Raises CheckpointError if it is missing, too large or invalid."""
+def read_sentencepiece(path: Path) -> Vocabulary:
+    """The vocabulary of a SentencePiece model; the merges of a BPE model are all those that its pieces allow.
+
+    Raises CheckpointError if the file is missing, too large or invalid.
+    """
     content = read_bytes(path, MAX_MODEL)
     try:
         fields = list(_iter_fields(content))
@@ -171,7 +145,17 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
         raise CheckpointError(
             f"{path}: not a SentencePiece model (it has {len(pieces)} pieces); copy the file again"
         )
-    return SentencePieceModel(pieces, kind, unk_id, bool(trainer.get(35, False)), charsmap, content)
+    added = [
+        AddedToken(piece, normalized=False, special=kind_of_piece == CONTROL)
+        for piece, _, kind_of_piece in pieces
+        if kind_of_piece in (CONTROL, USER)
+    ]
+    more: dict[str, Any] = {"scores": [(piece, score) for piece, score, _ in pieces]}
+    if kind == BPE:
+        ids = {piece: number for number, (piece, _, _) in enumerate(pieces)}
+        more = {"ids": ids, "merges": _all_merges(ids)}
+    byte_fallback = bool(trainer.get(35, False))
+    return Vocabulary(charsmap=charsmap, added=added, unk_id=unk_id, byte_fallback=byte_fallback, **more)
 
 
 def _parse_piece(content: bytes) -> tuple[str, float, int]:
