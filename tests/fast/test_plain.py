@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trifold import fast
+from trifold.fast.int8 import Int8Weight
 from trifold.nn import Inputs, Mask, ModelConfig, Transformer, ops
 from trifold.nn.attention import Attention
 from trifold.nn.layers import ACTIVATIONS, Linear
@@ -30,6 +31,17 @@ def parameters(layer: torch.nn.Module) -> list[Tensor]:
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return list(layer.parameters())
+
+
+def embedding(is_int8: bool) -> Callable[[torch.dtype], Case]:
+    def case(dtype: torch.dtype) -> Case:
+        weight, indices = leaf(9, 24), torch.randint(9, (2, 5))
+        if is_int8:
+            int8 = Int8Weight.quantize(weight, dtype)
+            return lambda: ops.embedding(indices, int8), ()  # type: ignore[arg-type]
+        return lambda: ops.embedding(indices, weight.to(dtype)), (weight,)
+
+    return case
 
 
 def linear(dtype: torch.dtype) -> Case:
@@ -167,6 +179,8 @@ def step(dtype: torch.dtype) -> Case:
 
 
 CASES: dict[str, Callable[[torch.dtype], Case]] = {
+    "embedding": embedding(False),
+    "embedding int8": embedding(True),
     "linear": linear,
     "linear of few rows": linear_of_few_rows,
     "linears": linears,

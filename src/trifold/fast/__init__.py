@@ -31,13 +31,14 @@ def _versions() -> dict[str, Callable[..., Any]]:
         activation_linear,
         add_dropout,
         dropout,
+        embedding,
         gelu_tanh,
         layer_norm,
         linear,
         linears,
     )
 
-    layers = (linear, linears, activation_linear, gelu_tanh, layer_norm, dropout, add_dropout)
+    layers = (embedding, linear, linears, activation_linear, gelu_tanh, layer_norm, dropout, add_dropout)
     operations = (*layers, attend, attention, cross_entropy, decoding_step)
     return {operation.__name__: operation for operation in operations}
 

@@ -58,6 +58,7 @@ class CompiledDecoder:
         self.buffers: dict[tuple[str, int], Tensor] = {}
         self.fields: list[dict[str, Field]] = []  # of each instruction; keeps its tensors alive
         self.alive: list[Tensor] = []  # tensors of the current step
+        self.assigned: set[str] = set()  # the fields that a step has set
         # Calls of torch._int_mm: the number of the instruction after them, and their operands x (R, K), weight (K, N)
         # and output (R, N) int32.
         self.int8_matmuls: list[tuple[int, list[tuple[Tensor, Tensor, Tensor]]]] = []
@@ -242,9 +243,12 @@ class CompiledDecoder:
         return self.x[:rows, None].to(x.dtype, copy=True)
 
     def _set(self, indices: NDArray[np.int64], **fields: Field) -> None:
-        """Set fields of some instructions for this step."""
-        self.alive += [value for value in fields.values() if isinstance(value, Tensor)]
-        set_fields(self.program, indices, **fields)
+        """Set fields of some instructions for this step. Those that are None and were never set are 0 already."""
+        fields = {name: value for name, value in fields.items() if value is not None or name in self.assigned}
+        if fields:
+            self.assigned |= fields.keys()
+            self.alive += [value for value in fields.values() if isinstance(value, Tensor)]
+            set_fields(self.program, indices, **fields)
 
     def _set_own_keys(
         self, index: np.int64, layer: LayerCache, window: int | None, bias: Tensor | None

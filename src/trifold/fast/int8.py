@@ -32,14 +32,12 @@ class Int8Weight(nn.Module):
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Support F.linear(x, weight, bias) and F.embedding(indices, weight), so that modules need no check."""
-        if function is F.linear:
-            x, weight, bias = args
-            y = weight.matmul(x)
-            return y if bias is None else y + bias
-        if function is F.embedding:
-            indices, weight = args
-            return weight.rows(indices)
+        """Support F.linear(x, weight, bias) and F.embedding(indices, weight), which plain operations call."""
+        match function, args:
+            case F.linear, (x, weight, bias):
+                return weight.linear(x, bias)
+            case F.embedding, (indices, weight):
+                return weight.rows(indices)
         return NotImplemented
 
     @classmethod
@@ -75,9 +73,12 @@ class Int8Weight(nn.Module):
         """The rows at indices (...) -> (..., K)."""
         return (self.values[indices] * self.scales[indices][..., None]).to(self.dtype)
 
-    def matmul(self, x: Tensor) -> Tensor:
-        """x (..., K) · matrixᵀ -> (..., N). int8 values are exact in every type; the scales multiply the sums."""
-        return (torch.matmul(x, self.values.to(x.dtype).T) * self.scales).to(x.dtype)
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x (..., K) · matrixᵀ + bias (N,) -> (..., N). int8 values are exact in every type; the scales multiply the
+        sums.
+        """
+        y = (torch.matmul(x, self.values.to(x.dtype).T) * self.scales).to(x.dtype)
+        return y if bias is None else y + bias
 
     def extra_repr(self) -> str:
         return f"{self.shape[0]} x {self.shape[1]}"

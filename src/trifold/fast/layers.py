@@ -1,5 +1,6 @@
-"""Linear layers, dropout, GELU and layer norm; they replace the operations of `nn.ops` with the same names.
+"""Embeddings, linear layers, dropout, GELU and layer norm; they replace the operations of `nn.ops` with the same names.
 
+embedding          int8 weights
 linear             few rows: instructions of the interpreter, because PyTorch reads the weight at half the memory
                    bandwidth or less; many bf16 rows and an int8 weight: int8 matmul, twice as fast as bf16
 linears            one matmul with the stacked weights
@@ -45,13 +46,20 @@ FEW_ROWS = 8  # up to here instructions are faster than a library
 MIN_WEIGHTS = 2**20  # elements of a weight from which instructions are worth their compilation
 
 
+def embedding(indices: Tensor, weight: Weight) -> Tensor:
+    """See `nn.ops.embedding`."""
+    return weight.rows(indices) if isinstance(weight, Int8Weight) else F.embedding(indices, weight)
+
+
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """See `nn.ops.linear`."""
     if supports_few_row_linear(x, weight):
         return few_row_linear(x, weight, bias).to(dtype or x.dtype)
-    if isinstance(weight, Int8Weight) and supports_int8_linear(x, weight):
+    if not isinstance(weight, Int8Weight):
+        return plain_linear(x, weight, bias, dtype)
+    if supports_int8_linear(x, weight):
         return int8_linear(x, weight, bias, dtype)
-    return plain_linear(x, weight, bias, dtype)  # type: ignore[arg-type]
+    return weight.linear(x, bias).to(dtype or x.dtype)
 
 
 # --- inference -----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Shapes: B sentences, K candidates, E model width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -35,18 +36,15 @@ def token_search(state: DecodingState, setup: SearchSetup, choose: Sampler) -> I
         tokens = choose(log_probs, state.sentences, state.generated)
         scores = scores + log_probs.gather(1, tokens[:, None]).squeeze(1)
         refuse_nan(scores)
-        rows = torch.arange(len(tokens), device=tokens.device)
-        step, remaining = _step(
-            state, setup, tokens, scores, rows, state.generated_tokens, state.generated + 1
-        )
+        step, remaining = _step(state, setup, tokens, scores, state.generated_tokens, state.generated + 1)
         yield step
-        if not len(remaining):
-            return
-        if len(remaining) == len(scores):
+        if remaining is None:
             state.advance(tokens)
-        else:
+        elif len(remaining):
             scores = scores[remaining]
             state.advance(tokens[remaining], remaining, remaining)
+        else:
+            return
 
 
 def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Step]:
@@ -86,19 +84,12 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Ste
         history = torch.cat([history, hidden[sentences, best][:, None]], dim=1)
         real = None if real is None else torch.cat([real, real.new_ones(len(real), 1)], dim=1)
 
-        step, remaining = _step(
-            state,
-            setup,
-            taken,
-            scores,
-            chosen,
-            lambda rows: state.generated_tokens(rows)[:, :-1],
-            state.generated,
-        )
+        before = partial(_tokens_before, state, chosen)
+        step, remaining = _step(state, setup, taken, scores, before, state.generated)
         yield step
-        if not len(remaining):
-            return
-        if len(remaining) < len(scores):
+        if remaining is not None:
+            if not len(remaining):
+                return
             history, scores = history[remaining], scores[remaining]
             real = None if real is None else real[remaining]
             rows = (remaining[:, None] * k + torch.arange(k, device=remaining.device)).flatten()
@@ -112,25 +103,33 @@ def _step(
     setup: SearchSetup,
     tokens: Tensor,
     scores: Tensor,
-    rows: Tensor,
-    generated: GeneratedTokens,
+    before: GeneratedTokens,
     length: int,
-) -> tuple[Step, Tensor]:
-    """The step that adds `tokens` to the sentences, and the positions of those that continue.
+) -> tuple[Step, Tensor | None]:
+    """The step that adds `tokens` to the sentences, and the positions of those that continue; None if all do.
 
-    rows: (B,) row of each sentence. generated: the tokens of rows before `tokens`. length: number of generated tokens,
-    including `tokens`.
+    before: positions of sentences -> their tokens without the new one. length: number of tokens with it.
     """
     stopping, full = setup.stopping, state.limits <= length
-    stopped = stopping.completes_string(generated, tokens, rows)
-    ended = stopping.is_end(tokens) | stopped | full
-    setup.report(length, int((~ended).sum()))
-    done, found = ended.nonzero().squeeze(1), list[Hypothesis]()
-    if len(done):
-        final = scores[done] / setup.divisor(length)
-        found = stopping.hypotheses(generated(rows[done]), tokens[done], final, stopped[done], full[done])
+    ended, stopped = stopping.is_end(tokens) | full, None
+    if stopping.strings:
+        stopped = stopping.completes_string(before, tokens)
+        ended |= stopped
+    if not bool(ended.any()):
+        setup.report(length, len(tokens))
+        return Step(state.sentences, tokens, {}), None
+    done, remaining = ended.nonzero().squeeze(1), (~ended).nonzero().squeeze(1)
+    setup.report(length, len(remaining))
+    final = scores[done] / setup.divisor(length)
+    by_string = torch.zeros_like(ended) if stopped is None else stopped
+    found = stopping.hypotheses(before(done), tokens[done], final, by_string[done], full[done])
     outputs = dict(zip(state.sentences[done].tolist(), found, strict=True))
-    return Step(state.sentences, tokens, outputs), (~ended).nonzero().squeeze(1)
+    return Step(state.sentences, tokens, outputs), remaining
+
+
+def _tokens_before(state: DecodingState, rows: Tensor, positions: Tensor) -> Tensor:
+    """The generated tokens of the sentences at `positions`, whose rows are `rows`, without the last."""
+    return state.generated_tokens(rows[positions])[:, :-1]
 
 
 def _limit_to_positions(state: DecodingState) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trifold.nn import ops
 from trifold.nn.config import ModelConfig
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
@@ -102,7 +103,7 @@ class TokenEmbedding(nn.Module):
         """(B, T) ids -> (B, T, E)."""
         if torch.is_grad_enabled() and self.weight.requires_grad:
             return _Lookup.apply(self.weight, tokens)  # type: ignore[no-untyped-call]
-        return F.embedding(tokens, self.weight)
+        return ops.embedding(tokens, self.weight)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]} x {self.weight.shape[1]}"

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from trifold.nn.masks import Mask
     from trifold.nn.stack import Stack
 
-# --- linear layers -------------------------------------------------------------------------------------
+# --- embeddings and linear layers ----------------------------------------------------------------------
+
+
+def embedding(indices: Tensor, weight: Tensor) -> Tensor:
+    """The rows of weight (V, E) at indices (…) -> (…, E)."""
+    return F.embedding(indices, weight)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -176,6 +181,7 @@ def decoding_step(stack: Stack, *inputs: Any) -> Tensor:
 
 _ELEMENTWISE = (gelu_tanh, layer_norm, dropout, add_dropout)
 _OPERATIONS = (
+    embedding,
     linear,
     linears,
     activation_linear,
