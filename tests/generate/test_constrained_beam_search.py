@@ -44,9 +44,7 @@ def log_p(probabilities_of, source, tokens) -> float:
 )
 def test_every_output_contains_every_phrase(kit, seed, wished, rows, beams, early_stopping, spare):
     probabilities_of = kit.random_says(seed, 8)
-    limit = (
-        PhraseConstraints.from_setting(wished).missing(PhraseConstraints.from_setting(wished).start) + spare
-    )
+    limit = PhraseConstraints(wished).missing(PhraseConstraints(wished).start) + spare
     config = GenerationConfig(
         num_beams=beams, num_return_sequences=beams, force_words_ids=wished, max_new_tokens=limit,
         early_stopping=early_stopping, length_penalty=0.0,
@@ -78,7 +76,7 @@ def test_full_width_constrained_search_finds_the_global_optimum(kit, seed, wishe
         early_stopping="never",
         length_penalty=1.0,
     )
-    if PhraseConstraints.from_setting(wished).missing(PhraseConstraints.from_setting(wished).start) > limit:
+    if PhraseConstraints(wished).missing(PhraseConstraints(wished).start) > limit:
         with pytest.raises(UsageError, match="the forced words need"):
             generate_tokens(kit.Scripted(probabilities_of, 6), kit.batch([[3]]), config)
         return
@@ -99,7 +97,7 @@ def test_full_width_constrained_search_finds_the_global_optimum(kit, seed, wishe
 
 @given(wishes, st.lists(st.integers(3, 7), max_size=12))
 def test_constraints_track_the_phrases_of_a_text(wished, text):
-    machine = PhraseConstraints.from_setting(wished)
+    machine = PhraseConstraints(wished)
     state = machine.start
     for n, token in enumerate(text, start=1):
         before, advances = machine.missing(state), machine.advances(state)
@@ -113,7 +111,7 @@ def test_constraints_track_the_phrases_of_a_text(wished, text):
 
 @given(wishes, st.lists(st.integers(3, 7), max_size=3))
 def test_missing_is_the_shortest_completion(wished, text):
-    machine = PhraseConstraints.from_setting(wished)
+    machine = PhraseConstraints(wished)
     state = machine.start
     for token in text:
         state = machine.after(state, token)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
 from trifold.errors import UsageError
 from trifold.generate import GenerationConfig, generate_tokens
-from trifold.generate.speculative import PromptLookup
+from trifold.generate.speculative import look_up
 from trifold.nn import Inputs, ModelConfig, Transformer
 
 pytestmark = pytest.mark.slow
@@ -85,12 +87,12 @@ def test_prompt_lookup_saves_forward_passes(kit):
 
 
 def test_lookup_prefers_the_longest_and_latest_ngram():
-    look = PromptLookup([7, 8, 1, 9, 8, 2, 7, 8, 3], max_ngram=2)
-    assert look.propose([7, 8], 2) == [3, 7]
-    assert look.propose([9, 8], 3) == [2, 7, 8]
-    assert look.propose([5, 1], 1) == [9]
-    assert look.propose([5], 3) == []
-    assert look.propose([7, 8], 0) == []
+    look = partial(look_up, [7, 8, 1, 9, 8, 2, 7, 8, 3], 2)
+    assert look([7, 8], 2) == [3, 7]
+    assert look([9, 8], 3) == [2, 7, 8]
+    assert look([5, 1], 1) == [9]
+    assert look([5], 3) == []
+    assert look([7, 8], 0) == []
 
 
 def test_draft_may_have_fewer_positions(kit):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,19 +32,13 @@ class PhraseConstraints:
     prefix of the phrase that the text ends with.
     """
 
-    def __init__(self, constraints: Sequence[Sequence[Sequence[int]]]) -> None:
-        self._constraints = [[tuple(phrase) for phrase in phrases] for phrases in constraints]
+    def __init__(self, force_words_ids: Sequence[Any]) -> None:
+        """force_words_ids: the setting, where a constraint with one phrase may be given as that phrase."""
+        constraints = [[each] if isinstance(each[0], int) else each for each in force_words_ids]
+        self._constraints = [[tuple[int, ...](phrase) for phrase in phrases] for phrases in constraints]
         self.start: State = tuple((0,) * len(phrases) for phrases in self._constraints)
         self._matched = cache(_matched)
         self.missing = cache(self._missing)
-
-    @classmethod
-    def from_setting(
-        cls, force_words_ids: Sequence[Sequence[int] | Sequence[Sequence[int]]]
-    ) -> PhraseConstraints:
-        """From the setting, where a constraint with one phrase is given as that phrase."""
-        constraints = [[each] if isinstance(each[0], int) else each for each in force_words_ids]
-        return cls(cast(Sequence[Sequence[Sequence[int]]], constraints))
 
     @property
     def tokens(self) -> set[int]:
@@ -53,10 +47,15 @@ class PhraseConstraints:
 
     def after(self, state: State, token: int) -> State:
         """The state after one more token."""
-        return tuple(
-            None if progress is None else self._constraint_after(phrases, progress, token)
-            for phrases, progress in zip(self._constraints, state, strict=True)
-        )
+        following: list[tuple[int, ...] | None] = []
+        for phrases, progress in zip(self._constraints, state, strict=True):
+            if progress is not None:
+                steps = zip(phrases, progress, strict=True)
+                progress = tuple(self._matched(phrase, done, token) for phrase, done in steps)
+                is_met = any(done == len(phrase) for phrase, done in zip(phrases, progress, strict=True))
+                progress = None if is_met else progress
+            following.append(progress)
+        return tuple(following)
 
     def advances(self, state: State) -> set[int]:
         """The tokens that continue a phrase of an unmet constraint."""
@@ -93,15 +92,6 @@ class PhraseConstraints:
             total, saved = total + shortest, max(saved, shortest - nearest)
         return total - saved
 
-    def _constraint_after(
-        self, phrases: Sequence[tuple[int, ...]], progress: tuple[int, ...], token: int
-    ) -> tuple[int, ...] | None:
-        matched = tuple(
-            self._matched(phrase, done, token) for phrase, done in zip(phrases, progress, strict=True)
-        )
-        is_met = any(done == len(phrase) for phrase, done in zip(phrases, matched, strict=True))
-        return None if is_met else matched
-
 
 def _matched(phrase: tuple[int, ...], done: int, token: int) -> int:
     """The length of the longest prefix of `phrase` that a text ends with after `done` tokens of it and `token`."""
@@ -126,7 +116,7 @@ def constrained_beam_search(state: DecodingState, setup: SearchSetup) -> list[li
     """
     config = setup.config
     assert config.force_words_ids is not None
-    constraints, beams = PhraseConstraints.from_setting(config.force_words_ids), config.num_beams
+    constraints, beams = PhraseConstraints(config.force_words_ids), config.num_beams
     _check(constraints, setup.stopping, state.limits)
     finished = FinishedBeams(setup, len(state.sentences), beams)
     state.expand(beams)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -13,7 +14,7 @@ from trifold.generate.constrained_beam_search import constrained_beam_search
 from trifold.generate.decoding import DecodingState, Model, SearchSetup, StepCallback, eval_mode
 from trifold.generate.processors import processor
 from trifold.generate.sampling import Sampler, greedy, sampler
-from trifold.generate.speculative import DraftModel, PromptLookup, Proposer, check_draft, speculative_search
+from trifold.generate.speculative import DraftModel, Proposer, check_draft, look_up, speculative_search
 from trifold.generate.stopping import Codec, Hypothesis, StoppingCriteria
 from trifold.generate.streaming import TextStreamer
 from trifold.generate.token_search import Step, contrastive_search, token_search
@@ -45,11 +46,14 @@ def generate_tokens(
     tokens stay the same. Beam search may find fewer outputs if fewer exist. Raises DataError for an empty or too long
     row, UsageError for incompatible arguments.
     """
-    numbers = _check_numbers(numbers, inputs.tokens.shape[0])
-    if not numbers:
+    rows = inputs.tokens.shape[0]
+    numbers = range(rows) if numbers is None else numbers
+    if len(numbers) != rows:
+        raise UsageError(f"numbers has {len(numbers)} entries for {rows} rows of inputs: pass one per row")
+    if not rows:
         return []
-    config = _encode_words(config, codec, model.config)
     setup = _setup(model, config, codec, on_step)
+    config = setup.config
     with eval_mode(model):
         if config.num_beams > 1:
             _refuse_draft(config, draft)
@@ -70,7 +74,6 @@ def stream_tokens(
     inputs: Inputs,
     config: GenerationConfig,
     *,
-    numbers: Sequence[int] | None = None,
     codec: Codec | None = None,
     draft: Model | None = None,
     on_end: EndCallback | None = None,
@@ -85,20 +88,18 @@ def stream_tokens(
             raise UsageError(
                 f"{name} {getattr(config, name)}: only one output per row can be streamed; set it to 1"
             )
-    numbers = _check_numbers(numbers, inputs.tokens.shape[0])
-    config = _encode_words(config, codec, model.config)
-    if not numbers:
+    setup, rows = _setup(model, config, codec), range(inputs.tokens.shape[0])
+    if not rows:
         return
-    setup = _setup(model, config, codec)
     ended: dict[int, Hypothesis] = {}
     with eval_mode(model):
-        for step in _search_without_beams(model, inputs, setup, numbers, draft):
+        for step in _search_without_beams(model, inputs, setup, rows, draft):
             ended |= step.ended
             for row, token in zip(step.sentences.tolist(), step.tokens.tolist(), strict=True):
                 if token not in setup.stopping.ids:
                     yield row, token
     if on_end is not None:
-        on_end([ended[row] for row in range(len(numbers))])
+        on_end([ended[row] for row in rows])
 
 
 def stream_text(
@@ -107,14 +108,12 @@ def stream_text(
     config: GenerationConfig,
     codec: Codec,
     *,
-    numbers: Sequence[int] | None = None,
     draft: Model | None = None,
     on_end: EndCallback | None = None,
 ) -> Iterator[tuple[int, str]]:
     """Yield (row, text) in whole characters as they are generated, up to the first stop string."""
     streamers = [TextStreamer(codec, config.stop_strings or ()) for _ in inputs.tokens]
-    tokens = stream_tokens(model, inputs, config, numbers=numbers, codec=codec, draft=draft, on_end=on_end)
-    for row, token in tokens:
+    for row, token in stream_tokens(model, inputs, config, codec=codec, draft=draft, on_end=on_end):
         if text := streamers[row].push(token):
             yield row, text
     for row, streamer in enumerate(streamers):
@@ -125,9 +124,10 @@ def stream_text(
 def _setup(
     model: Model, config: GenerationConfig, codec: Codec | None, on_step: StepCallback | None = None
 ) -> SearchSetup:
+    config = _encode_words(config, codec, model.config)
+    ends, strings = end_ids(config, model.config), config.stop_strings or ()
     forced_eos = config.forced_eos_token_id is not None
-    strings = config.stop_strings or ()
-    stopping = StoppingCriteria(end_ids(config, model.config), strings, codec, forced_eos=forced_eos)
+    stopping = StoppingCriteria(ends, strings, codec, forced_eos=forced_eos)
     return SearchSetup(config, processor(config, model.config, codec), stopping, on_step)
 
 
@@ -172,26 +172,19 @@ def _speculate(
             choose: Sampler = greedy
             if config.is_sampling:
                 choose = sampler(config, [(number, sample)], limit, state.logits.device)
-            proposer: Proposer
+            propose: Proposer
             if draft is not None:
-                proposer = DraftModel(draft, single, setup, choose, state.sentences, limit)
+                propose = DraftModel(draft, single, setup, choose, state.sentences, limit).propose
                 count = config.num_assistant_tokens
             else:
                 shared = state.memory is not None and model.config.target_vocab_size is None
                 prompt = [*(single.tokens[0].tolist() if shared else []), *state.tokens[0].tolist()]
-                proposer = PromptLookup(prompt, config.max_matching_ngram_size or 2)
+                propose = partial(look_up, prompt, config.max_matching_ngram_size or 2)
                 count = config.prompt_lookup_num_tokens or 0
             first = row * each + sample  # the number of this output, which is 0 in its own search
-            for step in speculative_search(state, setup, choose, proposer, count):
+            for step in speculative_search(state, setup, choose, propose, count):
                 ended = {first + index: output for index, output in step.ended.items()}
                 yield Step(step.sentences + first, step.tokens, ended)
-
-
-def _check_numbers(numbers: Sequence[int] | None, rows: int) -> Sequence[int]:
-    numbers = range(rows) if numbers is None else numbers
-    if len(numbers) != rows:
-        raise UsageError(f"numbers has {len(numbers)} entries for {rows} rows of inputs: pass one per row")
-    return numbers
 
 
 def _refuse_draft(config: GenerationConfig, draft: Model | None) -> None:

@@ -7,9 +7,8 @@ Proposals only change the speed. Rows are decoded one by one, because they accep
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,16 +21,12 @@ from trifold.generate.sampling import Sampler
 from trifold.generate.token_search import Step
 from trifold.nn import Inputs
 
-
-class Proposer(Protocol):
-    """Proposes tokens."""
-
-    def propose(self, generated: Sequence[int], count: int) -> list[int]:
-        """At most `count` tokens that may follow `generated`, all tokens of the output so far."""
+Proposer = Callable[[Sequence[int], int], list[int]]
+"""(all tokens of the output so far, count) -> at most `count` tokens that may follow."""
 
 
 def speculative_search(
-    state: DecodingState, setup: SearchSetup, choose: Sampler, proposer: Proposer, count: int
+    state: DecodingState, setup: SearchSetup, choose: Sampler, propose: Proposer, count: int
 ) -> Iterator[Step]:
     """The steps of one sentence, verifying proposals of `count` tokens at a time."""
     assert len(state.sentences) == 1, "rows accept different numbers of tokens"
@@ -60,7 +55,7 @@ def speculative_search(
                 break
         refuse_nan(score)
         state.rollback(len(proposed) - index)
-        proposed = proposer.propose(generated, min(count, limit - len(generated) - 1))
+        proposed = propose(generated, min(count, limit - len(generated) - 1))
         tokens = torch.tensor([[generated[-1], *proposed]], device=token.device)
         logits = state.head(state.read(tokens)[0])
 
@@ -103,22 +98,19 @@ class DraftModel:
             new = token[:, None]
 
 
-class PromptLookup:
-    """Proposes the tokens that followed the last n-gram at its previous occurrence in the prompt or the output."""
+def look_up(prompt: Sequence[int], max_ngram: int, generated: Sequence[int], count: int) -> list[int]:
+    """Propose the tokens that followed the last n-gram at its previous occurrence in the prompt or the output.
 
-    def __init__(self, prompt: Sequence[int], max_ngram: int) -> None:
-        self._prompt, self._max_ngram = list(prompt), max_ngram
-
-    def propose(self, generated: Sequence[int], count: int) -> list[int]:
-        """See Proposer. The longest n-gram is tried first, and its last occurrence is used."""
-        known = np.array([*self._prompt, *generated])
-        for size in range(min(self._max_ngram, len(known) - 1), 0, -1):
-            ngrams = np.lib.stride_tricks.sliding_window_view(known[:-1], size)
-            matches = np.flatnonzero((ngrams == known[-size:]).all(1))
-            if len(matches):
-                start = int(matches[-1]) + size
-                return [int(token) for token in known[start : start + max(count, 0)]]
-        return []
+    The longest n-gram is tried first, and its last occurrence is used.
+    """
+    known = np.array([*prompt, *generated])
+    for size in range(min(max_ngram, len(known) - 1), 0, -1):
+        ngrams = np.lib.stride_tricks.sliding_window_view(known[:-1], size)
+        matches = np.flatnonzero((ngrams == known[-size:]).all(1))
+        if len(matches):
+            start = int(matches[-1]) + size
+            return [int(token) for token in known[start : start + max(count, 0)]]
+    return []
 
 
 def check_draft(model: Model, draft: Model) -> None:
