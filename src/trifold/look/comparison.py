@@ -23,29 +23,18 @@ class Compared(NamedTuple):
 
 def differences(config: ModelConfig) -> tuple[str, ...]:
     """A phrase for each difference from the paper."""
-    return tuple(phrase for part in _parts(config) for phrase in part.phrases if phrase)
+    return tuple(phrase for *_, phrases in _parts(config) for phrase in phrases if phrase)
 
 
 def compare(config: ModelConfig) -> tuple[Compared, ...]:
     """Every part of a model compared with that of the Transformer of 2017."""
-    return tuple(_compared(config, part) for part in _parts(config))
-
-
-def _compared(config: ModelConfig, part: _Part) -> Compared:
-    phrases = [phrase for phrase in part.phrases if phrase]
-    if part.name == "output":
-        phrases += _other_heads(config)
-    what = ", ".join(phrases) or part.paper
-    return Compared(part.name, part.size, "differs" if phrases else "same", what, part.paper)
-
-
-class _Part(NamedTuple):
-    """Name, sizes, the paper's description, and for each possible difference a phrase, or None if the part agrees."""
-
-    name: str
-    size: str
-    paper: str
-    phrases: list[str | None]
+    compared = []
+    for name, size, paper, phrases in _parts(config):
+        found = [phrase for phrase in phrases if phrase]
+        found += _other_heads(config) if name == "output" else []
+        what = ", ".join(found) or paper
+        compared.append(Compared(name, size, "differs" if found else "same", what, paper))
+    return tuple(compared)
 
 
 _POSITIONS = {
@@ -78,9 +67,10 @@ _ACTIVATIONS = {
 }
 
 
-def _parts(config: ModelConfig) -> Iterator[_Part]:
+def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None]]]:
+    """Name, sizes, the paper's description, and for each possible difference a phrase, or None if the part agrees."""
     stacks = config.stacks
-    yield _Part(
+    yield (
         "shape",
         ", ".join(f"{side} × {stack.n_layers}" for side, stack in stacks.items()),
         "an encoder and a decoder",
@@ -90,7 +80,7 @@ def _parts(config: ModelConfig) -> Iterator[_Part]:
         ],
     )
     width = config.d_embedding if config.has_embedding_projection else None
-    yield _Part(
+    yield (
         "embeddings",
         _embedding_sizes(config),
         "multiplied by √d_model",
@@ -101,7 +91,7 @@ def _parts(config: ModelConfig) -> Iterator[_Part]:
             "norm after the embeddings" if config.embedding_norm else None,
         ],
     )
-    yield _Part(
+    yield (
         "positions",
         f"{config.max_positions:,}",
         "sines and cosines, added",
@@ -113,7 +103,7 @@ def _parts(config: ModelConfig) -> Iterator[_Part]:
     )
     layers = config.block_of_layer or ()
     blocks = len(set(layers))
-    yield _Part(
+    yield (
         "blocks",
         f"width {config.d_model:,}",
         "sequential sub-layers, a layer norm after each",
@@ -129,7 +119,7 @@ def _parts(config: ModelConfig) -> Iterator[_Part]:
     scale = "unscaled scores" if config.attention_scale == 1 else "different scale of the scores"
     some = " in some layers" if "global" in config.window_pattern else ""
     capped = config.score_soft_cap is not None or config.logit_soft_cap is not None
-    yield _Part(
+    yield (
         "attention",
         _both(f"{stack.n_heads} heads of {stack.head_width}" for stack in stacks.values()),
         "scores divided by √d_head, no biases",
@@ -142,7 +132,7 @@ def _parts(config: ModelConfig) -> Iterator[_Part]:
             "soft caps" if capped else None,
         ],
     )
-    yield _Part(
+    yield (
         "feed-forward",
         _both(f"{stack.d_model:,} → {stack.d_ff:,} → {stack.d_model:,}" for stack in stacks.values()),
         "two layers with biases, ReLU between them",
@@ -153,7 +143,7 @@ def _parts(config: ModelConfig) -> Iterator[_Part]:
         ],
     )
     writes = "lm" in config.chosen_heads
-    yield _Part(
+    yield (
         "output",
         f"{config.d_model:,} → {config.output_vocab_size:,}" if writes else "",
         "tied to the embeddings, no bias",

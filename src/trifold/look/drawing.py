@@ -111,19 +111,17 @@ def _tops(config: ModelConfig, side: str) -> list[Box]:
     """The heads, on the last stack."""
     if side != ("decoder" if config.decoder_layers else "encoder"):
         return []
-    heads = config.chosen_heads
-    others = ", ".join(head for head in heads if head != "lm")
-    return [*([("heads", others)] if others else []), *([_head(config)] if "lm" in heads else [])]
+    others = ", ".join(head for head in config.chosen_heads if head != "lm")
+    tops: list[Box] = [("heads", others)] if others else []
+    if "lm" in config.chosen_heads:
+        weights = "tied" if config.tie_lm_head else "untied"
+        tops.append(("language-model head", f"{config.d_model:,} → {config.output_vocab_size:,}, {weights}"))
+    return tops
 
 
 def _heads(config: ModelConfig) -> str:
     fewer = f", {config.kv_heads} of keys and values" if config.kv_heads != config.n_heads else ""
     return f"{config.n_heads} heads of {config.head_width}{fewer}"
-
-
-def _head(config: ModelConfig) -> Box:
-    weights = "tied" if config.tie_lm_head else "untied"
-    return ("language-model head", f"{config.d_model:,} → {config.output_vocab_size:,}, {weights}")
 
 
 # --- layout ----------------------------------------------------------------------------------------------
