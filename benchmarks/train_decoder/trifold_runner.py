@@ -28,7 +28,7 @@ from trifold.train.device import (
     keep_freed_memory,
     reduce_interpreter_pauses,
 )
-from trifold.train.monitor import Silent
+from trifold.train.monitor import View
 from trifold.train.trainer import Trainer
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "int8"]
@@ -73,7 +73,7 @@ def as_the_recipe(
             "train.muon_polynomial": "jordan",
         }
     recipe = load_recipe("shakespeare-char", changes)
-    prepared = load_data(recipe, Path(tempfile.mkdtemp()), Silent())
+    prepared = load_data(recipe, Path(tempfile.mkdtemp()), View())
     workers = choose_workers(None, device, recipe.batch.tokens)
     trainer = Trainer(
         prepared.new_model(),

@@ -16,7 +16,7 @@ from trifold.train.device import (
     keep_freed_memory,
     reduce_interpreter_pauses,
 )
-from trifold.train.monitor import Silent
+from trifold.train.monitor import View
 from trifold.train.trainer import Trainer
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
@@ -27,7 +27,7 @@ def main() -> None:
     recipe = load_recipe("multi30k-en-de")
     fast.enable()
     keep_freed_memory()
-    prepared = load_data(recipe, args.data / "recipe-tokenizer", Silent())
+    prepared = load_data(recipe, args.data / "recipe-tokenizer", View())
     device = find_device("cpu")
     workers = choose_workers(None, device, recipe.batch.tokens)
     trainer = Trainer(

@@ -23,7 +23,7 @@ from trifold.nn.masks import Mask
 from trifold.recipe import Recipe, load_recipe
 from trifold.train import checkpoint, data, memory, rejected
 from trifold.train.device import Machine
-from trifold.train.monitor import Silent
+from trifold.train.monitor import View
 from trifold.train.trainer import Trainer
 
 
@@ -114,7 +114,7 @@ def _bytes_of(batch: object) -> bytes:
 
 def accumulation_changes_nothing(box: Box) -> None:
     """A batch, split into micro-batches or among workers, gives the same gradient within 1e-6 of its norm."""
-    prepared = data.load_data(_recipe({"model.dropout": 0.0}), box.folder / "tokenizer", Silent())
+    prepared = data.load_data(_recipe({"model.dropout": 0.0}), box.folder / "tokenizer", View())
     rows = np.array(box.rng.sample(range(len(prepared.train.lengths)), 24))
     whole = _gradient(prepared, [rows])
     cuts = [0, *sorted(box.rng.sample(range(1, len(rows)), box.rng.randrange(1, 6))), len(rows)]

@@ -18,7 +18,7 @@ from typing import Any
 
 from trifold.errors import OtherRankError, TrifoldError
 from trifold.train import checkpoint, train
-from trifold.train.monitor import Silent
+from trifold.train.monitor import View
 
 # Every key that matters, so that the shipped recipe may change.
 TINY: dict[str, Any] = {
@@ -122,7 +122,7 @@ class Broken(Exception):
     """A promise was not kept."""
 
 
-class Written(Silent):
+class Written(View):
     """Writes the output of a run to a file."""
 
     def __init__(self, path: Path) -> None:

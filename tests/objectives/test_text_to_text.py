@@ -16,7 +16,7 @@ from trifold.pipeline import load
 from trifold.recipe import load_recipe
 from trifold.train import train
 from trifold.train.data import load_data
-from trifold.train.monitor import Silent
+from trifold.train.monitor import View
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-class Listening(Silent):
+class Listening(View):
     def __init__(self):
         self.lines = []
 
@@ -151,4 +151,4 @@ REFUSED = [
 @pytest.mark.parametrize(("changes", "error", "message"), REFUSED)
 def test_contradictory_settings_are_errors(folder, tmp_path, changes, error, message):
     with pytest.raises(error, match=message):
-        load_data(load_recipe(folder / "recipe.yaml", changes), tmp_path, Silent())
+        load_data(load_recipe(folder / "recipe.yaml", changes), tmp_path, View())

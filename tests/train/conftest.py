@@ -12,13 +12,13 @@ import pytest
 from tests.faults.runs import TINY as TINY_RUN
 
 from trifold.train import Outcome, train
-from trifold.train.monitor import Silent, Snapshot
+from trifold.train.monitor import Snapshot, View
 from trifold.train.ranks import Ranks
 
 TINY = TINY_RUN | {"task.best_by": "bleu"}
 
 
-class Interrupting(Silent):
+class Interrupting(View):
     """Sends a signal to this very process when the update `at` has been logged."""
 
     def __init__(self, at: int, number: signal.Signals = signal.SIGTERM) -> None:
@@ -49,9 +49,7 @@ def tiny() -> dict[str, Any]:
 def run(tmp_path: Path) -> Callable[..., Outcome]:
     """Train the smoke recipe, made tiny, into a folder of this test; keyword arguments use __ for the dot."""
 
-    def run(
-        folder: str = "run", *, view: Silent | None = None, resume: Any = None, **changes: Any
-    ) -> Outcome:
+    def run(folder: str = "run", *, view: View | None = None, resume: Any = None, **changes: Any) -> Outcome:
         overrides = TINY | {key.replace("__", "."): value for key, value in changes.items()}
         return train("smoke", out=tmp_path / folder, resume=resume, view=view, **overrides)
 

@@ -28,7 +28,7 @@ from trifold.recipe import load_recipe
 from trifold.train import checkpoint, data, loop, train
 from trifold.train.checkpoint import Saver
 from trifold.train.device import find_machine
-from trifold.train.monitor import Silent
+from trifold.train.monitor import View
 from trifold.train.ranks import Ranks, join_ranks
 from trifold.train.sharding import gather_on_first
 from trifold.train.trainer import Trainer
@@ -92,7 +92,7 @@ def make_curves() -> None:
 
 def new_trainer(changes: dict[str, Any], ranks: Ranks) -> tuple[data.TrainingData, Trainer]:
     recipe = load_recipe("smoke", TINY | NO_DROPOUT | changes)
-    training_data = data.load_data(recipe, BASE / "warm" / "tokenizer", Silent())
+    training_data = data.load_data(recipe, BASE / "warm" / "tokenizer", View())
     trainer = Trainer(
         training_data.new_model(),
         training_data.objective,

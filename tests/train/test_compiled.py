@@ -18,7 +18,7 @@ from trifold.recipe import load_recipe
 from trifold.train import blocks
 from trifold.train.data import load_data
 from trifold.train.device import Machine, agree_on_options, compile_obstacle, find_machine
-from trifold.train.monitor import Silent
+from trifold.train.monitor import View
 from trifold.train.ranks import SINGLE
 from trifold.train.trainer import Trainer
 
@@ -40,7 +40,7 @@ def gradient(
     """The accumulated gradient of the first batches of a run."""
     overrides = tiny | {key.replace("__", "."): value for key, value in changes.items()}
     recipe = load_recipe("smoke", overrides)
-    prepared = load_data(recipe, tmp_path / "tokenizer", Silent())
+    prepared = load_data(recipe, tmp_path / "tokenizer", View())
     trainer = Trainer(
         prepared.new_model(),
         prepared.objective,

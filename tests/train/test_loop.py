@@ -20,7 +20,7 @@ from trifold.scores import Score
 from trifold.train import checkpoint, ranks, train
 from trifold.train.data import load_data
 from trifold.train.device import Machine
-from trifold.train.monitor import Silent
+from trifold.train.monitor import View
 from trifold.train.optimizers import Adam
 from trifold.train.trainer import Trainer
 from trifold.train.validate import mean_weights
@@ -178,7 +178,7 @@ class Recorder:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, tiny):
     recipe = load_recipe("smoke", tiny | {"model.dropout": 0.0})
-    return load_data(recipe, tmp_path_factory.mktemp("tokenizer"), Silent())
+    return load_data(recipe, tmp_path_factory.mktemp("tokenizer"), View())
 
 
 def gradient_of(prepared, *batches: np.ndarray, workers=1, **changes) -> torch.Tensor:
@@ -341,8 +341,8 @@ def test_averaging_keeps_the_mean_of_the_last_checkpoints(run, scored):
     outcome = run(train__average=3, train__steps=12, train__validate_every=6, train__save_every=2)
     kept = dict(load_model(outcome.folder / "model")[0].named_parameters())
     folder = outcome.folder / "checkpoints"
-    mean = mean_weights([folder / f"step-{step:08d}" for step in (8, 10, 12)])
-    for name, value in mean.weights.items():
+    mean, _ = mean_weights([folder / f"step-{step:08d}" for step in (8, 10, 12)])
+    for name, value in mean.items():
         assert torch.allclose(kept[name], value, rtol=1e-6, atol=1e-7)
     last = checkpoint.load(folder / "step-00000012").weights
     assert not all(torch.allclose(kept[name], last[name], rtol=1e-6, atol=1e-7) for name in last)

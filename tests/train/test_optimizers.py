@@ -13,7 +13,7 @@ from trifold.errors import CheckpointError, SettingsError
 from trifold.recipe import TrainSettings, load_recipe
 from trifold.train.data import load_data
 from trifold.train.device import Machine
-from trifold.train.monitor import Silent
+from trifold.train.monitor import View
 from trifold.train.optimizers import STATE_KINDS
 from trifold.train.trainer import Trainer
 
@@ -25,7 +25,7 @@ RATES = {"adam": 0.001, "adamw": 0.001, "adafactor": 0.01, "muon": 0.002}
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, tiny):
     recipe = load_recipe("smoke", tiny | {"model.dropout": 0.0, "model.n_layers": 2})
-    return load_data(recipe, tmp_path_factory.mktemp("tokenizer"), Silent())
+    return load_data(recipe, tmp_path_factory.mktemp("tokenizer"), View())
 
 
 def new_trainer(prepared, optimizer, *, dtype=torch.float32, **changes):

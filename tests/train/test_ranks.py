@@ -33,7 +33,7 @@ from trifold.train.data import TrainingData, batches_of_all_ranks, iterate_batch
 from trifold.train.device import Machine, check_sharding, find_device
 from trifold.train.distributed import ProcessGroup
 from trifold.train.memory import available_memory, estimate_memory
-from trifold.train.monitor import Silent
+from trifold.train.monitor import View
 from trifold.train.ranks import SINGLE, Ranks, join_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="needs fork")]
@@ -268,7 +268,7 @@ def children_of(parent: int) -> list[int]:
 
 
 def load_tiny(tokenizer: Path, **changes: object) -> TrainingData:
-    return load_data(load_recipe("smoke", TINY | changes), tokenizer, Silent())
+    return load_data(load_recipe("smoke", TINY | changes), tokenizer, View())
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 4])

@@ -9,9 +9,9 @@ from rich.console import Console
 from trifold.train.monitor import (
     LiveView,
     Plain,
-    Silent,
     Snapshot,
     Validated,
+    View,
     choose_view,
     clock_time,
     validation_lines,
@@ -119,10 +119,10 @@ def test_speed_is_in_what_the_task_counts():
 
 
 def test_silent_and_unbegun_views_can_be_told_anything(capfd):
-    for view in (Silent(), LiveView(Console(file=io.StringIO())), Plain(io.StringIO())):
+    for view in (View(), LiveView(Console(file=io.StringIO())), Plain(io.StringIO())):
         view.step(shot(1))
         view.end()
-    view = Silent()
+    view = View()
     view.say("x")
     view.begin(3)
     view.validated(RESULT)

@@ -119,15 +119,15 @@ def find_device(name: str = "auto", ranks: Ranks = SINGLE) -> torch.device:
     """
     if ranks.world > 1:
         return _device_of_rank(name, ranks)
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "mps" if _has_mps() else "cpu")
+        return torch.device(next(key for key, value in available.items() if value))
     try:
         device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:0 or mps") from None
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": _has_mps()}
     if not available.get(device.type, False):
-        found = ", ".join(key for key, value in available.items() if value)
+        found = ", ".join(sorted(key for key, value in available.items() if value))
         raise UsageError(f"device {name!r} is not available; available devices: {found}")
     return device
 
@@ -185,10 +185,6 @@ def choose_workers(requested: int | None, device: torch.device, tokens: int) -> 
         return requested
     # Without the compiled loops, threads within an operator are as fast as workers.
     return max(1, min(torch.get_num_threads(), tokens // 1024)) if compiled_loops() is not None else 1
-
-
-def _has_mps() -> bool:
-    return torch.backends.mps.is_available()
 
 
 # --- what a run depends on besides its recipe ----------------------------------------------------------

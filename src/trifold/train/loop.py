@@ -38,7 +38,7 @@ from trifold.train.device import (
     reduce_interpreter_pauses,
 )
 from trifold.train.memory import available_memory, check_fits, estimate_memory
-from trifold.train.monitor import Meter, MetricsLog, Outcome, Silent, Snapshot, StoppedBy, View
+from trifold.train.monitor import Meter, MetricsLog, Outcome, Snapshot, StoppedBy, View
 from trifold.train.ranks import Interrupted, Ranks, handle_signals, join_ranks
 from trifold.train.rejected import choose_action, save_batches
 from trifold.train.resume import check_same_data, check_same_rows, check_same_run, environment_changes
@@ -78,7 +78,7 @@ def train(
             recipe = ranks.in_turn(load_recipe, recipe, overrides)
         path = Path(out) if out is not None else Path("runs") / recipe.name
         with closing(RunFolder(path, ranks.command)) as folder:
-            view = view if view is not None and ranks.is_first else Silent()
+            view = view if view is not None and ranks.is_first else View()
             run = Run(recipe, folder, ranks, view, resume=resume == "auto", data_changed=data_changed)
             return run.train()
 

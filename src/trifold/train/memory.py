@@ -139,19 +139,14 @@ def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int
         "parallel": 1 + read + mask,
         "parallel-two-norms": 2 + read + mask,
     }[config.residual]
-    attention = 5 * merged + config.n_heads * _weights_per_key(config, length) * length
+    # The attention weights: the softmax, and with dropout a mask and the product.
+    weights_per_key = 3 if config.attention_dropout else int(length <= 128)
+    attention = 5 * merged + config.n_heads * weights_per_key * length
     inner = 2 if config.gated else 1  # inputs or outputs of the activation
     if config.activation_dropout or int8:  # both, and the product with the gate
         inner = 4 if config.gated else 2
     feed_forward = config.d_ff * inner
     return config.d_model * residuals + attentions * attention + feed_forward
-
-
-def _weights_per_key(config: ModelConfig, length: int) -> int:
-    """Number of saved tensors of attention weights: the softmax, and with dropout a mask and the product."""
-    if config.attention_dropout:
-        return 3
-    return 1 if length <= 128 else 0
 
 
 # --- the available memory ------------------------------------------------------------------------------

@@ -89,10 +89,6 @@ class View:
         """Report that training has ended, for any reason; also called if it did not begin."""
 
 
-class Silent(View):
-    """Shows nothing."""
-
-
 class Plain(View):
     """Lines for files and pipes: every validation, and a step at most every `every` seconds."""
 
@@ -228,11 +224,9 @@ class Meter:
     """The wall time of the run, and the training speed without pauses."""
 
     def __init__(self, steps: int, seconds: float, step: int) -> None:
-        self._steps, self._first_step = steps, step
-        self._before, self._start = seconds, time.perf_counter()
-        self._mark, self._tokens = self._start, 0
-        self._paused = 0.0
-        self._last = self._start
+        self._steps, self._first_step, self._before = steps, step, seconds
+        self._start = self._last = time.perf_counter()
+        self._tokens, self._busy = 0, 0.0  # since the last `read`
 
     def seconds(self) -> float:
         """Seconds since the beginning of the run, over all its sessions."""
@@ -240,21 +234,20 @@ class Meter:
 
     def count(self, tokens: int) -> None:
         """Record an update with this many tokens."""
+        now = time.perf_counter()
         self._tokens += tokens
-        self._last = time.perf_counter()
+        self._busy += now - self._last
+        self._last = now
 
     def pause(self) -> None:
         """Exclude the time since the last update from the speed, after a validation or a save."""
-        now = time.perf_counter()
-        self._paused += now - self._last
-        self._last = now
+        self._last = time.perf_counter()
 
     def read(self, step: int, minutes: float | None) -> tuple[float, float]:
         """Tokens per second since the last call, and the estimated seconds left."""
-        now = time.perf_counter()
-        speed = self._tokens / max(now - self._mark - self._paused, 1e-9)
-        self._mark, self._tokens, self._paused, self._last = now, 0, 0.0, now
-        seconds_per_step = (now - self._start) / max(step - self._first_step, 1)
+        speed = self._tokens / max(self._busy, 1e-9)
+        self._tokens, self._busy = 0, 0.0
+        seconds_per_step = (time.perf_counter() - self._start) / max(step - self._first_step, 1)
         left = seconds_per_step * (self._steps - step)
         return speed, left if minutes is None else min(left, minutes * 60 - self.seconds())
 

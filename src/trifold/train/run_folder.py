@@ -173,7 +173,7 @@ class RunFolder:
     def write_recipe(self, recipe: Recipe, environment: Mapping[str, Any]) -> str:
         """Write recipe.yaml and environment.json, keeping its list of sessions. Returns the digest of the recipe."""
         disk.replace_text(self.recipe, recipe.resolved())
-        self._write_environment({**environment, "sessions": self._sessions()})
+        self._write_environment(environment)
         return sha256_of_file(self.recipe)
 
     def check_shared(self, digest: str) -> None:
@@ -188,15 +188,14 @@ class RunFolder:
         """Add to environment.json when a session started, at which step, and which checkpoints were damaged."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         session = {"started": now, "from_step": step, "rejected": list(rejected)}
-        self._write_environment({**read_object(self.environment), "sessions": [*self._sessions(), session]})
+        self._write_environment(read_object(self.environment), session)
 
-    def _sessions(self) -> list[Any]:
-        """The sessions so far; runs of 0.1 call them "sittings"."""
-        content = read_object(self.environment)
-        return list(content.get("sessions", content.get("sittings", [])))
-
-    def _write_environment(self, content: Mapping[str, Any]) -> None:
-        current = {key: value for key, value in content.items() if key != "sittings"}
+    def _write_environment(self, content: Mapping[str, Any], *sessions: Mapping[str, Any]) -> None:
+        """Write environment.json with the sessions so far, which runs of 0.1 call "sittings", and further ones."""
+        before = read_object(self.environment)
+        earlier = before.get("sessions", before.get("sittings", []))
+        current = {**content, "sessions": [*earlier, *sessions]}
+        current.pop("sittings", None)
         disk.replace_text(self.environment, json.dumps(current, indent=2) + "\n")
 
     def truncate_metrics(self, step: int, max_lines: int | None = None) -> int:

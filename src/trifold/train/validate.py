@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,12 +38,10 @@ class Validator:
         earlier = [path for path in earlier if checkpoint.step_of(path) < step][-(settings.average - 1) :]
         if settings.average == 1 or not earlier:
             return current, []
-        mean = mean_weights(earlier)
-        share = 1 / (mean.used + 1)
-        weights = {
-            name: torch.lerp(value, current[name].cpu(), share) for name, value in mean.weights.items()
-        }
-        return weights or current, mean.rejected
+        mean, rejected = mean_weights(earlier)
+        share = 1 / (len(earlier) - len(rejected) + 1)
+        weights = {name: torch.lerp(value, current[name].cpu(), share) for name, value in mean.items()}
+        return weights or current, rejected
 
     @torch.no_grad()
     def __call__(
@@ -91,18 +88,10 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 
-class Mean(NamedTuple):
-    """The mean weights of `used` intact checkpoints, and one error message for each damaged one."""
-
-    weights: dict[str, Tensor]
-    used: int
-    rejected: list[str]
-
-
-def mean_weights(paths: list[Path]) -> Mean:
+def mean_weights(paths: list[Path]) -> tuple[dict[str, Tensor], list[str]]:
     """The mean of the weights of several checkpoints, summed in float64 (Vaswani et al. 2017, section 6.1).
 
-    Damaged checkpoints are left out.
+    Damaged checkpoints are left out; their error messages are returned too.
     """
     total: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
@@ -117,4 +106,4 @@ def mean_weights(paths: list[Path]) -> Mean:
             dtypes[name] = value.dtype
             total[name] = total[name].add_(value) if name in total else value.double()
     intact = len(paths) - len(rejected)
-    return Mean({name: (value / intact).to(dtypes[name]) for name, value in total.items()}, intact, rejected)
+    return {name: (value / intact).to(dtypes[name]) for name, value in total.items()}, rejected
