@@ -44,9 +44,7 @@ class TrainSettings(Settings):
     model_config = ConfigDict(allow_inf_nan=False)
     renamed: ClassVar = {"on_nonsense": "on_nonfinite", "save_behind": "async_save"}
 
-    seed: int = Field(
-        1, ge=0, description="random seed of the weights, the data order, dropout and held-out data"
-    )
+    seed: int = Field(1, ge=0, description="random seed of weights, data order, dropout and held-out data")
     steps: int = Field(10_000, gt=0)
     minutes: float | None = Field(None, gt=0, description="stop after this wall time")
     accumulate: int = Field(1, gt=0, description="batches per update")
@@ -60,13 +58,9 @@ class TrainSettings(Settings):
         0.0, ge=0, le=1, description="linear, cosine, warmup-stable-decay: last rate, as a share of the peak"
     )
     decay: float = Field(
-        0.1,
-        gt=0,
-        description="warmup-stable-decay: length of the decay in steps; below 1, a share of all steps",
+        0.1, gt=0, description="warmup-stable-decay: steps of the decay; below 1, a share of all steps"
     )
-    decay_form: Literal["linear", "1-sqrt"] = Field(
-        "linear", description="warmup-stable-decay: form of the decay"
-    )
+    decay_form: Literal["linear", "1-sqrt"] = Field("linear", description="warmup-stable-decay: decay form")
 
     optimizer: Literal["adam", "adamw", "adafactor", "muon"] = Field(
         "adam", description="optimizer; see below the tables"
@@ -80,16 +74,10 @@ class TrainSettings(Settings):
         description="parameters with weight decay: all; matrices (no biases, no norms); or matrices of the layers only "
         "(no embeddings, no heads). By default matrices, and everything with adam",
     )
-    relative_step: bool = Field(
-        True, description="adafactor: multiply rates by the root mean square of each parameter"
-    )
-    update_clip: float = Field(
-        1.0, gt=0, description="adafactor: largest root mean square of an update, before the rate"
-    )
+    relative_step: bool = Field(True, description="adafactor: multiply rates by the RMS of each parameter")
+    update_clip: float = Field(1.0, gt=0, description="adafactor: largest RMS of an update, before the rate")
     momentum: float = Field(0.95, ge=0, lt=1, description="muon: momentum of hidden matrices")
-    muon_rate: float = Field(
-        1.0, gt=0, description="muon: learning rate of hidden matrices, relative to the others"
-    )
+    muon_rate: float = Field(1.0, gt=0, description="muon: rate of hidden matrices, relative to the others")
     muon_scale: Literal["match-rms", "original", "none"] = Field(
         "match-rms",
         description="muon: scale of an n × m update: 0.2 · sqrt(max(n, m)), which matches AdamW; sqrt(max(1, n / m)); "
@@ -103,10 +91,7 @@ class TrainSettings(Settings):
     )
     clip: float | None = Field(None, gt=0, description="largest gradient norm")
     ema: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="validate and save an exponential moving average of the weights, with this decay",
+        None, gt=0, lt=1, description="decay of the moving average of weights that is validated and saved"
     )
 
     start_from: str | None = Field(
@@ -138,19 +123,11 @@ class TrainSettings(Settings):
     validate_every: int = Field(500, gt=0)
     save_every: int = Field(500, gt=0)
     keep_last: int = Field(5, gt=0, description="number of latest checkpoints to keep")
-    keep_every: int | None = Field(
-        None, gt=0, description="also keep the checkpoints of all multiples of this step"
-    )
-    keep_best: bool = Field(
-        False, description="also keep the checkpoint of the best validation; model/ has its weights anyway"
-    )
-    async_save: bool = Field(
-        False, description="save in the background from a copy in memory; equally durable and exact"
-    )
+    keep_every: int | None = Field(None, gt=0, description="also keep checkpoints at multiples of this step")
+    keep_best: bool = Field(False, description="also keep the checkpoint of the best validation")
+    async_save: bool = Field(False, description="save a copy in the background; equally durable and exact")
     average: int = Field(1, gt=0, description="validate and save the mean of this many latest checkpoints")
-    patience: int | None = Field(
-        None, gt=0, description="stop after this many validations without improvement"
-    )
+    patience: int | None = Field(None, gt=0, description="validations without improvement that stop the run")
     samples: int = Field(5, ge=0, description="texts to show at a validation")
 
     on_nonfinite: Literal["stop", "skip"] = Field(
@@ -161,9 +138,7 @@ class TrainSettings(Settings):
         description="at a loss spike: accept the update, skip it, or return to the last checkpoint and continue after "
         "the batch",
     )
-    spike_factor: float = Field(
-        2.0, gt=1, description="a loss above this multiple of the median of recent losses is a spike"
-    )
+    spike_factor: float = Field(2.0, gt=1, description="a spike exceeds this multiple of the recent median")
     spike_window: int = Field(50, ge=5, description="number of recent losses")
     skip_limit: int = Field(10, ge=0, description="skipped updates of a run before it stops")
     check_memory: bool = Field(True, description="reject a run that is predicted not to fit into memory")

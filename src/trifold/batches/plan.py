@@ -25,15 +25,11 @@ class BatchSettings(Settings):
     """Size of a batch, and treatment of rows that are too long."""
 
     tokens: int = Field(
-        default=4096, ge=2, description="limit on the tokens of either side, packed; one position stays free"
+        4096, ge=2, description="limit on tokens of either side, packed; one position is free"
     )
-    rows: int | None = Field(default=None, ge=1, description="limit on rows")
-    max_length: int | None = Field(
-        default=None, ge=1, description="limit on the tokens of a row, on its longer side"
-    )
-    on_overflow: Literal["error", "drop", "truncate"] = Field(
-        default="drop", description="treatment of rows longer than max_length"
-    )
+    rows: int | None = Field(None, ge=1, description="limit on rows")
+    max_length: int | None = Field(None, ge=1, description="limit on the tokens of a row, on its longer side")
+    on_overflow: Literal["error", "drop", "truncate"] = Field("drop", description="treatment of longer rows")
 
 
 def plan_epoch(

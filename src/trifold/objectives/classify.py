@@ -47,9 +47,7 @@ class ClassifySettings(ObjectiveSettings):
     command = 'predict {folder} "your text"'
 
     kind: Literal["classify"] = "classify"
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="share of the probability that is spread over all labels"
-    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="probability mass spread over all labels")
     best_by: Literal["loss", "accuracy", "macro_f1"] = "accuracy"
 
     def build(self, context: BuildContext) -> TaskBundle:

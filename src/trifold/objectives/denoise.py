@@ -55,9 +55,7 @@ class DenoisingSettings(DocumentObjectiveSettings):
     append_eos = True
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    written: int = Field(
-        100, ge=0, description="validation texts that are generated greedily to measure exact_match"
-    )
+    written: int = Field(100, ge=0, description="validation texts generated greedily to measure exact_match")
     best_by: Literal["loss", "exact_match"] = "loss"
 
     def corruption(self, tokenizer: Tokenizer, width: int) -> Corruption:
@@ -72,9 +70,7 @@ class Noise(Settings):
     """Rates of BART's five noises; 0 disables one."""
 
     permute: float = Field(1.0, ge=0, le=1, description="share of the sentences that are permuted")
-    rotate: float = Field(
-        0.0, ge=0, le=1, description="probability that a text is rotated to begin at a random token"
-    )
+    rotate: float = Field(0.0, ge=0, le=1, description="probability that a text is rotated to a random token")
     delete: float = Field(0.0, ge=0, lt=1, description="share of the tokens that are deleted")
     mask: float = Field(0.0, ge=0, lt=1, description="share of the tokens that become the mask token")
     infill: float = Field(

@@ -67,13 +67,9 @@ class RelationWeights(Settings):
     queries: float = Field(0.0, ge=0, description="weight of query-query relations (MiniLMv2)")
     keys: float = Field(0.0, ge=0, description="weight of key-key relations (MiniLMv2)")
     heads: int | None = Field(
-        None,
-        gt=0,
-        description="heads that the vectors are split into; by default the models' own, equal in both",
+        None, gt=0, description="heads that vectors are split into; by default the models' own, equal in both"
     )
-    teacher_layer: int | None = Field(
-        None, ge=0, description="layer of the teacher, from 0; by default the last"
-    )
+    teacher_layer: int | None = Field(None, ge=0, description="the teacher's layer from 0; default: the last")
 
     @property
     def weights(self) -> dict[str, float]:

@@ -53,12 +53,12 @@ class MaskingSettings(DocumentObjectiveSettings):
         "plain", description="what is masked: single tokens, whole words, or spans of whole words"
     )
     rate: float = Field(0.15, gt=0, lt=1, description="share of the tokens that are masked")
-    masked: float = Field(0.8, ge=0, le=1, description="share of these that the mask token replaces")
+    masked: float = Field(0.8, ge=0, le=1, description="share of these replaced by the mask token")
     random: float = Field(
-        0.1, ge=0, le=1, description="share of these that a random token replaces; the rest stays"
+        0.1, ge=0, le=1, description="share of these replaced by a random token; others stay"
     )
     span_p: float = Field(
-        0.2, gt=0, lt=1, description="spans: parameter of the geometric distribution of lengths in words"
+        0.2, gt=0, lt=1, description="spans: p of the geometric distribution of word counts"
     )
     span_longest: int = Field(10, ge=1, description="spans: largest length in words")
     boundary: float = Field(
@@ -77,9 +77,7 @@ class MaskedSettings(MaskingSettings):
     kind: Literal["masked"] = "masked"
     best_by: Literal["loss", "accuracy"] = "loss"
     pseudo_perplexity: int = Field(
-        0,
-        ge=0,
-        description="validation texts for the pseudo-perplexity, which masks each of their tokens in turn",
+        0, ge=0, description="texts for the pseudo-perplexity, which masks each of their tokens in turn"
     )
 
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> MaskedLM:

@@ -46,9 +46,7 @@ class SentencePairSettings(MaskingSettings):
         "follows",
         description="what is predicted: whether the second text follows the first, or whether two texts are in order",
     )
-    weight: float = Field(
-        1.0, gt=0, description="weight of the loss of the pairs; that of masked tokens is 1"
-    )
+    weight: float = Field(1.0, gt=0, description="weight of the loss of the pairs; masked tokens have 1")
     short: float = Field(0.1, ge=0, le=1, description="share of the pairs that get a random, shorter length")
     best_by: Literal["loss", "accuracy", "pairs_accuracy"] = "loss"
 

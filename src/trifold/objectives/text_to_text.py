@@ -48,13 +48,9 @@ class PartSettings(Settings):
 
     train: Source = Field(description="training rows, named like pairs in data.train")
     valid: Source = Field(description="validation rows")
-    input: str = Field(
-        description="template of the source, with columns in braces: 'stsb sentence1: {sentence1} …'"
-    )
+    input: str = Field(description="source template, columns in braces: 'stsb sentence1: {sentence1} …'")
     target: str | int = Field("target", description="column of the target")
-    number: float | None = Field(
-        None, gt=0, description="the target is a number, rounded to a multiple of this"
-    )
+    number: float | None = Field(None, gt=0, description="a numeric target, rounded to a multiple of this")
     score: Literal["exact_match", "bleu", "chrf", "pearson"] = Field(
         "exact_match", description="score of the validation rows"
     )
@@ -76,12 +72,8 @@ class TextToTextSettings(ObjectiveSettings):
 
     kind: Literal["text-to-text"] = "text-to-text"
     parts: dict[str, PartSettings] = Field(default={}, description="the tasks, by name")
-    limit: int = Field(
-        2**19, ge=1, description="largest number of rows that counts for a part (K of the paper)"
-    )
-    temperature: float = Field(
-        1.0, ge=1, description="shares are proportional to sizes to the power of 1 / temperature"
-    )
+    limit: int = Field(2**19, ge=1, description="rows of a part that count at most (K of the paper)")
+    temperature: float = Field(1.0, ge=1, description="shares are proportional to size^(1 / temperature)")
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     best_by: Literal["mean", "loss"] = Field(
         "mean", description="what selects the best weights: the mean of the parts' scores, or loss"
