@@ -16,9 +16,8 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from trifold.data import (
     DataSettings,
     Documents,
-    hold_out_documents,
-    read_document_splits,
     read_documents,
+    read_splits,
 )
 from trifold.errors import DataError, SettingsError
 
@@ -320,9 +319,9 @@ def test_holding_out_keeps_every_document_once(texts: list[str], count: int | fl
     expected = count if isinstance(count, int) else max(1, round(count * len(texts)))
     if expected >= len(texts):
         with pytest.raises(DataError, match="leave nothing to train on"):
-            hold_out_documents(numbered, count, seed)
+            numbered.hold_out(count, seed)
         return
-    train, held = hold_out_documents(numbered, count, seed)
+    train, held = numbered.hold_out(count, seed)
     assert len(held) == expected
     assert sorted(train.texts + held.texts) == sorted(numbered.texts)
     for part in (train, held):
@@ -335,26 +334,24 @@ def test_the_end_of_a_single_document_is_held_out(text: str, share: float) -> No
     cut = int(len(text) * (1 - share))
     if not text[:cut].strip() or not text[cut:].strip():
         with pytest.raises(DataError, match="leaves a part blank"):
-            hold_out_documents(Documents.of([text], "one"), share, 1)
+            Documents.of([text], "one").hold_out(share, 1)
         return
-    train, held = hold_out_documents(Documents.of([text], "one"), share, 1)
+    train, held = Documents.of([text], "one").hold_out(share, 1)
     assert (train.texts, held.texts) == ([text[:cut]], [text[cut:]])
 
 
 def test_a_single_document_needs_a_share(tmp_path: Path) -> None:
     file = written(tmp_path, "a.txt", "to be or not to be")
     with pytest.raises(DataError, match=r"a single document; hold out a share of it \(data\.holdout=0\.1\)"):
-        read_document_splits(DataSettings(train=file, holdout=5))
-    splits = read_document_splits(DataSettings(train=file, holdout=0.5))
-    assert splits.valid is not None and splits.test is None
-    assert (splits.train.texts, splits.valid.texts) == (["to be or "], ["not to be"])
+        read_documents(file, PLAIN).hold_out(5, seed=0)
+    train, valid = read_splits(read_documents, DataSettings(train=file, holdout=0.5), seed=0)
+    assert (train.texts, valid.texts) == (["to be or "], ["not to be"])
 
 
 def test_tinyshakespeare_has_the_usual_split(data_folder: Path) -> None:
     """nanoGPT trains on the first nine tenths, 1,003,854 characters, and validates on 111,540."""
     file = data_folder / "tinyshakespeare" / "input.txt.gz"
-    splits = read_document_splits(DataSettings(train=str(file), documents="file", holdout=0.1))
-    assert splits.valid is not None
-    assert [len(part.texts[0]) for part in (splits.train, splits.valid)] == [1_003_854, 111_540]
+    splits = read_splits(read_documents, DataSettings(train=str(file), documents="file", holdout=0.1), seed=0)
+    assert [len(part.texts[0]) for part in splits] == [1_003_854, 111_540]
     speeches = read_documents(str(file), BLANK)
     assert len(speeches) == 7222

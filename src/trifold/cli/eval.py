@@ -232,9 +232,7 @@ def _read_pairs(request: Request) -> Pairs:
         raise request.no_data_error("no recipe.yaml next to it, so", example)
     split, files = _split_files(request, recipe, example)
     if files is None:
-        held_out = read_splits(recipe.data, recipe.train.seed).valid
-        assert held_out is not None
-        return held_out
+        return read_splits(read_pairs, recipe.data, recipe.train.seed)[1]
     return read_pairs(files, recipe.data.model_copy(update=columns), split=split)
 
 

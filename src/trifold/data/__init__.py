@@ -3,14 +3,12 @@
 from trifold.data.documents import (
     DocumentReport,
     Documents,
-    DocumentSplits,
-    hold_out_documents,
-    read_document_splits,
     read_documents,
+    read_splits,
 )
 from trifold.data.files import FileDigest, compute_digests, list_files
 from trifold.data.lines import expand_path, iter_lines, read_lines
-from trifold.data.pairs import Pairs, Report, Splits, hold_out, read_pairs, read_splits
+from trifold.data.pairs import Pairs, Report, read_pairs
 from trifold.data.settings import DataSettings, Source
 from trifold.data.token_build import Encoder, Side
 from trifold.data.token_cache import TokenCache, digests_in_caches, open_tokens, sample_documents
@@ -18,7 +16,6 @@ from trifold.data.token_cache import TokenCache, digests_in_caches, open_tokens,
 __all__ = [
     "DataSettings",
     "DocumentReport",
-    "DocumentSplits",
     "Documents",
     "Encoder",
     "FileDigest",
@@ -26,17 +23,13 @@ __all__ = [
     "Report",
     "Side",
     "Source",
-    "Splits",
     "TokenCache",
     "compute_digests",
     "digests_in_caches",
     "expand_path",
-    "hold_out",
-    "hold_out_documents",
     "iter_lines",
     "list_files",
     "open_tokens",
-    "read_document_splits",
     "read_documents",
     "read_lines",
     "read_pairs",

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from trifold.data.files import FORMATS, find_files, is_dataset
 from trifold.data.lines import WHOLE_FILE, FileRange, display_name, inner_suffix, iter_lines, read_text
 from trifold.data.pairs import (
     INNER_BREAK,
+    Pairs,
     ReadReport,
-    Splits,
     hold_out_indices,
     iter_dataset,
     plural,
-    read_splits_with,
     text_at,
 )
 from trifold.data.settings import DataSettings
@@ -87,40 +86,45 @@ class Documents:
         report = DocumentReport(name, documents=len(texts), characters=sum(map(len, texts)))
         return cls(texts, report)
 
+    def hold_out(self, count: int | float, seed: int) -> tuple[Documents, Documents]:
+        """Split into training and held-out documents, as those of `Pairs`; a float is a share.
 
-DocumentSplits: TypeAlias = Splits[Documents]
+        A single document is split by characters, and the held-out share is its end. Raises DataError if no training
+        text would be left, or if `count` is a number for a single document.
+        """
+        name = self.report.name
+        if len(self) == 1:
+            if not isinstance(count, float):
+                raise DataError(
+                    f"data.holdout: {name} is a single document; hold out a share of it (data.holdout=0.1), or set "
+                    "data.documents"
+                )
+            text = self.texts[0]
+            cut = int(len(text) * (1 - count))
+            if not text[:cut].strip() or not text[cut:].strip():
+                raise DataError(
+                    f"data.holdout: a share of {count} of {len(text):,} characters leaves a part blank"
+                )
+            train, held = Documents.of([text[:cut]], name), Documents.of([text[cut:]], f"the end of {name}")
+        else:
+            rest, taken = hold_out_indices(len(self), count, seed, "documents")
+            train, held = self.select(rest, name), self.select(taken, f"held out of {name}")
+        train.report = self.report  # keeps the counts of dropped documents
+        return train, held
 
 
-def read_document_splits(settings: DataSettings, seed: int = 0) -> DocumentSplits:
-    """Read all sources of `settings`; with `holdout`, validation text is taken out of train (`hold_out_documents`)."""
-    return read_splits_with(read_documents, hold_out_documents, settings, seed)
+Rows = TypeVar("Rows", Pairs, Documents)
 
 
-def hold_out_documents(documents: Documents, count: int | float, seed: int) -> tuple[Documents, Documents]:
-    """Split into training and held-out documents, as `hold_out` does for pairs; a float is a share.
-
-    A single document is split by characters, and the held-out share is its end. Raises DataError if no training text
-    would be left, or if `count` is a number for a single document.
-    """
-    name = documents.report.name
-    if len(documents) == 1:
-        if not isinstance(count, float):
-            raise DataError(
-                f"data.holdout: {name} is a single document; hold out a share of it (data.holdout=0.1), or set "
-                "data.documents"
-            )
-        text = documents.texts[0]
-        cut = int(len(text) * (1 - count))
-        if not text[:cut].strip() or not text[cut:].strip():
-            raise DataError(
-                f"data.holdout: a share of {count} of {len(text):,} characters leaves a part blank"
-            )
-        train, held = Documents.of([text[:cut]], name), Documents.of([text[cut:]], f"the end of {name}")
-    else:
-        rest, taken = hold_out_indices(len(documents), count, seed, "documents")
-        train, held = documents.select(rest, name), documents.select(taken, f"held out of {name}")
-    train.report = documents.report  # keeps the counts of dropped documents
-    return train, held
+def read_splits(
+    read: Callable[[Any, DataSettings, str], Rows], settings: DataSettings, seed: int
+) -> tuple[Rows, Rows]:
+    """Read the training and the validation data; with `holdout`, the latter is taken out of the former by `seed`."""
+    train = read(settings.train, settings, "train")
+    valid = None if settings.holdout else read(settings.valid, settings, "valid")
+    if settings.test is not None:
+        read(settings.test, settings, "test")  # its errors are found before training
+    return train.hold_out(settings.holdout, seed) if valid is None else (train, valid)
 
 
 def read_documents(source: str | list[str], settings: DataSettings, split: str = "train") -> Documents:

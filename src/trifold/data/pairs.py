@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar
 
 from trifold.data import embedded
 from trifold.data.files import FORMATS, is_dataset
@@ -16,8 +16,6 @@ from trifold.data.lines import inner_suffix, iter_lines
 from trifold.data.settings import DataSettings, Source
 from trifold.data.tables import NumberedRow, Row, iter_hub, read_columns, read_objects
 from trifold.errors import DataError, SettingsError
-
-T = TypeVar("T")
 
 # Characters that other programs treat as line ends. Here they are part of the line.
 INNER_BREAK = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -110,48 +108,17 @@ class Pairs:
             Report(name, pairs=len(indices)),
         )
 
+    def hold_out(self, count: int | float, seed: int) -> tuple[Pairs, Pairs]:
+        """Split into training and held-out pairs; a float is a share.
 
-class Splits(NamedTuple, Generic[T]):
-    """The data of an experiment; `valid` and `test` are None if the settings name none."""
-
-    train: T
-    valid: T | None
-    test: T | None
-
-
-def read_splits(settings: DataSettings, seed: int = 0) -> Splits[Pairs]:
-    """Read all sources of `settings`; with `holdout`, validation pairs are taken out of train by `seed`."""
-    return read_splits_with(read_pairs, hold_out, settings, seed)
-
-
-def read_splits_with(
-    read: Callable[[Any, DataSettings, str], T],
-    hold_out: Callable[[T, int | float, int], tuple[T, T]],
-    settings: DataSettings,
-    seed: int,
-) -> Splits[T]:
-    """Read all sources of `settings`. Raises SettingsError if there is no training source."""
-    if settings.train is None:
-        raise SettingsError("data.train: no training data is named; set it to files, hub:… or embedded:…")
-    train = read(settings.train, settings, "train")
-    valid = read(settings.valid, settings, "valid") if settings.valid is not None else None
-    test = read(settings.test, settings, "test") if settings.test is not None else None
-    if settings.holdout:
-        train, valid = hold_out(train, settings.holdout, seed)
-    return Splits(train, valid, test)
-
-
-def hold_out(pairs: Pairs, count: int | float, seed: int) -> tuple[Pairs, Pairs]:
-    """Split into training and held-out pairs; a float is a share.
-
-    The held-out pairs are the last of a shuffle by `seed`; both parts keep the order of the file. Raises DataError if
-    no training pair would be left.
-    """
-    name = pairs.report.name
-    rest, held = hold_out_indices(len(pairs), count, seed, "pairs")
-    train = pairs.select(rest, name)
-    train.report = pairs.report  # keeps the counts of dropped rows
-    return train, pairs.select(held, f"held out of {name}")
+        The held-out pairs are the last of a shuffle by `seed`; both parts keep the order of the file. Raises DataError
+        if no training pair would be left.
+        """
+        name = self.report.name
+        rest, held = hold_out_indices(len(self), count, seed, "pairs")
+        train = self.select(rest, name)
+        train.report = self.report  # keeps the counts of dropped rows
+        return train, self.select(held, f"held out of {name}")
 
 
 def hold_out_indices(total: int, count: int | float, seed: int, noun: str) -> tuple[list[int], list[int]]:

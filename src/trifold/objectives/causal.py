@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from trifold.batches.blocks import Offsets
-from trifold.data import TokenCache, read_document_splits, read_documents
+from trifold.data import TokenCache, read_documents
 from trifold.errors import DataError, SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import Inputs, Transformer
@@ -88,7 +88,7 @@ class CausalSettings(ObjectiveSettings):
 
     def _read_into_memory(self, context: BuildContext) -> tuple[Causal, Any, Corpus, str]:
         """The objective, training text, validation text and the name of the latter."""
-        train, valid = context.read(read_document_splits)
+        train, valid = context.read(read_documents)
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, prepend_bos=self.begin)
         objective = Causal(self, tokenizer, context.width)
         corpus = objective.encode(train.texts)._replace(cut=context.data.cut)

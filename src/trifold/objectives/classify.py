@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.data import Pairs, read_splits
+from trifold.data import Pairs, read_pairs
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
@@ -60,7 +60,7 @@ class ClassifySettings(ObjectiveSettings):
             "data.train=FILE (.tsv, .csv or .jsonl), data.source and data.target to the columns of texts and labels",
             "data.valid=…, or data.holdout=0.1 to hold out a tenth",
         )
-        train, valid = context.read(read_splits)
+        train, valid = context.read(read_pairs)
         tokenizer = context.load_or_train_tokenizer(lambda: train.sources)
         config = _with_labels(context.config_for(tokenizer), train)
         context.report(f"labels: {', '.join(config.labels)}")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from trifold.data import Documents, read_document_splits
+from trifold.data import Documents, read_documents
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
 from trifold.nn.config import Shape
@@ -175,7 +175,7 @@ class DocumentObjectiveSettings(ObjectiveSettings):
     def build(self, context: BuildContext) -> TaskBundle:
         context.require_shape(self.kind, self.shape)
         require_documents(context)
-        train, valid = context.read(read_document_splits)
+        train, valid = context.read(read_documents)
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, append_eos=self.append_eos)
         config = context.config_for(tokenizer)
         objective = self.create(tokenizer, config, context.width, context.data.cut)

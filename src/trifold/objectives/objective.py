@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from torch import Tensor
 
 from trifold.batches import BatchSettings, plan_epoch
 from trifold.batches.plan import Plan
-from trifold.data import DataSettings, Documents, Pairs, Splits
+from trifold.data import DataSettings, Pairs, read_splits
+from trifold.data.documents import Rows
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
@@ -35,7 +36,6 @@ from trifold.text.spans import Ids
 
 TOKENIZER_FILE, TARGET_TOKENIZER_FILE = "tokenizer.json", "target_tokenizer.json"
 FILL_MASK = 'predict {folder} "a text with a <mask>"'  # command that uses a model
-Rows = TypeVar("Rows", Pairs, Documents)
 UNUSED_KEYS = ("tokenizer.dropout", "tokenizer.dropout_epochs")  # without effect, except in translation
 
 # --- examples, batches, loss terms -----------------------------------------------------------------------
@@ -173,13 +173,12 @@ class BuildContext:
         if self.data.valid is None and not self.data.holdout:
             raise SettingsError(f"data.valid: no validation data; set {valid_remedy}")
 
-    def read(self, read_splits: Callable[[DataSettings, int], Splits[Rows]]) -> tuple[Rows, Rows]:
+    def read(self, read: Callable[[Any, DataSettings, str], Rows]) -> tuple[Rows, Rows]:
         """Training and validation rows, whose reports are printed; call `require_data` first."""
-        splits = read_splits(self.data, self.seed)
-        assert splits.valid is not None
-        for rows in (splits.train, splits.valid):
+        splits = read_splits(read, self.data, self.seed)
+        for rows in splits:
             self.report(str(rows.report))
-        return splits.train, splits.valid
+        return splits
 
     def load_or_train_tokenizer(
         self, texts: Callable[[], Iterable[str]], name: str = TOKENIZER_FILE, note: str = "", **save: Any

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 from sacrebleu.metrics.bleu import BLEU
 from torch import Tensor
 
-from trifold.data import Pairs, read_splits
+from trifold.data import Pairs, read_pairs
 from trifold.generate.config import GenerationConfig
 from trifold.nn import Inputs, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
@@ -70,7 +70,7 @@ class TranslateSettings(ObjectiveSettings):
             "data.train=FILE.source,FILE.target or one table",
             "data.valid=…, or data.holdout=500 to hold out pairs",
         )
-        train, valid = context.read(read_splits)
+        train, valid = context.read(read_pairs)
         source, target = _load_or_train_tokenizers(context, train)
         config = context.config_for(source)
         target_size = None if context.tokenizer.joint else target.vocab_size
