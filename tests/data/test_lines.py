@@ -9,15 +9,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from trifold.data import iter_lines, read_lines
+from trifold.data import iter_lines
 from trifold.data.lines import inner_suffix
 from trifold.errors import DataError
 
 MB = 1_000_000
+
+
+def read_lines(path: str | Path, **options: Any) -> list[str]:
+    return list(iter_lines(path, **options))
 
 
 def written(folder: Path, content: bytes, name: str = "text.en") -> Path:
@@ -156,9 +161,9 @@ def test_a_long_line_is_rejected_in_bounded_memory(tmp_path: Path) -> None:
         for _ in range(60):
             file.write(b"x" * MB)
     program = (
-        "import resource, sys; from trifold.data import read_lines; from trifold.errors import DataError\n"
+        "import resource, sys; from trifold.data import iter_lines; from trifold.errors import DataError\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try: read_lines(sys.argv[1])\n"
+        "try: list(iter_lines(sys.argv[1]))\n"
         "except DataError as error: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, error)\n"
     )
     run = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
@@ -191,7 +196,7 @@ def test_standard_input_has_the_same_rules(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_pipe_can_be_read(tmp_path: Path) -> None:
-    program = "from trifold.data import read_lines; print(read_lines('/dev/stdin'))"
+    program = "from trifold.data import iter_lines; print(list(iter_lines('/dev/stdin')))"
     run = subprocess.run(
         [sys.executable, "-c", program], input=gzip.compress(b"a\nb\n"), capture_output=True, check=True
     )

@@ -117,15 +117,11 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
             command = import_module(f"trifold.cli.{name}")
             examples = "\n".join(f"  {example}" for example in command.EXAMPLES)
             help = f"{inspect.getdoc(command.run)}\n\n\b\nExamples:\n{examples}"
-            app.command(name, short_help=description, help=_escaped(help, is_rich))(command.run)
+            help = help.replace("[", "\\[") if is_rich else help  # brackets are literal, not markup
+            app.command(name, short_help=description, help=help)(command.run)
         else:
             app.command(name, short_help=description)(_placeholder)
     return app
-
-
-def _escaped(text: str, is_rich: bool) -> str:
-    """The text without rich markup: brackets are literal."""
-    return text.replace("[", "\\[") if is_rich else text
 
 
 def _placeholder() -> None:

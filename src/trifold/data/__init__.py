@@ -7,7 +7,7 @@ from trifold.data.documents import (
     read_splits,
 )
 from trifold.data.files import FileDigest, compute_digests, list_files
-from trifold.data.lines import expand_path, iter_lines, read_lines
+from trifold.data.lines import expand_path, iter_lines
 from trifold.data.pairs import Pairs, Report, read_pairs
 from trifold.data.settings import DataSettings, Source
 from trifold.data.token_build import Encoder, Side
@@ -31,7 +31,6 @@ __all__ = [
     "list_files",
     "open_tokens",
     "read_documents",
-    "read_lines",
     "read_pairs",
     "read_splits",
     "sample_documents",

@@ -39,7 +39,9 @@ def find_files(source: str | list[str]) -> tuple[list[str], Counter[str]]:
     A folder stands for its text files at any depth, a pattern for every match, both sorted by name. Hidden files are
     ignored. Raises DataError if nothing is found, SettingsError if the source is empty.
     """
-    names = [name.strip() for name in (source if isinstance(source, list) else _split_at_commas(source))]
+    if isinstance(source, str):
+        source = [source] if expand_path(source).exists() else source.split(",")
+    names = [name.strip() for name in source]
     if not names or not all(names):
         raise SettingsError(
             f"data: {source!r} names no file; give a file, a folder, or a pattern such as *.txt"
@@ -49,10 +51,6 @@ def find_files(source: str | list[str]) -> tuple[list[str], Counter[str]]:
     for name in names:
         files.update(dict.fromkeys(_files_of_name(name, skipped)))
     return list(files), skipped
-
-
-def _split_at_commas(source: str) -> list[str]:
-    return [source] if "," not in source or expand_path(source).exists() else source.split(",")
 
 
 def _files_of_name(name: str, skipped: Counter[str]) -> list[str]:

@@ -45,14 +45,6 @@ class FileRange(NamedTuple):
 WHOLE_FILE = FileRange()
 
 
-def read_lines(path: str | Path, max_line_bytes: int = MAX_LINE_BYTES) -> list[str]:
-    """All lines of a file, or of standard input for `-`, without line ends; blank lines are kept.
-
-    Raises DataError if the file is missing, unreadable, empty or not valid UTF-8 text.
-    """
-    return list(iter_lines(path, max_line_bytes))
-
-
 def iter_lines(
     path: str | Path,
     max_line_bytes: int = MAX_LINE_BYTES,
@@ -60,7 +52,11 @@ def iter_lines(
     part: FileRange = WHOLE_FILE,
     allow_empty: bool = False,
 ) -> Iterator[str]:
-    """Iterate over the lines of a file, in memory bounded by `max_line_bytes`. Raises as `read_lines` does."""
+    """Iterate over the lines of a file, or of standard input for `-`, in memory bounded by `max_line_bytes`.
+
+    Lines have no line ends, and blank lines are kept. Raises DataError if the file is missing, unreadable, empty or not
+    valid UTF-8 text.
+    """
     name = display_name(path)
     with _open(path, name) as stream:
         if part.start:
@@ -73,7 +69,7 @@ def iter_lines(
 
 
 def read_text(path: str | Path) -> str:
-    r"""The content of a file, with line ends converted to `\n`. Raises as `read_lines` does, except for empty files."""
+    r"""The content of a file, with line ends converted to `\n`. Raises as `iter_lines` does, except for empty files."""
     name = display_name(path)
     with _open(path, name) as stream:
         raw = stream.read()

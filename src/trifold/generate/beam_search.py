@@ -126,17 +126,13 @@ def _remaining(state: DecodingState, finished: list[FinishedBeams], scores: Tens
     length = state.generated + 1
     best = scores[:, :, 0].tolist()
     remaining = []
-    for index, (number, limit) in enumerate(
-        zip(state.sentences.tolist(), state.limits.tolist(), strict=True)
-    ):
-        is_open = [
-            group.can_improve(number, length, limit, best[index][g]) for g, group in enumerate(finished)
-        ]
-        if any(is_open):
+    rows = zip(state.sentences.tolist(), state.limits.tolist(), best, strict=True)
+    for index, (number, limit, row) in enumerate(rows):
+        groups = zip(finished, row, strict=True)
+        is_closed = [not group.can_improve(number, length, limit, score) for group, score in groups]
+        scores[index, is_closed] = NEVER
+        if not all(is_closed):
             remaining.append(index)
-        for g, group_is_open in enumerate(is_open):
-            if not group_is_open:
-                scores[index, g] = NEVER
     return torch.tensor(remaining, dtype=torch.long, device=scores.device)
 
 

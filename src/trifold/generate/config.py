@@ -172,9 +172,8 @@ class GenerationConfig(Settings):
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:
-        for find_conflicts in CONFLICTS:
-            for conflict in find_conflicts(self):
-                raise ValueError(conflict)
+        if conflict := next(_conflicts(self), None):
+            raise ValueError(conflict)
         return self
 
 
@@ -251,6 +250,16 @@ def resolve(
 
 
 # --- contradictions --------------------------------------------------------------------------------------
+
+
+def _conflicts(config: GenerationConfig) -> Iterator[str]:
+    """The message of every contradiction between options."""
+    yield from _sampling_conflicts(config)
+    yield from _contrastive_conflicts(config)
+    yield from _beam_conflicts(config)
+    yield from _lookup_conflicts(config)
+    yield from _length_conflicts(config)
+    yield from _word_conflicts(config)
 
 
 def _sampling_conflicts(config: GenerationConfig) -> Iterator[str]:
@@ -347,16 +356,6 @@ def _word_conflicts(config: GenerationConfig) -> Iterator[str]:
     for word in config.force_words or ():
         if any(bad in word for bad in config.bad_words or ()):
             yield f"{word!r} is in force_words, but bad_words forbids it: remove it from one of them"
-
-
-CONFLICTS = (
-    _sampling_conflicts,
-    _contrastive_conflicts,
-    _beam_conflicts,
-    _lookup_conflicts,
-    _length_conflicts,
-    _word_conflicts,
-)
 
 
 def _contains(phrase: object, part: tuple[int, ...]) -> bool:

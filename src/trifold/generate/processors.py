@@ -212,9 +212,6 @@ class BannedText:
         self._strings = [(string, _without_spaces(string)) for string in strings]
         self._incomplete = [token for token, text in enumerate(self._texts) if REPLACEMENT in text]
         self._always = {token for pair in self._strings for token in self._containing(*pair)}
-        self._by_first: dict[str, list[int]] = {}
-        for token, text in enumerate(self._stripped):
-            self._by_first.setdefault(text[:1], []).append(token)
         self._starting_with = cache(self._find_starting_with)
 
     def completions(self, sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
@@ -250,7 +247,7 @@ class BannedText:
         return (token for token, text in enumerate(texts) if target in text)
 
     def _find_starting_with(self, rest: str) -> list[int]:
-        return [token for token in self._by_first.get(rest[0], []) if self._stripped[token].startswith(rest)]
+        return [token for token, text in enumerate(self._stripped) if text.startswith(rest)]
 
 
 def _without_spaces(text: str) -> str:
