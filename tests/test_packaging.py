@@ -90,7 +90,7 @@ def test_every_name_of_the_face_is_there() -> None:
 
 @pytest.mark.parametrize("name", ["train", "generate"])
 @pytest.mark.parametrize("before", ["pass", "import trifold.{0}", "import trifold.pipeline"])
-def test_a_function_stays_a_function_whoever_imported_the_room_before(name: str, before: str) -> None:
+def test_a_top_level_function_is_no_module_whatever_was_imported_before(name: str, before: str) -> None:
     code = f"""
 import json, sys, inspect
 {before.format(name)}

@@ -14,7 +14,7 @@ import torch
 
 from trifold.errors import SettingsError, TrifoldError, UsageError
 from trifold.hub import load_model
-from trifold.objectives.translate import Translate
+from trifold.objectives.translate import Translate, TranslateSettings
 from trifold.recipe import load_recipe
 from trifold.scores import Score
 from trifold.train import checkpoint, ranks, train
@@ -304,7 +304,9 @@ def scored(monkeypatch):
 
     def scored(*values: float) -> None:
         left = list(values)
-        monkeypatch.setattr(Translate, "scores", lambda *_: {"bleu": Score("BLEU", left.pop(0), "by hand")})
+        monkeypatch.setattr(
+            TranslateSettings, "scores", lambda *_: {"bleu": Score("BLEU", left.pop(0), "by hand")}
+        )
 
     return scored
 
