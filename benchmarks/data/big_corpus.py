@@ -136,7 +136,7 @@ def read(folder: Path, kind: str, rows: int = 20_000) -> dict[str, Any]:
     plan = ShuffledRows(len(blocks), 16, seed=1, epoch=0)
     start, tokens = time.perf_counter(), 0
     for batch in plan[: rows // 16]:
-        starts, lengths = blocks.chunks(batch)
+        starts, lengths = blocks.select(batch)
         tokens += len(cache.ids[positions(starts, lengths)])
     seconds = time.perf_counter() - start
     _, documents = open_documents(str(folder / "corpus.txt"), DataSettings(), "train")
@@ -162,7 +162,7 @@ def count(folder: Path, kind: str) -> dict[str, Any]:
         for rank in range(ranks):
             share = deal(blocks.lengths, batch, number, accumulate=ranks, rank=rank, world=ranks)
             rows = np.concatenate([batch[:0], *share.parts])
-            starts, lengths = blocks.chunks(rows)
+            starts, lengths = blocks.select(rows)
             read += np.bincount(cache.ids[positions(starts, lengths)], minlength=1 << 16)
     for start in range(0, len(cache.ids), 1 << 22):
         expected += np.bincount(cache.ids[start : start + (1 << 22)], minlength=1 << 16)

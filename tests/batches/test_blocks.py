@@ -28,7 +28,7 @@ def test_every_token_is_in_one_row(lengths: list[int], width: int, shift: int, s
         return
     found: Counter[int] = Counter()
     for row in range(len(blocks)):
-        begins, sizes = blocks.chunks(np.array([row]))
+        begins, sizes = blocks.select(np.array([row]))
         documents = np.searchsorted(starts, begins, side="right") - 1
         assert 1 <= sizes.sum() <= width
         assert sizes.sum() == width or row in (0, len(blocks) - 1)
@@ -49,8 +49,8 @@ def test_chunks_of_several_rows_equal_those_of_each_row(
     if not blocks.tokens:
         return
     chosen = np.array(rows) % len(blocks)
-    together = blocks.chunks(chosen)
-    alone = [blocks.chunks(chosen[n : n + 1]) for n in range(len(chosen))]
+    together = blocks.select(chosen)
+    alone = [blocks.select(chosen[n : n + 1]) for n in range(len(chosen))]
     for number, found in enumerate(together):
         assert found.tolist() == [value for one in alone for value in one[number]]
 

@@ -261,7 +261,7 @@ def test_a_resumed_epoch_with_other_ranks_reads_every_token_once(tmp_path: Path)
     read = np.zeros(len(cache.ids), np.int64)
     counted: Counter[int] = Counter()
     for batch in batches:
-        for place, length in zip(*blocks.chunks(batch), strict=True):
+        for place, length in zip(*blocks.select(batch), strict=True):
             assert np.searchsorted(offsets, place, side="right") == np.searchsorted(offsets, place + length)
             read[place : place + length] += 1
             counted.update(cache.ids[place : place + length].tolist())

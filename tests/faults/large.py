@@ -150,7 +150,7 @@ def _read_by_ranks(cache: TokenCache, rng: Random) -> NDArray[np.int64]:
                 accumulate=accumulate, rank=rank, world=world, workers=workers,
             )  # fmt: skip
             for rows in share.parts:
-                starts, lengths = blocks.chunks(rows)
+                starts, lengths = blocks.select(rows)
                 where = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
                 read += np.bincount(cache.ids[where], minlength=256)
     return read

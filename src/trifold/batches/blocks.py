@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trifold.batches.plan import random_bits
+from trifold.batches.plan import BatchSettings, Plan, random_bits
 from trifold.ragged import Chunks
 
 Integers = NDArray[np.int64]
@@ -58,7 +58,7 @@ class Blocks:
         """(rows, 1) `width` for every row, in the memory of one number."""
         return np.broadcast_to(np.int64(self.width), (len(self), 1))
 
-    def chunks(self, rows: Integers) -> Chunks:
+    def select(self, rows: Integers) -> Chunks:
         """The chunks of documents in the given rows, in order."""
         begins = np.maximum(rows * self.width - self.shift, 0)
         ends = np.minimum((rows + 1) * self.width - self.shift, self.tokens)
@@ -71,6 +71,11 @@ class Blocks:
         non_empty = lengths > 0  # a document of skipped tokens alone has no chunk
         starts = begins + self.skip_last * documents
         return Chunks(starts[non_empty], lengths[non_empty])
+
+    def plan(self, settings: BatchSettings, *, seed: int, epoch: int) -> Plan:
+        """Batches of as many rows as fit, in an order drawn from seed and epoch."""
+        size = max(1, settings.tokens // self.width)
+        return ShuffledRows(len(self), min(size, settings.rows or size), seed=seed, epoch=epoch)
 
     def _begin(self, documents: Integers) -> Integers:
         """Where documents begin, counting only tokens that are in rows."""

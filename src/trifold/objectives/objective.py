@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -42,23 +42,11 @@ UNUSED_KEYS = ("tokenizer.dropout", "tokenizer.dropout_epochs")  # without effec
 
 
 class Examples(Protocol):
-    """Encoded rows."""
+    """Encoded rows. `Blocks`, which are too many to list, plan their own batches."""
 
     @property
     def lengths(self) -> Ids:
         """(N, sides) tokens of each example, for one or two sides."""
-
-
-@runtime_checkable
-class PlannedExamples(Examples, Protocol):
-    """Examples that plan their own batches, because there are too many to list; `lengths` are an upper limit."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all examples together."""
-
-    def plan(self, settings: BatchSettings, *, seed: int, epoch: int) -> Plan:
-        """The batches of an epoch; a pure function like `plan_epoch`."""
 
 
 @dataclass(frozen=True)

@@ -9,46 +9,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trifold.batches import BatchSettings, Blocks, ShuffledRows
-from trifold.batches.plan import Plan
+from trifold.batches import Blocks
 from trifold.data import Encoder, Side, TokenCache, open_tokens, sample_documents
 from trifold.objectives.objective import BuildContext
-from trifold.ragged import Chunks, Ragged
+from trifold.ragged import Ragged
 from trifold.text import Tokenizer
 
 SAMPLE = 50_000_000  # characters, from all over the text, that a tokenizer is trained on
 
 
 @dataclass(frozen=True)
-class TokenStream:
+class TokenStream(Blocks):
     """A corpus in rows of equal width. All tokens of a document but its last are inputs, all but its first targets."""
 
-    ids: Any  # indexed like an array of integers
-    blocks: Blocks
+    ids: Any = None  # indexed like an array of integers
 
     @classmethod
     def of(cls, cache: TokenCache, width: int, draw: int | None = None) -> TokenStream:
         """With `draw`, the row boundaries move."""
-        return cls(cache.ids, Blocks(cache.starts, width, shift=(draw or 0) % width, skip_last=1))
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """(N, 1) the width, for every row; the first and the last row may be shorter."""
-        return self.blocks.lengths
-
-    @property
-    def tokens(self) -> int:
-        """Target tokens of an epoch."""
-        return self.blocks.tokens
-
-    def select(self, rows: NDArray[np.int64]) -> Chunks:
-        """The chunks of documents in the given rows."""
-        return self.blocks.chunks(rows)
-
-    def plan(self, settings: BatchSettings, *, seed: int, epoch: int) -> Plan:
-        """Batches of as many rows as fit, in an order drawn from seed and epoch."""
-        size = max(1, settings.tokens // self.blocks.width)
-        return ShuffledRows(len(self.blocks), min(size, settings.rows or size), seed=seed, epoch=epoch)
+        return cls(cache.starts, width, shift=(draw or 0) % width, skip_last=1, ids=cache.ids)
 
 
 def open_cache(

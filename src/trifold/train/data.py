@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from trifold.batches import BatchSettings, deal, overlong, padding_share, plan_epoch
+from trifold.batches import BatchSettings, Blocks, deal, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
 from trifold.errors import DataError, SettingsError
 from trifold.hub import load_model, resolve
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.objective import Batch, BuildContext, Examples, Objective, PlannedExamples, TaskBundle
+from trifold.objectives.objective import Batch, BuildContext, Examples, Objective, TaskBundle
 from trifold.recipe import Recipe
 from trifold.train.monitor import View
 
@@ -61,7 +61,7 @@ class TrainingData:
 
     def plan(self, examples: Examples, epoch: int) -> Plan:
         """The batches of an epoch: a function of seed and epoch, so that resuming is seeking."""
-        if isinstance(examples, PlannedExamples):
+        if isinstance(examples, Blocks):
             return examples.plan(self.batches, seed=self.recipe.train.seed, epoch=epoch)
         return plan_epoch(examples.lengths, self.batches, seed=self.recipe.train.seed, epoch=epoch)
 
@@ -80,7 +80,7 @@ class TrainingData:
     @property
     def fingerprint(self) -> str:
         """The number of training rows and a checksum of their lengths, to compare the data of ranks and sessions."""
-        if isinstance(self.train, PlannedExamples):
+        if isinstance(self.train, Blocks):
             return f"{len(self.train.lengths):,} rows of {self.train.tokens:,} tokens"
         return f"{len(self.train.lengths):,} rows, checksum {zlib.crc32(self.train.lengths.tobytes()):08x}"
 
@@ -135,7 +135,7 @@ def _report(data: TrainingData, view: View) -> None:
     lengths, settings, objective = data.train.lengths, data.batches, data.objective
     plan = data.plan(data.train, 0)
     vocabulary = f"vocabulary {data.bundle.vocabulary}"
-    if isinstance(data.train, PlannedExamples):
+    if isinstance(data.train, Blocks):
         view.say(
             f"an epoch: {len(lengths):,} rows, {data.train.tokens:,} {objective.token_name}, {len(plan):,} batches, "
             f"no padding; {vocabulary}"

@@ -37,9 +37,6 @@ class ShardedWeights(FlatWeights):
         self.low_precision = dtype is not self.master.dtype
         cast_buffers(model, dtype)
 
-    def replicate(self, model: Any) -> Any:
-        raise NotImplementedError("sharded weights have no replicas")
-
     def collect(self) -> None:
         """Nothing to do: FSDP sums the gradients of each micro-batch over the ranks."""
 

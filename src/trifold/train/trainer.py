@@ -97,9 +97,6 @@ class Trainer:
     def __init__(
         self, model: Transformer, objective: Objective, settings: TrainSettings, machine: Machine
     ) -> None:
-        assert not machine.compiles or machine.workers == 1, (
-            "the compiled graph of a replica would use the weights of the model"
-        )
         self.weights = prepare_model(model, settings, machine)
         self.model, self.objective, self.settings = model, objective, settings
         self.machine, self.ranks, workers = machine, machine.ranks, machine.workers
