@@ -131,17 +131,12 @@ class Pipeline(PredictMixin):
         attend: (B, T) boolean, True at real tokens. Other arguments and errors are those of `generate`.
         """
         draft, config = self._options(arguments)
-        self._require_generation()
         inputs, _ = self._inputs(tokens, attend, None, None)
         found = generate_tokens(self.model, inputs, config, codec=self.target_tokenizer, draft=draft)
         return [outputs[0].tokens for outputs in found]
 
     def _inputs(
-        self,
-        tokens: Tensor,
-        attend: Tensor | None,
-        decoder_tokens: Tensor | None,
-        segments: Tensor | None,
+        self, tokens: Tensor, attend: Tensor | None, decoder_tokens: Tensor | None, segments: Tensor | None
     ) -> tuple[Inputs, Inputs | None]:
         config, device = self.config, self.device
         if config.patch_size is not None:
@@ -203,7 +198,6 @@ class Pipeline(PredictMixin):
         on_done: called with the number of texts that were finished.
         """
         draft, config = self._options(arguments)
-        self._require_generation()
         rows, codec = Ragged.of(self.read(texts)), self.target_tokenizer
         return generate_rows(self.model, rows, config, first=first, on_done=on_done, codec=codec, draft=draft)
 
@@ -217,7 +211,6 @@ class Pipeline(PredictMixin):
         beam search, whose output is only known at the end.
         """
         draft, config = self._options(arguments)
-        self._require_generation()
         inputs = Inputs(torch.tensor(self.read([text]), device=self.device))
 
         def ended(outputs: list[Hypothesis]) -> None:
@@ -276,22 +269,19 @@ class Pipeline(PredictMixin):
             self.target_tokenizer.save(path, "target_tokenizer.json")
 
     def _options(self, arguments: dict[str, Any]) -> tuple[Transformer | None, GenerationConfig]:
-        """The draft model, if any, and the generation options."""
+        """The draft model, if any, and the generation options. Raises UsageError if the model cannot generate."""
         settings = {key: value for key, value in arguments.items() if key != "draft"}
-        draft = arguments.get("draft")
-        return None if draft is None else draft.model, resolve(self.generation, settings)
-
-    def _require_generation(self) -> None:
-        config = self.config
-        if not config.decoder_layers:
+        draft, options = arguments.get("draft"), resolve(self.generation, settings)
+        if not self.config.decoder_layers:
             raise UsageError(
                 "an encoder cannot generate text; use `trifold predict`, or a model with a decoder"
             )
-        if "lm" not in config.chosen_heads:
-            heads = ", ".join(config.chosen_heads) or "none"
+        if "lm" not in self.config.chosen_heads:
+            heads = ", ".join(self.config.chosen_heads) or "none"
             raise UsageError(
                 f"this model has no language-model head (its heads: {heads}); use `trifold predict`"
             )
+        return None if draft is None else draft.model, options
 
 
 def _ids(name: str, tokens: Tensor, vocabulary: int) -> Tensor:

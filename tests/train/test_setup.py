@@ -80,7 +80,7 @@ def test_validation_pairs_that_the_model_cannot_read_are_found_before_training(
 ):
     found = prepared(tmp_path, listening, tiny, data__valid=files("valid", *SHORT, LONG))
     assert "valid.en + valid.xx: 1 of 7 pairs are longer than 40 tokens: left out" in listening.lines
-    assert len(found.valid_rows) == len(found.valid.lengths) == 6
+    assert len(found.bundle.valid) == len(found.valid.lengths) == 6
     with pytest.raises(
         DataError, match=r"no validation row has at most 40 tokens; raise model\.max_positions"
     ):
@@ -89,7 +89,7 @@ def test_validation_pairs_that_the_model_cannot_read_are_found_before_training(
 
 def test_validation_pairs_longer_than_training_wants_are_kept(tmp_path, listening, tiny):
     found = prepared(tmp_path, listening, tiny, batch__max_length=12)
-    assert len(found.valid_rows) == 28
+    assert len(found.bundle.valid) == 28
     assert (found.valid.lengths > 12).any()
 
 

@@ -39,16 +39,20 @@ def generate_rows(
     results: list[list[Hypothesis]] = [[] for _ in range(len(rows))]
     device = next(model.parameters()).device
     for chosen in batches_by_length(rows.lengths, batch_tokens, partial(search_tokens, config, model.config)):
-        width = int(rows.lengths[chosen].max())
-        attend = padding_mask(torch.from_numpy(rows.lengths[chosen]), width)
-        tokens = rows.padded(chosen, width, model.config.pad_id).to(device)
-        inputs = Inputs(tokens, None if attend is None else attend.to(device))
+        inputs = pad_rows(rows, chosen, model.config.pad_id).to(device)
         found = generate_tokens(model, inputs, config, numbers=(chosen + first).tolist(), **options)
         for row, hypotheses in zip(chosen, found, strict=True):
             results[row] = hypotheses
         if on_done is not None:
             on_done(len(chosen))
     return results
+
+
+def pad_rows(rows: Ragged, chosen: NDArray[np.int64], pad: int) -> Inputs:
+    """The chosen rows, padded to the longest."""
+    lengths = rows.lengths[chosen]
+    width = int(lengths.max())
+    return Inputs(rows.padded(chosen, width, pad), padding_mask(torch.from_numpy(lengths), width))
 
 
 def search_tokens(config: GenerationConfig, model: ModelConfig, longest: int) -> int:

@@ -16,9 +16,8 @@ from torch import Tensor
 from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.masks import padding_mask
 from trifold.nn.transformer import shift_right
-from trifold.predict.generate_texts import batches_by_length
+from trifold.predict.generate_texts import batches_by_length, pad_rows
 from trifold.ragged import Ragged
 from trifold.text import Encoded, Tokenizer, report
 
@@ -133,17 +132,17 @@ class ModelReader:
     # --- rows -> inputs ----------------------------------------------------------------------------------
 
     def _inputs(self, rows: Sequence[Encoded]) -> Inputs:
-        config, ids, every = self.config, Ragged.of([row.ids for row in rows]), np.arange(len(rows))
-        width = int(ids.lengths.max())
-        tokens, segments = ids.padded(every, width, config.pad_id), None
-        if int(tokens.max()) >= config.vocab_size:
+        config, every = self.config, np.arange(len(rows))
+        inputs = pad_rows(Ragged.of([row.ids for row in rows]), every, config.pad_id)
+        if (largest := int(inputs.tokens.max())) >= config.vocab_size:
             raise CheckpointError(
-                f"the tokenizer gives the id {int(tokens.max())}, but the model has {config.vocab_size:,} tokens; "
+                f"the tokenizer gives the id {largest}, but the model has {config.vocab_size:,} tokens; "
                 "they do not belong together"
             )
         if (config.n_token_types > 1 or config.segment_offsets) and self.required_tokenizer.has_token_types:
-            segments = Ragged.of([row.types for row in rows]).padded(every, width, 0)
-        return Inputs(tokens, padding_mask(torch.from_numpy(ids.lengths), width), segments=segments)
+            types = Ragged.of([row.types for row in rows])
+            inputs = replace(inputs, segments=types.padded(every, inputs.tokens.shape[1], 0))
+        return inputs
 
     @property
     def _missing_end(self) -> int | None:

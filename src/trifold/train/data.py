@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -43,10 +43,6 @@ class TrainingData:
     @property
     def config(self) -> ModelConfig:
         return self.bundle.config
-
-    @property
-    def valid_rows(self) -> Any:
-        return self.bundle.valid
 
     def seed_of(self, epoch: int) -> int:
         """64 bits that determine all randomness in the data of an epoch."""

@@ -56,7 +56,7 @@ class Validator:
             parameter.copy_(weights[name])
         recipe = self.data.recipe
         context = EvalContext(recipe.batch, recipe.generate, recipe.train.samples, recipe.train.seed, poll)
-        result = self.data.objective.evaluate(self.model, self.data.valid_rows, self.data.valid, context)
+        result = self.data.objective.evaluate(self.model, self.data.bundle.valid, self.data.valid, context)
         is_best = best.score is None or result.value > best.score
         if is_best:
             self.save_model()
