@@ -31,37 +31,28 @@ class DataSettings(Settings):
     valid: str | list[str] | None = None
     test: str | list[str] | None = None
 
-    source: str | int = (
-        "source"  # column: a name, or a number from 0 (TSV, CSV); a key, dotted when nested (JSONL, hub)
-    )
+    source: str | int = "source"  # column: name or number from 0 (TSV, CSV), or dotted key (JSONL, hub)
     target: str | int = "target"
     format: Literal["auto", "text", "tsv", "csv", "jsonl", "parquet"] = "auto"  # auto: by the file suffix
     header: bool | None = None  # whether the first row of a TSV or CSV file has column names; null: detect
 
     documents: Literal["line", "blank", "file"] = Field(
-        default="line",
-        description="the unit of plain raw text: a line, a block between blank lines, or a file",
+        "line", description="the unit of plain raw text: a line, a block between blank lines, or a file"
     )
-    field: str = Field(
-        default="text",
-        min_length=1,
-        description="raw text of JSONL, Parquet or the hub: the key of the text",
-    )
+    field: str = Field("text", min_length=1, description="JSONL, Parquet, hub: the key of the raw text")
     cut: Literal["pieces", "windows", "drop"] = Field(
-        default="pieces",
+        "pieces",
         description="what happens to a document that is longer than the model's input: split into chunks of that "
         "length, read windows of that length at random offsets that change every epoch, or leave it out",
     )
     cache: str | None = Field(
-        default=None,
-        description="a folder for tokenized raw text, written once and memory-mapped afterwards; for text larger than "
-        "memory",
+        None, description="folder of tokenized raw text, built once and memory-mapped, for text beyond memory"
     )
 
     blank: Literal["drop", "keep"] = "drop"  # a pair with a blank side, or a blank document
     duplicates: Literal["keep", "drop"] = "keep"  # a pair or a document that occurred before
     holdout: int | float = Field(
-        default=0,
+        0,
         ge=0,
         description="number or share (0.1) of training pairs or documents used as validation data; of a single "
         "document, the share of its characters, taken from the end",

@@ -41,21 +41,13 @@ class GenerationConfig(Settings):
     """
 
     max_new_tokens: int | None = Field(
-        None,
-        gt=0,
-        description="maximum number of new tokens; default: 50, plus the source length for translation",
+        None, gt=0, description="maximum new tokens; default: 50, plus the source length for translation"
     )
     min_new_tokens: int | None = Field(None, ge=0, description="minimum number of new tokens")
-    max_length: int | None = Field(
-        None, gt=0, description="maximum length, including the prompt or start token"
-    )
-    min_length: int | None = Field(
-        None, ge=0, description="minimum length, including the prompt or start token"
-    )
+    max_length: int | None = Field(None, gt=0, description="maximum length, prompt or start token included")
+    min_length: int | None = Field(None, ge=0, description="minimum length, prompt or start token included")
     stop_strings: Words | None = Field(None, description="end the output before any of these strings")
-    eos_token_id: Id | Phrase | None = Field(
-        None, description="token ids that end an output; default: the model's"
-    )
+    eos_token_id: Id | Phrase | None = Field(None, description="ids that end an output; default: the model's")
 
     num_beams: int = Field(1, gt=0, description="number of beams; 1 disables beam search")
     length_penalty: float = Field(1.0, description="exponent α of the length; larger favours longer outputs")
@@ -67,12 +59,8 @@ class GenerationConfig(Settings):
         description="when beam search stops: with num_beams finished outputs (true), when a better output is "
         "unlikely (false) or impossible (never)",
     )
-    renormalize_logits: bool = Field(
-        False, description="renormalize the probabilities of beams after tokens were forbidden"
-    )
-    num_beam_groups: int = Field(
-        1, gt=0, description="groups of beams that avoid each other's tokens (diverse beam search)"
-    )
+    renormalize_logits: bool = Field(False, description="beams: renormalize probabilities of allowed tokens")
+    num_beam_groups: int = Field(1, gt=0, description="groups of beams that avoid each other's tokens")
     diversity_penalty: float | None = Field(
         None, gt=0, description="penalty for a token for each beam of an earlier group that just chose it"
     )
@@ -93,10 +81,7 @@ class GenerationConfig(Settings):
         None, gt=0, le=1, description="sample among the fewest tokens whose probabilities reach this sum"
     )
     min_p: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="sample among tokens with at least this share of the highest probability",
+        None, ge=0, le=1, description="sample among tokens of at least this share of the highest probability"
     )
     typical_p: float | None = Field(
         None,
@@ -104,50 +89,31 @@ class GenerationConfig(Settings):
         le=1,
         description="sample among the most typical tokens whose probabilities reach this sum",
     )
-    seed: int | None = Field(
-        None, ge=0, description="random seed for sampling; default: a new one for each call"
-    )
+    seed: int | None = Field(None, ge=0, description="random seed of samples; default: a new one each call")
 
     penalty_alpha: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="contrastive search: weight of the penalty for similarity to earlier tokens",
+        None, gt=0, le=1, description="contrastive search: weight of the penalty for similar tokens before"
     )
     prompt_lookup_num_tokens: int | None = Field(
         None, gt=0, description="speculate with this many tokens that followed the same n-gram earlier"
     )
-    max_matching_ngram_size: int | None = Field(
-        None, gt=0, description="longest n-gram of the prompt lookup; default: 2"
-    )
-    num_assistant_tokens: int = Field(
-        5, gt=0, description="number of tokens that a draft model proposes at a time; default: 5"
-    )
+    max_matching_ngram_size: int | None = Field(None, gt=0, description="lookup: longest n-gram; default: 2")
+    num_assistant_tokens: int = Field(5, gt=0, description="draft tokens proposed at a time; default: 5")
 
-    repetition_penalty: float | None = Field(
-        None, gt=0, description="above 1, tokens that already occurred become less likely"
-    )
-    presence_penalty: float | None = Field(
-        None, description="subtracted from the logit of each generated token"
-    )
+    repetition_penalty: float | None = Field(None, gt=0, description="above 1, repetitions are less likely")
+    presence_penalty: float | None = Field(None, description="subtracted from the logits of generated tokens")
     frequency_penalty: float | None = Field(
         None, description="subtracted from the logit of a token for each time it was generated"
     )
     no_repeat_ngram_size: int | None = Field(None, gt=0, description="no n-gram of this size occurs twice")
-    bad_words_ids: list[Phrase] | None = Field(
-        None, description="phrases that are never generated, as ids; default: padding only"
-    )
-    bad_words: Words | None = Field(
-        None, description="texts that no output contains, however tokenized and even within a word"
-    )
+    bad_words_ids: list[Phrase] | None = Field(None, description="forbidden phrases (ids); default: padding")
+    bad_words: Words | None = Field(None, description="texts that no output contains, not even within words")
     forced_bos_token_id: Id | None = Field(None, description="id of the first token of every output")
-    forced_eos_token_id: Id | Phrase | None = Field(
-        None, description="last token of an output that reaches its maximum length"
-    )
+    forced_eos_token_id: Id | Phrase | None = Field(None, description="last token at the maximum length")
 
     num_return_sequences: int = Field(1, gt=0, description="number of outputs for each input, best first")
     prefill_chunk_size: int | None = Field(
-        None, gt=0, description="read prompts in chunks of this many tokens to save memory; default: at once"
+        None, gt=0, description="tokens of a prompt that are read at a time, to save memory; default: all"
     )
     cache: Literal["growing", "static", "sliding"] | None = Field(
         None,
