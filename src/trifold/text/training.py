@@ -42,12 +42,12 @@ class TokenizerSettings(Settings):
     lowercase: bool = False
     punctuation: bool = True  # bpe, unigram, word: split off punctuation; false for tokenized text
     special: tuple[Literal["cls", "sep", "mask"], ...] = Field(
-        default=(),
+        (),
         strict=False,
-        description="further special tokens: cls and sep surround every text, mask replaces masked tokens",
+        description="further special tokens: cls and sep around a text, mask for masked tokens",
     )
     sentinels: int = Field(
-        default=0, ge=0, le=10_000, description="number of sentinel tokens <extra_id_0> … for span corruption"
+        0, ge=0, le=10_000, description="number of sentinels <extra_id_0> … of span corruption"
     )
     file: str | None = None  # a tokenizer.json, or a folder that holds one, instead of training
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # bpe, byte-bpe: share of merges dropped in training
