@@ -147,7 +147,7 @@ def test_training_holds_weights_gradients_two_averages_and_a_model_to_validate(c
 
     def estimate(dtype: torch.dtype = torch.float32, workers: int = 1, device: str = "cpu") -> TrainingMemory:
         machine = Machine(torch.device(device), dtype, workers)
-        return estimate_memory(TrainSettings(), 100, config, 10, machine).memory
+        return estimate_memory(TrainSettings(), 100, config, 10, machine)[0]
 
     memory = estimate()
     assert memory[:4] == (4 * parameters, 8 * parameters, 8 * parameters, 8 * parameters)

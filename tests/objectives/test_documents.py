@@ -13,7 +13,7 @@ from trifold.batches import BatchSettings
 from trifold.data import DataSettings
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
-from trifold.objectives.causal import CausalSettings, Examples
+from trifold.objectives.causal import CausalSettings
 from trifold.objectives.denoise import DenoiseSettings, SpansSettings
 from trifold.objectives.masked import MaskedSettings
 from trifold.objectives.objective import BuildContext
@@ -82,17 +82,14 @@ def built(folder, kind, documents, width, cut):
     return bundle, [line for line in said if line.startswith("train.txt: ")]
 
 
-def read_of(examples, total):
-    """How often each token of the text is in an example."""
+def read_of(examples, total, shared):
+    """How often each token of the text is in an example; `shared` tokens at the end of one begin the next."""
     seen = np.zeros(total, np.int64)
     if isinstance(examples, Pairs):
         stretches = examples.bounds[:, [0, 2]]
-    elif isinstance(examples, Examples):  # a piece ends with the token before which the next one begins
-        stretches = np.stack(
-            [examples.chunks.starts, examples.chunks.starts + examples.chunks.sizes + 1], axis=1
-        )
     else:
-        stretches = np.stack([examples.chunks.starts, examples.chunks.starts + examples.chunks.sizes], axis=1)
+        starts, sizes = examples.chunks
+        stretches = np.stack([starts, starts + sizes + shared], axis=1)
     for start, end in stretches:
         seen[start:end] += 1
     return seen
@@ -120,10 +117,8 @@ def test_every_token_is_used_or_reported(folder, kind, texts, width, cut):
     total = len(rows.tokens.ids) if hasattr(rows, "tokens") else len(rows.ids)
     for draw in (None, 7) if cut == "windows" and kind not in ("follows", "order") else (None,):
         examples = bundle.objective.examples(rows, draw)
-        seen = read_of(examples, total)
-        shared = (
-            len(examples.chunks.starts) if isinstance(examples, Examples) else 0
-        )  # the ends of pieces, read again
+        shared = int(kind == "causal")  # a label, then an input
+        seen = read_of(examples, total, shared)
         assert seen.max() <= 1 or shared
         assert np.count_nonzero(seen) + counted(said) == total, said
 

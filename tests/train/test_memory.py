@@ -10,7 +10,7 @@ from trifold.nn import ModelConfig
 from trifold.recipe import load_recipe
 from trifold.train import memory
 from trifold.train.device import Machine
-from trifold.train.memory import MemoryNeed, TrainingMemory, available_memory, check_fits, estimate_memory
+from trifold.train.memory import TrainingMemory, available_memory, check_fits, estimate_memory
 
 GIB = 2**30
 MACHINE = Machine(torch.device("cpu"), torch.bfloat16, workers=2)
@@ -68,10 +68,10 @@ def test_a_limit_of_the_shell_is_seen():
 
 def test_a_run_that_does_not_fit_is_told_three_settings_and_one_that_fits_nothing():
     recipe = load_recipe("smoke")
-    need = MemoryNeed(TrainingMemory(4 * GIB, 8 * GIB, 8 * GIB, 4 * GIB, 2 * GIB, GIB), 2**30)
-    check_fits(need, recipe, (26 * GIB, "here"))
+    need = TrainingMemory(4 * GIB, 8 * GIB, 8 * GIB, 4 * GIB, 2 * GIB, GIB), 2**30
+    check_fits(*need, recipe, (26 * GIB, "here"))
     with pytest.raises(SettingsError) as caught:
-        check_fits(need, recipe, (26 * GIB - 1, "in this container"))
+        check_fits(*need, recipe, (26 * GIB - 1, "in this container"))
     for word in (
         "26.00 GiB",
         "in this container",
@@ -85,9 +85,9 @@ def test_a_run_that_does_not_fit_is_told_three_settings_and_one_that_fits_nothin
 def test_what_is_needed_is_counted_without_allocating():
     recipe = load_recipe("smoke")
     config = ModelConfig(d_model=1024, n_layers=6, n_heads=16, d_ff=4096, vocab_size=32_000)
-    need = estimate_memory(recipe.train, recipe.batch.tokens, config, 20, MACHINE)
-    assert need.parameters > 200_000_000
-    assert need.memory.weights == 6 * need.parameters
+    need, parameters = estimate_memory(recipe.train, recipe.batch.tokens, config, 20, MACHINE)
+    assert parameters > 200_000_000
+    assert need.weights == 6 * parameters
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -98,8 +98,7 @@ def test_who_learns_by_bytes_keeps_what_comes_out_of_an_activation_too(gated):
     kept = {}
     for precision in ("bfloat16", "int8"):
         recipe = load_recipe("smoke", {"train.precision": precision})
-        kept[precision] = estimate_memory(
-            recipe.train, recipe.batch.tokens, config, 20, MACHINE
-        ).memory.activations
+        need, _ = estimate_memory(recipe.train, recipe.batch.tokens, config, 20, MACHINE)
+        kept[precision] = need.activations
     inner = 2 * 160 * (config.encoder_layers + config.decoder_layers) * recipe.batch.tokens
     assert kept["int8"] - kept["bfloat16"] == (2 if gated else 1) * inner

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,23 +22,16 @@ Integers = NDArray[np.int64]
 _ROUNDS = 6
 
 
-class Offsets(Protocol):
-    """(documents + 1,) the first token of each document and the end of the last, in memory or on disk."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, key: Any, /) -> Any: ...
-
-
 @dataclass(frozen=True)
 class Blocks:
     """Rows of `width` tokens; the first and the last may be shorter.
 
-    shift: the first row is this much shorter, so that row boundaries differ between epochs. skip_last: the number of
-    tokens at the end of each document that are in no row. A language model predicts them but does not read them.
+    starts (documents + 1,): the first token of each document and the end of the last, in memory or on disk. shift: the
+    first row is this much shorter, so that row boundaries differ between epochs. skip_last: the number of tokens at
+    the end of each document that are in no row. A language model predicts them but does not read them.
     """
 
-    starts: Offsets
+    starts: Any  # indexed like an array
     width: int
     shift: int = 0
     skip_last: int = 0

@@ -150,8 +150,8 @@ def training_needs(
         train = subject.recipe.train
         dtype = choose_precision(precision or train.precision, device)
     workers = choose_workers(train.worker_count, device, tokens)
-    need = estimate_memory(train, tokens, subject.config, length, Machine(device, dtype, workers))
-    return need.memory, str(dtype).removeprefix("torch."), workers
+    memory, _ = estimate_memory(train, tokens, subject.config, length, Machine(device, dtype, workers))
+    return memory, str(dtype).removeprefix("torch."), workers
 
 
 def _print_report(subject: Subject, facts: dict[str, Any]) -> None:

@@ -19,16 +19,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from trifold.batches.blocks import Offsets
 from trifold.data import TokenCache, read_documents
 from trifold.errors import DataError, SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import Inputs, Transformer
-from trifold.objectives.documents import Cut, describe_long, require_documents
+from trifold.objectives.documents import Cut, DocumentChunks, describe_long, require_documents
 from trifold.objectives.evaluation import EvalContext, EvalRun, Sample, Scores
 from trifold.objectives.objective import (
     Batch as BaseBatch,
@@ -43,7 +41,7 @@ from trifold.objectives.objective import (
 )
 from trifold.objectives.token_stream import TokenStream, load_into_memory, open_cache, sample_text
 from trifold.predict.generate_texts import generate_rows
-from trifold.ragged import Chunks, Ragged, positions, split_into_chunks
+from trifold.ragged import Ragged, positions, split_into_chunks
 from trifold.text import Tokenizer
 from trifold.text.annotation import count_unknown
 from trifold.text.spans import Ids
@@ -124,7 +122,7 @@ class CausalSettings(ObjectiveSettings):
         cache = open_cache(context, tokenizer, key, objective.encode, "valid")
         return objective, train, Corpus(load_into_memory(cache), cache.bytes), cache.report.name
 
-    def _describe_unlabelled(self, starts: Offsets) -> Iterator[str]:
+    def _describe_unlabelled(self, starts: Any) -> Iterator[str]:
         """Lines about tokens that are never labels, however the documents are split."""
         if not self.begin:
             yield (
@@ -136,7 +134,7 @@ class CausalSettings(ObjectiveSettings):
             yield f"{short:,} documents of a single token: no label in them"
 
 
-def _count_single_tokens(starts: Offsets) -> int:
+def _count_single_tokens(starts: Any) -> int:
     """Documents of one token. The starts may not fit into memory and are read in parts."""
     parts = (starts[first : first + _SCAN + 1] for first in range(0, len(starts) - 1, _SCAN))
     return sum(int(np.count_nonzero(np.diff(part) == 1)) for part in parts)
@@ -162,23 +160,6 @@ class Corpus(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Chunks of a corpus: the inputs of chunk n are `sizes[n]` tokens from `starts[n]`, the labels one token later."""
-
-    ids: NDArray[np.int32]
-    chunks: Chunks
-
-    @property
-    def lengths(self) -> Ids:
-        """(N, 1) input tokens, equal to the number of labels."""
-        return self.chunks.sizes[:, None]
-
-    def select(self, rows: Ids) -> Chunks:
-        """The given chunks."""
-        return Chunks(self.chunks.starts[rows], self.chunks.sizes[rows])
-
-
-@dataclass(frozen=True)
 class Batch(BaseBatch):
     """Packed chunks. labels (N,): the token after each position of the packed row, -1 in padding."""
 
@@ -187,8 +168,11 @@ class Batch(BaseBatch):
     tokens: int
 
 
-def chunk_corpus(tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | None = None) -> Examples:
-    """Chunks of at most `width` inputs; with `draw` and windows, long documents begin with one of a random size."""
+def chunk_corpus(tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | None = None) -> DocumentChunks:
+    """Chunks of at most `width` inputs, whose labels are one token later.
+
+    With `draw` and windows, long documents begin with a chunk of a random size.
+    """
     first = None
     if cut == "windows" and draw is not None:
         # numpy keeps raw bits the same in all versions. The bias of a remainder of 64 bits is negligible.
@@ -196,7 +180,7 @@ def chunk_corpus(tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | No
         first = drawn.astype(np.int64) + 1
     labels = np.maximum(tokens.lengths - 1, 0)
     chunks = split_into_chunks(tokens.starts[:-1], labels, width, first=first, drop=cut == "drop")
-    return Examples(tokens.ids, chunks)
+    return DocumentChunks(tokens, chunks)
 
 
 class Causal(Objective):
@@ -224,7 +208,7 @@ class Causal(Objective):
                     size -= _first_token_bytes(text, str(self.tokenizer.library.id_to_token(ids[0])), first)
         return Corpus(Ragged.of([[*self.before, *ids, *after] for ids in encoded]), size)
 
-    def examples(self, rows: Corpus | TokenCache, draw: int | None = None) -> Examples | TokenStream:
+    def examples(self, rows: Corpus | TokenCache, draw: int | None = None) -> DocumentChunks | TokenStream:
         """Chunks; with `draw` and windows, at other positions for each draw."""
         if isinstance(rows, TokenCache):
             return TokenStream.of(rows, self.width, draw)

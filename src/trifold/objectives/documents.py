@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trifold.data import Documents, read_documents
 from trifold.errors import DataError, SettingsError
@@ -17,7 +18,7 @@ from trifold.nn import ModelConfig
 from trifold.nn.config import Shape
 from trifold.objectives.evaluation import Sample
 from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle, plan_all
-from trifold.ragged import Chunks, split_into_chunks
+from trifold.ragged import Chunks, Ragged, split_into_chunks
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts, annotate, count_unknown
 from trifold.text.spans import Flags, Ids, example_rng
@@ -52,9 +53,9 @@ def describe_long(lengths: Ids, long: Flags, size: int, cut: Cut) -> Iterator[st
 class DocumentChunks:
     """Examples: chunks of documents. n_special: the special tokens that are added to each."""
 
-    documents: AnnotatedTexts
+    documents: Ragged
     chunks: Chunks
-    n_special: int
+    n_special: int = 0
 
     def __len__(self) -> int:
         return len(self.chunks.sizes)
@@ -64,9 +65,19 @@ class DocumentChunks:
         """(N, 1) tokens, including special tokens."""
         return self.chunks.sizes[:, None] + self.n_special
 
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """The tokens of all documents."""
+        return self.documents.ids
+
+    def select(self, rows: Ids) -> Chunks:
+        """The given chunks."""
+        return Chunks(self.chunks.starts[rows], self.chunks.sizes[rows])
+
     def __getitem__(self, row: int) -> tuple[Ids, Flags, Flags]:
-        """Ids, and flags at the first tokens of words and of sentences."""
+        """Ids of one chunk of annotated documents, and flags at the first tokens of words and of sentences."""
         start, documents = self.chunks.starts[row], self.documents
+        assert isinstance(documents, AnnotatedTexts)
         part = slice(start, start + self.chunks.sizes[row])
         return (
             documents.ids[part].astype(np.int64),

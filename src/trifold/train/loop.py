@@ -155,7 +155,7 @@ class Run:
         if self.settings.check_memory:
             tokens, length = self.recipe.batch.tokens, max(1, int(data.train.lengths.mean()))
             need = estimate_memory(self.settings, tokens, data.config, length, self.machine)
-            check_fits(need, self.recipe, available_memory(self.machine.device, self.ranks))
+            check_fits(*need, self.recipe, available_memory(self.machine.device, self.ranks))
         return data
 
     def _identify(self) -> str:

@@ -43,17 +43,11 @@ class TrainingMemory(NamedTuple):
         return sum(self)
 
 
-class MemoryNeed(NamedTuple):
-    """The memory that a run needs, in bytes by part, and the number of parameters."""
-
-    memory: TrainingMemory
-    parameters: int
-
-
 def estimate_memory(
     train: TrainSettings, tokens: int, config: ModelConfig, length: int, machine: Machine
-) -> MemoryNeed:
-    """The need of rank 0, which validates, for batches of `tokens` tokens on either side in rows of `length`.
+) -> tuple[TrainingMemory, int]:
+    """The need of rank 0, which validates, for batches of `tokens` tokens on either side in rows of `length`, and the
+    number of parameters.
 
     weights      4 bytes per parameter, and the copy used in computations if it has another type
     gradients    in the type of the computation, for each worker, and 4 bytes per parameter for their sum
@@ -89,7 +83,7 @@ def estimate_memory(
             gradients=2 * memory.gradients // world,
             optimizer=memory.optimizer // world,
         )
-    return MemoryNeed(memory, parameters)
+    return memory, parameters
 
 
 def saved_elements(
@@ -154,20 +148,19 @@ def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int
 Limit = tuple[int, str]  # available bytes, and the origin of the limit
 
 
-def check_fits(need: MemoryNeed, recipe: Recipe, limit: Limit) -> None:
+def check_fits(memory: TrainingMemory, parameters: int, recipe: Recipe, limit: Limit) -> None:
     """Raises SettingsError, naming three settings to change, if a run needs more than the available memory."""
     available, origin = limit
-    memory = need.memory
     growth = memory.total - memory.runtime  # the process itself already exists
     if growth <= available:
         return
-    per_parameter = (growth - memory.activations) / need.parameters
+    per_parameter = (growth - memory.activations) / parameters
     raise SettingsError(
         f"this run needs another {_format_size(growth)} of memory; {_format_size(available)} available ({origin}). "
         f"Three settings to change: batch.tokens={recipe.batch.tokens} (activations take "
         f"{_format_size(memory.activations)}; smaller batches with train.accumulate give the same updates); "
         f"model.d_model={recipe.model.d_model} and model.n_layers={recipe.model.n_layers} "
-        f"({need.parameters:,} parameters take {per_parameter:.0f} bytes each); "
+        f"({parameters:,} parameters take {per_parameter:.0f} bytes each); "
         "train.workers (each has its own gradients; 1 is the minimum). "
         "train.check_memory=false skips this check"
     )
