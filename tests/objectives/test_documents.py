@@ -117,7 +117,7 @@ def test_every_token_is_used_or_reported(folder, kind, texts, width, cut):
     total = len(rows.tokens.ids) if hasattr(rows, "tokens") else len(rows.ids)
     for draw in (None, 7) if cut == "windows" and kind not in ("follows", "order") else (None,):
         examples = bundle.objective.examples(rows, draw)
-        shared = int(kind == "causal")  # a label, then an input
+        shared = int(kind.startswith("causal"))  # a label, then an input
         seen = read_of(examples, total, shared)
         assert seen.max() <= 1 or shared
         assert np.count_nonzero(seen) + counted(said) == total, said
