@@ -82,7 +82,7 @@ def built(folder, kind, documents, width, cut):
     return bundle, [line for line in said if line.startswith("train.txt: ")]
 
 
-def read_of(examples, total, shared):
+def read_of(examples, total, shared=0):
     """How often each token of the text is in an example; `shared` tokens at the end of one begin the next."""
     seen = np.zeros(total, np.int64)
     if isinstance(examples, Pairs):
