@@ -42,10 +42,9 @@ class SourceFile(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """The files of a source: `files[i]` describes the file of `parts[i]`."""
+    """The files of a source, and a report with its name."""
 
     report: DocumentReport
-    parts: list[FilePart]
     files: list[SourceFile]
 
 
@@ -61,7 +60,7 @@ def survey(source: str | list[str], settings: DataSettings) -> Corpus:
         )
     report, parts = find_parts(source, settings)
     blocks = max(2, _SAMPLED_BLOCKS // len(parts))
-    return Corpus(report, parts, [_describe(part, blocks) for part in parts])
+    return Corpus(report, [_describe(part, blocks) for part in parts])
 
 
 def _describe(part: FilePart, blocks: int) -> SourceFile:
@@ -83,8 +82,8 @@ def group_parts(corpus: Corpus, settings: DataSettings, part_bytes: int = PART_B
     """The parts of the corpus in order, in groups of about `part_bytes`."""
     groups: list[list[FilePart]] = [[]]
     group_bytes = 0
-    for whole, file in zip(corpus.parts, corpus.files, strict=True):
-        for part, size in _divide(whole, file.size, settings, part_bytes):
+    for file in corpus.files:
+        for part, size in _divide(FilePart(file.file, file.kind), file.size, settings, part_bytes):
             if groups[-1] and group_bytes + size > part_bytes:
                 groups.append([])
                 group_bytes = 0

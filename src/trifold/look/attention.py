@@ -69,15 +69,6 @@ class AttentionMaps:
         }[kind]
 
 
-class TokenIds(NamedTuple):
-    """Ids that the encoder reads, that the decoder reads, that follow each of the latter, and of the output."""
-
-    source: list[int]
-    given: list[int]
-    written: list[int]
-    output: list[int]
-
-
 # --- weights ---------------------------------------------------------------------------------------------
 
 
@@ -89,30 +80,31 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     reader, writer = pipeline.reader, pipeline.writer
     if not reader.encode([text])[0]:
         raise DataError(f"{text!r} has no tokens: pass another text")
-    ids = _read_ids(pipeline, text, target)
-    length, limit = max(len(ids.source), len(ids.given)), pipeline.config.max_positions
+    source, given, written, output = _read_ids(pipeline, text, target)
+    length, limit = max(len(source), len(given)), pipeline.config.max_positions
     if length > limit:
         raise DataError(
             f"{length:,} tokens, and the model reads at most {limit:,} (max_positions): shorten the text"
         )
     return AttentionMaps(
         text=text,
-        output=writer.decode([ids.output])[0],
-        source=reader.pieces(ids.source),
-        given=writer.pieces(ids.given),
-        written=writer.pieces(ids.written),
-        patterns=attention_weights(pipeline.model, ids.source, ids.given),
-        source_words=split_words(reader, ids.source),
-        written_words=split_words(writer, ids.written),
+        output=writer.decode([output])[0],
+        source=reader.pieces(source),
+        given=writer.pieces(given),
+        written=writer.pieces(written),
+        patterns=attention_weights(pipeline.model, source, given),
+        source_words=split_words(reader, source),
+        written_words=split_words(writer, written),
     )
 
 
-def _read_ids(pipeline: Pipeline, text: str, target: str | None) -> TokenIds:
+def _read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[int], ...]:
+    """Ids that the encoder reads, that the decoder reads, that follow each of the latter, and of the output."""
     shape, writer = pipeline.config.shape, pipeline.writer
     if shape == "encoder":
         if target is not None:
             raise UsageError("an encoder generates no text: leave the target out")
-        return TokenIds(pipeline.read([text])[0], [], [], [])
+        return pipeline.read([text])[0], [], [], []
     if target is None:
         best = pipeline.hypotheses([text])[0][0]
         output, ended = best.tokens, best.finish_reason == "stop"
@@ -121,8 +113,8 @@ def _read_ids(pipeline: Pipeline, text: str, target: str | None) -> TokenIds:
     source, written = pipeline.read([text])[0], [*output, writer.required("eos")] if ended else output
     if shape == "decoder":
         whole = [*source, *written]
-        return TokenIds([], whole[:-1], whole[1:], output)
-    return TokenIds(source, [pipeline.config.start_id, *written[:-1]], written, output)
+        return [], whole[:-1], whole[1:], output
+    return source, [pipeline.config.start_id, *written[:-1]], written, output
 
 
 @torch.no_grad()
