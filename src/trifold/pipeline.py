@@ -6,7 +6,6 @@ Predictions (classes, tags, answers, …) are in predict/predict.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -32,7 +31,6 @@ from trifold.hub import load_model, resolve as find_folder, save_model
 from trifold.hub.fill import Stored
 from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.transformer import shift_right
 from trifold.predict.generate_texts import generate_rows
 from trifold.predict.model_reader import require_tokenizer
 from trifold.predict.predict import PredictMixin
@@ -151,10 +149,9 @@ class Pipeline(PredictMixin):
             raise DataError(f"attend has the type {attend.dtype}; give booleans, True at real tokens")
         attend = None if attend is None else attend.to(device)
         inputs = Inputs(tokens, attend, segments=None if segments is None else segments.to(device))
-        both = config.shape == "encoder-decoder"
         if decoder_tokens is None:
-            return inputs, replace(shift_right(inputs, config.start_id), attend=None) if both else None
-        if not both:
+            return inputs, None
+        if config.shape != "encoder-decoder":
             raise UsageError(
                 f"decoder_tokens require an encoder-decoder; this model has the shape {config.shape}"
             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -126,12 +126,16 @@ class Transformer(nn.Module):
         return self.decoder(x, mask, memory.hidden, memory_mask, cache, positions=inputs.positions)
 
     def forward(self, inputs: Inputs, decoder_inputs: Inputs | None = None) -> Tensor:
-        """Hidden states (B, T, E) of the last stack."""
+        """Hidden states (B, T, E) of the last stack.
+
+        Without `decoder_inputs` an encoder-decoder reads the inputs again, shifted right, as fine-tuned classifiers do.
+        """
         if self.decoder is None:
             return self.encode(inputs).hidden
         if self.encoder is None:
             return self.decode(inputs)
-        assert decoder_inputs is not None, "an encoder-decoder needs two inputs"
+        if decoder_inputs is None:
+            decoder_inputs = shift_right(inputs, self.config.start_id)
         return self.decode(decoder_inputs, self.encode(inputs))
 
     def head_outputs(
@@ -139,11 +143,8 @@ class Transformer(nn.Module):
     ) -> dict[str, Tensor]:
         """The outputs of the named heads (default: all) by name: logits, or the pooler's vectors.
 
-        Without `decoder_inputs` an encoder-decoder reads the inputs again, shifted right, as fine-tuned classifiers do.
         Raises KeyError for a head that the model does not have.
         """
-        if decoder_inputs is None and self.encoder is not None and self.decoder is not None:
-            decoder_inputs = replace(shift_right(inputs, self.config.start_id), attend=None)
         hidden = self(inputs, decoder_inputs)
         default = [name for name in self.config.chosen_heads if name not in NEEDS_POSITIONS]
         pooled = self.heads["pooler"](hidden, inputs, None) if "pooler" in self.heads else None
@@ -173,9 +174,9 @@ class Transformer(nn.Module):
             if memory is not None:
                 outputs["encoder"] = memory.hidden
             if self.decoder is not None:
-                read = inputs if self.encoder is None else decoder_inputs
-                assert read is not None, "an encoder-decoder needs two inputs"
-                outputs["decoder"] = self.decode(read, memory)
+                if decoder_inputs is None:
+                    decoder_inputs = inputs if memory is None else shift_right(inputs, self.config.start_id)
+                outputs["decoder"] = self.decode(decoder_inputs, memory)
         states = {}
         for side, last in outputs.items():
             between = [captured[f"{side}.states.{n}"] for n in range(len(getattr(self, side).order) - 1)]
@@ -228,4 +229,4 @@ def shift_right(inputs: Inputs, start_id: int) -> Inputs:
     """The tokens shifted right by one, after `start_id`."""
     tokens = inputs.tokens.roll(1, dims=1)
     tokens[:, 0] = start_id
-    return Inputs(tokens, inputs.attend)
+    return Inputs(tokens)

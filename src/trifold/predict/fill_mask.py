@@ -61,7 +61,7 @@ def _mask_states(masks: Tensor, inputs: Inputs, reader: ModelReader) -> list[Ten
     A model with a query stream predicts with it, so that the masks themselves are not seen.
     """
     if not reader.config.query_stream:
-        return [states[here] for states, here in zip(reader.hidden(inputs), masks, strict=True)]
+        return [states[here] for states, here in zip(reader.model(inputs), masks, strict=True)]
     counts = masks.sum(1).tolist()
     positions = masks.long().argsort(dim=1, descending=True, stable=True)[:, : max(counts)]
     states = reader.model.query_stream(replace(inputs, order=masks.long()), positions)

@@ -16,7 +16,6 @@ from torch import Tensor
 from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.transformer import shift_right
 from trifold.predict.generate_texts import batches_by_length, pad_rows
 from trifold.ragged import Ragged
 from trifold.text import Encoded, Tokenizer, report
@@ -116,14 +115,6 @@ class ModelReader:
             if self.on_done is not None:
                 self.on_done(len(chosen))
         return [results[number] for number in range(len(results))]
-
-    def hidden(self, inputs: Inputs) -> Tensor:
-        """The states (B, T, E) that the heads read; the decoder of an encoder-decoder reads the shifted input."""
-        decoder_inputs = None
-        if self.config.shape == "encoder-decoder":
-            decoder_inputs = replace(shift_right(inputs, self.config.start_id), attend=None)
-        hidden: Tensor = self.model(inputs, decoder_inputs)
-        return hidden
 
     def head(self, name: str) -> Apply:
         """The function that returns the output of a head."""
