@@ -44,7 +44,7 @@ EXCLUDED = (
     "naive_bayes.py",
     "trigram.py",
 )
-HANGS = 90  # seconds for a single test, after which the mutation counts as caught
+HANGS = 300  # seconds of wall time beyond the budget, after which the mutation counts as caught
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     **{
         ast.Lt: ast.LtE,
@@ -231,7 +231,7 @@ class Runner:
         return verdict, time.monotonic() - started
 
     def _wait(self, child: int, started: float) -> str:
-        while time.monotonic() - started < self.budget + HANGS:
+        while time.monotonic() - started < 4 * self.budget + HANGS:
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
                 return "survived" if os.waitstatus_to_exitcode(status) in (0, 77) else "caught"
@@ -255,11 +255,11 @@ class Runner:
         gc.collect = partial(gc.collect, 1)  # type: ignore[assignment]
         import pytest
 
-        deadline = time.monotonic() + self.budget
+        budget = self.budget
 
         class Budget:
             def pytest_runtest_setup(self, item: Any) -> None:
-                if time.monotonic() > deadline:
+                if sum(os.times()[:4]) > budget:
                     os._exit(77)
 
         # One file after the other: collecting all of them takes longer than the test that fails.
@@ -276,7 +276,7 @@ def main() -> int:
     parser.add_argument("command", choices=("old", "new", "report"))
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests per mutation")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of processor time per mutation")
     parser.add_argument(
         "--part", default="0/1", help="K/N: every Nth mutation from K, for N processes at once"
     )
