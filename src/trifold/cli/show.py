@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +16,6 @@ from trifold.cli.terminal import print_json, print_table
 if TYPE_CHECKING:
     from trifold.nn.config import ModelConfig
     from trifold.recipe import Recipe
-    from trifold.train.memory import TrainingMemory
 
 Precision = Literal["float32", "bfloat16"]
 EXAMPLES = (
@@ -104,8 +104,8 @@ def collect_facts(subject: Subject, tokens: int, length: int, precision: Precisi
     if config.n_patches:  # the length of a picture is fixed
         length = config.max_positions
     flops = costs.forward_flops(config, length, length)
-    training, dtype, workers = training_needs(subject, tokens, length, precision)
-    inference = costs.inference_memory(config, dtype)
+    training = training_needs(subject, tokens, length, precision)
+    inference = costs.inference_memory(config, training["precision"])
     return {
         "name": subject.name,
         "remark": subject.remark,
@@ -119,20 +119,12 @@ def collect_facts(subject: Subject, tokens: int, length: int, precision: Precisi
             "forward": flops._asdict(),
             "training": dict(zip(flops._fields, flops.training, strict=True)),
         },
-        "training_bytes": {
-            **training._asdict(),
-            "total": training.total,
-            "batch_tokens": tokens,
-            "precision": dtype,
-            "workers": workers,
-        },
-        "inference_bytes": {**inference._asdict(), "precision": dtype},
+        "training_bytes": training,
+        "inference_bytes": {**inference._asdict(), "precision": training["precision"]},
     }
 
 
-def training_needs(
-    subject: Subject, tokens: int, length: int, precision: Precision | None
-) -> tuple[TrainingMemory, str, int]:
+def training_needs(subject: Subject, tokens: int, length: int, precision: Precision | None) -> dict[str, Any]:
     """Memory, precision and number of workers to train on this machine.
 
     For a recipe, with its optimizer and everything else it stores, as `trifold train` checks before it begins.
@@ -151,7 +143,8 @@ def training_needs(
         dtype = choose_precision(precision or train.precision, device)
     workers = choose_workers(train.worker_count, device, tokens)
     memory, _ = estimate_memory(train, tokens, subject.config, length, Machine(device, dtype, workers))
-    return memory, str(dtype).removeprefix("torch."), workers
+    chosen = {"batch_tokens": tokens, "precision": str(dtype).removeprefix("torch."), "workers": workers}
+    return {**memory._asdict(), "total": memory.total, **chosen}
 
 
 def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
@@ -162,22 +155,13 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     remark = f" ({subject.remark})" if subject.remark else ""
     print(f"{subject.name}: {facts['shape']}, {total:,} parameters{remark}\n")
     print(f"{draw_architecture(subject.config)}\n")
-    compared = [
-        [part[key] for key in ("part", "size", "verdict", "what")] for part in facts["compared_with_2017"]
-    ]
+    columns = itemgetter("part", "size", "verdict", "what")
+    compared = map(columns, facts["compared_with_2017"])
     print_table([("part", "size", "as in 2017", "description"), *compared])
 
     print()
-    counted = [*facts["parts"], {"name": "total", "formula": "", "parameters": total}]
-    parts = [
-        (
-            part["name"],
-            part["formula"],
-            f"{part['parameters']:,}",
-            f"{100 * part['parameters'] / total:.1f} %",
-        )
-        for part in counted
-    ]
+    counted = [*(tuple(part.values()) for part in facts["parts"]), ("total", "", total)]
+    parts = [(name, formula, f"{n:,}", f"{100 * n / total:.1f} %") for name, formula, n in counted]
     print_table([("part", "formula", "parameters", "share"), *parts], "  rr")
 
     print(f"\nfloating-point operations per token, sequences of {facts['length']} tokens\n")
