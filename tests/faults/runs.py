@@ -178,9 +178,8 @@ class Box:
         """Resume to the end, and compare with the uninterrupted run."""
         code = self.train(changes)
         self.expect(code == 0, f"resuming ended with {code}")
-        ours, theirs = state_of(self.run), reference.state
-        differing = [key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)]
-        self.expect(not differing, f"differs from the uninterrupted run: {', '.join(sorted(differing))}")
+        differing = differences(state_of(self.run), reference.state)
+        self.expect(not differing, f"differs from the uninterrupted run: {', '.join(differing)}")
 
     def expect_all_saved(self, when: str) -> None:
         """The last training step is saved in a checkpoint that can be loaded."""
@@ -303,6 +302,11 @@ def state_of(folder: Path) -> dict[str, Any]:
     kept = [*last.glob("*.safetensors"), *folder.glob("model/*"), *folder.glob("samples/*")]
     files = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(kept)}
     return {"progress": progress, "metrics": metrics, **files}
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """The names of what differs between two states."""
+    return sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:

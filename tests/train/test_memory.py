@@ -1,5 +1,3 @@
-"""What there is, by files as they lie in containers, and what is refused."""
-
 from __future__ import annotations
 
 import pytest
@@ -11,9 +9,11 @@ from trifold.recipe import load_recipe
 from trifold.train import memory
 from trifold.train.device import Machine
 from trifold.train.memory import TrainingMemory, available_memory, check_fits, estimate_memory
+from trifold.train.ranks import SINGLE, Ranks
 
 GIB = 2**30
-MACHINE = Machine(torch.device("cpu"), torch.bfloat16, workers=2)
+CPU = torch.device("cpu")
+MACHINE = Machine(CPU, torch.bfloat16, workers=2)
 
 
 def write(folder, **files):
@@ -23,9 +23,7 @@ def write(folder, **files):
 
 
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712"])
-def test_the_limit_of_any_group_around_counts_and_what_can_be_taken_back_does_not(
-    tmp_path, monkeypatch, limit
-):
+def test_limits_of_outer_cgroups_count_and_reclaimable_memory_is_free(tmp_path, monkeypatch, limit):
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
     own = tmp_path / "own"
     own.write_text("0::/outer/inner\n", encoding="utf-8")
@@ -39,7 +37,7 @@ def test_the_limit_of_any_group_around_counts_and_what_can_be_taken_back_does_no
     assert list(memory._container_limits(own)) == [(2 * GIB, "in this container")]
 
 
-def test_of_the_first_version_too(tmp_path, monkeypatch):
+def test_limit_of_a_version_1_cgroup(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
     own = tmp_path / "own"
     own.write_text("5:cpu,cpuacct:/a\n4:memory:/a\n", encoding="utf-8")
@@ -48,41 +46,36 @@ def test_of_the_first_version_too(tmp_path, monkeypatch):
     assert list(memory._container_limits(own)) == [(700, "in this container")]
 
 
-def test_the_least_counts(monkeypatch):
+def test_available_memory_is_the_lowest_limit(monkeypatch):
     monkeypatch.setattr(memory, "_system_limits", lambda: [(5, "a")])
     monkeypatch.setattr(memory, "_container_limits", lambda: [(3, "b"), (9, "c")])
     monkeypatch.setattr(memory, "_shell_limits", lambda: [])
-    assert available_memory(torch.device("cpu")) == (3, "b")
+    assert available_memory(CPU) == (3, "b")
 
 
-def test_a_limit_of_the_shell_is_seen():
+def test_ulimit_is_a_limit():
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_AS)
     try:
         resource.setrlimit(resource.RLIMIT_AS, (2**40, before[1]))
-        ((left, whose),) = memory._shell_limits()
+        ((left, origin),) = memory._shell_limits()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-    assert 0 < left < 2**40 and "ulimit" in whose
+    assert 0 < left < 2**40 and "ulimit" in origin
 
 
-def test_a_run_that_does_not_fit_is_told_three_settings_and_one_that_fits_nothing():
+def test_error_for_a_run_that_does_not_fit_names_three_settings():
     recipe = load_recipe("smoke")
     need = TrainingMemory(4 * GIB, 8 * GIB, 8 * GIB, 4 * GIB, 2 * GIB, GIB), 2**30
     check_fits(*need, recipe, (26 * GIB, "here"))
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SettingsError) as error:
         check_fits(*need, recipe, (26 * GIB - 1, "in this container"))
-    for word in (
-        "26.00 GiB",
-        "in this container",
-        "batch.tokens=512",
-        "model.n_layers=2",
-        "train.workers",
-    ):
-        assert word in str(caught.value)
+    settings = ("batch.tokens=512", "model.n_layers=2", "train.workers")
+    for word in ("26.00 GiB", "in this container", *settings):
+        assert word in str(error.value)
 
 
-def test_what_is_needed_is_counted_without_allocating():
+def test_memory_of_a_large_model_is_estimated_without_allocating_it():
     recipe = load_recipe("smoke")
     config = ModelConfig(d_model=1024, n_layers=6, n_heads=16, d_ff=4096, vocab_size=32_000)
     need, parameters = estimate_memory(recipe.train, recipe.batch.tokens, config, 20, MACHINE)
@@ -91,14 +84,30 @@ def test_what_is_needed_is_counted_without_allocating():
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_who_learns_by_bytes_keeps_what_comes_out_of_an_activation_too(gated):
+def test_int8_training_also_saves_the_output_of_the_activation(gated):
     config = ModelConfig(
         d_model=64, n_layers=2, n_heads=4, d_ff=160, vocab_size=100, activation="gelu", gated=gated
     )
-    kept = {}
+    saved = {}
     for precision in ("bfloat16", "int8"):
         recipe = load_recipe("smoke", {"train.precision": precision})
         need, _ = estimate_memory(recipe.train, recipe.batch.tokens, config, 20, MACHINE)
-        kept[precision] = need.activations
+        saved[precision] = need.activations
     inner = 2 * 160 * (config.encoder_layers + config.decoder_layers) * recipe.batch.tokens
-    assert kept["int8"] - kept["bfloat16"] == (2 if gated else 1) * inner
+    assert saved["int8"] - saved["bfloat16"] == (2 if gated else 1) * inner
+
+
+class FourRanks(Ranks):
+    world = local_world = 4
+
+
+def test_sharding_divides_memory_by_the_number_of_ranks():
+    recipe = load_recipe("smoke", {"train.sharding": "full"})
+    machines = (Machine(CPU, torch.float32, 1, ranks) for ranks in (SINGLE, FourRanks()))
+    one, four = (
+        estimate_memory(recipe.train, recipe.batch.tokens, ModelConfig(), 8, machine)[0]
+        for machine in machines
+    )
+    assert four.optimizer < one.optimizer and four.activations < one.activations
+    (limit, origin), (alone, _) = available_memory(CPU, FourRanks()), available_memory(CPU)
+    assert limit < alone and "shared by 4 ranks" in origin

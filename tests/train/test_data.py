@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tests.train.runs import overrides
+
+from trifold import load
+from trifold.batches import BatchSettings, plan_epoch
+from trifold.errors import CheckpointError, DataError, SettingsError
+from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.causal import Causal, CausalSettings, Corpus
+from trifold.pipeline import Pipeline
+from trifold.ragged import Ragged
+from trifold.recipe import load_recipe
+from trifold.train.data import batches_of_all_ranks, iterate_batches, load_data, prefetch, start_from
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Write parallel lines; returns the value of a data key."""
+
+    def files(name: str, *pairs: tuple[str, str]) -> list[str]:
+        sides = [tmp_path / f"{name}.en", tmp_path / f"{name}.xx"]
+        for side, lines in zip(sides, zip(*pairs, strict=True), strict=True):
+            side.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return [str(side) for side in sides]
+
+    return files
+
+
+@pytest.fixture
+def load_tiny(tmp_path, recorder):
+    """Load the data of the tiny recipe; keyword arguments use __ for the dot."""
+
+    def load_tiny(tokenizer: str = "tokenizer", **changes):
+        recipe = load_recipe("smoke", overrides(**{"model__max_positions": 40} | changes))
+        return load_data(recipe, tmp_path / tokenizer, recorder)
+
+    return load_tiny
+
+
+# --- translation pairs ----------------------------------------------------------------------------------------
+
+SHORT = [(f"a b {c}", f"{c} b a") for c in "cdefgh"]
+LONG = ("a b " * 30, "b a " * 30)
+
+
+def test_model_size_follows_vocabularies(load_tiny):
+    joint = load_tiny()
+    assert joint.config.vocab_size == joint.objective.source.vocab_size
+    assert joint.config.target_vocab_size is None
+    assert joint.objective.source is joint.objective.target
+    separate = load_tiny("two", tokenizer__joint=False)
+    sizes = separate.config.vocab_size, separate.config.target_vocab_size
+    assert sizes == (separate.objective.source.vocab_size, separate.objective.target.vocab_size)
+    assert sizes[0] != sizes[1]
+
+
+def test_existing_tokenizer_is_used_whatever_the_data(load_tiny, files):
+    first = load_tiny().objective.source
+    again = load_tiny(data__train=files("other", *SHORT)).objective.source
+    assert again.library.get_vocab() == first.library.get_vocab()
+    assert again.encode(["two hundred", "2 0 0"]) == first.encode(["two hundred", "2 0 0"])
+
+
+@pytest.mark.parametrize(("policy", "printed"), [("drop", "skipped"), ("truncate", "truncated")])
+def test_pairs_longer_than_the_context_are_counted(load_tiny, recorder, files, policy, printed):
+    found = load_tiny(data__train=files("train", *SHORT, LONG, LONG), batch__on_overflow=policy)
+    assert f"2 of 8 pairs are longer than 40 tokens: {printed}" in recorder.lines
+    rows = sorted(int(row) for batch in found.plan(found.train, 0) for row in batch)
+    assert rows == list(range(6 if policy == "drop" else 8))
+    assert found.max_length == (None if policy == "drop" else 40)
+
+
+def test_overflow_error_names_the_row_and_the_setting(load_tiny, files):
+    message = r"row 6: 121 tokens, more than batch\.max_length=40 .*batch\.on_overflow=drop"
+    with pytest.raises(DataError, match=message):
+        load_tiny(data__train=files("train", *SHORT, LONG), batch__on_overflow="error")
+    with pytest.raises(DataError, match=r"no rows remain: all 2 are longer than 40 tokens"):
+        load_tiny(data__train=files("long", LONG, LONG))
+
+
+def test_validation_pairs_longer_than_the_context_are_left_out_before_training(load_tiny, recorder, files):
+    found = load_tiny(data__valid=files("valid", *SHORT, LONG))
+    assert "valid.en + valid.xx: 1 of 7 pairs are longer than 40 tokens: left out" in recorder.lines
+    assert len(found.bundle.valid) == len(found.valid.lengths) == 6
+    message = r"no validation row has at most 40 tokens; raise model\.max_positions"
+    with pytest.raises(DataError, match=message):
+        load_tiny(data__valid=files("long", LONG))
+
+
+def test_max_length_of_training_does_not_shorten_validation(load_tiny):
+    found = load_tiny(batch__max_length=12)
+    assert len(found.bundle.valid) == 28
+    assert (found.valid.lengths > 12).any()
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("data__train", r"data\.train: no training data; set data\.train="),
+        ("data__valid", r"data\.valid: no validation data; .*data\.holdout="),
+    ],
+)
+def test_missing_data_error_names_the_key(load_tiny, key, message):
+    with pytest.raises(SettingsError, match=message):
+        load_tiny(**{key: None})
+
+
+def test_data_report(load_tiny, recorder, files):
+    pairs = [*SHORT, ("", "nothing"), ("c", " ")]
+    load_tiny(data__train=files("train", *pairs), data__valid=files("valid", *SHORT))
+    assert "train.en + train.xx: 8 pairs, 2 with a blank side (dropped); 6 used" in recorder.lines
+    (epoch,) = (line for line in recorder.lines if "an epoch: 6 pairs" in line)
+    assert "packed; " in epoch and "vocabulary" in epoch
+
+
+def test_bpe_dropout_differs_by_epoch_and_ends_after_dropout_epochs(load_tiny):
+    found = load_tiny(tokenizer__kind="bpe", tokenizer__dropout=0.3, tokenizer__dropout_epochs=2)
+    usual, zero, one, two = found.train, *(found.examples(epoch) for epoch in range(3))
+    assert two is usual
+    assert zero.lengths.sum() > 1.1 * usual.lengths.sum()
+    assert (zero.lengths != one.lengths).any()
+    assert (zero.lengths == found.examples(0).lengths).all()
+
+
+# --- raw text -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def load_raw(tmp_path, recorder):
+    """Load lines of raw text for a masked language model."""
+
+    def load_raw(train: list[str], valid: list[str], **changes):
+        sizes = {"model.d_model": 8, "model.d_ff": 8, "model.n_layers": 1, "model.n_heads": 2}
+        values = {"tokenizer.vocab_size": 60} | sizes | changes
+        for name, lines in (("train", train), ("valid", valid)):
+            values[f"data.{name}"] = str(tmp_path / f"{name}.txt")
+            Path(values[f"data.{name}"]).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return load_data(load_recipe("mlm-plain", values), tmp_path / "tokenizer", recorder)
+
+    return load_raw
+
+
+def test_packed_raw_text_has_less_than_one_percent_padding(load_raw, recorder):
+    rng = random.Random(1)
+    lengths = [min(120, 1 + int(rng.lognormvariate(3, 1))) for _ in range(1500)]
+    texts = [" ".join(rng.choices("abcdefgh", k=length)) for length in lengths]
+    found = load_raw(texts, texts[:20])
+    real = filled = 0
+    for rows in found.plan(found.train, 0):
+        batch = found.objective.batch(found.train, rows)
+        real, filled = real + int(found.train.lengths[rows].sum()), filled + batch.inputs.tokens.numel()
+    assert real >= 0.99 * filled and found.batches.tokens == 8192
+    assert any(", packed; vocabulary" in line for line in recorder.lines)
+
+
+def test_validation_without_target_tokens_is_rejected(load_raw):
+    with pytest.raises(DataError, match=r"valid\.txt: this validation text has no target tokens"):
+        load_raw(["a b c d e f g h"] * 20, ["x y", "z"], **{"tokenizer.kind": "word"})
+
+
+def test_settings_without_effect_are_rejected_before_data_is_read(load_raw, recorder):
+    with pytest.raises(SettingsError, match=r"tokenizer\.dropout: has no effect on a task of kind masked"):
+        load_raw(["a b c"] * 20, ["a b"], **{"tokenizer.dropout": 0.1})
+    assert recorder.lines == []
+
+
+# --- initial weights ------------------------------------------------------------------------------------------
+
+SMALL = {"vocab_size": 40, "d_model": 16, "n_heads": 2, "d_ff": 32, "n_layers": 2, "max_positions": 32}
+
+
+def save_small_model(folder: Path, **values: object) -> Transformer:
+    model = Transformer(ModelConfig.parse(SMALL | values)).eval()
+    Pipeline(model).save(folder)
+    return model
+
+
+def test_start_from_copies_all_weights(tmp_path: Path) -> None:
+    saved = save_small_model(tmp_path)
+    torch.manual_seed(9)
+    model = Transformer(ModelConfig.parse(SMALL))
+    start_from(str(tmp_path), model)
+    for (name, ours), theirs in zip(model.named_parameters(), saved.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_start_from_keeps_the_initialization_of_missing_heads(tmp_path: Path) -> None:
+    saved = save_small_model(tmp_path, shape="encoder")
+    values = {"shape": "encoder", "heads": ["sequence"], "n_labels": 3}
+    model = Transformer(ModelConfig.parse(SMALL | values))
+    heads = {name: p.clone() for name, p in model.named_parameters() if name.startswith("heads.")}
+    assert heads
+    start_from(str(tmp_path), model)
+    found = dict(model.named_parameters())
+    assert all(torch.equal(found[name], p) for name, p in heads.items())
+    assert all(torch.equal(found[name], p) for name, p in saved.named_parameters() if name in found)
+
+
+def test_start_from_another_architecture_is_rejected_and_changes_nothing(tmp_path: Path) -> None:
+    save_small_model(tmp_path)
+    model = Transformer(ModelConfig.parse(SMALL | {"d_ff": 48, "n_layers": 3}))
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(SettingsError, match=re.escape("train.start_from")) as error:
+        start_from(str(tmp_path), model)
+    assert "feed_forward" in str(error.value) and "more" in str(error.value)
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    with pytest.raises(CheckpointError):
+        start_from(str(tmp_path / "nothing"), model)
+    assert load(tmp_path).config.d_ff == 32
+
+
+# --- batches of ranks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_epoch_contains_every_token_once_even_if_the_number_of_ranks_changes(accumulate, workers):
+    """Counted on a corpus in which every token has its own id."""
+    sizes = np.random.default_rng(3).integers(1, 40, 60)
+    task = Causal(CausalSettings(begin=False, end=False), SimpleNamespace(pad_id=0), 16)
+    ids = np.arange(1, sizes.sum() + 1)
+    documents = [part.tolist() for part in np.split(ids, np.cumsum(sizes)[:-1])]
+    examples = task.examples(Corpus(Ragged.of(documents), 0))
+    plan = [plan_epoch(examples.lengths, BatchSettings(tokens=64), seed=1, epoch=epoch) for epoch in range(9)]
+    data = SimpleNamespace(
+        recipe=SimpleNamespace(train=SimpleNamespace(accumulate=accumulate)),
+        objective=task,
+        max_length=None,
+        examples=lambda epoch: examples,
+        seed_of=lambda epoch: epoch,
+        plan=lambda examples, epoch: plan[epoch],
+    )
+    expected = Counter(int(i) for i in ids) - Counter(int(i) for i in ids[np.cumsum(sizes) - sizes])
+    found: Counter[int] = Counter()
+    position = (0, 0)
+    for world, updates in ((1, 3), (4, 2), (2, 3), (3, 60)):
+        streams = [iterate_batches(data, workers, *position, rank=rank, world=world) for rank in range(world)]
+        for _ in range(updates * accumulate):
+            batches = [next(stream) for stream in streams]
+            assert len({(each.epoch, each.number) for each in batches}) == 1, "all ranks are at one position"
+            position = batches[0].epoch, batches[0].number + 1
+            for each in batches:
+                for batch in each.micro_batches if each.epoch == 0 else []:
+                    found.update(int(i) for i in batch.labels if i >= 0)
+        if position[0] > 0:
+            break
+    assert position[0] > 0, "the epoch is complete"
+    assert found == expected
+
+
+def test_batches_of_all_ranks_can_be_rebuilt(load_tiny):
+    data = load_tiny()
+    mine = list(itertools.islice(iterate_batches(data, 1, rank=1, world=3), 2))
+    rebuilt = batches_of_all_ranks(data, 1, mine, world=3)
+    assert len(rebuilt) == 6
+    assert torch.equal(rebuilt[2].source.tokens, mine[0].micro_batches[0].source.tokens)
+
+
+# --- prefetching ----------------------------------------------------------------------------------------------
+
+
+def test_prefetch_keeps_the_order_and_builds_one_batch_ahead():
+    built: list[int] = []
+
+    def batches():
+        for number in itertools.count():
+            built.append(number)
+            yield number
+
+    prefetched = prefetch(batches())
+    assert list(itertools.islice(prefetched, 5)) == [0, 1, 2, 3, 4]
+    prefetched.close()
+    assert built in ([*range(5)], [*range(6)])
+    assert list(prefetch(iter("abc"))) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_stopping_does_not_wait_for_a_slow_batch(waiting):
+    """As when a signal arrives while the first batch of an epoch is tokenized. Neither does the end of the process."""
+    started, release = threading.Event(), threading.Event()
+
+    def batches():
+        yield "first"
+        started.set()
+        release.wait(30)
+        yield "second"
+
+    prefetched, start = prefetch(batches(), started.is_set), time.monotonic()
+    assert next(prefetched) == "first"
+    assert started.wait(10)
+    if waiting:
+        assert list(prefetched) == []
+    prefetched.close()
+    assert time.monotonic() - start < 15
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "batches"] == [True]
+    release.set()
+
+
+def test_errors_of_the_prefetching_thread_are_raised_by_next():
+    def batches():
+        yield "first"
+        raise ValueError("broken")
+
+    prefetched = prefetch(batches())
+    assert next(prefetched) == "first"
+    with pytest.raises(ValueError, match="broken"):
+        next(prefetched)

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+from tests.train.runs import values_of
+
+from trifold.train.monitor import (
+    LiveView,
+    MetricsLog,
+    Plain,
+    Snapshot,
+    Validated,
+    View,
+    choose_view,
+    clock_time,
+    validation_lines,
+)
+from trifold.train.run_folder import RunFolder
+
+
+def snapshot(step, total=100):
+    return Snapshot(step, total, 1, 2.5, 7e-4, 14_900.0, 65.0)
+
+
+SAMPLES = [("I run.", "Je cours.", "Je cours."), ("Go.", "Va.", "Viens.")]
+RESULT = Validated(50, 1.25, {"bleu": 41.2, "exact_match": 95.0}, True, SAMPLES)
+
+
+def live():
+    stream = io.StringIO()
+    return LiveView(Console(file=stream, force_terminal=True, width=120)), stream
+
+
+def plain():
+    stream = io.StringIO()
+    return Plain(stream), stream
+
+
+@pytest.mark.parametrize("make", [plain, live])
+def test_views_show_position_loss_rate_speed_and_scores(make):
+    view, stream = make()
+    view.say("embedded:smoke: 244 pairs [bold]")
+    view.begin(100, 10)
+    view.step(snapshot(20))
+    view.validated(RESULT)
+    view.step(snapshot(100))
+    view.end()
+    text = stream.getvalue()
+    position = ("[bold]", "20", "/100", "1:05")
+    values = ("2.500", "7.00e-04", "14,900", "41.20", "exact match", "1.2500")
+    assert [each for each in (*position, *values) if each not in text] == []
+    if make is plain:
+        assert all(character.isprintable() or character == "\n" for character in text)
+
+
+def test_plain_view_limits_steps_by_time_but_shows_the_last_step_and_all_validations():
+    now, stream = [0.0], io.StringIO()
+    view = Plain(stream, every=10.0, clock=lambda: now[0])
+    view.begin(40)
+    for step in range(1, 41):
+        now[0] = float(step)
+        view.step(snapshot(step, 40))
+        if step % 20 == 0:
+            view.validated(RESULT)
+    lines = [line.split() for line in stream.getvalue().splitlines() if line.startswith("step")]
+    steps = [int(position.partition("/")[0]) for _, position, *_ in lines if "/" in position]
+    assert steps == [1, 11, 21, 31, 40]
+    assert stream.getvalue().count("validation loss") == 2
+
+
+def test_sample_shows_the_reference_only_if_it_differs():
+    first, same, other = validation_lines(RESULT)
+    assert "best so far" in first
+    assert same.count("Je cours.") == 1
+    assert "Viens." in other
+    assert "Va." in other
+
+
+def test_sample_without_reference_shows_prompt_and_continuation_in_few_lines():
+    result = Validated(8, 1.25, {"bits_per_byte": 2.38124}, False, [("To be", None, ",\nor not")])
+    first, *lines = validation_lines(result)
+    assert first == "step 8: validation loss 1.2500 · bits per byte 2.3812"
+    assert [line.strip() for line in lines] == ["·", "To be,", "or not"]
+    long = result._replace(samples=[("a", None, "\n" * 50)])
+    assert len(validation_lines(long)) < 10
+
+
+def test_speed_names_the_tokens_of_the_task():
+    stream = io.StringIO()
+    view = Plain(stream, every=0.0, clock=lambda: 0.0)
+    view.step(snapshot(1))
+    view.step(snapshot(2)._replace(token_name="target tokens"))
+    first, second = stream.getvalue().splitlines()
+    assert "14,900 tokens/s" in first
+    assert "14,900 target tokens/s" in second
+
+
+def test_views_accept_events_before_begin_and_the_base_view_prints_nothing(capfd):
+    for view in (View(), LiveView(Console(file=io.StringIO())), Plain(io.StringIO())):
+        view.step(snapshot(1))
+        view.end()
+    view = View()
+    view.say("x")
+    view.begin(3)
+    view.validated(RESULT)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_plain_view_writes_to_stderr_without_a_terminal(capsys):
+    view = choose_view()
+    view.say("news")
+    assert isinstance(view, Plain)
+    assert capsys.readouterr() == ("", "news\n")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0:00"),
+        (59.6, "1:00"),
+        (65, "1:05"),
+        (7384, "2:03:04"),
+        (-3, "0:00"),
+        (math.inf, "?"),
+        (math.nan, "?"),
+    ],
+)
+def test_clock_time(seconds, text):
+    assert clock_time(seconds) == text
+
+
+# --- metrics.jsonl --------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_on_disk_as_soon_as_they_are_logged(tmp_path):
+    log = MetricsLog(RunFolder(tmp_path), 0)
+    log(4, {"train/loss": 1.5})
+    assert json.loads((tmp_path / "metrics.jsonl").read_text("utf-8")) == {"step": 4, "train/loss": 1.5}
+    log.close()
+
+
+@pytest.mark.slow
+def test_metrics_have_a_line_per_logged_step_and_per_validation(run):
+    folder = run(train__log_every=2).folder
+    steps, validations = (values_of(folder, key) for key in ("train/loss", "valid/loss"))
+    assert ([*steps], [*validations]) == ([2, 4, 6, 8, 10, 12], [6, 12])
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    valid_line = next(line for line in lines if "valid/loss" in line)
+    assert {"train/lr", "train/gradient_norm", "train/tokens_per_second", "seconds"} < lines[0].keys()
+    assert {"valid/bleu", "valid/chrf", "valid/exact_match"} < valid_line.keys()
+    assert not any(math.isnan(value) for line in lines for value in line.values())
+
+
+@pytest.mark.slow
+def test_tensorboard_has_the_values_of_metrics_jsonl(run):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = run().folder
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    for name in ("train/loss", "valid/loss", "valid/bleu"):
+        shown = {event.step: event.value for event in events.Scalars(name)}
+        assert shown == pytest.approx(values_of(folder, name), rel=1e-6)
