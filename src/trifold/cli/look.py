@@ -72,14 +72,12 @@ def run(
     if kind == "alignment":
         kinds = tuple(maps.patterns)
     print_json(
-        {
-            "text": maps.text,
-            "output": maps.output,
-            "source": maps.source,
-            "given": maps.given,
-            "written": maps.written,
-            # (layers, heads, queries, keys)
-            "patterns": {name: maps.patterns[name].astype(float).round(4).tolist() for name in kinds},
-            "picture": None if picture is None else str(picture),
-        }
+        text=maps.text,
+        output=maps.output,
+        source=maps.source,
+        given=maps.given,
+        written=maps.written,
+        # (layers, heads, queries, keys)
+        patterns={name: maps.patterns[name].astype(float).round(4).tolist() for name in kinds},
+        picture=None if picture is None else str(picture),
     )

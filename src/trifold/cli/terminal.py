@@ -51,9 +51,9 @@ def print_error(message: str) -> None:
         print_note(f"error: {line}")
 
 
-def print_json(value: Any) -> None:
-    """Print one line of JSON on standard output."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+def print_json(value: Any = None, **values: Any) -> None:
+    """Print one line of JSON on standard output: a value, or an object with named values."""
+    print(json.dumps(values if value is None else value, ensure_ascii=False), flush=True)
 
 
 def print_table(rows: Sequence[Sequence[str]], right: str = "") -> None:

@@ -64,14 +64,12 @@ def run(
     folder = outcome.folder
     if json:
         print_json(
-            {
-                "folder": str(folder),
-                "steps": outcome.steps,
-                "seconds": round(outcome.seconds, 2),
-                "scores": outcome.scores,
-                "finished": outcome.finished,
-                "stopped_by": outcome.stopped_by,
-            }
+            folder=str(folder),
+            steps=outcome.steps,
+            seconds=round(outcome.seconds, 2),
+            scores=outcome.scores,
+            finished=outcome.finished,
+            stopped_by=outcome.stopped_by,
         )
     elif outcome.finished:
         if outcome.scores:

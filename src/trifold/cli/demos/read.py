@@ -74,15 +74,13 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     seconds, steps = sum(each.seconds for each in outcomes), sum(each.steps for each in outcomes)
     if json:
         print_json(
-            {
-                "seconds": round(seconds, 1),
-                "steps": steps,
-                "docstrings": len(texts),
-                "naming_their_package": naming,
-                "accuracy": {name: round(value, 2) for name, value in scores.items()},
-                "examples": [dict(zip(("text", "package", "ours"), each, strict=True)) for each in examples],
-                "folder": str(out),
-            }
+            seconds=round(seconds, 1),
+            steps=steps,
+            docstrings=len(texts),
+            naming_their_package=naming,
+            accuracy={name: round(value, 2) for name, value in scores.items()},
+            examples=[dict(zip(("text", "package", "ours"), each, strict=True)) for each in examples],
+            folder=str(out),
         )
         return
     print(f"\n{len(texts):,} docstrings that training never saw, {len(examples)} of them:\n")
@@ -92,16 +90,11 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     ]
     print_table([("docstring", "package", "predicted", ""), *rows])
     print()
-    print_table(
-        [
-            (f"{len(texts):,} docstrings", "accuracy", "std. error"),
-            *(
-                (name, f"{value:.1f} %", f"± {standard_error(value, len(texts)):.1f}")
-                for name, value in scores.items()
-            ),
-        ],
-        "lrr",
-    )
+    measured = [
+        (name, f"{value:.1f} %", f"± {standard_error(value, len(texts)):.1f}")
+        for name, value in scores.items()
+    ]
+    print_table([(f"{len(texts):,} docstrings", "accuracy", "std. error"), *measured], "lrr")
     print(f"\n{compare(labels, predictions, OURS, SCRATCH)}\n")
     print(f"{naming:,} of the {len(texts):,} docstrings name their package.")
     print(f"training             {seconds:.0f} s, {steps:,} steps in three runs")

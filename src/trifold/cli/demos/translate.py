@@ -35,17 +35,13 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     )
     if json:
         print_json(
-            {
-                "seconds": round(outcome.seconds, 1),
-                "steps": outcome.steps,
-                "exact_match": round(match.value, 2),
-                "bleu": round(score.value, 2),
-                "signature": score.signature,
-                "examples": [
-                    dict(zip(("source", "reference", "ours"), each, strict=True)) for each in examples
-                ],
-                "folder": str(out),
-            }
+            seconds=round(outcome.seconds, 1),
+            steps=outcome.steps,
+            exact_match=round(match.value, 2),
+            bleu=round(score.value, 2),
+            signature=score.signature,
+            examples=[dict(zip(("source", "reference", "ours"), each, strict=True)) for each in examples],
+            folder=str(out),
         )
         return
     print(f"\n{len(ours):,} sentences that training never saw, {len(examples)} of them:\n")

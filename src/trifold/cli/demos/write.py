@@ -74,17 +74,15 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     listed = spread(ours, LISTED)
     if json:
         print_json(
-            {
-                "seconds": round(outcome.seconds, 1),
-                "steps": outcome.steps,
-                "signatures": len(signatures),
-                "gpt": {"parses": parses, "does_something": does_something, "loss": round(loss, 4)},
-                "examples": [
-                    {"signature": one.signature, "ours": one.text, "does_something": one.check.does_something}
-                    for one in listed
-                ],
-                "folder": str(out),
-            }
+            seconds=round(outcome.seconds, 1),
+            steps=outcome.steps,
+            signatures=len(signatures),
+            gpt={"parses": parses, "does_something": does_something, "loss": round(loss, 4)},
+            examples=[
+                {"signature": one.signature, "ours": one.text, "does_something": one.check.does_something}
+                for one in listed
+            ],
+            folder=str(out),
         )
         return
     print(f"\n{len(ours):,} functions of modules that training never saw, {len(listed)} of them:\n")
