@@ -116,7 +116,7 @@ def build(folder: Path, kind: str) -> dict[str, Any]:
         "seconds": seconds,
         "tokens": len(cache.ids),
         "documents": len(cache),
-        "GB": cache.ids.nbytes / 1e9,
+        "GB": len(cache.ids) * cache.ids.dtype.itemsize / 1e9,
     }
 
 

@@ -289,7 +289,7 @@ def test_a_mapped_array_is_indexed_like_an_array(
         path.write_bytes(NUMBERS.tobytes())
     mapped = MappedArray(path, "<u2")
     assert np.array_equal(mapped[key], NUMBERS[key])  # type: ignore[index]
-    assert (len(mapped), mapped.dtype, mapped.nbytes) == (1000, np.uint16, 2000)
+    assert (len(mapped), mapped.dtype) == (1000, np.uint16)
     assert np.array_equal(np.asarray(mapped), NUMBERS)
 
 

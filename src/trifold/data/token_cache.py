@@ -72,10 +72,6 @@ class MappedArray:
     def dtype(self) -> np.dtype[Any]:
         return self._array.dtype
 
-    @property
-    def nbytes(self) -> int:
-        return self._array.nbytes
-
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, np.ndarray):
             found = self._array[key]

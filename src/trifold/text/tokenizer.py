@@ -18,7 +18,7 @@ from trifold.deprecated import renamed
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
-from trifold.text.encoded import Cut, Encoded, add_special_tokens, split_encoding, truncate
+from trifold.text.encoded import Encoded, add_special_tokens, split_encoding, truncate
 from trifold.text.special_tokens import read_names, read_settings
 from trifold.text.validation import is_panic, read_library
 from trifold.text.vocabulary import BYTE_ALPHABET, SPACE
@@ -143,13 +143,11 @@ class Tokenizer:
         pairs: Sequence[str] | None = None,
         *,
         max_length: int | None = None,
-        cut: Cut = "longest_first",
         special_in_text: bool = False,
     ) -> list[Encoded]:
         """Texts, or pairs of texts, with the special tokens that the model expects around them.
 
-        Rows are truncated to `max_length` tokens including these. Raises UsageError if the texts that may be cut are
-        too short.
+        Rows are truncated to `max_length` tokens including these. Raises UsageError if these alone are longer.
         """
         both = [texts] if pairs is None else [texts, pairs]
         if len(both[0]) != len(both[-1]):
@@ -160,7 +158,7 @@ class Tokenizer:
             columns = [self._encode(column, special_in_text) for column in batch]
             for first, *rest in zip(*columns, strict=True):
                 second = rest[0] if rest else None
-                dropped = 0 if max_length is None else truncate(first, second, max_length - special, cut)
+                dropped = 0 if max_length is None else truncate(first, second, max_length - special)
                 found.append(add_special_tokens(self.library, first, second, dropped))
         return found
 
