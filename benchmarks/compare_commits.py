@@ -4,9 +4,10 @@
     python benchmarks/compare_commits.py --reference HEAD~1     another commit, or a folder with src/
     python benchmarks/compare_commits.py --only train-demo      chosen measures; --list names them
 
-Each run is a process of its own. The order of the two trees changes from run to run. A training figure is the median
-rate of the logged intervals after the first; a decoding figure is the best of several calls after two uncounted ones.
-The last column is the median of the ratios of the pairs: below 1, this tree is slower.
+The two trees run in turn, and their order changes from run to run. A training run is a process of its own, and its
+figure is the median rate of the logged intervals after the first. A decoding run is one call in one of two processes
+that hold the model, after two uncounted calls; each run of the option stands for eight of them. The last column is the
+median of the ratios of the pairs: below 1, this tree is slower.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,8 +28,8 @@ from compare_reference import DECODER, REFERENCE, sources_of  # noqa: E402
 
 SHORT = "train.steps={0} train.warmup=1 train.validate_every={0} train.save_every={0} train.log_every={1}"
 TRAINING = {
-    "train-demo": "demo " + SHORT.format(96, 12),
-    "train-demo-bf16": "demo train.precision=bfloat16 " + SHORT.format(96, 12),
+    "train-demo": "demo generate.max_new_tokens=1 " + SHORT.format(96, 12),
+    "train-demo-bf16": "demo generate.max_new_tokens=1 train.precision=bfloat16 " + SHORT.format(96, 12),
     "train-decoder": "decoder.yaml " + SHORT.format(42, 6),
     "train-characters": "shakespeare-char-tiny " + SHORT.format(96, 12),  # needs TRIFOLD_DATA
 }
@@ -45,13 +47,12 @@ import json, sys, time, torch, trifold
 model, loading, options, rows = json.loads(sys.argv[1])
 pipe = trifold.load(model, **loading)
 tokens = torch.randint(4, 20, (rows, 12), generator=torch.Generator().manual_seed(1))
-seconds = []
-for _ in range(9):
+for _ in sys.stdin:
     start = time.perf_counter()
     pipe.generate_tokens(tokens, max_new_tokens=96, min_new_tokens=96, **options)
-    seconds.append(time.perf_counter() - start)
-print(rows * 96 / min(seconds[2:]))
+    print(rows * 96 / (time.perf_counter() - start), flush=True)
 """
+CALLS_PER_RUN = 8
 
 
 def main() -> None:
@@ -68,45 +69,80 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="trifold-speed-") as folder:
         trees = {"reference": sources_of(chosen.reference, Path(folder)), "here": ROOT / "src"}
-        for name in trees:
-            (Path(folder) / name).mkdir()
-            (Path(folder) / name / "decoder.yaml").write_text(DECODER)
+        folders = {name: Path(folder) / name for name in trees}
+        for each in folders.values():
+            each.mkdir()
+            (each / "decoder.yaml").write_text(DECODER)
         print(f"{'tokens per second, median':24} {'reference':>10} {'here':>10} {'ratio':>7}", flush=True)
         for measure in measures:
-            rates: dict[str, list[float]] = {name: [] for name in trees}
-            for run in range(chosen.runs):
-                for name in sorted(trees, reverse=run % 2 == 1):
-                    rates[name].append(_rate(measure, trees[name], Path(folder) / name, run))
-            ratio = statistics.median(
-                here / reference for here, reference in zip(rates["here"], rates["reference"], strict=True)
-            )
-            before, after = (statistics.median(rates[name]) for name in trees)
+            rates = _training_rates if measure in TRAINING else _decoding_rates
+            pairs = list(rates(measure, list(trees.values()), list(folders.values()), chosen.runs))
+            before, after = (statistics.median(column) for column in zip(*pairs, strict=True))
+            ratio = statistics.median(here / reference for reference, here in pairs)
             print(f"{measure:24} {before:10.0f} {after:10.0f} {ratio:7.3f}", flush=True)
 
 
-def _rate(measure: str, source: Path, folder: Path, run: int) -> float:
-    """Tokens per second of one run."""
-    if measure in TRAINING:
-        out = folder / f"{measure}-{run}"
-        _python(source, folder, "-m", "trifold", "train", *TRAINING[measure].split(), "--out", str(out))
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        return statistics.median(
-            [line["train/tokens_per_second"] for line in lines if "train/loss" in line][1:]
-        )
+def _training_rates(measure: str, trees: list[Path], folders: list[Path], runs: int) -> Iterator[list[float]]:
+    """The tokens per second of each run, of both trees."""
+    for run in range(runs):
+        rates = [0.0, 0.0]
+        for tree in _order(run):
+            out = folders[tree] / f"{measure}-{run}"
+            _python(
+                trees[tree],
+                folders[tree],
+                "-m",
+                "trifold",
+                "train",
+                *TRAINING[measure].split(),
+                "--out",
+                str(out),
+            )
+            lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+            intervals = [line["train/tokens_per_second"] for line in lines if "train/loss" in line]
+            rates[tree] = statistics.median(intervals[1:])
+        yield rates
+
+
+def _decoding_rates(measure: str, trees: list[Path], folders: list[Path], runs: int) -> Iterator[list[float]]:
+    """The tokens per second of each call, of both trees."""
     model, *options = DECODING[measure]
-    trained = folder / model
-    if not trained.exists():
-        recipe = {"decoder": "decoder.yaml", "demo": "demo"}[model]
-        words = f"{recipe} {SHORT.format(6, 6)} --out {trained}".split()
-        _python(source, folder, "-m", "trifold", "train", *words)
-    return float(_python(source, folder, "-c", DECODE, json.dumps([str(trained), *options])))
+    processes = []
+    for tree, folder in zip(trees, folders, strict=True):
+        trained = folder / model
+        if not trained.exists():
+            recipe = {"decoder": "decoder.yaml", "demo": "demo"}[model]
+            words = f"{recipe} {SHORT.format(6, 6)} --out {trained}".split()
+            _python(tree, folder, "-m", "trifold", "train", *words)
+        command = [sys.executable, "-c", DECODE, json.dumps([str(trained), *options])]
+        pipe = subprocess.PIPE
+        processes.append(
+            subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=_environment(tree))
+        )
+    for call in range(CALLS_PER_RUN * runs + 2):
+        rates = [0.0, 0.0]
+        for tree in _order(call):
+            process = processes[tree]
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write("\n")
+            rates[tree] = float(process.stdout.readline())
+        if call >= 2:
+            yield rates
+    for process in processes:
+        process.communicate()
+
+
+def _order(run: int) -> tuple[int, int]:
+    return (0, 1) if run % 2 else (1, 0)
+
+
+def _environment(source: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(source), "TOKENIZERS_PARALLELISM": "false"}
 
 
 def _python(source: Path, folder: Path, *words: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(source), "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    command, environment = [sys.executable, *words], _environment(source)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} failed in {source}:\n{done.stderr[-3000:]}")
     return done.stdout
