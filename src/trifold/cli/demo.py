@@ -33,8 +33,7 @@ def run(
     name: Annotated[
         Name | None,
         typer.Argument(
-            metavar="[translate|write|read]",
-            help="Which demo; default: ask on a terminal, else translate.",
+            metavar="[translate|write|read]", help="Which demo; default: ask on a terminal, else translate."
         ),
     ] = None,
     out: Annotated[

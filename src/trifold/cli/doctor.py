@@ -15,10 +15,7 @@ from trifold.errors import UsageError
 EXAMPLES = ("trifold doctor", "trifold doctor --json")
 
 
-def run(
-    json: Json = False,
-    faults: Annotated[bool, typer.Option("--faults", hidden=True)] = False,
-) -> None:
+def run(json: Json = False, faults: Annotated[bool, typer.Option("--faults", hidden=True)] = False) -> None:
     """Print versions, cores, device, and free memory and disk space."""
     if faults:
         raise UsageError("--faults moved out of the package: run `make faults` in a checkout of trifold")

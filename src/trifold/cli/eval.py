@@ -47,7 +47,7 @@ FOR_DOCUMENTS = {
         Literal["line", "blank", "file"],
         "Raw text: a document is a line, the text between blank lines, or a file.",
         show_default="the recipe's, or file",
-    ),
+    )
 }
 # Shape of a model without a run -> the data on which it is measured.
 BY_SHAPE: dict[str, DataKind] = {"decoder": "documents", "encoder-decoder": "pairs"}

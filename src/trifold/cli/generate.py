@@ -55,8 +55,7 @@ def run(
     ] = None,
     *,
     draft: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Smaller model that speculates: same output, faster."),
+        str | None, typer.Option(metavar="MODEL", help="Smaller model that speculates: same output, faster.")
     ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Print the output while it is generated.")] = False,
     batch_size: BatchSize = None,

@@ -50,8 +50,7 @@ def run(
     text: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="TEXT|-",
-            help="Texts, or picture files; `-` (or a pipe) reads lines from standard input.",
+            metavar="TEXT|-", help="Texts, or picture files; `-` (or a pipe) reads lines from standard input."
         ),
     ] = None,
     task: Annotated[

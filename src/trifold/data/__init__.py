@@ -1,11 +1,6 @@
 """Read data: files, datasets of the hub and embedded text, as aligned pairs or as documents of raw text."""
 
-from trifold.data.documents import (
-    DocumentReport,
-    Documents,
-    read_documents,
-    read_splits,
-)
+from trifold.data.documents import DocumentReport, Documents, read_documents, read_splits
 from trifold.data.files import FileDigest, compute_digests, list_files
 from trifold.data.lines import expand_path, iter_lines
 from trifold.data.pairs import Pairs, Report, read_pairs

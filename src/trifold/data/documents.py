@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from trifold.data.files import FORMATS, find_files, is_dataset
 from trifold.data.lines import WHOLE_FILE, FileRange, display_name, inner_suffix, iter_lines, read_text
-from trifold.data.pairs import (
-    INNER_BREAK,
-    Pairs,
-    ReadReport,
-    hold_out_indices,
-    iter_dataset,
-    plural,
-    text_at,
-)
+from trifold.data.pairs import INNER_BREAK, Pairs, ReadReport, hold_out_indices, iter_dataset, plural, text_at
 from trifold.data.settings import DataSettings
 from trifold.data.tables import NumberedRow, iter_parquet, read_objects
 from trifold.deprecated import renamed

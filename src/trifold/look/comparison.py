@@ -45,10 +45,7 @@ _POSITIONS = {
     "alibi": "ALiBi",
     "none": "no positions",
 }
-_NORM_PLACEMENTS = {
-    "pre": "norms before the sub-layers",
-    "sandwich": "norms before and after the sub-layers",
-}
+_NORM_PLACEMENTS = {"pre": "norms before the sub-layers", "sandwich": "norms before and after the sub-layers"}
 _RESIDUALS = {
     "parallel": "parallel attention and feed-forward after one norm",
     "parallel-two-norms": "parallel attention and feed-forward, each after its own norm",

@@ -14,13 +14,7 @@ from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
 from trifold.text.chat import read_templates
-from trifold.text.classes import (
-    CLASS_OF_MODEL,
-    CLASSES,
-    TokenizerClass,
-    bos_and_eos,
-    unknown_sentencepiece,
-)
+from trifold.text.classes import CLASS_OF_MODEL, CLASSES, TokenizerClass, bos_and_eos, unknown_sentencepiece
 from trifold.text.segmenters import read_bertweet, read_marian
 from trifold.text.special_tokens import (
     ROLES,

@@ -20,14 +20,7 @@ from trifold.text.chat import read_templates
 from trifold.text.classes import FAIRSEQ, T5, template
 from trifold.text.special_tokens import Names, add_tokens, names_of
 from trifold.text.tokenizer import Segment, Tokenizer
-from trifold.text.vocabulary import (
-    MAX_MODEL,
-    SETTINGS,
-    SPACE,
-    read_ids,
-    read_lines,
-    read_sentencepiece,
-)
+from trifold.text.vocabulary import MAX_MODEL, SETTINGS, SPACE, read_ids, read_lines, read_sentencepiece
 
 _WORD = re.compile(r"\S+\n?")
 _FILES = ("source.spm", "target.spm", "vocab.json", "target_vocab.json", "vocab.txt", "bpe.codes", *SETTINGS)

@@ -87,11 +87,7 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
         return
     print(f"\n{len(ours):,} functions of modules that training never saw, {len(listed)} of them:\n")
     rows = [
-        (
-            abbreviate(one.signature, 28),
-            check_mark(one.check.does_something),
-            abbreviate(one.body, 44) or "–",
-        )
+        (abbreviate(one.signature, 28), check_mark(one.check.does_something), abbreviate(one.body, 44) or "–")
         for one in listed
     ]
     print_table([("signature", "", "completion"), *rows])
