@@ -8,7 +8,7 @@ import pytest
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig, RotaryScaling
 
-WRONG: list[tuple[dict[str, Any], str]] = [
+INVALID: list[tuple[dict[str, Any], str]] = [
     (
         {"d_model": 100, "n_heads": 8},
         r"model: n_heads 8 does not divide d_model 100: choose one of 1, 2, 4, 5, 10, 20",
@@ -109,20 +109,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "message"), WRONG)
-def test_what_does_not_hang_together_is_named(values: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("values", "message"), INVALID)
+def test_a_contradiction_is_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         ModelConfig.parse(values, at="model")
 
 
-def test_every_wrong_key_is_said_at_once() -> None:
+def test_all_wrong_keys_are_reported_together() -> None:
     with pytest.raises(SettingsError) as caught:
         ModelConfig.parse({"n_head": 4, "dropout": 2.0, "d_ff": None})
     named = {line.split(":")[0] for line in str(caught.value).splitlines()}
     assert named == {"n_head", "dropout", "d_ff"}
 
 
-def test_derived_numbers() -> None:
+def test_derived_sizes() -> None:
     config = ModelConfig(
         d_model=96, n_heads=6, n_kv_heads=2, n_layers=4, n_decoder_layers=2, target_vocab_size=7
     )
@@ -133,13 +133,12 @@ def test_derived_numbers() -> None:
     assert ModelConfig(d_model=100, n_heads=8, d_head=16).head_width == 16
 
 
-def test_a_config_never_changes() -> None:
+def test_a_config_is_frozen() -> None:
     with pytest.raises(Exception, match="frozen"):
         ModelConfig().d_model = 3  # type: ignore[misc]
 
 
-def test_a_config_survives_json() -> None:
-    """Lists come back as the tuples that they were, and groups as groups."""
+def test_a_config_equals_its_json_round_trip() -> None:
     config = ModelConfig(
         shape="decoder",
         positions="rotary",
@@ -153,7 +152,7 @@ def test_a_config_survives_json() -> None:
     assert ModelConfig.parse(config.model_dump()) == config
 
 
-def test_windows_follow_their_pattern_and_final_norms_what_is_said() -> None:
+def test_windows_follow_their_pattern_and_final_norms_their_options() -> None:
     config = ModelConfig(sliding_window=3, window_pattern=("global", "local"), decoder_final_norm=True)
     assert [config.window(layer) for layer in range(4)] == [None, 3, None, 3]
     assert (config.has_final_norm("encoder"), config.has_final_norm("decoder")) == (False, True)

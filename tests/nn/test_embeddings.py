@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.models import randomize
 from torch.nn import functional as F
 
 from trifold.nn import Inputs, ModelConfig
@@ -14,16 +15,13 @@ from trifold.nn.positions import sinusoids
 def make(**values: object) -> Embeddings:
     config = ModelConfig.parse({"vocab_size": 11, "d_model": 8, "n_heads": 2, "max_positions": 6} | values)
     table = TokenEmbedding(config.vocab_size, config.embedding_width)
-    embeddings = Embeddings(config, table).eval()
-    for parameter in embeddings.parameters():
-        torch.nn.init.normal_(parameter)
-    return embeddings
+    return randomize(Embeddings(config, table).eval())
 
 
 TOKENS = torch.tensor([[1, 2, 1], [4, 4, 10]])
 
 
-def test_tokens_times_the_root_of_the_width_plus_positions() -> None:
+def test_embeddings_are_scaled_tokens_plus_positions() -> None:
     embeddings = make()
     rows = F.one_hot(TOKENS, 11).float() @ embeddings.tokens.weight
     torch.testing.assert_close(
@@ -31,37 +29,32 @@ def test_tokens_times_the_root_of_the_width_plus_positions() -> None:
     )
 
 
-def test_positions_by_config_and_by_argument() -> None:
-    learned, none = (
-        make(positions="learned", scale_embeddings=False),
-        make(positions="none", scale_embeddings=False),
-    )
-    places = torch.tensor([[5, 0, 2]])
+def test_positions_follow_config_and_argument() -> None:
+    learned, none = (make(positions=kind, scale_embeddings=False) for kind in ("learned", "none"))
+    positions = torch.tensor([[5, 0, 2]])
     torch.testing.assert_close(
-        learned(Inputs(TOKENS, positions=places)),
-        learned.tokens.weight[TOKENS] + learned.positions.weight[places],
+        learned(Inputs(TOKENS, positions=positions)),
+        learned.tokens.weight[TOKENS] + learned.positions.weight[positions],
     )
     assert torch.equal(none(Inputs(TOKENS)), none.tokens.weight[TOKENS])
 
 
-def test_a_cache_moves_the_start() -> None:
+def test_start_shifts_positions() -> None:
     embeddings = make()
     later = embeddings(Inputs(TOKENS), start=3)
     torch.testing.assert_close(later, embeddings(Inputs(TOKENS, positions=torch.tensor([[3, 4, 5]]))))
 
 
 @pytest.mark.parametrize("start", [0, 4])
-def test_beyond_the_last_position(start: int) -> None:
+def test_positions_beyond_the_last_are_rejected(start: int) -> None:
     tokens = torch.ones(1, 7 - start, dtype=torch.long)
     with pytest.raises(ValueError, match="7 tokens exceed max_positions = 6"):
         make()(Inputs(tokens), start=start)
 
 
-def test_the_gradient_of_a_frequent_token_does_not_drown_in_bf16() -> None:
-    """Ten thousand times 0.01 added in bf16 would stop growing at 4."""
-    table = TokenEmbedding(3, 2)
-    torch.nn.init.normal_(table.weight)
-    table.bfloat16()
+def test_the_bf16_gradient_of_a_frequent_token_is_accurate() -> None:
+    """A bf16 sum of ten thousand times 0.01 would stop growing at 4."""
+    table = randomize(TokenEmbedding(3, 2)).bfloat16()
     tokens = torch.ones(1, 10_000, dtype=torch.long)
     (table(tokens) * 0.01).sum().backward()
     assert table.weight.grad is not None
@@ -69,8 +62,8 @@ def test_the_gradient_of_a_frequent_token_does_not_drown_in_bf16() -> None:
     assert not table.weight.grad[[0, 2]].any()
 
 
-@pytest.mark.parametrize("width", [6, 8])  # narrow; and as wide as the model, with a matrix all the same
-def test_segments_norm_and_a_factorised_table(width: int) -> None:
+@pytest.mark.parametrize("width", [6, 8])  # 8 is the model width: it has a projection too
+def test_segments_norm_and_factorized_embeddings(width: int) -> None:
     embeddings = make(
         d_embedding=width,
         tie_lm_head=False,
@@ -89,35 +82,32 @@ def test_segments_norm_and_a_factorised_table(width: int) -> None:
     torch.testing.assert_close(embeddings(Inputs(TOKENS)), embeddings(first))
 
 
-def test_segments_that_no_table_knows_are_refused() -> None:
+def test_segments_without_a_table_are_rejected() -> None:
     with pytest.raises(ValueError, match="n_token_types = 0"):
         make()(Inputs(TOKENS, segments=torch.zeros_like(TOKENS)))
 
 
 def test_positions_count_real_tokens() -> None:
-    """Padding on either side, and none, are the same to a token."""
     embeddings = make()
     left = Inputs(TOKENS, torch.tensor([[False, True, True], [True, True, True]]))
     expected = embeddings(Inputs(TOKENS[:1, 1:]))
     torch.testing.assert_close(embeddings(left)[:1, 1:], expected)
 
 
-def test_rotary_positions_have_no_end() -> None:
+def test_rotary_positions_have_no_maximum() -> None:
     assert make(positions="rotary")(Inputs(torch.ones(1, 9, dtype=torch.long))).shape == (1, 9, 8)
 
 
-def test_patches_are_a_convolution_behind_a_class_token() -> None:
+def test_patch_embeddings_are_a_class_token_and_a_convolution() -> None:
     config = ModelConfig(
         shape="encoder", d_model=8, n_heads=2, image_size=(6, 8), patch_size=(3, 2), n_channels=2,
         positions="learned", max_positions=9,
     )  # fmt: skip
-    embeddings = PatchEmbeddings(config).eval()
-    for parameter in embeddings.parameters():
-        torch.nn.init.normal_(parameter)
+    embeddings = randomize(PatchEmbeddings(config).eval())
     pixels = torch.randn(3, 2, 6, 8)
     kernel = embeddings.patches.weight.view(8, 2, 3, 2)
-    seen = F.conv2d(pixels, kernel, embeddings.patches.bias, stride=(3, 2)).flatten(2).transpose(1, 2)
-    x = torch.cat([embeddings.class_token.expand(3, 1, 8), seen], 1) + embeddings.positions.weight
+    patches = F.conv2d(pixels, kernel, embeddings.patches.bias, stride=(3, 2)).flatten(2).transpose(1, 2)
+    x = torch.cat([embeddings.class_token.expand(3, 1, 8), patches], 1) + embeddings.positions.weight
     torch.testing.assert_close(embeddings(Inputs(pixels=pixels)), x, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"images of shape \(2, 8, 6\)"):
         embeddings(Inputs(pixels=pixels.transpose(2, 3)))

@@ -20,7 +20,7 @@ def encoder(make_model: Make, *heads: str, **values: Any) -> Transformer:
 
 
 @torch.no_grad()
-def test_a_masked_language_model_transforms_before_it_projects(make_model: Make) -> None:
+def test_the_masked_lm_head_transforms_then_projects(make_model: Make) -> None:
     model = encoder(make_model, "lm", lm_head_transform="gelu", lm_head_bias=True, d_embedding=6, n_labels=3)
     hidden, head = model(Inputs(TOKENS, REAL)), model.lm_head
     inner = F.gelu(hidden @ head.dense.weight.t() + head.dense.bias)
@@ -31,7 +31,7 @@ def test_a_masked_language_model_transforms_before_it_projects(make_model: Make)
 
 
 @torch.no_grad()
-def test_scaled_and_softly_capped_logits(make_model: Make) -> None:
+def test_logits_are_scaled_then_soft_capped(make_model: Make) -> None:
     model = make_model(shape="decoder", logits_scale=0.25, logit_soft_cap=1.5)
     hidden = model(Inputs(TOKENS))
     plain = 0.25 * hidden @ model.decoder_embeddings.tokens.weight.t()
@@ -39,7 +39,7 @@ def test_scaled_and_softly_capped_logits(make_model: Make) -> None:
 
 
 @torch.no_grad()
-def test_the_pooler_and_those_who_read_it(make_model: Make) -> None:
+def test_the_pooler_and_the_heads_that_use_it(make_model: Make) -> None:
     model = encoder(
         make_model,
         "pooler",
@@ -50,19 +50,19 @@ def test_the_pooler_and_those_who_read_it(make_model: Make) -> None:
         n_labels=3,
     )
     inputs = Inputs(TOKENS, REAL)
-    said, heads = model.head_outputs(inputs), model.heads
+    outputs, heads = model.head_outputs(inputs), model.heads
     pooled = torch.tanh(model(inputs)[:, 0] @ heads["pooler"].dense.weight.t() + heads["pooler"].dense.bias)
-    torch.testing.assert_close(said["pooler"], pooled)
+    torch.testing.assert_close(outputs["pooler"], pooled)
     for name, key, classes in (("next-sentence", "next_sentence", 2), ("sequence", "sequence", 3)):
         out = heads[key].out_proj
-        assert said[name].shape == (2, classes)
-        torch.testing.assert_close(said[name], pooled @ out.weight.t() + out.bias)
+        assert outputs[name].shape == (2, classes)
+        torch.testing.assert_close(outputs[name], pooled @ out.weight.t() + out.bias)
 
 
 @pytest.mark.parametrize(("reads", "columns"), [("first", [0, 0]), ("last", [4, 2]), ("eos", [4, 2])])
 @pytest.mark.parametrize("transform", [None, "relu", "tanh"])
 @torch.no_grad()
-def test_a_sequence_is_classified_by_one_state(
+def test_the_sequence_head_reads_the_configured_state(
     reads: str, columns: list[int], transform: str | None, make_model: Make
 ) -> None:
     model = encoder(
@@ -81,48 +81,48 @@ def test_a_sequence_is_classified_by_one_state(
     torch.testing.assert_close(model.head_outputs(inputs)["sequence"], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_row_without_an_end_has_no_state_to_read(make_model: Make) -> None:
+def test_a_row_without_an_end_token_is_rejected(make_model: Make) -> None:
     model = encoder(make_model, "sequence", classifier_input="eos")
     with pytest.raises(ValueError, match="row 1 has no end-of-sequence token"):
         model.head_outputs(Inputs(torch.tensor([[3, 2], [3, 4]])))
 
 
 @torch.no_grad()
-def test_every_token_has_classes_and_chances_to_begin_or_end(make_model: Make) -> None:
+def test_the_token_and_span_heads_read_all_states(make_model: Make) -> None:
     model = encoder(make_model, "token", "span", n_labels=5)
     inputs = Inputs(TOKENS, REAL)
-    said, hidden = model.head_outputs(inputs), model(inputs)
+    outputs, hidden = model.head_outputs(inputs), model(inputs)
     for name, classes in (("token", 5), ("span", 2)):
         out = model.heads[name].out_proj
-        assert said[name].shape == (2, 5, classes)
-        torch.testing.assert_close(said[name], hidden @ out.weight.t() + out.bias)
+        assert outputs[name].shape == (2, 5, classes)
+        torch.testing.assert_close(outputs[name], hidden @ out.weight.t() + out.bias)
     assert list(model.head_outputs(inputs, heads=["span"])) == ["span"]
     with pytest.raises(KeyError):
         model.head_outputs(inputs, heads=["pooler"])
 
 
 @torch.no_grad()
-def test_an_encoder_decoder_that_classifies_repeats_its_source_one_place_later(make_model: Make) -> None:
+def test_a_classifying_encoder_decoder_decodes_its_shifted_source(make_model: Make) -> None:
     model = make_model(
         heads=["lm", "sequence"], classifier_input="eos", classifier_transform="tanh", decoder_start_id=9
     )
     repeated = torch.tensor([[9, 3, 4, 5, 6], [9, 7, 8, 2, 0]])
-    said = model.head_outputs(Inputs(TOKENS, REAL))
+    outputs = model.head_outputs(Inputs(TOKENS, REAL))
     expected = model.head_outputs(Inputs(TOKENS, REAL), Inputs(repeated))
     for name in ("lm", "sequence"):
-        assert torch.equal(said[name], expected[name])
+        assert torch.equal(outputs[name], expected[name])
 
 
-def test_an_encoder_has_no_head_unless_asked_and_a_decoder_writes(make_model: Make) -> None:
-    bare, writer = make_model(shape="encoder"), make_model(shape="decoder")
+def test_only_a_decoder_has_an_lm_head_by_default(make_model: Make) -> None:
+    bare, decoder = make_model(shape="encoder"), make_model(shape="decoder")
     assert bare.lm_head is None
     assert not bare.heads
-    assert writer.lm_head is not None
+    assert decoder.lm_head is not None
     assert make_model(shape="decoder", heads=["token"]).lm_head is None
 
 
 @torch.no_grad()
-def test_dropout_stands_before_the_heads(make_model: Make) -> None:
+def test_head_dropout_applies_in_training_only(make_model: Make) -> None:
     model = encoder(make_model, "token", classifier_dropout=0.5, dropout=0.0)
     inputs = Inputs(TOKENS)
     assert torch.equal(model.head_outputs(inputs)["token"], model.head_outputs(inputs)["token"])

@@ -9,15 +9,11 @@ from trifold.nn import Inputs, Transformer, capture
 Make = Callable[..., Transformer]
 
 
-def sentences() -> tuple[Inputs, Inputs]:
-    real = torch.arange(7) < torch.tensor([7, 4])[:, None]
-    return Inputs(torch.randint(3, 17, (2, 7)), real), Inputs(torch.randint(3, 17, (2, 5)))
-
-
 @torch.no_grad()
-def test_every_pattern_is_read_and_each_of_its_rows_sums_to_1(make_model: Make) -> None:
+def test_all_attention_weights_are_captured_and_their_rows_sum_to_1(make_model: Make) -> None:
     model = make_model()
-    source, target = sentences()
+    real = torch.arange(7) < torch.tensor([7, 4])[:, None]
+    source, target = Inputs(torch.randint(3, 17, (2, 7)), real), Inputs(torch.randint(3, 17, (2, 5)))
     with capture(model, "pattern") as seen:
         model(source, target)
     shapes = {
@@ -38,7 +34,7 @@ def test_every_pattern_is_read_and_each_of_its_rows_sums_to_1(make_model: Make) 
             assert not name.startswith("encoder") or not pattern[1, :, :, 4:].any()
 
 
-def test_what_is_captured_is_detached_and_capturing_ends_with_its_block(make_model: Make) -> None:
+def test_captured_tensors_are_detached_and_capturing_ends_with_its_context(make_model: Make) -> None:
     model = make_model(shape="encoder")
     tokens = Inputs(torch.randint(3, 17, (1, 4)))
     with capture(model) as seen:

@@ -8,17 +8,17 @@ from trifold.nn.masks import Mask, padding_mask
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
-def test_numbers_with_two_meanings_are_refused(dtype: torch.dtype) -> None:
+def test_a_mask_that_is_not_boolean_is_rejected(dtype: torch.dtype) -> None:
     with pytest.raises(TypeError, match=r"boolean \(True = may attend\)"):
         Mask(torch.ones(2, 3, dtype=dtype))
 
 
-def test_padding_is_true_at_real_positions() -> None:
+def test_padding_mask_is_true_at_real_positions() -> None:
     assert padding_mask(torch.tensor([1, 3]), 3).tolist() == [[True, False, False], [True, True, True]]
     assert padding_mask(torch.tensor([3, 3]), 3) is None
 
 
-def test_causal_and_padding_together() -> None:
+def test_causal_and_padding_combine() -> None:
     mask = Mask(torch.tensor([[True, False, True]]), causal=True)
     dense = mask.dense(3, 3, torch.device("cpu"))
     assert dense[0, 0].tolist() == [[True, False, False], [True, False, False], [True, False, True]]
@@ -27,7 +27,7 @@ def test_causal_and_padding_together() -> None:
     assert torch.equal(offsets == float("-inf"), ~dense)
 
 
-def test_a_cached_query_sees_all_before_it() -> None:
+def test_a_cached_query_attends_to_all_earlier_keys() -> None:
     dense = Mask(causal=True, offset=2).dense(2, 4, torch.device("cpu"))
     assert dense[0, 0].tolist() == [[True, True, True, False], [True, True, True, True]]
 
@@ -39,7 +39,7 @@ def test_a_cached_query_sees_all_before_it() -> None:
     st.booleans(),
     st.none() | st.lists(st.booleans(), min_size=7, max_size=7),
 )
-def test_a_window_counts_real_keys(
+def test_a_window_counts_real_keys_only(
     queries: int, offset: int, window: int, causal: bool, real: list[bool] | None
 ) -> None:
     offset = offset if causal else 0
@@ -52,16 +52,14 @@ def test_a_window_counts_real_keys(
             i = offset + t
             is_real = real is None or real[j]
             allowed = is_real and (j <= i or not causal)
-            if real is None or real[i]:  # what padding asks is nobody's business
+            if real is None or real[i]:  # queries at padding are undefined
                 low, high = sorted((i, j))
                 between = high - low if real is None else sum(real[low + 1 : high + 1])
                 allowed = allowed and between < window
-                assert (
-                    True if dense is None else bool(dense.expand(1, 1, queries, width)[0, 0, t, j])
-                ) == allowed
+                assert allowed == (dense is None or bool(dense.expand(1, 1, queries, width)[0, 0, t, j]))
 
 
-def test_fewer_keys_are_the_last_ones() -> None:
+def test_a_mask_for_fewer_keys_covers_the_last_ones() -> None:
     keys = torch.tensor([[True, True, False, True, True]])
     mask = Mask(keys, causal=True, offset=3, window=2)
     whole = mask.dense(2, 5, torch.device("cpu"))

@@ -9,27 +9,25 @@ lengths = st.lists(st.integers(1, 70), min_size=1, max_size=9)
 
 
 @given(lengths, st.booleans())
-def test_the_grid_holds_every_row_and_gives_it_back(rows: list[int], always_pad: bool) -> None:
+def test_flat_inverts_grid_with_zero_gradients_for_padding(rows: list[int], always_pad: bool) -> None:
     packing = Packing.of(torch.tensor(rows), always_pad=always_pad)
     x = torch.arange(1.0, packing.length + 1)[None, :, None].requires_grad_()
     grid = packing.grid(x)
     token = 1.0
     for row, length in enumerate(rows):
-        wanted = torch.arange(token, token + length)
-        assert torch.equal(grid[row, :length, 0], wanted)
+        expected = torch.arange(token, token + length)
+        assert torch.equal(grid[row, :length, 0], expected)
         token += length
     assert torch.equal(packing.flat(grid)[0, : packing.real], x[0, : packing.real])
-    # What is no token learns nothing, also where a cell beyond a row's end read it.
     packing.flat(grid)[0, : packing.real].sum().backward()
     assert torch.equal(x.grad[0, : packing.real], torch.ones(packing.real, 1))
     assert not x.grad[0, packing.real :].any()
 
 
 @given(st.integers(1, 40), st.integers(1, 70))
-def test_rows_of_one_length_need_no_filling_beyond_a_round_number(rows: int, length: int) -> None:
+def test_rows_of_equal_length_are_padded_to_a_multiple_of_64_only(rows: int, length: int) -> None:
     packing = Packing.of(torch.full((rows,), length), always_pad=False)
     assert packing.attend is None
     assert packing.length - packing.real < 64
-    if packing.real % 64 == 0:
-        assert packing.length == packing.real
+    assert packing.real % 64 or packing.length == packing.real
     assert Packing.of(torch.full((rows,), length)).length > packing.real

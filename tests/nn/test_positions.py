@@ -9,7 +9,7 @@ from trifold.nn.positions import sinusoids
 
 
 @given(st.integers(0, 299), st.integers(0, 31))
-def test_the_formula(position: int, i: int) -> None:
+def test_sinusoids_follow_the_formula(position: int, i: int) -> None:
     width = 64
     table = sinusoids(torch.arange(300), width)
     angle = position / 10_000 ** (2 * i / width)
@@ -18,18 +18,18 @@ def test_the_formula(position: int, i: int) -> None:
 
 
 @given(st.integers(0, 40))
-def test_a_shift_is_a_linear_map(k: int) -> None:
-    """PE(p + k) = PE(p) R_k: each pair (sin, cos) turns by k times its rate, whatever p is."""
+def test_a_shift_of_positions_is_a_linear_map(k: int) -> None:
+    """PE(p + k) = PE(p) R_k: each pair (sin, cos) rotates by k times its rate, independent of p."""
     width = 16
     table = sinusoids(torch.arange(100), width).double()
-    turn = torch.zeros(width, width, dtype=torch.float64)
+    rotation = torch.zeros(width, width, dtype=torch.float64)
     for i in range(width // 2):
         angle = k / 10_000 ** (2 * i / width)
         cos, sin = math.cos(angle), math.sin(angle)
-        turn[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = torch.tensor([[cos, -sin], [sin, cos]])
-    torch.testing.assert_close(table[:60] @ turn, table[k : k + 60], rtol=0, atol=1e-5)
+        rotation[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = torch.tensor([[cos, -sin], [sin, cos]])
+    torch.testing.assert_close(table[:60] @ rotation, table[k : k + 60], rtol=0, atol=1e-5)
 
 
-def test_halves_are_the_same_waves_in_another_order() -> None:
+def test_halves_are_a_permutation_of_interleaved_waves() -> None:
     interleaved, halves = sinusoids(torch.arange(50), 12), sinusoids(torch.arange(50), 12, halves=True)
     assert torch.equal(torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], dim=1), halves)

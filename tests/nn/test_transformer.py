@@ -1,3 +1,5 @@
+"""Parameters of the presets, and laws of every model: drawn at random from all parts."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -5,46 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
+from tests.models import add_noise
 from torch import Tensor
 
-from trifold.nn import PRESETS, Inputs, Memory, ModelConfig, Transformer
+from trifold.nn import PRESETS, Inputs, ModelConfig, Transformer
+from trifold.nn.packing import Packing
 
 Make = Callable[..., Transformer]
+some = st.sampled_from
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "the paper's": {},
-    "pre-norm, biases": {"norm_placement": "pre", "attention_bias": True, "lm_head_bias": True},
-    "sandwich, few key heads": {"norm_placement": "sandwich", "n_kv_heads": 2, "positions": "learned"},
-    "two vocabularies": {"target_vocab_size": 17, "n_decoder_layers": 1, "positions": "sinusoidal-halves"},
-    "decoder": {"shape": "decoder", "positions": "learned", "activation": "gelu"},
-}
-
-LENGTHS = torch.tensor([7, 3, 1])
-
-
-def batch() -> tuple[Inputs, Inputs]:
-    """Three sources of different length, three targets of one length."""
-    real = torch.arange(7) < LENGTHS[:, None]
-    return Inputs(torch.randint(3, 17, (3, 7)).masked_fill(~real, 0), real), Inputs(
-        torch.randint(3, 17, (3, 6))
-    )
-
-
-def hidden_of(model: Transformer, source: Inputs, target: Inputs) -> Tensor:
-    return model(source, target) if model.encoder is not None else model(target)
-
-
-def close(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-# --- counts --------------------------------------------------------------------------------------------
+# --- parameters ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("preset", "count"), [("transformer-base", 63_045_632), ("transformer-big", 214_171_648)]
 )
-def test_the_presets_have_the_parameters_of_the_formula(preset: str, count: int) -> None:
+def test_presets_have_the_parameter_count_of_the_formula(preset: str, count: int) -> None:
     config = PRESETS[preset]
     with torch.device("meta"):
         model = Transformer(config)
@@ -55,11 +34,11 @@ def test_the_presets_have_the_parameters_of_the_formula(preset: str, count: int)
     assert model.count_parameters() == count
 
 
-def test_the_tiny_preset_is_tiny() -> None:
+def test_the_tiny_preset_has_at_most_2_7_million_parameters() -> None:
     assert Transformer(PRESETS["transformer-tiny"]).count_parameters() <= 2_700_000
 
 
-def test_tied_tables_are_one_tensor(make_model: Make) -> None:
+def test_tied_embeddings_are_one_tensor(make_model: Make) -> None:
     shared, own = make_model(), make_model(target_vocab_size=17)
     assert (
         shared.encoder_embeddings.tokens.weight
@@ -72,7 +51,7 @@ def test_tied_tables_are_one_tensor(make_model: Make) -> None:
     assert untied.lm_head.weight is not untied.decoder_embeddings.tokens.weight
 
 
-def test_initialisation_is_xavier() -> None:
+def test_initialization_is_xavier() -> None:
     """Uniform with variance 2 / (in + out); embeddings N(0, 1/d); norms 1; biases 0."""
     model = Transformer(
         ModelConfig(vocab_size=500, d_model=128, n_heads=4, d_ff=512, n_layers=1, attention_bias=True)
@@ -86,150 +65,258 @@ def test_initialisation_is_xavier() -> None:
             assert (parameter == (1 if name.endswith("weight") else 0)).all(), name
 
 
-# --- what cannot change the result ---------------------------------------------------------------------
+# --- random models -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@torch.no_grad()
-def test_a_row_does_not_depend_on_its_batch_or_its_padding(variant: str, make_model: Make) -> None:
-    model = make_model(**VARIANTS[variant])
-    source, target = batch()
-    together = hidden_of(model, source, target)
-    for row, length in enumerate(LENGTHS):
-        alone = hidden_of(
-            model, Inputs(source.tokens[row : row + 1, :length]), Inputs(target.tokens[row : row + 1])
+@st.composite
+def models(
+    draw: st.DrawFn, shapes: tuple[str, ...] = ("encoder-decoder", "encoder", "decoder")
+) -> Transformer:
+    shape = draw(some(shapes))
+    positions = draw(
+        some(
+            [
+                *("sinusoidal", "sinusoidal-halves", "learned", "rotary"),
+                *("relative", "relative-sinusoidal", "alibi", "none"),
+            ]
         )
-        close(alone, together[row : row + 1])
-
-
-@torch.no_grad()
-def test_what_stands_at_padding_does_not_matter(make_model: Make) -> None:
-    model = make_model()
-    source, target = batch()
-    other = Inputs(torch.where(source.attend, source.tokens, torch.randint(3, 17, (3, 7))), source.attend)
-    close(model(source, target), model(other, target))
-
-
-@torch.no_grad()
-def test_padding_on_the_right_of_a_decoder(make_model: Make) -> None:
-    model = make_model(shape="decoder")
-    source, _ = batch()
-    together = model(source)
-    for row, length in enumerate(LENGTHS):
-        close(model(Inputs(source.tokens[row : row + 1, :length])), together[row : row + 1, :length])
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_future_does_not_leak(variant: str, make_model: Make) -> None:
-    """The gradient of state t for the embeddings of later tokens is exactly 0, and for its own is not."""
-    model = make_model(**VARIANTS[variant])
-    source, _ = batch()
-    source = Inputs(source.tokens.remainder(8), source.attend)
-    tokens = torch.arange(8, 14).expand(3, 6)
-    for t in range(6):
-        weight = model.decoder_embeddings.tokens.weight
-        states = hidden_of(model, source, Inputs(tokens))[:, t]
-        (gradient,) = torch.autograd.grad((states * torch.randn_like(states)).sum(), [weight])
-        assert gradient[8 : 9 + t].abs().sum(-1).gt(0).all()
-        assert not gradient[9 + t : 14].any()
-
-
-def test_an_encoder_sees_both_ways(make_model: Make) -> None:
-    model = make_model(shape="encoder")
-    weight = model.encoder_embeddings.tokens.weight
-    states = model(Inputs(torch.arange(8, 14)[None]))[:, 2]
-    (gradient,) = torch.autograd.grad((states * torch.randn_like(states)).sum(), [weight])
-    assert gradient[8:14].abs().sum(-1).gt(0).all()
-
-
-# --- the cache -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("chunks", [[1] * 6, [3, 1, 2], [6]])
-@torch.no_grad()
-def test_cached_is_uncached_at_every_step(variant: str, chunks: list[int], make_model: Make) -> None:
-    model = make_model(**VARIANTS[variant])
-    source, target = batch()
-    memory = model.encode(source) if model.encoder is not None else None
-    whole = model.decode(target, memory)
-    cache = model.new_cache()
-    for part, start in zip(
-        target.tokens.split(chunks, dim=1), [sum(chunks[:i]) for i in range(len(chunks))], strict=True
+    )
+    parallel = shape != "encoder-decoder" and draw(st.booleans())
+    values: dict[str, Any] = {
+        "shape": shape,
+        "vocab_size": 23,
+        "max_positions": 40,
+        "d_model": 16,
+        "n_layers": 3,
+        "n_heads": 4,
+        "d_ff": 20,
+        "n_kv_heads": draw(some([None, 1, 2])),
+        "d_head": draw(some([None, 6])),
+        "positions": positions,
+        "scale_embeddings": draw(st.booleans()),
+        "embedding_norm": draw(st.booleans()),
+        "n_token_types": draw(some([0, 2])),
+        "norm": draw(some(["layer", "rms"])),
+        "norm_bias": draw(st.booleans()),
+        "norm_placement": "pre" if parallel else draw(some(["post", "pre", "sandwich"])),
+        "residual": draw(some(["parallel", "parallel-two-norms"])) if parallel else "sequential",
+        "encoder_final_norm": draw(some([None, True, False])),
+        "decoder_final_norm": draw(some([None, True, False])),
+        "activation": draw(some(["relu", "gelu", "gelu-tanh", "quick-gelu", "silu"])),
+        "gated": draw(st.booleans()),
+        "attention_bias": draw(st.booleans()),
+        "attention_out_bias": draw(some([None, True, False])),
+        "attention_scale": draw(some([None, 1.0, 0.3])),
+        "score_soft_cap": draw(some([None, None, 2.0])),
+        "logit_soft_cap": draw(some([None, 5.0])),
+        "logits_scale": draw(some([1.0, 0.25])),
+        "lm_head_bias": draw(st.booleans()),
+        "lm_head_transform": draw(some([None, "gelu"])) if shape != "encoder" else None,
+        "tie_lm_head": draw(st.booleans()),
+    }
+    if shape == "encoder-decoder":
+        values |= {
+            "n_decoder_layers": draw(some([None, 2])),
+            "d_decoder_ff": draw(some([None, 12])),
+            "target_vocab_size": draw(some([None, 23])),
+        }
+    if draw(st.booleans()):
+        values |= {
+            "sliding_window": draw(st.integers(1, 4)),
+            "window_pattern": draw(some([("local",), ("global", "local")])),
+        }
+    match positions:
+        case "learned":
+            values["position_offset"] = draw(some([0, 2]))
+        case "rotary":
+            values |= {
+                "rotary_width": draw(some([None, 2])),
+                "rotary_pairs": draw(some(["halves", "interleaved"])),
+            }
+            if draw(st.booleans()):
+                kind = draw(
+                    some(
+                        [
+                            *("linear", "yarn", "llama3", "longrope"),
+                            *["dynamic"] * (values["rotary_width"] is None),
+                        ]
+                    )
+                )
+                values["rotary_scaling"] = {"kind": kind, "factor": 2.0, "original_positions": 30}
+                if kind == "longrope":
+                    waves = (values["rotary_width"] or values["d_head"] or 16 // values["n_heads"]) // 2
+                    values["rotary_scaling"] |= {
+                        "short_factors": (1.5,) * waves,
+                        "long_factors": (3.0,) * waves,
+                    }
+        case "relative":
+            values |= {"relative_buckets": 8, "relative_distance": 12}
+        case "relative-sinusoidal":
+            values |= {
+                "relative_clamp": draw(some([None, 3])),
+                "segment_offsets": shape == "encoder" and draw(st.booleans()),
+            }
+        case "alibi":
+            values |= {"alibi_scale": draw(some([1.0, 0.5])), "alibi_rounded": draw(st.booleans())}
+    if values.get("n_decoder_layers") is None:
+        if draw(st.booleans()):
+            values["block_of_layer"] = draw(some([(0, 0, 0), (0, 1, 1), (0, 1, 0)]))
+        else:
+            values["attention_scale_by_layer"] = draw(st.booleans())
+    if draw(st.booleans()) and (
+        values["lm_head_transform"] or not values["tie_lm_head"] or shape == "encoder"
     ):
-        close(model.decode(Inputs(part), memory, cache), whole[:, start : start + part.shape[1]])
-    assert cache.length == 6
+        values["d_embedding"] = 8
+    torch.manual_seed(draw(st.integers(0, 99)))
+    return add_noise(Transformer(ModelConfig.parse(values)), 0.1)
 
 
+LENGTHS = torch.tensor([9, 4, 1])
+
+
+def padded_inputs(model: Transformer, *, left: bool = False) -> Inputs:
+    """Three rows of different lengths, padded on one side with random tokens."""
+    columns = torch.arange(9)
+    real = columns >= 9 - LENGTHS[:, None] if left else columns < LENGTHS[:, None]
+    has_segments = model.config.n_token_types or model.config.segment_offsets
+    segments = torch.randint(0, 2, (3, 9)) if has_segments else None
+    return Inputs(torch.randint(3, 23, (3, 9)), real, segments=segments)
+
+
+def row_of(inputs: Inputs, row: int) -> Inputs:
+    assert inputs.attend is not None
+    real = inputs.attend[row]
+    segments = None if inputs.segments is None else inputs.segments[row : row + 1, real]
+    return Inputs(inputs.tokens[row : row + 1, real], segments=segments)
+
+
+def hidden_states(model: Transformer, inputs: Inputs) -> Tensor:
+    return model(inputs, inputs) if model.config.shape == "encoder-decoder" else model(inputs)
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-3, atol=3e-5)
+
+
+def reached_tokens(model: Transformer, states: Tensor, tokens: Tensor) -> list[bool]:
+    """Whether the gradient of the states for the embedding of each token is not 0."""
+    embeddings = model.encoder_embeddings if model.decoder is None else model.decoder_embeddings
+    (gradient,) = torch.autograd.grad((states * torch.randn_like(states)).sum(), [embeddings.tokens.weight])
+    return (gradient[tokens].abs().sum(-1) > 0).tolist()
+
+
+@settings(max_examples=40)
+@given(models(), st.booleans())
 @torch.no_grad()
-def test_a_cached_decoder_with_padded_prompts(make_model: Make) -> None:
-    """`attend` covers all keys so far; positions are given where padding stands on the left."""
-    model = make_model(shape="decoder")
-    real = torch.arange(7) >= 7 - LENGTHS[:, None]
-    tokens = torch.randint(3, 17, (3, 9))
-    attend = torch.cat([real, torch.ones(3, 2, dtype=torch.bool)], dim=1)
+def test_a_row_does_not_depend_on_its_batch_or_its_padding(model: Transformer, left: bool) -> None:
+    inputs = padded_inputs(model, left=left)
+    together = hidden_states(model, inputs)
+    for row in range(3):
+        close(together[row : row + 1, inputs.attend[row]], hidden_states(model, row_of(inputs, row)))
+
+
+@settings(max_examples=40)
+@given(models())
+@torch.no_grad()
+def test_packed_rows_equal_padded_rows(model: Transformer) -> None:
+    inputs = padded_inputs(model)
+    padded = hidden_states(model, inputs)[inputs.attend]
+    packing = Packing.of(LENGTHS)
+    tokens = torch.zeros(1, packing.length, dtype=torch.long)
+    tokens[0, : packing.real] = inputs.tokens[inputs.attend]
+    segments = None
+    if inputs.segments is not None:
+        segments = torch.zeros_like(tokens)
+        segments[0, : packing.real] = inputs.segments[inputs.attend]
+    packed = hidden_states(model, Inputs(tokens, packing=packing, segments=segments))
+    close(packed[0, : packing.real], padded)
+
+
+@settings(max_examples=40)
+@given(models(("encoder-decoder", "decoder")), some(["growing", "static", "sliding"]), st.data())
+@torch.no_grad()
+def test_cached_steps_equal_an_uncached_pass(model: Transformer, kind: Any, data: st.DataObject) -> None:
+    """Prompts of different lengths in chunks, padded on either side; then token by token."""
+    inputs = padded_inputs(model, left=data.draw(st.booleans()))
+    memory = None if model.encoder is None else model.encode(inputs)
+    more = torch.randint(3, 23, (3, 4))
+    attend = torch.cat([inputs.attend, torch.ones(3, 4, dtype=torch.bool)], 1)
+    tokens = torch.cat([inputs.tokens, more], 1)
+    segments = None
+    if inputs.segments is not None:
+        segments = torch.cat([inputs.segments, torch.ones(3, 4, dtype=torch.long)], 1)
+    whole = model.decode(Inputs(tokens, attend, segments=segments), memory)
+    explicit = data.draw(st.booleans())
     positions = (attend.cumsum(-1) - 1).clamp_min(0)
-    cache = model.new_cache()
-    model.decode(Inputs(tokens[:, :7], real, positions[:, :7]), cache=cache)
-    for t in (7, 8):
-        step = model.decode(
-            Inputs(tokens[:, t : t + 1], attend[:, : t + 1], positions[:, t : t + 1]), cache=cache
+    cache = model.new_cache(kind, capacity=20)
+    start = 0
+    for end in (data.draw(st.integers(1, 8)), 9, 10, 13):
+        part = slice(start, end)
+        step_inputs = Inputs(
+            tokens[:, part],
+            attend[:, :end],
+            positions[:, part] if explicit else None,
+            segments=None if segments is None else segments[:, part],
         )
-        for row, length in enumerate(LENGTHS):
-            alone = model(Inputs(tokens[row : row + 1, 7 - length : t + 1]))
-            close(step[row, 0], alone[0, -1])
+        step = model.decode(step_inputs, memory, cache)
+        real = attend[:, part]
+        close(step[real], whole[:, part][real])
+        start = end
+    assert cache.length == 13
 
 
+@settings(max_examples=25)
+@given(models(("encoder-decoder", "decoder")), some(["growing", "static", "sliding"]))
 @torch.no_grad()
-def test_beams_share_one_memory(make_model: Make) -> None:
-    model = make_model(attention_bias=True)
-    source, _ = batch()
-    memory = model.encode(source)
-    tokens = torch.randint(3, 17, (12, 5))
-    repeated = Memory(memory.hidden.repeat_interleave(4, 0), memory.attend.repeat_interleave(4, 0))
-    whole = model.decode(Inputs(tokens), repeated)
-    cache = model.new_cache()
-    for t in range(5):
-        close(model.decode(Inputs(tokens[:, t : t + 1]), memory, cache)[:, 0], whole[:, t])
-
-
-@torch.no_grad()
-def test_reordered_selected_expanded_and_truncated_caches_go_on_as_if_they_had_read_it_so(
-    make_model: Make,
-) -> None:
-    model = make_model()
-    source, _ = batch()
-    memory = model.encode(source)
-    tokens = torch.randint(3, 17, (6, 5))  # two beams a sentence
-    step = torch.randint(3, 17, (6, 1))
-
-    def filled() -> Any:
-        cache = model.new_cache()
-        model.decode(Inputs(tokens), memory, cache)
-        return cache
-
-    parents = torch.tensor([1, 1, 2, 2, 5, 4])
-    cache = filled()
-    cache.reorder(parents)
-    expected = model.decode(Inputs(torch.cat([tokens[parents], step], 1)), memory)[:, -1]
-    close(model.decode(Inputs(step), memory, cache)[:, 0], expected)
-
-    rows, kept = torch.tensor([0, 1, 4, 5]), torch.tensor([0, 2])
-    cache = filled()
-    cache.select(rows, kept)
-    expected = model.decode(Inputs(torch.cat([tokens[rows], step[rows]], 1)), memory.select(kept))[:, -1]
-    close(model.decode(Inputs(step[rows]), memory.select(kept), cache)[:, 0], expected)
-
-    cache = filled()
-    cache.truncate(2)
-    expected = model.decode(Inputs(torch.cat([tokens[:, :2], step], 1)), memory)[:, -1]
-    close(model.decode(Inputs(step), memory, cache)[:, 0], expected)
-
-    cache = model.new_cache()
-    model.decode(Inputs(tokens[::2]), memory, cache)
+def test_a_rearranged_cache_equals_the_cache_of_the_rearranged_rows(model: Transformer, kind: Any) -> None:
+    tokens = torch.randint(3, 23, (2, 6))
+    memory = None if model.encoder is None else model.encode(Inputs(tokens))
+    cache = model.new_cache(kind, capacity=20, rollback=2)
+    model.decode(Inputs(tokens), memory, cache)
+    cache.truncate(5)
     cache.expand(2)
-    expected = model.decode(Inputs(torch.cat([tokens[::2].repeat_interleave(2, 0), step], 1)), memory)[:, -1]
-    close(model.decode(Inputs(step), memory, cache)[:, 0], expected)
+    cache.reorder(torch.tensor([1, 0, 2, 2]))
+    step = torch.randint(3, 23, (4, 1))
+    model.decode(Inputs(step), memory, cache)
+    sentences = torch.tensor([1])
+    cache.select(torch.tensor([2, 3]), sentences)
+    own = None if memory is None else memory.select(sentences)
+    last = torch.randint(3, 23, (2, 2))
+    got = model.decode(Inputs(last), own, cache)
+    read = torch.cat([tokens[[1, 1], :5], step[2:], last], 1)
+    full = None if memory is None else memory.select(torch.tensor([1, 1]))
+    close(got, model.decode(Inputs(read), full)[:, -2:])
+
+
+@settings(max_examples=40)
+@given(models(("encoder-decoder", "decoder")), st.integers(0, 7))
+def test_a_state_depends_on_the_tokens_up_to_its_own_within_the_windows(model: Transformer, t: int) -> None:
+    tokens = torch.arange(9, 17)[None]
+    memory = None if model.encoder is None else model.encode(Inputs(torch.arange(3, 9)[None]))
+    reached = reached_tokens(model, model.decode(Inputs(tokens), memory)[:, t], tokens[0])
+    windows = model.decoder.windows
+    first = 0 if None in windows else max(0, t - sum(window - 1 for window in windows))
+    assert reached[t]
+    assert not any(reached[t + 1 :] + reached[:first])
+    assert windows.count(None) < len(windows) or all(reached[: t + 1])
+
+
+@settings(max_examples=15)
+@given(models())
+@torch.no_grad()
+def test_hidden_states_start_with_the_embeddings_and_end_with_the_output(model: Transformer) -> None:
+    inputs = padded_inputs(model)
+    states = model.hidden_states(inputs, inputs)
+    last = states["decoder" if model.decoder is not None else "encoder"][-1]
+    assert torch.equal(last, hidden_states(model, inputs))
+    for side, layers in states.items():
+        assert len(layers) == len(getattr(model, side).order) + 1
+        assert torch.equal(layers[0], getattr(model, f"{side}_embeddings")(inputs))
+
+
+def test_an_encoder_state_depends_on_all_tokens(make_model: Make) -> None:
+    model, tokens = make_model(shape="encoder"), torch.arange(8, 14)
+    assert all(reached_tokens(model, model(Inputs(tokens[None]))[:, 2], tokens))
 
 
 def test_names_of_the_previous_release_work_with_a_warning() -> None:
