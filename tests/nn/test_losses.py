@@ -25,15 +25,15 @@ def gradients(loss: Tensor, *leaves: Tensor | None) -> list[Tensor]:
     smoothing=st.sampled_from([0.0, 0.1, 0.6]),
     scale=st.sampled_from([0.1, 1.0, 5.0]),
 )
-def test_one_pass_is_the_book(
+def test_linear_cross_entropy_equals_its_plain_definition(
     rows: int, classes: int, width: int, biased: bool, smoothing: float, scale: float
 ) -> None:
     hidden = (torch.randn(rows, width) * scale).requires_grad_()
     weight = torch.randn(classes, width, requires_grad=True)
     bias = torch.randn(classes, requires_grad=True) if biased else None
-    targets = torch.randint(-1, classes, (rows,))  # -1 asks nothing
+    targets = torch.randint(-1, classes, (rows,))  # -1: no target
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cross_entropy, "CHUNK", 4)  # so that a few rows are several chunks
+        patch.setattr(cross_entropy, "CHUNK", 4)  # a few rows are several chunks
         fast = linear_cross_entropy(hidden, weight, bias, targets, smoothing)
         with torch.no_grad():
             without = linear_cross_entropy(hidden.detach(), weight.detach(), bias, targets, smoothing)
@@ -42,7 +42,7 @@ def test_one_pass_is_the_book(
         torch.testing.assert_close(ours.loss, plain.loss, rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(ours.nll, plain.nll, rtol=1e-5, atol=1e-4)
     assert fast.loss.dtype is torch.float32
-    # Times 3: the gradient that comes from above is respected.
+    # Times 3, to test that the incoming gradient is used.
     for ours, theirs in zip(
         gradients(3 * fast.loss, hidden, weight, bias),
         gradients(3 * plain.loss, hidden, weight, bias),
@@ -51,7 +51,7 @@ def test_one_pass_is_the_book(
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_in_bf16_the_sums_stay_close() -> None:
+def test_bf16_sums_and_gradients_are_close_to_fp32() -> None:
     hidden, weight = torch.randn(200, 32), torch.randn(100, 32) * 0.3
     targets = torch.randint(100, (200,))
     exact = [x.clone().requires_grad_() for x in (hidden, weight)]
@@ -67,7 +67,7 @@ def test_in_bf16_the_sums_stay_close() -> None:
         assert abs(ours.float().norm() / theirs.norm() - 1) < 0.01
 
 
-def test_no_row_costs_nothing() -> None:
+def test_the_loss_of_no_rows_is_0() -> None:
     hidden, weight = torch.empty(0, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
     sums = linear_cross_entropy(hidden, weight, None, torch.empty(0, dtype=torch.long), 0.1)
     assert sums.loss.item() == sums.nll.item() == 0
@@ -77,14 +77,14 @@ def test_no_row_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.1, 0.4])
-def test_the_smoothed_loss_is_least_where_the_model_says_the_smoothed_target(smoothing: float) -> None:
+def test_the_smoothed_loss_is_minimal_at_the_smoothed_target(smoothing: float) -> None:
     """At p = (1 - ε) onehot + ε / V the loss is that distribution's entropy, and the gradient is 0."""
     classes = 8
     targets = torch.arange(classes)
-    wanted = (1 - smoothing) * torch.eye(classes) + smoothing / classes
-    hidden = wanted.log().requires_grad_()
+    expected = (1 - smoothing) * torch.eye(classes) + smoothing / classes
+    hidden = expected.log().requires_grad_()
     sums = linear_cross_entropy(hidden, torch.eye(classes), None, targets, smoothing)
-    entropy = -(wanted * wanted.log()).sum()
+    entropy = -(expected * expected.log()).sum()
     torch.testing.assert_close(sums.loss, entropy)
     torch.testing.assert_close(
         gradients(sums.loss, hidden)[0], torch.zeros(classes, classes), rtol=0, atol=1e-6
@@ -95,37 +95,39 @@ def test_the_smoothed_loss_is_least_where_the_model_says_the_smoothed_target(smo
     assert worse.loss > sums.loss
 
 
-def test_a_model_that_knows_nothing_pays_log_v_a_row() -> None:
+def test_uniform_logits_cost_log_v_per_row() -> None:
     sums = linear_cross_entropy(torch.zeros(7, 4), torch.randn(50, 4), None, torch.randint(50, (7,)), 0.1)
     torch.testing.assert_close(sums.loss, torch.tensor(7 * math.log(50)))
     torch.testing.assert_close(sums.nll, torch.tensor(7 * math.log(50)))
 
 
 @given(rows=st.integers(0, 13), classes=st.integers(2, 17), biased=st.booleans())
-def test_judging_sums_what_whole_logits_say(rows: int, classes: int, biased: bool) -> None:
+def test_score_targets_equals_the_scores_of_full_logits(rows: int, classes: int, biased: bool) -> None:
     hidden, weight = torch.randn(rows, 5), torch.randn(classes, 5)
     bias = torch.randn(classes) if biased else None
     targets = torch.randint(-1, classes, (rows,))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(losses, "CHUNK", 4)
-        found = score_targets(hidden, weight, bias, targets)
-    asked = targets >= 0
-    logits = torch.nn.functional.linear(hidden, weight, bias)[asked]
-    plain = losses.LossSums(*PLAIN["cross_entropy"](hidden[asked], weight, bias, targets[asked], 0.0))
-    assert float(found.nll) == pytest.approx(float(plain.nll), rel=1e-5, abs=1e-6)
-    assert int(found.correct) == int((logits.argmax(-1) == targets[asked]).sum())
+        scores = score_targets(hidden, weight, bias, targets)
+    has_target = targets >= 0
+    logits = torch.nn.functional.linear(hidden, weight, bias)[has_target]
+    plain = losses.LossSums(
+        *PLAIN["cross_entropy"](hidden[has_target], weight, bias, targets[has_target], 0.0)
+    )
+    assert float(scores.nll) == pytest.approx(float(plain.nll), rel=1e-5, abs=1e-6)
+    assert int(scores.correct) == int((logits.argmax(-1) == targets[has_target]).sum())
 
 
-def test_in_float64_everything_is_float64() -> None:
+def test_a_float64_loss_is_exact() -> None:
     hidden, weight = (torch.randn(rows, 5, dtype=torch.float64, requires_grad=True) for rows in (7, 11))
     targets = torch.tensor([3, -1, 0, 10, -1, 2, 2])
     sums = linear_cross_entropy(hidden, weight, None, targets, 0.1)
     logits = (hidden @ weight.T)[targets >= 0].log_softmax(-1)
     picked = logits.gather(1, targets[targets >= 0, None]).sum()
-    wanted = -0.9 * picked - 0.1 * logits.mean(-1).sum()
+    expected = -0.9 * picked - 0.1 * logits.mean(-1).sum()
     assert sums.loss.dtype is sums.nll.dtype is torch.float64 and not sums.nll.requires_grad
-    assert torch.allclose(sums.loss, wanted, rtol=1e-13) and torch.allclose(sums.nll, -picked, rtol=1e-13)
+    assert torch.allclose(sums.loss, expected, rtol=1e-13) and torch.allclose(sums.nll, -picked, rtol=1e-13)
     for ours, theirs in zip(
-        gradients(sums.loss, hidden, weight), gradients(wanted, hidden, weight), strict=True
+        gradients(sums.loss, hidden, weight), gradients(expected, hidden, weight), strict=True
     ):
         assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-14)

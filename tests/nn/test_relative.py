@@ -1,4 +1,4 @@
-"""Scores by distance and segment against the formula, and who sees whom in two streams."""
+"""Position offsets of attention scores against their formulas, and the dependencies of two-stream attention."""
 
 from __future__ import annotations
 
@@ -8,13 +8,106 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from tests.models import add_noise, randomize
+from torch import Tensor
 
+from trifold.errors import SettingsError
 from trifold.nn import Inputs, Mask, ModelConfig, Transformer
 from trifold.nn.positions import sinusoids
-from trifold.nn.relative import RelativeScores, RelativeSinusoids
+from trifold.nn.relative import (
+    AlibiOffsets,
+    RelativeOffsets,
+    RelativeScores,
+    RelativeSinusoids,
+    buckets,
+    slopes,
+)
 from trifold.train.blocks import recompute_blocks
 
 CPU = torch.device("cpu")
+
+# --- buckets, slopes and offsets -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize(("count", "farthest"), [(32, 128), (8, 20), (16, 64)])
+def test_buckets_equal_those_of_transformers(both_ways: bool, count: int, farthest: int) -> None:
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    distances = torch.arange(-300, 301)
+    expected = T5Attention._relative_position_bucket(distances, both_ways, count, farthest)
+    assert torch.equal(buckets(distances, count, farthest, both_ways=both_ways), expected)
+
+
+@given(st.integers(0, 500), st.integers(0, 500), st.booleans())
+def test_buckets_grow_with_distance_and_small_distances_have_their_own(a: int, b: int, both: bool) -> None:
+    near, distance_key = sorted((a, b))
+    first, second = buckets(torch.tensor([-near, -distance_key]), 32, 128, both_ways=both).tolist()
+    assert first <= second < 32
+    exact = 8 if both else 16
+    assert first == near or near >= exact
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 71])
+def test_slopes_equal_those_of_transformers(heads: int) -> None:
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    alibi = build_alibi_tensor(torch.ones(1, 3, dtype=torch.long), heads, torch.float32)
+    torch.testing.assert_close(slopes(heads), alibi[:, 0, 1], rtol=1e-6, atol=0)
+
+
+def test_slopes_of_the_alibi_paper() -> None:
+    torch.testing.assert_close(slopes(8), torch.tensor([2.0**-h for h in range(1, 9)]))
+    assert slopes(16)[0] == pytest.approx(1 / math.sqrt(2))
+
+
+def decoder(**values: object) -> ModelConfig:
+    return ModelConfig.parse({"shape": "decoder", "d_model": 12, "n_heads": 3} | values)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_alibi_offsets_are_slope_times_distance_up_to_a_constant_per_row(rounded: bool) -> None:
+    config = decoder(positions="alibi", alibi_rounded=rounded, alibi_scale=0.5)
+    keys = torch.tensor([[False, True, True, True, True], [True, True, False, True, True]])
+    offsets = AlibiOffsets(config)(Mask(keys, causal=True, offset=2), 3, CPU, None)
+    m = slopes(3).bfloat16().float() if rounded else slopes(3)
+    for row, real in enumerate(keys):
+        real_keys = [j for j in range(5) if real[j]]
+        for head in range(3):
+            got = offsets[row, head, 0, real_keys]
+            expected = torch.tensor([0.5 * float(m[head]) * n for n in range(len(real_keys))])
+            torch.testing.assert_close(got - got[0], expected, rtol=1e-2 if rounded else 1e-5, atol=1e-6)
+
+
+def test_rounded_alibi_equals_that_of_transformers() -> None:
+    from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+    keys = torch.arange(600)[None] >= 0
+    offsets = AlibiOffsets(decoder(positions="alibi", alibi_rounded=True))(Mask(causal=True), 600, CPU, None)
+    assert torch.equal(offsets[0, :, 0], build_alibi_tensor(keys, 3, torch.float32)[:, 0])
+
+
+def test_bidirectional_alibi() -> None:
+    config = ModelConfig(shape="encoder", d_model=12, n_heads=3, positions="alibi")
+    offsets = AlibiOffsets(config)(Mask(), 4, CPU, None)
+    for i in range(4):
+        for j in range(4):
+            torch.testing.assert_close(offsets[0, :, i, j], -slopes(3) * abs(i - j))
+
+
+def test_relative_offsets_are_looked_up_by_distance() -> None:
+    config = decoder(positions="relative", relative_buckets=8, relative_distance=20)
+    part = randomize(RelativeOffsets(config))
+    keys = torch.tensor([[False, True, True, True, True]])
+    offsets = part(Mask(keys, causal=True, offset=3), 2, CPU, None)
+    assert offsets.shape == (1, 3, 2, 5)
+    for t, column in ((0, 3), (1, 4)):
+        for j in range(1, column + 1):
+            assert torch.equal(offsets[0, :, t, j], part.weight[column - j])
+
+
+# --- scores by distance and segment, and two streams ---------------------------------------------------
+
 SMALL: dict[str, Any] = {
     "shape": "encoder",
     "vocab_size": 19,
@@ -34,74 +127,60 @@ def config(**values: object) -> ModelConfig:
 
 def model(**values: object) -> Transformer:
     torch.manual_seed(3)
-    made = Transformer(config(**values)).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return made
+    return add_noise(Transformer(config(**values)), 0.2)
 
 
 @pytest.mark.parametrize("clamp", [None, 2])
-def test_offsets_are_the_formula(clamp: int | None) -> None:
+def test_relative_scores_follow_their_formula(clamp: int | None) -> None:
     torch.manual_seed(0)
-    part = RelativeScores(config())
-    for parameter in part.parameters():
-        torch.nn.init.normal_(parameter)
+    part = randomize(RelativeScores(config()))
     q, segments = torch.randn(2, 4, 5, 4), torch.randint(0, 3, (2, 5))
     relations = RelativeSinusoids(config(relative_clamp=clamp)).eval()(Mask(), 5, CPU, segments)
     offsets = part.scores(q, relations)
-    assert part.segment is not None and part.segments is not None
     table = sinusoids(torch.arange(5), 16, halves=True)
     for b, h, i, j in [(0, 0, 0, 4), (1, 3, 4, 0), (1, 2, 2, 2), (0, 1, 3, 1), (1, 0, 1, 2)]:
-        apart = max(-clamp, min(clamp, i - j)) if clamp else i - j
-        wave = table[abs(apart)].clone()
-        if apart < 0:  # sines are odd
+        distance = max(-clamp, min(clamp, i - j)) if clamp else i - j
+        wave = table[abs(distance)].clone()
+        if distance < 0:  # sines are odd
             wave[:8] *= -1
         rows = slice(4 * h, 4 * h + 4)
-        far = part.r_proj.weight[rows] @ wave
-        kin = part.segments[int(segments[b, i] != segments[b, j]), rows]
-        expected = (q[b, h, i] + part.distance[rows]) @ far + (q[b, h, i] + part.segment[rows]) @ kin
+        distance_key = part.r_proj.weight[rows] @ wave
+        segment_key = part.segments[int(segments[b, i] != segments[b, j]), rows]
+        expected = (q[b, h, i] + part.distance[rows]) @ distance_key + (
+            q[b, h, i] + part.segment[rows]
+        ) @ segment_key
         torch.testing.assert_close(offsets[b, h, i, j], expected / math.sqrt(4), rtol=1e-4, atol=1e-5)
 
 
-def test_distances_count_real_tokens_and_start_where_a_question_stands() -> None:
+def test_distances_count_real_tokens_from_the_query_index() -> None:
     real = torch.tensor([[True, False, True, True]])
     relations = RelativeSinusoids(config()).eval()(
         Mask(real, query_index=torch.tensor([[3, 0]])), 2, CPU, None
     )
-    apart = relations.distances - relations.distances[0, 0, 3]
-    assert apart[0, :, [0, 2, 3]].tolist() == [[2, 1, 0], [0, -1, -2]]
-
-
-ranked = st.lists(st.integers(0, 4), min_size=6, max_size=6)
+    distance = relations.distances - relations.distances[0, 0, 3]
+    assert distance[0, :, [0, 2, 3]].tolist() == [[2, 1, 0], [0, -1, -2]]
 
 
 @settings(max_examples=25)
-@given(ranked, st.integers(0, 5))
-def test_a_question_sees_what_comes_before_it_in_the_order_and_nothing_else(
-    order: list[int], place: int
-) -> None:
-    made, ranks = model(), torch.tensor([order])
-    tokens = torch.arange(3, 9)[None]
-    table = made.encoder_embeddings.tokens.weight  # type: ignore[union-attr]
-    answer = made.query_stream(Inputs(tokens, order=ranks), torch.tensor([[place]]))
-    (gradient,) = torch.autograd.grad((answer * torch.randn_like(answer)).sum(), [table], allow_unused=True)
-    reached = torch.zeros(6, dtype=torch.bool) if gradient is None else gradient[3:9].abs().sum(-1) > 0
-    assert reached.tolist() == [rank < order[place] for rank in order]
+@given(st.lists(st.integers(0, 4), min_size=6, max_size=6), st.integers(0, 5))
+def test_both_streams_depend_on_earlier_tokens_of_the_order_only(order: list[int], index: int) -> None:
+    """The content stream depends on tokens of the same rank too, the query stream does not."""
+    made = model()
+    inputs = Inputs(torch.arange(3, 9)[None], order=torch.tensor([order]))
 
+    def reached(states: Tensor) -> list[bool]:
+        table = made.encoder_embeddings.tokens.weight
+        loss = (states * torch.randn_like(states)).sum()
+        (gradient,) = torch.autograd.grad(loss, [table], allow_unused=True, materialize_grads=True)
+        return (gradient[3:9].abs().sum(-1) > 0).tolist()
 
-@settings(max_examples=25)
-@given(ranked, st.integers(0, 5))
-def test_a_content_sees_itself_and_what_does_not_come_after_it(order: list[int], place: int) -> None:
-    made, tokens = model(), torch.arange(3, 9)[None]
-    states = made(Inputs(tokens, order=torch.tensor([order])))[:, place]
-    table = made.encoder_embeddings.tokens.weight  # type: ignore[union-attr]
-    (gradient,) = torch.autograd.grad((states * torch.randn_like(states)).sum(), [table])
-    assert (gradient[3:9].abs().sum(-1) > 0).tolist() == [rank <= order[place] for rank in order]
+    query = made.query_stream(inputs, torch.tensor([[index]]))
+    assert reached(query) == [rank < order[index] for rank in order]
+    assert reached(made(inputs)[:, index]) == [rank <= order[index] for rank in order]
 
 
 @torch.no_grad()
-def test_a_question_does_not_depend_on_padding_or_on_other_questions() -> None:
+def test_a_query_does_not_depend_on_padding_or_other_queries() -> None:
     made = model()
     tokens, order = torch.randint(3, 19, (1, 7)), torch.tensor([[0, 0, 2, 0, 1, 3, 0]])
     alone = made.query_stream(Inputs(tokens, order=order), torch.tensor([[5]]))
@@ -112,25 +191,23 @@ def test_a_question_does_not_depend_on_padding_or_on_other_questions() -> None:
     torch.testing.assert_close(together[:, 1], alone[:, 0], rtol=1e-4, atol=1e-5)
 
 
-def test_a_question_with_nothing_before_it_has_finite_gradients() -> None:
+def test_a_query_without_earlier_tokens_has_finite_gradients() -> None:
     made, tokens = model().train(), torch.arange(3, 9)[None]
     made.query_stream(Inputs(tokens, order=torch.arange(6)[None]), torch.tensor([[0, 5]])).sum().backward()
     gradients = [p.grad for p in made.parameters() if p.grad is not None]
     assert gradients and all(bool(g.isfinite().all()) for g in gradients)
 
 
-def test_both_streams_may_be_recomputed_on_the_way_back() -> None:
-    inputs, asked = (
-        Inputs(torch.arange(3, 9)[None], order=torch.tensor([[0, 2, 0, 1, 0, 3]])),
-        torch.tensor([[1, 3, 5]]),
-    )
-    kept, again = model(), model()
-    recompute_blocks(again)
-    for made in (kept, again):
-        made.query_stream(inputs, asked).square().sum().backward()
-    for mine, theirs in zip(again.parameters(), kept.parameters(), strict=True):
-        assert (mine.grad is None) == (theirs.grad is None)
-        assert mine.grad is None or torch.equal(mine.grad, theirs.grad)  # type: ignore[arg-type]
+def test_recomputation_of_both_streams_keeps_the_gradients() -> None:
+    inputs = Inputs(torch.arange(3, 9)[None], order=torch.tensor([[0, 2, 0, 1, 0, 3]]))
+    queries = torch.tensor([[1, 3, 5]])
+    plain, recomputed = model(), model()
+    recompute_blocks(recomputed)
+    for made in (plain, recomputed):
+        made.query_stream(inputs, queries).square().sum().backward()
+    for got, expected in zip(recomputed.parameters(), plain.parameters(), strict=True):
+        assert (got.grad is None) == (expected.grad is None)
+        assert got.grad is None or torch.equal(got.grad, expected.grad)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +222,6 @@ def test_both_streams_may_be_recomputed_on_the_way_back() -> None:
         ),
     ],
 )
-def test_what_does_not_hang_together(values: dict[str, object], problem: str) -> None:
-    from trifold.errors import SettingsError
-
+def test_a_contradiction_is_named(values: dict[str, object], problem: str) -> None:
     with pytest.raises(SettingsError, match=problem):
         config(**values)

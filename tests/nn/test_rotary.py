@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +20,11 @@ def rotary(**values: object) -> Rotary:
     )
 
 
-def turned(rotary: Rotary, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def rotate(rotary: Rotary, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return rotary.rotations(positions, Mask(causal=True), x).queries(x)
 
 
-def by_the_book(x: torch.Tensor, position: int, theta: float, pairs: str, width: int) -> torch.Tensor:
+def reference(x: torch.Tensor, position: int, theta: float, pairs: str, width: int) -> torch.Tensor:
     """One head at one position, pair by pair as complex numbers: z e^{ip θ^(−2i/R)}."""
     out = x.clone()
     for i in range(width // 2):
@@ -40,22 +41,24 @@ def by_the_book(x: torch.Tensor, position: int, theta: float, pairs: str, width:
     width=st.sampled_from([None, 4, 10]),
     theta=st.sampled_from([100.0, 10_000.0]),
 )
-def test_pairs_turn_as_complex_numbers(position: int, pairs: str, width: int | None, theta: float) -> None:
+def test_pairs_rotate_as_complex_numbers(position: int, pairs: str, width: int | None, theta: float) -> None:
     part = rotary(rotary_pairs=pairs, rotary_width=width, rotary_theta=theta)
     x = torch.randn(1, 2, 1, 16)
-    got = turned(part, x, torch.tensor([[position]]))
+    got = rotate(part, x, torch.tensor([[position]]))
     for head in range(2):
-        expected = by_the_book(x[0, head, 0], position, theta, pairs, width or 16)
+        expected = reference(x[0, head, 0], position, theta, pairs, width or 16)
         torch.testing.assert_close(got[0, head, 0], expected, rtol=1e-4, atol=1e-5)
 
 
 @given(st.integers(0, 40), st.integers(0, 20), st.sampled_from(["halves", "interleaved"]))
-def test_a_product_knows_only_the_distance(shift: int, apart: int, pairs: str) -> None:
+def test_a_product_depends_on_the_distance_only(shift: int, distance: int, pairs: str) -> None:
     part = rotary(rotary_pairs=pairs)
     q, k = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
 
     def product(at: int) -> torch.Tensor:
-        return (turned(part, q, torch.tensor([[at + apart]])) * turned(part, k, torch.tensor([[at]]))).sum()
+        return (
+            rotate(part, q, torch.tensor([[at + distance]])) * rotate(part, k, torch.tensor([[at]]))
+        ).sum()
 
     torch.testing.assert_close(product(0), product(shift), rtol=1e-3, atol=1e-4)
 
@@ -83,8 +86,8 @@ SCALINGS = [
 ]
 
 
-def ours(theirs: dict[str, object]) -> RotaryScaling | None:
-    if theirs["rope_type"] == "default":
+def our_scaling(parameters: dict[str, object]) -> RotaryScaling | None:
+    if parameters["rope_type"] == "default":
         return None
     names = {
         "low_freq_factor": "low_frequency",
@@ -96,17 +99,17 @@ def ours(theirs: dict[str, object]) -> RotaryScaling | None:
     }
     return RotaryScaling.parse(
         {
-            "kind": theirs["rope_type"],
-            "factor": theirs["factor"],
-            "original_positions": theirs.get("original_max_position_embeddings", 512),
+            "kind": parameters["rope_type"],
+            "factor": parameters["factor"],
+            "original_positions": parameters.get("original_max_position_embeddings", 512),
         }
-        | {ours: theirs[name] for name, ours in names.items() if name in theirs}
+        | {our_scaling: parameters[name] for name, our_scaling in names.items() if name in parameters}
     )
 
 
 @pytest.mark.parametrize("parameters", SCALINGS, ids=lambda p: p["rope_type"])
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
-def test_scalings_are_the_reference_librarys(parameters: dict[str, object], theta: float) -> None:
+def test_scalings_equal_those_of_transformers(parameters: dict[str, object], theta: float) -> None:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -117,76 +120,68 @@ def test_scalings_are_the_reference_librarys(parameters: dict[str, object], thet
         rope_parameters={"rope_theta": theta, **parameters},
     )
     reference = LlamaRotaryEmbedding(config)
-    scaling = ours(parameters)
+    scaling = our_scaling(parameters)
     torch.testing.assert_close(frequencies(64, theta, scaling), reference.inv_freq, rtol=2e-6, atol=0)
     assert magnitude(scaling) == pytest.approx(reference.attention_scaling)
 
 
+SHORT, LONG = ([base + 0.5 * n for n in range(8)] for base in (1.0, 3.0))
+FACTORS = {"short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 32}
+
+
 @pytest.mark.parametrize("length", [3, 32, 33, 100])
-def test_dynamic_scaling_is_the_reference_librarys(length: int) -> None:
+@pytest.mark.parametrize(
+    ("values", "max_positions"),
+    [
+        ({"rope_type": "dynamic", "factor": 3.0}, 32),
+        ({"rope_type": "longrope", **FACTORS}, 96),
+        ({"rope_type": "longrope", **FACTORS, "factor": 4.0}, 96),
+        ({"rope_type": "longrope", **FACTORS, "attention_factor": 1.2}, 96),
+    ],
+)
+def test_scalings_by_length_equal_those_of_transformers(
+    length: int, values: dict[str, Any], max_positions: int
+) -> None:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     config = LlamaConfig(
         hidden_size=32,
         num_attention_heads=2,
-        max_position_embeddings=32,
-        rope_parameters={"rope_theta": 10_000.0, "rope_type": "dynamic", "factor": 3.0},
-    )
-    x, positions = torch.randn(1, 2, length, 16), torch.arange(length)[None]
-    cos, _ = LlamaRotaryEmbedding(config)(x, positions)
-    scaling = {"kind": "dynamic", "factor": 3.0, "original_positions": 32}
-    turns = rotary(rotary_scaling=scaling).rotations(positions, Mask(causal=True), x)
-    assert turns.after_cache
-    for turn in (turns.queries, turns.keys):
-        torch.testing.assert_close(turn.cos[:, 0], cos[..., :8], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("length", [3, 32, 33, 100])
-@pytest.mark.parametrize("more", [{}, {"factor": 4.0}, {"attention_factor": 1.2}])
-def test_longrope_is_the_reference_librarys(length: int, more: dict[str, float]) -> None:
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    short, long = ([base + 0.5 * n for n in range(8)] for base in (1.0, 3.0))
-    factors = {"short_factor": short, "long_factor": long, "original_max_position_embeddings": 32, **more}
-    config = LlamaConfig(
-        hidden_size=32,
-        num_attention_heads=2,
-        max_position_embeddings=96,
-        rope_parameters={"rope_theta": 10_000.0, "rope_type": "longrope", **factors},
+        max_position_embeddings=max_positions,
+        rope_parameters={"rope_theta": 10_000.0, **values},
     )
     x, positions = torch.randn(1, 2, length, 16), torch.arange(length)[None]
     cos, sin = LlamaRotaryEmbedding(config)(x, positions)
-    scaling = {
-        **{"kind": "longrope", "factor": more.get("factor", 3.0), "original_positions": 32},
-        **{"short_factors": short, "long_factors": long, "magnitude": more.get("attention_factor")},
-    }
-    turns = rotary(rotary_scaling=scaling).rotations(positions, Mask(causal=True), x)
-    assert turns.after_cache
-    for turn in (turns.queries, turns.keys):
-        torch.testing.assert_close(turn.cos[:, 0], cos[..., :8], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(turn.sin[:, 0], sin[..., :8], rtol=1e-4, atol=1e-5)
+    scaling = {"kind": values["rope_type"], "factor": values.get("factor", 3.0), "original_positions": 32}
+    if "short_factor" in values:
+        scaling |= {"short_factors": SHORT, "long_factors": LONG}
+        scaling |= {"magnitude": values.get("attention_factor")}
+    rotations = rotary(rotary_scaling=scaling).rotations(positions, Mask(causal=True), x)
+    assert rotations.after_cache
+    for rotation in (rotations.queries, rotations.keys):
+        torch.testing.assert_close(rotation.cos[:, 0], cos[..., :8], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(rotation.sin[:, 0], sin[..., :8], rtol=1e-4, atol=1e-5)
 
 
-def test_dynamic_scaling_goes_by_the_length_of_the_row() -> None:
+def test_dynamic_scaling_depends_on_the_length_of_the_row() -> None:
     scaling = RotaryScaling(kind="dynamic", factor=2.0, original_positions=8)
     both = _dynamic(16, 10_000.0, scaling, torch.tensor([[5], [30]]))
     torch.testing.assert_close(both[0], frequencies(16, 10_000.0))
     assert (both[1, 1:] < both[0, 1:]).all()
 
 
-def test_a_turn_of_more_positions_takes_the_last_ones() -> None:
+def test_a_rotation_of_more_positions_applies_the_last_ones() -> None:
     part, x = rotary(), torch.randn(1, 2, 3, 16)
     angles = rotary().rotations(torch.arange(8)[None], Mask(causal=True), x).queries
     assert isinstance(angles, Rotation)
-    torch.testing.assert_close(angles(x), turned(part, x, torch.tensor([[5, 6, 7]])))
+    torch.testing.assert_close(angles(x), rotate(part, x, torch.tensor([[5, 6, 7]])))
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 @pytest.mark.parametrize("cache", ["growing", "static"])
-def test_a_text_that_outgrows_the_first_training_turns_all_that_it_has_read(kind: str, cache: str) -> None:
-    """Of one layer: those above read what the ones below said before the text was that long."""
+def test_scaling_by_length_rotates_cached_keys_again(kind: str, cache: str) -> None:
+    """One layer only: the input of higher layers depends on the length at earlier steps."""
     scaling = {"kind": kind, "factor": 3.0, "original_positions": 5}
     if kind == "longrope":
         scaling |= {"short_factors": (1.0, 2.0, 3.0, 4.0), "long_factors": (2.0, 4.0, 6.0, 9.0)}
