@@ -110,7 +110,7 @@ class Family:
         constants = self.architectures[named[0]]
         fields = {name: value for name, value in constants.items() if not callable(value)}
         for entry in self.entries:
-            fields |= entry.read(file, fields)
+            fields |= entry.load(file, fields)
         fields |= {name: value(fields) for name, value in constants.items() if callable(value)}
         if LABELED.intersection(fields["heads"]):
             fields |= labels_to_ours(values, self.n_labels)
@@ -121,7 +121,7 @@ class Family:
         explicit = with_defaults(config)
         theirs: Fields = {}
         for entry in self.entries:
-            theirs |= entry.write(config, explicit)
+            theirs |= entry.save(explicit if entry.explicit else config)
         return theirs | (labels_to_theirs(config) if LABELED.intersection(config.chosen_heads) else {})
 
     def fits(self, config: ModelConfig) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trifold.errors import SettingsError
-from trifold.hub.rows import SIZE, Fields, Group, Keys
+from trifold.hub.rows import SIZE, Entry, Fields, Keys
 from trifold.nn import ModelConfig
 from trifold.settings import Settings
 
@@ -49,7 +49,7 @@ MEASURED = ("linear", "dynamic")  # kinds that scale from `max_position_embeddin
 REQUIRED = ("llama3", "longrope")  # kinds whose own keys have no defaults
 
 
-def rope(*, part: str = "", theta: str = "rope_theta") -> Group:
+def rope(*, part: str = "", theta: str = "rope_theta") -> Entry:
     """The keys of rotary positions. The rows of sizes must be read before them.
 
     part, theta: a family's own keys of the rotated share of a head, and of the base. Others rotate whole heads.
@@ -93,7 +93,7 @@ def rope(*, part: str = "", theta: str = "rope_theta") -> Group:
             inner["partial_rotary_factor"] = _fraction(config.rotated_width, config.head_width)
         return {"rope_parameters": inner | _keys(config)}
 
-    return Group(keys, load, save)
+    return Entry(keys, load, save)
 
 
 def _scaling(keys: RopeKeys, max_positions: int, outer: int | None) -> Fields | None:

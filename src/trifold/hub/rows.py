@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -17,63 +17,12 @@ Keys: TypeAlias = dict[str, tuple[Any, Any]]  # their keys: (type, default)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One key of config.json that sets one field of ModelConfig.
-
-    type: that of our field unless given; null is allowed where the default is None or with `nullable`.
-    map: their values -> ours; the first of several equivalent names is written.
-    otherwise: the fields read so far -> our value where theirs is null.
-    load: (their value, the fields read so far) -> our value.
-    save: our value -> theirs.
-    heads: the key sets the field, and is written, only for models with one of these heads.
-    everywhere: it is written for all models nevertheless.
-    optional: None is written as null instead of the value that None stands for.
-    """
-
-    key: str
-    field: str
-    default: Any
-    _: KW_ONLY
-    type: Any = None
-    nullable: bool = False
-    map: Mapping[Any, Any] | None = None
-    otherwise: Callable[[Fields], Any] | None = None
-    load: Callable[[Any, Fields], Any] | None = None
-    save: Callable[[Any], Any] | None = None
-    heads: Collection[str] = ()
-    everywhere: bool = False
-    optional: bool = False
-
-    @property
-    def keys(self) -> Keys:
-        kind = self.type or (type(next(iter(self.map))) if self.map else type_of(self.field))
-        return {self.key: (kind | None if self.nullable or self.default is None else kind, self.default)}
-
-    def read(self, file: Any, fields: Fields) -> Fields:
-        if self.heads and not set(self.heads).intersection(fields["heads"]):
-            return {}
-        value = getattr(file, self.key)
-        if value is None and self.otherwise is not None:
-            return {self.field: self.otherwise(fields)}
-        if self.map is not None:
-            value = translate(self.key, value, self.map)
-        return {self.field: value if self.load is None else self.load(value, fields)}
-
-    def write(self, config: ModelConfig, explicit: ModelConfig) -> Fields:
-        if self.heads and not self.everywhere and not set(self.heads).intersection(config.chosen_heads):
-            return {}
-        value = getattr(config if self.optional else explicit, self.field)
-        if self.map is not None:
-            value = name_of(value, self.map)
-        return {self.key: value if self.save is None else self.save(value)}
-
-
-@dataclass(frozen=True)
-class Group:
-    """Keys that set several fields together.
+class Entry:
+    """Keys of config.json that set fields of ModelConfig together.
 
     load: (the values of all keys, the fields read so far) -> more fields.
-    save: our config, with every default explicit -> the values of these keys.
+    save: our config -> the values of these keys.
+    explicit: in the config that `save` gets, each None is replaced by the value that it stands for.
 
     Both raise SettingsError, for contradictions and for what the keys cannot represent.
     """
@@ -81,15 +30,55 @@ class Group:
     keys: Keys
     load: Callable[[Any, Fields], Fields] = lambda file, fields: {}
     save: Callable[[ModelConfig], Fields] = lambda config: {}
-
-    def read(self, file: Any, fields: Fields) -> Fields:
-        return self.load(file, fields)
-
-    def write(self, config: ModelConfig, explicit: ModelConfig) -> Fields:
-        return self.save(explicit)
+    explicit: bool = True
 
 
-Entry: TypeAlias = Row | Group
+def row(
+    key: str,
+    field: str,
+    default: Any,
+    *,
+    kind: Any = None,
+    map: Mapping[Any, Any] | None = None,
+    otherwise: Callable[[Fields], Any] | None = None,
+    load: Callable[[Any, Fields], Any] = lambda value, fields: value,
+    save: Callable[[Any], Any] = lambda value: value,
+    heads: Collection[str] = (),
+    everywhere: bool = False,
+    explicit: bool = True,
+) -> Entry:
+    """One key that sets one field.
+
+    kind: its type, by default that of our field; null is allowed too where the default is None.
+    map: their values -> ours; the first of several equivalent names is written.
+    otherwise: the fields read so far -> our value where theirs is null.
+    load: (their value, the fields read so far) -> our value.
+    save: our value -> theirs.
+    heads: the key sets the field, and is written, only for models with one of these heads.
+    everywhere: it is written for all models nevertheless.
+    """
+
+    def read(file: Any, fields: Fields) -> Fields:
+        if heads and not set(heads).intersection(fields["heads"]):
+            return {}
+        value = getattr(file, key)
+        if value is None and otherwise is not None:
+            return {field: otherwise(fields)}
+        return {field: load(value if map is None else translate(key, value, map), fields)}
+
+    def write(config: ModelConfig) -> Fields:
+        if heads and not everywhere and not set(heads).intersection(config.chosen_heads):
+            return {}
+        value = getattr(config, field)
+        return {key: save(value if map is None else name_of(value, map))}
+
+    kind = kind or (type(next(iter(map))) if map else type_of(field))
+    return Entry({key: (kind | None if default is None else kind, default)}, read, write, explicit)
+
+
+def rows(**defaults: Any) -> tuple[Entry, ...]:
+    """Keys that have the names of our fields, with these defaults."""
+    return tuple(row(name, name, default) for name, default in defaults.items())
 
 
 def sizes(
@@ -97,23 +86,23 @@ def sizes(
 ) -> tuple[Entry, ...]:
     """The keys that most families have, with these defaults."""
     return (
-        Row("vocab_size", "vocab_size", vocab, type=up_to(2**31)),
-        Row("hidden_size", "d_model", width),
-        Row("intermediate_size", "d_ff", inner),
-        Row("num_hidden_layers", "n_layers", layers),
-        Row("num_attention_heads", "n_heads", heads),
-        Row("max_position_embeddings", "max_positions", positions),
-        Row("hidden_act", "activation", activation, map=ACTIVATIONS),
+        row("vocab_size", "vocab_size", vocab, kind=up_to(2**31)),
+        row("hidden_size", "d_model", width),
+        row("intermediate_size", "d_ff", inner),
+        row("num_hidden_layers", "n_layers", layers),
+        row("num_attention_heads", "n_heads", heads),
+        row("max_position_embeddings", "max_positions", positions),
+        row("hidden_act", "activation", activation, map=ACTIVATIONS),
     )
 
 
-def fixed(**values: bool | int | float | str) -> Group:
+def fixed(**values: bool | int | float | str) -> Entry:
     """Keys that select parts which ModelConfig lacks: any other value is an error. They are not written."""
-    keys: Keys = {}
-    for key, value in values.items():
-        only = Annotated[float, Field(ge=value, le=value)] if isinstance(value, float) else Literal[value]
-        keys[key] = (only, value)
-    return Group(keys)
+
+    def only(value: bool | int | float | str) -> Any:
+        return Annotated[float, Field(ge=value, le=value)] if isinstance(value, float) else Literal[value]
+
+    return Entry({key: (only(value), value) for key, value in values.items()})
 
 
 def revise(entries: Sequence[Entry], *new: Entry, without: str = "", **defaults: Any) -> tuple[Entry, ...]:
@@ -121,15 +110,20 @@ def revise(entries: Sequence[Entry], *new: Entry, without: str = "", **defaults:
     those that have the same key.
     """
     dropped = {*without.split(), *(key for entry in new for key in entry.keys)}
-    kept = [entry for entry in entries if not dropped.intersection(entry.keys)]
-    changed = [
-        replace(entry, default=defaults.pop(entry.key))
-        if isinstance(entry, Row) and entry.key in defaults
-        else entry
-        for entry in kept
-    ]
-    assert not defaults, f"no rows for {', '.join(defaults)}"
-    return (*changed, *new)
+    kept = []
+    for entry in entries:
+        if not dropped.intersection(entry.keys):
+            keys = {key: (kind, defaults.pop(key, default)) for key, (kind, default) in entry.keys.items()}
+            kept.append(replace(entry, keys=keys))
+    assert not defaults, f"no entries for {', '.join(defaults)}"
+    return (*kept, *new)
+
+
+def require(condition: object, problem: str) -> Fields:
+    """No fields. Raises SettingsError with the problem unless the condition is true."""
+    if not condition:
+        raise SettingsError(problem)
+    return {}
 
 
 def type_of(name: str) -> Any:
@@ -172,8 +166,7 @@ ACTIVATIONS = {
 
 def translate(key: str, name: Any, table: Mapping[Any, Any]) -> Any:
     """Our value for a name of theirs. Raises SettingsError for an unknown name."""
-    if name not in table:
-        raise SettingsError(f"{key}: {name!r} is not known; known: {', '.join(map(str, table))}")
+    require(name in table, f"{key}: {name!r} is not known; known: {', '.join(map(str, table))}")
     return table[name]
 
 
@@ -190,21 +183,19 @@ def name_of(value: Any, table: Mapping[Any, Any]) -> Any:
 Id = Annotated[int, Field(ge=0)]
 
 
-def end(default: int) -> Row:
+def end(default: int) -> Entry:
     """The end token of a family that requires one. Of several, ModelConfig has the first; see `read_generation`."""
     ends = Id | Annotated[list[Id], Field(min_length=1)]
-    return Row(
-        "eos_token_id",
-        "eos_id",
-        default,
-        type=ends,
-        load=lambda value, fields: value[0] if isinstance(value, list) else value,
-    )
+    return row("eos_token_id", "eos_id", default, kind=ends, load=lambda value, fields: _first(value))
+
+
+def _first(ends: Any) -> Any:
+    return ends[0] if isinstance(ends, list) and ends else ends
 
 
 def ids(
     pad: int | None = None, bos: int | None = None, eos: int | None = None, *, padded: bool = False
-) -> Group:
+) -> Entry:
     """Special tokens with these defaults.
 
     A missing end token gets an id beyond the vocabulary; any other missing token gets the id of the end token.
@@ -215,8 +206,12 @@ def ids(
     one = (Id if padded else int) | None
 
     def load(file: Any, fields: Fields) -> Fields:
-        size, pad, bos, ends = fields["vocab_size"], file.pad_token_id, file.bos_token_id, file.eos_token_id
-        end = ends[0] if isinstance(ends, list) and ends else ends
+        size, pad, bos, end = (
+            fields["vocab_size"],
+            file.pad_token_id,
+            file.bos_token_id,
+            _first(file.eos_token_id),
+        )
         eos = end if isinstance(end, int) and end >= 0 else size
         spare = eos if eos < size else 0
         if padded and pad is not None and pad >= size:
@@ -237,4 +232,4 @@ def ids(
         "bos_token_id": (one, bos),
         "eos_token_id": (int | list[int] | None, eos),
     }
-    return Group(keys, load, save)
+    return Entry(keys, load, save)

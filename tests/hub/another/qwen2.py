@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Literal
 
 from trifold.hub.families import llama
-from trifold.hub.rows import Group, Row, fixed, ids, revise
+from trifold.hub.rows import Entry, fixed, ids, revise
 
-LAYER_TYPES = Group({"layer_types": (list[Literal["full_attention"]] | None, None)})
+LAYER_TYPES = Entry({"layer_types": (list[Literal["full_attention"]] | None, None)})
 
 FAMILY = replace(
     llama.LLAMA,
@@ -20,11 +20,11 @@ FAMILY = replace(
     stem="Qwen2",
     entries=revise(
         llama.ENTRIES,
-        Row("num_key_value_heads", "n_kv_heads", 32, nullable=True),
         ids(),
         fixed(use_sliding_window=False, attention_bias=True, mlp_bias=False),
         LAYER_TYPES,
         vocab_size=151936,
+        num_key_value_heads=32,
         intermediate_size=22016,
         max_position_embeddings=32768,
     ),

@@ -11,30 +11,19 @@ if TYPE_CHECKING:
 
 # The file of each family in this folder, in the order in which they are tried for a config that was made here.
 FILES = {
-    "albert": "bert",
-    "bart": "bart",
-    "bert": "bert",
-    "distilbert": "bert",
-    "gpt2": "gpt",
-    "gpt_bigcode": "gpt",
-    "openai-gpt": "gpt",
-    "gpt_neo": "gpt",
-    "gpt_neox": "gpt",
-    "gptj": "gpt",
-    "llama": "llama",
-    "mistral": "llama",
-    "marian": "bart",
-    "roberta": "bert",
-    "camembert": "bert",
-    "xlm-roberta": "bert",
-    "starcoder2": "llama",
-    "t5": "t5",
-    "mt5": "t5",
-    "vit": "vit",
-    "xlnet": "xlnet",
-    "falcon": "falcon",
-    "codegen": "gpt",
-    "trifold": "native",
+    model_type: file
+    for file, model_types in {
+        "bert": "albert bert distilbert roberta camembert xlm-roberta",
+        "bart": "bart marian",
+        "gpt": "gpt2 gpt_bigcode openai-gpt gpt_neo gpt_neox gptj codegen",
+        "llama": "llama mistral starcoder2",
+        "t5": "t5 mt5",
+        "vit": "vit",
+        "xlnet": "xlnet",
+        "falcon": "falcon",
+        "native": "trifold",
+    }.items()
+    for model_type in model_types.split()
 }
 
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trifold.errors import SettingsError
 from trifold.hub.family import PART, STACK, Family, TensorRules, in_layer, modules, tied
-from trifold.hub.rows import ACTIVATIONS, SIZE, Fields, Group, Row, end, fixed, same
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, end, fixed, require, row, rows, same
 from trifold.hub.rules import LEADING_AXIS, SAME, AnyRule, Copy, Ignored, Rule, Zeros, permuted
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
@@ -24,41 +23,37 @@ from trifold.nn.config import Head
 WRITTEN: Fields = {"is_encoder_decoder": True, "tie_word_embeddings": True, "forced_eos_token_id": None}
 # Keys that Marian shares.
 SIDES = (
-    Row("max_position_embeddings", "max_positions", 1024),
-    Row("d_model", "d_model", 1024),
-    Row("encoder_layers", "n_layers", 12),
-    Row("decoder_layers", "n_decoder_layers", 12),
-    Row("encoder_attention_heads", "n_heads", 16),
-    Row("decoder_attention_heads", "n_decoder_heads", 16),
-    Row("encoder_ffn_dim", "d_ff", 4096),
-    Row("decoder_ffn_dim", "d_decoder_ff", 4096),
-    Row("activation_function", "activation", "gelu", map=ACTIVATIONS),
-    Row("scale_embedding", "scale_embeddings", False),
-    Row("dropout", "dropout", 0.1),
-    Row("attention_dropout", "attention_dropout", 0.0),
+    row("max_position_embeddings", "max_positions", 1024),
+    *rows(d_model=1024, dropout=0.1, attention_dropout=0.0),
+    row("encoder_layers", "n_layers", 12),
+    row("decoder_layers", "n_decoder_layers", 12),
+    row("encoder_attention_heads", "n_heads", 16),
+    row("decoder_attention_heads", "n_decoder_heads", 16),
+    row("encoder_ffn_dim", "d_ff", 4096),
+    row("decoder_ffn_dim", "d_decoder_ff", 4096),
+    row("activation_function", "activation", "gelu", map=ACTIVATIONS),
+    row("scale_embedding", "scale_embeddings", False),
     fixed(is_encoder_decoder=True, tie_word_embeddings=True, is_decoder=False),
     fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0),
     fixed(normalize_before=False, add_final_layer_norm=False, add_bias_logits=False),
-    Group({}, save=lambda config: WRITTEN),
+    Entry({}, save=lambda config: WRITTEN),
 )
 
 
 def _check_layers(file: Any, fields: Fields) -> Fields:
-    if file.num_hidden_layers not in (None, file.encoder_layers):
-        raise SettingsError(
-            f"num_hidden_layers: {file.num_hidden_layers} contradicts encoder_layers {file.encoder_layers}"
-        )
-    return {}
+    layers = file.num_hidden_layers
+    problem = f"num_hidden_layers: {layers} contradicts encoder_layers {file.encoder_layers}"
+    return require(layers in (None, file.encoder_layers), problem)
 
 
-def head_dropout(*heads: Head) -> Row:
+def head_dropout(*heads: Head) -> Entry:
     """The dropout before the classes of these heads; None where it is that of the model."""
     key = "classifier_dropout"
 
     def load(value: float, fields: Fields) -> float | None:
         return None if value == fields["dropout"] else value
 
-    return Row(key, key, 0.0, load=load, heads=heads, everywhere=True)
+    return row(key, key, 0.0, load=load, heads=heads, everywhere=True)
 
 
 CLASSES: dict[str, Fields] = {
@@ -112,17 +107,16 @@ BART = Family(
     stem="Bart",
     classes=CLASSES,
     entries=(
-        Row("vocab_size", "vocab_size", 50265),
         *SIDES,
-        Row("activation_dropout", "activation_dropout", 0.0),
-        Row("pad_token_id", "pad_id", 1),
-        Row("bos_token_id", "bos_id", 0),
+        *rows(vocab_size=50265, activation_dropout=0.0),
+        row("pad_token_id", "pad_id", 1),
+        row("bos_token_id", "bos_id", 0),
         end(2),
-        Row("decoder_start_token_id", "decoder_start_id", 2),
+        row("decoder_start_token_id", "decoder_start_id", 2),
         head_dropout("sequence"),
         # Ours; files of others do not have it.
-        Row("lm_head_bias", "lm_head_bias", True, heads=("lm",), everywhere=True),
-        Group({"num_hidden_layers": (int | None, None)}, _check_layers),
+        row("lm_head_bias", "lm_head_bias", True, heads=("lm",), everywhere=True),
+        Entry({"num_hidden_layers": (int | None, None)}, _check_layers),
         fixed(normalize_embedding=True, static_position_embeddings=False, extra_pos_embeddings=2),
     ),
     constants={
@@ -196,8 +190,9 @@ MARIAN = Family(
     stem="Marian",
     classes={"MTModel": {"heads": ("lm",)}},
     entries=(
-        Row("vocab_size", "vocab_size", 58101),
-        Group(
+        # Of these, files of others have the first only.
+        *rows(vocab_size=58101, attention_bias=True, lm_head_bias=True),
+        Entry(
             {"decoder_vocab_size": (SIZE | None, None), "share_encoder_decoder_embeddings": (bool, True)},
             _load_target,
             lambda config: {
@@ -206,16 +201,13 @@ MARIAN = Family(
             },
         ),
         *SIDES,
-        Row("pad_token_id", "pad_id", 58100),
+        row("pad_token_id", "pad_id", 58100),
         end(0),
-        Row("decoder_start_token_id", "decoder_start_id", 58100),
-        Row("bos_token_id", "bos_id", None, otherwise=same("decoder_start_id")),
+        row("decoder_start_token_id", "decoder_start_id", 58100),
+        row("bos_token_id", "bos_id", None, otherwise=same("decoder_start_id")),
         fixed(activation_dropout=0.0, normalize_embedding=False, static_position_embeddings=True),
-        Group({}, save=lambda config: {"activation_dropout": 0.0}),
-        # Ours; files of others have none of these.
-        Row("position_layout", "positions", "halves", map=LAYOUTS),
-        Row("attention_bias", "attention_bias", True),
-        Row("lm_head_bias", "lm_head_bias", True),
+        Entry({}, save=lambda config: {"activation_dropout": 0.0}),
+        row("position_layout", "positions", "halves", map=LAYOUTS),  # ours too
     ),
     constants={"norm_epsilon": 1e-5},
     rules=_rules,

@@ -13,7 +13,7 @@ from typing import Any
 
 from trifold.errors import SettingsError
 from trifold.hub.family import Family, TensorRules, in_layer
-from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, fixed, ids, revise, same, sizes, up_to
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, revise, row, same, sizes, type_of, up_to
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
@@ -63,14 +63,14 @@ CLASSES: dict[str, Fields] = {
 }
 BERT = (
     *sizes(vocab=30522, width=768, inner=3072, layers=12, heads=12, positions=512, activation="gelu"),
-    Row("hidden_dropout_prob", "dropout", 0.1),
-    Row("attention_probs_dropout_prob", "attention_dropout", 0.1),
-    Row("layer_norm_eps", "norm_epsilon", 1e-12),
+    row("hidden_dropout_prob", "dropout", 0.1),
+    row("attention_probs_dropout_prob", "attention_dropout", 0.1),
+    row("layer_norm_eps", "norm_epsilon", 1e-12),
     ENCODER_ONLY,
-    Row("type_vocab_size", "n_token_types", 2, type=up_to(2**16)),
+    row("type_vocab_size", "n_token_types", 2, kind=up_to(2**16)),
     ids(0, padded=True),
-    Row("tie_word_embeddings", "tie_lm_head", True),
-    Row("classifier_dropout", "classifier_dropout", None, optional=True),
+    row("tie_word_embeddings", "tie_lm_head", True),
+    row("classifier_dropout", "classifier_dropout", None, explicit=False),
     fixed(position_embedding_type="absolute"),
 )
 LAYER = block_names(
@@ -124,8 +124,8 @@ def _load_positions(file: Any, fields: Fields) -> Fields:
 ENTRIES = revise(
     BERT,
     ids(1, 0, 2, padded=True),
-    Group(
-        Row("max_position_embeddings", "max_positions", 512).keys,
+    Entry(
+        row("max_position_embeddings", "max_positions", 512).keys,
         _load_positions,
         lambda config: {"max_position_embeddings": config.max_positions + config.position_offset},
     ),
@@ -178,19 +178,19 @@ DISTILBERT = Family(
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "relu"},
     },
     entries=(
-        Row("vocab_size", "vocab_size", 30522, type=up_to(2**31)),
-        Row("max_position_embeddings", "max_positions", 512),
-        Row("n_layers", "n_layers", 6),
-        Row("n_heads", "n_heads", 12),
-        Row("dim", "d_model", 768),
-        Row("hidden_dim", "d_ff", 3072),
-        Row("dropout", "dropout", 0.1),
-        Row("attention_dropout", "attention_dropout", 0.1),
-        Row("activation", "activation", "gelu", map=ACTIVATIONS),
-        Row("qa_dropout", "classifier_dropout", 0.1, heads=("span",)),
-        Row("seq_classif_dropout", "classifier_dropout", 0.2, heads=("sequence",)),
+        row("vocab_size", "vocab_size", 30522, kind=up_to(2**31)),
+        row("max_position_embeddings", "max_positions", 512),
+        row("n_layers", "n_layers", 6),
+        row("n_heads", "n_heads", 12),
+        row("dim", "d_model", 768),
+        row("hidden_dim", "d_ff", 3072),
+        row("dropout", "dropout", 0.1),
+        row("attention_dropout", "attention_dropout", 0.1),
+        row("activation", "activation", "gelu", map=ACTIVATIONS),
+        row("qa_dropout", "classifier_dropout", 0.1, heads=("span",)),
+        row("seq_classif_dropout", "classifier_dropout", 0.2, heads=("sequence",)),
         ids(0, padded=True),
-        Row("tie_word_embeddings", "tie_lm_head", True),
+        row("tie_word_embeddings", "tie_lm_head", True),
         ENCODER_ONLY,
     ),
     constants=TEXT_ENCODER | {"norm_epsilon": 1e-12},
@@ -300,9 +300,9 @@ ALBERT = Family(
     classes={name: fields for name, fields in CLASSES.items() if name != "ForNextSentencePrediction"},
     entries=revise(
         BERT,
-        Group({key: (up_to(MAX_LAYERS), n) for key, n in COUNTS.items()}, _load_groups, _save_groups),
-        Row("embedding_size", "d_embedding", 128, type=up_to(2**20)),
-        Row("classifier_dropout_prob", "classifier_dropout", 0.1, nullable=True),
+        Entry({key: (up_to(MAX_LAYERS), n) for key, n in COUNTS.items()}, _load_groups, _save_groups),
+        row("embedding_size", "d_embedding", 128, kind=up_to(2**20)),
+        row("classifier_dropout_prob", "classifier_dropout", 0.1, kind=type_of("classifier_dropout") | None),
         ids(0, 2, 3, padded=True),
         without="classifier_dropout",
         vocab_size=30000,

@@ -11,7 +11,7 @@ from trifold.errors import SettingsError
 from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes, four_times
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import rope
-from trifold.hub.rows import ACTIVATIONS, SIZE, Fields, Group, Row, fixed, ids, revise, same, sizes, up_to
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, same, sizes, up_to
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
@@ -82,17 +82,17 @@ FAMILY = Family(
     entries=(
         *revise(SIZES, without="intermediate_size hidden_act"),
         # An old name of hidden_size.
-        Group(
+        Entry(
             {"n_embed": (SIZE | None, None)},
             lambda file, fields: {"d_model": file.n_embed or fields["d_model"]},
         ),
-        Row("ffn_hidden_size", "d_ff", None, otherwise=four_times),
-        Row("activation", "activation", "gelu", map=ACTIVATIONS),
-        Row("layer_norm_epsilon", "norm_epsilon", 1e-5),
-        Row("hidden_dropout", "dropout", 0.0),
-        Row("attention_dropout", "attention_dropout", 0.0),
-        Row("bias", "attention_bias", False),
-        Group(
+        row("ffn_hidden_size", "d_ff", None, otherwise=four_times),
+        row("activation", "activation", "gelu", map=ACTIVATIONS),
+        row("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        row("hidden_dropout", "dropout", 0.0),
+        row("attention_dropout", "attention_dropout", 0.0),
+        row("bias", "attention_bias", False),
+        Entry(
             {
                 **ROPE.keys,
                 "alibi": (bool, False),
@@ -108,7 +108,7 @@ FAMILY = Family(
         ids(bos=11, eos=11),
         *revise(
             COMMON,
-            Row(
+            row(
                 "classifier_dropout", "classifier_dropout", None, otherwise=same("dropout"), heads=("token",)
             ),
         ),

@@ -18,7 +18,7 @@ from typing import Any
 from trifold.errors import SettingsError
 from trifold.hub.family import Family, TensorRules, grouped, in_layer
 from trifold.hub.rope import rope
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, Group, Row, fixed, ids, revise, sizes
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, require, revise, row, sizes
 from trifold.hub.rules import SAME, TRANSPOSED, Renamed, interleaved, stacked
 from trifold.nn import ModelConfig
 
@@ -53,24 +53,24 @@ def four_times(fields: Fields) -> int:
 
 # Keys that every family has.
 COMMON: tuple[Entry, ...] = (
-    Row("tie_word_embeddings", "tie_lm_head", True),
-    Row("classifier_dropout", "classifier_dropout", None, otherwise=lambda fields: 0.1, heads=("token",)),
+    row("tie_word_embeddings", "tie_lm_head", True),
+    row("classifier_dropout", "classifier_dropout", None, otherwise=lambda fields: 0.1, heads=("token",)),
     fixed(is_encoder_decoder=False, add_cross_attention=False),
 )
 
 # GPT-2's keys and defaults, which other families took over.
 GPT: tuple[Entry, ...] = (
-    Row("vocab_size", "vocab_size", 50257),
-    Row("n_positions", "max_positions", 1024),
-    Row("n_embd", "d_model", 768),
-    Row("n_layer", "n_layers", 12),
-    Row("n_head", "n_heads", 12),
-    Row("n_inner", "d_ff", None, otherwise=four_times),
-    Row("activation_function", "activation", "gelu_new", map=ACTIVATIONS),
-    Row("resid_pdrop", "dropout", 0.1),
-    Row("embd_pdrop", "embedding_dropout", 0.1),
-    Row("attn_pdrop", "attention_dropout", 0.1),
-    Row("layer_norm_epsilon", "norm_epsilon", 1e-5),
+    row("vocab_size", "vocab_size", 50257),
+    row("n_positions", "max_positions", 1024),
+    row("n_embd", "d_model", 768),
+    row("n_layer", "n_layers", 12),
+    row("n_head", "n_heads", 12),
+    row("n_inner", "d_ff", None, otherwise=four_times),
+    row("activation_function", "activation", "gelu_new", map=ACTIVATIONS),
+    row("resid_pdrop", "dropout", 0.1),
+    row("embd_pdrop", "embedding_dropout", 0.1),
+    row("attn_pdrop", "attention_dropout", 0.1),
+    row("layer_norm_epsilon", "norm_epsilon", 1e-5),
     ids(bos=50256, eos=50256),
     *COMMON,
 )
@@ -112,27 +112,26 @@ GPT2 = Family(
     classes=classes(lm="LMHeadModel"),
     entries=(
         *GPT,
-        Row("scale_attn_weights", "attention_scale", True, map=SCALED),
-        Row("scale_attn_by_inverse_layer_idx", "attention_scale_by_layer", False),
+        row("scale_attn_weights", "attention_scale", True, map=SCALED),
+        row("scale_attn_by_inverse_layer_idx", "attention_scale_by_layer", False),
     ),
     constants=DECODER | {"positions": "learned", "attention_bias": True},
     rules=RULES,
     ignored=f"{GPT_IGNORED} reorder_and_upcast_attn",  # the same numbers, rounded later
 )
 
-MULTI_QUERY = Group(
-    {"multi_query": (bool, True)},
-    lambda file, fields: {"n_kv_heads": 1 if file.multi_query else None},
-    lambda config: {"multi_query": config.kv_heads == 1},
-)
 BIGCODE = Family(
     "gpt_bigcode",
     "GPTBigCode",
     classes=classes("ForQuestionAnswering"),
     entries=(
         *revise(GPT, activation_function="gelu_pytorch_tanh"),
-        Row("scale_attn_weights", "attention_scale", True, map=SCALED),
-        MULTI_QUERY,
+        row("scale_attn_weights", "attention_scale", True, map=SCALED),
+        Entry(
+            {"multi_query": (bool, True)},
+            lambda file, fields: {"n_kv_heads": 1 if file.multi_query else None},
+            lambda config: {"multi_query": config.kv_heads == 1},
+        ),
     ),
     constants=GPT2.constants,
     rules=replace(RULES, split=grouped, matrix=SAME),
@@ -150,7 +149,7 @@ OPENAI = Family(
     classes=classes("ForTokenClassification", "ForQuestionAnswering", lm="LMHeadModel"),
     entries=(
         *revise(GPT, ids(), without="n_inner activation_function", vocab_size=40478, n_positions=512),
-        Row("afn", "activation", "gelu", map=OPENAI_ACTIVATIONS),
+        row("afn", "activation", "gelu", map=OPENAI_ACTIVATIONS),
     ),
     constants=GPT2.constants | {"norm_placement": "post", "d_ff": four_times},
     rules=replace(
@@ -201,7 +200,7 @@ def _save_layers(config: ModelConfig) -> Fields:
     return {"attention_types": [[layers, 1]], "attention_layers": layers, "window_size": window}
 
 
-ATTENTION_TYPES = Group(
+ATTENTION_TYPES = Entry(
     {
         "attention_types": (list[Any] | None, None),
         "attention_layers": (list[str] | None, None),  # repeats attention_types
@@ -219,17 +218,17 @@ NEO = Family(
     "GPTNeo",
     classes=classes(),
     entries=(
-        Row("vocab_size", "vocab_size", 50257),
-        Row("max_position_embeddings", "max_positions", 2048),
-        Row("hidden_size", "d_model", 2048),
-        Row("num_layers", "n_layers", 24),
-        Row("num_heads", "n_heads", 16),
-        Row("intermediate_size", "d_ff", None, otherwise=four_times),
-        Row("activation_function", "activation", "gelu_new", map=ACTIVATIONS),
-        Row("resid_dropout", "dropout", 0.0),
-        Row("embed_dropout", "embedding_dropout", 0.0),
-        Row("attention_dropout", "attention_dropout", 0.0),
-        Row("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        row("vocab_size", "vocab_size", 50257),
+        row("max_position_embeddings", "max_positions", 2048),
+        row("hidden_size", "d_model", 2048),
+        row("num_layers", "n_layers", 24),
+        row("num_heads", "n_heads", 16),
+        row("intermediate_size", "d_ff", None, otherwise=four_times),
+        row("activation_function", "activation", "gelu_new", map=ACTIVATIONS),
+        row("resid_dropout", "dropout", 0.0),
+        row("embed_dropout", "embedding_dropout", 0.0),
+        row("attention_dropout", "attention_dropout", 0.0),
+        row("layer_norm_epsilon", "norm_epsilon", 1e-5),
         ids(bos=50256, eos=50256),
         *COMMON,
         ATTENTION_TYPES,
@@ -284,7 +283,7 @@ GPTJ = Family(
             attn_pdrop=0.0,
             tie_word_embeddings=False,
         ),
-        Row("rotary_dim", "rotary_width", 64),
+        row("rotary_dim", "rotary_width", 64),
     ),
     constants=DECODER | J_CONSTANTS,
     rules=J_RULES,
@@ -295,9 +294,8 @@ N_PARTS = 4  # of the stored projections of CodeGen
 
 
 def _check_heads(file: Any, fields: Fields) -> Fields:
-    if file.n_head % N_PARTS:
-        raise SettingsError(f"n_head: {file.n_head} is not a multiple of {N_PARTS}, as CodeGen requires")
-    return {}
+    problem = f"n_head: {file.n_head} is not a multiple of {N_PARTS}, as CodeGen requires"
+    return require(file.n_head % N_PARTS == 0, problem)
 
 
 CODEGEN = replace(
@@ -305,7 +303,7 @@ CODEGEN = replace(
     model_type="codegen",
     stem="CodeGen",
     classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
-    entries=(*GPTJ.entries, Group({}, _check_heads)),
+    entries=(*GPTJ.entries, Entry({}, _check_heads)),
     rules=replace(
         J_RULES,
         names={ours: theirs for ours, theirs in J_RULES.names.items() if "{p" not in ours},
@@ -328,11 +326,11 @@ NEOX = Family(
     classes=classes(),
     entries=(
         *sizes(vocab=50432, width=6144, inner=24576, layers=44, heads=64, positions=2048, activation="gelu"),
-        Row("attention_dropout", "attention_dropout", 0.0),
-        Row("hidden_dropout", "dropout", 0.0),
-        Row("layer_norm_eps", "norm_epsilon", 1e-5),
-        Row("use_parallel_residual", "residual", True, map={True: "parallel-two-norms", False: "sequential"}),
-        Row("attention_bias", "attention_bias", True),
+        row("attention_dropout", "attention_dropout", 0.0),
+        row("hidden_dropout", "dropout", 0.0),
+        row("layer_norm_eps", "norm_epsilon", 1e-5),
+        row("use_parallel_residual", "residual", True, map={True: "parallel-two-norms", False: "sequential"}),
+        row("attention_bias", "attention_bias", True),
         rope(part="rotary_pct", theta="rotary_emb_base"),
         ids(bos=0, eos=2),
         *revise(COMMON, tie_word_embeddings=False),

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trifold.errors import SettingsError
 from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import rope
-from trifold.hub.rows import Fields, Group, Row, fixed, ids, revise, same, sizes
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, require, revise, row, rows, same, sizes
 from trifold.nn import ModelConfig
 
 ENTRIES = (
     *sizes(vocab=32000, width=4096, inner=11008, layers=32, heads=32, positions=2048, activation="silu"),
-    Row("num_key_value_heads", "n_kv_heads", None),
-    Row("head_dim", "d_head", None, otherwise=lambda fields: fields["d_model"] // fields["n_heads"]),
-    Row("rms_norm_eps", "norm_epsilon", 1e-6),
-    Row("attention_dropout", "attention_dropout", 0.0),
-    Row("attention_bias", "attention_bias", False),
-    Row("mlp_bias", "feed_forward_bias", False),
+    row("num_key_value_heads", "n_kv_heads", None),
+    row("head_dim", "d_head", None, otherwise=lambda f: f["d_model"] // f["n_heads"]),
+    row("rms_norm_eps", "norm_epsilon", 1e-6),
+    *rows(attention_dropout=0.0, attention_bias=False),
+    row("mlp_bias", "feed_forward_bias", False),
     rope(),
     ids(bos=1, eos=2),
     *revise(COMMON, tie_word_embeddings=False),
@@ -47,16 +45,16 @@ RULES = TensorRules(
 
 
 def _check_width(config: ModelConfig) -> Fields:
-    if config.d_model % config.n_heads:  # `transformers` requires it even where head_dim differs
-        raise SettingsError(f"hidden_size: {config.d_model} is not a multiple of {config.n_heads} heads")
-    return {}
+    """`transformers` requires it even where head_dim differs."""
+    problem = f"hidden_size: {config.d_model} is not a multiple of {config.n_heads} heads"
+    return require(config.d_model % config.n_heads == 0, problem)
 
 
 LLAMA = Family(
     model_type="llama",
     stem="Llama",
     classes=classes(),
-    entries=(*ENTRIES, Group({}, save=_check_width)),
+    entries=(*ENTRIES, Entry({}, save=_check_width)),
     constants=CONSTANTS,
     rules=lambda config: replace(RULES, prefix="transformer" if "span" in config.chosen_heads else "model")(
         config
@@ -69,9 +67,9 @@ MISTRAL = replace(
     stem="Mistral",
     entries=revise(
         ENTRIES,
-        Row("num_key_value_heads", "n_kv_heads", 8, nullable=True),
-        Row("sliding_window", "sliding_window", 4096, nullable=True),
+        row("sliding_window", "sliding_window", 4096, kind=SIZE | None),
         fixed(attention_bias=False, mlp_bias=False),
+        num_key_value_heads=8,
         intermediate_size=14336,
         max_position_embeddings=131072,
     ),
@@ -92,13 +90,10 @@ STARCODER2 = Family(
     classes=classes("ForQuestionAnswering"),
     entries=(
         *SIZES,
-        Row("num_key_value_heads", "n_kv_heads", 2, nullable=True),
-        Row("norm_epsilon", "norm_epsilon", 1e-5),
-        Row("sliding_window", "sliding_window", None),
-        Row("attention_dropout", "attention_dropout", 0.0),
-        Row("residual_dropout", "dropout", 0.0),
-        Row("embedding_dropout", "embedding_dropout", 0.0),
-        Row("use_bias", "attention_bias", True),
+        *rows(norm_epsilon=1e-5, sliding_window=None, attention_dropout=0.0, embedding_dropout=0.0),
+        row("num_key_value_heads", "n_kv_heads", 2, kind=SIZE | None),
+        row("residual_dropout", "dropout", 0.0),
+        row("use_bias", "attention_bias", True),
         fixed(mlp_type="default", norm_type="layer_norm"),
         rope(),
         ids(bos=50256, eos=50256),

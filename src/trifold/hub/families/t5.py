@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trifold.hub.families.bart import CLASSES as BART_CLASSES, HEADS, head_dropout
 from trifold.hub.family import LABELED, STACK, Family, TensorRules, tied
-from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, end, fixed, name_of, revise, same, translate
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, end, fixed, name_of, revise, row, same, translate
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
@@ -29,7 +29,8 @@ CLASSES: dict[str, Fields] = {
 }
 
 
-def _scale(scaled: bool, fields: Fields) -> float:
+def _scale(scaled: bool | None, fields: Fields) -> float:
+    scaled = fields["tie_lm_head"] if scaled is None else scaled
     return float(fields["d_model"] ** -0.5) if scaled and "lm" in fields["heads"] else 1.0
 
 
@@ -53,7 +54,7 @@ def _save_activation(config: ModelConfig) -> Fields:
     }
 
 
-ACTIVATION = Group(
+ACTIVATION = Entry(
     {
         "feed_forward_proj": (str, "relu"),
         "dense_act_fn": (str | None, None),  # this and the next follow from feed_forward_proj, or override it
@@ -118,45 +119,44 @@ FAMILY = Family(
     stem="T5",
     classes=CLASSES,
     entries=(
-        Row("vocab_size", "vocab_size", 32128),
-        Row("d_model", "d_model", 512),
-        Row("d_kv", "d_head", 64),
-        Row("d_ff", "d_ff", 2048),
-        Row("num_layers", "n_layers", 6),
-        Row("num_heads", "n_heads", 8),
-        Row("relative_attention_num_buckets", "relative_buckets", 32),
-        Row("relative_attention_max_distance", "relative_distance", 128),
-        Row("dropout_rate", "dropout", 0.1),
-        Row("layer_norm_epsilon", "norm_epsilon", 1e-6),
-        Row("pad_token_id", "pad_id", 0),
+        row("vocab_size", "vocab_size", 32128),
+        row("d_model", "d_model", 512),
+        row("d_kv", "d_head", 64),
+        row("d_ff", "d_ff", 2048),
+        row("num_layers", "n_layers", 6),
+        row("num_heads", "n_heads", 8),
+        row("relative_attention_num_buckets", "relative_buckets", 32),
+        row("relative_attention_max_distance", "relative_distance", 128),
+        row("dropout_rate", "dropout", 0.1),
+        row("layer_norm_epsilon", "norm_epsilon", 1e-6),
+        row("pad_token_id", "pad_id", 0),
         end(1),
-        Row("decoder_start_token_id", "decoder_start_id", None),
-        Row(
+        row("decoder_start_token_id", "decoder_start_id", None),
+        row(
             "bos_token_id",
             "bos_id",
             None,
             otherwise=lambda f: f["pad_id"] if f["decoder_start_id"] is None else f["decoder_start_id"],
         ),
-        Row("num_decoder_layers", "n_decoder_layers", None),
+        row("num_decoder_layers", "n_decoder_layers", None),
         head_dropout("sequence", "token"),
         ACTIVATION,
-        Row("tie_word_embeddings", "tie_lm_head", True, load=lambda tied, f: tied or "lm" not in f["heads"]),
-        Row(
+        row("tie_word_embeddings", "tie_lm_head", True, load=lambda tied, f: tied or "lm" not in f["heads"]),
+        row(
             "scale_decoder_outputs",
             "logits_scale",
             None,
-            type=bool,
-            otherwise=lambda fields: _scale(fields["tie_lm_head"], fields),
+            kind=bool,
             load=_scale,
             save=lambda scale: scale != 1.0,
         ),
         # The class decides.
-        Group(
+        Entry(
             {"is_encoder_decoder": (bool, True)},
             save=lambda c: {"is_encoder_decoder": c.shape == "encoder-decoder"},
         ),
         fixed(is_decoder=False),
-        Row("max_positions", "max_positions", MAX_POSITIONS),  # ours; files of others do not have it
+        row("max_positions", "max_positions", MAX_POSITIONS),  # ours; files of others do not have it
     ),
     constants={
         "positions": "relative",
@@ -178,11 +178,11 @@ MT5 = replace(
     stem="MT5",
     entries=revise(
         FAMILY.entries,
-        replace(ACTIVATION, keys=ACTIVATION.keys | {"feed_forward_proj": (str, "gated-gelu")}),
         vocab_size=250112,
         d_ff=1024,
         num_layers=8,
         num_heads=6,
+        feed_forward_proj="gated-gelu",
     ),
     constants=FAMILY.constants | {"logits_scale": lambda fields: 1.0},  # never scaled
 )

@@ -9,7 +9,7 @@ import torch
 from trifold.errors import SettingsError
 from trifold.hub.families.bert import BERT, BUFFERS, ENCODER
 from trifold.hub.family import PART, Family, TensorRules, in_layer
-from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, revise, up_to
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, revise, row, up_to
 from trifold.hub.rules import LEADING_AXIS, AnyRule, Ignored, Renamed, Rule, chain, each
 from trifold.nn import ModelConfig
 
@@ -85,11 +85,11 @@ FAMILY = Family(
     classes={"Model": {"heads": ("pooler",)}, "ForImageClassification": {"heads": ("sequence",)}},
     entries=(
         *revise(BERT, without=TEXT_KEYS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
-        Group({"image_size": (Size, 224), "patch_size": (Size, 16)}, _load_sizes, _save_sizes),
-        Row("num_channels", "n_channels", 3, type=up_to(1_000)),
-        Row("qkv_bias", "attention_bias", True),
-        Row("pooler_output_size", "pooler_width", None, type=up_to(2**20)),
-        Row("pooler_act", "pooler_activation", "tanh", map=ACTIVATIONS),
+        Entry({"image_size": (Size, 224), "patch_size": (Size, 16)}, _load_sizes, _save_sizes),
+        row("num_channels", "n_channels", 3, kind=up_to(1_000)),
+        row("qkv_bias", "attention_bias", True),
+        row("pooler_output_size", "pooler_width", None, kind=up_to(2**20)),
+        row("pooler_act", "pooler_activation", "tanh", map=ACTIVATIONS),
     ),
     constants=ENCODER | {"norm_placement": "pre", "attention_out_bias": True},
     rules=TensorRules(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from trifold.errors import SettingsError
 from trifold.hub.families.bert import BUFFERS, ENCODER_ONLY
 from trifold.hub.family import BLOCK, PART, Family, TensorRules, in_layer
-from trifold.hub.rows import ACTIVATIONS, Fields, Group, Row, fixed, ids, name_of, same, translate, up_to
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, name_of, row, same, translate, up_to
 from trifold.hub.rules import LEADING_AXIS, TRANSPOSED, AnyRule, Ignored, Rule, chain, joined_axes
 from trifold.nn import ModelConfig
 
@@ -82,33 +82,33 @@ FAMILY = Family(
     stem="XLNet",
     classes=CLASSES,
     entries=(
-        Row("vocab_size", "vocab_size", 32000, type=up_to(2**31)),
-        Row("d_model", "d_model", 1024),
-        Row("n_layer", "n_layers", 24),
-        Row("n_head", "n_heads", 16),
-        Row("d_inner", "d_ff", 4096),
-        Row("ff_activation", "activation", "gelu", map=ACTIVATIONS),
-        Row("dropout", "dropout", 0.1),
-        Row("layer_norm_eps", "norm_epsilon", 1e-12),
-        Row("summary_last_dropout", "classifier_dropout", 0.1, heads=("sequence",)),
-        Row("tie_word_embeddings", "tie_lm_head", True),
+        row("vocab_size", "vocab_size", 32000, kind=up_to(2**31)),
+        row("d_model", "d_model", 1024),
+        row("n_layer", "n_layers", 24),
+        row("n_head", "n_heads", 16),
+        row("d_inner", "d_ff", 4096),
+        row("ff_activation", "activation", "gelu", map=ACTIVATIONS),
+        row("dropout", "dropout", 0.1),
+        row("layer_norm_eps", "norm_epsilon", 1e-12),
+        row("summary_last_dropout", "classifier_dropout", 0.1, heads=("sequence",)),
+        row("tie_word_embeddings", "tie_lm_head", True),
         ids(5, 1, 2, padded=True),
-        Row("d_head", "d_head", None, load=_load_width),
-        Row(
+        row("d_head", "d_head", None, load=_load_width),
+        row(
             "clamp_len",
             "relative_clamp",
             -1,
-            type=int,
+            kind=int,
             load=lambda n, _: n if n > 0 else None,
             save=lambda n: n or -1,
         ),
-        Row("summary_type", "classifier_input", "last", type=Literal["last", "first"], heads=("sequence",)),
-        Group(
+        row("summary_type", "classifier_input", "last", kind=Literal["last", "first"], heads=("sequence",)),
+        Entry(
             {"summary_use_proj": (bool, True), "summary_activation": (str | None, "tanh")},
             _load_summary,
             _save_summary,
         ),
-        Row("max_positions", "max_positions", MAX_POSITIONS),  # ours; files of others do not have it
+        row("max_positions", "max_positions", MAX_POSITIONS),  # ours; files of others do not have it
         fixed(attn_type="bi", bi_data=False, untie_r=True),
         ENCODER_ONLY,
     ),
