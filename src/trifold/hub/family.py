@@ -18,18 +18,7 @@ from trifold.errors import SettingsError
 from trifold.hub.generation import GENERATION_KEYS
 from trifold.hub.labels import labels_to_ours, labels_to_theirs
 from trifold.hub.rows import Entry, Fields
-from trifold.hub.rules import (
-    SAME,
-    AnyRule,
-    Copy,
-    Ignored,
-    Renamed,
-    Rule,
-    Transform,
-    Unused,
-    chain,
-    interleaved,
-)
+from trifold.hub.rules import SAME, AnyRule, Copy, Ignored, Renamed, Rule, Transform, Unused, chain
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
 from trifold.settings import Settings
@@ -44,6 +33,9 @@ HARMLESS = frozenset(
     transformers_version use_bfloat16 use_cache use_return_dict
     """.split()
 )
+# Tokens; the default of our key max_positions where positions have no limit, which only rejects implausible texts.
+MAX_POSITIONS = 2**15
+MAX_LAYERS = 10_000  # more would cost time and memory before the weights contradict them
 LABELED: frozenset[Head] = frozenset({"sequence", "token"})  # heads with classes
 
 
@@ -76,7 +68,8 @@ class Family:
     @cached_property
     def architectures(self) -> dict[str, Fields]:
         """Their classes -> the fields of ours that are fixed."""
-        return {self.stem + ending: self.constants | fields for ending, fields in self.classes.items()}
+        default = {"shape": "encoder-decoder"} | self.constants
+        return {self.stem + ending: default | fields for ending, fields in self.classes.items()}
 
     @cached_property
     def keys(self) -> type[Settings]:
@@ -86,12 +79,8 @@ class Family:
 
     def architecture(self, config: ModelConfig) -> str:
         """The class that has the config's heads. Raises StopIteration if there is none."""
-        shape = ModelConfig.model_fields["shape"].default
-        return next(
-            name
-            for name, fields in self.architectures.items()
-            if (fields["heads"], fields.get("shape", shape)) == (config.chosen_heads, config.shape)
-        )
+        wanted = config.chosen_heads, config.shape
+        return next(name for name, f in self.architectures.items() if (f["heads"], f["shape"]) == wanted)
 
     def read(self, values: Mapping[str, Any]) -> ModelConfig:
         """The content of a config.json as our config. Raises SettingsError for unknown and unsupported keys."""
@@ -194,11 +183,6 @@ def tied(module: str, table: str) -> list[AnyRule]:
     return [Copy(f"{module}.weight", of=table), Renamed(f"{module}.weight", table)]
 
 
-def grouped(config: ModelConfig) -> Transform:
-    """Grouped-query attention: for each key/value head its query heads, then the keys, then the values."""
-    return interleaved(config.kv_heads, (config.n_heads // config.kv_heads, 1, 1))
-
-
 @dataclass(frozen=True)
 class TensorRules:
     """The tensor rules of a family. Their names that begin with a dot are below `prefix`.
@@ -222,7 +206,7 @@ class TensorRules:
     matrix: Transform = SAME
     qkv: str = ""
     order: str = "qkv"
-    split: Callable[[ModelConfig], Transform] = grouped
+    split: Callable[[ModelConfig], Transform] = lambda config: SAME
     more: Callable[[ModelConfig, str], Sequence[AnyRule]] = lambda config, base: ()
     lm_head: str = ""
     lm_bias: str = ""

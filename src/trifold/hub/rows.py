@@ -39,6 +39,7 @@ def row(
     default: Any,
     *,
     kind: Any = None,
+    nullable: bool = False,
     map: Mapping[Any, Any] | None = None,
     otherwise: Callable[[Fields], Any] | None = None,
     load: Callable[[Any, Fields], Any] = lambda value, fields: value,
@@ -49,7 +50,7 @@ def row(
 ) -> Entry:
     """One key that sets one field.
 
-    kind: its type, by default that of our field; null is allowed too where the default is None.
+    kind: its type, by default that of our field; null is allowed where the default is None or with `nullable`.
     map: their values -> ours; the first of several equivalent names is written.
     otherwise: the fields read so far -> our value where theirs is null.
     load: (their value, the fields read so far) -> our value.
@@ -64,7 +65,7 @@ def row(
         value = getattr(file, key)
         if value is None and otherwise is not None:
             return {field: otherwise(fields)}
-        return {field: load(value if map is None else translate(key, value, map), fields)}
+        return {field: load(value if map is None else lookup(key, value, map), fields)}
 
     def write(config: ModelConfig) -> Fields:
         if heads and not everywhere and not set(heads).intersection(config.chosen_heads):
@@ -73,7 +74,8 @@ def row(
         return {key: save(value if map is None else name_of(value, map))}
 
     kind = kind or (type(next(iter(map))) if map else type_of(field))
-    return Entry({key: (kind | None if default is None else kind, default)}, read, write, explicit)
+    keys = {key: (kind | None if nullable or default is None else kind, default)}
+    return Entry(keys, read, write, explicit)
 
 
 def rows(**defaults: Any) -> tuple[Entry, ...]:
@@ -119,13 +121,6 @@ def revise(entries: Sequence[Entry], *new: Entry, without: str = "", **defaults:
     return (*kept, *new)
 
 
-def require(condition: object, problem: str) -> Fields:
-    """No fields. Raises SettingsError with the problem unless the condition is true."""
-    if not condition:
-        raise SettingsError(problem)
-    return {}
-
-
 def type_of(name: str) -> Any:
     """The type of a field of ModelConfig with its bounds, without None."""
     info = ModelConfig.model_fields[name]
@@ -164,9 +159,10 @@ ACTIVATIONS = {
 }
 
 
-def translate(key: str, name: Any, table: Mapping[Any, Any]) -> Any:
+def lookup(key: str, name: Any, table: Mapping[Any, Any]) -> Any:
     """Our value for a name of theirs. Raises SettingsError for an unknown name."""
-    require(name in table, f"{key}: {name!r} is not known; known: {', '.join(map(str, table))}")
+    if name not in table:
+        raise SettingsError(f"{key}: {name!r} is not known; known: {', '.join(map(str, table))}")
     return table[name]
 
 
@@ -203,7 +199,7 @@ def ids(
     padded: no id is negative, and the padding is in the vocabulary, because `transformers` gives its embedding
         no gradient. Otherwise -1 is a missing id, and padding equal to the end is written only where a head needs it.
     """
-    one = (Id if padded else int) | None
+    one, ends = (Id if padded else int) | None, int | list[int] | None
 
     def load(file: Any, fields: Fields) -> Fields:
         size, pad, bos, end = (
@@ -227,9 +223,5 @@ def ids(
             "eos_token_id": config.eos_id if config.eos_id < config.vocab_size else None,
         }
 
-    keys = {
-        "pad_token_id": (one, pad),
-        "bos_token_id": (one, bos),
-        "eos_token_id": (int | list[int] | None, eos),
-    }
+    keys = {"pad_token_id": (one, pad), "bos_token_id": (one, bos), "eos_token_id": (ends, eos)}
     return Entry(keys, load, save)

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from trifold.errors import SettingsError
 from trifold.hub.family import PART, STACK, Family, TensorRules, in_layer, modules, tied
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, end, fixed, require, row, rows, same
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, end, fixed, row, rows, same
 from trifold.hub.rules import LEADING_AXIS, SAME, AnyRule, Copy, Ignored, Rule, Zeros, permuted
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
@@ -41,9 +42,10 @@ SIDES = (
 
 
 def _check_layers(file: Any, fields: Fields) -> Fields:
-    layers = file.num_hidden_layers
-    problem = f"num_hidden_layers: {layers} contradicts encoder_layers {file.encoder_layers}"
-    return require(layers in (None, file.encoder_layers), problem)
+    number, layers = file.num_hidden_layers, file.encoder_layers
+    if number not in (None, layers):
+        raise SettingsError(f"num_hidden_layers: {number} contradicts encoder_layers {layers}")
+    return {}
 
 
 def head_dropout(*heads: Head) -> Entry:
@@ -70,20 +72,17 @@ HEADS = {
     "heads.sequence.{layer:dense|out_proj}": "classification_head.{layer}",
     "heads.span.out_proj": "qa_outputs",
 }
-LAYER = in_layer(
-    ".{stack}.layers.{i}.",
-    {
-        "feed_forward.sublayer.in_proj": "fc1",
-        "feed_forward.sublayer.out_proj": "fc2",
-        "feed_forward.after": "final_layer_norm",
-        "self_attention.sublayer.{p:q|k|v}_proj": "self_attn.{p}_proj",
-        "self_attention.sublayer.o_proj": "self_attn.out_proj",
-        "self_attention.after": "self_attn_layer_norm",
-        "cross_attention.sublayer.{p:q|k|v}_proj": "encoder_attn.{p}_proj",
-        "cross_attention.sublayer.o_proj": "encoder_attn.out_proj",
-        "cross_attention.after": "encoder_attn_layer_norm",
-    },
-)
+LAYER = {
+    "feed_forward.sublayer.in_proj": "fc1",
+    "feed_forward.sublayer.out_proj": "fc2",
+    "feed_forward.after": "final_layer_norm",
+    "self_attention.sublayer.{p:q|k|v}_proj": "self_attn.{p}_proj",
+    "self_attention.sublayer.o_proj": "self_attn.out_proj",
+    "self_attention.after": "self_attn_layer_norm",
+    "cross_attention.sublayer.{p:q|k|v}_proj": "encoder_attn.{p}_proj",
+    "cross_attention.sublayer.o_proj": "encoder_attn.out_proj",
+    "cross_attention.after": "encoder_attn_layer_norm",
+}
 
 
 def _more(config: ModelConfig, base: str) -> list[AnyRule]:
@@ -132,7 +131,7 @@ BART = Family(
         {
             f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
             f"{STACK}_embeddings.norm": ".{stack}.layernorm_embedding",
-            **LAYER,
+            **in_layer(".{stack}.layers.{i}.", LAYER),
             **HEADS,
         },
         more=_more,
@@ -156,7 +155,7 @@ def _load_target(file: Any, fields: Fields) -> Fields:
 def _rules(config: ModelConfig) -> list[AnyRule]:
     order = (*range(0, config.d_model, 2), *range(1, config.d_model, 2))
     rows, columns = (SAME if config.positions == "sinusoidal-halves" else permuted(order, n) for n in (0, 1))
-    names = {ours: f"model{theirs}" for ours, theirs in LAYER.items()}
+    names = in_layer("model.{stack}.layers.{i}.", LAYER)
     # Modules that read the width of the model; all others write it.
     readers = {ours: theirs for ours, theirs in names.items() if "in_proj" in ours or "{p" in ours}
     rules: list[AnyRule] = [
@@ -171,16 +170,15 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
             for ours, theirs in names.items()
             if "attention.sublayer" in ours
         ]
-    side, output = "encoder", "model.shared.weight"
     if config.target_vocab_size is None:
-        rules.append(Rule("encoder_embeddings.tokens.weight", output, columns))
-        rules.append(Copy(f"model.{STACK}.embed_tokens.weight", of=output))
+        side, table = "encoder", "model.shared.weight"
+        rules.append(Copy(f"model.{STACK}.embed_tokens.weight", of=table))
     else:
-        side, output = "decoder", "model.decoder.embed_tokens.weight"
-        rules.append(Rule("{stack}_embeddings.tokens.weight", "model.{stack}.embed_tokens.weight", columns))
+        side, table = "decoder", "model.{stack}.embed_tokens.weight"
     return [
         *rules,
-        Copy("lm_head.weight", of=output),
+        Rule("{stack}_embeddings.tokens.weight", table, columns),
+        Copy("lm_head.weight", of=table.format(stack=side)),
         _logits_bias(config, f"{side}_embeddings.tokens.weight"),
     ]
 

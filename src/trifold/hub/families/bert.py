@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
-from trifold.hub.family import Family, TensorRules, in_layer
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, revise, row, same, sizes, type_of, up_to
+from trifold.hub.family import MAX_LAYERS, Family, TensorRules, in_layer
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, revise, row, rows, same, sizes, up_to
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
@@ -78,27 +78,28 @@ LAYER = block_names(
     "intermediate.dense output.dense output.LayerNorm",
 )
 INNER = EMBEDDINGS | {"heads.pooler.dense": ".pooler.dense"} | in_layer(".encoder.layer.{i}.", LAYER)
+RULES = TensorRules(
+    "bert",
+    ".embeddings.word_embeddings",
+    INNER
+    | {
+        "lm_head.dense": "cls.predictions.transform.dense",
+        "lm_head.norm": "cls.predictions.transform.LayerNorm",
+        "heads.next_sentence.out_proj": "cls.seq_relationship",
+        **HEADS,
+    },
+    lm_head="cls.predictions.decoder",
+    lm_bias="cls.predictions.bias",
+    buffers=BUFFERS,
+    unused=".pooler.dense cls.seq_relationship",
+)
 FAMILY = Family(
     model_type="bert",
     stem="Bert",
     classes=CLASSES,
     entries=BERT,
     constants=TEXT_ENCODER,
-    rules=TensorRules(
-        "bert",
-        ".embeddings.word_embeddings",
-        INNER
-        | {
-            "lm_head.dense": "cls.predictions.transform.dense",
-            "lm_head.norm": "cls.predictions.transform.LayerNorm",
-            "heads.next_sentence.out_proj": "cls.seq_relationship",
-            **HEADS,
-        },
-        lm_head="cls.predictions.decoder",
-        lm_bias="cls.predictions.bias",
-        buffers=BUFFERS,
-        unused=".pooler.dense cls.seq_relationship",
-    ),
+    rules=RULES,
     # Of the first release's pooler; `transformers` does not read them.
     ignored="""
     directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
@@ -112,13 +113,11 @@ def _load_positions(file: Any, fields: Fields) -> Fields:
     """Of `max_position_embeddings`, those up to the padding's id are never used."""
     if file.pad_token_id is None:
         raise SettingsError("pad_token_id: null, but positions begin after it; name the padding")
-    offset, rows = file.pad_token_id + 1, file.max_position_embeddings
-    if rows <= offset:
-        raise SettingsError(
-            f"max_position_embeddings: {rows} leaves no position for tokens, which begin at {offset}, "
-            "after pad_token_id"
-        )
-    return {"position_offset": offset, "max_positions": rows - offset}
+    offset, size = file.pad_token_id + 1, file.max_position_embeddings
+    if size <= offset:
+        problem = f"{size} leaves no position for tokens, which begin at {offset}, after pad_token_id"
+        raise SettingsError(f"max_position_embeddings: {problem}")
+    return {"position_offset": offset, "max_positions": size - offset}
 
 
 ENTRIES = revise(
@@ -142,10 +141,10 @@ ROBERTA = Family(
     },
     entries=revise(ENTRIES, vocab_size=50265),
     constants=TEXT_ENCODER,
-    rules=TensorRules(
-        "roberta",
-        ".embeddings.word_embeddings",
-        INNER
+    rules=replace(
+        RULES,
+        prefix="roberta",
+        names=INNER
         | {
             "lm_head.dense": "lm_head.dense",
             "lm_head.norm": "lm_head.layer_norm",
@@ -155,7 +154,6 @@ ROBERTA = Family(
         },
         lm_head="lm_head.decoder",
         lm_bias="lm_head.bias",
-        buffers=BUFFERS,
         unused=".pooler.dense",
     ),
 )
@@ -180,12 +178,9 @@ DISTILBERT = Family(
     entries=(
         row("vocab_size", "vocab_size", 30522, kind=up_to(2**31)),
         row("max_position_embeddings", "max_positions", 512),
-        row("n_layers", "n_layers", 6),
-        row("n_heads", "n_heads", 12),
         row("dim", "d_model", 768),
         row("hidden_dim", "d_ff", 3072),
-        row("dropout", "dropout", 0.1),
-        row("attention_dropout", "attention_dropout", 0.1),
+        *rows(n_layers=6, n_heads=12, dropout=0.1, attention_dropout=0.1),
         row("activation", "activation", "gelu", map=ACTIVATIONS),
         row("qa_dropout", "classifier_dropout", 0.1, heads=("span",)),
         row("seq_classif_dropout", "classifier_dropout", 0.2, heads=("sequence",)),
@@ -213,7 +208,6 @@ DISTILBERT = Family(
 
 # --- ALBERT --------------------------------------------------------------------------------------------
 
-MAX_LAYERS = 10_000  # more would cost time and memory before the weights contradict them
 # Rounds through the groups, groups, and blocks of a group.
 COUNTS = {"num_hidden_layers": 12, "num_hidden_groups": 1, "inner_group_num": 1}
 
@@ -224,8 +218,8 @@ def order(rounds: int, groups: int, inner: int) -> tuple[int, ...]:
     return tuple(group * inner + block for group in group_of for block in range(inner))
 
 
-def groups_of(config: ModelConfig) -> tuple[int, int, int] | None:
-    """(rounds, groups, inner) that give the config's layers their blocks, or None.
+def groups_of(config: ModelConfig) -> tuple[int, int, int]:
+    """(rounds, groups, inner) that give the config's layers their blocks. Raises SettingsError if there are none.
 
     Where no block is used twice there are several, which differ only in the names of their tensors.
     """
@@ -235,25 +229,19 @@ def groups_of(config: ModelConfig) -> tuple[int, int, int] | None:
     blocks = max(config.block_of_layer) + 1
     # Without shared blocks there are inner ones, or `_load_groups` would have left block_of_layer out.
     inners = (n for n in range(2 if blocks == layers else 1, blocks + 1) if blocks % n == layers % n == 0)
-    found = ((layers // inner, blocks // inner, inner) for inner in inners)
-    return next((f for f in found if f[1] <= f[0] and order(*f) == config.block_of_layer), None)
+    for found in ((layers // inner, blocks // inner, inner) for inner in inners):
+        if found[1] <= found[0] and order(*found) == config.block_of_layer:
+            return found
+    raise SettingsError(f"block_of_layer: {config.block_of_layer} is not an order of equal groups")
 
 
 def _load_groups(file: Any, fields: Fields) -> Fields:
     rounds, groups, inner = file.num_hidden_layers, file.num_hidden_groups, file.inner_group_num
     if groups > rounds or rounds * inner > MAX_LAYERS:
-        raise SettingsError(
-            f"num_hidden_groups: {groups} of {inner} for {rounds} layers: every group needs a layer, "
-            f"and {MAX_LAYERS:,} layers are the most"
-        )
+        limits = f"every group needs a layer, and {MAX_LAYERS:,} layers are the most"
+        raise SettingsError(f"num_hidden_groups: {groups} of {inner} for {rounds} layers: {limits}")
     shared = (groups, inner) != (rounds, 1)
     return {"n_layers": rounds * inner, "block_of_layer": order(rounds, groups, inner) if shared else None}
-
-
-def _save_groups(config: ModelConfig) -> Fields:
-    if (found := groups_of(config)) is None:
-        raise SettingsError(f"block_of_layer: {config.block_of_layer} is not an order of equal groups")
-    return dict(zip(COUNTS, found, strict=True))
 
 
 ALBERT_LAYER = block_names(
@@ -263,9 +251,7 @@ ALBERT_LAYER = block_names(
 
 
 def _rules(config: ModelConfig) -> list[AnyRule]:
-    found = groups_of(config)
-    assert found is not None, f"not an order of equal groups: {config.block_of_layer}"
-    _, groups, inner = found
+    _, groups, inner = groups_of(config)
     blocks = {
         f"encoder.blocks.{group * inner + block}.{ours}": (
             f".encoder.albert_layer_groups.{group}.albert_layers.{block}.{theirs}"
@@ -274,10 +260,10 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
         for block in range(inner)
         for ours, theirs in ALBERT_LAYER.items()
     }
-    return TensorRules(
-        "albert",
-        ".embeddings.word_embeddings",
-        {
+    return replace(
+        RULES,
+        prefix="albert",
+        names={
             **EMBEDDINGS,
             "encoder_embeddings.projection": ".encoder.embedding_hidden_mapping_in",
             "heads.pooler.dense": ".pooler",
@@ -289,7 +275,6 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
         },
         lm_head="predictions.decoder",
         lm_bias="predictions.bias",
-        buffers=BUFFERS,
         unused=".pooler sop_classifier.classifier",
     )(config)
 
@@ -300,9 +285,13 @@ ALBERT = Family(
     classes={name: fields for name, fields in CLASSES.items() if name != "ForNextSentencePrediction"},
     entries=revise(
         BERT,
-        Entry({key: (up_to(MAX_LAYERS), n) for key, n in COUNTS.items()}, _load_groups, _save_groups),
+        Entry(
+            {key: (up_to(MAX_LAYERS), n) for key, n in COUNTS.items()},
+            _load_groups,
+            lambda config: dict(zip(COUNTS, groups_of(config), strict=True)),
+        ),
         row("embedding_size", "d_embedding", 128, kind=up_to(2**20)),
-        row("classifier_dropout_prob", "classifier_dropout", 0.1, kind=type_of("classifier_dropout") | None),
+        row("classifier_dropout_prob", "classifier_dropout", 0.1, nullable=True),
         ids(0, 2, 3, padded=True),
         without="classifier_dropout",
         vocab_size=30000,

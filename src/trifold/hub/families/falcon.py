@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
-from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes, four_times
+from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes, four_times, grouped
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import rope
 from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, same, sizes, up_to
@@ -65,6 +65,7 @@ RULES = TensorRules(
     {"decoder.final_norm": ".ln_f", **HEADS, **in_layer(".h.{i}.", LAYER)},
     lm_head="lm_head",
     qkv=".h.{i}.self_attention.query_key_value",
+    split=grouped,
     buffers=".h.{i}.self_attention.{rotary:maybe_rotary|rotary_emb}.inv_freq",
 )
 

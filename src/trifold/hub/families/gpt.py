@@ -16,10 +16,10 @@ from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
-from trifold.hub.family import Family, TensorRules, grouped, in_layer
+from trifold.hub.family import MAX_LAYERS, Family, TensorRules, in_layer
 from trifold.hub.rope import rope
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, require, revise, row, sizes
-from trifold.hub.rules import SAME, TRANSPOSED, Renamed, interleaved, stacked
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, rows, sizes
+from trifold.hub.rules import SAME, TRANSPOSED, Renamed, Transform, interleaved, stacked
 from trifold.nn import ModelConfig
 
 # --- what decoders share -------------------------------------------------------------------------------
@@ -49,6 +49,11 @@ def classes(*without: str, lm: str = "ForCausalLM") -> dict[str, Fields]:
 def four_times(fields: Fields) -> int:
     """The width of a feed-forward network if it is missing."""
     return 4 * int(fields["d_model"])
+
+
+def grouped(config: ModelConfig) -> Transform:
+    """Grouped-query attention: for each key/value head its query heads, then the keys, then the values."""
+    return interleaved(config.kv_heads, (config.n_heads // config.kv_heads, 1, 1))
 
 
 # Keys that every family has.
@@ -165,7 +170,6 @@ OPENAI = Family(
 # --- GPT-Neo -------------------------------------------------------------------------------------------
 
 WINDOW = 256
-MAX_LAYERS = 10_000
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
@@ -181,12 +185,11 @@ def _load_layers(file: Any, fields: Fields) -> Fields:
                 raise SettingsError(
                     f"attention_types: {item!r} is not [kinds, repetitions] with the kinds global and local"
                 )
-    if len(layers) != file.num_layers:
-        raise SettingsError(f"attention_types: has {len(layers)} layers, but num_layers is {file.num_layers}")
-    if file.attention_layers not in (None, layers):
-        raise SettingsError(
-            f"attention_layers: {file.attention_layers} contradicts attention_types, which gives {layers}"
-        )
+    given, count = file.attention_layers, len(layers)
+    if count != file.num_layers:
+        raise SettingsError(f"attention_types: has {count} layers, but num_layers is {file.num_layers}")
+    if given not in (None, layers):
+        raise SettingsError(f"attention_layers: {given} contradicts attention_types, which gives {layers}")
     if "local" not in layers:
         return {}
     # The pattern is the shortest beginning that gives all layers when it is repeated.
@@ -200,15 +203,6 @@ def _save_layers(config: ModelConfig) -> Fields:
     return {"attention_types": [[layers, 1]], "attention_layers": layers, "window_size": window}
 
 
-ATTENTION_TYPES = Entry(
-    {
-        "attention_types": (list[Any] | None, None),
-        "attention_layers": (list[str] | None, None),  # repeats attention_types
-        "window_size": (SIZE, WINDOW),
-    },
-    _load_layers,
-    _save_layers,
-)
 NEO_LAYER = LAYER | {
     "self_attention.sublayer.{p:q|k|v}_proj": "attn.attention.{p}_proj",
     "self_attention.sublayer.o_proj": "attn.attention.out_proj",
@@ -231,7 +225,15 @@ NEO = Family(
         row("layer_norm_epsilon", "norm_epsilon", 1e-5),
         ids(bos=50256, eos=50256),
         *COMMON,
-        ATTENTION_TYPES,
+        Entry(
+            {
+                "attention_types": (list[Any] | None, None),
+                "attention_layers": (list[str] | None, None),  # repeats attention_types
+                "window_size": (SIZE, WINDOW),
+            },
+            _load_layers,
+            _save_layers,
+        ),
     ),
     constants=DECODER | {"positions": "learned", "attention_scale": 1.0, "attention_out_bias": True},
     rules=replace(
@@ -260,12 +262,6 @@ J_RULES = TensorRules(
     lm_head="lm_head",
     buffers=".h.{i}.attn.{buffer:bias|masked_bias|causal_mask|embed_positions}",
 )
-J_CONSTANTS: Fields = {
-    "positions": "rotary",
-    "rotary_pairs": "interleaved",
-    "residual": "parallel",
-    "lm_head_bias": True,
-}
 GPTJ = Family(
     "gptj",
     "GPTJ",
@@ -285,7 +281,8 @@ GPTJ = Family(
         ),
         row("rotary_dim", "rotary_width", 64),
     ),
-    constants=DECODER | J_CONSTANTS,
+    constants=DECODER
+    | {"positions": "rotary", "rotary_pairs": "interleaved", "residual": "parallel", "lm_head_bias": True},
     rules=J_RULES,
     ignored=f"{GPT_IGNORED} rotary scale_attn_weights",
 )
@@ -294,8 +291,9 @@ N_PARTS = 4  # of the stored projections of CodeGen
 
 
 def _check_heads(file: Any, fields: Fields) -> Fields:
-    problem = f"n_head: {file.n_head} is not a multiple of {N_PARTS}, as CodeGen requires"
-    return require(file.n_head % N_PARTS == 0, problem)
+    if file.n_head % N_PARTS:
+        raise SettingsError(f"n_head: {file.n_head} is not a multiple of {N_PARTS}, as CodeGen requires")
+    return {}
 
 
 CODEGEN = replace(
@@ -326,11 +324,10 @@ NEOX = Family(
     classes=classes(),
     entries=(
         *sizes(vocab=50432, width=6144, inner=24576, layers=44, heads=64, positions=2048, activation="gelu"),
-        row("attention_dropout", "attention_dropout", 0.0),
+        *rows(attention_dropout=0.0, attention_bias=True),
         row("hidden_dropout", "dropout", 0.0),
         row("layer_norm_eps", "norm_epsilon", 1e-5),
         row("use_parallel_residual", "residual", True, map={True: "parallel-two-norms", False: "sequential"}),
-        row("attention_bias", "attention_bias", True),
         rope(part="rotary_pct", theta="rotary_emb_base"),
         ids(bos=0, eos=2),
         *revise(COMMON, tie_word_embeddings=False),
@@ -342,6 +339,7 @@ NEOX = Family(
         {"decoder.final_norm": ".final_layer_norm", **HEADS, **in_layer(".layers.{i}.", X_LAYER)},
         lm_head="embed_out",
         qkv=".layers.{i}.attention.query_key_value",
+        split=grouped,
         more=lambda config, base: [Renamed("lm_head.weight", "embed_out.weight")],
         buffers=".layers.{i}.attention.{buffer:bias|masked_bias} .layers.{i}.attention.rotary_emb.inv_freq",
     ),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trifold.errors import SettingsError
 from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import rope
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, require, revise, row, rows, same, sizes
+from trifold.hub.rows import Entry, Fields, fixed, ids, revise, row, rows, same, sizes
 from trifold.nn import ModelConfig
 
 ENTRIES = (
@@ -45,9 +46,9 @@ RULES = TensorRules(
 
 
 def _check_width(config: ModelConfig) -> Fields:
-    """`transformers` requires it even where head_dim differs."""
-    problem = f"hidden_size: {config.d_model} is not a multiple of {config.n_heads} heads"
-    return require(config.d_model % config.n_heads == 0, problem)
+    if config.d_model % config.n_heads:  # `transformers` requires it even where head_dim differs
+        raise SettingsError(f"hidden_size: {config.d_model} is not a multiple of {config.n_heads} heads")
+    return {}
 
 
 LLAMA = Family(
@@ -67,7 +68,7 @@ MISTRAL = replace(
     stem="Mistral",
     entries=revise(
         ENTRIES,
-        row("sliding_window", "sliding_window", 4096, kind=SIZE | None),
+        row("sliding_window", "sliding_window", 4096, nullable=True),
         fixed(attention_bias=False, mlp_bias=False),
         num_key_value_heads=8,
         intermediate_size=14336,
@@ -77,9 +78,7 @@ MISTRAL = replace(
     rules=RULES,
 )
 
-SIZES = sizes(
-    vocab=49152, width=3072, inner=12288, layers=30, heads=24, positions=4096, activation="gelu_pytorch_tanh"
-)
+GELU_TANH = "gelu_pytorch_tanh"
 STARCODER2_LAYER = {
     "feed_forward.sublayer.in_proj": "mlp.c_fc",
     "feed_forward.sublayer.out_proj": "mlp.c_proj",
@@ -89,9 +88,11 @@ STARCODER2 = Family(
     stem="Starcoder2",
     classes=classes("ForQuestionAnswering"),
     entries=(
-        *SIZES,
+        *sizes(
+            vocab=49152, width=3072, inner=12288, layers=30, heads=24, positions=4096, activation=GELU_TANH
+        ),
         *rows(norm_epsilon=1e-5, sliding_window=None, attention_dropout=0.0, embedding_dropout=0.0),
-        row("num_key_value_heads", "n_kv_heads", 2, kind=SIZE | None),
+        row("num_key_value_heads", "n_kv_heads", 2, nullable=True),
         row("residual_dropout", "dropout", 0.0),
         row("use_bias", "attention_bias", True),
         fixed(mlp_type="default", norm_type="layer_norm"),

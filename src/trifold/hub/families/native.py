@@ -31,11 +31,5 @@ class NativeFamily(Family):
         return True
 
 
-FAMILY = NativeFamily(
-    model_type="trifold",
-    stem="Transformer",
-    classes={},
-    entries=(),
-    constants={},
-    rules=lambda config: [Rule("{*path}", "{*path}")],
-)
+# Without classes, entries or constants.
+FAMILY = NativeFamily("trifold", "Transformer", {}, (), {}, lambda config: [Rule("{*path}", "{*path}")])

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from trifold.hub.families.bart import CLASSES as BART_CLASSES, HEADS, head_dropout
-from trifold.hub.family import LABELED, STACK, Family, TensorRules, tied
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, end, fixed, name_of, revise, row, same, translate
+from trifold.hub.family import LABELED, MAX_POSITIONS, STACK, Family, TensorRules, tied
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, end, fixed, lookup, name_of, revise, row, rows, same
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
-MAX_POSITIONS = 2**15  # tokens; relative positions have no limit, so this only bounds generation
 ENCODER: Fields = {"shape": "encoder", "n_decoder_layers": lambda fields: None}
 CLASSES: dict[str, Fields] = {
     **BART_CLASSES,
@@ -41,7 +40,7 @@ def _load_activation(file: Any, fields: Fields) -> Fields:
     key = "feed_forward_proj" if file.dense_act_fn is None else "dense_act_fn"
     return {
         "gated": name.startswith("gated-") if gated is None else gated,
-        "activation": translate(key, file.dense_act_fn or second, ACTIVATIONS),
+        "activation": lookup(key, file.dense_act_fn or second, ACTIVATIONS),
     }
 
 
@@ -52,17 +51,6 @@ def _save_activation(config: ModelConfig) -> Fields:
         "dense_act_fn": act,
         "is_gated_act": config.gated,
     }
-
-
-ACTIVATION = Entry(
-    {
-        "feed_forward_proj": (str, "relu"),
-        "dense_act_fn": (str | None, None),  # this and the next follow from feed_forward_proj, or override it
-        "is_gated_act": (bool | None, None),
-    },
-    _load_activation,
-    _save_activation,
-)
 
 
 def _infer_tying(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelConfig:
@@ -84,8 +72,13 @@ LAYERS = {
 PROJECTIONS = {"{p:q|k|v|o}_proj": "{p}", "gate_proj": "wi_0", "in_proj": "wi", "out_proj": "wo"}
 
 
-def _names(gated: bool) -> dict[str, str]:
-    projections = PROJECTIONS | ({"in_proj": "wi_1"} if gated else {})
+def _more(config: ModelConfig, base: str) -> list[AnyRule]:
+    table = f"{base}shared.weight"
+    return tied(f"{base}{STACK}.embed_tokens", table) + (tied("lm_head", table) if config.tie_lm_head else [])
+
+
+def _rules(config: ModelConfig) -> list[AnyRule]:
+    projections = PROJECTIONS | ({"in_proj": "wi_1"} if config.gated else {})
     names = {
         f"{STACK}.offsets": ".{stack}.block.0.layer.0.SelfAttention.relative_attention_bias",
         f"{STACK}.final_norm": ".{stack}.final_layer_norm",
@@ -96,19 +89,10 @@ def _names(gated: bool) -> dict[str, str]:
     for ours, theirs in LAYERS.items():
         names[f"{ours}.enter"] = f"{theirs.rpartition('.')[0]}.layer_norm"
         names |= {f"{ours}.sublayer.{mine}": f"{theirs}.{name}" for mine, name in projections.items()}
-    return names
-
-
-def _more(config: ModelConfig, base: str) -> list[AnyRule]:
-    table = f"{base}shared.weight"
-    return tied(f"{base}{STACK}.embed_tokens", table) + (tied("lm_head", table) if config.tie_lm_head else [])
-
-
-def _rules(config: ModelConfig) -> list[AnyRule]:
     return TensorRules(
         "transformer" if LABELED.intersection(config.chosen_heads) else "",  # these wrap the whole model
         ".shared",
-        _names(config.gated),
+        names,
         more=_more,
         buffers=".decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
     )(config)
@@ -119,10 +103,8 @@ FAMILY = Family(
     stem="T5",
     classes=CLASSES,
     entries=(
-        row("vocab_size", "vocab_size", 32128),
-        row("d_model", "d_model", 512),
+        *rows(vocab_size=32128, d_model=512, d_ff=2048, max_positions=MAX_POSITIONS),
         row("d_kv", "d_head", 64),
-        row("d_ff", "d_ff", 2048),
         row("num_layers", "n_layers", 6),
         row("num_heads", "n_heads", 8),
         row("relative_attention_num_buckets", "relative_buckets", 32),
@@ -140,23 +122,23 @@ FAMILY = Family(
         ),
         row("num_decoder_layers", "n_decoder_layers", None),
         head_dropout("sequence", "token"),
-        ACTIVATION,
-        row("tie_word_embeddings", "tie_lm_head", True, load=lambda tied, f: tied or "lm" not in f["heads"]),
-        row(
-            "scale_decoder_outputs",
-            "logits_scale",
-            None,
-            kind=bool,
-            load=_scale,
-            save=lambda scale: scale != 1.0,
+        Entry(
+            {
+                "feed_forward_proj": (str, "relu"),
+                "dense_act_fn": (str | None, None),  # this and the next follow from it, or override it
+                "is_gated_act": (bool | None, None),
+            },
+            _load_activation,
+            _save_activation,
         ),
+        row("tie_word_embeddings", "tie_lm_head", True, load=lambda tied, f: tied or "lm" not in f["heads"]),
+        row("scale_decoder_outputs", "logits_scale", None, kind=bool, load=_scale, save=lambda s: s != 1.0),
         # The class decides.
         Entry(
             {"is_encoder_decoder": (bool, True)},
             save=lambda c: {"is_encoder_decoder": c.shape == "encoder-decoder"},
         ),
         fixed(is_decoder=False),
-        row("max_positions", "max_positions", MAX_POSITIONS),  # ours; files of others do not have it
     ),
     constants={
         "positions": "relative",

@@ -23,10 +23,9 @@ Size = int | list[int]  # the side of a square, or [height, width]
 
 def _pair(key: str, size: int | list[int]) -> tuple[int, int]:
     pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or min(pair) < 1 or max(pair) > MAX_SIDE:
-        raise SettingsError(
-            f"{key}: {size} is neither a side nor [height, width] in pixels, {MAX_SIDE:,} at most"
-        )
+    if len(pair) != 2 or not 1 <= min(pair) <= max(pair) <= MAX_SIDE:
+        wanted = f"a side nor [height, width] in pixels, {MAX_SIDE:,} at most"
+        raise SettingsError(f"{key}: {size} is neither {wanted}")
     return pair[0], pair[1]
 
 

@@ -10,19 +10,10 @@ from typing import Any, Literal
 
 from trifold.errors import SettingsError
 from trifold.hub.families.bert import BUFFERS, ENCODER_ONLY
-from trifold.hub.family import BLOCK, PART, Family, TensorRules, in_layer
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, name_of, row, same, translate, up_to
+from trifold.hub.family import BLOCK, MAX_POSITIONS, PART, Family, TensorRules, in_layer
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, lookup, name_of, row, rows, same, up_to
 from trifold.hub.rules import LEADING_AXIS, TRANSPOSED, AnyRule, Ignored, Rule, chain, joined_axes
 from trifold.nn import ModelConfig
-
-CLASSES: dict[str, Fields] = {
-    "Model": {"heads": ()},
-    "LMHeadModel": {"heads": ("lm",), "lm_head_bias": True},
-    "ForSequenceClassification": {"heads": ("sequence",)},
-    "ForTokenClassification": {"heads": ("token",)},
-    "ForQuestionAnsweringSimple": {"heads": ("span",)},
-}
-MAX_POSITIONS = 2**15  # tokens; sinusoidal positions have no limit, so this only rejects implausible texts
 
 
 def _load_width(value: int | None, fields: Fields) -> None:
@@ -41,7 +32,7 @@ def _load_summary(file: Any, fields: Fields) -> Fields:
             f"summary_activation: {file.summary_activation!r} with summary_use_proj: {file.summary_use_proj}: "
             "a layer and its activation go together"
         )
-    return {"classifier_transform": name and translate("summary_activation", name, ACTIVATIONS)}
+    return {"classifier_transform": name and lookup("summary_activation", name, ACTIVATIONS)}
 
 
 def _save_summary(config: ModelConfig) -> Fields:
@@ -80,15 +71,20 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
 FAMILY = Family(
     model_type="xlnet",
     stem="XLNet",
-    classes=CLASSES,
+    classes={
+        "Model": {"heads": ()},
+        "LMHeadModel": {"heads": ("lm",), "lm_head_bias": True},
+        "ForSequenceClassification": {"heads": ("sequence",)},
+        "ForTokenClassification": {"heads": ("token",)},
+        "ForQuestionAnsweringSimple": {"heads": ("span",)},
+    },
     entries=(
         row("vocab_size", "vocab_size", 32000, kind=up_to(2**31)),
-        row("d_model", "d_model", 1024),
+        *rows(d_model=1024, dropout=0.1, max_positions=MAX_POSITIONS),
         row("n_layer", "n_layers", 24),
         row("n_head", "n_heads", 16),
         row("d_inner", "d_ff", 4096),
         row("ff_activation", "activation", "gelu", map=ACTIVATIONS),
-        row("dropout", "dropout", 0.1),
         row("layer_norm_eps", "norm_epsilon", 1e-12),
         row("summary_last_dropout", "classifier_dropout", 0.1, heads=("sequence",)),
         row("tie_word_embeddings", "tie_lm_head", True),
@@ -108,7 +104,6 @@ FAMILY = Family(
             _load_summary,
             _save_summary,
         ),
-        row("max_positions", "max_positions", MAX_POSITIONS),  # ours; files of others do not have it
         fixed(attn_type="bi", bi_data=False, untie_r=True),
         ENCODER_ONLY,
     ),
