@@ -24,15 +24,13 @@ from trifold.nn.config import Head
 from trifold.settings import Settings
 
 # Keys that do not change what a model computes, unless its family has an entry for them.
-HARMLESS = frozenset(
-    """
+HARMLESS = """
     _attn_implementation_autoset _name_or_path _num_labels architectures chunk_size_feed_forward dtype
     finetuning_task gradient_checkpointing id2label initializer_range is_decoder label2id model_type n_ctx n_special
     num_labels output_attentions output_hidden_states output_past predict_special_tokens prefix pretraining_tp
     problem_type pruned_heads return_dict task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript
     transformers_version use_bfloat16 use_cache use_return_dict
-    """.split()
-)
+""".split()
 # Tokens; the default of our key max_positions where positions have no limit, which only rejects implausible texts.
 MAX_POSITIONS = 2**15
 MAX_LAYERS = 10_000  # more would cost time and memory before the weights contradict them
@@ -88,14 +86,9 @@ class Family:
         if not isinstance(named, list) or named[0] not in [*self.architectures]:
             known = ", ".join(self.architectures)
             raise SettingsError(f"architectures: {named!r} is not known; known: {known}")
-        passed = HARMLESS | GENERATION_KEYS | set(self.ignored.split())
-        file = self.keys.parse(
-            {
-                key: value
-                for key, value in values.items()
-                if key in self.keys.model_fields or (value is not None and key not in passed)
-            }
-        )
+        own, passed = self.keys.model_fields, {*HARMLESS, *GENERATION_KEYS, *self.ignored.split()}
+        given = {k: v for k, v in values.items() if k in own or (v is not None and k not in passed)}
+        file = self.keys.parse(given)
         constants = self.architectures[named[0]]
         fields = {name: value for name, value in constants.items() if not callable(value)}
         for entry in self.entries:
@@ -231,9 +224,8 @@ class TensorRules:
             Renamed(f"{anything}.beta", f"{anything}.bias"),
         ]
         if self.prefix:
-            rules.append(
-                Renamed(anything, base + anything) if base else Renamed(f"{self.prefix}.{anything}", anything)
-            )
+            old, new = ("", base) if base else (f"{self.prefix}.", "")
+            rules.append(Renamed(old + anything, new + anything))
         if self.qkv:
             split = self.split(config)
             for part, transform in (("weight", chain(split, self.matrix)), ("bias", split)):

@@ -46,6 +46,7 @@ SCALINGS: dict[str, dict[str, str]] = {
     "longrope": {"short_factor": "short_factors", "long_factor": "long_factors"},
 }
 MEASURED = ("linear", "dynamic")  # kinds that scale from `max_position_embeddings`
+SCALED = ("yarn", "longrope")  # kinds with a magnitude, whose factor may follow from the lengths
 REQUIRED = ("llama3", "longrope")  # kinds whose own keys have no defaults
 
 
@@ -102,11 +103,11 @@ def _scaling(keys: RopeKeys, max_positions: int, outer: int | None) -> Fields | 
         return None
     original = outer or keys.original_max_position_embeddings or max_positions
     factor = keys.factor
-    if factor is None and kind in ("yarn", "longrope"):
+    if factor is None:
+        if kind not in SCALED:
+            raise SettingsError(f"rope_parameters.factor: rope_type {kind} needs one")
         factor = max_positions / original
         factor = max(1.0, factor) if kind == "longrope" else factor  # there it only sets the magnitude
-    if factor is None:
-        raise SettingsError(f"rope_parameters.factor: rope_type {kind} needs one")
     own = {ours: getattr(keys, theirs) for theirs, ours in SCALINGS[kind].items()}
     if kind in REQUIRED and None in own.values():
         raise SettingsError(f"rope_parameters: rope_type {kind} needs {' and '.join(SCALINGS[kind])}")
@@ -118,7 +119,7 @@ def _scaling(keys: RopeKeys, max_positions: int, outer: int | None) -> Fields | 
         "kind": kind,
         "factor": float(factor),
         "original_positions": max_positions if kind in MEASURED else original,
-        "magnitude": magnitude if kind in ("yarn", "longrope") else None,
+        "magnitude": magnitude if kind in SCALED else None,
         **{name: value for name, value in own.items() if value is not None},
     }
 

@@ -202,12 +202,8 @@ def ids(
     one, ends = (Id if padded else int) | None, int | list[int] | None
 
     def load(file: Any, fields: Fields) -> Fields:
-        size, pad, bos, end = (
-            fields["vocab_size"],
-            file.pad_token_id,
-            file.bos_token_id,
-            _first(file.eos_token_id),
-        )
+        size, pad, bos = fields["vocab_size"], file.pad_token_id, file.bos_token_id
+        end = _first(file.eos_token_id)
         eos = end if isinstance(end, int) and end >= 0 else size
         spare = eos if eos < size else 0
         if padded and pad is not None and pad >= size:

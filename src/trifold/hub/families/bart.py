@@ -34,9 +34,8 @@ SIDES = (
     row("decoder_ffn_dim", "d_decoder_ff", 4096),
     row("activation_function", "activation", "gelu", map=ACTIVATIONS),
     row("scale_embedding", "scale_embeddings", False),
-    fixed(is_encoder_decoder=True, tie_word_embeddings=True, is_decoder=False),
-    fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0),
-    fixed(normalize_before=False, add_final_layer_norm=False, add_bias_logits=False),
+    fixed(is_encoder_decoder=True, tie_word_embeddings=True, is_decoder=False, add_bias_logits=False),
+    fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0, normalize_before=False, add_final_layer_norm=False),
     Entry({}, save=lambda config: WRITTEN),
 )
 
@@ -154,13 +153,13 @@ def _load_target(file: Any, fields: Fields) -> Fields:
 
 def _rules(config: ModelConfig) -> list[AnyRule]:
     order = (*range(0, config.d_model, 2), *range(1, config.d_model, 2))
-    rows, columns = (SAME if config.positions == "sinusoidal-halves" else permuted(order, n) for n in (0, 1))
+    write, read = (SAME if config.positions == "sinusoidal-halves" else permuted(order, n) for n in (0, 1))
     names = in_layer("model.{stack}.layers.{i}.", LAYER)
     # Modules that read the width of the model; all others write it.
     readers = {ours: theirs for ours, theirs in names.items() if "in_proj" in ours or "{p" in ours}
     rules: list[AnyRule] = [
-        *modules(readers, columns),
-        *(Rule(f"{ours}.{PART}", f"{names[ours]}.{{part}}", rows) for ours in names if ours not in readers),
+        *modules(readers, read),
+        *(Rule(f"{ours}.{PART}", f"{names[ours]}.{{part}}", write) for ours in names if ours not in readers),
         Ignored(f"model.{STACK}.embed_positions.weight"),
     ]
     if not config.attention_bias:
@@ -177,7 +176,7 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
         side, table = "decoder", "model.{stack}.embed_tokens.weight"
     return [
         *rules,
-        Rule("{stack}_embeddings.tokens.weight", table, columns),
+        Rule("{stack}_embeddings.tokens.weight", table, read),
         Copy("lm_head.weight", of=table.format(stack=side)),
         _logits_bias(config, f"{side}_embeddings.tokens.weight"),
     ]
@@ -188,8 +187,7 @@ MARIAN = Family(
     stem="Marian",
     classes={"MTModel": {"heads": ("lm",)}},
     entries=(
-        # Of these, files of others have the first only.
-        *rows(vocab_size=58101, attention_bias=True, lm_head_bias=True),
+        row("vocab_size", "vocab_size", 58101),
         Entry(
             {"decoder_vocab_size": (SIZE | None, None), "share_encoder_decoder_embeddings": (bool, True)},
             _load_target,
@@ -205,7 +203,9 @@ MARIAN = Family(
         row("bos_token_id", "bos_id", None, otherwise=same("decoder_start_id")),
         fixed(activation_dropout=0.0, normalize_embedding=False, static_position_embeddings=True),
         Entry({}, save=lambda config: {"activation_dropout": 0.0}),
-        row("position_layout", "positions", "halves", map=LAYOUTS),  # ours too
+        # Ours; files of others have none of these.
+        row("position_layout", "positions", "halves", map=LAYOUTS),
+        *rows(attention_bias=True, lm_head_bias=True),
     ),
     constants={"norm_epsilon": 1e-5},
     rules=_rules,

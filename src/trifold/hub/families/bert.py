@@ -244,21 +244,19 @@ def _load_groups(file: Any, fields: Fields) -> Fields:
     return {"n_layers": rounds * inner, "block_of_layer": order(rounds, groups, inner) if shared else None}
 
 
-ALBERT_LAYER = block_names(
-    "attention.query attention.key attention.value attention.dense attention.LayerNorm",
-    "ffn ffn_output full_layer_layer_norm",
-)
-
-
 def _rules(config: ModelConfig) -> list[AnyRule]:
     _, groups, inner = groups_of(config)
+    layer = block_names(
+        "attention.query attention.key attention.value attention.dense attention.LayerNorm",
+        "ffn ffn_output full_layer_layer_norm",
+    )
     blocks = {
         f"encoder.blocks.{group * inner + block}.{ours}": (
             f".encoder.albert_layer_groups.{group}.albert_layers.{block}.{theirs}"
         )
         for group in range(groups)
         for block in range(inner)
-        for ours, theirs in ALBERT_LAYER.items()
+        for ours, theirs in layer.items()
     }
     return replace(
         RULES,

@@ -57,9 +57,7 @@ LLAMA = Family(
     classes=classes(),
     entries=(*ENTRIES, Entry({}, save=_check_width)),
     constants=CONSTANTS,
-    rules=lambda config: replace(RULES, prefix="transformer" if "span" in config.chosen_heads else "model")(
-        config
-    ),
+    rules=lambda c: (replace(RULES, prefix="transformer") if "span" in c.chosen_heads else RULES)(c),
     ignored="max_sequence_length",
 )
 MISTRAL = replace(
@@ -78,7 +76,9 @@ MISTRAL = replace(
     rules=RULES,
 )
 
-GELU_TANH = "gelu_pytorch_tanh"
+SIZES = sizes(
+    vocab=49152, width=3072, inner=12288, layers=30, heads=24, positions=4096, activation="gelu_pytorch_tanh"
+)
 STARCODER2_LAYER = {
     "feed_forward.sublayer.in_proj": "mlp.c_fc",
     "feed_forward.sublayer.out_proj": "mlp.c_proj",
@@ -88,9 +88,7 @@ STARCODER2 = Family(
     stem="Starcoder2",
     classes=classes("ForQuestionAnswering"),
     entries=(
-        *sizes(
-            vocab=49152, width=3072, inner=12288, layers=30, heads=24, positions=4096, activation=GELU_TANH
-        ),
+        *SIZES,
         *rows(norm_epsilon=1e-5, sliding_window=None, attention_dropout=0.0, embedding_dropout=0.0),
         row("num_key_value_heads", "n_kv_heads", 2, nullable=True),
         row("residual_dropout", "dropout", 0.0),

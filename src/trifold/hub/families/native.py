@@ -15,13 +15,13 @@ from trifold.nn import ModelConfig
 
 
 class NativeFamily(Family):
-    """A family whose keys are the fields of ModelConfig."""
+    """A family whose keys are the fields of ModelConfig: it needs no classes, entries or constants."""
 
     def architecture(self, config: ModelConfig) -> str:
         return "Transformer"
 
     def read(self, values: Mapping[str, Any]) -> ModelConfig:
-        fields, passed = ModelConfig.model_fields, HARMLESS | {"family"}
+        fields, passed = ModelConfig.model_fields, {*HARMLESS, "family"}
         return ModelConfig.parse({k: v for k, v in values.items() if k in fields or k not in passed})
 
     def write(self, config: ModelConfig) -> Fields:
@@ -31,5 +31,4 @@ class NativeFamily(Family):
         return True
 
 
-# Without classes, entries or constants.
 FAMILY = NativeFamily("trifold", "Transformer", {}, (), {}, lambda config: [Rule("{*path}", "{*path}")])

@@ -28,10 +28,8 @@ def _load_summary(file: Any, fields: Fields) -> Fields:
     if "sequence" not in fields["heads"]:
         return {}
     if file.summary_use_proj != (name is not None):
-        raise SettingsError(
-            f"summary_activation: {file.summary_activation!r} with summary_use_proj: {file.summary_use_proj}: "
-            "a layer and its activation go together"
-        )
+        given = f"{file.summary_activation!r} with summary_use_proj: {file.summary_use_proj}"
+        raise SettingsError(f"summary_activation: {given}: a layer and its activation go together")
     return {"classifier_transform": name and lookup("summary_activation", name, ACTIVATIONS)}
 
 
