@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from trifold.errors import DataError, UsageError
+from trifold.generate.decoding import eval_mode
 from trifold.look.plots import COLORMAP, Figure, new_figure
 from trifold.nn import Inputs, Transformer, capture
 from trifold.pipeline import Pipeline
@@ -121,13 +122,8 @@ def _read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[i
 def attention_weights(model: Transformer, source: Sequence[int], given: Sequence[int]) -> dict[str, Weights]:
     """Kind -> weights (layers, heads, queries, keys) of one sentence, for each part that the model has."""
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    try:
-        with capture(model, "pattern") as captured:
-            model(*(Inputs(torch.tensor([ids], device=device)) for ids in (source, given) if ids))
-    finally:
-        model.train(was_training)
+    with eval_mode(model), capture(model, "pattern") as captured:
+        model(*(Inputs(torch.tensor([ids], device=device)) for ids in (source, given) if ids))
     found = {}
     for kind, name in _HOOKS.items():
         hooks = takewhile(captured.__contains__, map(name.format, count()))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError, UsageError
+from trifold.generate.decoding import eval_mode
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.predict.generate_texts import batches_by_length, pad_rows
 from trifold.ragged import Ragged
@@ -105,12 +106,8 @@ class ModelReader:
         results: dict[int, Tensor] = {}
         for batch in batches:
             chosen = batch.tolist()
-            was_training = self.model.training
-            self.model.eval()
-            try:
+            with eval_mode(self.model):
                 found = apply(inputs(chosen).to(device))
-            finally:
-                self.model.train(was_training)
             results |= {number: one.cpu() for number, one in zip(chosen, found, strict=True)}
             if self.on_done is not None:
                 self.on_done(len(chosen))
