@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -34,14 +35,11 @@ NAMES = {
 
 def find_spec(name: str) -> ModuleSpec | None:
     """What `import` needs to load a module under its old name; None for other names."""
-    return ModuleSpec(name, _Loader()) if name in MODULES else None  # type: ignore[arg-type]
+    return ModuleSpec(name, _Loader()) if name in MODULES else None
 
 
-class _Loader:
+class _Loader(Loader):
     """Makes a module that finds its names in the new module."""
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        """None: Python creates the module."""
 
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__

@@ -14,13 +14,13 @@ MAX_JSON = 10 * 2**20  # bytes; the largest config or index in use is below 1 MB
 MAX_INTEGER = 2**53  # larger integers are rounded by other JSON readers
 
 
-def read_json(path: Path, limit: int = MAX_JSON, *, largest: int = MAX_INTEGER) -> dict[str, Any]:
-    """The object in a JSON file of at most `limit` bytes.
+def read_json(path: Path, *, largest: int = MAX_INTEGER) -> dict[str, Any]:
+    """The object in a JSON file of at most MAX_JSON bytes.
 
     Raises CheckpointError if the file is missing, too large, not UTF-8 or not JSON, if a key occurs twice in an
     object, or if a number is not finite or beyond `largest`.
     """
-    return parse_json(read_bytes(path, limit), str(path), largest=largest)
+    return parse_json(read_bytes(path, MAX_JSON), str(path), largest=largest)
 
 
 def read_text(path: Path, limit: int) -> str:

@@ -111,7 +111,8 @@ def _walk(cls: type[Settings], path: Location) -> tuple[list[str], type[Settings
 def _explain(cls: type[Settings], problem: Any) -> str:
     match problem["type"]:
         case "extra_forbidden":
-            return f"unknown key{_nearest_key(cls, problem['loc'])}"
+            inner = _walk(cls, problem["loc"][:-1])[1] or cls
+            return f"unknown key{nearest(str(problem['loc'][-1]), list(inner.model_fields), 'keys')}"
         case "missing":
             return "a value is required"
         case "model_type" | "model_attributes_type":
@@ -123,11 +124,6 @@ def _explain(cls: type[Settings], problem: Any) -> str:
             return f"kind {tag!r} is not known{nearest(tag, _kinds_at(cls, problem['loc']), 'kinds')}"
         case _:
             return f"{problem['msg'].lower()}, got {problem['input']!r}"
-
-
-def _nearest_key(cls: type[Settings], path: Location) -> str:
-    inner = _walk(cls, path[:-1])[1] or cls
-    return nearest(str(path[-1]), list(inner.model_fields), "keys")
 
 
 def _kinds_at(cls: type[Settings], path: Location) -> list[str]:

@@ -270,8 +270,7 @@ def _draw_cells(axis: Any, weights: NDArray[np.floating], vmax: float) -> Any:
         weights, cmap=COLORMAP, vmin=0, vmax=vmax, edgecolors="0.92", linewidth=0.3, antialiased=True
     )
     axis.invert_yaxis()
-    for side in axis.spines.values():
-        side.set(color="0.8", linewidth=0.6)
+    axis.spines[:].set(color="0.8", linewidth=0.6)
     return image
 
 

@@ -87,8 +87,7 @@ def draw_loss(axis: Any, run: Path) -> None:
     axis.plot(steps, losses, color=HIGHLIGHT, linewidth=1.8, marker="o", markersize=4, label="validation")
     axis.set(xlabel="step", ylabel="loss, nats per token")
     axis.legend(frameon=False, fontsize=8)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def draw_confusion(axis: Any, table: NDArray[np.int64], names: Sequence[str]) -> None:
@@ -114,8 +113,7 @@ def draw_bars(axis: Any, values: Mapping[str, float], highlighted: str) -> None:
     axis.set_xlim(0, 112)
     axis.set_xticks([])
     axis.tick_params(length=0, labelsize=9)
-    for side in ("top", "right", "bottom"):
-        axis.spines[side].set_visible(False)
+    axis.spines[["top", "right", "bottom"]].set_visible(False)
 
 
 # --- text with the model's uncertainty -------------------------------------------------------------------

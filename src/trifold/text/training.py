@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -149,9 +150,7 @@ def _check_alphabet(library: Library, texts: list[str], settings: TokenizerSetti
     if settings.kind == "byte-bpe":
         count, what, remedy = 256, "bytes", ""
     else:
-        characters: set[str] = set()
-        for text in texts:
-            characters.update(library.normalizer.normalize_str(text))
+        characters = set(chain.from_iterable(map(library.normalizer.normalize_str, texts)))
         if settings.kind != "char":
             characters = {c for c in characters if not c.isspace()} | {SPACE}
         count, what, remedy = len(characters), "characters of the text", ", or set kind to byte-bpe"
