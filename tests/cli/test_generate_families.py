@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.generate.families import DECODERS, FAMILIES, made
+from tests.generate.families import DECODERS, FAMILIES, new_reference
 from tests.text import folders
 
 from trifold.cli.batch import one_line
@@ -79,7 +79,7 @@ def _made(family: str, folder: Path) -> Case:
         changes["eos_token_id"] = tokenizer.eos_id
     if family == "marian":
         changes |= {"pad_token_id": tokenizer.pad_id, "decoder_start_token_id": tokenizer.pad_id}
-    reference = made(family, **changes)
+    reference = new_reference(family, **changes)
     reference.save_pretrained(folder)
     return Case(folder, reference, load(folder))
 

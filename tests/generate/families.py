@@ -11,32 +11,32 @@ from tests.hub.parity import randomised
 transformers = pytest.importorskip("transformers")
 
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-OPENAI = {"vocab_size": 61, "n_positions": 48, "n_embd": 32, "n_layer": 2, "n_head": 4, **IDS}
-LATER = {
+GPT_LIKE = {"vocab_size": 61, "n_positions": 48, "n_embd": 32, "n_layer": 2, "n_head": 4, **IDS}
+LLAMA_LIKE = {
     "vocab_size": 61, "max_position_embeddings": 48, "hidden_size": 32, "num_hidden_layers": 2,
     "num_attention_heads": 4, **IDS,
 }  # fmt: skip
 NEO = {"vocab_size": 61, "max_position_embeddings": 48, "hidden_size": 32, "num_heads": 4, **IDS}
-GATED = {**LATER, "intermediate_size": 48}
-FALCON = {**LATER, "num_kv_heads": 2}
-OLD_FALCON = {**LATER, "multi_query": False, "parallel_attn": False, "alibi": True, "bias": True}
+GATED = {**LLAMA_LIKE, "intermediate_size": 48}
+FALCON = {**LLAMA_LIKE, "num_kv_heads": 2}
+OLD_FALCON = {**LLAMA_LIKE, "multi_query": False, "parallel_attn": False, "alibi": True, "bias": True}
 T5 = {
     "vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "decoder_start_token_id": 0,
 }  # fmt: skip
-BOTH = {
+SEQ2SEQ = {
     "vocab_size": 61, "d_model": 32, "max_position_embeddings": 48, "encoder_layers": 2, "decoder_layers": 2,
     "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
 }  # fmt: skip
 
-# Class of the model, class of its config, the config. Windows are shorter than the texts.
+# Class of the model, class of its config, the config. Windows are shorter than the inputs.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "openai-gpt": ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", OPENAI),
-    "gpt2": ("GPT2LMHeadModel", "GPT2Config", OPENAI),
-    "gpt_bigcode": ("GPTBigCodeForCausalLM", "GPTBigCodeConfig", OPENAI),
-    "gpt_bigcode, all heads": ("GPTBigCodeForCausalLM", "GPTBigCodeConfig", {**OPENAI, "multi_query": False}),
-    "gptj": ("GPTJForCausalLM", "GPTJConfig", {**OPENAI, "rotary_dim": 4}),
-    "codegen": ("CodeGenForCausalLM", "CodeGenConfig", {**OPENAI, "rotary_dim": 4}),
+    "openai-gpt": ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", GPT_LIKE),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT_LIKE),
+    "gpt_bigcode": ("GPTBigCodeForCausalLM", "GPTBigCodeConfig", GPT_LIKE),
+    "gpt_bigcode, all heads": ("GPTBigCodeForCausalLM", "GPTBigCodeConfig", {**GPT_LIKE, "multi_query": False}),
+    "gptj": ("GPTJForCausalLM", "GPTJConfig", {**GPT_LIKE, "rotary_dim": 4}),
+    "codegen": ("CodeGenForCausalLM", "CodeGenConfig", {**GPT_LIKE, "rotary_dim": 4}),
     "gpt_neo": (
         "GPTNeoForCausalLM",
         "GPTNeoConfig",
@@ -50,7 +50,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Starcoder2Config",
         {**GATED, "num_key_value_heads": 2, "sliding_window": 5},
     ),
-    "falcon 7b": ("FalconForCausalLM", "FalconConfig", LATER),
+    "falcon 7b": ("FalconForCausalLM", "FalconConfig", LLAMA_LIKE),
     "falcon 40b": ("FalconForCausalLM", "FalconConfig", {**FALCON, "new_decoder_architecture": True}),
     "falcon, ALiBi": ("FalconForCausalLM", "FalconConfig", OLD_FALCON),
     "t5": ("T5ForConditionalGeneration", "T5Config", T5),
@@ -60,11 +60,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
     "mt5": ("MT5ForConditionalGeneration", "MT5Config", T5),
-    "bart": ("BartForConditionalGeneration", "BartConfig", BOTH),
+    "bart": ("BartForConditionalGeneration", "BartConfig", SEQ2SEQ),
     "marian": (
         "MarianMTModel",
         "MarianConfig",
-        {**BOTH, "pad_token_id": 60, "eos_token_id": 0, "decoder_start_token_id": 60, "forced_eos_token_id": 0},
+        {**SEQ2SEQ, "pad_token_id": 60, "eos_token_id": 0, "decoder_start_token_id": 60, "forced_eos_token_id": 0},
     ),
 }  # fmt: skip
 TABLES = ("embed", "wte", "wpe", "shared", "lm_head", "relative_attention_bias", "embed_out")
@@ -73,16 +73,15 @@ DECODERS = [
 ]
 
 
-def made(family: str, **changes: Any) -> Any:
-    """The reference's model, its config with these changes; every parameter random.
+def new_reference(family: str, **changes: Any) -> Any:
+    """A model of transformers with random parameters and these changes of its config.
 
-    What was written is loud, and the source is not: else most of them would say one word over and over.
+    The decoder has large weights and cross-attention small ones; otherwise most models would repeat one token.
     """
-    kind, settings, config = FAMILIES[family]
+    model_class, config_class, config = FAMILIES[family]
     torch.manual_seed(0)
-    model = randomised(
-        getattr(transformers, kind)(getattr(transformers, settings)(**config | changes)), seed=3
-    )
+    settings = getattr(transformers, config_class)(**config | changes)
+    model = randomised(getattr(transformers, model_class)(settings), seed=3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2 and not any(table in name for table in TABLES):

@@ -6,15 +6,16 @@ import math
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from tests.generate.models import ScriptedModel, padded_batch, random_probabilities
 
 from trifold.errors import TrifoldError, UsageError
-from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
-from trifold.generate.beam_search import beam_search
+from trifold.generate import GenerationConfig, Hypothesis, beam_search, generate_tokens
 from trifold.generate.decoding import LENGTH_PENALTIES, DecodingState, SearchSetup
 from trifold.generate.processors import processor
 from trifold.generate.sampling import greedy
 from trifold.generate.stopping import StoppingCriteria
 from trifold.generate.token_search import token_search
+from trifold.nn import Inputs
 
 pytestmark = pytest.mark.slow
 
@@ -28,31 +29,40 @@ def divisor(config: GenerationConfig, length: int) -> float:
 def reference_beam_search(
     probabilities_of, source: tuple, config: GenerationConfig, limit: int
 ) -> list[Hypothesis]:
-    """One sentence, prefixes as tuples, everything recomputed: the oracle of the fast one."""
-    live: list[tuple[float, tuple]] = [(0.0, ())]
-    done: list[Hypothesis] = []
+    """One sentence, prefixes as tuples, one group after the other, everything recomputed."""
+    groups = config.num_beam_groups or 1
+    beams = config.num_beams // groups
+    live: list[list[tuple[float, tuple]]] = [[(0.0, ())] for _ in range(groups)]
+    done: list[list[Hypothesis]] = [[] for _ in live]
     for length in range(1, limit + 1):
-        longer = []
-        for score, prefix in live:
-            for token, probability in enumerate(probabilities_of(source, prefix)):
-                if probability > 0:
-                    longer.append((score + math.log(probability), (*prefix, token)))
-        longer.sort(reverse=True)
-        longer = longer[: 2 * config.num_beams]
-        for score, prefix in longer[: config.num_beams]:
-            if prefix[-1] == END:
-                done.append(Hypothesis(list(prefix[:-1]), score / divisor(config, length), "stop"))
-            elif length == limit:
-                done.append(Hypothesis(list(prefix), score / divisor(config, length), "length"))
-        done = sorted(done, key=lambda output: -output.score)[: config.num_beams]
-        live = [each for each in longer if each[1][-1] != END][: config.num_beams]
-        if length == limit or not live:
-            break
-        if len(done) == config.num_beams:
-            reach = limit if config.early_stopping == "never" and config.length_penalty > 0 else length
-            if config.early_stopping is True or live[0][0] / divisor(config, reach) <= done[-1].score:
-                break
-    return done
+        chosen: list[int] = []
+        for group, prefixes in enumerate(live):
+            longer = [
+                (
+                    score + math.log(p) - (config.diversity_penalty or 0) * chosen.count(token),
+                    (*prefix, token),
+                )
+                for score, prefix in prefixes
+                for token, p in enumerate(probabilities_of(source, prefix))
+                if p > 0
+            ]
+            longer = sorted(longer, reverse=True)[: 2 * beams]
+            for score, prefix in longer[:beams]:
+                if prefix[-1] == END:
+                    done[group].append(Hypothesis(list(prefix[:-1]), score / divisor(config, length), "stop"))
+                elif length == limit:
+                    done[group].append(Hypothesis(list(prefix), score / divisor(config, length), "length"))
+            done[group] = sorted(done[group], key=lambda output: -output.score)[:beams]
+            running = [each for each in longer if each[1][-1] != END][:beams]
+            chosen += [prefix[-1] for _, prefix in running]
+            running = running if length < limit else []
+            if running and len(done[group]) == beams:
+                reach = limit if config.early_stopping == "never" and config.length_penalty > 0 else length
+                best = running[0][0] / divisor(config, reach)
+                if config.early_stopping is True or best <= done[group][-1].score:
+                    running = []
+            live[group] = running
+    return sorted((output for group in done for output in group), key=lambda output: -output.score)
 
 
 def assert_same(found: list[Hypothesis], expected: list[Hypothesis], tolerance: float = 1e-4) -> None:
@@ -61,8 +71,8 @@ def assert_same(found: list[Hypothesis], expected: list[Hypothesis], tolerance: 
         assert abs(one.score - other.score) < tolerance
 
 
-def garden_path(source, prefix):
-    """B looks worse than A at first, and is better in the end."""
+def late_winner_probabilities(source, prefix):
+    """B is less likely than A as a first token, and more likely as a whole output."""
     return {
         (): [0, 0, 0.1, 0.5, 0.4, 0],
         (A,): [0, 0, 0.4, 0.2, 0.2, 0.2],
@@ -70,8 +80,8 @@ def garden_path(source, prefix):
     }.get(prefix, [0, 0, 1, 0, 0, 0])
 
 
-def test_beam_search_finds_a_better_output_than_greedy(kit):
-    model, inputs = kit.Scripted(garden_path, 6), kit.batch([[A]])
+def test_beam_search_finds_a_better_output_than_greedy():
+    model, inputs = ScriptedModel(late_winner_probabilities, 6), padded_batch([[A]])
     ((greedy,),) = generate_tokens(model, inputs, GenerationConfig(length_penalty=0.0))
     assert (greedy.tokens, greedy.finish_reason) == ([A], "stop")
     assert greedy.score == pytest.approx(math.log(0.5 * 0.4))
@@ -93,7 +103,7 @@ def test_beam_search_finds_a_better_output_than_greedy(kit):
         ("gnmt", 2.0, math.log(0.1) / 1, math.log(0.36) * 36 / 49),
     ],
 )
-def test_length_penalties_by_hand(kit, form, alpha, short, long):
+def test_length_penalties_by_hand(form, alpha, short, long):
     """n counts the end: the empty output has n = 1, [B] has n = 2."""
     config = GenerationConfig(
         num_beams=8,
@@ -102,7 +112,7 @@ def test_length_penalties_by_hand(kit, form, alpha, short, long):
         length_penalty_form=form,
         early_stopping="never",
     )
-    (outputs,) = generate_tokens(kit.Scripted(garden_path, 6), kit.batch([[A]]), config)
+    (outputs,) = generate_tokens(ScriptedModel(late_winner_probabilities, 6), padded_batch([[A]]), config)
     scores = {tuple(output.tokens): output.score for output in outputs}
     assert scores[()] == pytest.approx(short)
     assert scores[B,] == pytest.approx(long)
@@ -116,8 +126,8 @@ def test_length_penalties_by_hand(kit, form, alpha, short, long):
         ("never", [A, B, B], math.log(0.45 * 0.39) / 4),
     ],
 )
-def test_early_stopping_never_waits_for_longer_outputs(kit, early_stopping, best, log):
-    """After two tokens two outputs are finished, and the running one looks worse than both; it wins with n = 4."""
+def test_early_stopping_never_continues_for_longer_outputs(early_stopping, best, log):
+    """After two tokens two outputs are finished, with better scores than the live one; it wins with n = 4."""
 
     def probabilities_of(source, prefix):
         return {
@@ -127,7 +137,7 @@ def test_early_stopping_never_waits_for_longer_outputs(kit, early_stopping, best
         }.get(prefix, [0, 0, 1, 0, 0, 0])
 
     config = GenerationConfig(num_beams=2, early_stopping=early_stopping)
-    ((output,),) = generate_tokens(kit.Scripted(probabilities_of, 6), kit.batch([[A]]), config)
+    ((output,),) = generate_tokens(ScriptedModel(probabilities_of, 6), padded_batch([[A]]), config)
     assert output.tokens == best
     assert output.score == pytest.approx(log)
 
@@ -146,10 +156,10 @@ sources = st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=5), min_size
 
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 10**6), way=ways, rows=sources, vocabulary=st.integers(5, 9))
-def test_beam_search_equals_the_reference_implementation(kit, seed, way, rows, vocabulary):
-    probabilities_of = kit.random_says(seed, vocabulary)
+def test_beam_search_equals_the_reference_implementation(seed, way, rows, vocabulary):
+    probabilities_of = random_probabilities(seed, vocabulary)
     config = GenerationConfig(**way, num_return_sequences=way["num_beams"])
-    found = generate_tokens(kit.Scripted(probabilities_of, vocabulary), kit.batch(rows), config)
+    found = generate_tokens(ScriptedModel(probabilities_of, vocabulary), padded_batch(rows), config)
     for outputs, row in zip(found, rows, strict=True):
         assert_same(
             outputs, reference_beam_search(probabilities_of, tuple(row), config, way["max_new_tokens"])
@@ -157,6 +167,61 @@ def test_beam_search_equals_the_reference_implementation(kit, seed, way, rows, v
         scores = [output.score for output in outputs]
         assert scores == sorted(scores, reverse=True)
         assert len({(*o.tokens, o.finish_reason) for o in outputs}) == len(outputs)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=4), min_size=1, max_size=4),
+    shape=st.sampled_from([(2, 1), (2, 2), (3, 1), (3, 2), (2, 3)]),
+    penalty=st.sampled_from([0.3, 1.0, 4.0]),
+    early_stopping=st.sampled_from([True, False, "never"]),
+    limit=st.integers(1, 6),
+)
+def test_diverse_search_equals_the_reference_implementation(
+    seed, rows, shape, penalty, early_stopping, limit
+):
+    groups, beams = shape
+    probabilities_of = random_probabilities(seed, 8)
+    config = GenerationConfig(
+        num_beams=groups * beams, num_beam_groups=groups, diversity_penalty=penalty,
+        early_stopping=early_stopping, max_new_tokens=limit, num_return_sequences=groups * beams,
+    )  # fmt: skip
+    found = generate_tokens(ScriptedModel(probabilities_of, 8), padded_batch(rows), config)
+    for outputs, row in zip(found, rows, strict=True):
+        assert_same(outputs, reference_beam_search(probabilities_of, tuple(row), config, limit))
+
+
+def test_high_diversity_penalty_separates_the_groups():
+    model = ScriptedModel(lambda source, prefix: [0, 0, 0.05, 0.6, 0.2, 0.15], 6)
+    config = GenerationConfig(
+        num_beams=3, num_beam_groups=3, diversity_penalty=9.0, num_return_sequences=3, max_new_tokens=1
+    )
+    (outputs,) = generate_tokens(model, padded_batch([[3]]), config)
+    assert [output.tokens for output in outputs] == [[3], [4], [5]]
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10**6), ends=st.sampled_from([[2, 5], [2, 5, 6], [4]]), beams=st.integers(1, 4))
+def test_any_of_several_ids_may_end(seed, ends, beams):
+    probabilities_of = random_probabilities(seed, 8)
+    config = GenerationConfig(
+        num_beams=beams, eos_token_id=ends, max_new_tokens=5, num_return_sequences=beams
+    )
+    (outputs,) = generate_tokens(ScriptedModel(probabilities_of, 8), padded_batch([[3]]), config)
+    for output in outputs:
+        assert not set(output.tokens) & set(ends)
+        log = sum(
+            math.log(probabilities_of((3,), tuple(output.tokens[:n]))[token])
+            for n, token in enumerate(output.tokens)
+        )
+        if output.finish_reason == "stop":
+            last = [math.log(probabilities_of((3,), tuple(output.tokens))[end]) for end in ends]
+            length = len(output.tokens) + 1
+            assert any(output.score == pytest.approx((log + end) / length, abs=1e-4) for end in last)
+        else:
+            assert output.score == pytest.approx(log / 5, abs=1e-4)
+            assert len(output.tokens) == 5
 
 
 @settings(max_examples=40, deadline=None)
@@ -176,9 +241,9 @@ def test_beam_search_equals_the_reference_implementation(kit, seed, way, rows, v
         },
     ),
 )
-def test_beam_search_with_processors_equals_the_reference(kit, seed, way, rows, requested):
-    """Nothing becomes likelier by what is forbidden: the table is changed by hand, and not made to sum to 1."""
-    probabilities_of, vocabulary = kit.random_says(seed, 7), 7
+def test_beam_search_with_processors_equals_the_reference(seed, way, rows, requested):
+    """The expected probabilities are not renormalized: a ban makes no other token more likely."""
+    probabilities_of, vocabulary = random_probabilities(seed, 7), 7
 
     def changed(source, prefix):
         probabilities = list(probabilities_of(source, prefix))
@@ -200,16 +265,16 @@ def test_beam_search_with_processors_equals_the_reference(kit, seed, way, rows, 
 
     way = way | {"max_new_tokens": max(way["max_new_tokens"], requested.get("min_new_tokens", 0))}
     config = GenerationConfig(**way, **requested, num_return_sequences=way["num_beams"])
-    found = generate_tokens(kit.Scripted(probabilities_of, vocabulary), kit.batch(rows), config)
+    found = generate_tokens(ScriptedModel(probabilities_of, vocabulary), padded_batch(rows), config)
     for outputs, row in zip(found, rows, strict=True):
         assert_same(outputs, reference_beam_search(changed, tuple(row), config, way["max_new_tokens"]))
 
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), alpha=st.sampled_from([0.0, 0.6, 1.0, 1.7]), limit=st.integers(1, 4))
-def test_full_width_beam_search_finds_the_global_optimum(kit, seed, alpha, limit):
+def test_full_width_beam_search_finds_the_global_optimum(seed, alpha, limit):
     vocabulary = 6
-    probabilities_of = kit.random_says(seed, vocabulary)
+    probabilities_of = random_probabilities(seed, vocabulary)
     config = GenerationConfig(
         num_beams=vocabulary**limit, length_penalty=alpha, early_stopping="never", max_new_tokens=limit
     )
@@ -227,19 +292,19 @@ def test_full_width_beam_search_finds_the_global_optimum(kit, seed, alpha, limit
                 yield log / length**alpha, list(body if end == END else whole)
 
     score, tokens = max(everything())
-    ((best,),) = generate_tokens(kit.Scripted(probabilities_of, vocabulary), kit.batch([[3, 4]]), config)
+    ((best,),) = generate_tokens(ScriptedModel(probabilities_of, vocabulary), padded_batch([[3, 4]]), config)
     assert best.tokens == tokens
     assert best.score == pytest.approx(score, abs=1e-4)
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), rows=sources, alpha=st.sampled_from([0.0, 1.0]))
-def test_greedy_is_a_beam_of_one(kit, seed, rows, alpha):
-    model = kit.Scripted(kit.random_says(seed, 7), 7)
+def test_greedy_is_a_beam_of_one(seed, rows, alpha):
+    model = ScriptedModel(random_probabilities(seed, 7), 7)
     config = GenerationConfig(max_new_tokens=6, length_penalty=alpha)
     setup = SearchSetup(config, processor(config, model.config), StoppingCriteria([END]))
-    inputs = kit.batch(rows)
-    beams = beam_search(DecodingState(model, inputs, config), setup)
+    inputs = padded_batch(rows)
+    beams = beam_search.beam_search(DecodingState(model, inputs, config), setup)
     ended: dict[int, Hypothesis] = {}
     for step in token_search(DecodingState(model, inputs, config), setup, greedy):
         ended |= step.ended
@@ -250,87 +315,93 @@ def test_greedy_is_a_beam_of_one(kit, seed, rows, alpha):
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-def test_end_token_at_the_limit_has_finish_reason_stop(kit, beams):
+def test_end_token_at_the_limit_has_finish_reason_stop(beams):
     def probabilities_of(source, prefix):
         return [0, 0, 0.9, 0.1] if len(prefix) == source[0] else [0, 0, 0, 1.0]
 
     config = GenerationConfig(num_beams=beams, max_new_tokens=4)
-    outputs = generate_tokens(kit.Scripted(probabilities_of, 4), kit.batch([[3], [4]]), config)
+    outputs = generate_tokens(ScriptedModel(probabilities_of, 4), padded_batch([[3], [4]]), config)
     assert [(o.tokens, o.finish_reason) for (o,) in outputs] == [([3] * 3, "stop"), ([3] * 4, "length")]
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_default_limit_is_the_source_length_plus_fifty(kit, beams):
-    model = kit.Scripted(lambda source, prefix: [0, 0, 0, 0.6, 0.4], 5)
+def test_default_limit_is_the_source_length_plus_fifty(beams):
+    model = ScriptedModel(lambda source, prefix: [0, 0, 0, 0.6, 0.4], 5)
     rows = [[3], [4] * 9, [4] * 5]
-    outputs = generate_tokens(model, kit.batch(rows), GenerationConfig(num_beams=beams))
+    outputs = generate_tokens(model, padded_batch(rows), GenerationConfig(num_beams=beams))
     assert [len(output.tokens) for (output,) in outputs] == [51, 59, 55]
     assert {output.finish_reason for (output,) in outputs} == {"length"}
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_limit_by_positions(kit, beams):
-    """With 8 positions the decoder reads the start and 7 tokens, and says the eighth."""
-    model = kit.Scripted(lambda source, prefix: [0, 0, 0, 0.6, 0.4], 5, max_positions=8)
-    ((output,),) = generate_tokens(model, kit.batch([[3]]), GenerationConfig(num_beams=beams))
+def test_the_limit_is_the_number_of_positions(beams):
+    """With 8 positions the decoder reads the start token and 7 tokens, and generates an eighth."""
+    model = ScriptedModel(lambda source, prefix: [0, 0, 0, 0.6, 0.4], 5, max_positions=8)
+    ((output,),) = generate_tokens(model, padded_batch([[3]]), GenerationConfig(num_beams=beams))
     assert (output.tokens, output.finish_reason) == ([3] * 8, "length")
 
 
-def test_finished_sentences_leave_the_batch(kit):
+@pytest.mark.parametrize("beams", [1, 2])
+def test_finished_sentences_leave_the_batch(beams):
     def probabilities_of(source, prefix):
         return [0, 0, 1.0, 0] if len(prefix) >= len(source) else [0, 0, 0, 1.0]
 
+    model, inputs = ScriptedModel(probabilities_of, 4), padded_batch([[3] * 4, [3], [3] * 2])
     steps: list[tuple[int, int]] = []
-    rows = [[3] * 4, [3], [3] * 2]
-    generate_tokens(
-        kit.Scripted(probabilities_of, 4),
-        kit.batch(rows),
-        GenerationConfig(),
-        on_step=lambda *step: steps.append(step),
-    )
+    config = GenerationConfig(num_beams=beams)
+    generate_tokens(model, inputs, config, on_step=lambda *step: steps.append(step))
     assert steps == [(1, 3), (2, 2), (3, 1), (4, 1), (5, 0)]
-    beam_steps: list[tuple[int, int]] = []
-    generate_tokens(
-        kit.Scripted(probabilities_of, 4),
-        kit.batch(rows),
-        GenerationConfig(num_beams=2),
-        on_step=lambda *step: beam_steps.append(step),
-    )
-    assert beam_steps == steps
 
 
-def test_fewer_outputs_if_fewer_exist(kit):
+def test_fewer_outputs_if_fewer_exist():
     config = GenerationConfig(num_beams=8, num_return_sequences=8, max_new_tokens=1)
-    (outputs,) = generate_tokens(kit.Scripted(garden_path, 6), kit.batch([[A]]), config)
+    (outputs,) = generate_tokens(ScriptedModel(late_winner_probabilities, 6), padded_batch([[A]]), config)
     assert [output.tokens for output in outputs] == [[A], [B], []]
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_nan_scores_are_refused(kit, beams):
-    model = kit.Scripted(lambda source, prefix: [0.5, 0, 0.5, float("nan")], 4)
+def test_nan_scores_are_refused(beams):
+    model = ScriptedModel(lambda source, prefix: [0.5, 0, 0.5, float("nan")], 4)
     with pytest.raises(TrifoldError, match="NaN scores"):
-        generate_tokens(model, kit.batch([[3]]), GenerationConfig(num_beams=beams))
+        generate_tokens(model, padded_batch([[3]]), GenerationConfig(num_beams=beams))
 
 
-def test_no_rows_give_no_outputs(kit):
-    model = kit.Scripted(garden_path, 6)
-    nothing = kit.batch([])
-    nothing.tokens = torch.zeros(0, 4, dtype=torch.long)
-    nothing.attend = None
-    assert generate_tokens(model, nothing, GenerationConfig(num_beams=3)) == []
+def test_no_rows_give_no_outputs():
+    model = ScriptedModel(late_winner_probabilities, 6)
+    empty = Inputs(torch.zeros(0, 4, dtype=torch.long))
+    assert generate_tokens(model, empty, GenerationConfig(num_beams=3)) == []
 
 
-def test_numbers_must_match_the_rows(kit):
+def test_numbers_must_match_the_rows():
     with pytest.raises(UsageError, match="1 entries for 2 rows"):
-        generate_tokens(kit.Scripted(garden_path, 6), kit.batch([[A], [B]]), GenerationConfig(), numbers=[0])
+        generate_tokens(
+            ScriptedModel(late_winner_probabilities, 6),
+            padded_batch([[A], [B]]),
+            GenerationConfig(),
+            numbers=[0],
+        )
 
 
-@pytest.mark.parametrize("beams", [1, 4])
-def test_processors_hold_in_every_search(kit, beams):
-    model = kit.Scripted(kit.random_says(4, 9), 9)
-    config = GenerationConfig(num_beams=beams, no_repeat_ngram_size=2, min_new_tokens=9, max_new_tokens=20)
-    for outputs in generate_tokens(model, kit.batch([[3], [4, 5], [6] * 3]), config):
-        for tokens in (output.tokens for output in outputs):
-            pairs = list(itertools.pairwise(tokens))
-            assert len(pairs) == len(set(pairs))
-            assert len(tokens) >= 9
+@given(
+    seed=st.integers(0, 10**6),
+    vocabulary=st.integers(30, 90),
+    beams=st.integers(1, 4),
+    dead=st.booleans(),
+    count=st.integers(1, 8),
+)
+def test_chunked_top_k_equals_full_top_k(seed, vocabulary, beams, dead, count):
+    generator = torch.Generator().manual_seed(seed)
+    log_probs = torch.randn(3, beams, vocabulary, generator=generator)
+    log_probs[:, :, 5:20] = float("-inf")
+    scores = torch.randn(3, beams, generator=generator)
+    if dead:
+        scores[:, 1:] = float("-inf")
+    whole = beam_search.best_continuations(log_probs, scores, count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beam_search, "CHUNK", 3)
+        patch.setattr(beam_search, "LARGE", 0)
+        found = beam_search.best_continuations(log_probs, scores, count)
+    for ours, expected in zip(found, whole, strict=True):
+        assert torch.equal(ours, expected)
+    rows = torch.arange(3)[:, None]
+    assert torch.equal(log_probs[rows, found[1], found[2]] + scores.gather(1, found[1]), found[0])

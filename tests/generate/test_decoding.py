@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from tests.generate.models import UncachedModel, padded_batch, tiny_model, varied_model
 
 from trifold.errors import DataError, UsageError
 from trifold.generate import GenerationConfig, generate_tokens
@@ -14,7 +14,7 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 pytestmark = pytest.mark.slow
 
 ROWS = [[5, 6, 7, 8, 2], [9, 2], [4, 4, 4, 2], [16, 3, 11, 12, 13, 14, 2]]
-WAYS = {
+SEARCHES = {
     "greedy": GenerationConfig(max_new_tokens=14, min_new_tokens=4),
     "beams": GenerationConfig(max_new_tokens=14, min_new_tokens=4, num_beams=5, num_return_sequences=5),
     "one long beam": GenerationConfig(max_new_tokens=14, num_beams=3, early_stopping="never"),
@@ -24,9 +24,6 @@ WAYS = {
     "no repeats": GenerationConfig(
         max_new_tokens=14, num_beams=4, no_repeat_ngram_size=2, repetition_penalty=1.4
     ),
-}
-# Of the searches above, further settings; tried on a model that says less of the same.
-MORE = {
     "diverse": GenerationConfig(
         max_new_tokens=12, num_beams=6, num_beam_groups=3, diversity_penalty=0.7, num_return_sequences=6
     ),
@@ -61,63 +58,47 @@ CACHES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("way", WAYS)
-def test_cache_equals_no_cache(kit, shape, way):
-    model, inputs = kit.tiny(shape), kit.batch(ROWS)
-    assert_same(
-        generate_tokens(model, inputs, WAYS[way]), generate_tokens(kit.Uncached(model), inputs, WAYS[way])
-    )
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("cache", CACHES)
-def test_every_search_with_every_cache_equals_no_cache(kit, shape, cache):
-    """Windows too: a static and a growing cache keep what they hide, a sliding one lets it go."""
-    model, inputs = kit.lively(shape, **CACHES["sliding"]), kit.batch(ROWS, left=shape == "decoder")
-    for config in {**WAYS, **MORE}.values():
+@pytest.mark.parametrize("cache", [None, *CACHES])
+def test_searches_with_a_cache_equal_searches_without(shape, cache):
+    """With windows too: static and growing caches keep the keys outside of a window, a sliding one drops them."""
+    model = varied_model(shape, **({} if cache is None else CACHES["sliding"]))
+    inputs = padded_batch(ROWS, left=shape == "decoder" and cache is not None)
+    for config in SEARCHES.values():
         cached = generate_tokens(model, inputs, config.model_copy(update={"cache": cache}))
-        assert_same(cached, generate_tokens(kit.Uncached(model), inputs, config))
+        assert_same(cached, generate_tokens(UncachedModel(model), inputs, config))
 
 
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("draft", [False, True])
-def test_speculation_with_every_cache(kit, cache, draft):
-    model, inputs = kit.lively("decoder", **CACHES["sliding"]), kit.batch(ROWS)
+def test_speculation_with_a_cache_equals_plain_search_without(cache, draft):
+    model, inputs = varied_model("decoder", **CACHES["sliding"]), padded_batch(ROWS)
     config = GenerationConfig(max_new_tokens=20, min_new_tokens=20, num_assistant_tokens=4, cache=cache)
-    plain = generate_tokens(kit.Uncached(model), inputs, config)
+    plain = generate_tokens(UncachedModel(model), inputs, config)
     if draft:
-        other = kit.lively("decoder", seed=6, **CACHES["sliding"])
+        other = varied_model("decoder", seed=6, **CACHES["sliding"])
         assert_same(generate_tokens(model, inputs, config, draft=other), plain)
     else:
-        looks = config.model_copy(update={"prompt_lookup_num_tokens": 4})
-        assert_same(generate_tokens(model, inputs, looks), plain)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("way", MORE)
-def test_cache_equals_no_cache_in_every_search(kit, shape, way):
-    model, inputs = kit.lively(shape), kit.batch(ROWS)
-    cached = generate_tokens(model, inputs, MORE[way])
-    assert_same(cached, generate_tokens(kit.Uncached(model), inputs, MORE[way]))
+        look_up = config.model_copy(update={"prompt_lookup_num_tokens": 4})
+        assert_same(generate_tokens(model, inputs, look_up), plain)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 6, 7, 50])
 @pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize("way", ["beams", "samples", "contrastive"])
+@pytest.mark.parametrize("search", ["beams", "samples", "contrastive"])
 @pytest.mark.parametrize("cache", CACHES)
-def test_chunked_prefill_is_equivalent(kit, chunk, left, way, cache):
-    model, config = kit.lively("decoder", **CACHES[cache]), {**WAYS, **MORE}[way]
-    in_portions = config.model_copy(update={"prefill_chunk_size": chunk, "cache": cache})
-    inputs = kit.batch(ROWS, left=left)
-    assert_same(generate_tokens(model, inputs, in_portions), generate_tokens(model, inputs, config))
+def test_chunked_prefill_is_equivalent(chunk, left, search, cache):
+    model, config = varied_model("decoder", **CACHES[cache]), SEARCHES[search]
+    chunked = config.model_copy(update={"prefill_chunk_size": chunk, "cache": cache})
+    inputs = padded_batch(ROWS, left=left)
+    assert_same(generate_tokens(model, inputs, chunked), generate_tokens(model, inputs, config))
 
 
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("chunk", [None, 2])
-def test_cached_logits_equal_those_of_a_full_pass(kit, cache, left, chunk):
-    """Not only the choices: what a cached, chunked, padded search sees is what one pass over each row gives."""
-    model, inputs = kit.lively("decoder", **CACHES[cache]), kit.batch(ROWS, left=left)
+def test_cached_logits_equal_those_of_a_full_pass(cache, left, chunk):
+    """Cached, chunked and padded logits equal those of one pass over each row alone."""
+    model, inputs = varied_model("decoder", **CACHES[cache]), padded_batch(ROWS, left=left)
     state = DecodingState(model, inputs, GenerationConfig(prefill_chunk_size=chunk, cache=cache))
     texts = [list(row) for row in ROWS]
     with torch.no_grad():
@@ -130,89 +111,63 @@ def test_cached_logits_equal_those_of_a_full_pass(kit, cache, left, chunk):
             state.advance(tokens)
 
 
-def test_a_thousand_rows_are_independent_of_their_batches(kit):
-    """Every row twice, each time in another batch, in another place, with other padding (and on the other side)."""
-    ways = list({**WAYS, **MORE}.values())
-    draw, cases, caches = random.Random(7), 0, list(CACHES)
+def test_a_row_does_not_depend_on_its_batch():
+    """A thousand rows, twice each: in another batch, order and cache, with other padding (on the other side)."""
+    searches = list(SEARCHES.values())
+    draw, rows_tested, caches = random.Random(7), 0, list(CACHES)
     short = {"max_new_tokens": 6, "min_new_tokens": None, "max_length": None, "min_length": None}
-    for case in range(2 * len(ways) * 5):
-        shape, config = SHAPES[case % 2], ways[case // 2 % len(ways)]
-        together_in, apart_in = caches[case % 3], caches[case // 3 % 3]
-        config = config.model_copy(update={**short, "cache": together_in})
-        model = kit.lively(shape, **CACHES["sliding" if case % 5 < 3 else "static"])
+    for case in range(2 * len(searches) * 5):
+        shape, config = SHAPES[case % 2], searches[case // 2 % len(searches)]
+        cache, other_cache = caches[case % 3], caches[case // 3 % 3]
+        config = config.model_copy(update={**short, "cache": cache})
+        model = varied_model(shape, **CACHES["sliding" if case % 5 < 3 else "static"])
         rows = [[draw.randrange(3, 23) for _ in range(draw.randint(1, 7))] for _ in range(8)]
         order = draw.sample(range(8), 8)
         cut = draw.randint(1, 7)
-        together = generate_tokens(model, kit.batch(rows), config)
+        together = generate_tokens(model, padded_batch(rows), config)
         left = shape == "decoder"
         parts = [order[:cut], order[cut:]]
         for part in parts:
-            inputs = kit.batch([rows[place] for place in part], left=left)
+            inputs = padded_batch([rows[index] for index in part], left=left)
             other = config.model_copy(
-                update={"cache": apart_in, "prefill_chunk_size": draw.choice([None, 2, 3])}
+                update={"cache": other_cache, "prefill_chunk_size": draw.choice([None, 2, 3])}
             )
             apart = generate_tokens(model, inputs, other, numbers=part)
-            assert_same(apart, [together[place] for place in part])
-        cases += len(rows)
-    assert cases >= 1000
+            assert_same(apart, [together[index] for index in part])
+        rows_tested += len(rows)
+    assert rows_tested >= 1000
 
 
-def test_beams_are_reordered_in_these_tests(kit):
-    """Otherwise a cache that is never reordered would pass them."""
-    model, parents = kit.tiny(), []
+def test_beams_are_reordered_in_these_tests():
+    """Otherwise a cache that ignores reordering would pass them."""
+    model, parents = tiny_model(), []
     cache_of = model.new_cache
 
-    def spied(*args, **named):
+    def spying_cache(*args, **named):
         cache = cache_of(*args, **named)
         reorder, select = cache.reorder, cache.select
         cache.reorder = lambda rows: (parents.append(rows.tolist()), reorder(rows))
         cache.select = lambda rows, sentences: (parents.append(rows.tolist()), select(rows, sentences))
         return cache
 
-    model.new_cache = spied
-    generate_tokens(model, kit.batch(ROWS), WAYS["beams"])
+    model.new_cache = spying_cache
+    generate_tokens(model, padded_batch(ROWS), SEARCHES["beams"])
     assert sum(rows != sorted(rows) for rows in parents) >= 3
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("way", WAYS)
-def test_row_is_independent_of_its_batch(kit, shape, way):
-    model = kit.tiny(shape)
-    together = generate_tokens(model, kit.batch(ROWS), WAYS[way])
-    for number, row in enumerate(ROWS):
-        alone = generate_tokens(model, Inputs(torch.tensor([row])), WAYS[way], numbers=[number])
-        assert_same(alone, [together[number]])
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    shape=st.sampled_from(SHAPES),
-    rows=st.lists(st.lists(st.integers(3, 16), min_size=1, max_size=9), min_size=1, max_size=5),
-    order=st.randoms(use_true_random=False),
-)
-def test_batch_order_changes_nothing(kit, shape, rows, order):
-    model = kit.tiny(shape)
-    places = list(range(len(rows)))
-    order.shuffle(places)
-    config = WAYS["beams"]
-    straight = generate_tokens(model, kit.batch(rows), config)
-    shuffled = generate_tokens(model, kit.batch([rows[place] for place in places]), config)
-    assert_same(shuffled, [straight[place] for place in places])
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("way", ["greedy", "beams", "no repeats"])
-def test_padding_side_changes_nothing(kit, shape, way):
-    """An encoder counts positions from the row's first column, so that only a decoder's prompts can be moved."""
-    model = kit.tiny(shape, positions="sinusoidal" if shape == "decoder" else "none")
+@pytest.mark.parametrize("search", ["greedy", "beams", "no repeats"])
+def test_padding_side_changes_nothing(shape, search):
+    """An encoder counts positions from the first column, so only a decoder's prompts can be shifted."""
+    model = tiny_model(shape, positions="sinusoidal" if shape == "decoder" else "none")
     assert_same(
-        generate_tokens(model, kit.batch(ROWS, left=True), WAYS[way]),
-        generate_tokens(model, kit.batch(ROWS), WAYS[way]),
+        generate_tokens(model, padded_batch(ROWS, left=True), SEARCHES[search]),
+        generate_tokens(model, padded_batch(ROWS), SEARCHES[search]),
     )
 
 
-def test_trailing_padding_needs_no_positions(kit):
-    model, inputs = kit.tiny(max_positions=8), kit.batch(ROWS)
+def test_trailing_padding_needs_no_positions():
+    model, inputs = tiny_model(max_positions=8), padded_batch(ROWS)
     wide = Inputs(
         torch.nn.functional.pad(inputs.tokens, (0, 5)), torch.nn.functional.pad(inputs.attend, (0, 5))
     )
@@ -221,59 +176,59 @@ def test_trailing_padding_needs_no_positions(kit):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_empty_row_is_named(kit, shape):
+def test_empty_row_is_named(shape):
     with pytest.raises(DataError, match=r"row 1 .* zero tokens"):
-        generate_tokens(kit.tiny(shape), kit.batch([[5, 2], [], [6]]), GenerationConfig())
+        generate_tokens(tiny_model(shape), padded_batch([[5, 2], [], [6]]), GenerationConfig())
     with pytest.raises(DataError, match=r"row 0 .* zero tokens"):
-        generate_tokens(kit.tiny(shape), Inputs(torch.zeros(2, 0, dtype=torch.long)), GenerationConfig())
+        generate_tokens(tiny_model(shape), Inputs(torch.zeros(2, 0, dtype=torch.long)), GenerationConfig())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_too_long_row_is_named(kit, shape):
-    model = kit.tiny(shape, max_positions=8)
+def test_too_long_row_is_named(shape):
+    model = tiny_model(shape, max_positions=8)
     with pytest.raises(DataError, match=r"row 2 .* 9 tokens.* at most 8 \(max_positions\)"):
-        generate_tokens(model, kit.batch([[5, 2], [3] * 8, [6] * 9]), GenerationConfig())
+        generate_tokens(model, padded_batch([[5, 2], [3] * 8, [6] * 9]), GenerationConfig())
 
 
-def test_full_prompt_gets_one_token(kit):
-    model = kit.tiny("decoder", max_positions=8)
+def test_full_prompt_gets_one_token():
+    model = tiny_model("decoder", max_positions=8)
     ((output,),) = generate_tokens(
-        model, kit.batch([[5, 6, 7, 8, 9, 10, 11, 12]]), GenerationConfig(min_new_tokens=1)
+        model, padded_batch([[5, 6, 7, 8, 9, 10, 11, 12]]), GenerationConfig(min_new_tokens=1)
     )
     assert len(output.tokens) == 1
 
 
-def test_decoder_generates_fifty_tokens_by_default(kit):
+def test_decoder_generates_fifty_tokens_by_default():
     ((output,),) = generate_tokens(
-        kit.tiny("decoder"), kit.batch([[5] * 7]), GenerationConfig(min_new_tokens=60)
+        tiny_model("decoder"), padded_batch([[5] * 7]), GenerationConfig(min_new_tokens=60)
     )
     assert (len(output.tokens), output.finish_reason) == (50, "length")
 
 
-def test_encoder_cannot_generate(kit):
+def test_encoder_cannot_generate():
     model = Transformer(ModelConfig(shape="encoder", vocab_size=9, d_model=8, n_heads=2, n_layers=1))
     with pytest.raises(UsageError, match="shape encoder generates no text"):
-        generate_tokens(model, kit.batch([[3]]), GenerationConfig())
+        generate_tokens(model, padded_batch([[3]]), GenerationConfig())
 
 
-def test_training_mode_is_restored_and_dropout_is_off(kit):
-    model, inputs = kit.tiny(), kit.batch(ROWS)
-    at_rest = generate_tokens(model, inputs, WAYS["beams"])
+def test_training_mode_is_restored_and_dropout_is_off():
+    model, inputs = tiny_model(), padded_batch(ROWS)
+    expected = generate_tokens(model, inputs, SEARCHES["beams"])
     model.train()
-    assert generate_tokens(model, inputs, WAYS["beams"]) == at_rest
+    assert generate_tokens(model, inputs, SEARCHES["beams"]) == expected
     assert all(module.training for module in model.modules())
 
 
-def test_max_length_includes_the_prompt(kit):
+def test_max_length_includes_the_prompt():
     config = GenerationConfig(max_length=9, min_length=9)
-    found = generate_tokens(kit.lively("decoder"), kit.batch(ROWS), config)
+    found = generate_tokens(varied_model("decoder"), padded_batch(ROWS), config)
     assert [len(output.tokens) for (output,) in found] == [9 - len(row) for row in ROWS]
-    found = generate_tokens(kit.lively(), kit.batch(ROWS), config)
+    found = generate_tokens(varied_model(), padded_batch(ROWS), config)
     assert {len(output.tokens) for (output,) in found} == {8}
     with pytest.raises(
         DataError, match=r"row 3 is a prompt of 7 tokens, and max_length 6 includes the prompt"
     ):
-        generate_tokens(kit.lively("decoder"), kit.batch(ROWS), GenerationConfig(max_length=6))
+        generate_tokens(varied_model("decoder"), padded_batch(ROWS), GenerationConfig(max_length=6))
 
 
 @pytest.mark.parametrize(
@@ -289,18 +244,17 @@ def test_max_length_includes_the_prompt(kit):
         (None, {"max_new_tokens": 500, "cache": "static"}, "StaticKeys"),
     ],
 )
-def test_cache_kind_is_chosen_by_model_and_length(kit, window, requested, kind):
-    model = kit.lively("decoder", sliding_window=window, max_positions=1000)
-    state = DecodingState(model, kit.batch(ROWS), GenerationConfig(**requested))
+def test_cache_kind_is_chosen_by_model_and_length(window, requested, kind):
+    model = varied_model("decoder", sliding_window=window, max_positions=1000)
+    state = DecodingState(model, padded_batch(ROWS), GenerationConfig(**requested))
     keys = state.cache.layers[0].own
     assert type(keys).__name__ == kind
     if kind == "StaticKeys":
         assert keys.buffers[0].shape[2] == 7 + requested["max_new_tokens"]
 
 
-def test_sliding_cache_bounds_memory(kit):
-    """Of the layers with a window; and what is written is what a growing cache gives."""
-    model = kit.lively(
+def test_sliding_cache_bounds_memory():
+    model = varied_model(
         "decoder",
         sliding_window=5,
         window_pattern=("local", "global"),
@@ -313,8 +267,8 @@ def test_sliding_cache_bounds_memory(kit):
     model.new_cache = lambda *args, **named: caches.append(new_cache(*args, **named)) or caches[-1]
     inputs = Inputs(torch.randint(3, 23, (2, 200)))
     sliding = generate_tokens(model, inputs, config)
-    local, whole = (layer.own for layer in caches[0].layers)
-    assert whole.buffers[0].shape[2] >= local.length == 499
+    local, full = (layer.own for layer in caches[0].layers)
+    assert full.buffers[0].shape[2] >= local.length == 499
     assert local.buffers[0].shape[2] <= 2 * (5 + config.num_assistant_tokens)
     del model.new_cache
     assert_same(sliding, generate_tokens(model, inputs, config.model_copy(update={"cache": "growing"})))

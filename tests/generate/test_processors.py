@@ -1,58 +1,65 @@
+"""Logits processors by definition. Banned text is compared with decoding each text followed by each token."""
+
 from __future__ import annotations
 
+import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
+from tests.generate.models import LetterCodec, ScriptedModel, padded_batch, random_probabilities
+from tests.generate.test_stopping import PIECES, SEARCHES, VOCABULARY as LETTERS, stops
+from tests.generate.test_streaming import CODECS
 
-from trifold.generate import GenerationConfig
-from trifold.generate.processors import ABSENT, Context, processor
+from trifold.errors import UsageError
+from trifold.generate import GenerationConfig, generate_tokens
+from trifold.generate.processors import ABSENT, BannedText, Context, processor
 from trifold.nn import ModelConfig
 
 VOCABULARY, PAD, END = 7, 0, 2
 MODEL = ModelConfig(vocab_size=VOCABULARY, d_model=4, n_heads=2)
 LOGITS = torch.tensor([0.0, 1.0, -2.0, 0.5, -0.5, 2.0, -1.0])
-NEVER = float("-inf")
+FORBIDDEN = float("-inf")
 words = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=12)
 
 
 def after(
-    written: list[int], *, absent: int = 0, generated: int | None = None, left: int = 9, **requested
+    prefix: list[int], *, absent: int = 0, generated: int | None = None, left: int = 9, **requested
 ) -> list[float]:
-    rows = torch.tensor([[ABSENT] * absent + written])
+    rows = torch.tensor([[ABSENT] * absent + prefix])
     process = processor(GenerationConfig(**requested), MODEL)
-    state = Context(rows, len(written) if generated is None else generated, torch.tensor([left]))
+    state = Context(rows, len(prefix) if generated is None else generated, torch.tensor([left]))
     return process(LOGITS[None].clone(), state)[0].tolist()
 
 
 @given(words, st.integers(1, 4), st.integers(0, 3))
-def test_no_ngram_repeats(written, size, absent):
-    grams = {tuple(written[i : i + size]) for i in range(len(written) - size + 1)}
-    got = after(written, no_repeat_ngram_size=size, absent=absent)
+def test_no_ngram_repeats(prefix, size, absent):
+    grams = {tuple(prefix[i : i + size]) for i in range(len(prefix) - size + 1)}
+    got = after(prefix, no_repeat_ngram_size=size, absent=absent)
     expected = [
-        NEVER if token == PAD or (len(written) >= size - 1 and (*written[len(written) - size + 1 :], token) in grams)
+        FORBIDDEN if token == PAD or (len(prefix) >= size - 1 and (*prefix[len(prefix) - size + 1 :], token) in grams)
         else LOGITS[token].item()
         for token in range(VOCABULARY)
     ]  # fmt: skip
-    if all(logit == NEVER for logit in expected):
+    if all(logit == FORBIDDEN for logit in expected):
         expected[END] = 0.0
     assert got == expected
 
 
 @given(words, st.sampled_from([0.5, 1.0, 1.3, 2.0]), st.integers(0, 3))
-def test_repetition_penalty(written, penalty, absent):
-    got = after(written, repetition_penalty=penalty, absent=absent)
+def test_repetition_penalty(prefix, penalty, absent):
+    got = after(prefix, repetition_penalty=penalty, absent=absent)
     for token in range(1, VOCABULARY):
         logit = LOGITS[token].item()
         changed = logit / penalty if logit > 0 else logit * penalty
-        assert abs(got[token] - (changed if token in written else logit)) < 1e-6
+        assert abs(got[token] - (changed if token in prefix else logit)) < 1e-6
 
 
 def test_min_new_tokens_forbids_the_end():
     for generated in range(5):
-        assert (after([3], min_new_tokens=3, generated=generated)[END] == NEVER) == (generated < 3)
+        assert (after([3], min_new_tokens=3, generated=generated)[END] == FORBIDDEN) == (generated < 3)
 
 
 def test_padding_is_forbidden_unless_it_is_the_end_token():
-    assert after([3])[PAD] == NEVER
+    assert after([3])[PAD] == FORBIDDEN
     both = ModelConfig(vocab_size=VOCABULARY, d_model=4, n_heads=2, pad_id=END)
     state = Context(torch.tensor([[3]]), 1, torch.tensor([9]))
     logits = processor(GenerationConfig(), both)(LOGITS[None].clone(), state)
@@ -61,14 +68,14 @@ def test_padding_is_forbidden_unless_it_is_the_end_token():
 
 def test_end_is_allowed_if_everything_is_forbidden():
     got = after([1, 2, 3, 4, 5, 6], no_repeat_ngram_size=1, min_new_tokens=9)
-    assert got == [NEVER, NEVER, 0.0, NEVER, NEVER, NEVER, NEVER]
+    assert got == [FORBIDDEN, FORBIDDEN, 0.0, FORBIDDEN, FORBIDDEN, FORBIDDEN, FORBIDDEN]
 
 
 @given(words, st.integers(0, 12), st.sampled_from([-0.5, 0.7, 1.5]), st.sampled_from([0.0, 0.4]))
-def test_presence_and_frequency_penalties(written, new, once, each):
-    new = min(new, len(written))
-    got = after(written, generated=new, presence_penalty=once, frequency_penalty=each)
-    ours = written[len(written) - new :]
+def test_presence_and_frequency_penalties(prefix, new, once, each):
+    new = min(new, len(prefix))
+    got = after(prefix, generated=new, presence_penalty=once, frequency_penalty=each)
+    ours = prefix[len(prefix) - new :]
     for token in range(1, VOCABULARY):
         expected = LOGITS[token].item() - once * (token in ours) - each * ours.count(token)
         assert abs(got[token] - expected) < 1e-5
@@ -79,15 +86,15 @@ def test_presence_and_frequency_penalties(written, new, once, each):
     st.lists(st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=3), min_size=1, max_size=5),
     st.integers(0, 3),
 )
-def test_banned_phrases_are_forbidden(written, phrases, absent):
-    got = after(written, bad_words_ids=phrases, absent=absent)
+def test_banned_phrases_are_forbidden(prefix, phrases, absent):
+    got = after(prefix, bad_words_ids=phrases, absent=absent)
     completed = {
         phrase[-1]
         for phrase in phrases
-        if phrase != [END] and (len(phrase) == 1 or written[1 - len(phrase) :] == phrase[:-1])
+        if phrase != [END] and (len(phrase) == 1 or prefix[1 - len(phrase) :] == phrase[:-1])
     }
-    expected = [NEVER if token in completed else LOGITS[token].item() for token in range(VOCABULARY)]
-    if all(logit == NEVER for logit in expected):
+    expected = [FORBIDDEN if token in completed else LOGITS[token].item() for token in range(VOCABULARY)]
+    if all(logit == FORBIDDEN for logit in expected):
         expected[END] = 0.0
     assert got == expected
 
@@ -95,25 +102,143 @@ def test_banned_phrases_are_forbidden(written, phrases, absent):
 def test_bad_words_ids_replace_the_ban_of_padding():
     assert after([3], bad_words_ids=[])[PAD] == LOGITS[PAD].item()
     assert after([3], bad_words_ids=[[5]])[PAD] == LOGITS[PAD].item()
-    assert after([3], bad_words_ids=[[PAD]])[PAD] == NEVER
+    assert after([3], bad_words_ids=[[PAD]])[PAD] == FORBIDDEN
 
 
 @given(words, st.integers(0, 15), st.integers(0, 3))
-def test_min_length_includes_the_prompt(written, least, absent):
-    assert (after(written, min_length=least, absent=absent)[END] == NEVER) == (len(written) < least)
+def test_min_length_includes_the_prompt(prefix, least, absent):
+    assert (after(prefix, min_length=least, absent=absent)[END] == FORBIDDEN) == (len(prefix) < least)
 
 
 def test_min_new_tokens_applies_to_every_end_token():
     got = after([3], min_new_tokens=3, eos_token_id=[4, 6])
-    assert [token for token in range(1, VOCABULARY) if got[token] == NEVER] == [4, 6]
+    assert [token for token in range(1, VOCABULARY) if got[token] == FORBIDDEN] == [4, 6]
 
 
 def test_the_first_and_the_last_token_can_be_forced():
     def allowed(**requested):
-        return [token for token, logit in enumerate(after([3], **requested)) if logit > NEVER]
+        return [token for token, logit in enumerate(after([3], **requested)) if logit > FORBIDDEN]
 
     assert allowed(forced_bos_token_id=5, generated=0) == [5]
     assert allowed(forced_bos_token_id=5, generated=1) == [1, 2, 3, 4, 5, 6]
     assert allowed(forced_eos_token_id=END, left=1) == [END]
     assert allowed(forced_eos_token_id=[END, 4], left=1) == [END, 4]
     assert allowed(forced_eos_token_id=END, left=2) == [1, 2, 3, 4, 5, 6]
+
+
+# --- banned text ---------------------------------------------------------------------------------------
+
+
+def contains(text: str, banned: list[str]) -> bool:
+    return any(string in text for string in banned)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(list(CODECS)),
+    st.lists(st.text("abnd é日🦜 ", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.text("abnd é日🦜 ", max_size=12),
+    st.integers(0, 6),
+)
+def test_completions_of_banned_text_are_exact(name, banned, text, back):
+    """For all tokens: words, parts of words and single bytes of a character, with and without a space."""
+    codec = CODECS[name]
+    (ids,) = codec.encode([text])
+    ids = ids[: max(0, len(ids) - back)]  # the text may end within a character
+    while contains(codec.decode([ids])[0], banned):
+        ids = ids[:-1]
+    vocabulary = range(codec.vocab_size)
+    texts = codec.decode([[*ids, token] for token in vocabulary])
+    expected = [token for token, decoded in zip(vocabulary, texts, strict=True) if contains(decoded, banned)]
+    rows, tokens = BannedText(banned, codec, codec.vocab_size).completions([ids, ids])
+    assert rows == [0] * len(expected) + [1] * len(expected)
+    assert tokens == expected * 2
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    search=st.sampled_from([name for name in SEARCHES if name != "forced"]),  # forced phrases take precedence
+    banned=stops,
+    rows=st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=3), min_size=1, max_size=3),
+)
+def test_no_output_contains_a_banned_word(seed, search, banned, rows):
+    codec = LetterCodec(*PIECES)
+    config = GenerationConfig(bad_words=banned, max_new_tokens=10, min_new_tokens=8, **SEARCHES[search])
+    model = ScriptedModel(random_probabilities(seed, LETTERS), LETTERS)
+    for outputs in generate_tokens(model, padded_batch(rows), config, codec=codec):
+        for text in codec.decode([output.tokens for output in outputs]):
+            assert not contains(text, banned)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10**6), search=st.sampled_from(["greedy", "beams", "samples"]), banned=stops)
+def test_banned_words_have_probability_zero(seed, search, banned):
+    """And all other tokens keep theirs."""
+    codec, probabilities_of = LetterCodec(*PIECES), random_probabilities(seed, LETTERS)
+
+    def without(source, prefix):
+        texts = codec.decode([[*prefix, token] for token in range(LETTERS)])
+        return [
+            0.0 if contains(text, banned) else p
+            for p, text in zip(probabilities_of(source, prefix), texts, strict=True)
+        ]
+
+    config = GenerationConfig(max_new_tokens=8, renormalize_logits=True, **SEARCHES[search])
+    inputs = padded_batch([[3], [4, 5]])
+    expected = generate_tokens(ScriptedModel(without, LETTERS), inputs, config)
+    banning = config.model_copy(update={"bad_words": banned})
+    found = generate_tokens(ScriptedModel(probabilities_of, LETTERS), inputs, banning, codec=codec)
+    for outputs, others in zip(found, expected, strict=True):
+        assert [o.tokens for o in outputs] == [o.tokens for o in others]
+        assert [o.score for o in outputs] == pytest.approx([o.score for o in others], abs=1e-4)
+
+
+def test_bans_within_words_across_words_and_of_spaces():
+    codec = CODECS["byte level"]
+    banned = BannedText(["nd", " ", "d a"], codec, codec.vocab_size)
+
+    def after(text: str) -> set[str]:
+        _, tokens = banned.completions(codec.encode([text]))
+        return set(codec.decode([[token] for token in tokens]))
+
+    assert "d" in after("an") and "d" not in after("ad")
+    assert {" a", " an", " and", " "} <= after("x")
+    assert "a" not in after("x")
+
+
+def test_banning_every_word_ends_the_output_or_is_refused():
+    codec, model = LetterCodec(), ScriptedModel(lambda source, prefix: [0, 0, 0.1, 0.5, 0.4], 5)
+    config = GenerationConfig(bad_words=["a", "b"], bad_words_ids=None, min_new_tokens=3)
+    ((output,),) = generate_tokens(model, padded_batch([[3]]), config, codec=codec)
+    assert (output.tokens, output.finish_reason) == ([], "stop")
+    endless = ScriptedModel(model.probabilities_of, 5)
+    endless.config = model.config.model_copy(update={"eos_id": 5})
+    config = GenerationConfig(bad_words_ids=[[0], [1], [2], [3], [4]])
+    with pytest.raises(UsageError, match="bad_words_ids forbid every token, and the model has no end token"):
+        generate_tokens(endless, padded_batch([[3]]), config)
+
+
+@pytest.mark.parametrize(
+    ("requested", "message"),
+    [
+        ({"bad_words_ids": [[3, 99]]}, "bad_words_ids: 99 is not a token id; the vocabulary has 18 tokens"),
+        ({"force_words_ids": [[[3], [18]]], "num_beams": 2}, "force_words_ids: 18 is not a token id"),
+        ({"forced_bos_token_id": 40}, "forced_bos_token_id: 40 is not a token id"),
+        ({"forced_eos_token_id": [2, 40]}, "forced_eos_token_id: 40 is not a token id"),
+        ({"bad_words": ["a"]}, "bad_words is text: pass the tokenizer too"),
+        ({"stop_strings": ["."]}, "stop_strings is text: pass the tokenizer too"),
+    ],
+)
+def test_wrong_ids_and_text_without_a_tokenizer_are_refused(requested, message):
+    model = ScriptedModel(random_probabilities(1, LETTERS), LETTERS)
+    with pytest.raises(UsageError, match=message):
+        generate_tokens(model, padded_batch([[3]]), GenerationConfig(**requested))
+
+
+def test_end_id_outside_the_vocabulary_is_ignored():
+    model = ScriptedModel(random_probabilities(1, LETTERS), LETTERS)
+    for beams in (1, 3):
+        config = GenerationConfig(eos_token_id=[18, 40], max_new_tokens=5, min_new_tokens=2, num_beams=beams)
+        ((output,),) = generate_tokens(model, padded_batch([[3]]), config)
+        assert (len(output.tokens), output.finish_reason) == (5, "length")

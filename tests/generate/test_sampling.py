@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from tests.generate.models import ScriptedModel, padded_batch, random_probabilities
 
 from trifold.generate import GenerationConfig, generate_tokens, sampling
 from trifold.generate.sampling import FILTERS, sampler
@@ -45,43 +46,42 @@ def test_top_p_keeps_the_fewest_sufficient_tokens(logits, share):
     assert len(chosen) == 1 or chosen[:-1].sum() < share + 1e-5
 
 
-@pytest.mark.parametrize(("settings", "power"), [({"do_sample": True}, 1.0), ({"temperature": 0.5}, 2.0)])
-def test_sample_frequencies_equal_the_probabilities(settings, power):
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"do_sample": True}, PROBABILITIES[0]),
+        ({"temperature": 0.5}, PROBABILITIES[0] ** 2 / (PROBABILITIES[0] ** 2).sum()),
+        ({"top_k": 3, "top_k_form": "uniform"}, torch.tensor([1 / 3, 0, 1 / 3, 0, 1 / 3])),
+    ],
+    ids=str,
+)
+def test_sample_frequencies_equal_the_probabilities(settings, expected):
     rows = 20_000
     config = GenerationConfig(seed=1, **settings)
     choose = sampler(config, [(row, 0) for row in range(rows)], 1, torch.device("cpu"))
     tokens = choose(PROBABILITIES.log().expand(rows, -1), torch.arange(rows), 0)
-    expected = PROBABILITIES[0] ** power / (PROBABILITIES[0] ** power).sum()
     found = torch.bincount(tokens, minlength=5) / rows
     assert (found - expected).abs().max() < 4 * math.sqrt(0.25 / rows)
 
 
-def test_impossible_tokens_are_never_sampled():
-    log_probs = torch.tensor([[NEVER, 0.0, NEVER, NEVER]]).expand(5000, -1)
-    choose = sampler(
-        GenerationConfig(do_sample=True), [(row, 0) for row in range(5000)], 1, torch.device("cpu")
-    )
-    assert set(choose(log_probs, torch.arange(5000), 0).tolist()) == {1}
-
-
-def test_samples_depend_only_on_seed_and_number(kit):
-    model = kit.Scripted(kit.random_says(3, 9), 9)
+def test_samples_depend_only_on_seed_and_number():
+    model = ScriptedModel(random_probabilities(3, 9), 9)
     sources = [[4, 5], [6], [4, 5], [3, 3, 3]]
     config = GenerationConfig(temperature=1.2, top_k=6, seed=11, num_return_sequences=3)
-    together = generate_tokens(model, kit.batch(sources), config)
+    together = generate_tokens(model, padded_batch(sources), config)
     assert [len(outputs) for outputs in together] == [3, 3, 3, 3]
     assert together[0] != together[2], "equal inputs are drawn apart"
     for number, source in enumerate(sources):
-        (alone,) = generate_tokens(model, kit.batch([source]), config, numbers=[number])
+        (alone,) = generate_tokens(model, padded_batch([source]), config, numbers=[number])
         assert alone == together[number]
         assert len({tuple(output.tokens) for output in alone}) > 1
         assert [o.score for o in alone] == sorted((o.score for o in alone), reverse=True)
     other = config.model_copy(update={"seed": 12})
-    assert generate_tokens(model, kit.batch(sources), other) != together
+    assert generate_tokens(model, padded_batch(sources), other) != together
 
 
 def kept(probabilities: list[float], requested: dict) -> list[float]:
-    """One filter after the other, as their definitions read."""
+    """The filters one after the other, by definition."""
     p = [x ** (1 / requested.get("temperature", 1.0)) for x in probabilities]
     p = [x / sum(p) for x in p]
     if "top_k" in requested:
@@ -123,8 +123,8 @@ def kept(probabilities: list[float], requested: dict) -> list[float]:
     ],
     ids=",".join,
 )
-def test_sample_frequencies_of_whole_outputs(kit, requested):
-    """Of every text of at most three tokens, over 3,000 draws of a hand-written table."""
+def test_sample_frequencies_of_whole_outputs(requested):
+    """Of all outputs of at most three tokens, in 3,000 samples from a table."""
     draws, table = 3000, {
         (): [0, 0, 0.1, 0.42, 0.3, 0.18],
         (3,): [0, 0, 0.35, 0.05, 0.4, 0.2],
@@ -134,24 +134,29 @@ def test_sample_frequencies_of_whole_outputs(kit, requested):
     def probabilities_of(source, prefix):
         return table.get(prefix, [0, 0, 0.5, 0.3, 0.15, 0.05])
 
-    chances: dict[tuple, float] = {}
+    probability_of: dict[tuple, float] = {}
 
-    def spread(prefix, chance):
+    def spread(prefix, probability):
         for token, p in enumerate(kept(probabilities_of((), prefix), requested)):
             text = prefix if token == 2 else (*prefix, token)
             if p and (token == 2 or len(text) == 3):
-                chances[text, token == 2] = chances.get((text, token == 2), 0.0) + chance * p
+                probability_of[text, token == 2] = (
+                    probability_of.get((text, token == 2), 0.0) + probability * p
+                )
             elif p:
-                spread(text, chance * p)
+                spread(text, probability * p)
 
     spread((), 1.0)
     config = GenerationConfig(seed=5, max_new_tokens=3, num_return_sequences=draws, **requested)
-    (outputs,) = generate_tokens(kit.Scripted(probabilities_of, 6), kit.batch([[3]]), config)
+    (outputs,) = generate_tokens(ScriptedModel(probabilities_of, 6), padded_batch([[3]]), config)
     found = collections.Counter((tuple(o.tokens), o.finish_reason == "stop") for o in outputs)
-    assert set(found) <= set(chances)
-    assert sum(chances.values()) == pytest.approx(1)
-    for text, chance in chances.items():
-        assert abs(found[text] / draws - chance) < 4.5 * math.sqrt(chance * (1 - chance) / draws) + 1e-9
+    assert set(found) <= set(probability_of)
+    assert sum(probability_of.values()) == pytest.approx(1)
+    for text, probability in probability_of.items():
+        assert (
+            abs(found[text] / draws - probability)
+            < 4.5 * math.sqrt(probability * (1 - probability) / draws) + 1e-9
+        )
 
 
 @given(
@@ -174,42 +179,23 @@ def test_filters_equal_the_reference_in_sequence(logits, temperature, k, top_p, 
     assert torch.equal(ours, theirs)
 
 
-def test_without_a_seed_torch_s_generator_is_used(kit):
-    model = kit.Scripted(kit.random_says(3, 9), 9)
+def test_sampling_without_a_seed_uses_the_generator_of_torch():
+    model = ScriptedModel(random_probabilities(3, 9), 9)
     config = GenerationConfig(do_sample=True, max_new_tokens=12)
 
     def outputs(seed):
         torch.manual_seed(seed)
-        return generate_tokens(model, kit.batch([[4]] * 5), config)
+        return generate_tokens(model, padded_batch([[4]] * 5), config)
 
     assert outputs(1) == outputs(1)
     assert outputs(1) != outputs(2)
 
 
-def test_top_k_of_one_is_greedy(kit):
-    model = kit.Scripted(kit.random_says(8, 9), 9)
-    inputs = kit.batch([[4, 5], [6]])
+def test_top_k_of_one_is_greedy():
+    model = ScriptedModel(random_probabilities(8, 9), 9)
+    inputs = padded_batch([[4, 5], [6]])
     greedy = generate_tokens(model, inputs, GenerationConfig(max_new_tokens=10))
     assert generate_tokens(model, inputs, GenerationConfig(top_k=1, max_new_tokens=10)) == greedy
-
-
-@given(st.lists(st.floats(-4, 4), min_size=2, max_size=12, unique=True), st.floats(0.05, 0.99))
-def test_typical_p_by_definition(logits, share):
-    probabilities = torch.tensor([logits], dtype=torch.float64).softmax(-1)[0]
-    entropy = -(probabilities * probabilities.log()).sum()
-    order = sorted(range(len(logits)), key=lambda token: abs(-probabilities[token].log() - entropy).item())
-    kept, mass = set(), 0.0
-    for token in order:
-        kept.add(token)
-        mass += probabilities[token].item()
-        if mass >= share:
-            break
-    masses = [sum(probabilities[t].item() for t in order[:n]) for n in range(len(order) + 1)]
-    if min(abs(m - share) for m in masses) > 1e-4:
-        found = FILTERS["typical_p"](torch.tensor([logits]), share)
-        distances = [abs(-probabilities[t].log() - entropy).item() for t in order]
-        if min((b - a for a, b in itertools.pairwise(distances)), default=1) > 1e-4:
-            assert {token for token in range(len(logits)) if found[0, token] > NEVER} == kept
 
 
 def test_typical_p_equals_the_reference():
@@ -220,7 +206,7 @@ def test_typical_p_equals_the_reference():
         assert torch.equal(FILTERS["typical_p"](logits, share), theirs)
 
 
-def test_top_p_beyond_the_presorted_tokens(monkeypatch):
+def test_top_p_equals_itself_beyond_the_presorted_tokens(monkeypatch):
     logits = torch.randn(40, 60)
     whole = FILTERS["top_p"](logits, 0.8)
     monkeypatch.setattr(sampling, "HEAD", 5)
@@ -231,16 +217,6 @@ def test_top_p_beyond_the_presorted_tokens(monkeypatch):
     )
 
 
-def test_uniform_top_k():
-    rows = 20_000
-    config = GenerationConfig(seed=1, top_k=3, top_k_form="uniform")
-    choose = sampler(config, [(row, 0) for row in range(rows)], 1, torch.device("cpu"))
-    tokens = choose(PROBABILITIES.log().expand(rows, -1), torch.arange(rows), 0)
-    found = torch.bincount(tokens, minlength=5) / rows
-    expected = torch.tensor([1 / 3, 0, 1 / 3, 0, 1 / 3])
-    assert (found - expected).abs().max() < 4 * math.sqrt(0.25 / rows)
-
-
-def test_top_p_reached_exactly():
+def test_top_p_reached_exactly_keeps_no_more_tokens():
     logits = torch.tensor([[0.5, 0.25, 0.25]]).log()
     assert (sampling.top_p(logits, 0.5) > float("-inf")).tolist() == [[True, False, False]]

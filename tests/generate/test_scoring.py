@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
+from tests.generate.models import padded_batch, tiny_model, varied_model
 
 from trifold.errors import DataError
 from trifold.generate import GenerationConfig, generate_tokens, score_tokens, scoring
@@ -15,21 +14,29 @@ SHAPES = ("encoder-decoder", "decoder")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("beams", [1, 4])
-def test_score_equals_the_score_of_the_search(kit, shape, beams):
-    model, inputs = kit.tiny(shape), kit.batch(ROWS)
-    config = GenerationConfig(num_beams=beams, length_penalty=0.0, max_new_tokens=9, bad_words_ids=[])
+@pytest.mark.parametrize(
+    ("beams", "bans"),
+    [
+        (1, {"bad_words_ids": []}),
+        (4, {"bad_words_ids": []}),
+        (3, {"no_repeat_ngram_size": 2, "bad_words_ids": [[0], [7], [5, 5]], "min_new_tokens": 3}),
+    ],
+)
+def test_score_equals_the_score_of_the_search(shape, beams, bans):
+    """The scores of beams do not depend on bans."""
+    model, inputs = varied_model(shape), padded_batch(ROWS)
+    config = GenerationConfig(num_beams=beams, length_penalty=0.0, max_new_tokens=9, **bans)
     outputs = [best for (best,) in generate_tokens(model, inputs, config)]
     targets = [[*o.tokens, 2] if o.finish_reason == "stop" else o.tokens for o in outputs]
-    scores = score_tokens(model, inputs, kit.batch(targets))
+    scores = score_tokens(model, inputs, padded_batch(targets))
     assert scores.total.tolist() == pytest.approx([o.score for o in outputs], abs=1e-4)
 
 
-def test_score_is_the_sum_of_the_chain_rule(kit, monkeypatch):
-    """Against the model called by hand for each row alone; also with chunks that cut through rows."""
+def test_score_is_the_sum_of_the_chain_rule(monkeypatch):
+    """Each row alone is the reference. Chunks of tokens end within rows."""
     monkeypatch.setattr(scoring, "CHUNK", 3)
-    model = kit.tiny()
-    scores = score_tokens(model, kit.batch(ROWS), kit.batch(TARGETS))
+    model = tiny_model()
+    scores = score_tokens(model, padded_batch(ROWS), padded_batch(TARGETS))
     for row, (source, target) in enumerate(zip(ROWS, TARGETS, strict=True)):
         hidden = model(Inputs(torch.tensor([source])), Inputs(torch.tensor([[1, *target[:-1]]])))
         logits = model.lm_head(hidden)[0]
@@ -39,44 +46,19 @@ def test_score_is_the_sum_of_the_chain_rule(kit, monkeypatch):
         assert scores.total[row].item() == pytest.approx(expected.sum().item(), abs=1e-4)
 
 
-def test_scores_of_a_scripted_model(kit):
-    probabilities_of = kit.random_says(3, 8)
-    sources, targets = [[3, 4], [5]], [[6, 7, 2], [4]]
-    scores = score_tokens(kit.Scripted(probabilities_of, 8), kit.batch(sources), kit.batch(targets))
-    for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        logs = [
-            math.log(probabilities_of(tuple(source), tuple(target[:n]))[token])
-            for n, token in enumerate(target)
-        ]
-        assert scores.tokens[row, : len(logs)].tolist() == pytest.approx(logs, abs=1e-5)
-        assert scores.total[row].item() == pytest.approx(sum(logs), abs=1e-5)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_beam_scores_ignore_forbidden_tokens(kit, shape):
-    """Also with bans: an output of a beam search is worth what it is worth without them."""
-    model, inputs = kit.lively(shape), kit.batch(ROWS)
-    bans = {"no_repeat_ngram_size": 2, "bad_words_ids": [[0], [7], [5, 5]], "min_new_tokens": 3}
-    config = GenerationConfig(num_beams=3, length_penalty=0.0, max_new_tokens=9, **bans)
-    outputs = [best for (best,) in generate_tokens(model, inputs, config)]
-    targets = [[*o.tokens, 2] if o.finish_reason == "stop" else o.tokens for o in outputs]
-    scores = score_tokens(model, inputs, kit.batch(targets))
-    assert scores.total.tolist() == pytest.approx([o.score for o in outputs], abs=1e-4)
-
-
-def test_wrong_rows_are_named(kit):
-    model = kit.tiny(max_positions=8)
+def test_invalid_rows_are_named():
+    model = tiny_model(max_positions=8)
     with pytest.raises(DataError, match="3 inputs and 2 targets"):
-        score_tokens(model, kit.batch(ROWS), kit.batch(TARGETS[:2]))
+        score_tokens(model, padded_batch(ROWS), padded_batch(TARGETS[:2]))
     with pytest.raises(DataError, match=r"row 1 is a target of 9 tokens; the maximum here is 8"):
-        score_tokens(model, kit.batch(ROWS), kit.batch([[3], [4] * 9, [5]]))
+        score_tokens(model, padded_batch(ROWS), padded_batch([[3], [4] * 9, [5]]))
     with pytest.raises(DataError, match=r"row 2 is a target with zero tokens"):
-        score_tokens(model, kit.batch(ROWS), kit.batch([[3], [4], []]))
+        score_tokens(model, padded_batch(ROWS), padded_batch([[3], [4], []]))
 
 
-def test_trailing_padding_changes_nothing(kit):
-    model, targets = kit.tiny(max_positions=8), kit.batch(TARGETS)
+def test_trailing_padding_changes_nothing():
+    model, targets = tiny_model(max_positions=8), padded_batch(TARGETS)
     wide = Inputs(*(torch.nn.functional.pad(each, (0, 6)) for each in (targets.tokens, targets.attend)))
-    narrow, padded = (score_tokens(model, kit.batch(ROWS), each) for each in (targets, wide))
+    narrow, padded = (score_tokens(model, padded_batch(ROWS), each) for each in (targets, wide))
     assert torch.equal(padded.total, narrow.total)
     assert padded.tokens.shape == wide.tokens.shape

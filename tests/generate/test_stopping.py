@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import pytest
+import torch
 from hypothesis import given, settings, strategies as st
+from tests.generate.models import LetterCodec, ScriptedModel, padded_batch, random_probabilities, tiny_model
 
-from trifold.generate import GenerationConfig, generate_tokens, truncate_at_stop
+from trifold.generate import GenerationConfig, generate_tokens, output_limit, truncate_at_stop
+from trifold.generate.config import DEFAULT_MAX_NEW_TOKENS
 from trifold.generate.stopping import StoppingCriteria
+from trifold.nn import Inputs, ModelConfig
 
 PIECES = ("ab", "cabc", "bb", "", "jaaj")  # tokens 13 … 17
 VOCABULARY = 18
-WAYS = {
+SEARCHES = {
     "greedy": {},
     "samples": {"temperature": 2.0, "seed": 1, "num_return_sequences": 2},
     "beams": {"num_beams": 3, "num_return_sequences": 3},
@@ -22,15 +27,15 @@ stops = st.lists(st.text("abcj", min_size=1, max_size=4), min_size=1, max_size=3
 @settings(max_examples=80)
 @given(
     seed=st.integers(0, 10**6),
-    way=st.sampled_from(list(WAYS)),
+    search=st.sampled_from(list(SEARCHES)),
     strings=stops,
     rows=st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=3), min_size=1, max_size=3),
 )
-def test_output_ends_with_the_token_that_completes_a_stop_string(kit, seed, way, strings, rows):
-    codec = kit.Letters(*PIECES)
-    config = GenerationConfig(stop_strings=strings, max_new_tokens=12, min_new_tokens=12, **WAYS[way])
-    model = kit.Scripted(kit.random_says(seed, VOCABULARY), VOCABULARY)
-    found = generate_tokens(model, kit.batch(rows), config, codec=codec)
+def test_output_ends_with_the_token_that_completes_a_stop_string(seed, search, strings, rows):
+    codec = LetterCodec(*PIECES)
+    config = GenerationConfig(stop_strings=strings, max_new_tokens=12, min_new_tokens=12, **SEARCHES[search])
+    model = ScriptedModel(random_probabilities(seed, VOCABULARY), VOCABULARY)
+    found = generate_tokens(model, padded_batch(rows), config, codec=codec)
     for output in (output for outputs in found for output in outputs):
         prefixes = codec.decode([output.tokens[:n] for n in range(len(output.tokens) + 1)])
         hits = [any(string in text for string in strings) for text in prefixes]
@@ -42,23 +47,23 @@ def test_output_ends_with_the_token_that_completes_a_stop_string(kit, seed, way,
             assert hits[-1]
 
 
-def test_greedy_stops_at_the_first_stop_string(kit):
-    """Against the same search without stop strings, cut by hand."""
-    codec = kit.Letters(*PIECES)
+def test_greedy_stops_at_the_first_stop_string():
+    """Compared with the truncated output of the same search without stop strings."""
+    codec = LetterCodec(*PIECES)
     for seed in range(20):
-        model = kit.Scripted(kit.random_says(seed, VOCABULARY), VOCABULARY)
-        ((whole,),) = generate_tokens(model, kit.batch([[3]]), GenerationConfig(max_new_tokens=20))
+        model = ScriptedModel(random_probabilities(seed, VOCABULARY), VOCABULARY)
+        ((whole,),) = generate_tokens(model, padded_batch([[3]]), GenerationConfig(max_new_tokens=20))
         texts = codec.decode([whole.tokens[:n] for n in range(len(whole.tokens) + 1)])
         for string in ("ab", "bc", "ja", "cab"):
             first = next((n for n, text in enumerate(texts) if string in text), None)
             config = GenerationConfig(max_new_tokens=20, stop_strings=[string])
-            ((output,),) = generate_tokens(model, kit.batch([[3]]), config, codec=codec)
+            ((output,),) = generate_tokens(model, padded_batch([[3]]), config, codec=codec)
             assert output.tokens == whole.tokens[:first]
 
 
 @given(st.lists(st.integers(3, 17), min_size=1, max_size=60), stops)
-def test_stop_strings_are_found_in_the_decoded_tail(kit, tokens, strings):
-    codec = kit.Letters(*PIECES)
+def test_stop_strings_are_found_in_the_decoded_tail(tokens, strings):
+    codec = LetterCodec(*PIECES)
     ends = StoppingCriteria([2], strings, codec)
     for n in range(1, len(tokens) + 1):
         text = codec.decode([tokens[:n]])[0]
@@ -89,11 +94,44 @@ def test_text_ends_before_the_first_stop_string():
     assert truncate_at_stop("one", []) == "one"
 
 
-def test_forced_end_has_finish_reason_length(kit):
-    model = kit.Scripted(lambda source, prefix: [0, 0, 0.1, 0.9], 4)
+def test_forced_end_has_finish_reason_length():
+    model = ScriptedModel(lambda source, prefix: [0, 0, 0.1, 0.9], 4)
     for beams in (1, 2):
         config = GenerationConfig(
             max_new_tokens=5, forced_eos_token_id=2, num_beams=beams, early_stopping="never"
         )
-        ((output,),) = generate_tokens(model, kit.batch([[3]]), config)
+        ((output,),) = generate_tokens(model, padded_batch([[3]]), config)
         assert (output.tokens, output.finish_reason) == ([3] * 4, "length")
+
+
+# --- length limit --------------------------------------------------------------------------------------
+
+sizes = st.integers(1, 300)
+requested = st.sampled_from(["max_new_tokens", "max_length", None])
+
+
+@given(st.sampled_from(["decoder", "encoder-decoder"]), sizes, sizes, requested, sizes)
+def test_limit_is_the_minimum_of_setting_and_positions_and_names_its_source(
+    shape, positions, length, option, value
+):
+    length = min(length, positions)
+    model = ModelConfig(shape=shape, max_positions=positions)
+    found = output_limit(GenerationConfig.parse({option: value} if option else {}), model, length)
+    prompt = length if shape == "decoder" else 1
+    available = positions + 1 - prompt  # the last token is generated, but never read
+    default = DEFAULT_MAX_NEW_TOKENS + (length if shape == "encoder-decoder" else 0)
+    limit = {"max_new_tokens": value, "max_length": value - prompt, None: default}[option]
+    assert found.tokens == min(available, limit)
+    assert found.source == ("positions" if available < limit else "requested" if option else "default")
+
+
+@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+def test_searches_respect_the_limit(shape):
+    model = tiny_model(shape, max_positions=12)
+    limits = ({}, {"max_new_tokens": 3}, {"max_length": 9}, {"num_beams": 2}, {"max_new_tokens": 100})
+    for requested in limits:
+        config = GenerationConfig.parse(requested | {"bad_words_ids": [[model.config.eos_id]]})
+        for size in (1, 5, 8):
+            (found,) = generate_tokens(model, Inputs(torch.full((1, size), 5)), config)
+            assert found[0].finish_reason == "length"
+            assert len(found[0].tokens) == output_limit(config, model.config, size).tokens

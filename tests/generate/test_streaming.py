@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from tests.generate.models import LetterCodec, padded_batch, varied_model
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers
 
 from trifold.errors import UsageError
@@ -35,7 +36,7 @@ def byte_level() -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """As SentencePiece models are read: ▁ for a space, <0xNN> for bytes, the first space taken off."""
+    """As SentencePiece models are loaded: ▁ for a space, <0xNN> for bytes, without the first space."""
     pieces = [*(f"<0x{n:02X}>" for n in range(256)), "▁", "a", "b", "n", "▁an", "d", "é"]
     library = Library(models.BPE(vocab={p: n for n, p in enumerate(pieces)}, merges=[], byte_fallback=True))
     library.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -56,48 +57,48 @@ PARTS = CODECS["byte level"].encode(["🦜 né 日"])[0]
 def test_streamed_parts_are_whole_characters(name, text):
     codec = CODECS[name]
     (ids,) = codec.encode([text])
-    speaker = TextStreamer(codec)
-    pieces = [speaker.push(token) for token in ids]
+    streamer = TextStreamer(codec)
+    pieces = [streamer.push(token) for token in ids]
     assert "\ufffd" not in "".join(pieces)
-    assert "".join(pieces) + speaker.finish() == codec.decode([ids])[0]
+    assert "".join(pieces) + streamer.finish() == codec.decode([ids])[0]
     assert len([piece for piece in pieces if piece]) > len(text) // 3
 
 
 @settings(max_examples=80)
 @given(st.lists(st.integers(0, CODECS["byte level"].vocab_size - 1) | st.sampled_from(PARTS), max_size=25))
-def test_streamed_parts_of_any_tokens(ids):
+def test_streamed_parts_of_any_tokens_join_to_their_text(ids):
     """Parts of characters, whole and broken."""
     codec = CODECS["byte level"]
-    speaker = TextStreamer(codec)
-    assert "".join([*map(speaker.push, ids), speaker.finish()]) == codec.decode([ids])[0]
+    streamer = TextStreamer(codec)
+    assert "".join([*map(streamer.push, ids), streamer.finish()]) == codec.decode([ids])[0]
 
 
 @settings(max_examples=80)
 @given(st.sampled_from(list(CODECS)), st.text("abnd é日🦜", max_size=20))
-def test_streamed_parts_of_any_text(name, text):
+def test_streamed_parts_join_to_any_text(name, text):
     codec = CODECS[name]
     (ids,) = codec.encode([text])
-    speaker = TextStreamer(codec)
-    assert "".join([*map(speaker.push, ids), speaker.finish()]) == codec.decode([ids])[0]
+    streamer = TextStreamer(codec)
+    assert "".join([*map(streamer.push, ids), streamer.finish()]) == codec.decode([ids])[0]
 
 
 @given(
     st.lists(st.integers(3, 15), max_size=25),
     st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-def test_streamed_text_is_never_revoked(kit, ids, stops):
-    codec = kit.Letters("ab", "cab", "")
-    speaker = TextStreamer(codec, stops)
-    message = ""
+def test_streamed_text_is_never_revoked(ids, stops):
+    codec = LetterCodec("ab", "cab", "")
+    streamer = TextStreamer(codec, stops)
+    streamed = ""
     whole = truncate_at_stop(codec.decode([ids])[0], stops)
     for token in ids:
-        message += speaker.push(token)
-        assert whole.startswith(message)
-    assert message + speaker.finish() == whole
+        streamed += streamer.push(token)
+        assert whole.startswith(streamed)
+    assert streamed + streamer.finish() == whole
 
 
 @pytest.mark.parametrize(
-    "way",
+    "search",
     [
         {},
         {"temperature": 1.5, "seed": 2},
@@ -105,12 +106,16 @@ def test_streamed_text_is_never_revoked(kit, ids, stops):
         {"prompt_lookup_num_tokens": 3},
         {"stop_strings": ["ab", "e"]},
     ],
-    ids=lambda way: next(iter(way), "greedy"),
+    ids=lambda search: next(iter(search), "greedy"),
 )
 @pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
-def test_stream_equals_the_output(kit, shape, way):
-    model, inputs, codec = kit.lively(shape), kit.batch([[5, 6, 7], [9], [8, 8]]), kit.Letters(*"ABCDEFGHIJ")
-    config = GenerationConfig(max_new_tokens=12, **way)
+def test_stream_equals_the_output(shape, search):
+    model, inputs, codec = (
+        varied_model(shape),
+        padded_batch([[5, 6, 7], [9], [8, 8]]),
+        LetterCodec(*"ABCDEFGHIJ"),
+    )
+    config = GenerationConfig(max_new_tokens=12, **search)
     found = generate_tokens(model, inputs, config, codec=codec)
     tokens: list[list[int]] = [[] for _ in found]
     for row, token in stream_tokens(model, inputs, config, codec=codec):
@@ -123,19 +128,19 @@ def test_stream_equals_the_output(kit, shape, way):
     assert texts == [truncate_at_stop(text, config.stop_strings or ()) for text in whole]
 
 
-def test_tokens_are_streamed_immediately(kit):
-    model, readings = kit.lively("decoder"), []
+def test_tokens_are_streamed_immediately():
+    model, passes = varied_model("decoder"), []
     decode = model.decode
-    model.decode = lambda *args: (readings.append(1), decode(*args))[1]
+    model.decode = lambda *args: (passes.append(1), decode(*args))[1]
     stream = stream_tokens(model, Inputs(torch.tensor([[5, 6]])), GenerationConfig(max_new_tokens=20))
     next(stream)
-    assert len(readings) == 1
+    assert len(passes) == 1
     next(stream)
-    assert len(readings) == 2
+    assert len(passes) == 2
     assert not torch.is_inference_mode_enabled()
 
 
 @pytest.mark.parametrize("requested", [{"num_beams": 3}, {"temperature": 1.0, "num_return_sequences": 2}])
-def test_only_one_output_per_row_can_be_streamed(kit, requested):
+def test_only_one_output_per_row_can_be_streamed(requested):
     with pytest.raises(UsageError, match="only one output per row can be streamed"):
-        next(stream_tokens(kit.lively(), kit.batch([[3]]), GenerationConfig(**requested)))
+        next(stream_tokens(varied_model(), padded_batch([[3]]), GenerationConfig(**requested)))

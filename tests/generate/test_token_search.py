@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from tests.generate.models import ScriptedModel, padded_batch, varied_model
 
 from trifold.errors import DataError
 from trifold.generate import GenerationConfig, generate_tokens
@@ -13,7 +14,7 @@ END, VOCABULARY, WIDTH = 2, 8, 5
 TABLE = np.random.default_rng(1).normal(size=(VOCABULARY, WIDTH))
 
 
-def thought(seed, source, prefix):
+def hidden_state(seed, source, prefix):
     return np.random.default_rng([seed, *source, 10_000, *prefix]).normal(size=WIDTH)
 
 
@@ -23,43 +24,34 @@ def probabilities(hidden):
     return np.exp(logits) / np.exp(logits).sum()
 
 
-@pytest.fixture(scope="module")
-def thinking(kit):
-    class Thinking(kit.Scripted):
-        """Its hidden states are given by hand, and its logits are a fixed matrix times them."""
+class HiddenModel(ScriptedModel):
+    """A model with scripted hidden states, whose logits are a fixed matrix times them."""
 
-        def decode(self, inputs, memory=None, cache=None):
-            return super().decode(inputs, memory, cache)  # of exponentials: see below
+    def __init__(self, seed):
+        super().__init__(lambda source, prefix: np.exp(hidden_state(seed, source, prefix)), VOCABULARY)
 
-        def lm_head(self, hidden):
-            return (hidden.double() @ torch.from_numpy(TABLE).T).float()
-
-    def make(seed, max_positions=256):
-        return Thinking(
-            lambda source, prefix: np.exp(thought(seed, source, prefix)), VOCABULARY, max_positions
-        )
-
-    return make
+    def lm_head(self, hidden):
+        return (hidden.double() @ torch.from_numpy(TABLE).T).float()
 
 
 def reference_search(seed, source, alpha, k, limit):
-    """Su et al. 2022, algorithm as it reads."""
-    text, seen, score = [], [thought(seed, source, ())], 0.0
+    """The algorithm of Su et al. 2022."""
+    text, states, score = [], [hidden_state(seed, source, ())], 0.0
     while True:
-        chances = probabilities(seen[-1])
+        probability_of = probabilities(states[-1])
         best = None
-        for token in sorted(range(VOCABULARY), key=lambda token: -chances[token])[:k]:
-            if chances[token] == 0:
+        for token in sorted(range(VOCABULARY), key=lambda token: -probability_of[token])[:k]:
+            if probability_of[token] == 0:
                 continue
-            hidden = thought(seed, source, (*text, token))
-            near = max(h @ hidden / np.linalg.norm(h) / np.linalg.norm(hidden) for h in seen)
-            worth = (1 - alpha) * chances[token] - alpha * near
-            if best is None or worth > best[0]:
-                best = worth, token, hidden
+            hidden = hidden_state(seed, source, (*text, token))
+            similarity = max(h @ hidden / np.linalg.norm(h) / np.linalg.norm(hidden) for h in states)
+            value = (1 - alpha) * probability_of[token] - alpha * similarity
+            if best is None or value > best[0]:
+                best = value, token, hidden
         _, token, hidden = best
-        score += np.log(chances[token])
+        score += np.log(probability_of[token])
         text.append(token)
-        seen.append(hidden)
+        states.append(hidden)
         if token == END:
             return text[:-1], score / len(text), "stop"
         if len(text) == limit:
@@ -74,24 +66,24 @@ def reference_search(seed, source, alpha, k, limit):
     k=st.integers(2, 9),
     limit=st.integers(1, 7),
 )
-def test_contrastive_search_equals_the_reference_implementation(kit, thinking, seed, rows, alpha, k, limit):
+def test_contrastive_search_equals_the_reference_implementation(seed, rows, alpha, k, limit):
     config = GenerationConfig(penalty_alpha=alpha, top_k=k, max_new_tokens=limit)
-    found = generate_tokens(thinking(seed), kit.batch(rows), config)
+    found = generate_tokens(HiddenModel(seed), padded_batch(rows), config)
     for (output,), row in zip(found, rows, strict=True):
         tokens, score, reason = reference_search(seed, tuple(row), alpha, k, limit)
         assert (output.tokens, output.finish_reason) == (tokens, reason)
         assert output.score == pytest.approx(score, abs=1e-4)
 
 
-def test_contrastive_search_differs_from_greedy(kit):
-    model, inputs = kit.lively("decoder"), kit.batch([[5, 6, 7], [9]])
+def test_contrastive_search_differs_from_greedy():
+    model, inputs = varied_model("decoder"), padded_batch([[5, 6, 7], [9]])
     greedy = generate_tokens(model, inputs, GenerationConfig(max_new_tokens=12))
     other = generate_tokens(model, inputs, GenerationConfig(max_new_tokens=12, penalty_alpha=0.8, top_k=6))
     assert [o.tokens for (o,) in greedy] != [o.tokens for (o,) in other]
 
 
-def test_contrastive_candidates_need_a_position(kit):
-    model = kit.lively("decoder", max_positions=8)
+def test_contrastive_search_needs_positions_for_its_candidates():
+    model = varied_model("decoder", max_positions=8)
     config = GenerationConfig(penalty_alpha=0.5, top_k=3, min_new_tokens=9)
     ((output,),) = generate_tokens(model, Inputs(torch.tensor([[5] * 6])), config)
     assert (len(output.tokens), output.finish_reason) == (2, "length")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 
 from trifold.nn import Inputs, Memory, ModelConfig, Transformer
@@ -14,8 +12,8 @@ from trifold.nn import Inputs, Memory, ModelConfig, Transformer
 PAD, START, END = 0, 1, 2
 
 
-class Tape:
-    """A cache of tokens; every step is computed from the beginning."""
+class TokenCache:
+    """A cache of tokens: every step is computed again from the first token."""
 
     def __init__(self, kind="growing", **more):
         self.inputs = None
@@ -61,8 +59,8 @@ def beams_of(memory: Memory, rows: int) -> torch.Tensor:
     return torch.arange(rows) // (rows // len(memory.hidden))
 
 
-class Scripted:
-    """An encoder-decoder whose `says(source, prefix)` gives the probabilities of what comes next."""
+class ScriptedModel:
+    """An encoder-decoder whose next-token probabilities are `probabilities_of(source, prefix)`."""
 
     def __init__(
         self,
@@ -76,7 +74,7 @@ class Scripted:
         )
 
     def new_cache(self, kind="growing", **more):
-        return Tape()
+        return TokenCache()
 
     def encode(self, inputs):
         return Memory(inputs.tokens.float()[..., None], inputs.attend)
@@ -97,14 +95,14 @@ class Scripted:
         return hidden.clone()
 
 
-class Uncached:
+class UncachedModel:
     """A real model without a key/value cache."""
 
     def __init__(self, model: Transformer):
         self.model, self.config, self.lm_head, self.encode = model, model.config, model.lm_head, model.encode
 
     def new_cache(self, kind="growing", **more):
-        return Tape()
+        return TokenCache()
 
     def decode(self, inputs, memory=None, cache=None):
         new = inputs.tokens.shape[1]
@@ -114,7 +112,7 @@ class Uncached:
         return self.model.decode(inputs, memory)[:, -new:]
 
 
-def random_says(seed: int, vocabulary: int, sharpness: float = 1.5):
+def random_probabilities(seed: int, vocabulary: int, sharpness: float = 1.5):
     """Pseudorandom probabilities as a function of source and prefix; 0 for padding."""
 
     def probabilities_of(source, prefix):
@@ -125,7 +123,7 @@ def random_says(seed: int, vocabulary: int, sharpness: float = 1.5):
     return probabilities_of
 
 
-def batch(rows: Sequence[Sequence[int]], left: bool = False) -> Inputs:
+def padded_batch(rows: Sequence[Sequence[int]], left: bool = False) -> Inputs:
     """Rows of tokens, padded to the longest."""
     width = max(map(len, rows), default=0)
     pads = [[PAD] * (width - len(row)) for row in rows]
@@ -135,7 +133,7 @@ def batch(rows: Sequence[Sequence[int]], left: bool = False) -> Inputs:
     return Inputs(torch.tensor(tokens, dtype=torch.long), attend)
 
 
-def tiny(shape: str = "encoder-decoder", **changes) -> Transformer:
+def tiny_model(shape: str = "encoder-decoder", **changes) -> Transformer:
     """A small random model with distinct logits that depend on the context."""
     torch.manual_seed(5)
     sizes = {"vocab_size": 17, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 32, "max_positions": 128}
@@ -146,8 +144,8 @@ def tiny(shape: str = "encoder-decoder", **changes) -> Transformer:
     return model
 
 
-def lively(shape: str = "encoder-decoder", seed: int = 5, **changes) -> Transformer:
-    """A small random model with long outputs that seldom repeat."""
+def varied_model(shape: str = "encoder-decoder", seed: int = 5, **changes) -> Transformer:
+    """A small random model with long outputs that seldom repeat themselves."""
     torch.manual_seed(seed)
     sizes = {"vocab_size": 23, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 32, "max_positions": 96}
     model = Transformer(
@@ -160,7 +158,7 @@ def lively(shape: str = "encoder-decoder", seed: int = 5, **changes) -> Transfor
     return model
 
 
-class Letters:
+class LetterCodec:
     """A tokenizer of characters (3 is a); the last tokens are `pieces`, all others decode to nothing."""
 
     def __init__(self, *pieces: str):
@@ -172,20 +170,3 @@ class Letters:
 
     def decode(self, ids):
         return ["".join(self.words.get(token, "") for token in row) for row in ids]
-
-
-@pytest.fixture(scope="session")
-def kit():
-    """The models and functions above."""
-    return SimpleNamespace(
-        Scripted=Scripted,
-        Uncached=Uncached,
-        Tape=Tape,
-        random_says=random_says,
-        batch=batch,
-        tiny=tiny,
-        lively=lively,
-        Letters=Letters,
-        PAD=PAD,
-        END=END,
-    )
