@@ -1,4 +1,4 @@
-"""A decoding step in compiled lines is the ordinary step, for all that it covers; the rest goes the ordinary way."""
+"""A compiled decoding step equals the plain step; unsupported cases use the plain step."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.models import randomize
 from torch import Tensor, nn
 
 from trifold.fast import decoding_step as step, layers
 from trifold.fast.int8 import Int8Weight
-from trifold.nn import (
-    Cache,
-    Inputs,
-    Memory,
-    Transformer,
-    capture,
-)
+from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
+from trifold.nn import Cache, Inputs, Memory, ModelConfig, Transformer, capture
 from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.layers import Linear
@@ -51,7 +47,7 @@ CONFIGS: dict[str, dict[str, object]] = {
         **{"attention_scale": 0.3, "attention_scale_by_layer": True, "positions": "learned", "gated": True},
         **{"activation": "gelu"},
     },
-    "windows in every other layer": {
+    "windows in all_configs other layer": {
         **DECODER,
         **{"positions": "rotary", "sliding_window": 4, "window_pattern": ("local", "global"), "n_layers": 3},
         **{"activation": "quick-gelu"},
@@ -68,16 +64,16 @@ CONFIGS: dict[str, dict[str, object]] = {
         **{"activation": "gelu-tanh", "n_decoder_layers": 1},
     },
 }
-every = pytest.mark.parametrize("values", CONFIGS.values(), ids=CONFIGS)
+all_configs = pytest.mark.parametrize("values", CONFIGS.values(), ids=CONFIGS)
 Make = Callable[..., Transformer]
 
 
 @pytest.fixture(autouse=True)
-def _small_stacks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_minimum_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "MIN_WEIGHTS", 0)
 
 
-def decoded(
+def decode_steps(
     model: Transformer,
     rows: int,
     attend: Tensor | None = None,
@@ -85,14 +81,14 @@ def decoded(
     steps: int = 6,
     kind: str = "growing",
     beams: int = 1,
-    ordinary: bool = False,
+    plain: bool = False,
 ) -> tuple[Tensor, Cache]:
-    """Hidden states (R, steps, E) of tokens read one by one after a prompt; beams change places on the way."""
+    """Hidden states (R, steps, E) of tokens decoded one by one after a prompt; beams are reordered once."""
     generator = torch.Generator().manual_seed(3)
     config = model.config
     tokens = torch.randint(3, config.output_vocab_size, (rows * beams, 5 + steps), generator=generator)
     memory = None
-    before, step.MIN_WEIGHTS = step.MIN_WEIGHTS, 10**12 if ordinary else step.MIN_WEIGHTS
+    before, step.MIN_WEIGHTS = step.MIN_WEIGHTS, 10**12 if plain else step.MIN_WEIGHTS
     try:
         with torch.no_grad():
             if config.encoder_layers:
@@ -114,80 +110,84 @@ def decoded(
     return torch.cat(out, 1), cache
 
 
-def close(ours: Tensor, theirs: Tensor, limit: float) -> None:
-    assert ours.dtype == theirs.dtype
-    assert float((ours.float() - theirs.float()).abs().max()) <= limit * float(theirs.float().std())
+def assert_close(got: Tensor, expected: Tensor, limit: float) -> None:
+    assert got.dtype == expected.dtype
+    assert float((got.float() - expected.float()).abs().max()) <= limit * float(expected.float().std())
 
 
-def covered(cache: Cache) -> bool:
-    known = step._translations.get(cache)
-    return known is not None and known[2] is not None
+def is_compiled(cache: Cache) -> bool:
+    translation = step._translations.get(cache)
+    return translation is not None and translation[2] is not None
 
 
-@every
+@all_configs
 @pytest.mark.parametrize("rows", [1, 3, 8])
-def test_it_is_the_ordinary_step(make_model: Make, values: dict[str, object], rows: int) -> None:
+def test_the_compiled_step_equals_the_plain_step(
+    make_model: Make, values: dict[str, object], rows: int
+) -> None:
     model = make_model(**values)
     for kind in ("growing", "static", "sliding"):
-        ours, cache = decoded(model, rows, kind=kind)
-        theirs, other = decoded(model, rows, kind=kind, ordinary=True)
-        assert covered(cache) and not covered(other)
+        got, cache = decode_steps(model, rows, kind=kind)
+        expected, other = decode_steps(model, rows, kind=kind, plain=True)
+        assert is_compiled(cache) and not is_compiled(other)
         assert cache.length == other.length == 11
-        close(ours, theirs, 1e-5)
+        assert_close(got, expected, 1e-5)
 
 
-@every
-def test_in_bf16_it_differs_by_rounding(make_model: Make, values: dict[str, object]) -> None:
+@all_configs
+def test_bf16_rounding_errors_are_at_most_those_of_the_plain_step(
+    make_model: Make, values: dict[str, object]
+) -> None:
     model = make_model(**values)
-    exact, _ = decoded(model, 2, ordinary=True)
+    exact, _ = decode_steps(model, 2, plain=True)
     model.bfloat16()
-    ours, cache = decoded(model, 2)
-    theirs, _ = decoded(model, 2, ordinary=True)
-    assert covered(cache) and ours.dtype is torch.bfloat16
-    distance = [float((x.float() - exact).abs().mean()) for x in (ours, theirs)]
+    got, cache = decode_steps(model, 2)
+    expected, _ = decode_steps(model, 2, plain=True)
+    assert is_compiled(cache) and got.dtype is torch.bfloat16
+    distance = [float((x.float() - exact).abs().mean()) for x in (got, expected)]
     assert distance[0] <= 1.2 * distance[1]  # it rounds less often
 
 
-@every
-def test_int8_is_the_model_of_its_rounded_weights(
+@all_configs
+def test_int8_weights_equal_their_dequantized_weights(
     make_model: Make, values: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model(**values)
-    small, rounded = copy.deepcopy(model), model
-    to_int8(small)
+    rounded = copy.deepcopy(model)
+    to_int8(model)
     with torch.no_grad():
-        for name, module in small.named_modules():
+        for name, module in model.named_modules():
             if isinstance(module, Int8Weight):
                 owner, _, _ = name.rpartition(".")
                 rounded.get_submodule(owner).weight.copy_(module.dequantize())
-    ours, cache = decoded(small, 2)
-    theirs, _ = decoded(rounded, 2, ordinary=True)
-    assert covered(cache)
-    close(ours, theirs, 1e-4)
+    got, cache = decode_steps(model, 2)
+    expected, _ = decode_steps(rounded, 2, plain=True)
+    assert is_compiled(cache)
+    assert_close(got, expected, 1e-4)
     monkeypatch.setattr(layers, "MIN_WEIGHTS", 0)
     with torch.no_grad():
-        close(small.lm_head(ours[:, -1]), rounded.lm_head(theirs[:, -1]), 1e-4)
+        assert_close(model.lm_head(got[:, -1]), rounded.lm_head(expected[:, -1]), 1e-4)
 
 
-@every
+@all_configs
 @pytest.mark.parametrize("beams", [1, 3])
-def test_many_rows_of_int8_differ_by_the_rounding_of_bytes(
+def test_int8_matmul_errors_of_many_rows_are_those_of_the_plain_step(
     make_model: Make, values: dict[str, object], beams: int
 ) -> None:
     model = make_model(**values)
     if beams > 1 and not model.config.encoder_layers:
         pytest.skip("only a memory is shared by beams")
-    exact, _ = decoded(model, 12 // beams, beams=beams, ordinary=True)
+    exact, _ = decode_steps(model, 12 // beams, beams=beams, plain=True)
     to_int8(model.bfloat16())
-    ours, cache = decoded(model, 12 // beams, beams=beams)
-    theirs, _ = decoded(model, 12 // beams, beams=beams, ordinary=True)
-    assert covered(cache) and ours.dtype is torch.bfloat16
-    distance = [float((x.float() - exact).abs().mean()) for x in (ours, theirs)]
+    got, cache = decode_steps(model, 12 // beams, beams=beams)
+    expected, _ = decode_steps(model, 12 // beams, beams=beams, plain=True)
+    assert is_compiled(cache) and got.dtype is torch.bfloat16
+    distance = [float((x.float() - exact).abs().mean()) for x in (got, expected)]
     assert distance[0] <= 1.3 * distance[1]
 
 
 def to_int8(model: Transformer) -> None:
-    """Every matrix of a product and every table of tokens, those that are one remaining one."""
+    """Every matrix of a product and all_configs table of tokens, those that are one remaining one."""
     made: dict[nn.Parameter, Int8Weight] = {}
     for module in model.modules():
         if isinstance(module, Linear | TokenEmbedding | LanguageModelHead):
@@ -198,25 +198,25 @@ def to_int8(model: Transformer) -> None:
 
 
 @pytest.mark.parametrize("name", ["learned, tanh-GELU, biases", "relative offsets", "encoder-decoder, post"])
-def test_padding_is_not_read(make_model: Make, name: str) -> None:
+def test_padding_is_ignored(make_model: Make, name: str) -> None:
     model = make_model(**CONFIGS[name])
     attend = torch.tensor([[True] * 5, [True, True, True, False, False], [False, True, True, True, False]])
-    ours, cache = decoded(model, 3, attend)
-    theirs, _ = decoded(model, 3, attend, ordinary=True)
-    assert covered(cache)
-    close(ours, theirs, 1e-5)
+    got, cache = decode_steps(model, 3, attend)
+    expected, _ = decode_steps(model, 3, attend, plain=True)
+    assert is_compiled(cache)
+    assert_close(got, expected, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["encoder-decoder, post", "encoder-decoder, pre, relative"])
-def test_beams_change_places_and_share_a_memory(make_model: Make, name: str) -> None:
+def test_reordered_beams_share_a_memory(make_model: Make, name: str) -> None:
     model = make_model(**CONFIGS[name])
-    ours, cache = decoded(model, 2, beams=2)
-    theirs, _ = decoded(model, 2, beams=2, ordinary=True)
-    assert covered(cache)
-    close(ours, theirs, 1e-5)
+    got, cache = decode_steps(model, 2, beams=2)
+    expected, _ = decode_steps(model, 2, beams=2, plain=True)
+    assert is_compiled(cache)
+    assert_close(got, expected, 1e-5)
 
 
-def test_rows_may_leave_on_the_way(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_can_be_removed_between_steps(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(**CONFIGS["learned, tanh-GELU, biases"])
     tokens = torch.randint(3, 29, (3, 9))
 
@@ -231,26 +231,26 @@ def test_rows_may_leave_on_the_way(make_model: Make, monkeypatch: pytest.MonkeyP
                 out.append(model.decode(Inputs(tokens[rows, t : t + 1]), None, cache))
         return out
 
-    ours = run()
+    got = run()
     monkeypatch.setattr(step, "MIN_WEIGHTS", 10**12)
-    for one, other in zip(ours, run(), strict=True):
-        close(one, other, 1e-5)
+    for one, other in zip(got, run(), strict=True):
+        assert_close(one, other, 1e-5)
 
 
-def test_what_it_does_not_cover_goes_the_ordinary_way(make_model: Make) -> None:
+def test_unsupported_cases_use_the_plain_step(make_model: Make) -> None:
     model = make_model(**CONFIGS["learned, tanh-GELU, biases"])
-    assert not covered(decoded(model, layers.FEW_ROWS + 1)[1])  # too many rows
+    assert not is_compiled(decode_steps(model, layers.FEW_ROWS + 1)[1])  # too many rows
     hook = model.decoder.blocks[0].register_forward_hook(lambda *_: None)
-    assert not covered(decoded(model, 1)[1])  # somebody listens
+    assert not is_compiled(decode_steps(model, 1)[1])  # a hook is registered
     hook.remove()
     with capture(model, "pattern") as seen:
-        decoded(model, 1)
-    assert len(seen) == 2  # what is watched is seen
-    windows = make_model(**CONFIGS["windows in every other layer"])
+        decode_steps(model, 1)
+    assert len(seen) == 2  # captured activations are complete
+    windows = make_model(**CONFIGS["windows in all_configs other layer"])
     attend = torch.tensor([[True] * 5, [True, True, True, False, False]])
-    ours, _ = decoded(windows, 2, attend)
-    theirs, _ = decoded(windows, 2, attend, ordinary=True)
-    assert torch.equal(ours, theirs)
+    got, _ = decode_steps(windows, 2, attend)
+    expected, _ = decode_steps(windows, 2, attend, plain=True)
+    assert torch.equal(got, expected)
     cache = model.new_cache()
     model.decode(Inputs(torch.tensor([[3, 4]])), None, cache)
     assert model.decode(Inputs(torch.tensor([[5]])), None, cache).requires_grad  # gradients flow
@@ -259,27 +259,70 @@ def test_what_it_does_not_cover_goes_the_ordinary_way(make_model: Make) -> None:
         pass
 
     model.decoder.blocks[1].feed_forward.sublayer.in_proj = Other(16, 24)
-    assert not covered(decoded(model, 1)[1])
+    assert not is_compiled(decode_steps(model, 1)[1])
 
 
-def test_a_small_stack_is_not_worth_it(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_stack_uses_the_plain_step(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "MIN_WEIGHTS", 4 * 10**6)
-    assert not covered(decoded(make_model(**CONFIGS["learned, tanh-GELU, biases"]), 1)[1])
+    assert not is_compiled(decode_steps(make_model(**CONFIGS["learned, tanh-GELU, biases"]), 1)[1])
 
 
-def test_a_row_that_may_attend_to_nothing_gives_zero(
-    make_model: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fully_masked_row_gives_finite_results(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(**CONFIGS["encoder-decoder, post"])
     source = torch.randint(3, 29, (2, 4))
     with torch.no_grad():
         memory = model.encode(Inputs(source))
         blind = Memory(memory.hidden, torch.tensor([[True] * 4, [False] * 4]))
         found = []
-        for least in (0, 10**12):
-            monkeypatch.setattr(step, "MIN_WEIGHTS", least)
+        for minimum in (0, 10**12):
+            monkeypatch.setattr(step, "MIN_WEIGHTS", minimum)
             cache = model.new_cache()
             model.decode(Inputs(torch.tensor([[1, 5], [1, 5]])), blind, cache)
             found.append(model.decode(Inputs(torch.tensor([[6], [6]])), blind, cache))
     assert bool(found[0].isfinite().all())
-    close(*found, 1e-5)
+    assert_close(*found, 1e-5)
+
+
+# --- generation ----------------------------------------------------------------------------------------
+
+MODELS: dict[str, dict[str, object]] = {
+    "decoder": {"shape": "decoder", "positions": "rotary", "norm_placement": "pre"},
+    "encoder-decoder": {},
+}
+SEARCHES: dict[str, dict[str, object]] = {
+    "greedy": {},
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "groups of beams": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+    "sampling": {"do_sample": True, "seed": 3, "num_return_sequences": 2},
+    "prompt lookup": {"prompt_lookup_num_tokens": 3},
+    "sliding cache": {"cache": "sliding", "num_beams": 2},
+}
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("shape", MODELS)
+def test_compiled_steps_generate_the_same_tokens(
+    shape: str, search: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 41, "max_positions": 60, "d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 48}
+    model = randomize(Transformer(ModelConfig.parse(sizes | MODELS[shape])).eval(), 0.4)
+    inputs = Inputs(torch.randint(3, 41, (2, 7)), torch.tensor([[True] * 7, [True] * 4 + [False] * 3]))
+    config = GenerationConfig.parse(SEARCHES[search] | {"max_new_tokens": 14})
+    runs: list[bool] = []
+    run = step.CompiledDecoder.run
+    monkeypatch.setattr(
+        step.CompiledDecoder, "run", lambda self, *args: runs.append(True) or run(self, *args)
+    )
+
+    def generate(minimum: int) -> list[list[Hypothesis]]:
+        monkeypatch.setattr(step, "MIN_WEIGHTS", minimum)
+        return generate_tokens(model, inputs, config)
+
+    plain = generate(10**12)
+    assert not runs
+    compiled = generate(0)
+    assert runs
+    for got, expected in zip(compiled, plain, strict=True):
+        assert [output.tokens for output in got] == [output.tokens for output in expected]
+        assert [output.score for output in got] == pytest.approx([o.score for o in expected], abs=1e-4)

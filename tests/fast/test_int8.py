@@ -35,14 +35,14 @@ def test_the_rounding_error_is_at_most_half_a_step(rows: int, width: int, seed: 
     assert torch.equal(again.values, weight.values), "quantization is idempotent"
 
 
-def test_rows_of_zeros_stay_zeros() -> None:
+def test_rows_of_zeros_remain_zeros() -> None:
     matrix = torch.zeros(3, 4)
     matrix[1] = torch.tensor([0.0, -2.0, 1.0, 0.5])
     dequantized = Int8Weight.quantize(matrix).dequantize()
     assert torch.equal(dequantized[0], torch.zeros(4)) and float(dequantized[1, 1]) == -2.0
 
 
-def test_quantization_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_in_chunks_equals_quantization_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = torch.randn(50, 7)
     whole = Int8Weight.quantize(matrix)
     monkeypatch.setattr(int8, "CHUNK", 30)
@@ -50,7 +50,7 @@ def test_quantization_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_linear_and_rows_are_those_of_the_dequantized_matrix(dtype: torch.dtype) -> None:
+def test_linear_and_rows_equal_those_of_the_dequantized_matrix(dtype: torch.dtype) -> None:
     weight = Int8Weight.quantize(torch.randn(13, 8).to(dtype))
     x, bias = torch.randn(2, 7, 8).to(dtype), torch.randn(13).to(dtype)
     indices = torch.tensor([[3, 12], [0, 3]])
@@ -71,7 +71,7 @@ def quantized(layer: Linear) -> Linear:
     return layer
 
 
-def test_several_layers() -> None:
+def test_concatenated_int8_layers_equal_separate_layers() -> None:
     layers = [quantized(Linear(8, 5)), quantized(Linear(8, 3))]
     x = torch.randn(70, 8)
     alone = [layer(x) for layer in layers]
@@ -92,7 +92,7 @@ def test_gradients_flow_through_an_int8_layer_and_its_activation() -> None:
 @has_interpreter
 @pytest.mark.skipif(not int8.int_mm_is_exact(), reason="torch._int_mm overflows on this CPU")
 @pytest.mark.parametrize("biased", [True, False])
-def test_int8_matmul_is_that_of_the_quantized_activations(biased: bool) -> None:
+def test_int8_matmul_equals_that_of_the_quantized_activations(biased: bool) -> None:
     x, bias = torch.randn(33, 1, 64).bfloat16(), torch.randn(96).bfloat16() if biased else None
     x[5] = 0
     weight = Int8Weight.quantize(torch.randn(96, 64))
@@ -113,7 +113,7 @@ def test_int8_matmul_is_that_of_the_quantized_activations(biased: bool) -> None:
 
 @has_interpreter
 @pytest.mark.usefixtures("no_minimum_sizes")
-def test_which_inputs_suit_int8_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_supported_by_int8_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trifold.fast.layers.int_mm_is_exact", lambda: True)
     weight, x = Int8Weight.quantize(torch.randn(96, 64)), torch.randn(33, 1, 64).bfloat16()
     assert not supports_int8_linear(x, weight), "gradients are enabled"

@@ -33,7 +33,7 @@ def assert_close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ["round_like", "round_native", "round_ties_away"])
-def test_rounding_to_bf16_is_that_of_pytorch(name: str) -> None:
+def test_rounding_to_bf16_equals_that_of_pytorch(name: str) -> None:
     """For every exponent and sign with several mantissas, ties, infinities and NaN among them."""
     from numba import njit
 
@@ -127,7 +127,7 @@ def test_dropout_draws_from_the_generator_of_the_thread() -> None:
 )
 @example(lengths=[(500, 3), *[(200, 1)] * 16], is_self=True, causal=True, seed=0)  # 17 rows in a grid of 18
 @settings(max_examples=12, deadline=None)
-def test_packed_attention_is_that_of_each_row_alone(
+def test_packed_attention_equals_attention_of_each_row(
     dtype: torch.dtype, lengths: list[tuple[int, int]], is_self: bool, causal: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -184,7 +184,7 @@ def test_softmax_over_the_vocabulary(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @both
 def test_non_finite_values_propagate(dtype: torch.dtype, bad: float) -> None:
-    """If a loop lost a NaN, a broken run would go on."""
+    """A lost NaN would hide that a run has diverged."""
     x = torch.randn(300, 64).to(dtype)
     x[7, 9] = bad
     x.requires_grad_()
@@ -202,7 +202,7 @@ def test_non_finite_values_propagate(dtype: torch.dtype, bad: float) -> None:
     assert not packed_attention(qkv, None, packing, packing, 8, causal=False)[:8].isfinite().all()
 
 
-def test_layer_norm_does_not_hold_the_storage_of_its_parameters() -> None:
+def test_layer_norm_keeps_no_reference_to_the_storage_of_its_parameters() -> None:
     """Sharded parameters are gathered and freed again; an array of one would keep its storage."""
     weight, bias = leaf(6), leaf(6)
     layer_norm(leaf(3, 6), weight, bias, 1e-5).sum().backward()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models import randomize
 from torch import Tensor
 
 from trifold import fast
@@ -28,9 +29,7 @@ def leaf(*shape: int) -> Tensor:
 
 
 def parameters(layer: torch.nn.Module) -> list[Tensor]:
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return list(layer.parameters())
+    return list(randomize(layer, 0.3).parameters())
 
 
 def embedding(is_int8: bool) -> Callable[[torch.dtype], Case]:
@@ -195,11 +194,11 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "attend soft cap": attend(5, soft_cap=2.0),
     "attend shared heads": attend(5, groups=2),
     "attend shared rows": attend(1, beams=3),
-    "attend one query": one_query(),
-    "attend one query of shared rows": one_query(rows=2),
-    "attend one query of shared heads": one_query(groups=2),
-    "attend one query in a window": one_query(window=4),
-    "attend one query after eviction": one_query(window=4, evicted=2),
+    "attend x query": one_query(),
+    "attend x query of shared rows": one_query(rows=2),
+    "attend x query of shared heads": one_query(groups=2),
+    "attend x query in a window": one_query(window=4),
+    "attend x query after eviction": one_query(window=4, evicted=2),
     "attention packed": packed_attention(False),
     "attention packed across": packed_attention(True),
     "cross_entropy": cross_entropy(0.0),
@@ -225,15 +224,17 @@ def results(compute: Callable[[], Any], leaves: Sequence[Tensor]) -> list[Tensor
 @pytest.mark.usefixtures("no_minimum_sizes")
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_fast_is_plain(case: Callable[[torch.dtype], Case], dtype: torch.dtype) -> None:
+def test_fast_operations_equal_plain_operations(
+    case: Callable[[torch.dtype], Case], dtype: torch.dtype
+) -> None:
     compute, leaves = case(dtype)
-    ours = results(compute, leaves)
+    got = results(compute, leaves)
     with fast.disabled():
-        theirs = results(compute, leaves)
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.dtype is other.dtype and one.shape == other.shape
-        limit = LIMITS[dtype] * max(1.0, float(other.float().abs().max()))
-        assert float((one.float() - other.float()).abs().max()) <= limit
+        expected = results(compute, leaves)
+    for x, y in zip(got, expected, strict=True):
+        assert x.dtype is y.dtype and x.shape == y.shape
+        limit = LIMITS[dtype] * max(1.0, float(y.float().abs().max()))
+        assert float((x.float() - y.float()).abs().max()) <= limit
 
 
 def test_every_operation_has_a_case() -> None:
@@ -241,12 +242,12 @@ def test_every_operation_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-def test_plain_dropout_has_the_fast_mask(dtype: torch.dtype) -> None:
+def test_plain_and_fast_dropout_have_the_same_mask(dtype: torch.dtype) -> None:
     compute, leaves = dropout(dtype)
-    ours = results(compute, leaves)
+    got = results(compute, leaves)
     with fast.disabled():
-        theirs = results(compute, leaves)
-    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+        expected = results(compute, leaves)
+    assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
 
 
 def test_enable_disable_and_enabled() -> None:
@@ -282,9 +283,9 @@ def test_a_model_trains_the_same_with_fast_operations_without_numba_and_with_pla
 
     with fast.disabled():
         plain = compute()
-    ours = compute()
+    got = compute()
     monkeypatch.setattr(fast, "compiled_loops", lambda: None)
-    for name, results in (("fast", ours), ("without numba", compute())):
+    for name, results in (("fast", got), ("without numba", compute())):
         assert torch.allclose(results[0], plain[0], rtol=1e-6), name
         for a, b in zip(results[1:], plain[1:], strict=True):
             assert torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max())), name

@@ -1,4 +1,4 @@
-"""A matmul by instructions is that of PyTorch, for any caller, number of threads and place of the operands."""
+"""A matmul by instructions equals that of PyTorch, for any caller, number of threads and memory address."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def multiply(x: Tensor, weight: Weight) -> Tensor:
     ("rows", "kind", "threads"),
     [*((rows, "fp32", 2) for rows in (1, 2, 4, 7, 8)), *((5, kind, n) for kind in KINDS for n in (1, 3))],
 )
-def test_a_matmul_of_few_rows_is_that_of_pytorch(rows: int, kind: str, threads: int) -> None:
+def test_a_matmul_of_few_rows_equals_that_of_pytorch(rows: int, kind: str, threads: int) -> None:
     x, weight, bias = torch.randn(rows, 1, 200), torch.randn(333, 200), torch.randn(333)
     matrix = convert(weight, kind)
     exact = matrix.dequantize() if isinstance(matrix, Int8Weight) else matrix
@@ -57,13 +57,13 @@ def test_a_matmul_of_few_rows_is_that_of_pytorch(rows: int, kind: str, threads: 
 
 
 @pytest.mark.parametrize("width", [768, 769, 2304])
-def test_rows_longer_than_a_segment(width: int) -> None:
+def test_a_matmul_of_rows_longer_than_a_segment_equals_that_of_pytorch(width: int) -> None:
     x, weight = torch.randn(1, width), torch.randn(50, width)
     assert torch.allclose(multiply(x, weight), x @ weight.T, atol=1e-3)
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_concurrent_callers() -> None:
+def test_concurrent_callers_get_their_own_results() -> None:
     weight = torch.randn(400, 300)
     inputs = [torch.randn(1, 300) for _ in range(4)]
     results: list[Tensor | None] = [None] * len(inputs)
@@ -82,7 +82,7 @@ def test_concurrent_callers() -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_one_thread_executes_all_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_openmp_one_thread_gives_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(2, 300), torch.randn(400, 300)
     with_openmp = multiply(x, weight)
     monkeypatch.setattr(thread_pool, "openmp", lambda: None)
@@ -104,7 +104,7 @@ def test_a_forked_process_does_not_wait_for_the_threads_of_its_parent() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits_do_not_depend_on_the_place_in_memory(kind: str) -> None:
+def test_bits_do_not_depend_on_the_memory_address(kind: str) -> None:
     matrix = convert(torch.randn(64, 200), kind)
     rows, results = torch.randn(5, 200), []
     memory = torch.zeros(20_000)
@@ -118,7 +118,7 @@ def test_bits_do_not_depend_on_the_place_in_memory(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("no_minimum_sizes")
-def test_which_inputs_suit() -> None:
+def test_supported_inputs() -> None:
     weight = torch.randn(64, 32)
     with torch.no_grad():
         assert supports_few_row_linear(torch.randn(1, 4, 32), weight)
