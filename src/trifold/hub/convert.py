@@ -6,9 +6,7 @@ that one tensor is in memory at a time.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -136,11 +134,9 @@ def _weights(old: Path, new: Path, trust_pickle: bool) -> Iterator[Mapping[str, 
         yield read_weights(old)
         return
     # On the target's disk, which may be the only one with enough space.
-    scratch = Path(tempfile.mkdtemp(prefix=f"{new.name}-", dir=new.parent))
-    try:
-        yield read_pickles(old, scratch)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    name = f"{new.name}-"
+    with tempfile.TemporaryDirectory(prefix=name, dir=new.parent, ignore_cleanup_errors=True) as scratch:
+        yield read_pickles(old, Path(scratch))
 
 
 def _cast(dtype: torch.dtype, name: str, tensor: Tensor) -> Tensor:
@@ -157,10 +153,9 @@ def _cast(dtype: torch.dtype, name: str, tensor: Tensor) -> Tensor:
 
 def _most_common(tensors: Mapping[str, Tensor]) -> torch.dtype:
     """The precision of most numbers."""
-    count: Counter[torch.dtype] = Counter()
-    for tensor in tensors.values():
-        count[tensor.dtype] += tensor.numel()
-    return count.most_common(1)[0][0]
+    every = [*tensors.values()]
+    kinds = dict.fromkeys(tensor.dtype for tensor in every)
+    return max(kinds, key=lambda dtype: sum(tensor.numel() for tensor in every if tensor.dtype == dtype))
 
 
 def _describe(values: Mapping[str, Any], source: Family, target: Family) -> dict[str, object]:
@@ -176,16 +171,12 @@ def _describe(values: Mapping[str, Any], source: Family, target: Family) -> dict
 
 def _copy_files(old: Path, new: Path) -> None:
     """Copy files without weights. Names of code are removed from settings: code is never passed on."""
-    for name in COPIED:
-        if (old / name).is_file():
+    for name in (name for name in [*COPIED, *SETTINGS] if (old / name).is_file()):
+        settings = read_json(old / name, largest=MAX_INTEGER) if name in SETTINGS else {}
+        if settings.pop("auto_map", None) is None:
             (new / name).write_bytes(read_bytes(old / name, MAX_FILE))
-    for name in SETTINGS:
-        if (old / name).is_file():
-            settings = read_json(old / name, largest=MAX_INTEGER)
-            if settings.pop("auto_map", None) is None:
-                (new / name).write_bytes(read_bytes(old / name, MAX_FILE))
-            else:
-                write_json(new / name, settings)
+        else:
+            write_json(new / name, settings)
     check_inside(old / TEMPLATES)
     for path in sorted((old / TEMPLATES).glob("*.jinja"))[:32]:
         (new / TEMPLATES).mkdir(exist_ok=True)

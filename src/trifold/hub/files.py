@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trifold import disk
-from trifold.errors import CheckpointError
+from trifold.errors import CheckpointError, SettingsError
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:
@@ -65,6 +65,15 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise _cannot_write(path, error) from None
     finally:
         disk.remove(temporary)
+
+
+@contextmanager
+def naming(place: Path) -> Iterator[None]:
+    """Raise the SettingsError of the block as a CheckpointError whose lines name the file."""
+    try:
+        yield
+    except SettingsError as error:
+        raise CheckpointError("\n".join(f"{place}: {line}" for line in str(error).splitlines())) from None
 
 
 def _cannot_write(path: Path, error: OSError) -> CheckpointError:

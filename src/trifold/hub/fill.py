@@ -8,9 +8,10 @@ threads copy.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, Self
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ def fill_model(
     *,
     new: tuple[str, ...] = (),
     stored: Stored | None = None,
-) -> Transformer:
+) -> None:
     """Copy the tensors into the model's parameters and convert them to `dtype`.
 
     new: prefixes of parameters that may be missing or have another shape in `tensors`; these keep their values.
@@ -48,13 +49,12 @@ def fill_model(
         buffer.data = buffer.to(device=device, dtype=dtype)
     parameters = dict(model.named_parameters())
     matrices = _quantizable(model) if stored == "int8" else {}
-    kept = {name: p for name, p in parameters.items() if name.startswith(new)} if new else {}
+    kept = {name: p for name, p in parameters.items() if name.startswith(new)}
     for parameter in kept.values():
         parameter.data = parameter.to(device=device, dtype=dtype)
-    read = {name: p for name, p in parameters.items() if name not in kept}
-    kinds = {name: torch.int8 if p in matrices else dtype for name, p in read.items()}
-    places = _allocate({name: (p.shape, kinds[name]) for name, p in read.items()}, device)
-    with _Copier(device, sum(place.numel() for place in places.values())) as copier:
+    kinds = {p: torch.int8 if p in matrices else dtype for p in parameters.values()}
+    places = _allocate({n: (p.shape, kinds[p]) for n, p in parameters.items() if n not in kept}, device)
+    with _copying(device, sum(place.numel() for place in places.values())) as copy:
         for name, tensor in tensors:
             fits = name in parameters and parameters[name].shape == tensor.shape
             if not fits and name.startswith(new):
@@ -69,46 +69,40 @@ def fill_model(
                 parameter.copy_(tensor)
             else:
                 parameter.data = places[name]
-                copier.copy(tensor, places[name])
+                copy(tensor, places[name])
     missing = [name for name in parameters if name not in kept]
     assert not missing, f"not read: {', '.join(missing)}"
-    return model
 
 
-class _Copier:
-    """Copy tensors to places of the same shape, in several threads if worthwhile; done when the block ends."""
+@contextmanager
+def _copying(device: str | torch.device, elements: int) -> Iterator[Callable[[Tensor, Tensor], None]]:
+    """A function that copies a tensor to a place of the same shape, in several threads if worthwhile.
 
-    def __init__(self, device: str | torch.device, elements: int) -> None:
-        threads = torch.get_num_threads()
-        worthwhile = torch.device(device).type == "cpu" and threads > 1 and elements >= MIN_FOR_THREADS
-        self._pool: ThreadPoolExecutor | None = executor_sharing_cores(threads) if worthwhile else None
-        self._pending: deque[Future[None]] = deque()
-        self._max_pending = 2 * threads  # tensors may be made on demand, and not all fit into memory at once
-        self._inference = torch.is_inference_mode_enabled()  # a setting of each thread
+    Neither may be used before the block ends.
+    """
+    threads = torch.get_num_threads()
+    if torch.device(device).type != "cpu" or threads == 1 or elements < MIN_FOR_THREADS:
+        yield _copy
+        return
+    inference = torch.is_inference_mode_enabled()  # a setting of each thread
+    pending: deque[Future[None]] = deque()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-        if kind is None:
-            for copied in self._pending:
-                copied.result()
-
-    def copy(self, tensor: Tensor, place: Tensor) -> None:
-        """Start to copy; neither may be used before the block ends."""
-        if self._pool is None:
-            _copy(tensor, place)
-            return
-        for source, target in _chunks(tensor, place):
-            self._pending.append(self._pool.submit(self._copy_in_thread, source, target))
-            if len(self._pending) > self._max_pending:
-                self._pending.popleft().result()
-
-    def _copy_in_thread(self, source: Tensor, target: Tensor) -> None:
-        with torch.inference_mode(self._inference):
+    def copy_in_thread(source: Tensor, target: Tensor) -> None:
+        with torch.inference_mode(inference):
             _copy(source, target)
+
+    def copy(tensor: Tensor, place: Tensor) -> None:
+        for source, target in _chunks(tensor, place):
+            pending.append(pool.submit(copy_in_thread, source, target))
+            if (
+                len(pending) > 2 * threads
+            ):  # tensors may be made on demand, and not all fit into memory at once
+                pending.popleft().result()
+
+    with executor_sharing_cores(threads) as pool:
+        yield copy
+        for copied in pending:
+            copied.result()
 
 
 def _chunks(tensor: Tensor, place: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

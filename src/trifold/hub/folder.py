@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trifold.errors import CheckpointError, SettingsError
+from trifold.errors import CheckpointError
 from trifold.hub.families import FAMILIES
-from trifold.hub.files import write_json
+from trifold.hub.files import naming, write_json
 from trifold.hub.fill import Stored, fill_model
 from trifold.hub.generation import END, GENERATION_KEYS, read_generation, write_generation
 from trifold.hub.tensors import TransformedTensors
@@ -117,13 +117,12 @@ def load_model(
     config, parameters = infer_config(family, config, weights, folder / CONFIG)
     tensors = rules.load(family.rules(config), weights, parameters, str(folder))
     generation = read_generation_settings(folder, config, values)
-    if heads is None:
-        model = fill_model(Transformer(config, initialize=False), tensors, dtype, device, stored=stored)
-    else:
-        other = _with_heads(family, config, values, tuple(heads), n_labels, folder / CONFIG)
-        model = fill_model(
-            Transformer(other), tensors, dtype, device, new=("heads.", "lm_head."), stored=stored
-        )
+    new: tuple[str, ...] = ()
+    if heads is not None:
+        config = _with_heads(family, config, values, tuple(heads), n_labels, folder / CONFIG)
+        new = ("heads.", "lm_head.")
+    model = Transformer(config, initialize=heads is not None)
+    fill_model(model, tensors, dtype, device, new=new, stored=stored)
     model.family = family.model_type
     return model.eval(), generation
 
@@ -142,7 +141,8 @@ def parse_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelC
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise CheckpointError(f"{place}: model_type: {model_type!r} is not known; known: {known}")
-    return FAMILIES[model_type], _read_config(FAMILIES[model_type], values, place)
+    with naming(place):
+        return FAMILIES[model_type], FAMILIES[model_type].read(values)
 
 
 def infer_config(
@@ -159,13 +159,6 @@ def infer_config(
             return config, dict(Transformer(config).named_parameters())
     except (RuntimeError, TypeError, OverflowError) as error:  # an overflow in the product of sizes
         raise CheckpointError(f"{place}: no model has such sizes ({str(error).splitlines()[0]})") from None
-
-
-def _read_config(family: Family, values: Mapping[str, Any], place: Path) -> ModelConfig:
-    try:
-        return family.read(values)
-    except SettingsError as error:
-        raise CheckpointError("\n".join(f"{place}: {line}" for line in str(error).splitlines())) from None
 
 
 def _check_sizes(config: ModelConfig, weights: Sized, place: Path) -> None:
@@ -203,7 +196,8 @@ def _with_heads(
         other |= {"num_labels": n_labels, "id2label": None, "label_names": None}
     if "heads" in values:  # the native form
         other |= {"heads": list(heads), "n_labels": n_labels or config.n_labels}
-    return _read_config(family, {**values, **other}, place)
+    with naming(place):
+        return family.read({**values, **other})
 
 
 def read_generation_settings(

@@ -42,40 +42,31 @@ OFF: dict[str, object] = {
 }
 TOP_K = 50  # default of `transformers` for sampling
 
-# Their key -> values without effect, besides null; None: any value.
-HARMLESS: dict[str, tuple[object, ...] | None] = {
-    "transformers_version": None,
-    "_from_model_config": None,
-    "use_cache": None,
-    "return_dict_in_generate": None,
-    "output_attentions": None,
-    "output_hidden_states": None,
-    "output_scores": None,
-    "output_logits": None,
-    "remove_invalid_values": None,
-    "cache_implementation": None,
-    "low_memory": None,
-    "num_assistant_tokens_schedule": None,
-    "assistant_confidence_threshold": None,
-    "encoder_no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1.0,),
-    "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,),
-    "guidance_scale": (1.0,),
-    "is_assistant": (False,),
-    "token_healing": (False,),
+# Keys that do not change the text.
+HARMLESS = """
+    transformers_version _from_model_config use_cache return_dict_in_generate output_attentions output_hidden_states
+    output_scores output_logits remove_invalid_values cache_implementation low_memory num_assistant_tokens_schedule
+    assistant_confidence_threshold
+""".split()
+# Keys that are not supported -> the value without effect.
+UNSUPPORTED: dict[str, object] = {
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "guidance_scale": 1.0,
+    "is_assistant": False,
+    "token_healing": False,
 }
 
 IDS = {"pad_token_id": "pad_id", "bos_token_id": "bos_id", "decoder_start_token_id": "start_id"}
-TOKENS = frozenset(
-    "eos_token_id forced_bos_token_id forced_eos_token_id bad_words_ids force_words_ids".split()
-)
+TOKENS = ("eos_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "force_words_ids")
 END = "eos_token_id"  # may be several, or differ from config.json; generation uses this one
 # We forbid the padding token by default; `transformers` does so only if this key lists it, as in Marian's files.
 FORBIDDEN = "bad_words_ids"
 
 # Old folders have these keys in config.json.
-GENERATION_KEYS = frozenset({*SHARED, *HARMLESS} - {END})
+GENERATION_KEYS = frozenset({*SHARED, *HARMLESS, *UNSUPPORTED} - {END})
 
 
 def write_generation(config: ModelConfig, ours: Mapping[str, object]) -> dict[str, object]:
@@ -141,9 +132,8 @@ def _check(config: ModelConfig, key: str, value: object, place: str) -> None:
         # A decoder starts with its prompt, and never generates or reads padding.
         if value != expected and config.shape == "encoder-decoder":
             raise CheckpointError(f"{place}: {key}: {value!r} contradicts config.json, which has {expected}")
-    elif key in HARMLESS:
-        allowed = HARMLESS[key]
-        if allowed is not None and value not in allowed:
+    elif key in UNSUPPORTED:
+        if value != UNSUPPORTED[key]:
             raise CheckpointError(f"{place}: {key}: {value!r} is not supported; remove the key")
     elif key == "early_stopping":
         if not isinstance(value, bool) and value != "never":
@@ -157,7 +147,7 @@ def _check(config: ModelConfig, key: str, value: object, place: str) -> None:
             raise CheckpointError(
                 f"{place}: {key}: {invalid[0]} is not a token of a vocabulary of {config.output_vocab_size}"
             )
-    elif key not in SHARED:
+    elif key not in SHARED and key not in HARMLESS:
         raise CheckpointError(f"{place}: {key}: this key is not known; remove it")
 
 

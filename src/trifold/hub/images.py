@@ -6,32 +6,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trifold.data.images import Filter, ImageSettings
-from trifold.errors import CheckpointError, SettingsError
-from trifold.hub.files import write_json
+from trifold.errors import SettingsError
+from trifold.hub.files import naming, write_json
 from trifold.jsonfiles import read_json
 from trifold.settings import Settings
 
 FILE = "preprocessor_config.json"
 MAX_SIDE = 10_000
 
-# Pillow's filter numbers.
-FILTERS: dict[int, Filter] = {
-    0: "nearest",
-    1: "lanczos",
-    2: "bilinear",
-    3: "bicubic",
-    4: "box",
-    5: "hamming",
-}
+# In the order of Pillow's filter numbers.
+FILTERS: tuple[Filter, ...] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 # Keys that name the class or its library, or describe what we always do.
-HARMLESS = frozenset(
-    """
+HARMLESS = """
     _processor_class data_format device disable_grouping feature_extractor_type image_processor_type
     input_data_format pad_size processor_class return_tensors size_divisor
-    """.split()
-)
-
-
+""".split()
 Size = int | list[int] | dict[str, int | None]
 
 
@@ -60,10 +49,8 @@ def read_image_settings(folder: Path) -> ImageSettings | None:
         return None
     values = read_json(place)
     given = {key: value for key, value in values.items() if value is not None and key not in HARMLESS}
-    try:
+    with naming(place):
         return _to_ours(PreprocessorFile.parse(given))
-    except SettingsError as error:
-        raise CheckpointError("\n".join(f"{place}: {line}" for line in str(error).splitlines())) from None
 
 
 def write_image_settings(folder: Path, settings: ImageSettings) -> None:
@@ -71,7 +58,7 @@ def write_image_settings(folder: Path, settings: ImageSettings) -> None:
     theirs: dict[str, Any] = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": settings.size is not None or settings.shortest_edge is not None,
-        "resample": next(number for number, name in FILTERS.items() if name == settings.resample),
+        "resample": FILTERS.index(settings.resample),
         "do_rescale": settings.scale is not None,
         "do_normalize": settings.mean is not None or settings.deviation is not None,
     }
@@ -91,14 +78,16 @@ def write_image_settings(folder: Path, settings: ImageSettings) -> None:
 
 
 def _to_ours(file: PreprocessorFile) -> ImageSettings:
-    if file.resample not in FILTERS:
-        raise SettingsError(f"resample: {file.resample} is not known; known: 0 to {max(FILTERS)}")
+    if not 0 <= file.resample < len(FILTERS):
+        raise SettingsError(f"resample: {file.resample} is not known; known: 0 to {len(FILTERS) - 1}")
     if min(_channels(file.image_std), default=0) <= 0:
         raise SettingsError(f"image_std: {file.image_std} is not a standard deviation: give numbers above 0")
+    if file.do_center_crop and file.crop_size is None:
+        raise SettingsError("crop_size: do_center_crop needs one; give height and width in pixels")
     return ImageSettings.parse(
         {
             **(_resizing(file) if file.do_resize else {"size": None}),
-            "crop": _crop(file),
+            "crop": _size("crop_size", file.crop_size) if file.do_center_crop else None,
             "resample": FILTERS[file.resample],
             "scale": file.rescale_factor if file.do_rescale else None,
             "mean": _channels(file.image_mean) if file.do_normalize else None,
@@ -118,14 +107,6 @@ def _resizing(file: PreprocessorFile) -> dict[str, Any]:
             _check_sides("size", *edges.values())
             return {"size": None, **edges}
     return {"size": _size("size", size)}
-
-
-def _crop(file: PreprocessorFile) -> tuple[int, int] | None:
-    if not file.do_center_crop:
-        return None
-    if file.crop_size is None:
-        raise SettingsError("crop_size: do_center_crop needs one; give height and width in pixels")
-    return _size("crop_size", file.crop_size)
 
 
 def _size(key: str, size: Any) -> tuple[int, int]:

@@ -37,64 +37,58 @@ _ALIGNMENT = 8  # bytes; the header is padded with spaces
 # --- lazy mappings --------------------------------------------------------------------------------------
 
 
-class LazyTensors(Mapping[str, Tensor]):
-    """Groups of names, each with the function that makes its tensors in the order of the names."""
+class _Tensors(Mapping[str, Tensor]):
+    """Tensors with the names of these values; each is made from its value when it is read."""
 
-    def __init__(self, makers: Mapping[tuple[str, ...], Callable[[], Sequence[Tensor]]]) -> None:
-        self._makers = makers
-        self._group_of = {name: group for group in makers for name in group}
-        self._last: tuple[tuple[str, ...], dict[str, Tensor]] = ((), {})
-
-    def __getitem__(self, name: str) -> Tensor:
-        group = self._group_of[name]
-        if group != self._last[0]:  # neighbours are read in sequence, and made once
-            self._last = group, dict(zip(group, self._makers[group](), strict=True))
-        return self._last[1][name]
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._group_of)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._group_of)
+        return len(self._values)
 
 
-class TransformedTensors(Mapping[str, Tensor]):
+class TransformedTensors(_Tensors):
     """Every tensor after `function(name, tensor)`."""
 
     def __init__(self, tensors: Mapping[str, Tensor], function: Callable[[str, Tensor], Tensor]) -> None:
-        self._tensors, self._function = tensors, function
+        super().__init__(tensors)
+        self._function = function
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._function(name, self._tensors[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+        return self._function(name, self._values[name])
 
 
-class RenamedTensors(Mapping[str, Tensor]):
+class RenamedTensors(_Tensors):
     """Tensors of one or several mappings under new names: new name -> (mapping, its name)."""
 
-    def __init__(self, sources: Mapping[str, tuple[Mapping[str, Tensor], str]]) -> None:
-        self._sources = sources
+    def __getitem__(self, name: str) -> Tensor:
+        tensors, old = self._values[name]
+        tensor: Tensor = tensors[old]
+        return tensor
+
+
+class LazyTensors(_Tensors):
+    """Groups of names, each with the function that makes its tensors in the order of the names."""
+
+    def __init__(self, makers: Mapping[tuple[str, ...], Callable[[], Sequence[Tensor]]]) -> None:
+        super().__init__({name: group for group in makers for name in group})
+        self._makers = makers
+        self._last: tuple[tuple[str, ...], dict[str, Tensor]] = ((), {})
 
     def __getitem__(self, name: str) -> Tensor:
-        tensors, old = self._sources[name]
-        return tensors[old]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sources)
-
-    def __len__(self) -> int:
-        return len(self._sources)
+        group = self._values[name]
+        if group != self._last[0]:  # neighbours are read in sequence, and made once
+            self._last = group, dict(zip(group, self._makers[group](), strict=True))
+        return self._last[1][name]
 
 
 # --- files ----------------------------------------------------------------------------------------------
 
 
-class TensorFile(Mapping[str, Tensor]):
+class TensorFile(_Tensors):
     """The tensors of a safetensors file, which is mapped into memory once: read them, do not write.
 
     Raises CheckpointError if the file is missing, damaged or a link out of its folder, if a name occurs twice (the
@@ -124,7 +118,7 @@ class TensorFile(Mapping[str, Tensor]):
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
         header.pop("__metadata__", None)
-        self._entries: dict[str, Any] = header
+        super().__init__(header)
         self._start = 8 + size
         wrong = [
             f"{name!r} is of {entry.get('dtype')!r}"
@@ -139,7 +133,7 @@ class TensorFile(Mapping[str, Tensor]):
             raise CheckpointError(f"{path}: damaged or truncated ({error}); copy the file again") from None
 
     def __getitem__(self, name: str) -> Tensor:
-        entry = self._entries[name]
+        entry = self._values[name]
         dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
         start, end = (self._start + offset for offset in entry["data_offsets"])
         if start == end:
@@ -149,12 +143,6 @@ class TensorFile(Mapping[str, Tensor]):
         raw = torch.frombuffer(view, dtype=torch.uint8)
         # Old files do not align tensors.
         return (raw if start % dtype.itemsize == 0 else raw.clone()).view(dtype).view(shape)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
 
 def _release(memory: mmap.mmap, start: int, end: int) -> None:
