@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import errno
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ from tests.train.runs import (
     RecordingView,
     assert_equal_runs,
     overrides,
+    random_state,
     state_of as _state,
 )
 
-from trifold.train import Outcome, train
+from trifold.train import Outcome, checkpoint, train
 from trifold.train.monitor import View
 from trifold.train.ranks import Ranks
 
@@ -38,17 +41,45 @@ def recorder() -> RecordingView:
 
 @pytest.fixture
 def assert_resumable(run: Callable[..., Outcome], tmp_path: Path) -> Callable[..., None]:
-    """Check that a run that is interrupted after the steps `stops` equals an uninterrupted run."""
+    """Check that a run interrupted after the steps `stops` equals an uninterrupted run.
 
-    def check(stops: Sequence[int], **changes: Any) -> None:
+    last: changes for the last session only.
+    """
+
+    def check(stops: Sequence[int], *, last: Mapping[str, Any] | None = None, **changes: Any) -> None:
         run("whole", **changes)
         for stop in stops:
             outcome = run(view=InterruptingView(stop), resume="auto", **changes)
             assert (outcome.steps, outcome.stopped_by) == (stop, "signal")
-        assert run(resume="auto", **changes).finished
+        assert run(resume="auto", **changes | (last or {})).finished
         assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 
     return check
+
+
+@pytest.fixture
+def save_checkpoints(tmp_path: Path) -> Callable[..., list[Path]]:
+    """Save random states of these steps; returns their paths."""
+    return lambda *steps: [checkpoint.save(tmp_path, random_state(step)) for step in steps]
+
+
+@pytest.fixture
+def make_unreadable(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make the system refuse to open a file or to list a folder. (File permissions do not restrict root.)"""
+    errors: dict[str, int] = {}
+
+    def guarded(real):
+        def function(place, *more, **named):
+            if str(place) in errors:
+                number = errors[str(place)]
+                raise OSError(number, os.strerror(number), str(place))
+            return real(place, *more, **named)
+
+        return function
+
+    for name in ("open", "iterdir"):
+        monkeypatch.setattr(Path, name, guarded(getattr(Path, name)))
+    return lambda place, number=errno.EACCES: errors.update({str(place): number})
 
 
 # LEGACY

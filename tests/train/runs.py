@@ -6,8 +6,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import torch
 from tests.faults.runs import TINY as TINY_RUN, differences, lines_of, state_of
 
+from trifold.train.checkpoint import Checkpoint
 from trifold.train.monitor import Snapshot, View
 
 TINY = TINY_RUN | {"task.best_by": "bleu"}
@@ -53,3 +55,13 @@ def values_of(folder: Path, key: str) -> dict[int, Any]:
 def events_of(folder: Path) -> list[tuple[int, str]]:
     """The steps and names of the events in metrics.jsonl."""
     return [*values_of(folder, "event").items()]
+
+
+def random_state(step: int = 7, fill: float | None = None) -> Checkpoint:
+    """A training state with random tensors, or with tensors that contain one value."""
+
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.randn(shape) if fill is None else torch.full(shape, fill)
+
+    weights = {"a.weight": tensor(3, 5), "b": tensor(4)}
+    return Checkpoint(weights, {"exp_avg.b": tensor(4), "step": torch.tensor([float(step)])}, {"step": step})

@@ -1,31 +1,49 @@
-"""How a stack runs its blocks: straight, or again on the way back. The laws of blocks are in test_parts.py."""
-
 from __future__ import annotations
 
 import gc
+import signal
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from tests.train.runs import overrides
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from trifold import fast
+from trifold.batches import split_batch
+from trifold.errors import SettingsError
+from trifold.jsonfiles import read_json
 from trifold.nn import Inputs, Transformer
 from trifold.nn.packing import Packing
 from trifold.nn.rng import ReplayThreadRng, thread_rng, use_thread_rng
+from trifold.recipe import load_recipe
+from trifold.train import blocks
 from trifold.train.blocks import recompute_blocks
+from trifold.train.data import load_data
+from trifold.train.device import Machine, compile_obstacle
+from trifold.train.monitor import View
+from trifold.train.trainer import Trainer
 
-KINDS = {
-    "translator": {"dropout": 0.3},
-    "decoder, attention dropped too": {
+CPU = torch.device("cpu")
+DEVICE = sys.modules["trifold.train.device"]
+
+# --- recomputation --------------------------------------------------------------------------------------------
+
+MODELS = {
+    "encoder-decoder": {"dropout": 0.3},
+    "decoder, all dropouts": {
         "shape": "decoder",
         "dropout": 0.2,
         "attention_dropout": 0.2,
         "activation_dropout": 0.2,
     },
-    "offsets that all layers learn": {"positions": "relative", "dropout": 0.2, "norm": "rms"},
+    "shared relative positions": {"positions": "relative", "dropout": 0.2, "norm": "rms"},
     "one block for all layers": {
         "shape": "encoder",
         "dropout": 0.2,
@@ -33,7 +51,7 @@ KINDS = {
         "block_of_layer": (0, 0, 0),
         "heads": ("token",),
     },
-    "parallel, turned, in windows": {
+    "parallel, rotary, windows": {
         "shape": "decoder",
         "positions": "rotary",
         "residual": "parallel",
@@ -46,7 +64,7 @@ KINDS = {
 }
 
 
-def inputs_of(rows: int = 3, width: int = 7) -> Inputs:
+def padded_inputs(rows: int = 3, width: int = 7) -> Inputs:
     lengths = torch.arange(width, width - rows, -1)
     tokens = torch.randint(3, 29, (rows, width))
     return Inputs(tokens, torch.arange(width) < lengths[:, None])
@@ -57,122 +75,121 @@ def packed_inputs() -> Inputs:
     return Inputs(torch.randint(3, 29, (1, packing.length)), packing=packing)
 
 
-def learn(model: Transformer, inputs: Inputs, seed: int = 1) -> tuple[Tensor, list[Tensor | None]]:
-    """The hidden states, and the gradients of a sum of them."""
+def run_both_passes(model: Transformer, inputs: Inputs, seed: int = 1) -> list[Tensor | None]:
+    """The hidden states, and the gradients of a weighted sum of them."""
     model.zero_grad()
     with use_thread_rng(torch.Generator().manual_seed(seed)):
         hidden = model(inputs, inputs if model.encoder is not None and model.decoder is not None else None)
         weights = torch.linspace(-1, 1, hidden.shape[-1], dtype=hidden.dtype)
         (hidden * weights).sum().backward()
-    return hidden.detach(), [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    return [hidden.detach(), *(None if p.grad is None else p.grad.clone() for p in model.parameters())]
 
 
-def same(ours: tuple[Tensor, list[Tensor | None]], theirs: tuple[Tensor, list[Tensor | None]]) -> bool:
-    pairs = zip([ours[0], *ours[1]], [theirs[0], *theirs[1]], strict=True)
+def are_equal(ours: list[Tensor | None], theirs: list[Tensor | None]) -> bool:
+    pairs = zip(ours, theirs, strict=True)
     return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize("operations", ["fast", "plain"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("values", KINDS.values(), ids=KINDS)
-def test_recomputing_gives_the_same_bits_dropout_and_all(make_model, values, dtype, operations):
+@pytest.mark.parametrize("values", MODELS.values(), ids=MODELS)
+def test_recomputation_does_not_change_bits(make_model, values, dtype, operations):
     with fast.disabled() if operations == "plain" else nullcontext():
-        model, inputs = make_model(**values).train().to(dtype), inputs_of()
-        straight, other = learn(model, inputs), learn(model, inputs, seed=2)
-        assert not same(straight, other), "the seed decides what is dropped"
+        model, inputs = make_model(**values).train().to(dtype), padded_inputs()
+        plain, other = run_both_passes(model, inputs), run_both_passes(model, inputs, seed=2)
+        assert not are_equal(plain, other), "the seed determines dropout"
         recompute_blocks(model)
-        assert same(learn(model, inputs), straight)
+        assert are_equal(run_both_passes(model, inputs), plain)
 
 
 @pytest.mark.parametrize(
     "values", [{"dropout": 0.3}, {"shape": "decoder", "dropout": 0.3, "positions": "relative"}]
 )
-def test_packed_rows_too(make_model, values):
+def test_recomputation_of_packed_rows_does_not_change_bits(make_model, values):
     model, inputs = make_model(**values).train(), packed_inputs()
-    straight = learn(model, inputs)
+    plain = run_both_passes(model, inputs)
     recompute_blocks(model)
-    assert same(learn(model, inputs), straight)
+    assert are_equal(run_both_passes(model, inputs), plain)
 
 
-def test_without_a_generator_of_its_own_the_common_one_is_drawn_from_again(make_model):
-    model, inputs = make_model(shape="decoder", dropout=0.3).train(), inputs_of()
+def test_recomputation_restores_the_global_generator(make_model):
+    model, inputs = make_model(shape="decoder", dropout=0.3).train(), padded_inputs()
 
-    def learnt() -> tuple[list[Tensor | None], Tensor]:
+    def gradients_and_next_numbers() -> list[Tensor | None]:
         model.zero_grad()
         torch.manual_seed(4)
         model(inputs).square().sum().backward()
-        return [p.grad for p in model.parameters()], torch.rand(3)
+        return [*(p.grad for p in model.parameters()), torch.rand(3)]
 
-    (before, next_before) = learnt()
+    plain = gradients_and_next_numbers()
     recompute_blocks(model)
-    after, next_after = learnt()
-    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True) if a is not None)
-    assert torch.equal(next_after, next_before), "what is drawn afterwards is the same as well"
+    assert are_equal(gradients_and_next_numbers(), plain)
 
 
-def test_threads_do_not_disturb_each_other(make_model):
+def test_threads_that_recompute_are_independent(make_model):
     models = [make_model(shape="decoder", dropout=0.3).train() for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
-    inputs = inputs_of()
-    alone = [learn(models[0], inputs, seed) for seed in range(6)]
+    inputs = padded_inputs()
+    alone = [run_both_passes(models[0], inputs, seed) for seed in range(6)]
     for model in models:
         recompute_blocks(model)
     with ThreadPoolExecutor(2) as pool:
         halves = [
-            pool.submit(lambda h=h: [learn(models[h], inputs, s) for s in range(h, 6, 2)]) for h in (0, 1)
+            pool.submit(lambda h=h: [run_both_passes(models[h], inputs, s) for s in range(h, 6, 2)])
+            for h in (0, 1)
         ]
         together = [half.result() for half in halves]
-    assert all(same(together[seed % 2][seed // 2], alone[seed]) for seed in range(6))
+    assert all(are_equal(together[seed % 2][seed // 2], alone[seed]) for seed in range(6))
 
 
 def saved_bytes(model: Transformer, inputs: Inputs) -> int:
-    """What lies in memory between the way there and the way back, parameters aside: each storage once."""
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-    held: list[Tensor] = []  # so that no address is given twice
+    """Memory between the passes without parameters; each storage counts once."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    sizes: dict[int, int] = {}
+    held: list[Tensor] = []  # so that no address is used twice
 
-    def keep(x: Tensor) -> Tensor:
+    def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in parameters:
+            sizes[storage.data_ptr()] = storage.nbytes()
             held.append(x)
         return x
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         model(inputs).sum()
-    return sum(kept.values())
+    return sum(sizes.values())
 
 
-def test_only_the_inputs_of_blocks_are_kept(make_model):
+def test_recomputation_saves_only_the_inputs_of_blocks(make_model):
     sizes = {}
     for layers in (2, 6):
-        inputs = inputs_of(8, 12)
+        inputs = padded_inputs(8, 12)
         model = make_model(shape="decoder", n_layers=layers, dropout=0.1, norm_placement="pre").train()
-        straight = saved_bytes(model, inputs)
+        plain = saved_bytes(model, inputs)
         recompute_blocks(model)
-        sizes[layers] = straight, saved_bytes(model, inputs)
+        sizes[layers] = plain, saved_bytes(model, inputs)
     one_input = 8 * 12 * 16 * 4
-    more_straight, more_recomputed = (sizes[6][way] - sizes[2][way] for way in (0, 1))
+    more_plain, more_recomputed = (sizes[6][way] - sizes[2][way] for way in (0, 1))
     assert more_recomputed == 4 * one_input
-    assert more_straight > 8 * more_recomputed
+    assert more_plain > 8 * more_recomputed
 
 
-def test_nothing_that_was_recomputed_waits_for_the_collector(make_model):
-    model, alive = make_model(shape="decoder", dropout=0.1).train(), []
+def test_recomputed_tensors_are_freed_without_garbage_collection(make_model):
+    model, outputs = make_model(shape="decoder", dropout=0.1).train(), []
     for block in model.decoder.blocks:
-        block.register_forward_hook(lambda _block, _inputs, out: alive.append(weakref.ref(out)))
+        block.register_forward_hook(lambda _block, _inputs, out: outputs.append(weakref.ref(out)))
     recompute_blocks(model)
     gc.collect()
     gc.disable()
     try:
-        learn(model, inputs_of())
-        assert len(alive) >= 2 and all(out() is None for out in alive)
+        run_both_passes(model, padded_inputs())
+        assert len(outputs) >= 2 and all(out() is None for out in outputs)
     finally:
         gc.enable()
 
 
-def test_what_does_not_learn_runs_straight(make_model):
-    model, inputs = make_model(shape="decoder"), inputs_of()
+def test_recomputation_does_not_affect_inference(make_model):
+    model, inputs = make_model(shape="decoder"), padded_inputs()
     with torch.no_grad():
         before = model(inputs)
         recompute_blocks(model)
@@ -183,21 +200,168 @@ def test_what_does_not_learn_runs_straight(make_model):
         assert torch.allclose(torch.cat(parts, 1), model(Inputs(tokens)), atol=1e-5)
 
 
-def test_redrawing_draws_what_is_drawn_next_and_puts_back_the_generator():
+def test_replay_repeats_random_numbers_and_restores_the_generator():
     with use_thread_rng(torch.Generator().manual_seed(3)):
         torch.rand(5, generator=thread_rng())
-        again, before = ReplayThreadRng(), thread_rng()
+        replay, before = ReplayThreadRng(), thread_rng()
         first = torch.rand(4, generator=thread_rng())
         after = torch.rand(4, generator=thread_rng())
+
+        def replayed() -> Tensor:
+            with replay:
+                return torch.rand(4, generator=thread_rng())
+
         for _ in range(2):
-            with again:
-                assert torch.equal(torch.rand(4, generator=thread_rng()), first)
+            assert torch.equal(replayed(), first)
             assert thread_rng() is before
         with ThreadPoolExecutor(1) as pool:
-
-            def elsewhere() -> Tensor:
-                with again:
-                    return torch.rand(4, generator=thread_rng())
-
-            assert torch.equal(pool.submit(elsewhere).result(), first)
+            assert torch.equal(pool.submit(replayed).result(), first)
         assert not torch.equal(first, after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "workers"), [("float32", 1), ("bfloat16", 2)])
+def test_resumed_run_may_start_to_recompute(assert_resumable, tmp_path, precision, workers):
+    settings = {"precision": precision, "workers": workers}
+    changes = {f"train__{key}": value for key, value in settings.items()} | {"model__n_layers": 2}
+    assert_resumable([5], last={"train__recompute": "blocks"}, model__dropout=0.2, **changes)
+    assert load_recipe(tmp_path / "run" / "recipe.yaml").train.recompute == "blocks"
+
+
+# --- compilation ----------------------------------------------------------------------------------------------
+
+DECODER = {
+    "model__shape": "decoder",
+    "task__kind": "causal",
+    "task__best_by": "loss",
+    "data__field": "target",
+}
+requires_compiler = pytest.mark.skipif("compile_obstacle(CPU)", reason="needs a C++ compiler")
+
+
+@pytest.fixture
+def gradient(tmp_path):
+    """The accumulated gradient of the first micro-batches of a run."""
+
+    def gradient(*, compiles: bool, batches: int = 2, **changes: Any) -> Tensor:
+        recipe = load_recipe("smoke", overrides(**changes))
+        data = load_data(recipe, tmp_path / "tokenizer", View())
+        machine = Machine(CPU, torch.float32, 1, compiles=compiles)
+        trainer = Trainer(data.new_model(), data.objective, recipe.train, machine)
+        counters.clear()
+        examples = data.examples(0)
+        parts = [split_batch(examples.lengths, rows, 1)[0] for rows in data.plan(examples, 0)[:batches]]
+        micro_batches = [data.objective.batch(examples, part, data.max_length) for part in parts]
+        totals = dict.fromkeys(trainer.objective.counts(micro_batches[0]), 1.0)
+        for number, batch in enumerate(micro_batches):
+            trainer._backward(batch, 1, number, totals)
+            trainer.weights.collect()
+        assert bool(counters["stats"]["unique_graphs"]) == compiles
+        return trainer.weights.take_gradient().clone()
+
+    return gradient
+
+
+def distance(gradient: Tensor, reference: Tensor) -> float:
+    return float((gradient - reference).norm() / reference.norm())
+
+
+@pytest.fixture
+def only_traced(monkeypatch):
+    """Trace graphs, but neither differentiate nor generate code for them, which takes most of the time."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+
+
+@requires_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("only_traced")
+def test_traced_blocks_of_an_encoder_decoder_have_the_gradient_of_plain_blocks(gradient):
+    plain, traced = (gradient(compiles=on, model__dropout=0.0) for on in (False, True))
+    assert distance(traced, plain) < 1e-5
+
+
+@requires_compiler
+@pytest.mark.slow
+def test_compiled_blocks_have_the_gradient_of_plain_blocks_and_repeat_their_dropout(gradient):
+    plain, compiled = (gradient(compiles=on, **DECODER, model__dropout=0.0) for on in (False, True))
+    assert distance(compiled, plain) < 1e-5
+    first, again = (gradient(compiles=True, **DECODER) for _ in range(2))
+    recomputed = gradient(compiles=True, train__recompute="blocks", **DECODER)
+    assert torch.equal(first, again)
+    assert distance(first, plain) > 0.01
+    assert torch.equal(recomputed, first)
+
+
+@requires_compiler
+@pytest.mark.slow
+def test_resumed_compiled_run_equals_an_uninterrupted_one(assert_resumable, tmp_path):
+    assert_resumable([5], train__compile="blocks", **DECODER)
+    assert read_json(tmp_path / "run" / "environment.json")["compiled"] is True
+
+
+@requires_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("only_traced")
+def test_rows_of_other_lengths_need_no_further_graphs(gradient):
+    """With attention dropout, and with ALiBi, whose bias depends on the length."""
+    changes = DECODER | {"model__attention_dropout": 0.1, "model__positions": "alibi", "batch__tokens": 60}
+    gradient(compiles=True, batches=12, **changes)
+    assert counters["stats"]["unique_graphs"] <= 4
+    assert not counters["graph_break"]
+
+
+@requires_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("only_traced")
+def test_graph_beyond_the_limit_is_an_error(gradient, monkeypatch):
+    monkeypatch.setattr(blocks, "MAX_GRAPHS", 1)
+    with pytest.raises(Exception, match="recompile_limit"):  # the blocks of the decoder need a second graph
+        gradient(compiles=True, model__dropout=0.0)
+
+
+@pytest.mark.slow
+def test_run_without_a_compiler_trains_uncompiled_and_reports_it(run, recorder, monkeypatch):
+    def missing(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no compiler\nand more")
+
+    monkeypatch.setattr(torch, "compile", missing)
+    compile_obstacle.cache_clear()
+    try:
+        outcome = run(view=recorder, train__compile="blocks", train__steps=2, train__warmup=1)
+    finally:
+        compile_obstacle.cache_clear()
+    assert outcome.steps == 2
+    assert any("blocks not compiled (no compiler), " in line for line in recorder.lines)
+    assert read_json(outcome.folder / "environment.json")["compiled"] is False
+
+
+def test_combinations_that_cannot_be_compiled_are_rejected_before_training():
+    with pytest.raises(SettingsError, match=r"compile: blocks does not support workers 2.*set workers to 1"):
+        load_recipe("smoke", {"train.compile": "blocks", "train.workers": 2})
+    relations = {"task.relations.values": 1.0, "train.compile": "blocks"}
+    with pytest.raises(SettingsError, match=r"task.relations reads activations inside blocks"):
+        load_recipe("shakespeare-distill", relations)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_compiler_error_after_a_signal_ends_the_run_as_interrupted(run, monkeypatch, interrupted):
+    """Ctrl-C in a terminal also reaches the compiler's processes."""
+    monkeypatch.setattr(DEVICE, "compile_obstacle", lambda device: "")
+    monkeypatch.setattr(sys.modules["trifold.train.trainer"], "compile_blocks", lambda model: None)
+    real = Trainer.update
+
+    def update(self: Trainer, batches: Any, step: int, *more: Any) -> Any:
+        if step == 5:
+            if interrupted:
+                signal.raise_signal(signal.SIGTERM)
+            raise RuntimeError("CppCompileError")
+        return real(self, batches, step, *more)
+
+    monkeypatch.setattr(Trainer, "update", update)
+    if not interrupted:
+        with pytest.raises(RuntimeError, match="CppCompileError"):
+            run(train__compile="blocks")
+        return
+    outcome = run(train__compile="blocks")
+    assert (outcome.exit_code, outcome.steps) == (143, 4)

@@ -11,7 +11,6 @@ from trifold.hub import load_model
 from trifold.objectives.translate import TranslateSettings
 from trifold.scores import Score
 from trifold.train import checkpoint
-from trifold.train.checkpoint import Checkpoint
 from trifold.train.optimizers import STATE_KINDS
 from trifold.train.trainer import Trainer
 from trifold.train.validate import mean_weights
@@ -84,23 +83,19 @@ def test_patience_ends_a_run_that_no_longer_improves(run, set_scores):
 # --- the mean of checkpoints ----------------------------------------------------------------------------------
 
 
-def save_random(folder, *steps):
-    states = [Checkpoint({"a": torch.randn(3, 5), "b": torch.randn(4)}, {}, {"step": step}) for step in steps]
-    return states, [checkpoint.save(folder, state) for state in states]
-
-
-def test_mean_weights_are_the_mean(tmp_path):
-    states, paths = save_random(tmp_path, 1, 2, 3)
+def test_mean_weights_are_the_mean(save_checkpoints):
+    paths = save_checkpoints(1, 2, 3)
     mean, rejected = mean_weights(paths)
     assert rejected == []
-    for name in states[0].weights:
-        exact = torch.stack([each.weights[name].double() for each in states]).mean(0)
+    weights = [checkpoint.load(path).weights for path in paths]
+    for name in ("a.weight", "b"):
+        exact = torch.stack([each[name].double() for each in weights]).mean(0)
         assert mean[name].dtype is torch.float32
         assert torch.equal(mean[name], exact.float())
 
 
-def test_damaged_checkpoint_is_excluded_from_the_mean(tmp_path):
-    _, paths = save_random(tmp_path, 1, 2, 3)
+def test_damaged_checkpoint_is_excluded_from_the_mean(save_checkpoints):
+    paths = save_checkpoints(1, 2, 3)
     weights = paths[1] / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     mean, rejected = mean_weights(paths)
