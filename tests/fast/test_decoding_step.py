@@ -187,7 +187,7 @@ def test_int8_matmul_errors_of_many_rows_are_those_of_the_plain_step(
 
 
 def to_int8(model: Transformer) -> None:
-    """Every matrix of a product and all_configs table of tokens, those that are one remaining one."""
+    """Quantize the weights of linear layers, embeddings and heads; tied weights remain tied."""
     made: dict[nn.Parameter, Int8Weight] = {}
     for module in model.modules():
         if isinstance(module, Linear | TokenEmbedding | LanguageModelHead):

@@ -34,7 +34,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 def reference_quantize(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The slow expected: x ≈ whole numbers in ±127 · scales along `dim`."""
+    """x ≈ integers in ±127 · scales along `dim`."""
     scales = x.float().abs().amax(dim, keepdim=True) / 127
     return (x.float() / scales.clamp_min(1e-37)).round(), scales.squeeze(dim)
 
@@ -171,7 +171,7 @@ def test_a_second_derivative_is_rejected():
 
 
 def plain_and_int8_models(monkeypatch, **values) -> tuple[Transformer, Transformer]:
-    """The same model twice; all layers of the plain_and_int8_models of the second learn by bytes."""
+    """The same model twice; the second trains all layers of its stacks with int8 matmul."""
     monkeypatch.setattr(int8_training, "MIN_WEIGHTS", 0)
     shared = {"vocab_size": 70, "d_model": 64, "d_ff": 128, "n_layers": 2, "n_heads": 2, "dropout": 0.0}
     torch.manual_seed(1)
