@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from trifold.errors import SettingsError
 from trifold.hub import load_model, resolve
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn import ModelConfig, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.distillation import (
     attention_relations,
@@ -218,7 +218,7 @@ class Distill(Objective):
 
     def counts(self, batch: Any) -> dict[str, int]:
         """The counts of the wrapped objective; the count of the teacher's terms is the number of input tokens."""
-        return self.objective.counts(batch) | dict.fromkeys(self._weights, count_inputs(batch.inputs))
+        return self.objective.counts(batch) | dict.fromkeys(self._weights, batch.inputs.packing.real)
 
     def loss(self, model: Transformer, batch: Any) -> dict[str, LossTerm]:
         """The weighted terms of the wrapped objective, and the teacher's: soft, cosine, and one per relation."""
@@ -226,7 +226,7 @@ class Distill(Objective):
         recorded, own = _record([model, *modules], lambda: self.objective.loss(model, batch))
         hard = self.settings.hard
         terms = {name: replace(term, weight=term.weight * hard) for name, term in own.items()}
-        count, weights = count_inputs(batch.inputs), self._weights
+        count, weights = batch.inputs.packing.real, self._weights
         for name, total in self._compare(model, *recorded).items():
             terms[name] = LossTerm(total, count, weights[name])
         return terms
@@ -248,8 +248,8 @@ class Distill(Objective):
         modules = [self_attention(teacher, settings.relations.teacher_layer)] if names else []
         with torch.no_grad():
             (teacher_call, *teacher_attention), _ = _record([teacher, *modules], lambda: teacher(*call.args))
-        inputs = call.args[0]
-        states, teacher_states = _select_real(call.out, inputs), _select_real(teacher_call.out, inputs)
+        real = call.args[0].packing.real  # causal and masked models read packed rows
+        states, teacher_states = call.out[0, :real], teacher_call.out[0, :real]
         losses: dict[str, Tensor] = {}
         if settings.soft:
             head, teacher_head = student.lm_head, teacher.lm_head
@@ -298,17 +298,3 @@ def _record(modules: Sequence[nn.Module], run: Callable[[], Result]) -> tuple[li
         recorded = [hooks.enter_context(record_calls(module)) for module in modules]
         result = run()
     return [each[-1] for each in recorded], result
-
-
-def count_inputs(inputs: Inputs) -> int:
-    """Number of real tokens that a batch reads."""
-    if inputs.packing is not None:
-        return inputs.packing.real
-    return inputs.tokens.numel() if inputs.attend is None else int(inputs.attend.sum())
-
-
-def _select_real(hidden: Tensor, inputs: Inputs) -> Tensor:
-    """hidden (B, T, E), or packed (1, N, E) -> (real tokens, E)."""
-    if inputs.packing is not None:
-        return hidden[0, : inputs.packing.real]
-    return hidden.flatten(0, 1) if inputs.attend is None else hidden[inputs.attend]
