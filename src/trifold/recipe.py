@@ -24,11 +24,11 @@ from trifold.settings import Settings, nearest
 from trifold.text import TokenizerSettings
 from trifold.yaml_dialect import YAMLError, dump, load, parse
 
-# Schedules whose rates depend on the number of steps.
-FINITE_SCHEDULES = ("linear", "cosine", "warmup-stable-decay")
+# Schedules whose rates depend on the number of steps -> the length of their decay.
+FINITE_SCHEDULES = {"linear": "steps", "cosine": "steps", "warmup-stable-decay": "decay_steps"}
 # Keys that have an effect only with certain values of another key: key -> (the other key, these values).
 DEPENDENT_KEYS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "final_rate": ("schedule", FINITE_SCHEDULES),
+    "final_rate": ("schedule", tuple(FINITE_SCHEDULES)),
     **dict.fromkeys(("decay", "decay_form"), ("schedule", ("warmup-stable-decay",))),
     **dict.fromkeys(("beta1", "beta2", "epsilon"), ("optimizer", ("adam", "adamw", "muon"))),
     "weight_decay_on": ("optimizer", ("adamw", "adafactor", "muon")),
@@ -177,9 +177,7 @@ class TrainSettings(Settings):
             yield f"decay {self.decay} is neither a share below 1 nor a whole number of steps"
         if self.schedule == "warmup-stable-decay" and self.warmup + self.decay_steps > self.steps:
             yield f"warmup {self.warmup} and decay {self.decay_steps} exceed the {self.steps} steps"
-        length = {"linear": "steps", "cosine": "steps", "warmup-stable-decay": "decay_steps"}.get(
-            self.schedule
-        )
+        length = FINITE_SCHEDULES.get(self.schedule)
         if length is not None and getattr(self, length) == 1 and not self.final_rate:
             yield (
                 f"schedule {self.schedule} decays to rate 0 in a single step, which learns nothing; set "
