@@ -27,7 +27,7 @@ def reference_parameters(name: str) -> int:
     return sum(p.numel() for n, p in model.named_parameters() if "sinusoid" not in n and p.requires_grad)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if PRESETS[name].model_type != "trifold"])
+@pytest.mark.parametrize("name", [name for name in NAMES if PRESETS[name].file["model_type"] != "trifold"])
 def test_as_many_parameters_as_the_reference(name: str) -> None:
     assert count_parameters(PRESETS[name].config) == reference_parameters(name)
 

@@ -51,8 +51,8 @@ def read_pickles(folder: Path, scratch: Path, *, timeout: float | None = None) -
             output = scratch / f"{number:05d}.safetensors"
             converted[file] = _convert(sandbox, file, output.resolve(), timeout)
     if listed is not None:
-        open_shards(folder / PICKLE_INDEX, listed, converted.__getitem__)
-    return RenamedTensors({name: (tensors, name) for tensors in converted.values() for name in tensors})
+        return open_shards(folder / PICKLE_INDEX, listed, converted.__getitem__)
+    return converted[files[0]]
 
 
 def _convert(sandbox: Sandbox, file: Path, output: Path, timeout: float | None) -> RenamedTensors:

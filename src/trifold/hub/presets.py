@@ -23,22 +23,15 @@ class Preset:
     """A published model.
 
     announced: the number of parameters, like "117 M", if one was announced.
-    values: the keys of its config.json that differ from the defaults of the family.
+    file: the content of its config.json, without the defaults of the family.
     """
 
     announced: str | None
-    model_type: str
-    architecture: str
-    values: Mapping[str, Any]
-
-    @property
-    def file(self) -> dict[str, Any]:
-        """The content of config.json."""
-        return {"model_type": self.model_type, "architectures": [self.architecture], **self.values}
+    file: Mapping[str, Any]
 
     @property
     def config(self) -> ModelConfig:
-        return FAMILIES[self.model_type].read(self.file)
+        return FAMILIES[self.file["model_type"]].read(self.file)
 
     def agrees(self, parameters: int) -> bool:
         """Whether the announced number is this one, rounded."""
@@ -66,13 +59,13 @@ def _read(table: str) -> Iterator[tuple[str, Preset]]:
         _, header, *rows = group.splitlines()
         model_type, architecture, *keys = header.split()
         pairs = [key.split("=") for key in keys if "=" in key]
-        common = {key: json.loads(value) for key, value in pairs}
+        common = {"model_type": model_type, "architectures": [architecture]}
+        common |= {key: json.loads(value) for key, value in pairs}
         columns = [key for key in keys if "=" not in key]
         for row in rows:
             name, announced, *cells = row.split()
             number = None if announced == "-" else f"{announced[:-1]} {announced[-1]}"
-            values = common | dict(zip(columns, map(json.loads, cells), strict=True))
-            yield name, Preset(number, model_type, architecture, values)
+            yield name, Preset(number, common | dict(zip(columns, map(json.loads, cells), strict=True)))
 
 
 PRESETS: dict[str, Preset] = dict(_read(Path(__file__).with_name("presets.txt").read_text("utf-8")))

@@ -56,7 +56,7 @@ def row(
     load: (their value, the fields read so far) -> our value.
     save: our value -> theirs.
     heads: the key sets the field, and is written, only for models with one of these heads.
-    everywhere: it is written for all models nevertheless.
+    everywhere: it is written for all models nevertheless. explicit: see `Entry`.
     """
 
     def read(file: Any, fields: Fields) -> Fields:

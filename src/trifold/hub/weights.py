@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,10 +25,6 @@ MAX_SHARD = "5GB"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
-
-File = TypeVar("File", bound=Collection[str])
-
-
 # --- reading --------------------------------------------------------------------------------------------
 
 
@@ -47,9 +42,7 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
     if (folder / SINGLE).is_file():
         return TensorFile(folder / SINGLE)
     if (folder / INDEX).is_file():
-        listed = read_index(folder / INDEX, SHARD_NAME)
-        files = open_shards(folder / INDEX, listed, TensorFile)
-        return RenamedTensors({name: (files[shard], name) for name, shard in listed.items()})
+        return open_shards(folder / INDEX, read_index(folder / INDEX, SHARD_NAME), TensorFile)
     pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if pickled:
         convertible = (folder / PICKLE).is_file() or (folder / PICKLE_INDEX).is_file()
@@ -84,13 +77,15 @@ def read_index(place: Path, shard_name: re.Pattern[str]) -> dict[str, str]:
     return listed
 
 
-def open_shards(place: Path, listed: Mapping[str, str], open_file: Callable[[Path], File]) -> dict[str, File]:
-    """The shards of an index by file name.
+def open_shards(
+    place: Path, listed: Mapping[str, str], open_file: Callable[[Path], Mapping[str, Tensor]]
+) -> Mapping[str, Tensor]:
+    """The tensors in the shards of an index.
 
     Raises CheckpointError listing all shards that are missing or damaged, and every tensor that is missing in its
     shard, is in several shards, or is not in the index.
     """
-    files: dict[str, File] = {}
+    files: dict[str, Mapping[str, Tensor]] = {}
     shards_of: dict[str, list[str]] = {}
     problems: list[str] = []
     for shard in sorted(set(listed.values())):
@@ -113,7 +108,7 @@ def open_shards(place: Path, listed: Mapping[str, str], open_file: Callable[[Pat
             problems.append(f"{name!r} is listed in {expected} and {where}")
     if problems:
         raise list_problems(f"{place}: the index and its shards disagree; copy the folder again", problems)
-    return files
+    return RenamedTensors({name: (files[shard], name) for name, shard in listed.items()})
 
 
 # --- writing --------------------------------------------------------------------------------------------
@@ -135,13 +130,13 @@ def write_weights(
     """
     shapes = tensors if shapes is None else shapes
     shards = split_into_shards(shapes, parse_size(max_shard_size))
-    files = shard_names(len(shards))
-    for file, names in zip(files, shards, strict=True):
+    files = dict(zip(shard_names(len(shards)), shards, strict=True))
+    for file, names in files.items():
         with replacing(folder / file) as temporary:
             write_tensors(temporary, tensors, shapes, names, on_written)
     if len(files) > 1:
         total = sum(tensor.numel() * tensor.itemsize for tensor in shapes.values())
-        file_of = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        file_of = {name: file for file, names in files.items() for name in names}
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": file_of})
     other = folder / (SINGLE if len(files) > 1 else INDEX)
     for old in [other, *folder.glob(SHARDS)]:
