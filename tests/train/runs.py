@@ -47,14 +47,14 @@ def assert_equal_runs(ours: Path, theirs: Path) -> None:
     assert differences(state_of(ours), state_of(theirs)) == []
 
 
-def values_of(folder: Path, key: str) -> dict[int, Any]:
-    """The values of one metric, by step."""
-    return {line["step"]: line[key] for line in lines_of(folder) if key in line}
+def values_of(folder: Path, key: str) -> list[tuple[int, Any]]:
+    """The steps and values of one metric."""
+    return [(line["step"], line[key]) for line in lines_of(folder) if key in line]
 
 
 def events_of(folder: Path) -> list[tuple[int, str]]:
     """The steps and names of the events in metrics.jsonl."""
-    return [*values_of(folder, "event").items()]
+    return values_of(folder, "event")
 
 
 def random_state(step: int = 7, fill: float | None = None) -> Checkpoint:

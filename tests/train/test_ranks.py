@@ -1,440 +1,179 @@
-"""Several ranks learn what one process learns, and end together. ranked.py makes all runs once."""
+"""Signals, and the interface of ranks in a single process."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections import Counter
-from itertools import islice
-from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-import yaml
-from safetensors.torch import load_file
-from tests.faults.runs import TINY, lines_of, state_of
+from tests.train.runs import TINY, InterruptingView, events_of, lines_of
 
-from trifold.batches import BatchSettings, plan_epoch
-from trifold.errors import OtherRankError, SettingsError, UsageError
-from trifold.fast.int8_training import int8_training_obstacle
-from trifold.objectives.causal import Causal, CausalSettings, Corpus
-from trifold.ragged import Ragged
-from trifold.recipe import load_recipe
-from trifold.train import checkpoint
-from trifold.train.data import TrainingData, batches_of_all_ranks, iterate_batches, load_data
-from trifold.train.device import Machine, check_sharding, find_device
-from trifold.train.distributed import ProcessGroup
-from trifold.train.memory import available_memory, estimate_memory
-from trifold.train.monitor import View
-from trifold.train.ranks import SINGLE, Ranks, join_ranks
+from trifold.cli import main
+from trifold.errors import DataError
+from trifold.train import checkpoint, loop, ranks
+from trifold.train.ranks import SINGLE, Interrupted, StopRequest, join_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="needs fork")]
-FORMS = ["1", "2", "sharded 4"]
+pytestmark = pytest.mark.slow
 
 
-class Made:
-    """The runs of ranked.py."""
-
-    def __init__(self, folder: Path, results: dict) -> None:
-        self.folder, self.codes, self.seconds = folder, results["codes"], results["seconds"]
-
-    def losses(self, name: str) -> np.ndarray:
-        return np.array([line["train/loss"] for line in lines_of(self.folder / name) if "train/loss" in line])
-
-    def output(self, name: str) -> str:
-        return (self.folder / f"{name}.txt").read_text("utf-8")
-
-    def events(self, name: str) -> list[tuple[int, str]]:
-        return [(line["step"], line["event"]) for line in lines_of(self.folder / name) if "event" in line]
-
-    def is_undisturbed(self, name: str) -> bool:
-        return state_of(self.folder / name) == state_of(self.folder / "undisturbed")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    folder = tmp_path_factory.mktemp("ranked")
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("ranked.py")), str(folder)],
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 0, done.stderr
-    return Made(folder, json.loads(done.stdout.splitlines()[-1]))
-
-
-# --- equal results ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("one", "others", "tolerance"),
-    [
-        ("float64 on 1", ["float64 on 2", "float64 on 4", "float64 sharded on 4"], 1e-10),
-        ("float32 on 1", ["float32 on 2", "float32 sharded on 2"], 1e-4),
-        ("int8 on 1", ["int8 sharded on 2"], 0.03),
-        ("accumulating on 1", ["accumulating on 2", "accumulating sharded on 2"], 1e-10),
-        ("few rows on 1", ["few rows on 4", "few rows sharded on 4"], 1e-10),
-        ("float64 on 1", ["sessions"], 1e-10),
-    ],
-)
-def test_the_number_of_ranks_does_not_change_the_losses(
-    made: Made, one: str, others: list[str], tolerance: float
-) -> None:
-    expected = made.losses(one)
-    assert len(expected) == (6 if "few" in one else 12)
-    assert expected[0] - expected[-1] > 0.1, "it learns"
-    for name in others:
-        assert set(made.codes.get(name, [0])) == {0}, made.output(name)
-        losses = made.losses(name)
-        assert len(losses) == len(expected) and np.abs(losses - expected).max() <= tolerance, name
-    if one == "int8 on 1" and not int8_training_obstacle(torch.device("cpu")):
-        for name in (one, *others):
-            assert "+int8 arithmetic" in made.output(name) and "layers in int8" in made.output(name)
-
-
-@pytest.mark.parametrize("form", ["2", "4", "sharded 4"])
-def test_the_gradient_is_equal_within_a_millionth(made: Made, form: str) -> None:
-    def gradient(name: str) -> torch.Tensor:
-        named = load_file(made.folder / f"gradient {name}.safetensors")
-        return torch.cat([named[key].flatten() for key in sorted(named)])
-
-    ours, theirs = gradient(form), gradient("1")
-    assert float((ours - theirs).norm() / theirs.norm()) <= 1e-6
-    assert float(theirs.norm()) > 0.1
-
-
-def test_another_number_of_ranks_is_reported_on_resume(made: Made) -> None:
-    assert "ranks changed from 1 to 4: results may differ in the last bits" in made.output("session on 4")
-    assert "ranks changed from 4 to 2" in made.output("session on 2")
-    environment = json.loads((made.folder / "sessions" / "environment.json").read_text("utf-8"))
-    assert environment["ranks"] == 2
-    assert [session["from_step"] for session in environment["sessions"]] == [0, 4, 8]
-
-
-@pytest.mark.parametrize("by", FORMS)
-@pytest.mark.parametrize("of", FORMS)
-def test_a_checkpoint_does_not_depend_on_the_ranks(made: Made, of: str, by: str) -> None:
-    """Each form loads the checkpoint of each other form and saves the same bytes."""
-    assert set(made.codes[f"loaded by {by}"]) == {0}, made.output("exchange")
-    before = made.folder / f"saved by {of}" / "checkpoints" / "step-00000004"
-    after = made.folder / f"{of} by {by}" / "step-00000004"
-    for file in ("weights.safetensors", "optimizer.safetensors", "progress.json"):
-        assert (after / file).read_bytes() == (before / file).read_bytes(), file
-    assert any(name.startswith("ema.") for name in load_file(after / "optimizer.safetensors"))
-
-
-def test_only_rank_0_writes_and_prints(made: Made) -> None:
-    output = made.output("float64 on 4")
-    assert output.count("device cpu") == 1
-    assert "4 ranks, float64 arithmetic, float64 master weights" in output
-    assert "4 ranks with a sharded model" in made.output("float64 sharded on 4")
-    steps = [line["step"] for line in lines_of(made.folder / "float64 on 4") if "train/loss" in line]
-    assert steps == list(range(1, 13))
-
-
-# --- faults -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
-def test_a_signal_to_any_rank_stops_all_at_the_same_step(made: Made, name: str, code: int) -> None:
-    assert made.codes[f"stopped by {name}"] == [code, code]
-    command = "continue with: torchrun --nproc-per-node 2 -m trifold train "
-    assert f"stopped at step 5; {command}" in made.output(f"stopped by {name}")
-    assert made.codes[f"continued after {name}"] == [0, 0]
-    assert made.is_undisturbed(f"stopped by {name}")
-
-
-def test_any_rank_may_receive_a_save_request(made: Made) -> None:
-    assert made.codes["save request"] == [0, 0]
-    assert made.events("save request") == [(5, "saved")]
-
-
-def test_a_signal_to_a_waiting_rank_interrupts_the_validation(made: Made) -> None:
-    assert made.codes["validating"] == [143, 143]
-    assert "stopped at step 6" in made.output("validating")
-    assert made.codes["continued after validating"] == [0, 0]
-    assert made.is_undisturbed("validating")
-
-
-def test_a_killed_rank_ends_the_others_and_the_run_continues(made: Made) -> None:
-    first, killed = made.codes["killed"]
-    assert killed == -signal.SIGKILL and first in (1, -signal.SIGTERM, 143)
-    assert made.seconds["killed"] < 30
-    killed, second = made.codes["killed, sharded"]
-    assert killed == -signal.SIGKILL and second in (1, 143)
-    assert not any("Traceback" in made.output(name) for name in ("killed", "killed, sharded"))
-    assert made.codes["continued after a kill"] == [0, 0]
-    assert made.is_undisturbed("killed")
-
-
-def test_a_non_finite_loss_on_one_rank_changes_no_weights(made: Made) -> None:
-    assert made.codes["non-finite stops"] == [1, 1]
-    assert made.events("non-finite stops") == [(5, "stopped")]
-    assert made.output("non-finite stops").count("error: ") == 1
-    name = "non-finite is skipped"
-    assert made.codes[name] == [0, 0]
-    assert made.events(name) == [(5, "skipped")]
-    last = checkpoint.load(checkpoint.list_checkpoints(made.folder / name / "checkpoints")[-1])
-    assert all(bool(value.isfinite().all()) for value in last.weights.values())
-    (event,) = (line for line in lines_of(made.folder / name) if "event" in line)
-    saved = load_file(made.folder / name / event["batch"])
-    data = load_tiny(made.folder / "warm" / "tokenizer")
-    rows = data.plan(data.train, 0)[4]
-    labels = [saved[f"{share}.labels"] for share in range(2)]
-    assert sum(int((each >= 0).sum()) for each in labels) == int(data.train.lengths[rows, 1].sum()), (
-        "the batches of both ranks"
-    )
-
-
-def test_all_ranks_rewind_after_a_spike(made: Made) -> None:
-    assert made.codes["spike"] == [0, 0], made.output("spike")
-    assert made.events("spike") == [(6, "rewound")]
-
-
-@pytest.mark.parametrize(
-    ("name", "code", "error"),
-    [
-        ("not resumed", 2, "error: .* contains files"),
-        ("muon", 2, "error: train.sharding: full is incompatible with train.optimizer: muon"),
-        ("missing data", 1, "error: corpus.txt: not on this machine"),
-        ("other data", 1, "error: embedded:smoke: .* reads 243 rows, .*, but rank 0 reads 244 rows"),
-    ],
-)
-def test_an_error_is_printed_once_and_ends_all_ranks(made: Made, name: str, code: int, error: str) -> None:
-    assert made.codes[name] == [code, code]
-    assert made.output(name).count("error: ") == 1 and re.search(error, made.output(name))
-    assert not (made.folder / name).exists()
-
-
-# --- torchrun -----------------------------------------------------------------------------------------------
-
-
-def test_torchrun_restarts_after_a_kill_and_the_result_is_the_same(tmp_path: Path) -> None:
-    overrides = TINY | {"train.steps": 30, "train.save_every": 5}
-    words = [f"{key}={value}" for key, value in overrides.items()]
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"),
-        *("--monitor-interval", "0.05", "--master-port", "0", "--rdzv-backend", "c10d"),
-        *("--rdzv-endpoint", "127.0.0.1:0", "-m", "trifold", "train", "smoke", *words),
-        *("--resume", "auto", "--json", "--out"),
-    ]
-
-    def torchrun(out: Path) -> subprocess.Popen:
-        return subprocess.Popen(
-            [*command, str(out)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        )
-
-    killed = torchrun(tmp_path / "killed")
-    metrics, end = tmp_path / "killed" / "metrics.jsonl", time.monotonic() + 300
-    while not metrics.is_file() or metrics.read_bytes().count(b"\n") < 12:
-        assert time.monotonic() < end and killed.poll() is None, killed.communicate()
-        time.sleep(0.005)
-    os.kill(children_of(killed.pid)[-1], signal.SIGKILL)
-    out, err = killed.communicate(timeout=300)
-    assert killed.returncode == 0, err
-    assert json.loads(out)["steps"] == 30, "one line, of rank 0"
-    sessions = json.loads((tmp_path / "killed" / "environment.json").read_text("utf-8"))["sessions"]
-    assert len(sessions) == 2 and sessions[1]["from_step"] >= 5
-    whole = torchrun(tmp_path / "whole")
-    _, err = whole.communicate(timeout=300)
-    assert whole.returncode == 0, err
-    assert state_of(tmp_path / "killed") == state_of(tmp_path / "whole")
-
-
-def children_of(parent: int) -> list[int]:
-    """The processes of the ranks."""
-    listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
-    )
-    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
-    return sorted(int(pid) for pid, ppid, args in rows if int(ppid) == parent and "trifold" in args)
-
-
-# --- batches ------------------------------------------------------------------------------------------------
-
-
-def load_tiny(tokenizer: Path, **changes: object) -> TrainingData:
-    return load_data(load_recipe("smoke", TINY | changes), tokenizer, View())
-
-
-@pytest.mark.parametrize("accumulate", [1, 2, 4])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_every_token_is_learned_once_per_epoch_also_if_the_ranks_change(
-    accumulate: int, workers: int
-) -> None:
-    """Counted on a corpus in which every token has its own id."""
-    sizes = np.random.default_rng(3).integers(1, 40, 60)
-    task = Causal(CausalSettings(begin=False, end=False), SimpleNamespace(pad_id=0), 16)  # type: ignore[arg-type]
-    ids = np.arange(1, sizes.sum() + 1)
-    documents = [part.tolist() for part in np.split(ids, np.cumsum(sizes)[:-1])]
-    examples = task.examples(Corpus(Ragged.of(documents), 0))
-    plan = [plan_epoch(examples.lengths, BatchSettings(tokens=64), seed=1, epoch=epoch) for epoch in range(9)]
-    data = SimpleNamespace(
-        recipe=SimpleNamespace(train=SimpleNamespace(accumulate=accumulate)),
-        objective=task,
-        max_length=None,
-        examples=lambda epoch: examples,
-        seed_of=lambda epoch: epoch,
-        plan=lambda examples, epoch: plan[epoch],
-    )
-    expected = Counter(int(i) for i in ids) - Counter(int(i) for i in ids[np.cumsum(sizes) - sizes])
-    found: Counter[int] = Counter()
-    position = (0, 0)
-    for world, updates in ((1, 3), (4, 2), (2, 3), (3, 60)):
-        streams = [iterate_batches(data, workers, *position, rank=rank, world=world) for rank in range(world)]
-        for _ in range(updates * accumulate):
-            batches = [next(stream) for stream in streams]
-            assert len({(each.epoch, each.number) for each in batches}) == 1, "all ranks are at one position"
-            position = batches[0].epoch, batches[0].number + 1
-            for each in batches:
-                for batch in each.micro_batches if each.epoch == 0 else []:
-                    found.update(int(i) for i in batch.labels if i >= 0)
-        if position[0] > 0:
-            break
-    assert position[0] > 0, "the epoch is complete"
-    assert found == expected
-
-
-def test_the_batches_of_all_ranks_are_built_again(tmp_path: Path) -> None:
-    data = load_tiny(tmp_path)
-    mine = list(islice(iterate_batches(data, 1, rank=1, world=3), 2))
-    again = batches_of_all_ranks(data, 1, mine, world=3)
-    assert len(again) == 6
-    assert torch.equal(again[2].source.tokens, mine[0].micro_batches[0].source.tokens)
-
-
-# --- without several processes ------------------------------------------------------------------------------
-
-
-def test_a_single_process_joins_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_process_joins_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with join_ranks() as ranks:
-        assert ranks is SINGLE and ranks.is_first
-        assert ranks.sum([1, 2.5]) == [1.0, 2.5]
-        assert ranks.first(str, 1) == ranks.in_turn(str, 1) == "1"
+    with join_ranks() as joined:
+        assert joined is SINGLE and joined.is_first
+        assert joined.sum([1, 2.5]) == [1.0, 2.5]
+        assert joined.first(str, 1) == joined.in_turn(str, 1) == "1"
         vector = torch.ones(2)
-        ranks.all_reduce(vector)
-        ranks.broadcast(vector)
-        assert vector.tolist() == [1, 1] and ranks.forwarded_signal() is None
+        joined.all_reduce(vector)
+        joined.broadcast(vector)
+        assert vector.tolist() == [1, 1] and joined.forwarded_signal() is None
     assert not torch.distributed.is_initialized()
 
 
-class SecondOfFour(Ranks):
-    rank, world, local_rank, local_world = 1, 4, 1, 4
+# --- in this process ------------------------------------------------------------------------------------------
 
 
-def test_each_rank_has_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert find_device("auto", SecondOfFour()).type == "cpu"
-    with pytest.raises(
-        UsageError, match=r"train\.device: 'cuda:0' is a single device, but there are 4 ranks"
-    ):
-        find_device("cuda:0", SecondOfFour())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UsageError, match=r"4 ranks on this machine, but only 2 GPUs; .*--nproc-per-node 2"):
-        find_device("auto", SecondOfFour())
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
-    assert find_device("cuda", SecondOfFour()) == torch.device("cuda:1")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_stops_the_run_and_handlers_are_restored(run, number, code):
+    before = signal.getsignal(number)
+    view = InterruptingView(5, number)
+    outcome = run(view=view)
+    assert (outcome.exit_code, outcome.stopped_by, outcome.steps) == (code, "signal", 5)
+    assert signal.getsignal(number) is before
+    assert view.lines[-1].startswith("stopped at step 5; continue with: trifold train ")
+    assert view.lines[-1].endswith("--resume auto")
 
 
-@pytest.mark.parametrize(("change", "value"), [({"optimizer": "muon"}, "muon"), ({"workers": 2}, "workers")])
-def test_settings_incompatible_with_sharding_are_rejected(change: dict[str, object], value: str) -> None:
-    settings = load_recipe("smoke", {f"train.{key}": each for key, each in change.items()}).train
-    with pytest.raises(SettingsError, match=rf"train\.sharding: full is incompatible with train\..*{value}"):
-        check_sharding(settings)
+class TwiceInterruptingView(InterruptingView):
+    def step(self, snapshot):
+        super().step(snapshot)
+        super().step(snapshot)
 
 
-def test_a_rank_needs_less_memory(tmp_path: Path) -> None:
-    recipe = load_recipe("smoke", TINY | {"train.sharding": "full"})
-    config = load_tiny(tmp_path).config
-    cpu = torch.device("cpu")
-    machines = (Machine(cpu, torch.float32, 1, ranks) for ranks in (SINGLE, SecondOfFour()))
-    one, four = (
-        estimate_memory(recipe.train, recipe.batch.tokens, config, 8, machine)[0] for machine in machines
-    )
-    assert four.optimizer < one.optimizer and four.activations < one.activations
-    (limit, origin), (alone, _) = available_memory(cpu, SecondOfFour()), available_memory(cpu)
-    assert limit < alone and "shared by 4 ranks" in origin
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, None), (signal.SIGTERM, 143)])
+def test_second_signal_ends_the_process_at_once(run, monkeypatch, number, code):
+    monkeypatch.setattr(ranks, "REPEAT_INTERVAL", 0.0)
+    with pytest.raises(KeyboardInterrupt if code is None else SystemExit) as ended:
+        run(view=TwiceInterruptingView(3, number))
+    assert code is None or ended.value.code == code
 
 
-class Store:
-    """A key-value store in this process."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
-
-    def get(self, key: str) -> bytes:
-        return self.values[key].encode()
-
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value
-
-    def add(self, key: str, amount: int) -> int:
-        self.values[key] = str(int(self.values.get(key, "0")) + amount)
-        return int(self.values[key])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_that_arrives_twice_within_the_interval_is_one_request(run, number):
+    outcome = run(view=TwiceInterruptingView(3, number))
+    assert (outcome.exit_code, outcome.steps) == (128 + number, 3)
+    assert checkpoint.step_of(checkpoint.list_checkpoints(outcome.folder / "checkpoints")[-1]) == 3
 
 
-def test_results_and_errors_of_rank_0_reach_the_others() -> None:
-    store = Store()
-    first, second = (ProcessGroup(store, {"RANK": rank, "WORLD_SIZE": "2"}) for rank in "01")
-    assert first.first(dict, a=1) == second.first(dict, b=2) == {"a": 1}
+def test_signal_during_preparation_ends_at_once_and_the_run_can_be_continued(
+    run, tmp_path, monkeypatch, recorder
+):
+    real, done = loop.load_data, threading.Event()
 
-    def fail() -> None:
-        raise UsageError("no")
+    def slow(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        done.wait(20)  # like native code, which does not poll
+        return real(*arguments)
 
-    store.set("errors read", "1")  # do not wait for the second rank, which is the same thread here
-    with pytest.raises(UsageError, match="no"):
-        first.first(fail)
-    with pytest.raises(OtherRankError, match="rank 0: no") as caught:
-        second.first(fail)
-    assert caught.value.exit_code == 2
-
-
-# --- documentation ------------------------------------------------------------------------------------------
-
-
-def test_torchrun_and_trifold_accept_the_commands_of_the_documentation() -> None:
-    """Also those of the job files, for which there is no cluster here."""
-    from torch.distributed.run import get_args_parser
-
-    text = (Path(__file__).parents[2] / "docs" / "machines.md").read_text("utf-8")
-    (job,) = (each for each in yaml.safe_load_all(code_blocks(text, "yml")[0]) if each["kind"] == "Job")
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    commands = [[*container["command"], *container["args"]]]
-    for block in code_blocks(text, "bash"):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if "torchrun" in words:
-                words = words[words.index("torchrun") :]
-                commands.append(words[: words.index("&")] if "&" in words else words)
-    assert len(commands) == 7
-    for _, *words in commands:
-        words = [re.sub(r"\$\w+", "1", word) for word in words]  # any number for a shell variable
-        parsed = get_args_parser().parse_args(words)
-        assert parsed.module and parsed.training_script == "trifold", words
-        verb, recipe, *rest = parsed.training_script_args
-        assert verb == "train"
-        load_recipe(recipe, [word for word in rest if re.fullmatch(r"[a-z_.]+=.+", word)])
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "load_data", slow)
+        start = time.monotonic()
+        outcome = run(view=recorder)
+        assert time.monotonic() - start < 10
+    done.set()
+    assert (outcome.exit_code, outcome.stopped_by, outcome.steps) == (143, "signal", 0)
+    assert "continue with: trifold train " in recorder.lines[-1]
+    assert (tmp_path / "run" / "recipe.yaml").is_file()
+    assert run(resume="auto").stopped_by == "steps"
 
 
-def code_blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+def test_call_returns_results_and_raises_errors_of_its_thread():
+    def work():
+        raise DataError("no")
+
+    with pytest.raises(DataError, match="no"):
+        StopRequest().call(work)
+    assert StopRequest().call(lambda: 7) == 7
+    request = StopRequest()
+    request.handle(signal.SIGTERM)
+    with pytest.raises(Interrupted):
+        request.call(lambda: time.sleep(1))
+
+
+def test_sigusr1_saves_and_the_run_continues(run, monkeypatch):
+    monkeypatch.setattr(checkpoint, "prune", lambda *_, **__: None)
+    before = signal.getsignal(signal.SIGUSR1)
+    outcome = run(view=InterruptingView(5, signal.SIGUSR1), train__save_every=6)
+    assert (outcome.stopped_by, outcome.steps) == ("steps", 12)
+    assert events_of(outcome.folder) == [(5, "saved")]
+    lines = checkpoint.load(outcome.folder / "checkpoints" / "step-00000005").progress["lines"]
+    assert lines_of(outcome.folder)[lines - 1]["event"] == "saved"  # a resumed run keeps the line
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_interruption_is_in_the_metrics_until_the_run_continues(run, tmp_path):
+    run(view=InterruptingView(5))
+    assert lines_of(tmp_path / "run")[-1] == {"step": 5, "event": "interrupted", "signal": "SIGTERM"}
+    run(resume="auto")
+    assert events_of(tmp_path / "run") == []
+
+
+# --- in another process ---------------------------------------------------------------------------------------
+
+
+def wait_for(condition, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the run did not start"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """Two endless runs, one interrupted by each signal: (exit code, standard error, folder) by signal."""
+    endless = dict.fromkeys(("train.steps", "train.validate_every", "train.save_every"), 1_000_000)
+    changes = [f"{key}={value}" for key, value in (TINY | endless).items()]
+    program = "import sys; from trifold.cli import main; sys.exit(main())"
+    processes = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # The space requires quotes in the printed command.
+        folder = tmp_path_factory.mktemp("a run") / number.name
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, "train", "smoke", *changes, "--out", str(folder)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        processes[number] = process, folder
+    results = {}
+    for number, (process, folder) in processes.items():
+        wait_for(lambda folder=folder: lines_of(folder))
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        results[number] = process.returncode, errors, folder
+    return results
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_interrupted_process_saves_and_prints_the_command_that_continues_it(interrupted, number, code, capfd):
+    returned, errors, folder = interrupted[number]
+    assert returned == code, errors
+    assert "Traceback" not in errors
+    *_, last = errors.splitlines()
+    step, line = last.removeprefix("stopped at step ").split("; continue with: ")
+    step = int(step.replace(",", ""))
+    program, *arguments = shlex.split(line)
+    assert program == "trifold"
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{step:08d}"]
+
+    code = main([*arguments, f"train.steps={step + 3}", "train.samples=0"])
+    out, err = capfd.readouterr()
+    assert code == 0, err
+    assert f"continuing from {folder / 'checkpoints'}" in err
+    assert (folder / "checkpoints" / f"step-{step + 3:08d}").is_dir()
+    assert str(folder / "model") in out

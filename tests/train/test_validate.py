@@ -56,7 +56,7 @@ def test_model_has_the_best_weights_rather_than_the_last(run, set_scores):
 
 def test_best_weights_can_be_those_of_the_lowest_loss(run):
     folder = run(task__best_by="loss", train__steps=12, train__validate_every=3).folder
-    losses = values_of(folder, "valid/loss")
+    losses = dict(values_of(folder, "valid/loss"))
     assert len(losses) == 4
     assert are_equal(best_weights(folder), weights_of(folder, min(losses, key=losses.__getitem__)))
 
