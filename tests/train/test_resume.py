@@ -1,4 +1,4 @@
-"""What may differ when a run goes on; what may not is known from its checkpoints, whatever lies beside them."""
+"""Which changes a resumed run accepts. The checkpoints know the run, whatever the other files contain."""
 
 from __future__ import annotations
 
@@ -8,57 +8,58 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
+import torch
+from tests.train.runs import TINY, InterruptingView, assert_equal_runs, events_of, lines_of
 
+import trifold
 from trifold.errors import DataError, SettingsError
 from trifold.recipe import load_recipe, recipe_names
 from trifold.train import checkpoint, loop, resume, run_folder, train
 from trifold.train.run_folder import IDENTITY, RunFolder
 
-pytestmark = pytest.mark.slow
 PAIRS = "".join(f"{word} {n}\t{n}\n" for word in ("one", "two", "three") for n in range(20))
+pytestmark = pytest.mark.slow
+
+CHANGES = TINY | {
+    "data.train": "pairs.tsv",
+    "data.valid": "pairs.tsv",
+    "data.test": None,
+    "tokenizer.joint": False,
+    "train.steps": 6,
+    "train.validate_every": 3,
+}
 
 
 @pytest.fixture(scope="module")
-def changes(tiny):
-    files = {
-        "data.train": "pairs.tsv",
-        "data.valid": "pairs.tsv",
-        "data.test": None,
-        "tokenizer.joint": False,
-    }
-    return tiny | files | {"train.steps": 6, "train.validate_every": 3}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory, changes):
-    """A run that has ended at step 6, one that has gone on to step 9, and what they learn from."""
-    folder = tmp_path_factory.mktemp("made")
+def runs(tmp_path_factory):
+    """A folder with data, a run of 6 steps and a run of 9 steps."""
+    folder = tmp_path_factory.mktemp("runs")
     with chdir(folder):
         Path("pairs.tsv").write_text(f"source\ttarget\n{PAIRS}", encoding="utf-8", newline="\n")
-        train("smoke", out="run", **changes)
-        train("smoke", out="whole", **changes | {"train.steps": 9})
+        train("smoke", out="run", **CHANGES)
+        train("smoke", out="whole", **CHANGES | {"train.steps": 9})
     return folder
 
 
 @pytest.fixture
-def run(made, tmp_path, monkeypatch):
-    """A copy of the ended run, to be changed; in the present folder."""
-    shutil.copytree(made, tmp_path / "made")
-    monkeypatch.chdir(tmp_path / "made")
+def folder(runs, tmp_path, monkeypatch):
+    """A copy of the run of 6 steps, which the test may change, in the current folder."""
+    shutil.copytree(runs, tmp_path / "runs")
+    monkeypatch.chdir(tmp_path / "runs")
     return Path("run")
 
 
-@pytest.fixture
-def go_on(changes, state_of):
-    """Go on with the run to step 9, and compare it with the one that never stopped."""
+def continue_run(recipe="smoke", **options):
+    """Continue to step 9."""
+    changes = CHANGES if recipe == "smoke" else {}
+    steps = train(recipe, out="run", resume="auto", **changes | {"train.steps": 9}, **options).steps
+    assert steps == 9
 
-    def go_on(recipe="smoke", **how):
-        more = changes | {"train.steps": 9} if recipe == "smoke" else {"train.steps": 9}
-        assert train(recipe, out="run", resume="auto", **more, **how).steps == 9
-        ours, theirs = state_of(Path("run")), state_of(Path("whole"))
-        return [key for key in theirs if ours[key] != theirs[key]]
 
-    return go_on
+def check_continues():
+    """Continue to step 9 with the result of the run of 9 steps."""
+    continue_run()
+    assert_equal_runs(Path("run"), Path("whole"))
 
 
 def edit(file: Path, old: str, new: str) -> None:
@@ -67,122 +68,204 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new, 1), encoding="utf-8")
 
 
-# --- the tokenizer -------------------------------------------------------------------------------------------
+# --- tokenizer ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "target_tokenizer.json"])
-def test_a_tokenizer_that_was_changed_is_refused_by_name(run, go_on, name):
-    tokens = json.loads((run / "tokenizer" / name).read_text("utf-8"))["model"]["vocab"]
+def test_changed_tokenizer_is_rejected_by_name(folder, name):
+    tokens = json.loads((folder / "tokenizer" / name).read_text("utf-8"))["model"]["vocab"]
     token = max(tokens, key=len)
-    edit(run / "tokenizer" / name, f'"{token}"', f'"{token[:-1]}~"')  # as well-formed as before
+    edit(folder / "tokenizer" / name, f'"{token}"', f'"{token[:-1]}~"')  # still a valid tokenizer
     with pytest.raises(DataError, match=rf"tokenizer/{name}: damaged or replaced .* delete run/tokenizer"):
-        go_on()
+        continue_run()
 
 
-def test_a_tokenizer_that_is_gone_is_made_anew_and_is_the_same(run, go_on):
-    shutil.rmtree(run / "tokenizer")
-    assert go_on() == []
+def test_missing_tokenizer_is_trained_again(folder):
+    shutil.rmtree(folder / "tokenizer")
+    check_continues()
 
 
-def test_a_tokenizer_that_is_made_anew_and_is_another_is_refused(run, go_on, monkeypatch):
-    shutil.rmtree(run / "tokenizer")
+def test_missing_tokenizer_is_an_error_if_training_it_gives_another(folder):
+    shutil.rmtree(folder / "tokenizer")
     edit(Path("pairs.tsv"), "three 19", "eight 19")
     with pytest.raises(DataError, match=r"tokenizer/tokenizer\.json: damaged or replaced"):
-        go_on(data_changed=True)
+        continue_run(data_changed=True)
 
 
-# --- the recipe ----------------------------------------------------------------------------------------------
+# --- recipe ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "before"),
     [
         ("dropout: 0.1", "dropout: 0.3", r"model\.dropout \(0\.1\)"),
         ("seed: 1\n", "seed: 3\n", r"train\.seed \(1\)"),
         ("joint: false", "joint: true", r"tokenizer\.joint \(False\)"),
     ],
 )
-def test_a_recipe_yaml_that_was_changed_is_refused_by_its_key_and_told_what_was_there(
-    run, go_on, old, new, said
-):
-    edit(run / "recipe.yaml", old, new)
-    with pytest.raises(SettingsError, match=rf"run/recipe\.yaml: .* other values of {said}; resume"):
-        go_on(run / "recipe.yaml")
+def test_changed_recipe_error_names_key_and_previous_value(folder, old, new, before):
+    edit(folder / "recipe.yaml", old, new)
+    with pytest.raises(SettingsError, match=rf"run/recipe\.yaml: .* other values of {before}; resume"):
+        continue_run(folder / "recipe.yaml")
 
 
-def test_what_is_free_may_be_changed_in_it(run, go_on):
-    edit(run / "recipe.yaml", "num_beams: 1", "num_beams: 2")
-    edit(run / "recipe.yaml", "log_every: 1\n", "log_every: 2\n")
-    go_on(run / "recipe.yaml")
-    assert load_recipe(run / "recipe.yaml").generate.num_beams == 2
+def test_other_recipe_is_rejected_with_all_keys(run):
+    run(train__steps=3, train__validate_every=3)
+    changes = {"model__d_ff": 48, "train__beta2": 0.9, "train__optimizer": "muon"}
+    with pytest.raises(SettingsError) as error:
+        run(resume="auto", train__steps=3, train__validate_every=3, **changes)
+    for word in ("model.d_ff", "train.beta2", "train.optimizer", "recipe.yaml", "--out"):
+        assert word in str(error.value)
+    assert "d_model" not in str(error.value)
 
 
-def test_the_right_recipe_goes_on_and_mends_it(run, go_on):
-    edit(run / "recipe.yaml", "dropout: 0.1", "dropout: 0.3")
-    assert go_on() == []
-    assert load_recipe(run / "recipe.yaml").model.dropout == 0.1
+def test_free_settings_may_change_and_are_recorded(run, tmp_path):
+    run(train__steps=3, train__validate_every=3)
+    free = {"train__minutes": 9.0, "train__log_every": 2, "train__samples": 1, "generate__num_beams": 2}
+    assert run(resume="auto", train__steps=6, train__validate_every=3, **free).steps == 6
+    assert load_recipe(tmp_path / "run" / "recipe.yaml").generate.num_beams == 2
+
+
+def test_free_settings_may_be_edited_in_the_recipe(folder):
+    edit(folder / "recipe.yaml", "num_beams: 1", "num_beams: 2")
+    edit(folder / "recipe.yaml", "log_every: 1\n", "log_every: 2\n")
+    continue_run(folder / "recipe.yaml")
+    assert load_recipe(folder / "recipe.yaml").generate.num_beams == 2
+
+
+def test_original_recipe_replaces_an_edited_one(folder):
+    edit(folder / "recipe.yaml", "dropout: 0.1", "dropout: 0.3")
+    check_continues()
+    assert load_recipe(folder / "recipe.yaml").model.dropout == 0.1
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_what_a_checkpoint_says_of_a_recipe_is_enough_to_know_it_again(name):
+def test_recipe_can_be_restored_from_a_checkpoint(name):
     recipe = load_recipe(name)
-    bound = json.loads(
-        json.dumps(run_folder._bound_settings(recipe.model_dump(), run_folder.free_settings(recipe)))
-    )
+    free = run_folder.free_settings(recipe)
+    bound = json.loads(json.dumps(run_folder._bound_settings(recipe.model_dump(), free)))
     assert resume._original_recipe(bound, recipe) == recipe
     assert "steps" not in bound["train"] and "generate" not in bound
-    del bound["train"]["accumulate"]  # a setting that is newer than the run has its usual value in it
-    now = recipe.model_copy(update={"train": recipe.train.model_copy(update={"accumulate": 7})})
-    usual = resume._original_recipe(bound, now)
-    assert [*resume._differences(usual.model_dump(), now.model_dump())] == [("train.accumulate", 1)]
+    del bound["train"]["accumulate"]  # as if the setting were newer than the run: the default applies
+    current = recipe.model_copy(update={"train": recipe.train.model_copy(update={"accumulate": 7})})
+    original = resume._original_recipe(bound, current)
+    assert [*resume._differences(original.model_dump(), current.model_dump())] == [("train.accumulate", 1)]
 
 
-# --- the data ------------------------------------------------------------------------------------------------
+# --- schedule and environment ---------------------------------------------------------------------------------
 
 
-def test_the_same_data_read_otherwise_is_refused_unless_told(run, go_on, monkeypatch):
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("linear", "train.steps changed from 3 to 6: the linear schedule now ends later"),
+        ("constant", "does not depend on the number of steps"),
+        ("inverse-sqrt", "does not depend on the number of steps"),
+    ],
+)
+def test_effect_of_more_steps_on_the_schedule_is_reported(run, recorder, schedule, message):
+    run(train__steps=3, train__schedule=schedule, train__warmup=1)
+    run(resume="auto", view=recorder, train__steps=6, train__schedule=schedule, train__warmup=1)
+    assert any(message in line for line in recorder.lines)
+
+
+def test_more_steps_before_the_decay_equal_a_longer_run(run, recorder, tmp_path):
+    changes = {"train__schedule": "warmup-stable-decay", "train__warmup": 1, "train__decay": 3}
+    run(view=InterruptingView(5), train__steps=9, **changes)
+    run(resume="auto", view=recorder, train__steps=12, **changes)
+    run("long", train__steps=12, **changes)
+    message = "changed from 9 to 12: the warmup-stable-decay schedule decays"
+    assert any(message in line for line in recorder.lines)
+    assert_equal_runs(tmp_path / "run", tmp_path / "long")
+
+
+def test_other_threads_and_versions_are_reported(run, tmp_path, recorder):
+    run(train__steps=3)
+    file = tmp_path / "run" / "environment.json"
+    environment = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps(environment | {"torch": "1.0", "threads": 64}), encoding="utf-8")
+    run(resume="auto", view=recorder, train__steps=6)
+    (line,) = (line for line in recorder.lines if "may differ in the last bits" in line)
+    assert f"torch changed from 1.0 to {torch.__version__}" in line
+    assert f"threads changed from 64 to {torch.get_num_threads()}" in line
+
+
+# --- data -----------------------------------------------------------------------------------------------------
+
+
+def test_changed_data_is_rejected_by_name_unless_confirmed(folder, recorder):
+    edit(Path("pairs.tsv"), "one 7\t7", "one 7\t8")
+    with pytest.raises(DataError, match=r"pairs\.tsv: the content has changed .*--data-changed"):
+        continue_run()
+    train("smoke", out="run", resume="auto", data_changed=True, view=recorder, **CHANGES)
+    continue_run()
+    assert events_of(folder) == [(6, "data changed")]  # though that session had no step
+    continue_run()
+
+
+def test_other_rows_from_the_same_files_are_rejected_unless_confirmed(folder, monkeypatch):
     real = loop.load_data
 
-    def prepare(*arguments):
-        prepared = real(*arguments)
-        prepared.train = prepared.objective.examples(prepared.bundle.train.select(list(range(50)), "fewer"))
-        return prepared
+    def load_fewer(*arguments):
+        data = real(*arguments)
+        data.train = data.objective.examples(data.bundle.train.select(list(range(50)), "fewer"))
+        return data
 
-    monkeypatch.setattr(loop, "load_data", prepare)
+    monkeypatch.setattr(loop, "load_data", load_fewer)
     with pytest.raises(DataError, match=r"now gives 50 rows, .* gave 60 rows.*--data-changed"):
-        go_on()
-    go_on(data_changed=True)
-    go_on()  # now it is known
+        continue_run()
+    continue_run(data_changed=True)
+    continue_run()
 
 
 @pytest.mark.parametrize("text", [None, "", "{", '{"data.train": 5}'])
-def test_data_that_changed_is_noticed_though_data_json_is_lost(run, go_on, text):
-    (run / "data.json").unlink() if text is None else (run / "data.json").write_text(text, encoding="utf-8")
+def test_changed_data_is_detected_without_data_json(folder, text):
+    if text is None:
+        (folder / "data.json").unlink()
+    else:
+        (folder / "data.json").write_text(text, encoding="utf-8")
     edit(Path("pairs.tsv"), "one 7\t7", "one 7\t8")
     with pytest.raises(DataError, match=r"run/data\.json: missing or damaged, and the data differs"):
-        go_on()
+        continue_run()
     edit(Path("pairs.tsv"), "one 7\t8", "one 7\t7")
-    assert go_on() == []
+    check_continues()
 
 
-# --- checkpoints from before they said of which run they are --------------------------------------------------
+# --- older and damaged runs -----------------------------------------------------------------------------------
 
 
-def test_older_checkpoints_are_gone_on_with_and_from_then_on_say_it(run, go_on):
-    assert set(RunFolder(run).identity()) == {"recipe", "tokenizer", "data", "rows"}
-    for path in checkpoint.list_checkpoints(run / "checkpoints"):
+def test_checkpoints_without_identity_are_continued_and_receive_one(folder):
+    assert set(RunFolder(folder).identity()) == {"recipe", "tokenizer", "data", "rows"}
+    for path in checkpoint.list_checkpoints(folder / "checkpoints"):
         state = checkpoint.load(path)
         del state.progress[IDENTITY]
-        checkpoint.save(run / "checkpoints", state)
-    assert RunFolder(run).identity() == {}
-    assert go_on() == []
-    assert RunFolder(run).identity() == RunFolder(Path("whole")).identity() != {}
+        checkpoint.save(folder / "checkpoints", state)
+    assert RunFolder(folder).identity() == {}
+    check_continues()
+    assert RunFolder(folder).identity() == RunFolder(Path("whole")).identity() != {}
 
 
-def test_what_the_run_is_is_not_read_from_damaged_checkpoints(run):
-    newest = checkpoint.list_checkpoints(run / "checkpoints")[-1]
+def test_identity_is_not_read_from_damaged_checkpoints(folder):
+    newest = checkpoint.list_checkpoints(folder / "checkpoints")[-1]
     edit(newest / "progress.json", '"dropout": 0.1', '"dropout": 0.3')
-    assert RunFolder(run).identity()["recipe"]["model"]["dropout"] == 0.1
-    for path in checkpoint.list_checkpoints(run / "checkpoints"):
+    assert RunFolder(folder).identity()["recipe"]["model"]["dropout"] == 0.1
+    for path in checkpoint.list_checkpoints(folder / "checkpoints"):
         (path / "manifest.json").unlink()
-    assert RunFolder(run).identity() == {}
+    assert RunFolder(folder).identity() == {}
+
+
+def test_run_of_version_0_1_loads_generates_and_resumes(tmp_path):
+    """The run folder was written by tools/make_run_fixture.py."""
+    fixture = Path(__file__).parent / "fixtures" / "run-0.1"
+    expected = json.loads((fixture / "expected.json").read_text("utf-8"))
+    texts = list(expected["generated"])
+    outputs = trifold.load(fixture).generate(texts, max_new_tokens=6)
+    assert outputs == list(expected["generated"].values())
+    folder = shutil.copytree(fixture, tmp_path / "run")
+    outcome = train(folder / "recipe.yaml", out=folder, resume="auto")
+    assert (outcome.steps, outcome.stopped_by) == (60, "steps")
+    found = {(line["step"], key): line[key] for line in lines_of(folder) for key in line}
+    for entry in expected["losses"]:
+        step = entry.pop("step")
+        for key, value in entry.items():
+            assert found[step, key] == pytest.approx(value, rel=1e-5), (step, key)
