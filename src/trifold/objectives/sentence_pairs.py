@@ -126,7 +126,7 @@ class SentencePairs(DocumentObjective):
     def __init__(
         self, settings: SentencePairSettings, tokenizer: Tokenizer, config: ModelConfig, width: int
     ) -> None:
-        self.masking = MaskedLM(settings, tokenizer, config, width)
+        self.masked_lm = MaskedLM(settings, tokenizer, config, width)
         require_heads(config, "lm", "pooler", "next-sentence")
         special = SpecialTokens.of(tokenizer, pair=True)
         if not len(special.before):
@@ -213,12 +213,12 @@ class SentencePairs(DocumentObjective):
         masked, segments = [], []
         for row in rows.tolist():
             ids, starts, own = self._join(examples, row)
-            masked.append(self.masking.mask_ids(ids, starts, draw, row))
+            masked.append(self.masked_lm.mask_ids(ids, starts, draw, row))
             segments.append(own)
         lengths = np.array([len(each) for each in segments], dtype=np.int64)
         firsts = torch.from_numpy(np.cumsum(lengths) - lengths)
         labels = torch.from_numpy(examples.negative[rows].astype(np.int64))
-        return Batch(self.masking.pack(masked, segments), firsts, labels)
+        return Batch(self.masked_lm.pack(masked, segments), firsts, labels)
 
     def _join(self, examples: Pairs, row: int) -> tuple[Ids, Flags, Ids]:
         """Ids of a pair with special tokens, flags at the first tokens of words, and segments."""
@@ -234,7 +234,7 @@ class SentencePairs(DocumentObjective):
         return ids, starts, np.repeat(segments, [len(ids) for ids, _ in parts])
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        return self.masking.counts(batch.masked) | {"pairs": len(batch.labels)}
+        return self.masked_lm.counts(batch.masked) | {"pairs": len(batch.labels)}
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class SentencePairs(DocumentObjective):
         """Cross-entropy of the masked tokens and of the pairs."""
         states = model(batch.masked.inputs)[0]
         nll = F.cross_entropy(self._logits(model, batch, states), batch.labels, reduction="sum")
-        terms = self.masking.loss_terms(model, batch.masked, states)
+        terms = self.masked_lm.loss_terms(model, batch.masked, states)
         return terms | {"pairs": LossTerm(nll, len(batch.labels), self.settings.weight)}
 
     def _logits(self, model: Transformer, batch: Batch, states: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ class SentencePairs(DocumentObjective):
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
         """Statistics of the masked tokens, and correct predictions of the pairs."""
         states = model(batch.masked.inputs)[0]
-        sums = self.masking.statistics(model, batch.masked, states)
+        sums = self.masked_lm.statistics(model, batch.masked, states)
         correct = int((self._logits(model, batch, states).argmax(-1) == batch.labels).sum())
         return sums | {"pairs_correct": correct, "pairs": len(batch.labels)}
 
