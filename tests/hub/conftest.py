@@ -1,13 +1,16 @@
-"""Fixtures: models whose parameters are all random, so that every rule matters, and valid folders to damage."""
+"""Random models, tiny folders of transformers, and valid folders to damage."""
 
 from __future__ import annotations
 
+import functools
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from tests.hub.forging import SHARD, WATCH
+from tests.hub.parity import make
+from tests.models import add_noise
 
 import trifold
 from trifold.nn import ModelConfig, Transformer
@@ -16,51 +19,40 @@ from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.text.chat import render
 
 
-def _randomised(model: torch.nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-
-
-@pytest.fixture
-def randomised() -> Callable[[torch.nn.Module], None]:
-    return _randomised
-
-
 @pytest.fixture
 def make_model() -> Callable[..., Transformer]:
     """A small model in evaluation mode with the given values in its config."""
+    sizes = {"vocab_size": 31, "max_positions": 48, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+    return lambda **values: add_noise(Transformer(ModelConfig.parse(sizes | values)), 0.2)
 
-    def make(**values: object) -> Transformer:
-        small = {
-            "vocab_size": 31,
-            "max_positions": 48,
-            "d_model": 16,
-            "n_layers": 2,
-            "n_heads": 4,
-            "d_ff": 24,
-        }
-        model = Transformer(ModelConfig.parse(small | values)).eval()
-        _randomised(model)
-        return model
 
-    return make
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder of a tiny model of transformers, which tests must not change."""
+
+    @functools.cache
+    def folder(family: str, ending: str | None = None) -> Path:
+        path = tmp_path_factory.mktemp(family)
+        make(family, ending).save_pretrained(path)
+        return path
+
+    return folder
+
+
+@pytest.fixture
+def saved(tiny_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """A copy of a tiny folder for one test."""
+    return lambda *arguments: shutil.copytree(tiny_folder(*arguments), tmp_path / "model")
 
 
 @pytest.fixture(scope="session")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A small GPT-2 with its tokenizer, in one file and in shards; loaded once, so that everything is imported."""
+    """A small GPT-2 with its tokenizer, in one file and in shards; loaded once, to import all modules."""
     tokenizer = train_tokenizer(["the quick fox"], TokenizerSettings(kind="char", min_frequency=1))
     parts = {"shape": "decoder", "positions": "learned", "norm_placement": "pre", "scale_embeddings": False}
-    sizes = {
-        "vocab_size": tokenizer.vocab_size,
-        "max_positions": 16,
-        "d_model": 16,
-        "n_layers": 2,
-        "n_heads": 4,
-    }
-    more = {"attention_bias": True, "activation": "gelu-tanh", "d_ff": 24}
-    pipe = Pipeline(Transformer(ModelConfig.parse(parts | sizes | more)), tokenizer)
+    parts |= {"attention_bias": True, "activation": "gelu-tanh", "vocab_size": tokenizer.vocab_size}
+    sizes = {"max_positions": 16, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+    pipe = Pipeline(Transformer(ModelConfig.parse(parts | sizes)), tokenizer)
     folders = {"one": tmp_path_factory.mktemp("one"), "shards": tmp_path_factory.mktemp("shards")}
     pipe.save(folders["one"])
     pipe.save(folders["shards"], max_shard_size="7KB")

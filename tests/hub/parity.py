@@ -1,4 +1,4 @@
-"""The reference library as an oracle: equal hidden states, logits and gradients, and every tensor written back.
+"""Compare with transformers: equal hidden states, logits and gradients, and bit-identical tensors when saved reloaded.
 
 check(make("gpt2", "LMHeadModel", n_inner=48))
 """
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.hub.families import FAMILIES as TINY
+from tests.hub.tiny import TINY
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -23,8 +23,8 @@ from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, Transformer
 
 LENGTHS = (9, 5, 7)  # real tokens of the rows; the rest is padding
-TARGETS = 6  # tokens of each row that an encoder-decoder has written
-# Matrices of heads with few classes, whose logits would be too small to compare.
+TARGETS = 6  # decoder tokens of each row of an encoder-decoder
+# Matrices of heads with small_head classes, whose logits would be too small to compare.
 HEADS = (
     *("cls.seq_relationship", "sop_classifier", "classifier", "qa_outputs", "score", "logits_proj"),
     "classification_head.out_proj",
@@ -35,7 +35,7 @@ TABLES = ("word_embedding", "wte", "embed_in", "embed_tokens", "shared.weight")
 
 
 def make(family: str, ending: str | None = None, **options: Any) -> Any:
-    """A tiny model of the reference with random parameters; `own_head` unties the output table of T5."""
+    """A tiny model of the reference with random parameters; `own_head` unties the output embeddings of T5."""
     transformers = pytest.importorskip("transformers")
     tiny = TINY[family]
     own_head = options.pop("own_head", False)
@@ -44,7 +44,7 @@ def make(family: str, ending: str | None = None, **options: Any) -> Any:
     model = getattr(transformers, tiny.stem + ending)(config)
     if own_head:
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
-    return loud(model)
+    return with_large_heads(model)
 
 
 def randomised(model: Any, seed: int = 0) -> Any:
@@ -56,12 +56,12 @@ def randomised(model: Any, seed: int = 0) -> Any:
         for name, tensor in parameters + buffers:
             noise = torch.randn(tensor.shape, generator=generator)
             norm = tensor.dim() == 1 and name.endswith("weight")
-            few = tensor.dim() == 2 and min(tensor.shape) < 8  # labels: their logits must differ too
-            tensor.copy_(noise * (0.7 if few else 0.25 if tensor.dim() > 1 else 0.3) + norm)
+            small_head = tensor.dim() == 2 and min(tensor.shape) < 8  # labels: their logits must differ too
+            tensor.copy_(noise * (0.7 if small_head else 0.25 if tensor.dim() > 1 else 0.3) + norm)
     return model.eval()
 
 
-def loud(model: Any) -> Any:
+def with_large_heads(model: Any) -> Any:
     """`randomised`, with larger matrices where logits would be too small to compare."""
     scaled = getattr(model.config, "scale_decoder_outputs", False)
     with torch.no_grad():
@@ -76,7 +76,7 @@ def loud(model: Any) -> Any:
 
 
 def inputs_for(model: Any) -> dict[str, Any]:
-    """Arguments of `check` for models that do not read any text padded at the end."""
+    """Arguments of `check` for models that do not accept any tokens padded on the right."""
     config = model.config
     generator = torch.Generator().manual_seed(3)
     if config.model_type == "vit":
@@ -87,12 +87,14 @@ def inputs_for(model: Any) -> dict[str, Any]:
     lengths, columns = torch.tensor(LENGTHS)[:, None], torch.arange(max(LENGTHS))
     tokens = torch.randint(6, 38, shape, generator=generator)
     if config.is_encoder_decoder and "ForSequenceClassification" in type(model).__name__:
-        tokens = tokens.where(columns < lengths, config.pad_token_id)  # the class is read at the only end
+        tokens = tokens.where(
+            columns < lengths, config.pad_token_id
+        )  # the class is read at the only end token
         tokens[range(len(LENGTHS)), [length - 1 for length in LENGTHS]] = config.eos_token_id
         return {"tokens": tokens, "decoder": False}
     segments = torch.randint(getattr(config, "type_vocab_size", 3), shape, generator=generator)
     if config.model_type == "xlnet":
-        # The reference reads the first column whether it is padding or not.
+        # The reference reads the first column even if it is padding.
         first = getattr(config, "summary_type", "last") == "first"
         real = columns < lengths if first else columns >= max(LENGTHS) - lengths
         return {"tokens": tokens.where(real, config.pad_token_id), "token_type_ids": segments}
@@ -108,16 +110,16 @@ def check(
     file: Mapping[str, Any] | None = None,
     **inputs: Any,
 ) -> Transformer:
-    """Load what the reference saves, compare, save it back, compare again; returns our model.
+    """Load what the reference saves, compare, save it saved, compare reloaded; returns our model.
 
-    tokens: (B, T) ids, padded at the end; random ones unless given.
-    decoder: give an encoder-decoder its second input too (else it makes one from the first).
+    tokens: (B, T) ids, padded on the right; random by default.
+    decoder: pass the second input of an encoder-decoder too (otherwise it derives one from the first).
     file: the content of config.json, from which the reference is loaded too; the logits of such a model may be
         small, and its gradients are not compared.
     inputs: more arguments of the reference; token_type_ids and pixel_values are ours too.
     """
     with tempfile.TemporaryDirectory() as folder:
-        theirs, back = Path(folder) / "theirs", Path(folder) / "back"
+        theirs, saved = Path(folder) / "theirs", Path(folder) / "saved"
         model.save_pretrained(theirs)
         if file is not None:
             (theirs / "config.json").write_text(json.dumps(file), encoding="utf-8")
@@ -132,19 +134,19 @@ def check(
         if file is None:
             _compare_gradients(ours, model, pairs)
 
-        save_model(back, ours)
-        _compare_files(ours, theirs, back)
-        again, report = type(model).from_pretrained(back, output_loading_info=True)
+        save_model(saved, ours)
+        _compare_files(ours, theirs, saved)
+        reloaded, report = type(model).from_pretrained(saved, output_loading_info=True)
         wrong = {
             key: report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[key]
         }
         assert not wrong, wrong
         with torch.no_grad():
-            same = again.eval()(**given, output_hidden_states=True)
+            repeated = reloaded.eval()(**given, output_hidden_states=True)
         for name in ("logits", "prediction_logits", "start_logits", "pooler_output", "last_hidden_state"):
             if getattr(out, name, None) is not None:
                 _close(
-                    getattr(same, name),
+                    getattr(repeated, name),
                     getattr(out, name),
                     tolerance,
                     f"{name} of the reference, from our folder",
@@ -162,16 +164,19 @@ def _inputs(
     pad = 0 if getattr(config, "pad_token_id", None) is None else config.pad_token_id
     bos, eos = (getattr(config, key, None) for key in ("bos_token_id", "eos_token_id"))
     special = {pad, bos, *(eos if isinstance(eos, list) else [eos])}
-    words = torch.tensor([id for id in range(config.vocab_size) if id not in special])
+    vocabulary = torch.tensor([id for id in range(config.vocab_size) if id not in special])
     if tokens is None:
-        tokens = words[torch.randint(len(words), (len(LENGTHS), max(LENGTHS)), generator=generator)]
+        tokens = vocabulary[torch.randint(len(vocabulary), (len(LENGTHS), max(LENGTHS)), generator=generator)]
         tokens = tokens.where(torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None], pad)
     real = tokens != pad
     first, second = Inputs(tokens, real, segments=more.get("token_type_ids")), None
     given = {"input_ids": tokens, "attention_mask": real.long(), **more}
     if decoder and config.is_encoder_decoder:
-        written = words[torch.randint(len(words), (len(tokens), TARGETS), generator=generator)]
-        second, given["decoder_input_ids"] = Inputs(written), written
+        vocabulary = vocabulary[
+            vocabulary < (getattr(config, "decoder_vocab_size", None) or config.vocab_size)
+        ]
+        targets = vocabulary[torch.randint(len(vocabulary), (len(tokens), TARGETS), generator=generator)]
+        second, given["decoder_input_ids"] = Inputs(targets), targets
     return (first, second), given
 
 
@@ -179,30 +184,26 @@ def _compare_states(
     ours: Transformer, out: Any, read: tuple[Inputs, Inputs | None], tolerance: float
 ) -> None:
     first, second = read
-    if first.pixels is not None:  # the reference leaves the last state of images without its norm
-        mine = ours.hidden_states(first)["encoder"]
+    if first.pixels is not None:  # the last state of images has no final norm in the reference
+        got = ours.hidden_states(first)["encoder"]
         last = getattr(out, "last_hidden_state", None)
-        for place, one in enumerate([*out.hidden_states[:-1], *([] if last is None else [last])]):
-            _close(mine[place], one, tolerance, f"state {place} of images")
+        for index, one in enumerate([*out.hidden_states[:-1], *([] if last is None else [last])]):
+            _close(got[index], one, tolerance, f"state {index} of images")
         return
     if ours.encoder is not None and ours.decoder is not None:
         theirs = {"encoder": out.encoder_hidden_states, "decoder": out.decoder_hidden_states}
     else:
         theirs = {"decoder" if ours.encoder is None else "encoder": out.hidden_states}
     if second is None and "encoder" in theirs:
-        theirs.pop("decoder", None)  # the reference makes a second input of its own; its output is compared
-        states = _encoder_states(ours, first) if ours.decoder is not None else ours.hidden_states(first)
+        theirs.pop("decoder", None)  # the reference derives a second input; its output is compared
+        states = ours.hidden_states(first, first if ours.decoder is not None else None)
     else:
         states = ours.hidden_states(first, second)
     for side, expected in theirs.items():
         attend = second.attend if second is not None and side == "decoder" else first.attend
         assert len(states[side]) == len(expected)
-        for number, (mine, state) in enumerate(zip(states[side], expected, strict=True)):
-            _close(_real(mine, attend), _real(state, attend), tolerance, f"{side} state {number}")
-
-
-def _encoder_states(ours: Transformer, first: Inputs) -> dict[str, list[Tensor]]:
-    return {"encoder": ours.hidden_states(first, first)["encoder"]}
+        for number, (got, state) in enumerate(zip(states[side], expected, strict=True)):
+            _close(_real(got, attend), _real(state, attend), tolerance, f"{side} state {number}")
 
 
 # Our heads -> attributes of the reference's output; the first one that exists is compared.
@@ -232,15 +233,15 @@ def _compare_outputs(
         if theirs is None:
             assert name == "pooler", f"the reference has no output for {name}"
             continue
-        mine = ours.head_outputs(first, second, heads=[name])[name]
-        if mine.dim() == 3:
-            mine, theirs = _real(mine, attend), _real(theirs, attend)
-        pairs.append((mine, theirs))
+        got = ours.head_outputs(first, second, heads=[name])[name]
+        if got.dim() == 3:
+            got, theirs = _real(got, attend), _real(theirs, attend)
+        pairs.append((got, theirs))
         if name != "pooler" and check_size:
             assert theirs.std() >= 1, (
                 f"{name}: logits with a deviation of {theirs.std():.2f} hide differences"
             )
-        _close(mine, theirs, tolerance, name)
+        _close(got, theirs, tolerance, name)
     if not pairs:
         pairs = [(_real(ours(first, second), attend), _real(out.last_hidden_state, attend))]
     return pairs
@@ -249,30 +250,30 @@ def _compare_outputs(
 def _compare_gradients(ours: Transformer, model: Any, pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Gradients of a cross-entropy, tensor by tensor under their names, within 1e-3 of the norm of each."""
     generator = torch.Generator().manual_seed(2)
-    for mine, theirs in pairs:
-        targets = torch.randint(mine.shape[-1], (len(mine),), generator=generator)
-        F.cross_entropy(mine, targets).backward(retain_graph=True)
+    for got, theirs in pairs:
+        targets = torch.randint(got.shape[-1], (len(got),), generator=generator)
+        F.cross_entropy(got, targets).backward(retain_graph=True)
         F.cross_entropy(theirs, targets).backward(retain_graph=True)
     table = FAMILIES[str(ours.family)].rules(ours.config)
-    mine = {
-        name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in ours.named_parameters()
-    }
-    zeros = rules._zeros(table, mine)
-    gradients = {name: g for name, g in rules.save(table, mine).items() if name not in zeros}
+    got = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in ours.named_parameters()}
+    zeros = rules._zeros(table, got)
+    gradients = {name: g for name, g in rules.save(table, got).items() if name not in zeros}
     expected = {name: p.grad for name, p in model.named_parameters() if name in gradients}
     assert expected
     largest = max(float(g.norm()) for g in expected.values() if g is not None)
     for name, theirs in expected.items():
         theirs = torch.zeros_like(gradients[name]) if theirs is None else theirs
-        apart, size = float((gradients[name] - theirs).norm()), float(theirs.norm())
-        assert apart <= 1e-3 * size + 1e-6 * largest, f"gradient of {name}: {apart:.2e} off, of {size:.2e}"
+        difference, size = float((gradients[name] - theirs).norm()), float(theirs.norm())
+        assert difference <= 1e-3 * size + 1e-6 * largest, (
+            f"gradient of {name}: {difference:.2e} off, of {size:.2e}"
+        )
 
 
-def _compare_files(ours: Transformer, theirs: Path, back: Path) -> None:
+def _compare_files(ours: Transformer, theirs: Path, saved: Path) -> None:
     """Bit-identical, except for tensors that nothing reads."""
     table = FAMILIES[str(ours.family)].rules(ours.config)
     unused = {rule.theirs for rule in table if isinstance(rule, rules.Unused)}
-    before, after = (load_file(folder / "model.safetensors") for folder in (theirs, back))
+    before, after = (load_file(folder / "model.safetensors") for folder in (theirs, saved))
     assert set(before) == set(after), sorted(set(before) ^ set(after))
     for name, tensor in before.items():
         assert name in unused or torch.equal(tensor, after[name]), name
@@ -283,6 +284,8 @@ def _real(x: Tensor, attend: Tensor | None) -> Tensor:
     return x.flatten(0, 1) if attend is None else x[attend]
 
 
-def _close(mine: Tensor, theirs: Tensor, tolerance: float, what: str) -> None:
-    apart = float((mine - theirs).detach().abs().max())
-    assert apart <= tolerance * max(1.0, float(theirs.detach().std())), f"{what}: {apart:.2e} apart"
+def _close(got: Tensor, theirs: Tensor, tolerance: float, what: str) -> None:
+    difference = float((got - theirs).detach().abs().max())
+    assert difference <= tolerance * max(1.0, float(theirs.detach().std())), (
+        f"{what}: {difference:.2e} difference"
+    )

@@ -1,4 +1,4 @@
-"""Models are filled with the weights of a file, in the requested precision or in int8."""
+"""Weights of a file are copied into a model, in the requested precision or in int8."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_parameter_is_aligned_and_equals_the_file(folder: Path, dtype: torch.dtype) -> None:
-    whole, _ = load_model(folder)
+def test_all_parameters_are_aligned_and_equal_the_file(folder: Path, dtype: torch.dtype) -> None:
+    exact_model, _ = load_model(folder)
     model, _ = load_model(folder, dtype=dtype)
-    for (name, ours), (other, exact) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
-        assert name == other and ours.dtype is dtype
-        assert torch.equal(ours, exact.to(dtype))
-        assert ours.data_ptr() % 64 == 0 and ours.is_contiguous()
+    for (name, got), (other, exact) in zip(
+        model.named_parameters(), exact_model.named_parameters(), strict=True
+    ):
+        assert name == other and got.dtype is dtype
+        assert torch.equal(got, exact.to(dtype))
+        assert got.data_ptr() % 64 == 0 and got.is_contiguous()
 
 
 @pytest.mark.parametrize("inference", [False, True])
@@ -45,39 +47,43 @@ def test_copying_in_threads_gives_the_same_model(
 ) -> None:
     sizes = {"vocab_size": 301, "n_positions": 20, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 24}
     saved = Transformer(FAMILIES["gpt2"].read(sizes))
-    saved.family = "gpt2"  # whose matrices lie transposed
+    saved.family = "gpt2"  # its matrices are stored transposed
     with torch.no_grad():
         for parameter in saved.parameters():
             parameter.normal_(std=0.4)
     save_model(tmp_path, saved)
     assert "gpt2" in (tmp_path / "config.json").read_text(encoding="utf-8")
-    alone, _ = load_model(tmp_path, dtype=dtype)
+    single, _ = load_model(tmp_path, dtype=dtype)
     threads = torch.get_num_threads()
     monkeypatch.setattr("trifold.hub.fill.MIN_FOR_THREADS", 0)
     monkeypatch.setattr("trifold.hub.fill.CHUNK", 100)
     torch.set_num_threads(3)
     try:
         with torch.inference_mode(inference):
-            together, _ = load_model(tmp_path, dtype=dtype)
+            threaded, _ = load_model(tmp_path, dtype=dtype)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(threads)
-    for (name, ours), theirs in zip(together.named_parameters(), alone.parameters(), strict=True):
-        assert torch.equal(ours, theirs), name
+    for (name, got), expected in zip(threaded.named_parameters(), single.parameters(), strict=True):
+        assert torch.equal(got, expected), name
 
 
-def test_int8_weights_are_the_rounded_file(folder: Path) -> None:
-    whole, _ = load_model(folder)
-    small, _ = load_model(folder, stored="int8")
-    held = {name: module for name, module in small.named_modules() if isinstance(module, Int8Weight)}
-    assert len(held) > 10 and not any(
-        p.dim() == 2 and "positions" not in n for n, p in small.named_parameters()
+def test_int8_weights_equal_the_quantized_file(folder: Path) -> None:
+    exact_model, _ = load_model(folder)
+    quantized, _ = load_model(folder, stored="int8")
+    int8_weights = {
+        name: module for name, module in quantized.named_modules() if isinstance(module, Int8Weight)
+    }
+    assert len(int8_weights) > 10 and not any(
+        p.dim() == 2 and "positions" not in n for n, p in quantized.named_parameters()
     )
-    for name, matrix in held.items():
-        wanted = Int8Weight.quantize(whole.get_parameter(name))
-        assert torch.equal(matrix.values, wanted.values) and torch.equal(matrix.scales, wanted.scales)
-    table = (small.decoder_embeddings or small.encoder_embeddings).tokens
-    assert small.lm_head is not None and small.lm_head.weight is table.weight  # what is one stays one
+    for name, matrix in int8_weights.items():
+        expected = Int8Weight.quantize(exact_model.get_parameter(name))
+        assert torch.equal(matrix.values, expected.values) and torch.equal(matrix.scales, expected.scales)
+    table = (quantized.decoder_embeddings or quantized.encoder_embeddings).tokens
+    assert (
+        quantized.lm_head is not None and quantized.lm_head.weight is table.weight
+    )  # tied weights remain tied
 
 
 def test_an_int8_pipeline_generates_and_cannot_be_saved(folder: Path, tmp_path: Path) -> None:

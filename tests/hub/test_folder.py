@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.hub.checkpoints import edit, equal, settings
 
 from trifold.errors import CheckpointError
 from trifold.hub import load_model, resolve, save_model
@@ -14,7 +14,7 @@ from trifold.nn import Inputs, Transformer
 
 Make = Callable[..., Transformer]
 
-ODD: dict[str, dict[str, Any]] = {
+NATIVE: dict[str, dict[str, Any]] = {
     "pre-norm": {"norm_placement": "pre", "attention_bias": True},
     "sandwich, few key heads": {"norm_placement": "sandwich", "n_kv_heads": 2, "lm_head_bias": True},
     "learned positions": {"positions": "learned", "target_vocab_size": 19},
@@ -25,60 +25,51 @@ ODD: dict[str, dict[str, Any]] = {
 }
 
 
-def edit(folder: Path, **values: object) -> None:
-    path = folder / "config.json"
-    changed = json.loads(path.read_text(encoding="utf-8")) | values
-    path.write_text(json.dumps(changed), encoding="utf-8")
-
-
 def states(model: Transformer) -> torch.Tensor:
     both = model.encoder is not None and model.decoder is not None
     tokens = torch.arange(12).view(2, 6)
     return model(Inputs(tokens), Inputs(tokens + 1) if both else None)
 
 
-@pytest.mark.parametrize("case", ODD)
+@pytest.mark.parametrize("case", NATIVE)
 def test_a_model_without_a_family_is_restored(case: str, make_model: Make, tmp_path: Path) -> None:
-    model = make_model(**ODD[case])
+    model = make_model(**NATIVE[case])
     save_model(tmp_path, model)
-    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["model_type"] == "trifold"
-    back, _ = load_model(tmp_path)
-    assert back.config == model.config
-    assert type(back) is Transformer
-    assert not back.training
-    assert back.count_parameters() == model.count_parameters()
-    for (name, mine), (other, theirs) in zip(model.named_parameters(), back.named_parameters(), strict=True):
-        assert name == other
-        assert torch.equal(mine, theirs)
-    # Every number is the same; a library may sum the products of two equal matrices in another order.
-    assert torch.allclose(states(model), states(back), atol=1e-5)
+    assert settings(tmp_path)["model_type"] == "trifold"
+    loaded, _ = load_model(tmp_path)
+    assert loaded.config == model.config
+    assert type(loaded) is Transformer
+    assert not loaded.training
+    assert equal(loaded, model)
+    # The parameters are equal; a matmul of two equal matrices may sum in another order.
+    assert torch.allclose(states(model), states(loaded), atol=1e-5)
 
 
 def test_saving_twice_gives_the_same_bytes(make_model: Make, tmp_path: Path) -> None:
-    settings = {"num_beams": 5, "length_penalty": 0.6, "length_penalty_form": "gnmt"}
-    save_model(tmp_path / "a", make_model(), generation=settings)
+    options = {"num_beams": 5, "length_penalty": 0.6, "length_penalty_form": "gnmt"}
+    save_model(tmp_path / "a", make_model(), generation=options)
     model, generation = load_model(tmp_path / "a")
-    assert generation == settings
+    assert generation == options
     save_model(tmp_path / "b", model, generation=generation)
     for file in ("config.json", "model.safetensors", "generation_config.json"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     assert len(list((tmp_path / "b").iterdir())) == 3
 
 
-def test_loading_draws_no_random_numbers(make_model: Make, tmp_path: Path) -> None:
+def test_loading_does_not_change_the_random_state(make_model: Make, tmp_path: Path) -> None:
     save_model(tmp_path, make_model())
     before = torch.get_rng_state()
     load_model(tmp_path)
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_saving_in_bfloat16(make_model: Make, tmp_path: Path) -> None:
+def test_saving_in_bfloat16_rounds_the_parameters(make_model: Make, tmp_path: Path) -> None:
     model = make_model(positions="learned")
     save_model(tmp_path, model, dtype=torch.bfloat16)
-    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["dtype"] == "bfloat16"
-    back, _ = load_model(tmp_path)
-    for mine, theirs in zip(model.parameters(), back.parameters(), strict=True):
-        assert torch.equal(mine.bfloat16().float(), theirs)
+    assert settings(tmp_path)["dtype"] == "bfloat16"
+    loaded, _ = load_model(tmp_path)
+    for got, expected in zip(model.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(got.bfloat16().float(), expected)
     assert next(load_model(tmp_path, dtype=torch.bfloat16)[0].parameters()).dtype is torch.bfloat16
 
 
@@ -89,7 +80,7 @@ def test_saving_does_not_change_a_model_in_training(make_model: Make, tmp_path: 
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-REFUSED: list[tuple[dict[str, object], str]] = [
+REJECTED: list[tuple[dict[str, object], str]] = [
     ({"model_type": "rnn"}, r"config\.json: model_type: 'rnn' is not known; known: albert, "),
     ({"model_type": None}, r"model_type: None is not known"),
     ({"model_type": ["marian"]}, r"model_type: \['marian'\] is not known"),
@@ -111,7 +102,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "message"), REFUSED)
+@pytest.mark.parametrize(("values", "message"), REJECTED)
 def test_an_unsupported_or_hostile_config_key_is_named(
     values: dict[str, object], message: str, make_model: Make, tmp_path: Path
 ) -> None:
@@ -134,21 +125,13 @@ def test_harmless_keys_of_the_reference_are_ignored(make_model: Make, tmp_path: 
     assert load_model(tmp_path)[0].config == make_model().config
 
 
-def test_truncated_weights(make_model: Make, tmp_path: Path) -> None:
-    save_model(tmp_path, make_model())
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match="damaged or truncated"):
-        load_model(tmp_path)
-
-
-def test_a_folder_cannot_be_made(make_model: Make, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(make_model: Make, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot be created"):
         save_model(tmp_path / "file" / "model", make_model())
 
 
-def test_resolve(make_model: Make, tmp_path: Path) -> None:
+def test_resolve_finds_the_model_of_a_run(make_model: Make, tmp_path: Path) -> None:
     save_model(tmp_path / "run" / "model", make_model())
     assert resolve(str(tmp_path / "run")) == tmp_path / "run" / "model"
     assert resolve(str(tmp_path / "run" / "model")) == tmp_path / "run" / "model"

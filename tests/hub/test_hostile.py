@@ -47,20 +47,20 @@ MILLION = 10**6
 SECONDS = 3  # of processor time for any file, on a slow machine
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 # Files that take precedence and are removed.
-INSTEAD_OF = {
+REMOVED = {
     "spiece.model": TOKENIZER,
     "vocab.json": TOKENIZER,
     "merges.txt": TOKENIZER,
     "vocab.txt": TOKENIZER,
 }
-ALSO = {"merges.txt": {"vocab.json": b'{"a": 0, "b": 1, "ab": 2}'}, "vocab.json": {"merges.txt": b"a b\n"}}
+ADDED = {"merges.txt": {"vocab.json": b'{"a": 0, "b": 1, "ab": 2}'}, "vocab.json": {"merges.txt": b"a b\n"}}
 # Errors that name the part instead of the file.
-CALLED = {"chat_template.jinja": "chat template"}
+NAMES_IN_ERRORS = {"chat_template.jinja": "chat template"}
 
 PIECES = piece(b"<unk>", kind=2) + piece(b"a")
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
 
-# --- the table: "file: attack" -> how the file is made, and the error message --------------------------
+# --- the table: "file: attack" -> how the file is content, and the error message --------------------------
 
 HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     # Invalid JSON: all cases for one file, and some for every JSON file.
@@ -108,7 +108,7 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "config.json: no layer": (changed(n_layer=0), "n_layer: .*greater than 0"),
     "config.json: half a layer": (changed(n_layer=0.5), "n_layer: .*integer"),
     "config.json: true layers": (changed(n_layer=True), "n_layer: .*integer"),
-    "config.json: layers in words": (changed(n_layer="2"), "n_layer: .*integer"),
+    "config.json: layers in message": (changed(n_layer="2"), "n_layer: .*integer"),
     "config.json: a list of layers": (changed(n_layer=[2] * 1000), "n_layer: .*integer"),
     "config.json: a negative width": (changed(n_embd=-16), "n_embd: .*greater than 0"),
     "config.json: a width beyond all": (changed(n_embd=2**52), "too many|too large"),
@@ -127,9 +127,9 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "generation_config.json: another model": (changed(assistant_model="/etc"), "assistant_model: this key is not known"),
     "generation_config.json: an end that no token has": (changed(eos_token_id=[2, 10**9]), "1000000000 is not a token"),
     "generation_config.json: a negative end": (changed(eos_token_id=-7), "-7 is not a token"),
-    "generation_config.json: an end in words": (changed(eos_token_id="</s>"), "eos_token_id: "),
-    "generation_config.json: a length in words": (changed(max_length="long"), "'long' is not a number"),
-    "generation_config.json: deep words": (changed(bad_words_ids=[[[[[[1]]]]]]), "bad_words_ids"),
+    "generation_config.json: an end in message": (changed(eos_token_id="</s>"), "eos_token_id: "),
+    "generation_config.json: a length in message": (changed(max_length="long"), "'long' is not a number"),
+    "generation_config.json: deep message": (changed(bad_words_ids=[[[[[[1]]]]]]), "bad_words_ids"),
     "generation_config.json: half a beam": (changed(num_beams=1.5), "num_beams: "),
     # model.safetensors
     f"{WEIGHTS}: empty": (b"", "damaged or truncated"),
@@ -245,27 +245,30 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
 def test_a_hostile_file_ends_in_an_error(
     name: str, sound: dict[str, Path], watched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, (made, words) = name.partition(": ")[0], HOSTILE[name]
+    file, (content, message) = name.partition(": ")[0], HOSTILE[name]
     shutil.copytree(sound["shards" if file in (INDEX, SHARD) else "one"], watched)
-    for needless in INSTEAD_OF.get(file, ()):
-        (watched / needless).unlink(missing_ok=True)
-    for also, content in ALSO.get(file, {}).items():
-        (watched / also).write_bytes(content)
-    if callable(made):
+    for removed in REMOVED.get(file, ()):
+        (watched / removed).unlink(missing_ok=True)
+    for other, needed in ADDED.get(file, {}).items():
+        (watched / other).write_bytes(needed)
+    if callable(content):
         if not (watched / file).exists() and "." in file:
             (watched / file).write_bytes(b"{}")
-        made(watched / file)
+        content(watched / file)
     else:
-        (watched / file).write_bytes(made)
+        (watched / file).write_bytes(content)
     monkeypatch.setattr(text_tokenizer, "render", partial(render, timeout=1))
     WATCH.folder, before = watched, time.process_time()
-    with pytest.raises(TrifoldError, match=words) as caught:
+    with pytest.raises(TrifoldError, match=message) as caught:
         use(watched)
     assert time.process_time() - before < SECONDS
     WATCH.folder = None
-    said = str(caught.value)
-    assert any(name in said for name in (file, CALLED.get(file, file), "the weights do not fit config.json"))
-    assert len(said) < 10_000
+    error = str(caught.value)
+    assert any(
+        name in error
+        for name in (file, NAMES_IN_ERRORS.get(file, file), "the weights do not fit config.json")
+    )
+    assert len(error) < 10_000
 
 
 def test_the_table_is_complete() -> None:

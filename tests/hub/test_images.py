@@ -1,4 +1,4 @@
-"""preprocessor_config.json, old and new, is read and written."""
+"""Old and new preprocessor_config.json files are read and written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as some
+from hypothesis import given, strategies as st
 
 from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError
@@ -67,7 +67,7 @@ def test_written_values_are_read_back(settings, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"do_center_crop": True}, "crop_size: do_center_crop needs one"),
         (
@@ -89,8 +89,8 @@ def test_written_values_are_read_back(settings, tmp_path):
         ({"rescale_factor": -1}, "scale: "),
     ],
 )
-def test_an_unsupported_step_is_rejected(values, said, tmp_path):
-    with pytest.raises(CheckpointError, match=said) as caught:
+def test_an_unsupported_step_is_rejected(values, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message) as caught:
         read(tmp_path, NEW | values)
     assert FILE in str(caught.value)
 
@@ -98,32 +98,32 @@ def test_an_unsupported_step_is_rejected(values, said, tmp_path):
 # --- preprocessing--------------------------------------------------------------------------------------------
 
 
-@some.composite
-def processors(draw: some.DrawFn) -> dict[str, Any]:
+@st.composite
+def processors(draw: st.DrawFn) -> dict[str, Any]:
     """Plausible values of a file."""
-    side = some.integers(1, 30)
-    edges = draw(some.tuples(side, side).map(sorted))
+    side = st.integers(1, 30)
+    edges = draw(st.tuples(side, side).map(sorted))
     size = draw(
-        some.sampled_from(
+        st.sampled_from(
             [
                 *(edges[0], edges, {"height": edges[1], "width": edges[0]}, {"shortest_edge": edges[0]}),
                 {"shortest_edge": edges[0], "longest_edge": edges[1] + 1},
             ]
         )
     )
-    crops = draw(some.booleans())
+    crops = draw(st.booleans())
     return {
-        "do_resize": draw(some.booleans()),
+        "do_resize": draw(st.booleans()),
         "size": size,
-        "default_to_square": draw(some.booleans()),
-        "resample": draw(some.sampled_from([0, 2, 3])),
+        "default_to_square": draw(st.booleans()),
+        "resample": draw(st.sampled_from([0, 2, 3])),
         "do_center_crop": crops,
-        "crop_size": draw(some.one_of(side, some.fixed_dictionaries({"height": side, "width": side}))),
-        "do_normalize": draw(some.booleans()),
+        "crop_size": draw(st.one_of(side, st.fixed_dictionaries({"height": side, "width": side}))),
+        "do_normalize": draw(st.booleans()),
     }
 
 
-@given(processors(), some.integers(1, 40), some.integers(1, 40))
+@given(processors(), st.integers(1, 40), st.integers(1, 40))
 def test_preprocessing_equals_the_reference(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], height: int, width: int
 ) -> None:
@@ -139,13 +139,13 @@ def test_preprocessing_equals_the_reference(
         theirs = ViTImageProcessorPil(**values)(image.fromarray(noise), return_tensors="np")["pixel_values"][
             0
         ]
-    except ValueError:  # a side of no pixels
+    except ValueError:  # a side of 0 pixels
         with pytest.raises(DataError, match="too narrow to be resized"):
             read_image(image.fromarray(noise), settings, 3)
         return
-    mine = read_image(image.fromarray(noise), settings, 3)
-    np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
+    got = read_image(image.fromarray(noise), settings, 3)
+    np.testing.assert_allclose(got, theirs, rtol=0, atol=1e-6)
     if settings.fixed_size is not None:
-        assert mine.shape[1:] == settings.fixed_size
+        assert got.shape[1:] == settings.fixed_size
     write_image_settings(folder, settings)
     assert read_image_settings(folder) == settings

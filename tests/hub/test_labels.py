@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as some
+from hypothesis import given, strategies as st
 
 from trifold.errors import SettingsError
 from trifold.hub import load_model, save_model
@@ -38,14 +38,14 @@ def test_every_family_reads_and_writes_class_names(model_type: str, heads: tuple
 
 
 @given(
-    some.lists(some.text(max_size=8), min_size=1, max_size=12),
-    some.sampled_from([None, "regression", "single_label_classification", "multi_label_classification"]),
+    st.lists(st.text(max_size=8), min_size=1, max_size=12),
+    st.sampled_from([None, "regression", "single_label_classification", "multi_label_classification"]),
 )
 def test_written_values_are_read_back(names: list[str], problem: str | None) -> None:
     config = ModelConfig.parse({"n_labels": len(names), "label_names": names, "problem_type": problem})
     theirs = json.loads(json.dumps(labels_to_theirs(config)))
-    again = ModelConfig.parse(labels_to_ours(theirs))
-    assert (again.labels, again.n_labels, again.problem_type) == (tuple(names), len(names), problem)
+    loaded = ModelConfig.parse(labels_to_ours(theirs))
+    assert (loaded.labels, loaded.n_labels, loaded.problem_type) == (tuple(names), len(names), problem)
 
 
 def test_default_names_are_not_stored() -> None:
@@ -55,22 +55,22 @@ def test_default_names_are_not_stored() -> None:
     assert ModelConfig(n_labels=2).labels == ("LABEL_0", "LABEL_1")
 
 
-BAD: dict[str, tuple[dict[str, Any], str]] = {
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "a list": ({"id2label": ["a"]}, r"id2label: an object of numbers and names is required, got \['a'\]"),
     "a gap": ({"id2label": {"0": "a", "2": "b"}}, "id2label: its keys are not the numbers 0 to 1"),
     "twice": ({"id2label": {"0": "a", "00": "b"}}, "id2label: its keys"),
-    "no number": ({"id2label": {"zero": "a"}}, "id2label: its keys"),
+    "not a number": ({"id2label": {"zero": "a"}}, "id2label: its keys"),
     "below zero": ({"id2label": {"-1": "a"}}, "id2label: its keys"),
-    "a name that is none": ({"id2label": {"0": {"a": 1}}}, r"id2label\.0: .* is not a class name"),
+    "not a name": ({"id2label": {"0": {"a": 1}}}, r"id2label\.0: .* is not a class name"),
     "too many": ({"num_labels": 2**40}, "classes are too many"),
     "a problem": ({"problem_type": ["regression"]}, "problem_type: .* is not known; known: regression"),
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("case", INVALID)
 def test_invalid_class_names_are_rejected(case: str) -> None:
-    values, said = BAD[case]
-    with pytest.raises(SettingsError, match=said):
+    values, message = INVALID[case]
+    with pytest.raises(SettingsError, match=message):
         labels_to_ours(values)
 
 
@@ -88,9 +88,9 @@ def test_the_native_form_keeps_class_names(tmp_path) -> None:
     )
     save_model(tmp_path, model)
     assert json.loads((tmp_path / "config.json").read_text("utf-8"))["model_type"] == "trifold"
-    again, _ = load_model(tmp_path)
-    assert again.config == model.config
+    loaded, _ = load_model(tmp_path)
+    assert loaded.config == model.config
     other, _ = load_model(tmp_path, heads=["sequence"], n_labels=4)
     assert other.config.labels == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
-    kept, _ = load_model(tmp_path, heads=["sequence"])
-    assert kept.config.labels == ("x", "y")
+    same_names, _ = load_model(tmp_path, heads=["sequence"])
+    assert same_names.config.labels == ("x", "y")

@@ -1,4 +1,4 @@
-"""Pickled weights: converted to the same bytes as safetensors, or refused; code in them never runs."""
+"""Pickled weights are converted to the bytes of safetensors or rejected; their code never runs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SMALL = {"vocab_size": 31, "max_positions": 48, "d_model": 16, "n_layers": 2, "n
 
 
 class Bomb:
-    """Touches a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
-    def __init__(self, touched: Path) -> None:
-        self.touched = touched
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return os.system, (f"touch {self.touched}",)
+        return os.system, (f"touch {self.path}",)
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -78,9 +78,9 @@ def test_trusted_pickles_in_shards_with_tied_tensors(folders: tuple[Path, Path],
     )
     torch.save(first, old / "pytorch_model-00001-of-00002.bin")
     torch.save(second, old / "pytorch_model-00002-of-00002.bin", _use_new_zipfile_serialization=False)
-    places = {name: f"pytorch_model-0000{1 if name in tied else 2}-of-00002.bin" for name in tensors}
+    shards = {name: f"pytorch_model-0000{1 if name in tied else 2}-of-00002.bin" for name in tensors}
     index = old / "pytorch_model.bin.index.json"
-    index.write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": shards}), encoding="utf-8")
     convert(old, tmp_path / "new", trust_pickle=True)
     assert (tmp_path / "new" / "model.safetensors").read_bytes() == (safe / "model.safetensors").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old", "safe"]
@@ -104,7 +104,7 @@ def test_code_in_a_pickle_is_named_and_not_run(
     assert (tmp_path / "exploded").exists()
 
 
-def test_the_process_has_limits_and_its_failures_are_explained(
+def test_the_process_has_limits_and_its_failures_are_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "pytorch_model.bin"
@@ -148,7 +148,7 @@ def answer(tmp_path: Path) -> Any:
     return ask
 
 
-def whole() -> bytes:
+def pickled_tensor() -> bytes:
     import io
 
     buffer = io.BytesIO()
@@ -156,7 +156,7 @@ def whole() -> bytes:
     return buffer.getvalue()
 
 
-REFUSED: dict[str, tuple[object, str]] = {
+REJECTED: dict[str, tuple[object, str]] = {
     "not by name": ([torch.ones(2)], "holds a list, not tensors by name"),
     "a tensor alone": (torch.ones(2), "holds a Tensor, not tensors by name"),
     "a number for a name": ({7: torch.ones(2)}, "holds the name '7', which is not text"),
@@ -168,36 +168,45 @@ REFUSED: dict[str, tuple[object, str]] = {
     "escapes for the terminal": ({"\x1b[2Jred": 1}, "holds '\\x1b[2Jred', a int"),
     "empty": (b"", "damaged, truncated or no weights"),
     "text": (b"hello, I am no weights", "no weights|refused"),
-    "truncated": (whole()[:-40], "damaged, truncated or no weights"),
+    "truncated": (pickled_tensor()[:-40], "damaged, truncated or no weights"),
     "deep": (b"\x80\x02" + b"(" * 10**5, "no weights|refused"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REJECTED)
 def test_anything_but_tensors_by_name_is_refused(name: str, answer: Any) -> None:
-    content, words = REFUSED[name]
-    found = answer(content)
-    assert set(found) == {"error"}
-    assert any(word in found["error"] for word in words.split("|")), found
-    assert found["error"].isprintable()
+    content, message = REJECTED[name]
+    reply = answer(content)
+    assert set(reply) == {"error"}
+    assert any(word in reply["error"] for word in message.split("|")), reply
+    assert reply["error"].isprintable()
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_parts_of_one_storage(zipped: bool, answer: Any, tmp_path: Path) -> None:
+def test_views_of_one_storage_are_copied_and_equal_ones_tied(
+    zipped: bool, answer: Any, tmp_path: Path
+) -> None:
     base = torch.arange(12.0).view(3, 4)
-    held = {"a": base, "same": base, "turned": base.t(), "row": base[1], "rows": base[1:], "none": base[:0]}
-    assert answer(held, _use_new_zipfile_serialization=zipped) == {"tied": {"same": "a"}}
-    back = load_file(tmp_path / "out.safetensors")
-    assert all(torch.equal(back[name], held[name]) for name in held if name != "same")
+    tensors = {
+        "a": base,
+        "same": base,
+        "turned": base.t(),
+        "row": base[1],
+        "rows": base[1:],
+        "none": base[:0],
+    }
+    assert answer(tensors, _use_new_zipfile_serialization=zipped) == {"tied": {"same": "a"}}
+    written = load_file(tmp_path / "out.safetensors")
+    assert all(torch.equal(written[name], tensors[name]) for name in tensors if name != "same")
 
 
-@pytest.mark.parametrize("lie", [{"tied": {"a": "b"}}, {"tied": 7}, {}, {"tied": {"a": 7}}])
+@pytest.mark.parametrize("invalid", [{"tied": {"a": "b"}}, {"tied": 7}, {}, {"tied": {"a": 7}}])
 def test_an_invalid_answer_of_the_process_is_an_error(
-    lie: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    invalid: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model.bin")
     pickle_handler.save({"c": torch.ones(2)}, tmp_path / "00000.safetensors")
-    monkeypatch.setattr(Sandbox, "request", lambda *arguments, **options: lie)
+    monkeypatch.setattr(Sandbox, "request", lambda *arguments, **options: invalid)
     with pytest.raises(
         CheckpointError, match=r"pytorch_model\.bin: .* invalid answer; do not trust this file"
     ):

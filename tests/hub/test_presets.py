@@ -1,4 +1,4 @@
-"""Models by name: exactly as many parameters as the reference builds from the same config.json."""
+"""Models by name have as many parameters as transformers builds from the same config.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = [name for name in PRESETS if name not in ALIASES]
 
 
 def reference_parameters(name: str) -> int:
-    """Built without memory. The output table is untied where the file says so, as it is in published weights."""
+    """Built on the meta device. Output embeddings are untied if the file says so, as in published weights."""
     file = dict(PRESETS[name].file)
     (architecture,), kind = file.pop("architectures"), file.pop("model_type")
     untied = kind in ("t5", "mt5") and file.get("tie_word_embeddings") is False
@@ -28,13 +28,13 @@ def reference_parameters(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if PRESETS[name].file["model_type"] != "trifold"])
-def test_as_many_parameters_as_the_reference(name: str) -> None:
+def test_parameter_counts_equal_the_reference(name: str) -> None:
     assert count_parameters(PRESETS[name].config) == reference_parameters(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_parameters_are_counted_as_built_and_near_the_announced_number(name: str) -> None:
-    """A size with one zero too few would pass the other tests."""
+def test_parameter_counts_equal_built_models_and_are_near_the_announced_number(name: str) -> None:
+    """The announced number detects a wrong size in the table."""
     preset = PRESETS[name]
     counted = count_parameters(preset.config)
     with torch.device("meta"):
@@ -44,7 +44,7 @@ def test_parameters_are_counted_as_built_and_near_the_announced_number(name: str
         assert 0.85 < counted / (float(number) * UNITS[unit]) < 1.2
 
 
-KNOWN = {
+PUBLISHED = {
     "gpt2": 124_439_808,
     "bert-base": 109_514_298,
     "roberta-base": 124_697_433,
@@ -58,14 +58,14 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_known_numbers(name: str) -> None:
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_counts_equal_published_numbers(name: str) -> None:
     """From model cards; the paper gives five digits of PaLM."""
     counted = count_parameters(PRESETS[name].config)
-    assert counted == KNOWN[name] or (name.startswith("palm") and abs(counted - KNOWN[name]) < 10**7)
+    assert counted == PUBLISHED[name] or (name.startswith("palm") and abs(counted - PUBLISHED[name]) < 10**7)
 
 
-def test_announced_numbers_agree_when_they_round_to_the_real_one() -> None:
+def test_announced_numbers_agree_if_the_count_rounds_to_them() -> None:
     preset = PRESETS["gpt2"]
     assert preset.announced == "117 M" and not preset.agrees(124_439_808)
     assert preset.agrees(116_534_784)

@@ -46,7 +46,7 @@ def parameters(layers: int = 2) -> dict[str, torch.Tensor]:
 
 
 @given(st.permutations(range(6)), st.integers(0, 1))
-def test_every_transform_is_inverted_by_loading(order: list[int], axis: int) -> None:
+def test_loading_inverts_every_transform(order: list[int], axis: int) -> None:
     cases: list[tuple[Transform, int]] = [
         (SAME, 2),
         (TRANSPOSED, 2),
@@ -59,9 +59,9 @@ def test_every_transform_is_inverted_by_loading(order: list[int], axis: int) -> 
         ours = [torch.randn(6, 6) for _ in range(count)]
         theirs = transform.save(ours)
         assert all(torch.equal(a, b) for a, b in zip(ours, transform.load(theirs), strict=True))
-        # … and what it foretells without data is what it does.
-        foretold = transform.save([tensor.to("meta") for tensor in ours])
-        assert [tensor.shape for tensor in foretold] == [tensor.shape for tensor in theirs]
+        # Shapes are predicted without data.
+        predicted = transform.save([tensor.to("meta") for tensor in ours])
+        assert [tensor.shape for tensor in predicted] == [tensor.shape for tensor in theirs]
 
 
 def test_permuted_order() -> None:
@@ -128,21 +128,21 @@ def test_a_table_with_a_parameter_twice_fails_an_assertion() -> None:
 
 
 @given(st.integers(1, 3), st.lists(st.integers(1, 3), min_size=2, max_size=3), st.integers(1, 2))
-def test_dealt_interleaves_and_is_invertible(groups: int, shares: list[int], unit: int) -> None:
+def test_interleaved_is_invertible(groups: int, shares: list[int], unit: int) -> None:
     ours = [torch.randn(groups * share * unit, 5) for share in shares]
     transform = interleaved(groups, shares)
     (theirs,) = transform.save(ours)
     assert all(torch.equal(a, b) for a, b in zip(ours, transform.load([theirs]), strict=True))
-    # the first group begins with the first share of every one of ours
+    # the first group starts with the first share of each tensor
     row = 0
     for part, share in zip(ours, shares, strict=True):
         assert torch.equal(theirs[row], part[0])
         row += share * unit
-    (foretold,) = transform.save([part.to("meta") for part in ours])
-    assert foretold.shape == theirs.shape
+    (predicted,) = transform.save([part.to("meta") for part in ours])
+    assert predicted.shape == theirs.shape
 
 
-OLD = [
+RENAMES = [
     Rule("tokens.weight", "model.wte.weight"),
     Rule("norm.{part:weight|bias}", "model.norm.{part}"),
     Copy("head.weight", of="model.wte.weight"),
@@ -151,7 +151,7 @@ OLD = [
     Renamed("{*path}", "model.{*path}"),
     Renamed("head.weight", "model.wte.weight"),
 ]
-MINE = {"tokens.weight": torch.randn(3, 2), "norm.weight": torch.randn(2), "norm.bias": torch.randn(2)}
+PARAMETERS = {"tokens.weight": torch.randn(3, 2), "norm.weight": torch.randn(2), "norm.bias": torch.randn(2)}
 
 
 @pytest.mark.parametrize(
@@ -165,32 +165,36 @@ MINE = {"tokens.weight": torch.randn(3, 2), "norm.weight": torch.randn(2), "norm
     ],
 )
 def test_old_names_are_renamed(names: tuple[str, ...]) -> None:
-    theirs = dict(zip(names, MINE.values(), strict=True)) | {"mask": torch.zeros(1)}
-    loaded = dict(load(OLD, theirs, MINE, "here"))
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in MINE.items())
+    theirs = dict(zip(names, PARAMETERS.values(), strict=True)) | {"mask": torch.zeros(1)}
+    loaded = dict(load(RENAMES, theirs, PARAMETERS, "here"))
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in PARAMETERS.items())
 
 
 def test_an_old_name_does_not_replace_a_current_one() -> None:
     theirs = dict(
-        zip(("model.wte.weight", "model.norm.weight", "model.norm.bias"), MINE.values(), strict=True)
+        zip(("model.wte.weight", "model.norm.weight", "model.norm.bias"), PARAMETERS.values(), strict=True)
     )
     with pytest.raises(CheckpointError, match=r"not known: 'wte\.weight'"):
-        load(OLD, theirs | {"wte.weight": torch.ones(3, 2)}, MINE, "here")
+        load(RENAMES, theirs | {"wte.weight": torch.ones(3, 2)}, PARAMETERS, "here")
     with pytest.raises(CheckpointError, match=r"not equal: head\.weight"):
-        load(OLD, theirs | {"head.weight": torch.ones(3, 2)}, MINE, "here")
+        load(RENAMES, theirs | {"head.weight": torch.ones(3, 2)}, PARAMETERS, "here")
 
 
 UNUSED = [Rule("bias", "decoder.bias"), Unused("bias", like="decoder.bias")]
 
 
 @pytest.mark.parametrize("unused", [{}, {"bias": torch.randn(3)}, {"bias": torch.zeros(5, dtype=torch.int8)}])
-def test_unused_tensors_may_be_missing_or_hold_anything(unused: dict[str, torch.Tensor]) -> None:
-    mine = {"bias": torch.randn(3)}
-    loaded = dict(load(UNUSED, {"decoder.bias": mine["bias"]} | unused, mine, "here"))
-    assert torch.equal(loaded["bias"], mine["bias"])
+def test_unused_tensors_may_be_missing_or_have_any_value(unused: dict[str, torch.Tensor]) -> None:
+    parameters_of_model = {"bias": torch.randn(3)}
+    loaded = dict(
+        load(UNUSED, {"decoder.bias": parameters_of_model["bias"]} | unused, parameters_of_model, "here")
+    )
+    assert torch.equal(loaded["bias"], parameters_of_model["bias"])
 
 
 def test_unused_tensors_are_written_as_a_copy() -> None:
     theirs = save(UNUSED, {"bias": torch.randn(3)})
     assert torch.equal(theirs["bias"], theirs["decoder.bias"])
-    assert theirs["bias"].data_ptr() != theirs["decoder.bias"].data_ptr()  # safetensors shares nothing
+    assert (
+        theirs["bias"].data_ptr() != theirs["decoder.bias"].data_ptr()
+    )  # safetensors stores no shared memory

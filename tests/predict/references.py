@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.hub.parity import loud
+from tests.hub.parity import with_large_heads
 from tests.text import folders
 
 import trifold
@@ -63,7 +63,7 @@ def both(folder: Path, family: str, suffix: str, **options: Any) -> Both:
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "bos", "eos")}
     config = getattr(transformers, f"{stem}Config")(**sizes, **ids, vocab_size=len(tokenizer), **options)
     torch.manual_seed(11)
-    model = loud(getattr(transformers, stem + suffix)(config)).eval()
+    model = with_large_heads(getattr(transformers, stem + suffix)(config)).eval()
     model.save_pretrained(folder)
     return Both(trifold.load(folder), model, tokenizer, folder)
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from tests.hub.parity import loud
+from tests.hub.parity import with_large_heads
 from tests.predict.references import FAMILIES, TEXTS, both, close
 
 import trifold
@@ -120,7 +120,7 @@ def test_classes_of_images_equal_those_of_transformers(processor, photos, tmp_pa
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     torch.manual_seed(3)
     config = transformers.ViTConfig(**sizes, image_size=12, patch_size=4, id2label=NAMES)
-    model = loud(transformers.ViTForImageClassification(config)).eval()
+    model = with_large_heads(transformers.ViTForImageClassification(config)).eval()
     prepare = ViTImageProcessorPil(**PROCESSORS[processor])
     model.save_pretrained(tmp_path)
     prepare.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Other content of an untrusted folder: code, pickles, circular rules, links."""
+"""Other content of untrusted folders: code, pickles, circular rules, links."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Bomb:
         return os.system, ("touch exploded",)
 
 
-@pytest.mark.parametrize("what", ["safetensors", "pickles alone"])
+@pytest.mark.parametrize("content", ["safetensors", "pickles alone"])
 def test_other_files_of_a_folder_are_not_opened(
-    what: str, sound: dict[str, Path], watched: Path, monkeypatch: pytest.MonkeyPatch
+    content: str, sound: dict[str, Path], watched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code, pickles under every name that other programs open, and links."""
+    """Code, pickles with names that other programs load, and links."""
     shutil.copytree(sound["one"], watched)
     code = b"open('exploded', 'w')"
     for name in (
@@ -68,10 +68,10 @@ def test_other_files_of_a_folder_are_not_opened(
     (watched / "outside").symlink_to("/etc")
     os.mkfifo(watched / "pipe.json")
     monkeypatch.chdir(watched)
-    if what == "pickles alone":
+    if content == "pickles alone":
         (watched / WEIGHTS).unlink()
     WATCH.folder = watched
-    if what == "pickles alone":
+    if content == "pickles alone":
         with pytest.raises(CheckpointError, match="pickled weights are refused"):
             use(watched)
     else:
@@ -81,7 +81,7 @@ def test_other_files_of_a_folder_are_not_opened(
 
 @pytest.mark.parametrize("unit", [0, 0x800, 0x00000200, 0xFFFFFFFF])
 def test_circular_rules_of_a_sentencepiece_model(unit: int, sound: dict[str, Path], watched: Path) -> None:
-    """Every node of the trie leads to others or to itself; encoding still ends."""
+    """Every node of the trie points to others or to itself; encoding still terminates."""
     shutil.copytree(sound["one"], watched)
     for name in ("tokenizer.json", "special_tokens_map.json"):
         (watched / name).unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def test_circular_rules_of_a_sentencepiece_model(unit: int, sound: dict[str, Pat
     file.write_bytes(PIECES + field(3, field(2, charsmap)))
     (watched / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}', encoding="utf-8")
     WATCH.folder, before = watched, time.process_time()
-    with contextlib.suppress(TrifoldError):  # the library may as well refuse it
+    with contextlib.suppress(TrifoldError):  # the library may reject it too
         pipe = trifold.load(watched)
         assert pipe.tokenizer is not None
         pipe.tokenizer.encode(["the quick fox é ﬁ" * 100])
@@ -134,12 +134,12 @@ def test_one_error_lists_all_problems_of_an_index(sound: dict[str, Path], watche
     (watched / INDEX).write_text(json.dumps(index), encoding="utf-8")
     with pytest.raises(CheckpointError) as caught:
         trifold.load(watched)
-    said = str(caught.value)
-    assert f"{INDEX}: the index and its shards disagree" in said
-    assert "model-00007-of-00007.safetensors: no such file" in said
-    assert f"is in {SHARD} and in model-00002-of-00003.safetensors" in said
+    message = str(caught.value)
+    assert f"{INDEX}: the index and its shards disagree" in message
+    assert "model-00007-of-00007.safetensors: no such file" in message
+    assert f"is in {SHARD} and in model-00002-of-00003.safetensors" in message
     twice = [name for name, shard in index["weight_map"].items() if shard == SHARD]
-    assert all(f"{name!r} is in" in said for name in twice)
+    assert all(f"{name!r} is in" in message for name in twice)
 
 
 def test_the_valid_folders_are_valid(sound: dict[str, Path]) -> None:

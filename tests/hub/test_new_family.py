@@ -1,4 +1,4 @@
-"""A new family is one new file in the folder of families and one line in their table; nothing else changes."""
+"""A new family needs one new file in the folder of families and one line in their table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")
 
 FOLDER = Path(__file__).with_name("another")
-SMALL = {
+SIZES = {
     "vocab_size": 61,
     "max_position_embeddings": 32,
     "hidden_size": 32,
@@ -34,8 +34,8 @@ SMALL = {
 
 
 @pytest.fixture
-def with_another(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Add the file's folder to that of the families, and its line to their table."""
+def with_new_family(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Add the folder of the file to the package of families, and its line to their table."""
     assert "qwen2" not in families.FAMILIES
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(FOLDER)])
     monkeypatch.setattr(families, "FILES", {"qwen2": "qwen2", **families.FILES})
@@ -44,43 +44,45 @@ def with_another(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def tiny(name: str = "Qwen2ForCausalLM", **values: object) -> torch.nn.Module:
-    return randomised(getattr(transformers, name)(transformers.Qwen2Config(**SMALL, **values)))
+    return randomised(getattr(transformers, name)(transformers.Qwen2Config(**SIZES, **values)))
 
 
-@pytest.mark.usefixtures("with_another")
+@pytest.mark.usefixtures("with_new_family")
 @pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "Qwen2Model", "Qwen2ForSequenceClassification"])
-def test_equal_to_the_reference(name: str) -> None:
+def test_it_equals_the_reference(name: str) -> None:
     check(tiny(name))
 
 
-@pytest.mark.usefixtures("with_another")
-def test_generate_convert_and_save(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("with_new_family")
+def test_it_generates_converts_and_saves(tmp_path: Path) -> None:
     model = tiny(tie_word_embeddings=True, eos_token_id=2)
     model.save_pretrained(tmp_path / "theirs")
     pipe = load(tmp_path / "theirs")
     prompt = torch.tensor([[5, 6, 7]])
-    theirs = model.generate(prompt, max_new_tokens=6, do_sample=False, attention_mask=torch.ones_like(prompt))
-    ours = pipe.generate_tokens(prompt, max_new_tokens=6, do_sample=False)[0]
-    assert ours == [token for token in theirs[0, 3:].tolist() if token != 2]
+    expected = model.generate(
+        prompt, max_new_tokens=6, do_sample=False, attention_mask=torch.ones_like(prompt)
+    )
+    got = pipe.generate_tokens(prompt, max_new_tokens=6, do_sample=False)[0]
+    assert got == [token for token in expected[0, 3:].tolist() if token != 2]
 
     convert(tmp_path / "theirs", tmp_path / "native", to="native")
     convert(tmp_path / "native", tmp_path / "back")
     values = json.loads((tmp_path / "back" / "config.json").read_text(encoding="utf-8"))
     assert (values["model_type"], values["architectures"]) == ("qwen2", ["Qwen2ForCausalLM"])
 
-    fresh = Transformer(pipe.config)  # no other family fits it
+    fresh = Transformer(pipe.config)  # fits no other family
     save_model(tmp_path / "fresh", fresh)
     assert load_model(tmp_path / "fresh")[0].family == "qwen2"
 
 
-@pytest.mark.usefixtures("with_another")
-def test_unsupported_keys_are_errors(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("with_new_family")
+def test_its_unsupported_keys_are_errors(tmp_path: Path) -> None:
     tiny(use_sliding_window=True, sliding_window=4, max_window_layers=1).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="use_sliding_window"):
         load_model(tmp_path)
 
 
-def test_unknown_without_the_file(tmp_path: Path) -> None:
+def test_it_is_unknown_without_the_file(tmp_path: Path) -> None:
     tiny().save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="model_type: 'qwen2' is not known"):
         load_model(tmp_path)

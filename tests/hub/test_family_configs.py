@@ -1,0 +1,213 @@
+"""config.json of each family: every key is supported or an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.hub.checkpoints import edit
+from tests.hub.tiny import TINY
+
+from trifold.errors import CheckpointError
+from trifold.hub import families, load_model, read_config
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("default")
+
+Saved = Callable[..., Path]
+DECODERS = [family for family, tiny in TINY.items() if tiny.buffer]
+ENCODERS = ["bert", "roberta", "camembert", "xlm-roberta", "distilbert", "albert", "xlnet", "vit"]
+
+
+def test_the_table_has_all_families() -> None:
+    assert set(TINY) | {"trifold"} == set(families.FAMILIES)
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_every_key_of_the_reference_is_known(family: str, saved: Saved) -> None:
+    folder = saved(family)
+    config = read_config(folder)
+    reference = getattr(transformers, f"{TINY[family].stem}Config")
+    edit(folder, **reference.from_pretrained(folder).to_dict())
+    assert read_config(folder) == config
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_defaults_are_those_of_the_reference(family: str, tmp_path: Path) -> None:
+    reference = getattr(transformers, f"{TINY[family].stem}Config")()
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}), encoding="utf-8")
+    config = read_config(tmp_path)
+    if family != "falcon":
+        assert config.d_model == reference.hidden_size
+    edit(tmp_path, **{key: value for key, value in reference.to_dict().items() if key != "model_type"})
+    assert read_config(tmp_path) == config
+
+
+REJECTED_BY_ALL: list[tuple[str, object, str]] = [
+    ("hidden_sise", 16, "hidden_sise: unknown key"),
+    ("vocab_size", "40", "vocab_size: .*got '40'"),
+    ("architectures", ["GPT2DoubleHeadsModel"], "architectures: .* is not known; known: "),
+    ("architectures", "BertModel", "architectures: .* is not known; known: "),
+]
+REJECTED: dict[str, list[tuple[str, object, str]]] = {
+    "decoder": [("add_cross_attention", True, "add_cross_attention"), ("is_encoder_decoder", True, "is_enc")],
+    "encoder": [
+        ("add_cross_attention", True, "add_cross_attention"),
+        ("is_encoder_decoder", True, "is_encoder_decoder"),
+        ("is_decoder", True, "is_decoder"),
+    ],
+    "gpt2": [
+        ("activation_function", "mish", "activation_function: 'mish' is not known; known: relu"),
+        ("resid_pdrop", 1.5, "resid_pdrop: .*got 1.5"),
+        ("n_head", 3, "n_heads 3 does not divide d_model 16"),
+    ],
+    "openai-gpt": [("afn", "gelu_new", "afn: 'gelu_new' is not known")],
+    "gpt_bigcode": [("multi_query", 1, "multi_query")],
+    "gptj": [("rotary_dim", None, "rotary_dim"), ("activation_function", "relu6", "'relu6' is not known")],
+    "codegen": [
+        ("n_head", 2, "n_head: 2 is not a multiple of 4"),
+        ("rotary_dim", 3, "rotary_width 3 must be even"),
+    ],
+    "gpt_neo": [
+        ("attention_types", [[["global", "sparse"], 1]], "attention_types: .*sparse.* is not"),
+        ("attention_layers", ["local", "local"], "attention_layers: .* contradicts attention_types"),
+        ("num_layers", 3, "attention_types: has 2 layers, but num_layers is 3"),
+        ("window_size", 0, "window_size"),
+    ],
+    "gpt_neox": [
+        ("rope_parameters", {"rope_type": "longrope", "factor": 2.0}, "needs short_factor and long_factor"),
+        ("rope_parameters", {"rope_type": "llama3", "factor": 2.0}, "needs low_freq_factor and high"),
+        ("rope_theta", 3.5, "rope_theta: 3.5 contradicts 10000.0"),
+        ("rotary_pct", 1.5, "rotary_pct"),
+    ],
+    "llama": [
+        ("rope_parameters", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not supported"),
+        ("rope_scaling", {"type": "linear"}, "rope_parameters.factor: rope_type linear needs one"),
+        ("sliding_window", 4, "sliding_window: unknown key"),
+        ("hidden_act", "relu2", "hidden_act: 'relu2' is not known"),
+    ],
+    "mistral": [
+        ("attention_bias", True, "attention_bias"),
+        ("layer_types", ["full_attention"] * 2, "layer_types: unknown key"),
+    ],
+    "starcoder2": [("mlp_type", "gated", "mlp_type"), ("norm_type", "rms_norm", "norm_type")],
+    "falcon": [
+        ("num_ln_in_parallel_attn", 2, "needs new_decoder_architecture: true"),
+        ("apply_residual_connection_post_layernorm", True, "apply_residual_connection_post_layernorm"),
+    ],
+    "bert": [
+        ("hidden_act", "mish", "hidden_act: 'mish' is not known; known: relu"),
+        ("hidden_dropout_prob", 1.5, "hidden_dropout_prob: .*got 1.5"),
+        ("num_attention_heads", 3, "n_heads 3 does not divide d_model 16"),
+        ("position_embedding_type", "relative_key", "position_embedding_type"),
+    ],
+    "roberta": [
+        ("max_position_embeddings", 2, "max_position_embeddings: 2 leaves no position"),
+        ("pad_token_id", None, "pad_token_id: null"),
+        ("pad_token_id", 40, "pad_token_id: 40 is outside the vocabulary of 40"),
+    ],
+    "distilbert": [("activation", "mish", "activation: 'mish' is not known"), ("n_heads", 3, "n_heads 3")],
+    "albert": [
+        ("num_hidden_groups", 4, "num_hidden_groups: 4 of 1 for 3 layers"),
+        ("inner_group_num", 5_000, "num_hidden_groups: .* 10,000 layers are the most"),
+    ],
+    "vit": [
+        ("patch_size", 5, "does not divide image_size"),
+        ("patch_size", 0, "patch_size: 0 is neither"),
+        ("image_size", [12, 12, 12], "image_size: .* is neither"),
+        ("image_size", "12", "image_size: "),
+        ("image_size", 2**40, "image_size: "),
+        ("pooler_act", "sine", "pooler_act: 'sine' is not known"),
+        ("architectures", ["ViTForMaskedImageModeling"], "architectures: .* is not known"),
+    ],
+    "xlnet": [
+        ("ff_activation", "mish", "ff_activation: 'mish' is not known"),
+        ("n_head", 3, "n_heads 3 does not divide d_model 16"),
+        ("attn_type", "uni", "attn_type: .*got 'uni'"),
+        ("bi_data", True, "bi_data"),
+        ("untie_r", False, "untie_r"),
+        ("d_head", 5, "d_head: 5 is not d_model 16 / n_head 4"),
+        ("summary_type", "mean", "summary_type"),
+    ],
+    "bart": [
+        ("decoder_layer", 4, "did you mean 'decoder_layers'?"),
+        ("normalize_before", True, "normalize_before"),
+        ("tie_word_embeddings", False, "tie_word_embeddings"),
+        ("num_hidden_layers", 3, "contradicts encoder_layers 2"),
+        ("activation_function", "mish", "mish"),
+        ("is_decoder", True, "is_decoder"),
+        ("encoder_layerdrop", 0.2, "encoder_layerdrop"),
+    ],
+    "t5": [
+        ("num_head", 4, "num_head: unknown key; did you mean 'num_heads'?"),
+        ("dense_act_fn", "swiglu", "dense_act_fn: 'swiglu' is not known"),
+        ("d_kv", "8", "d_kv"),
+        ("attention_bias", True, "attention_bias: unknown key"),
+    ],
+}
+for group, members in (("decoder", DECODERS), ("encoder", ENCODERS)):
+    for member in members:
+        REJECTED[member] = REJECTED[group] + REJECTED.get(member, [])
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value", "message"),
+    [
+        (family, *rejected)
+        for family in TINY
+        for rejected in REJECTED.get(family, []) + REJECTED_BY_ALL
+        if not (family == "vit" and rejected[0] == "vocab_size")
+    ],
+)
+def test_unsupported_values_are_errors(
+    family: str, key: str, value: object, message: str, saved: Saved
+) -> None:
+    folder = saved(family)
+    edit(folder, **{key: value})
+    with pytest.raises(CheckpointError, match=rf"config\.json: .*{message}"):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_absurd_sizes_are_rejected_early(family: str, saved: Saved) -> None:
+    folder = saved(family)
+    before = (folder / "config.json").read_text(encoding="utf-8")
+    for key in [*TINY[family].sizes, *(["pad_token_id"] if family != "vit" else ["num_channels"])]:
+        for absurd in (2**52, 2**31 - 1):
+            edit(folder, **{key: absurd})
+            with pytest.raises(CheckpointError):
+                load_model(folder)
+            (folder / "config.json").write_text(before, encoding="utf-8")
+
+
+def test_special_token_ids_follow_config_json(saved: Saved) -> None:
+    folder = saved("llama")
+
+    def ids(**values: object) -> tuple[int, int, int]:
+        edit(folder, **values)
+        config = read_config(folder)
+        return config.pad_id, config.bos_id, config.eos_id
+
+    assert ids() == (0, 1, 2)
+    assert ids(eos_token_id=[7, 8]) == (0, 1, 7)
+    assert ids(pad_token_id=-1) == (7, 1, 7)  # LLaMA of 2023
+    assert ids(pad_token_id=None, bos_token_id=None) == (7, 7, 7)
+    assert ids(eos_token_id=None) == (0, 0, 40)  # beyond the vocabulary
+
+
+def test_rotary_positions_of_old_configs(saved: Saved) -> None:
+    folder = saved("llama")
+    edit(folder, rope_parameters=None, rope_theta=500, rope_scaling={"type": "linear", "factor": 2})
+    config = read_config(folder)
+    assert config.rotary_theta == 500.0
+    assert config.rotary_scaling is not None
+    assert (config.rotary_scaling.kind, config.rotary_scaling.factor) == ("linear", 2.0)
+    edit(folder, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4})
+    scaling = read_config(folder).rotary_scaling
+    assert scaling is not None
+    assert (scaling.kind, scaling.original_positions) == ("yarn", 4)
+    edit(folder, rope_scaling=None, rope_theta=None)
+    assert read_config(folder).rotary_theta == 10_000.0
+    assert read_config(folder).rotary_scaling is None

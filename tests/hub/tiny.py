@@ -1,0 +1,22 @@
+"""Tiny models of all families; see tiny.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+
+class Tiny(NamedTuple):
+    """A family in tiny.yaml."""
+
+    stem: str
+    sizes: dict[str, Any]
+    cases: dict[str, tuple[str, dict[str, Any]]]
+    prefix: str = ""
+    buffer: str = ""
+
+
+_TABLE = yaml.safe_load(Path(__file__).with_name("tiny.yaml").read_text(encoding="utf-8"))
+TINY = {family: Tiny(**values) for family, values in _TABLE.items()}
