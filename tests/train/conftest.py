@@ -10,18 +10,15 @@ from typing import Any
 
 import pytest
 from tests.train.runs import (
-    TINY,
     InterruptingView,
     RecordingView,
     assert_equal_runs,
     overrides,
     random_state,
-    state_of as _state,
 )
 
 from trifold.train import Outcome, checkpoint, train
 from trifold.train.monitor import View
-from trifold.train.ranks import Ranks
 
 
 @pytest.fixture
@@ -80,35 +77,3 @@ def make_unreadable(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     for name in ("open", "iterdir"):
         monkeypatch.setattr(Path, name, guarded(getattr(Path, name)))
     return lambda place, number=errno.EACCES: errors.update({str(place): number})
-
-
-# LEGACY
-@pytest.fixture(scope="session")
-def tiny():
-    return dict(TINY)
-
-
-@pytest.fixture(scope="session")
-def interrupting():
-    return InterruptingView
-
-
-@pytest.fixture
-def listening():
-    return RecordingView()
-
-
-@pytest.fixture(scope="session")
-def state_of():
-    return _state
-
-
-@pytest.fixture
-def beside_one_that_cannot():
-    class Two(Ranks):
-        world = 2
-
-        def sum(self, values):
-            return [value + 1 for value in values]
-
-    return Two()

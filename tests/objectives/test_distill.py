@@ -1,15 +1,14 @@
-"""A student beside its teacher: whole runs, their laws, what a loss is made of, what is refused."""
+"""Training runs of a student and its teacher: laws of a run, loss terms, errors."""
 
 from __future__ import annotations
 
 import json
 import random
-from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
-import yaml
+from tests.train.runs import InterruptingView, RecordingView, assert_equal_runs, values_of
 from torch.nn import functional as F
 
 from trifold.errors import SettingsError
@@ -21,11 +20,11 @@ from trifold.train.data import load_data
 
 pytestmark = pytest.mark.slow
 
-WRITER = {
+DECODER = {
     "shape": "decoder", "positions": "learned", "norm_placement": "pre", "scale_embeddings": False,
     "d_model": 16, "n_heads": 2, "n_layers": 4, "d_ff": 32, "max_positions": 16, "dropout": 0.0,
 }  # fmt: skip
-READER = WRITER | {
+ENCODER = DECODER | {
     "shape": "encoder", "norm_placement": "post", "heads": ["lm"], "lm_head_transform": "gelu", "lm_head_bias": True,
 }  # fmt: skip
 RELATIONS = {"attention": 1.0, "values": 1.0, "queries": 0.5, "keys": 0.5}
@@ -34,19 +33,19 @@ TRAIN = {
     "steps": 12, "validate_every": 6, "save_every": 3, "keep_last": 4, "log_every": 1, "samples": 1,
 }  # fmt: skip
 TOKENIZER = {"kind": "word", "vocab_size": 40, "special": ["cls", "sep", "mask"]}
-KINDS = {"causal": WRITER, "masked": READER}
+KINDS = {"causal": DECODER, "masked": ENCODER}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Recipes of a teacher and of its student, for each kind of task, beside a text that follows a rule."""
-    folder, draw = tmp_path_factory.mktemp("distilling"), random.Random(5)
-    follows = {"sun": "rain", "rain": "snow", "snow": "hail", "hail": "fog", "fog": "sun"}
+    """Recipes of a teacher and a student for each kind of task, and a text that follows a rule."""
+    folder, rng = tmp_path_factory.mktemp("distilling"), random.Random(5)
+    next_word = {"sun": "rain", "rain": "snow", "snow": "hail", "hail": "fog", "fog": "sun"}
     lines = []
     for _ in range(80):
-        words = [draw.choice(list(follows))]
+        words = [rng.choice(list(next_word))]
         while len(words) < 9:
-            words.append(follows[words[-1]])
+            words.append(next_word[words[-1]])
         lines.append(" ".join(words))
     (folder / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     shared = {
@@ -67,71 +66,64 @@ def folder(tmp_path_factory):
             },
         }
         for name, values in recipes.items():
-            (folder / f"{name}.yaml").write_text(yaml.safe_dump(deepcopy(shared | values)), encoding="utf-8")
+            (folder / f"{name}.yaml").write_text(json.dumps(shared | values), encoding="utf-8")
     return folder
 
 
 @pytest.fixture(scope="module")
-def taught(folder):
-    """The recipe of a student whose teacher has learnt."""
+def student(folder):
+    """The recipe of a student; its teacher is trained at first use."""
 
-    def recipe(kind):
+    def student(kind):
         if not (folder / f"{kind}-teacher").exists():
             steps = {"train.steps": 60, "train.validate_every": 60, "train.save_every": 60}
             train(folder / f"{kind}-teacher.yaml", out=folder / f"{kind}-teacher", **steps)
         return folder / f"{kind}-student.yaml"
 
-    return recipe
+    return student
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(taught, interrupting, state_of, tmp_path, kind):
-    train(taught(kind), out=tmp_path / "whole")
-    outcome = train(taught(kind), out=tmp_path / "parts", view=interrupting(7))
+def test_resumed_run_equals_uninterrupted_run(student, tmp_path, kind):
+    train(student(kind), out=tmp_path / "whole")
+    outcome = train(student(kind), out=tmp_path / "parts", view=InterruptingView(7))
     assert outcome.stopped_by == "signal"
-    train(taught(kind), out=tmp_path / "parts", resume="auto")
-    ours, theirs = state_of(tmp_path / "parts"), state_of(tmp_path / "whole")
-    assert [key for key in theirs if ours[key] != theirs[key]] == []
+    train(student(kind), out=tmp_path / "parts", resume="auto")
+    assert_equal_runs(tmp_path / "parts", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_students_loss_falls_and_it_comes_closer_to_its_teacher(taught, listening, tmp_path, kind):
+def test_loss_falls_and_the_student_approaches_its_teacher(student, tmp_path, kind):
     changes = {"train.steps": 40, "train.validate_every": 20, "train.save_every": 20, "task.start": "new"}
-    train(taught(kind), out=tmp_path / "run", **changes)
-    lines = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
-    ]
-    losses = [line["valid/loss"] for line in lines if "valid/loss" in line]
+    train(student(kind), out=tmp_path / "run", **changes)
+    losses = [loss for _, loss in values_of(tmp_path / "run", "valid/loss")]
     assert losses[-1] < losses[0]
     if kind == "causal":
-        assert losses[-1] < 1.0  # nats; there are five words to choose from
-    prepared = load_data(load_recipe(taught(kind), changes), tmp_path / "again", listening)
-    batch, (learnt, _) = (
-        prepared.objective.batch(prepared.train, np.arange(9)),
-        load_model(tmp_path / "run" / "model"),
-    )
+        assert losses[-1] < 1.0  # nats; there are five words
+    data = load_data(load_recipe(student(kind), changes), tmp_path / "again", RecordingView())
+    batch = data.objective.batch(data.train, np.arange(9))
+    trained, _ = load_model(tmp_path / "run" / "model")
     with torch.no_grad():
-        new, after = (
-            prepared.objective.loss(model.eval(), batch) for model in (prepared.new_model(), learnt)
-        )
+        before, after = (data.objective.loss(model.eval(), batch) for model in (data.new_model(), trained))
     for name in ("soft", "cosine"):
-        assert float(after[name].sum) < 0.7 * float(new[name].sum)
+        assert float(after[name].sum) < 0.7 * float(before[name].sum)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_workers_share_a_batch_and_a_teacher(taught, tmp_path, kind):
+def test_workers_do_not_change_the_scores(student, tmp_path, kind):
     one, two = (
-        train(taught(kind), out=tmp_path / str(workers), **{"train.workers": workers}) for workers in (1, 2)
+        train(student(kind), out=tmp_path / str(workers), **{"train.workers": workers}) for workers in (1, 2)
     )
     assert one.scores == pytest.approx(two.scores, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_students_terms_are_those_of_the_formulas(taught, listening, tmp_path, kind):
-    """Weights, counts and sums of every term, by whole logits and states."""
-    prepared = load_data(load_recipe(taught(kind), {"task.soft": 3.0, "task.hard": 0.5}), tmp_path, listening)
-    task, model = prepared.objective, prepared.new_model().eval()
-    batch = task.batch(prepared.train, np.arange(5), draw=3)
+def test_loss_terms_follow_their_formulas(student, tmp_path, kind):
+    """Weights, counts and sums, from all logits and states."""
+    recipe = load_recipe(student(kind), {"task.soft": 3.0, "task.hard": 0.5})
+    data = load_data(recipe, tmp_path, RecordingView())
+    task, model = data.objective, data.new_model().eval()
+    batch = task.batch(data.train, np.arange(5), draw=3)
     counts, terms = task.counts(batch), task.loss(model, batch)
     real = batch.inputs.packing.real
     assert counts == {name: term.count for name, term in terms.items()}
@@ -141,40 +133,40 @@ def test_a_students_terms_are_those_of_the_formulas(taught, listening, tmp_path,
     plain = task.objective.loss(model, batch)["tokens"]
     torch.testing.assert_close(terms["tokens"].sum, plain.sum)
     teacher = task._teacher
-    mine, theirs = (made(batch.inputs)[0, :real] for made in (model, teacher))
-    p, q = ((made.lm_head(h) / 2.0).softmax(-1) for made, h in ((teacher, theirs), (model, mine)))
+    ours, theirs = (each(batch.inputs)[0, :real] for each in (model, teacher))
+    p, q = ((each.lm_head(h) / 2.0).softmax(-1) for each, h in ((teacher, theirs), (model, ours)))
     torch.testing.assert_close(terms["soft"].sum, 4 * (p * (p / q).log()).sum(), rtol=1e-3, atol=1e-4)
-    expected = (1 - F.cosine_similarity(mine, theirs)).sum()
+    expected = (1 - F.cosine_similarity(ours, theirs)).sum()
     torch.testing.assert_close(terms["cosine"].sum, expected, rtol=1e-3, atol=1e-4)
     sum((term.sum for term in terms.values()), torch.zeros(())).backward()
     assert all(p.grad is None for p in teacher.parameters())
 
 
-def test_a_student_of_every_layer_that_begins_as_its_teacher_has_nothing_to_learn_from_it(
-    taught, listening, tmp_path
-):
-    recipe = load_recipe(taught("causal"), {"model.n_layers": 4, "task.start": "spread"})
-    prepared = load_data(recipe, tmp_path, listening)
-    batch = prepared.objective.batch(prepared.train, np.arange(4))
-    terms = prepared.objective.loss(prepared.new_model().eval(), batch)
+def test_loss_terms_are_zero_for_a_copy_of_the_teacher(student, tmp_path):
+    recipe = load_recipe(student("causal"), {"model.n_layers": 4, "task.start": "spread"})
+    data = load_data(recipe, tmp_path, RecordingView())
+    batch = data.objective.batch(data.train, np.arange(4))
+    terms = data.objective.loss(data.new_model().eval(), batch)
     for name in ("soft", "cosine", *RELATIONS):
         assert float(terms[name].sum.detach()) == pytest.approx(0, abs=1e-3), name
     assert float(terms["tokens"].sum.detach()) > 0
 
 
-def test_a_student_reads_with_the_teachers_tokenizer_and_begins_as_its_layers(taught, listening, tmp_path):
-    prepared = load_data(load_recipe(taught("causal")), tmp_path, listening)
-    teacher = prepared.objective._teacher
-    assert prepared.config.vocab_size == teacher.config.vocab_size
-    assert any("that of the teacher" in line for line in listening.lines)
-    begun = dict(prepared.new_model().named_parameters())
-    learnt = dict(teacher.named_parameters())
-    for mine, layer in enumerate(evenly_spaced(2, 4)):
+def test_student_starts_with_tokenizer_and_layers_of_the_teacher(student, tmp_path):
+    view = RecordingView()
+    data = load_data(load_recipe(student("causal")), tmp_path, view)
+    teacher = data.objective._teacher
+    assert data.config.vocab_size == teacher.config.vocab_size
+    assert any("that of the teacher" in line for line in view.lines)
+    ours, theirs = (dict(model.named_parameters()) for model in (data.new_model(), teacher))
+    for ours_layer, layer in enumerate(evenly_spaced(2, 4)):
         name = "feed_forward.sublayer.in_proj.weight"
-        assert torch.equal(begun[f"decoder.blocks.{mine}.{name}"], learnt[f"decoder.blocks.{layer}.{name}"])
+        assert torch.equal(
+            ours[f"decoder.blocks.{ours_layer}.{name}"], theirs[f"decoder.blocks.{layer}.{name}"]
+        )
 
 
-REFUSED = [
+REJECTED = [
     ({"model.d_model": 8}, r"task\.cosine=0, or model\.d_model=16"),
     ({"model.d_model": 8, "task.cosine": 0.0, "task.start": "spread"}, r"task\.start: the teacher has no"),
     ({"task.start": [0, 9]}, r"task\.start: .*layers \(0, 9\)"),
@@ -188,7 +180,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED)
-def test_what_does_not_fit_is_refused(taught, listening, tmp_path, changes, message):
+@pytest.mark.parametrize(("changes", "message"), REJECTED)
+def test_unsuitable_students_are_rejected(student, tmp_path, changes, message):
     with pytest.raises(SettingsError, match=message):
-        load_data(load_recipe(taught("causal"), changes), tmp_path, listening).new_model()
+        load_data(load_recipe(student("causal"), changes), tmp_path, RecordingView()).new_model()
