@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from tests.objectives.common import eval_context, random_model
-from tests.text.noise_rows import restored
+from tests.text.corruptions import restored
 
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig

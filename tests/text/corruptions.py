@@ -1,11 +1,22 @@
-"""Random rows for corruptions: ids, free tokens, word and sentence starts."""
+"""Random rows (ids, free tokens, word or sentence starts), and every corruption as a function of a row."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 from hypothesis import strategies as st
 
-from trifold.text.corruption import MASK_CHOICES, Replacement, mask_tokens
+from trifold.text.corruption import (
+    MASK_CHOICES,
+    NOISES,
+    PREDICTION_CHOICES,
+    NoiseInput,
+    Replacement,
+    apply_noises,
+    corrupt_spans,
+    mask_tokens,
+)
 
 MASK = 4
 SPECIAL = 10  # ids below are special
@@ -47,3 +58,29 @@ def restored(inputs, targets, sentinels):
     bounds = zip(heads, np.append(heads, len(targets))[1:], strict=True)
     spans = {int(targets[head]): targets[head + 1 : end].tolist() for head, end in bounds}
     return [token for each in inputs.tolist() for token in spans.get(each, [each])]
+
+
+def _noise(kind, ids, free, starts, rng, rate):
+    return NOISES[kind](NoiseInput(ids, free, starts), rng, rate, MASK)
+
+
+def _all_noises(ids, free, starts, rng, rate):
+    return apply_noises(NoiseInput(ids, free, starts), rng, dict.fromkeys(NOISES, rate), MASK)
+
+
+def _sentinels(ids, free, starts, rng, rate):
+    return corrupt_spans(ids, free, rng, SENTINELS, min(rate, 0.9), 3.0)
+
+
+def _predicted(kind, ids, free, starts, rng, rate):
+    return (PREDICTION_CHOICES[kind](free, round(1 / rate), 5, rng),)
+
+
+# (ids, free, starts, generator, rate) -> arrays; the first are the changed ids or the chosen positions
+CORRUPTIONS = {
+    **{f"mask {kind}": partial(mask_row, kind) for kind in MASK_CHOICES},
+    **{kind: partial(_noise, kind) for kind in NOISES},
+    "all noises": _all_noises,
+    "sentinels": _sentinels,
+    **{f"predict {kind}": partial(_predicted, kind) for kind in PREDICTION_CHOICES},
+}
