@@ -9,6 +9,8 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline
 from trifold.text import TokenizerSettings, train_tokenizer
 
+SIZES = {"max_positions": 64, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+
 
 @pytest.fixture
 def pipeline() -> Pipeline:
@@ -18,16 +20,8 @@ def pipeline() -> Pipeline:
         train_tokenizer([text], TokenizerSettings(kind="char", min_frequency=1))
         for text in ("the quick brown fox.", "der schnelle Fuchs!")
     )
-    config = ModelConfig(
-        vocab_size=reader.vocab_size,
-        target_vocab_size=writer.vocab_size,
-        max_positions=64,
-        d_model=16,
-        n_layers=2,
-        n_decoder_layers=3,
-        n_heads=4,
-        d_ff=24,
-    )
+    vocabularies = {"vocab_size": reader.vocab_size, "target_vocab_size": writer.vocab_size}
+    config = ModelConfig(**SIZES, **vocabularies, n_decoder_layers=3)
     return Pipeline(Transformer(config).eval(), reader, writer)
 
 
@@ -35,9 +29,6 @@ def pipeline() -> Pipeline:
 def one_stack(request: pytest.FixtureRequest) -> Pipeline:
     """An untrained model with one stack."""
     torch.manual_seed(3)
-    own = train_tokenizer(["the quick brown fox."], TokenizerSettings(kind="char", min_frequency=1))
-    config = ModelConfig(
-        shape=request.param, heads=("lm",), vocab_size=own.vocab_size, max_positions=64, d_model=16, n_layers=2,
-        n_heads=4, d_ff=24,
-    )  # fmt: skip
-    return Pipeline(Transformer(config).eval(), own, generation={"max_new_tokens": 7})
+    tokenizer = train_tokenizer(["the quick brown fox."], TokenizerSettings(kind="char", min_frequency=1))
+    config = ModelConfig(**SIZES, shape=request.param, heads=("lm",), vocab_size=tokenizer.vocab_size)
+    return Pipeline(Transformer(config).eval(), tokenizer, generation={"max_new_tokens": 7})

@@ -10,12 +10,12 @@ from trifold.nn.config import PRESETS, ModelConfig
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_models_of_the_paper_do_not_differ(preset: str) -> None:
+def test_the_presets_of_the_paper_have_no_differences(preset: str) -> None:
     assert differences(PRESETS[preset]) == ()
 
 
-# Keys that are not differences, or only details of another key.
-SIZES = """
+# Sizes and details of other keys, which are not differences.
+IGNORED = """
 vocab_size target_vocab_size max_positions d_model n_layers n_decoder_layers n_heads n_decoder_heads d_head d_ff
 d_decoder_ff dropout embedding_dropout attention_dropout activation_dropout classifier_dropout pad_id bos_id eos_id
 decoder_start_id norm_epsilon position_offset rotary_theta relative_buckets relative_distance relative_clamp alibi_scale
@@ -24,7 +24,7 @@ image_size n_channels window_pattern heads pooler_activation pooler_width n_labe
 classifier_input classifier_transform classifier_bias logits_scale encoder_final_norm decoder_final_norm
 boundary_positions boundary_width
 """.split()
-ONE: dict[str, Any] = {
+EXAMPLES: dict[str, Any] = {
     "n_kv_heads": {"n_kv_heads": 2},
     "d_embedding": {"d_embedding": 512},
     "block_of_layer": {"block_of_layer": [0] * 6},
@@ -54,25 +54,25 @@ ONE: dict[str, Any] = {
 
 
 def other_values(key: str) -> list[Any]:
-    """The values of a key that are not the default: of a boolean, or of a set of strings."""
+    """The values of a boolean or literal key that are not the default."""
     field = ModelConfig.model_fields[key]
     return [value for value in get_args(field.annotation) or (True, False) if value != field.default]
 
 
-OTHERS = [
-    *((key, values) for key, values in ONE.items()),
+CASES = [
+    *((key, values) for key, values in EXAMPLES.items()),
     *(
         (key, {key: value})
         for key in ModelConfig.model_fields
-        if key not in SIZES and key not in ONE
+        if key not in IGNORED and key not in EXAMPLES
         for value in other_values(key)
     ),
 ]
 
 
-@pytest.mark.parametrize(("key", "values"), OTHERS, ids=str)
-def test_every_key_that_can_differ_has_a_description(key: str, values: dict[str, Any]) -> None:
-    """A new key of the config is a size, or has a phrase for each of its values."""
+@pytest.mark.parametrize(("key", "values"), CASES, ids=str)
+def test_every_architectural_key_has_a_description(key: str, values: dict[str, Any]) -> None:
+    """A new key is either ignored or has a phrase for each of its values."""
     if key == "residual":
         values |= {"shape": "decoder", "norm_placement": "pre"}
     without = {
@@ -91,7 +91,7 @@ def test_differences_of_bert() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_parts_of_the_paper_are_the_same(preset: str) -> None:
+def test_all_parts_of_the_presets_are_the_same(preset: str) -> None:
     for part in compare(PRESETS[preset]):
         assert (part.verdict, part.what) == ("same", part.paper)
         assert part.size

@@ -1,21 +1,138 @@
-"""Costs by formula against costs that were measured."""
+"""Parameters, FLOPs and memory by formula equal those that are counted and measured."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from trifold.look.costs import count_parameters, forward_flops, inference_memory
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.errors import SettingsError
+from trifold.look.costs import (
+    attention_matrices,
+    count_parameters,
+    forward_flops,
+    inference_memory,
+    parameter_table,
+)
+from trifold.nn import PRESETS, Inputs, ModelConfig, Transformer
 from trifold.nn.losses import linear_cross_entropy
 from trifold.recipe import TrainSettings
 from trifold.train.device import Machine
 from trifold.train.memory import TrainingMemory, estimate_memory, saved_elements
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
-SMALL = {"vocab_size": 100, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 160, "max_positions": 64}
+# --- parameters ----------------------------------------------------------------------------------------
+
+
+@st.composite
+def configs(draw):
+    heads = draw(st.sampled_from([2, 4]))
+    values = {
+        "shape": draw(st.sampled_from(["encoder-decoder", "encoder", "decoder"])),
+        "vocab_size": draw(st.integers(10, 40)),
+        "target_vocab_size": draw(st.sampled_from([None, 23])),
+        "max_positions": 16,
+        "d_model": 8 * heads,
+        "n_layers": draw(st.integers(1, 3)),
+        "n_decoder_layers": draw(st.sampled_from([None, 1])),
+        "n_heads": heads,
+        "n_kv_heads": draw(st.sampled_from([None, 1, 2])),
+        "d_head": draw(st.sampled_from([None, 6])),
+        "d_ff": draw(st.integers(5, 30)),
+        "positions": draw(st.sampled_from(["sinusoidal", "learned", "rotary", "relative", "none"])),
+        "norm": draw(st.sampled_from(["layer", "rms"])),
+        "norm_bias": draw(st.booleans()),
+        "norm_placement": draw(st.sampled_from(["post", "pre", "sandwich"])),
+        "encoder_final_norm": draw(st.sampled_from([None, True, False])),
+        "embedding_norm": draw(st.booleans()),
+        "n_token_types": draw(st.sampled_from([0, 2])),
+        "gated": draw(st.booleans()),
+        "attention_bias": draw(st.booleans()),
+        "attention_out_bias": draw(st.sampled_from([None, True, False])),
+        "feed_forward_bias": draw(st.booleans()),
+        "tie_lm_head": draw(st.booleans()),
+        "lm_head_bias": draw(st.booleans()),
+        "n_labels": 3,
+    }
+    if values["shape"] == "encoder":
+        values["heads"] = ("lm", "pooler", "next-sentence", "sequence", "token", "span", "boundary")
+        values["lm_head_transform"] = draw(st.sampled_from([None, "gelu"]))
+        values["classifier_transform"] = draw(st.sampled_from([None, "tanh"]))
+        widths = [4, values["d_model"], None] if values["lm_head_transform"] else [values["d_model"], None]
+        values["d_embedding"] = draw(st.sampled_from(widths))
+    if values["shape"] == "encoder-decoder":
+        values["d_decoder_ff"] = draw(st.sampled_from([None, 9]))
+    elif values["norm_placement"] == "pre":
+        values["residual"] = draw(st.sampled_from(["sequential", "parallel", "parallel-two-norms"]))
+    if values["n_decoder_layers"] is None:
+        values["block_of_layer"] = draw(st.sampled_from([None, (0,) * values["n_layers"]]))
+    if values["positions"] == "learned":
+        values["position_offset"] = draw(st.sampled_from([0, 2]))
+    try:
+        return ModelConfig.parse(values)
+    except SettingsError:  # only an encoder-decoder has a target vocabulary
+        return ModelConfig.parse(values | {"target_vocab_size": None})
+
+
+def built(config: ModelConfig) -> Transformer:
+    """The model on the meta device."""
+    with torch.device("meta"):
+        return Transformer(config)
+
+
+@settings(max_examples=40)
+@given(configs())
+def test_formulas_equal_the_parameter_counts(config):
+    parts = parameter_table(config)
+    assert (
+        sum(part.parameters for part in parts) == count_parameters(config) == built(config).count_parameters()
+    )
+    assert len({part.name for part in parts}) == len(parts)
+    assert all(part.formula for part in parts)
+
+
+@settings(max_examples=40)
+@given(configs())
+def test_parts_have_the_parameters_of_their_modules(config):
+    model = built(config)
+    parts = {part.name: part.parameters for part in parameter_table(config)}
+    for side in ("encoder", "decoder"):
+        stack = getattr(model, side)
+        for part in ("self_attention", "feed_forward"):
+            sublayers = [getattr(block, part).sublayer for block in stack.blocks] if stack else []
+            expected = sum(p.numel() for layer in sublayers for p in layer.parameters())
+            assert parts.get(f"{side} {part.replace('_', '-')}", 0) == expected
+
+
+@settings(max_examples=40)
+@given(configs())
+def test_attention_matrices_are_the_four_projections(config):
+    attention = built(config).get_submodule(
+        ("encoder" if config.encoder_layers else "decoder") + ".blocks.0.self_attention"
+    )
+    matrices = [p for name, p in attention.sublayer.named_parameters() if name.endswith("proj.weight")]
+    assert len(matrices) == 4
+    assert sum(p.numel() for p in matrices) == attention_matrices(config)
+
+
+def test_parameters_of_image_models():
+    config = ModelConfig(
+        shape="encoder", d_model=16, n_heads=2, image_size=(8, 8), patch_size=(4, 2), max_positions=9,
+        positions="learned", heads=("sequence",), n_labels=7, norm_placement="pre",
+    )  # fmt: skip
+    assert count_parameters(config) == built(config).count_parameters()
+
+
+@pytest.mark.parametrize("preset", ["transformer-base", "transformer-big"])
+def test_the_formula_counts_the_presets(preset):
+    assert count_parameters(PRESETS[preset]) == built(PRESETS[preset]).count_parameters()
+
+
+# --- FLOPs and memory ----------------------------------------------------------------------------------
+
+SIZES = {"vocab_size": 100, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 160, "max_positions": 64}
 VARIANTS = [
     {},
     {"shape": "encoder"},
@@ -36,7 +153,7 @@ VARIANTS = [
 
 @pytest.fixture(params=VARIANTS, ids=str)
 def config(request):
-    return ModelConfig(**{**SMALL, **request.param})
+    return ModelConfig(**{**SIZES, **request.param})
 
 
 def hidden(model: Transformer, source: Inputs, target: Inputs) -> torch.Tensor:
@@ -45,8 +162,9 @@ def hidden(model: Transformer, source: Inputs, target: Inputs) -> torch.Tensor:
     return model(source if model.config.shape == "encoder" else target)
 
 
+@slow
 @pytest.mark.parametrize(("source_length", "target_length"), [(7, 7), (20, 11), (1, 30)])
-def test_flops_equal_the_measured_count(config, source_length, target_length):
+def test_flops_equal_the_counted_ones(config, source_length, target_length):
     rows = 5
     with torch.device("meta"):
         model = Transformer(config).eval()
@@ -63,15 +181,10 @@ def test_flops_equal_the_measured_count(config, source_length, target_length):
     assert flops.training == (3 * flops.source, 3 * flops.target)
 
 
+@slow
 def test_flops_of_a_masked_language_model():
-    config = ModelConfig(
-        **SMALL,
-        shape="encoder",
-        heads=("lm",),
-        lm_head_transform="gelu",
-        d_embedding=16,
-        block_of_layer=(0, 0),
-    )
+    head = {"heads": ("lm",), "lm_head_transform": "gelu", "d_embedding": 16}
+    config = ModelConfig(**SIZES, **head, shape="encoder", block_of_layer=(0, 0))
     with torch.device("meta"):
         model, tokens = Transformer(config).eval(), Inputs(torch.zeros(3, 9, dtype=torch.long))
         with FlopCounterMode(display=False) as counter:
@@ -79,18 +192,12 @@ def test_flops_of_a_masked_language_model():
     assert counter.get_total_flops() == 3 * 9 * forward_flops(config, 9, 9).source
 
 
-def test_flops_of_pictures():
-    """Four tokens: three patches, which a matrix makes, and the class token, which is a parameter."""
-    sizes = {key: SMALL[key] for key in ("d_model", "n_layers", "n_heads", "d_ff")}
-    config = ModelConfig(
-        **sizes,
-        shape="encoder",
-        positions="learned",
-        image_size=(4, 18),
-        patch_size=(4, 6),
-        n_channels=3,
-        max_positions=4,
-    )
+@slow
+def test_flops_of_image_models():
+    """Four tokens: three patches, which are a matmul, and the class token, which is a parameter."""
+    sizes = {key: SIZES[key] for key in ("d_model", "n_layers", "n_heads", "d_ff")}
+    image = {"image_size": (4, 18), "patch_size": (4, 6), "n_channels": 3, "max_positions": 4}
+    config = ModelConfig(**sizes, **image, shape="encoder", positions="learned")
     with torch.device("meta"):
         model, pixels = Transformer(config).eval(), Inputs(pixels=torch.zeros(5, 3, 4, 18))
         with FlopCounterMode(display=False) as counter:
@@ -98,29 +205,33 @@ def test_flops_of_pictures():
     assert counter.get_total_flops() == 5 * 4 * forward_flops(config, 4, 4).source
 
 
+@slow
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_activations_are_those_that_autograd_keeps(config, dropout):
+def test_activation_memory_equals_the_tensors_that_autograd_saves(config, dropout):
     rows, length = 40, 24
     config = config.model_copy(update={"dropout": dropout})
     model = Transformer(config).train()
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    kept: dict[int, torch.Tensor] = {}
+    parameters_and_buffers = {
+        tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())
+    }
+    saved: dict[int, torch.Tensor] = {}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        place = tensor.untyped_storage().data_ptr()
-        if place not in own:
-            kept[place] = tensor
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        address = tensor.untyped_storage().data_ptr()
+        if address not in parameters_and_buffers:
+            saved[address] = tensor
         return tensor
 
     tokens = torch.randint(4, 70, (rows, length))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         states = hidden(model, Inputs(tokens), Inputs(tokens)).flatten(0, 1)
         if model.lm_head is not None:
             linear_cross_entropy(states, model.lm_head.weight, model.lm_head.bias, tokens.flatten(), 0.1)
-    measured = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    measured = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
     assert 4 * saved_elements(config, rows * length, length) == pytest.approx(measured, rel=0.06)
 
 
+@slow
 def test_cache_memory_equals_the_real_size(config):
     if config.decoder_layers == 0:
         assert inference_memory(config).cache_per_target_token == 0
@@ -132,17 +243,18 @@ def test_cache_memory_equals_the_real_size(config):
         model.decode(tokens, memory, cache)
     per_token = 0
     for layer in cache.layers:
-        sized = config.decoder_side
-        none = torch.zeros(1, sized.kv_heads, 0, sized.head_width)
-        keys, values = layer.own.update(none, none)
-        assert keys.shape == (1, sized.kv_heads, 9, sized.head_width)
+        side = config.decoder_side
+        empty = torch.zeros(1, side.kv_heads, 0, side.head_width)
+        keys, values = layer.own.update(empty, empty)
+        assert keys.shape == (1, side.kv_heads, 9, side.head_width)
         per_token += (keys.nbytes + values.nbytes) // 9
     assert inference_memory(config).cache_per_target_token == per_token
     assert inference_memory(config, "bfloat16").cache_per_target_token == per_token // 2
     assert (inference_memory(config).cache_per_source_token > 0) == (memory is not None)
 
 
-def test_training_holds_weights_gradients_two_averages_and_a_model_to_validate(config):
+@slow
+def test_training_memory_by_part(config):
     parameters = count_parameters(config)
 
     def estimate(dtype: torch.dtype = torch.float32, workers: int = 1, device: str = "cpu") -> TrainingMemory:
@@ -157,7 +269,8 @@ def test_training_holds_weights_gradients_two_averages_and_a_model_to_validate(c
     assert estimate(torch.bfloat16).weights == 6 * parameters
 
 
-def test_long_sequences_keep_no_weights():
-    config = ModelConfig(**SMALL)
+@slow
+def test_long_sequences_save_no_attention_weights():
+    config = ModelConfig(**SIZES)
     per_token = [saved_elements(config, 1, length) for length in (64, 128, 129, 4096)]
     assert per_token[0] < per_token[1] > per_token[2] == per_token[3]

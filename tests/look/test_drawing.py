@@ -24,22 +24,22 @@ def config(request):
 
 def test_every_box_is_closed(config):
     lines = draw_architecture(config).split("\n")
-    sheet = [line.ljust(max(map(len, lines))) for line in lines]
+    canvas = [line.ljust(max(map(len, lines))) for line in lines]
     corners = [
         (row, left)
-        for row, line in enumerate(sheet)
+        for row, line in enumerate(canvas)
         for left, character in enumerate(line)
         if character == "┌"
     ]
-    # Below the corner of a box is its side; the memory's way starts with a corner too, but stands on a box.
-    boxes = [(row, left) for row, left in corners if sheet[row + 1][left] == "│"]
+    # A side is below the corner of a box. The memory arrow starts with a corner too, but on top of a box.
+    boxes = [(row, left) for row, left in corners if canvas[row + 1][left] == "│"]
     for row, left in boxes:
-        right = sheet[row].index("┐", left)
-        bottom = next(r for r in range(row + 1, len(sheet)) if sheet[r][left] == "└")
-        assert sheet[bottom][left : right + 1] == "└" + "─" * (right - left - 1) + "┘"
-        assert {sheet[r][right] for r in range(row + 1, bottom)} == {"│"}
-        # The memory's arrow crosses the decoder's side once.
-        assert [sheet[r][left] for r in range(row + 1, bottom)].count("│") >= bottom - row - 2
+        right = canvas[row].index("┐", left)
+        bottom = next(r for r in range(row + 1, len(canvas)) if canvas[r][left] == "└")
+        assert canvas[bottom][left : right + 1] == "└" + "─" * (right - left - 1) + "┘"
+        assert {canvas[r][right] for r in range(row + 1, bottom)} == {"│"}
+        # The memory arrow crosses the side of the decoder once.
+        assert [canvas[r][left] for r in range(row + 1, bottom)].count("│") >= bottom - row - 2
     stacks = bool(config.encoder_layers) + bool(config.decoder_layers)
     norms = 0 if config.norm_placement == "post" else stacks
     assert len(boxes) == 4 * stacks + norms + (config.decoder_layers > 0) + (

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from trifold.errors import TrifoldError, UsageError
 from trifold.look import plots
 from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline
@@ -26,13 +27,13 @@ def test_read_metric_returns_one_key(tmp_path):
 
 @given(numbers)
 def test_moving_average_stays_within_the_range_of_its_inputs(values):
-    for place, mean in enumerate(plots.smooth(values)):
-        seen = values[: place + 1]
-        assert min(seen) - 1e-9 <= mean <= max(seen) + 1e-9
+    for index, mean in enumerate(plots.smooth(values)):
+        averaged = values[: index + 1]
+        assert min(averaged) - 1e-9 <= mean <= max(averaged) + 1e-9
 
 
 @given(st.floats(-100, 100), st.integers(1, 20))
-def test_moving_average_of_a_constant(value, count):
+def test_the_moving_average_of_a_constant_is_the_constant(value, count):
     assert plots.smooth([value] * count) == pytest.approx([value] * count)
 
 
@@ -52,15 +53,8 @@ TEXT = "def f(a):\n    return a + 1"
 def pipeline():
     tokenizer = train_tokenizer([TEXT] * 5, TokenizerSettings(kind="byte-bpe", vocab_size=280))
     torch.manual_seed(1)
-    config = ModelConfig(
-        shape="decoder",
-        vocab_size=tokenizer.vocab_size,
-        max_positions=64,
-        d_model=16,
-        n_layers=1,
-        n_heads=2,
-        d_ff=16,
-    )
+    sizes = {"max_positions": 64, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
+    config = ModelConfig(shape="decoder", vocab_size=tokenizer.vocab_size, **sizes)
     return Pipeline(Transformer(config).eval(), tokenizer)
 
 
@@ -80,13 +74,27 @@ def test_text_size_includes_blank_lines():
     assert plots.text_size(texts) == (4, 8)
 
 
-def test_text_beyond_the_size_is_left_out():
+def test_text_beyond_the_size_is_omitted():
     pytest.importorskip("matplotlib")
     axis = plots.new_figure(2, 2).subplots()
-    plots.draw_probabilities(
-        axis,
-        [[plots.TokenText("abc", None), plots.TokenText("\nd", 0.25)], [plots.TokenText("e", 1.0)]],
-        2,
-        2,
-    )
+    first = [plots.TokenText("abc", None), plots.TokenText("\nd", 0.25)]
+    plots.draw_probabilities(axis, [first, [plots.TokenText("e", 1.0)]], 2, 2)
     assert [text.get_text() for text in axis.texts] == ["a", "b", "d"]
+
+
+@pytest.mark.parametrize("ending", plots.FORMATS)
+def test_the_picture_format_follows_the_file_name(tmp_path, ending):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "new" / f"a{ending}"
+    assert plots.save_figure(plots.new_figure(1, 1), path, 40) == path
+    starts = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+    assert path.read_bytes().startswith(starts[ending])
+
+
+def test_an_unwritable_path_is_named(tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").touch()
+    with pytest.raises(TrifoldError, match="file"):
+        plots.save_figure(plots.new_figure(1, 1), tmp_path / "file" / "a.png")
+    with pytest.raises(UsageError, match=r"\.png"):
+        plots.save_figure(plots.new_figure(1, 1), tmp_path / "a.txt")

@@ -13,22 +13,22 @@ from tests.text import folders
 import trifold
 from trifold.pipeline import Pipeline
 
-SMALL = {
+SIZES = {
     "max_position_embeddings": 66,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 48,
 }
-DISTILLED = {"max_position_embeddings": 66, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+DISTILBERT_SIZES = {"max_position_embeddings": 66, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
 
 # model_type -> prefix of its classes, writer of its tokenizer files, sizes.
 FAMILIES: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any]]] = {
-    "bert": ("Bert", folders.OLD["bert uncased"], SMALL),
-    "roberta": ("Roberta", folders.OLD["roberta"], SMALL),
-    "distilbert": ("DistilBert", folders.OLD["distilbert"], DISTILLED),
-    # One layer, because random layers with shared weights make all tokens alike.
-    "albert": ("Albert", folders.OLD["albert"], SMALL | {"embedding_size": 16, "num_hidden_layers": 1}),
+    "bert": ("Bert", folders.OLD["bert uncased"], SIZES),
+    "roberta": ("Roberta", folders.OLD["roberta"], SIZES),
+    "distilbert": ("DistilBert", folders.OLD["distilbert"], DISTILBERT_SIZES),
+    # One layer, because several random layers with shared weights give all tokens similar states.
+    "albert": ("Albert", folders.OLD["albert"], SIZES | {"embedding_size": 16, "num_hidden_layers": 1}),
 }
 TEXTS = [
     "the quick brown fox played with naïve wolves",
@@ -68,5 +68,12 @@ def both(folder: Path, family: str, suffix: str, **options: Any) -> Both:
     return Both(trifold.load(folder), model, tokenizer, folder)
 
 
-def close(mine: float, theirs: float) -> bool:
-    return mine == pytest.approx(float(theirs), rel=1e-5, abs=1e-5)
+def close(got: float, expected: float) -> bool:
+    return got == pytest.approx(float(expected), rel=1e-5, abs=1e-5)
+
+
+def assert_same(got: list[Any], expected: list[dict[str, Any]], **fields: str) -> None:
+    """Equal fields (our name=name in transformers), and approximately equal scores."""
+    for own, name in fields.items():
+        assert [getattr(one, own) for one in got] == [one[name] for one in expected]
+    assert all(close(a.score, b["score"]) for a, b in zip(got, expected, strict=True))

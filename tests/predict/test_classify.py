@@ -1,4 +1,4 @@
-"""Classification of texts, pairs and images equals the pipelines of transformers."""
+"""Classification of texts, pairs and images, and next-sentence prediction, equal those of transformers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.hub.parity import with_large_heads
-from tests.predict.references import FAMILIES, TEXTS, both, close
+from tests.predict.references import FAMILIES, TEXTS, assert_same, both, close
 
 import trifold
 
@@ -17,30 +17,25 @@ pytestmark = pytest.mark.filterwarnings("default")
 NAMES = {0: "sad", 1: "glad", 2: "so so", 3: "no idea"}
 PROBLEMS = {
     "one class": {"id2label": NAMES, "problem_type": "single_label_classification"},
-    "nothing said": {"id2label": NAMES},
-    "any number of classes": {"id2label": NAMES, "problem_type": "multi_label_classification"},
-    "a number": {"num_labels": 1, "problem_type": "regression"},
-    "yes or no": {"num_labels": 1},
+    "no problem type": {"id2label": NAMES},
+    "multi-label": {"id2label": NAMES, "problem_type": "multi_label_classification"},
+    "regression": {"num_labels": 1, "problem_type": "regression"},
+    "one label": {"num_labels": 1},
     "no names": {"num_labels": 5},
 }
-
-
-def same(mine, theirs):
-    assert [one.label for one in mine] == [one["label"] for one in theirs]
-    assert all(close(a.score, b["score"]) for a, b in zip(mine, theirs, strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_classes_equal_those_of_transformers(family, tmp_path):
     pair = both(tmp_path, family, "ForSequenceClassification", id2label=NAMES)
     theirs = pair.pipeline("text-classification")
-    for mine, expected in zip(pair.ours.classify(TEXTS, top_k=3), theirs(TEXTS, top_k=3), strict=True):
-        same(mine, expected)
+    for got, expected in zip(pair.ours.classify(TEXTS, top_k=3), theirs(TEXTS, top_k=3), strict=True):
+        assert_same(got, expected, label="label")
     seconds = TEXTS[::-1]
     given = [{"text": a, "text_pair": b} for a, b in zip(TEXTS, seconds, strict=True)]
     found = pair.ours.classify(TEXTS, seconds, top_k=None)
-    for mine, one in zip(found, given, strict=True):
-        same(mine, theirs(one, top_k=None))
+    for got, one in zip(found, given, strict=True):
+        assert_same(got, theirs(one, top_k=None), label="label")
 
 
 @pytest.mark.parametrize("family", ["albert", "bert"])
@@ -59,7 +54,7 @@ def test_segments_follow_the_settings_or_the_tokenizer_class(family, configured,
     given = {"text": TEXTS[0], "text_pair": TEXTS[1]}
     ours = trifold.load(tmp_path)
     found = ours.classify(TEXTS[0], TEXTS[1], top_k=None)
-    same(found, theirs(given, top_k=None))
+    assert_same(found, theirs(given, top_k=None), label="label")
     plain = pair.ours.classify(TEXTS[0], TEXTS[1], top_k=None)
     assert (found == plain) == (configured == (family == "bert"))
 
@@ -69,24 +64,42 @@ def test_scores_follow_the_problem_type_and_labels_survive_saving(problem, tmp_p
     options = PROBLEMS[problem]
     pair = both(tmp_path / "theirs", "bert", "ForSequenceClassification", **options)
     expected = pair.pipeline("text-classification")(TEXTS, top_k=None)
-    for mine, one in zip(pair.ours.classify(TEXTS, top_k=None), expected, strict=True):
-        same(mine, one)
+    for got, one in zip(pair.ours.classify(TEXTS, top_k=None), expected, strict=True):
+        assert_same(got, one, label="label")
     pair.ours.save(tmp_path / "back")
     before, after = (
         json.loads((tmp_path / name / "config.json").read_text("utf-8")) for name in ("theirs", "back")
     )
     assert after.get("problem_type") == before.get("problem_type")
-    again, names = type(pair.theirs).from_pretrained(tmp_path / "back").config, pair.theirs.config.id2label
-    assert (again.id2label, again.label2id) == (names, {name: number for number, name in names.items()})
+    reloaded, names = type(pair.theirs).from_pretrained(tmp_path / "back").config, pair.theirs.config.id2label
+    assert (reloaded.id2label, reloaded.label2id) == (names, {name: number for number, name in names.items()})
     assert trifold.load(tmp_path / "back").classify(TEXTS) == pair.ours.classify(TEXTS)
 
 
+@pytest.mark.parametrize(
+    ("family", "suffix"), [("bert", "ForNextSentencePrediction"), ("albert", "ForPreTraining")]
+)
+def test_next_sentence_predictions_equal_those_of_transformers(family, suffix, tmp_path):
+    pair = both(tmp_path, family, suffix)
+    seconds = TEXTS[::-1]
+    found = pair.ours.predict(TEXTS, seconds, task="next-sentence")
+    for first, second, got in zip(TEXTS, seconds, found, strict=True):
+        with torch.no_grad():
+            out = pair.theirs(**pair.tokenizer(first, second, return_tensors="pt"))
+        expected = (out.logits if suffix.startswith("ForNext") else out.sop_logits).softmax(-1)[0, 0]
+        assert close(got.score, expected)
+        assert got.follows == bool(expected > 0.5)
+    assert pair.ours.next_sentence(TEXTS, seconds) == found
+
+
+# --- images --------------------------------------------------------------------------------------------
+
 PROCESSORS = {
-    "as made": {"size": {"height": 12, "width": 12}},
+    "default": {"size": {"height": 12, "width": 12}},
     "other steps": {
         "size": {"height": 12, "width": 12}, "resample": 3, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]
     },
-    "neither rescaled nor normalised": {
+    "neither rescaled nor normalized": {
         "size": {"height": 12, "width": 12}, "do_rescale": False, "do_normalize": False, "resample": 0
     },
     "lanczos": {"size": {"height": 12, "width": 12}, "resample": 1, "rescale_factor": 0.01},
@@ -94,26 +107,26 @@ PROCESSORS = {
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory):
+def image_files(tmp_path_factory):
     image = pytest.importorskip("PIL.Image")
-    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(5)
+    folder, random = tmp_path_factory.mktemp("image_files"), np.random.default_rng(5)
     pictures = {
-        "colour.png": image.fromarray(random.integers(0, 256, (31, 40, 3), dtype=np.uint8)),
+        "color.png": image.fromarray(random.integers(0, 256, (31, 40, 3), dtype=np.uint8)),
         "photo.jpg": image.fromarray(random.integers(0, 256, (20, 9, 3), dtype=np.uint8)),
-        "grey.png": image.fromarray(random.integers(0, 256, (12, 12), dtype=np.uint8)),
+        "gray.png": image.fromarray(random.integers(0, 256, (12, 12), dtype=np.uint8)),
         "clear.png": image.fromarray(random.integers(0, 256, (15, 18, 4), dtype=np.uint8)),
         "few.png": image.fromarray(random.integers(0, 256, (9, 9, 3), dtype=np.uint8)).quantize(16),
     }
     for name, picture in pictures.items():
         picture.save(folder / name)
     turned = image.Exif()
-    turned[0x0112] = 6  # the camera lay on its side
-    pictures["colour.png"].save(folder / "turned.jpg", exif=turned)
+    turned[0x0112] = 6  # rotated by 90°
+    pictures["color.png"].save(folder / "turned.jpg", exif=turned)
     return sorted(str(path) for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_classes_of_images_equal_those_of_transformers(processor, photos, tmp_path):
+def test_classes_of_images_equal_those_of_transformers(processor, image_files, tmp_path):
     transformers = pytest.importorskip("transformers")
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
@@ -126,9 +139,9 @@ def test_classes_of_images_equal_those_of_transformers(processor, photos, tmp_pa
     prepare.save_pretrained(tmp_path)
     theirs = transformers.pipeline("image-classification", model=model, image_processor=prepare)
     ours = trifold.load(tmp_path)
-    for mine, expected in zip(ours.classify(photos), theirs(photos), strict=True):
-        same(mine, expected)
-    ours.save(tmp_path / "again")
-    again = trifold.load(tmp_path / "again")
-    assert again.pictures == ours.pictures
-    assert again.classify(photos[0]) == ours.classify(photos[0])
+    for got, expected in zip(ours.classify(image_files), theirs(image_files), strict=True):
+        assert_same(got, expected, label="label")
+    ours.save(tmp_path / "reloaded")
+    reloaded = trifold.load(tmp_path / "reloaded")
+    assert reloaded.pictures == ours.pictures
+    assert reloaded.classify(image_files[0]) == ours.classify(image_files[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.hub.parity import randomised
-from tests.predict.references import FAMILIES, TEXTS, both, close
+from tests.predict.references import FAMILIES, TEXTS, assert_same, both
 from tests.text import folders
 
 import trifold
@@ -13,11 +13,11 @@ from trifold.errors import DataError
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-SIDE = {"layers": 1, "attention_heads": 4, "ffn_dim": 48}
+STACK_SIZES = {"layers": 1, "attention_heads": 4, "ffn_dim": 48}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_results_equal_those_of_transformers(family, tmp_path):
+def test_fillings_equal_those_of_transformers(family, tmp_path):
     pair = both(tmp_path, family, "ForMaskedLM")
     theirs = pair.pipeline("fill-mask", top_k=7)
     mask = pair.tokenizer.mask_token
@@ -27,23 +27,18 @@ def test_results_equal_those_of_transformers(family, tmp_path):
         f"{TEXTS[0]} {mask}",
         f"fox{mask}.",
     ]
-    for mine, expected in zip(pair.ours.fill_mask(texts, top_k=7), theirs(texts), strict=True):
-        assert len(mine) == 1
-        assert [one.token for one in mine[0]] == [one["token"] for one in expected]
-        assert [one.text for one in mine[0]] == [one["token_str"] for one in expected]
-        assert [one.sequence for one in mine[0]] == [one["sequence"] for one in expected]
-        assert all(close(a.score, b["score"]) for a, b in zip(mine[0], expected, strict=True))
+    for got, expected in zip(pair.ours.fill_mask(texts, top_k=7), theirs(texts), strict=True):
+        assert len(got) == 1
+        assert_same(got[0], expected, token="token", text="token_str", sequence="sequence")
 
 
 def test_several_masks_are_filled_independently(tmp_path):
     pair = both(tmp_path, "bert", "ForMaskedLM")
     text = "the [MASK] brown [MASK]"
     expected = pair.pipeline("fill-mask", top_k=3)(text)
-    mine = pair.ours.fill_mask(text, top_k=3)
-    assert [[one.token for one in mask] for mask in mine] == [
-        [one["token"] for one in mask] for mask in expected
-    ]
-    for mask in mine:
+    got = pair.ours.fill_mask(text, top_k=3)
+    for mask, expected_mask in zip(got, expected, strict=True):
+        assert_same(mask, expected_mask, token="token")
         for one in mask:
             assert one.sequence.count("[MASK]") == 1 + (one.text == "[MASK]")
             assert "[CLS]" not in one.sequence or one.text == "[CLS]"
@@ -59,7 +54,7 @@ def test_an_encoder_decoder_fills_masks_too(tmp_path):
     transformers = pytest.importorskip("transformers")
     folders.OLD["bart"](tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    sides = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in SIDE.items()}
+    sides = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in STACK_SIZES.items()}
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "bos", "eos")}
     torch.manual_seed(4)
     config = transformers.BartConfig(
@@ -70,6 +65,5 @@ def test_an_encoder_decoder_fills_masks_too(tmp_path):
     theirs = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer, top_k=3)
     texts = [f"{text} <mask> fox" for text in TEXTS]
     found = trifold.load(tmp_path).fill_mask(texts, top_k=3)
-    for mine, expected in zip(found, theirs(texts), strict=True):
-        assert [one.token for one in mine[0]] == [one["token"] for one in expected]
-        assert all(close(a.score, b["score"]) for a, b in zip(mine[0], expected, strict=True))
+    for got, expected in zip(found, theirs(texts), strict=True):
+        assert_same(got[0], expected, token="token")

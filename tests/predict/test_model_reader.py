@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as some
+from hypothesis import given, settings, strategies as st
 from tests.cli.readers import BERT, HEADS, model_of
 from tests.text import folders
 
@@ -17,8 +17,8 @@ from trifold.pipeline import Pipeline, load
 from trifold.predict.predict import TASKS
 from trifold.text import Tokenizer, TokenizerSettings, read_tokenizer, train_tokenizer
 
-LINE = some.lists(some.sampled_from(folders.WORDS[:40]), min_size=1, max_size=4).map(" ".join)
-LINES = some.lists(LINE, min_size=1, max_size=5)
+LINE = st.lists(st.sampled_from(folders.WORDS[:40]), min_size=1, max_size=4).map(" ".join)
+LINES = st.lists(LINE, min_size=1, max_size=5)
 
 
 @cache
@@ -34,14 +34,14 @@ def pipes(tmp_path_factory) -> dict[str, Pipeline]:
 
 @pytest.mark.parametrize("task", TASKS)
 @settings(max_examples=15)
-@given(texts=LINES, tokens=some.sampled_from([1, 30, 4096]))
+@given(texts=LINES, tokens=st.sampled_from([1, 30, 4096]))
 def test_results_do_not_depend_on_the_batch(pipes, task, texts, tokens):
     pipe = pipes[task]
     texts = [f"{text} [MASK]" for text in texts] if task == "fill-mask" else texts
     pairs = [text[::-1] or "x" for text in texts] if TASKS[task].pairs == "must" else None
-    done: list[int] = []
-    together = pipe.predict(texts, pairs, task=task, batch_tokens=tokens, on_done=done.append)
-    assert sum(done) == len(texts)
+    finished: list[int] = []
+    together = pipe.predict(texts, pairs, task=task, batch_tokens=tokens, on_done=finished.append)
+    assert sum(finished) == len(texts)
     for number, text in enumerate(texts):
         alone = pipe.predict(text, None if pairs is None else pairs[number], task=task)
         assert _near(together[number], alone)
@@ -61,10 +61,10 @@ def _near(one: Any, other: Any) -> bool:
 def test_predictions_do_not_change_the_model(pipes):
     pipe = pipes["classify"]
     pipe.model.train()
-    noisy = pipe.classify("the quick fox")
+    in_training = pipe.classify("the quick fox")
     assert pipe.model.training
     pipe.model.eval()
-    assert noisy == pipe.classify("the quick fox")  # no dropout while it reads
+    assert in_training == pipe.classify("the quick fox")  # no dropout
     assert all(parameter.grad is None for parameter in pipe.model.parameters())
 
 
@@ -74,22 +74,22 @@ def test_a_long_text_is_an_error_or_truncated(pipes):
         DataError, match=r"text 2 of 2: .* reads at most 48; shorten the text, or truncate it"
     ):
         pipe.classify(["fox", long])
-    told: list[str] = []
-    cut = pipe.classify(["fox", long], on_overflow="truncate", on_cut=told.append)
-    assert len(told) == 1 and told[0].startswith("1 texts were cut to fit")
-    assert _near(cut[0], pipe.classify("fox"))
+    messages: list[str] = []
+    truncated = pipe.classify(["fox", long], on_overflow="truncate", on_cut=messages.append)
+    assert len(messages) == 1 and messages[0].startswith("1 texts were cut to fit")
+    assert _near(truncated[0], pipe.classify("fox"))
     with pytest.raises(UsageError, match="on_overflow: 'window' is neither error nor truncate"):
         pipe.classify("fox", on_overflow="window")
 
 
 def test_segments_follow_the_settings_of_the_tokenizer(pipes, tmp_path):
     pipe = pipes["classify"]
-    told = pipe.classify("the fox", "a wolf")
+    expected = pipe.classify("the fox", "a wolf")
     pipe.save(tmp_path)
-    assert load(tmp_path).classify("the fox", "a wolf") == told
+    assert load(tmp_path).classify("the fox", "a wolf") == expected
     words = Tokenizer(pipe.tokenizer.library, names=pipe.tokenizer.names, complete=False)
     assert pipe.tokenizer.has_token_types and not words.has_token_types
-    assert not _near(Pipeline(pipe.model, words).classify("the fox", "a wolf"), told)
+    assert not _near(Pipeline(pipe.model, words).classify("the fox", "a wolf"), expected)
 
 
 def test_the_tokenizer_of_another_model_is_an_error(pipes):
@@ -105,17 +105,11 @@ def test_a_missing_tokenizer_is_an_error(pipes):
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 @pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
-def test_embeddings_of_other_shapes(shape, pooling, pipes):
+def test_embeddings_of_other_shapes_pool_the_last_states(shape, pooling, pipes):
     words = pipes["embed"].tokenizer
-    sizes = {
-        "vocab_size": words.vocab_size,
-        "max_positions": 40,
-        "d_model": 16,
-        "n_layers": 2,
-        "n_heads": 4,
-        "d_ff": 24,
-    }
-    pipe = Pipeline(Transformer(ModelConfig.parse({"shape": shape, **sizes})).eval(), words)
+    sizes = {"max_positions": 40, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+    config = ModelConfig.parse({"shape": shape, "vocab_size": words.vocab_size} | sizes)
+    pipe = Pipeline(Transformer(config).eval(), words)
     texts = ["the quick brown fox", "wolf"]
     together = pipe.embed(texts, pooling=pooling)
     assert all(
@@ -130,20 +124,13 @@ def test_embeddings_of_other_shapes(shape, pooling, pipes):
     )
 
 
-def test_an_encoder_decoder_reads_one_end_token(pipes, tmp_path):
+def test_an_encoder_decoder_appends_one_end_token(pipes, tmp_path):
     words = train_tokenizer(["the quick fox"], TokenizerSettings(kind="char", min_frequency=1))
-    sizes = {
-        "vocab_size": words.vocab_size,
-        "max_positions": 12,
-        "d_model": 16,
-        "n_layers": 1,
-        "n_heads": 2,
-        "d_ff": 16,
-    }
-    heads = {"heads": ["sequence"], "classifier_input": "eos"}
+    sizes = {"max_positions": 12, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
+    heads = {"heads": ["sequence"], "classifier_input": "eos", "vocab_size": words.vocab_size}
     pipe = Pipeline(Transformer(ModelConfig.parse(sizes | heads)).eval(), words)
-    said = pipe.classify(["the fox", "x", "quick " * 9], on_overflow="truncate")
+    expected = pipe.classify(["the fox", "x", "quick " * 9], on_overflow="truncate")
     pipe.save(tmp_path)
-    again = load(tmp_path)
-    assert again.tokenizer.rows(["x"])[0].ids[-1] == pipe.config.eos_id
-    assert _near(said, again.classify(["the fox", "x", "quick " * 9], on_overflow="truncate"))
+    loaded = load(tmp_path)
+    assert loaded.tokenizer.rows(["x"])[0].ids[-1] == pipe.config.eos_id
+    assert _near(expected, loaded.classify(["the fox", "x", "quick " * 9], on_overflow="truncate"))

@@ -12,51 +12,57 @@ from trifold.pipeline import Pipeline
 from trifold.predict.predict import TASKS, choose_task, supported_tasks
 from trifold.text import TokenizerSettings, train_tokenizer
 
-SMALL = {"vocab_size": 40, "max_positions": 24, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
+SIZES = {"vocab_size": 40, "max_positions": 24, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
 
 
 def config(shape: str, *heads: str, **values: Any) -> ModelConfig:
-    return ModelConfig.parse(SMALL | {"shape": shape, "heads": list(heads)} | values)
+    return ModelConfig.parse(SIZES | {"shape": shape, "heads": list(heads)} | values)
 
 
-CHOSEN: dict[str, tuple[ModelConfig, str]] = {
+DEFAULT_TASKS: dict[str, tuple[ModelConfig, str]] = {
     "masks": (config("encoder", "lm"), "fill-mask"),
     "classes": (config("encoder", "pooler", "sequence", classifier_input="pooler"), "classify"),
     "classes of a decoder": (config("decoder", "sequence", classifier_input="last"), "classify"),
-    "classes of both": (config("encoder-decoder", "sequence", classifier_input="eos"), "classify"),
+    "classes of an encoder-decoder": (
+        config("encoder-decoder", "sequence", classifier_input="eos"),
+        "classify",
+    ),
     "tokens": (config("encoder", "token"), "tag"),
     "spans": (config("encoder", "span"), "answer"),
     "sentences": (config("encoder", "pooler", "next-sentence"), "next-sentence"),
     "a pooler": (config("encoder", "pooler"), "embed"),
-    "nothing": (config("encoder"), "embed"),
+    "no head": (config("encoder"), "embed"),
     "a bare decoder": (config("decoder"), "embed"),
 }
-UNCLEAR = {
-    "both trainings": (
+AMBIGUOUS = {
+    "both pretraining heads": (
         config("encoder", "lm", "pooler", "next-sentence"),
         "name one of fill-mask, next-sentence, embed",
     ),
-    "a writer": (config("decoder", "lm"), "this is a generation model; use `trifold generate`"),
-    "a translator": (config("encoder-decoder", "lm"), "this is a generation model; use `trifold generate`"),
+    "a decoder": (config("decoder", "lm"), "this is a generation model; use `trifold generate`"),
+    "an encoder-decoder": (
+        config("encoder-decoder", "lm"),
+        "this is a generation model; use `trifold generate`",
+    ),
 }
 
 
-@pytest.mark.parametrize("case", CHOSEN)
+@pytest.mark.parametrize("case", DEFAULT_TASKS)
 def test_the_heads_determine_the_default_task(case):
-    model, task = CHOSEN[case]
+    model, task = DEFAULT_TASKS[case]
     assert choose_task(model, None) == choose_task(model, task) == task
 
 
-@pytest.mark.parametrize("case", UNCLEAR)
+@pytest.mark.parametrize("case", AMBIGUOUS)
 def test_an_ambiguous_task_is_an_error(case):
-    model, said = UNCLEAR[case]
-    with pytest.raises(UsageError, match=said):
+    model, message = AMBIGUOUS[case]
+    with pytest.raises(UsageError, match=message):
         choose_task(model, None)
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_unsupported_tasks_are_errors(task):
-    for model, _ in [*CHOSEN.values(), *UNCLEAR.values()]:
+    for model, _ in [*DEFAULT_TASKS.values(), *AMBIGUOUS.values()]:
         if task in supported_tasks(model):
             assert choose_task(model, task) == task
         else:
@@ -86,7 +92,7 @@ def pipe() -> Pipeline:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda pipe: pipe.predict("a", task="clasify"), "'clasify' is not known; did you mean 'classify'"),
         (lambda pipe: pipe.predict("fox", topk=2), "topk: not an option of classify; did you mean 'top_k'"),
@@ -96,8 +102,8 @@ def pipe() -> Pipeline:
         (lambda pipe: pipe.classify(["a", "b"], ["c"]), "2 texts and 1 second texts"),
     ],
 )
-def test_invalid_arguments_are_errors(pipe, call, said):
-    with pytest.raises(UsageError, match=said):
+def test_invalid_arguments_are_errors(pipe, call, message):
+    with pytest.raises(UsageError, match=message):
         call(pipe)
 
 

@@ -1,4 +1,4 @@
-"""Tags equal those of the pipeline of transformers, for every way of merging."""
+"""Tags equal those of the pipeline of transformers, for all merging strategies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from tests.predict.references import FAMILIES, TEXTS, both, close
+from tests.predict.references import FAMILIES, TEXTS, assert_same, both
 from tests.text import folders
 
 from trifold.errors import UsageError
@@ -20,41 +20,36 @@ NAMES = dict(enumerate(["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "plain"]))
 
 
 def balanced(pair):
-    """Equality, for a model whose most probable class varies."""
+    """The same models with a bias that makes the most probable class vary."""
     with torch.no_grad():
-        said = [pair.theirs(**pair.tokenizer(text, return_tensors="pt")).logits[0] for text in TEXTS]
-        pair.theirs.classifier.bias -= torch.cat(said).mean(0)
+        logits = [pair.theirs(**pair.tokenizer(text, return_tensors="pt")).logits[0] for text in TEXTS]
+        pair.theirs.classifier.bias -= torch.cat(logits).mean(0)
     pair.theirs.save_pretrained(pair.folder)
     return pair._replace(ours=load(pair.folder))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_results_equal_those_of_transformers(family, tmp_path):
+def test_tags_equal_those_of_transformers(family, tmp_path):
     pair = balanced(both(tmp_path, family, "ForTokenClassification", id2label=NAMES))
     theirs = pair.pipeline("token-classification")
-    said = set()
+    labels = set()
     for merge, ignore in product(["none", "simple", "first", "average", "max"], [("O",), ()]):
         found = pair.ours.tag(TEXTS, merge=merge, ignore=ignore)
         expected = theirs(TEXTS, aggregation_strategy=merge, ignore_labels=list(ignore))
-        for text, mine, one in zip(TEXTS, found, expected, strict=True):
-            same(mine, one, "entity" if merge == "none" else "entity_group")
-            assert all(tag.text == text[tag.start : tag.end] for tag in mine)
-            said |= {tag.label for tag in mine}
-    assert len(said) > 3, "a model that says one thing proves nothing"
-
-
-def same(mine, theirs, key):
-    assert [one.label for one in mine] == [one[key] for one in theirs]
-    assert [(one.start, one.end) for one in mine] == [(one["start"], one["end"]) for one in theirs]
-    assert all(close(a.score, b["score"]) for a, b in zip(mine, theirs, strict=True))
+        for text, got, one in zip(TEXTS, found, expected, strict=True):
+            label = "entity" if merge == "none" else "entity_group"
+            assert_same(got, one, label=label, start="start", end="end")
+            assert all(tag.text == text[tag.start : tag.end] for tag in got)
+            labels |= {tag.label for tag in got}
+    assert len(labels) > 3, "equal labels would make the comparison trivial"
 
 
 def test_ignore_removes_labels(tmp_path):
     ours = both(tmp_path, "bert", "ForTokenClassification", id2label=NAMES).ours
-    every = ours.tag(TEXTS[0], merge="none", ignore=())
-    assert len(every) == len(ours.tokenizer.encode([TEXTS[0]])[0])
-    left = ours.tag(TEXTS[0], merge="none", ignore=("O", "B-PER"))
-    assert left == [one for one in every if one.label not in ("O", "B-PER")]
+    tags = ours.tag(TEXTS[0], merge="none", ignore=())
+    assert len(tags) == len(ours.tokenizer.encode([TEXTS[0]])[0])
+    kept = ours.tag(TEXTS[0], merge="none", ignore=("O", "B-PER"))
+    assert kept == [tag for tag in tags if tag.label not in ("O", "B-PER")]
 
 
 def test_a_tokenizer_without_offsets_is_an_error(tmp_path):

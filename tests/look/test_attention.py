@@ -1,14 +1,17 @@
-"""What is seen is what the model does."""
+"""Recorded attention weights equal those of the model; words, alignments and their pictures."""
 
 from __future__ import annotations
+
+import importlib.util
 
 import numpy as np
 import pytest
 import torch
 
 from trifold.errors import DataError, UsageError
-from trifold.look import read_attention
+from trifold.look import attention, read_attention
 from trifold.look.attention import KINDS, align_words, split_words
+from trifold.nn import Inputs, capture
 
 TEXT = "the quick fox."
 
@@ -43,10 +46,8 @@ def test_target_defaults_to_the_output(pipeline):
     assert found.patterns["cross"].shape[2] == len(found.written)
 
 
-def test_the_weights_are_softmax_of_the_scores_by_the_equation(pipeline):
-    """Equation 1 by hand, for the first layer of the encoder."""
-    from trifold.nn import Inputs
-
+def test_weights_follow_equation_1(pipeline):
+    """In the first layer of the encoder."""
     found = read_attention(pipeline, TEXT, target="d")
     model, width = pipeline.model, pipeline.config.head_width
     ids = torch.tensor([[*pipeline.tokenizer.encode([TEXT])[0], pipeline.tokenizer.eos_id]])
@@ -74,15 +75,13 @@ def test_read_attention_does_not_change_the_model(pipeline):
     ("text", "target", "message"),
     [("", None, "no tokens"), ("x" * 64, None, "at most 64"), ("x", "d" * 64, "65 tokens")],
 )
-def test_wrong_texts_are_refused(pipeline, text, target, message):
+def test_invalid_texts_are_rejected(pipeline, text, target, message):
     with pytest.raises(DataError, match=message):
         read_attention(pipeline, text, target)
 
 
-def test_weights_of_models_with_one_stack(one_stack):
-    """A decoder looks back over its prompt and what it wrote; an encoder at its text."""
-    from trifold.nn import Inputs, capture
-
+def test_weights_of_one_stack_equal_captured_weights(one_stack):
+    """A decoder attends to its prompt and its output, an encoder to its text."""
     found, ids = read_attention(one_stack, TEXT), one_stack.read([TEXT])[0]
     shape = one_stack.config.shape
     if shape == "decoder":
@@ -96,19 +95,19 @@ def test_weights_of_models_with_one_stack(one_stack):
         assert (found.output, found.given, found.written) == ("", [], [])
         with pytest.raises(UsageError, match="leave the target out"):
             read_attention(one_stack, TEXT, "fox")
-    with torch.no_grad(), capture(one_stack.model, "pattern") as places:
+    with torch.no_grad(), capture(one_stack.model, "pattern") as captured:
         one_stack.model(Inputs(torch.tensor([ids])))
     (weights,) = found.patterns.values()
-    for layer, mine in enumerate(weights):
+    for layer, got in enumerate(weights):
         np.testing.assert_array_equal(
-            mine, places[f"{shape}.blocks.{layer}.self_attention.sublayer.pattern"][0]
+            got, captured[f"{shape}.blocks.{layer}.self_attention.sublayer.pattern"][0]
         )
     rows, columns = found.labels(shape)
     assert weights.shape == (2, 4, len(rows), len(columns))
 
 
 class Pieces:
-    """A tokenizer of given pieces; 0 is a special token."""
+    """A tokenizer with these pieces; 0 is a special token."""
 
     def __init__(self, *pieces):
         self.pieces = ["", *pieces]
@@ -125,7 +124,7 @@ def test_tokens_are_grouped_into_words_and_punctuation():
     assert split_words(tokenizer, []) == ([], [])
 
 
-def test_alignment_adds_source_tokens_and_averages_written_ones(pipeline):
+def test_alignment_sums_over_source_tokens_and_averages_over_target_tokens(pipeline):
     maps = read_attention(pipeline, "the fox.", target="der Fuchs!")
     assert maps.source_words.texts == ["the", "fox", "."]
     assert maps.written_words.texts == ["der", "Fuchs", "!"]
@@ -142,10 +141,79 @@ def test_alignment_adds_source_tokens_and_averages_written_ones(pipeline):
 
 def test_the_alignment_picture_shows_words_and_names_its_axes(pipeline):
     pytest.importorskip("matplotlib")
-    from trifold.look.attention import draw_alignment
-
-    figure = draw_alignment(read_attention(pipeline, "the fox.", target="der Fuchs!"))
+    figure = attention.draw_alignment(read_attention(pipeline, "the fox.", target="der Fuchs!"))
     axis = figure.axes[0]
     assert [text.get_text() for text in axis.get_xticklabels()] == ["the", "fox", "."]
     assert [text.get_text() for text in axis.get_yticklabels()] == ["der", "Fuchs", "!"]
     assert axis.get_xlabel() and axis.get_ylabel() and figure.get_suptitle()
+
+
+# --- pictures ------------------------------------------------------------------------------------------
+
+needs_matplotlib = pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="needs matplotlib")
+ROWS, COLUMNS = ["J", "'", "aime", "$x$"], ["I", "love", "$y_1$", "dogs", "."]
+
+
+def random_weights(layers, heads):
+    numbers = np.random.default_rng(0).random((layers, heads, len(ROWS), len(COLUMNS)))
+    return numbers / numbers.sum(-1, keepdims=True)
+
+
+def grid(patterns, row_labels, column_labels, title):
+    layers, heads = patterns.shape[:2]
+    numbers = range(1, layers + 1), range(1, heads + 1)
+    return attention.draw_panels([attention.Panel(patterns, row_labels, column_labels, title, *numbers)])
+
+
+def panels(figure):
+    return [axis for part in figure.subfigs for axis in part.axes if axis.get_title()]
+
+
+@needs_matplotlib
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (2, 3)])
+def test_one_panel_per_layer_and_head(layers, heads):
+    weights = random_weights(layers, heads)
+    figure = grid(weights, ROWS, COLUMNS, "cross")
+    found = panels(figure)
+    titles = [f"layer {i + 1} head {j + 1}" for i in range(layers) for j in range(heads)]
+    assert [axis.get_title() for axis in found] == titles
+    for axis, expected in zip(found, weights.reshape(-1, len(ROWS), len(COLUMNS)), strict=True):
+        image = axis.collections[0]
+        np.testing.assert_array_equal(image.get_array(), expected)
+        assert image.get_clim() == (0, 1)
+
+
+@needs_matplotlib
+def test_tokens_label_the_axes():
+    found = panels(grid(random_weights(2, 3), ROWS, COLUMNS, "cross"))
+
+    def labels(axis):
+        return [[text.get_text() for text in side.get_ticklabels()] for side in (axis.yaxis, axis.xaxis)]
+
+    assert labels(found[3]) == [ROWS, COLUMNS]
+    assert labels(found[1]) == [[], []]
+    assert not any(text.get_parse_math() for text in found[3].get_xticklabels())
+
+
+@needs_matplotlib
+def test_figure_size_grows_with_tokens_and_heads():
+    def size(layers, heads, tokens):
+        labels = ["token"] * tokens
+        return grid(np.ones((layers, heads, tokens, tokens)) / tokens, labels, labels, "x").get_size_inches()
+
+    assert (size(1, 2, 25) > size(1, 2, 5)).all()
+    assert size(1, 8, 5)[0] > size(1, 4, 5)[0]
+    assert size(4, 4, 5)[1] > size(1, 4, 5)[1]
+    # Space for a label of 7.5 points at each of 25 tokens.
+    assert (size(1, 1, 25) > 25 * 7.5 / 72).all()
+
+
+@needs_matplotlib
+def test_kinds_are_stacked_and_heads_can_be_selected(pipeline):
+    found = read_attention(pipeline, "the fox.", "Fuchs")
+    assert len(attention.draw_heads(found).subfigs) == 3
+    chosen = panels(attention.draw_heads(found, ["cross"], layer=3, head=2))
+    assert [axis.get_title() for axis in chosen] == ["layer 3 head 2"]
+    np.testing.assert_array_equal(chosen[0].collections[0].get_array(), found.patterns["cross"][2, 1])
+    with pytest.raises(UsageError, match="layers 1 to 3"):
+        attention.draw_heads(found, ["cross"], layer=4)
