@@ -125,9 +125,13 @@ class TrainSettings(Settings):
     keep_last: int = Field(5, gt=0, description="number of latest checkpoints to keep")
     keep_every: int | None = Field(None, gt=0, description="also keep checkpoints at multiples of this step")
     keep_best: bool = Field(False, description="also keep the checkpoint of the best validation")
-    async_save: bool = Field(False, description="save a copy in the background; equally durable and exact")
+    async_save: bool = Field(
+        False, description="save in the background, from a copy in memory; as durable and exact"
+    )
     average: int = Field(1, gt=0, description="validate and save the mean of this many latest checkpoints")
-    patience: int | None = Field(None, gt=0, description="validations without improvement that stop the run")
+    patience: int | None = Field(
+        None, gt=0, description="stop after this many validations without improvement"
+    )
     samples: int = Field(5, ge=0, description="texts to show at a validation")
 
     on_nonfinite: Literal["stop", "skip"] = Field(
@@ -138,7 +142,9 @@ class TrainSettings(Settings):
         description="at a loss spike: accept the update, skip it, or return to the last checkpoint and continue after "
         "the batch",
     )
-    spike_factor: float = Field(2.0, gt=1, description="a spike exceeds this multiple of the recent median")
+    spike_factor: float = Field(
+        2.0, gt=1, description="a loss above this multiple of the recent median is a spike"
+    )
     spike_window: int = Field(50, ge=5, description="number of recent losses")
     skip_limit: int = Field(10, ge=0, description="skipped updates of a run before it stops")
     check_memory: bool = Field(True, description="reject a run that is predicted not to fit into memory")

@@ -29,7 +29,9 @@ class BatchSettings(Settings):
     )
     rows: int | None = Field(None, ge=1, description="limit on rows")
     max_length: int | None = Field(None, ge=1, description="limit on the tokens of a row, on its longer side")
-    on_overflow: Literal["error", "drop", "truncate"] = Field("drop", description="treatment of longer rows")
+    on_overflow: Literal["error", "drop", "truncate"] = Field(
+        "drop", description="treatment of rows longer than max_length"
+    )
 
 
 def plan_epoch(

@@ -92,28 +92,41 @@ class GenerationConfig(Settings):
     seed: int | None = Field(None, ge=0, description="random seed of samples; default: a new one each call")
 
     penalty_alpha: float | None = Field(
-        None, gt=0, le=1, description="contrastive search: weight of the penalty for similar tokens before"
+        None,
+        gt=0,
+        le=1,
+        description="contrastive search: weight of the penalty for similarity to earlier tokens",
     )
     prompt_lookup_num_tokens: int | None = Field(
         None, gt=0, description="speculate with this many tokens that followed the same n-gram earlier"
     )
-    max_matching_ngram_size: int | None = Field(None, gt=0, description="lookup: longest n-gram; default: 2")
-    num_assistant_tokens: int = Field(5, gt=0, description="draft tokens proposed at a time; default: 5")
+    max_matching_ngram_size: int | None = Field(
+        None, gt=0, description="prompt lookup: longest n-gram; default: 2"
+    )
+    num_assistant_tokens: int = Field(
+        5, gt=0, description="tokens that a draft model proposes at a time; default: 5"
+    )
 
-    repetition_penalty: float | None = Field(None, gt=0, description="above 1, repetitions are less likely")
+    repetition_penalty: float | None = Field(
+        None, gt=0, description="above 1, tokens that already occurred become less likely"
+    )
     presence_penalty: float | None = Field(None, description="subtracted from the logits of generated tokens")
     frequency_penalty: float | None = Field(
         None, description="subtracted from the logit of a token for each time it was generated"
     )
     no_repeat_ngram_size: int | None = Field(None, gt=0, description="no n-gram of this size occurs twice")
-    bad_words_ids: list[Phrase] | None = Field(None, description="forbidden phrases (ids); default: padding")
-    bad_words: Words | None = Field(None, description="texts that no output contains, not even within words")
+    bad_words_ids: list[Phrase] | None = Field(
+        None, description="phrases that are never generated, as ids; default: padding only"
+    )
+    bad_words: Words | None = Field(None, description="texts that no output contains, however tokenized")
     forced_bos_token_id: Id | None = Field(None, description="id of the first token of every output")
-    forced_eos_token_id: Id | Phrase | None = Field(None, description="last token at the maximum length")
+    forced_eos_token_id: Id | Phrase | None = Field(
+        None, description="last token of an output that reaches its maximum length"
+    )
 
     num_return_sequences: int = Field(1, gt=0, description="number of outputs for each input, best first")
     prefill_chunk_size: int | None = Field(
-        None, gt=0, description="tokens of a prompt that are read at a time, to save memory; default: all"
+        None, gt=0, description="read prompts in chunks of this many tokens to save memory; default: at once"
     )
     cache: Literal["growing", "static", "sliding"] | None = Field(
         None,

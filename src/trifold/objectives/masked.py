@@ -58,7 +58,7 @@ class MaskingSettings(DocumentObjectiveSettings):
         0.1, ge=0, le=1, description="share of these replaced by a random token; others stay"
     )
     span_p: float = Field(
-        0.2, gt=0, lt=1, description="spans: p of the geometric distribution of word counts"
+        0.2, gt=0, lt=1, description="spans: p of the geometric distribution of their lengths in words"
     )
     span_longest: int = Field(10, ge=1, description="spans: largest length in words")
     boundary: float = Field(

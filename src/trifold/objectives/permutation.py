@@ -52,7 +52,9 @@ class PermutationSettings(DocumentObjectiveSettings):
 
     kind: Literal["permutation"] = "permutation"
     best_by: Literal["loss", "accuracy"] = "loss"
-    share: int = Field(6, ge=1, description="the last 1 / share of the tokens are targets (K of the paper)")
+    share: int = Field(
+        6, ge=1, description="one in this many tokens, the last in the order, is a target (K of the paper)"
+    )
     ask: Literal["spans", "tokens"] = Field(
         "spans",
         description="which tokens are last in the order: spans with context around each, or any tokens",

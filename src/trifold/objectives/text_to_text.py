@@ -72,7 +72,7 @@ class TextToTextSettings(ObjectiveSettings):
 
     kind: Literal["text-to-text"] = "text-to-text"
     parts: dict[str, PartSettings] = Field(default={}, description="the tasks, by name")
-    limit: int = Field(2**19, ge=1, description="rows of a part that count at most (K of the paper)")
+    limit: int = Field(2**19, ge=1, description="most rows that count for a part (K of the paper)")
     temperature: float = Field(1.0, ge=1, description="shares are proportional to size^(1 / temperature)")
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     best_by: Literal["mean", "loss"] = Field(
