@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from trifold.batches import Blocks, ShuffledRows, deal
+from trifold.batches import Blocks, ShuffledRows, deal_batch
 from trifold.data import DataSettings, Encoder, TokenCache, open_tokens
 from trifold.data.documents import open_documents
 from trifold.ragged import positions
@@ -160,7 +160,7 @@ def count(folder: Path, kind: str) -> dict[str, Any]:
     for number in range(len(plan)):
         ranks, batch = 2 if number < 2 * steps else 3, plan[number]
         for rank in range(ranks):
-            share = deal(blocks.lengths, batch, number, accumulate=ranks, rank=rank, world=ranks)
+            share = deal_batch(blocks.lengths, batch, number, accumulate=ranks, rank=rank, world=ranks)
             rows = np.concatenate([batch[:0], *share.parts])
             starts, lengths = blocks.select(rows)
             read += np.bincount(cache.ids[positions(starts, lengths)], minlength=1 << 16)

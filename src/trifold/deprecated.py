@@ -6,6 +6,7 @@ import importlib
 import warnings
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -18,9 +19,20 @@ MODULES = {
 
 # Old name, qualified by its old module or its class -> new name.
 NAMES = {
+    "trifold.batches.shares": "split_batch",
+    "trifold.data.DocumentSplits": "Splits",
+    "trifold.data.Row": "tables.Row",
+    "trifold.data.hold_out": "Pairs.hold_out",
+    "trifold.data.hold_out_documents": "Documents.hold_out",
     "trifold.data.pictures.MOST_PIXELS": "MAX_PIXELS",
     "trifold.data.pictures.PictureSettings": "ImageSettings",
     "trifold.data.pictures.read_picture": "read_image",
+    "trifold.generate.Limit": "OutputLimit",
+    "trifold.generate.Speaker": "TextStreamer",
+    "trifold.generate.limit": "output_limit",
+    "trifold.generate.until_stop": "truncate_at_stop",
+    "trifold.look.Seen": "AttentionMaps",
+    "trifold.look.seen": "read_attention",
     "trifold.tasks.Term": "LossTerm",
     "trifold.text.marks.Marked": "AnnotatedTexts",
     "trifold.text.marks.mark": "annotate",
@@ -30,6 +42,16 @@ NAMES = {
     "Tokenizer.knows_places": "has_offsets",
     "Tokenizer.reading": "encoding_digest",
     "Tokenizer.tells_segments": "has_token_types",
+}
+
+# Old name, which the module `deprecated` of its package defines -> new name, which is used in another way.
+REDEFINED = {
+    "trifold.batches.Stretches": "Blocks.select",
+    "trifold.batches.deal": "deal_batch",
+    "trifold.data.iter_documents": "read_documents",
+    "trifold.data.iter_rows": "read_pairs",
+    "trifold.data.read_document_splits": "read_splits",
+    "trifold.data.read_lines": "iter_lines",
 }
 
 
@@ -53,9 +75,11 @@ def renamed(owner: Any, old_owner: str, name: str) -> Any:
     Raises AttributeError if there is none.
     """
     old = f"{old_owner}.{name}"
-    new = NAMES.get(old, name if old_owner in MODULES and not name.startswith("_") else None)
-    if new is None or not hasattr(owner, new):
+    new = (NAMES | REDEFINED).get(old, name if old_owner in MODULES and not name.startswith("_") else None)
+    if new is None or not hasattr(owner, new.partition(".")[0]):
         raise AttributeError(f"{old_owner!r} has no attribute {name!r}")
     place = MODULES.get(old_owner, old_owner)
     warnings.warn(f"{old} is deprecated; use {place}.{new}", DeprecationWarning, stacklevel=3)
-    return getattr(owner, new)
+    if old in REDEFINED:
+        return getattr(importlib.import_module(f"{old_owner}.deprecated"), name)
+    return attrgetter(new)(owner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, strategies as st
 
-from trifold.batches import ShuffledRows, deal, split_batch
+from trifold.batches import ShuffledRows, deal_batch, split_batch
 
 
 @given(
@@ -24,7 +24,7 @@ def test_every_row_is_dealt_once_also_if_the_number_of_ranks_changes(
     for number, batch in enumerate(plan):
         world = worlds[number >= change]
         shares = [
-            deal(
+            deal_batch(
                 lengths, batch, number % accumulate,
                 accumulate=accumulate, rank=rank, world=world, workers=workers,
             )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 import time
 from collections.abc import Sequence
@@ -49,18 +47,6 @@ def open_cache(path: Path, folder: Path, **more: Any) -> TokenCache:
         key: more.pop(key) for key in ("side", "seed", "report", "workers", "part_bytes") if key in more
     }
     return open_tokens(str(path), settings_of(folder, **more), BYTES, **({"part_bytes": 20_000} | options))
-
-
-def check_digests(cache: TokenCache) -> None:
-    """The digests in the manifest are those of the files."""
-    manifest = json.loads((cache.folder / "manifest.json").read_text())
-    start = 0
-    for shard in manifest["shards"]:
-        stop = start + shard["tokens"]
-        assert hashlib.sha256(cache.ids[start:stop].tobytes()).hexdigest() == shard["sha256"]
-        start = stop
-    assert start == len(cache.ids)
-    assert hashlib.sha256((cache.folder / "starts.bin").read_bytes()).hexdigest() == manifest["starts_sha256"]
 
 
 def contents(cache: TokenCache) -> dict[str, bytes]:

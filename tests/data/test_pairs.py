@@ -274,23 +274,24 @@ def test_invalid_settings_name_their_key(values: dict[str, Any], message: str) -
 
 def test_splits(tmp_path: Path) -> None:
     path = table(tmp_path, "a.tsv", "a\tx\nb\ty\n")
-    train, valid = read_splits(read_pairs, DataSettings(train="embedded:smoke", valid=path), seed=0)
-    assert len(train) == 244
-    assert valid.sources == ["a", "b"]
-    missing = DataSettings(train=path, valid=path, test=f"{path}.tsv")
+    splits = read_splits(DataSettings(train="embedded:smoke", test=path))
+    assert splits.valid is None
+    assert splits.test.sources == ["a", "b"]
     with pytest.raises(DataError, match=r"a\.tsv\.tsv: no such file"):
-        read_splits(read_pairs, missing, seed=0)
+        read_splits(DataSettings(train=path, valid=path, test=f"{path}.tsv"))
+    with pytest.raises(SettingsError, match=r"data\.train: no training data is named"):
+        read_splits(DataSettings(test=path))
 
 
 def test_holding_out_depends_on_the_seed(tmp_path: Path) -> None:
     path = table(tmp_path, "a.tsv", "".join(f"s{i}\tt{i}\n" for i in range(50)) + "\tblank\n")
     settings = DataSettings(train=path, holdout=10)
-    train, valid = read_splits(read_pairs, settings, seed=1)
+    train, valid, _ = read_splits(settings, seed=1)
     assert len(valid) == 10
     assert sorted(as_list(train) + as_list(valid)) == sorted((f"s{i}", f"t{i}") for i in range(50))
     assert train.lines == sorted(train.lines)
     assert train.report.blank_dropped == 1
-    (_, again), (_, other) = (read_splits(read_pairs, settings, seed) for seed in (1, 2))
+    again, other = (read_splits(settings, seed).valid for seed in (1, 2))
     assert again.sources == valid.sources != other.sources
     with pytest.raises(DataError, match=r"data\.holdout: 50 pairs of 50 leave nothing"):
         read_pairs(path, PLAIN).hold_out(50, seed=0)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.command_line import run_command
-from tests.data.caches import BYTES, check_digests, contents, encode, open_cache, settings_of, write_corpus
+from tests.data.caches import BYTES, contents, encode, open_cache, settings_of, write_corpus
 from tests.faults.damage import recording
 
 from trifold.data import open_tokens
@@ -192,7 +192,7 @@ def test_a_full_disk_is_an_error_and_complete_groups_are_kept(tmp_path: Path) ->
     lines: list[str] = []
     cache = open_tokens(str(path), settings_of(tmp_path), BYTES, part_bytes=2000, report=lines.append)
     assert "of them already done" in lines[0]
-    check_digests(cache)
+    cache.verify()
 
 
 @pytest.mark.parametrize(

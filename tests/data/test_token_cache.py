@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from tests.data.caches import BYTES, check_digests, contents, open_cache, settings_of, texts_of, write_corpus
+from tests.data.caches import BYTES, contents, open_cache, settings_of, texts_of, write_corpus
 
-from trifold.batches import Blocks, ShuffledRows, deal
+from trifold.batches import Blocks, ShuffledRows, deal_batch
 from trifold.data import DataSettings, Encoder, open_tokens, read_documents, sample_documents
 from trifold.data.corpus import group_parts, iter_parts, survey
 from trifold.data.token_cache import MappedArray
@@ -42,7 +42,7 @@ def test_a_cache_holds_the_documents_in_order(tmp_path: Path, documents: Any, pa
     for count in ("documents", "blank", "blank_dropped", "characters", "files", "kept"):
         assert getattr(cache.report, count) == getattr(expected.report, count)
     assert cache.lengths.sum() == len(cache.ids)
-    check_digests(cache)
+    cache.verify()
 
 
 def test_folders_with_several_formats(tmp_path: Path) -> None:
@@ -215,6 +215,25 @@ def test_files_of_another_size_are_an_error(tmp_path: Path, name: str, change: A
     assert len(open_cache(path, tmp_path)) > 0
 
 
+@pytest.mark.parametrize("name", ["ids.bin", "starts.bin"])
+def test_verify_finds_any_flipped_bit(tmp_path: Path, name: str) -> None:
+    path = write_corpus(tmp_path, 100)
+    place = open_cache(path, tmp_path).folder / name
+    whole = place.read_bytes()
+    for bit in (
+        8 * 9,
+        8 * (len(whole) // 2) + 3,
+        8 * len(whole) - 1 if name == "ids.bin" else 8 * len(whole) - 70,
+    ):
+        raw = bytearray(whole)
+        raw[bit // 8] ^= 1 << bit % 8
+        place.write_bytes(raw)
+        with pytest.raises(DataError, match=rf"{name}: .*not .*written; the cache is damaged"):
+            open_cache(path, tmp_path).verify()
+    place.write_bytes(whole)
+    open_cache(path, tmp_path).verify()
+
+
 # --- splits and samples -----------------------------------------------------------------------------------
 
 
@@ -255,7 +274,7 @@ def test_a_resumed_epoch_with_other_ranks_reads_every_token_once(tmp_path: Path)
         for part, ranks in ((plan[:14], 2), (plan[14:], 3))
         for index, batch in enumerate(part)
         for rank in range(ranks)
-        for rows in deal(blocks.lengths, batch, index, rank=rank, world=ranks).parts
+        for rows in deal_batch(blocks.lengths, batch, index, rank=rank, world=ranks).parts
     ]
     offsets = np.asarray(cache.starts)
     read = np.zeros(len(cache.ids), np.int64)

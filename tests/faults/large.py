@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.faults.runs import Box, forked
 from tests.faults.texts import WORDS
 
-from trifold.batches import Blocks, ShuffledRows, deal
+from trifold.batches import Blocks, ShuffledRows, deal_batch
 from trifold.data import DataSettings, Encoder, TokenCache, open_tokens
 
 CORPUS_BYTES = 32 << 20
@@ -145,7 +145,7 @@ def _read_by_ranks(cache: TokenCache, rng: Random) -> NDArray[np.int64]:
     for number in range(len(plan)):
         world = worlds[number >= change]
         for rank in range(world):
-            share = deal(
+            share = deal_batch(
                 blocks.lengths, plan[number], number % accumulate,
                 accumulate=accumulate, rank=rank, world=world, workers=workers,
             )  # fmt: skip

@@ -124,8 +124,10 @@ def test_stream_equals_the_output(shape, search):
     texts = [""] * len(found)
     for row, piece in stream_text(model, inputs, config, codec):
         texts[row] += piece
-    whole = codec.decode(tokens)
-    assert texts == [truncate_at_stop(text, config.stop_strings or ()) for text in whole]
+    whole = [truncate_at_stop(text, config.stop_strings or ()) for text in codec.decode(tokens)]
+    assert texts == whole
+    alone = stream_text(model, padded_batch([[9]]), config, codec, numbers=[1])
+    assert "".join(piece for _, piece in alone) == whole[1]
 
 
 def test_tokens_are_streamed_immediately():

@@ -122,8 +122,19 @@ def test_windows_of_a_long_second_text_overlap(name: str, tmp_path: Path) -> Non
     assert ours.has_offsets
 
 
-def test_rows_that_cannot_be_encoded(tmp_path: Path) -> None:
-    ours = read_tokenizer(bert(tmp_path))
+def test_only_the_chosen_text_is_truncated(tmp_path: Path) -> None:
+    ours, theirs = read_tokenizer(bert(tmp_path)), reference(tmp_path)
+    for cut in ("only_first", "only_second"):
+        texts = (
+            ["the quick brown fox played", "world"]
+            if cut == "only_first"
+            else ["hello", "play played playing the"]
+        )
+        (row,) = ours.rows(texts[:1], texts[1:], max_length=7, cut=cut)
+        assert row.ids == theirs(*texts, truncation=cut, max_length=7)["input_ids"]
+        assert row.dropped > 0
+    with pytest.raises(UsageError, match="the second text has 1 tokens, too few to cut"):
+        ours.rows(["the quick brown fox"], ["a"], max_length=5, cut="only_second")
     with pytest.raises(UsageError, match="no room for text"):
         ours.rows(["the"], max_length=1)
     with pytest.raises(UsageError, match="are not pairs"):

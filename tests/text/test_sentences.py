@@ -7,7 +7,8 @@ import time
 import pytest
 from hypothesis import given, strategies as st
 
-from trifold.text.sentences import read_words, split_sentences
+from trifold.errors import SettingsError
+from trifold.text.sentences import read_language, split_sentences
 
 # | stands where a sentence ends and another begins.
 CASES = {
@@ -34,16 +35,17 @@ CASES = {
         "1. Open the box. |2. Take it out.",
         "The U.N. said so. |George W. Bush did not.",
         "Apple Inc. is rich. |He works at Apple Inc. |She does not.",
-        "A line\nthat goes up. |And\nanother.",
+        "A line\nthat goes on. |And\nanother.",
         "No point at the end\n\n|A heading\n \n|And text.",
         "The poet e.e. cummings wrote small. |He did.",
         "Elizabeth II. |The queen of Canada, as of World War II. |Not more.",
     ],
     "de": [
+        "Am 3. Oktober 1990 war es so weit. |Alle feierten.",
         "Das ist z. B. so, d.h. fast immer, vgl. Abb. 3 auf S. 12. |Das reicht.",
         "Prof. Dr. Müller kam usw. |Er blieb.",
         "Er ist 30. |Sie ist 20.",
-        "Damals lebte Friedrich II. von Preußen nicht mehr. |Er starb 1786.",
+        "Im 19. Jahrhundert lebte Friedrich II. von Preußen nicht mehr. |Er starb 1786.",
         "„Komm!“, rief er. |„Nein.“ |Sie ging.",
         "Es kostet 3.000,50 Euro bzw. mehr. |Zu viel!",
     ],
@@ -79,24 +81,34 @@ CASES = {
     ("language", "marked"), [(language, case) for language, cases in CASES.items() for case in cases]
 )
 def test_real_texts(language: str | None, marked: str) -> None:
-    assert split_sentences(marked.replace("|", "")) == marked.split("|")
+    expected = marked.split("|")
+    assert split_sentences(marked.replace("|", ""), language) == expected
 
 
 PIECES = st.sampled_from([*'aB3.!?…。」"()[ ß', "Mr", "etc", "  ", "\n", "\n\n", "\u2028", "\r\n"])
 
 
 @given(text=st.one_of(st.lists(PIECES, max_size=40).map("".join), st.text(max_size=60)))
-def test_joined_sentences_are_the_text(text: str) -> None:
-    sentences = split_sentences(text)
+@pytest.mark.parametrize("language", [None, "en", "de"])
+def test_joined_sentences_are_the_text(language: str | None, text: str) -> None:
+    sentences = split_sentences(text, language)
     assert "".join(sentences) == text
     assert all(sentence.strip() for sentence in sentences) or not text.strip()
     assert (sentences == []) == (text == "")
 
 
 def test_white_space_belongs_to_the_preceding_sentence() -> None:
-    assert split_sentences("  One.  \n Two. ") == ["  One.  \n ", "Two. "]
-    assert split_sentences(" \n\n A.\n\n\n\nB") == [" \n\n A.\n\n\n\n", "B"]
+    assert split_sentences("  One.  \n Two. ", "en") == ["  One.  \n ", "Two. "]
+    assert split_sentences(" \n\n A.\n\n\n\nB", "en") == [" \n\n A.\n\n\n\n", "B"]
     assert split_sentences("  ") == ["  "]
+
+
+def test_the_language_changes_the_result_and_is_checked() -> None:
+    text = "Am 3. Oktober kam er."
+    assert len(split_sentences(text, "de")) == 1
+    assert len(split_sentences(text, "en")) == 2
+    with pytest.raises(SettingsError, match="language: 'dee' is not known; did you mean 'de'"):
+        split_sentences("a", "dee")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +134,8 @@ def test_time_is_linear_in_hostile_text(text: str) -> None:
 
 def test_tables_are_well_formed() -> None:
     """Entries with a final period, with capitals, or in two contradictory tables would never match."""
-    words = read_words()
-    for table in (words.within, words.either, words.numbered):
-        assert all(word == word.lower() and not word.endswith(".") for word in table)
-    assert all(word[0].isupper() for word in words.starters)
+    for language in (None, "en", "de"):
+        habits = read_language(language)
+        for table in (habits.within, habits.either, habits.numbered):
+            assert all(word == word.lower() and not word.endswith(".") for word in table)
+        assert all(word[0].isupper() for word in habits.starters)

@@ -75,3 +75,9 @@ def test_rare_words_are_unknown_and_frequent_ones_first() -> None:
     tokenizer = train_tokenizer(texts, TokenizerSettings(kind="word", min_frequency=2))
     assert tokenizer.encode(["often seldom often"]) == [[4, 3, 4]]
     assert tokenizer.vocab_size == 5
+
+
+def test_progress_counts_every_text() -> None:
+    heard: list[int] = []
+    train_tokenizer(iter(CORPUS * 8), TokenizerSettings(vocab_size=60), progress=heard.append)
+    assert heard == [1000, 2000, 2400]

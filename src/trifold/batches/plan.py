@@ -148,7 +148,7 @@ class Share(NamedTuple):
     idle: Plan
 
 
-def deal(
+def deal_batch(
     lengths: Lengths,
     batch: NDArray[np.int64],
     index: int,

@@ -232,7 +232,8 @@ def _read_pairs(request: Request) -> Pairs:
         raise request.no_data_error("no recipe.yaml next to it, so", example)
     split, files = _split_files(request, recipe, example)
     if files is None:
-        return read_splits(read_pairs, recipe.data, recipe.train.seed)[1]
+        pairs: Pairs = read_splits(recipe.data, recipe.train.seed).valid
+        return pairs
     return read_pairs(files, recipe.data.model_copy(update=columns), split=split)
 
 

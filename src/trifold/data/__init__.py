@@ -1,12 +1,16 @@
 """Read data: files, datasets of the hub and embedded text, as aligned pairs or as documents of raw text."""
 
-from trifold.data.documents import DocumentReport, Documents, read_documents, read_splits
+import sys
+from typing import TYPE_CHECKING
+
+from trifold.data.documents import DocumentReport, Documents, Splits, read_documents, read_splits
 from trifold.data.files import FileDigest, compute_digests, list_files
 from trifold.data.lines import expand_path, iter_lines
 from trifold.data.pairs import Pairs, Report, read_pairs
 from trifold.data.settings import DataSettings, Source
 from trifold.data.token_build import Encoder, Side
 from trifold.data.token_cache import TokenCache, digests_in_caches, open_tokens, sample_documents
+from trifold.deprecated import renamed
 
 __all__ = [
     "DataSettings",
@@ -18,6 +22,7 @@ __all__ = [
     "Report",
     "Side",
     "Source",
+    "Splits",
     "TokenCache",
     "compute_digests",
     "digests_in_caches",
@@ -30,3 +35,8 @@ __all__ = [
     "read_splits",
     "sample_documents",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        return renamed(sys.modules[__name__], __name__, name)

@@ -11,11 +11,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trifold.data.files import FORMATS, find_files, is_dataset
 from trifold.data.lines import WHOLE_FILE, FileRange, display_name, inner_suffix, iter_lines, read_text
-from trifold.data.pairs import INNER_BREAK, Pairs, ReadReport, hold_out_indices, iter_dataset, plural, text_at
+from trifold.data.pairs import (
+    INNER_BREAK,
+    ReadReport,
+    hold_out_indices,
+    iter_dataset,
+    plural,
+    read_pairs,
+    text_at,
+)
 from trifold.data.settings import DataSettings
 from trifold.data.tables import NumberedRow, iter_parquet, read_objects
 from trifold.deprecated import renamed
@@ -105,18 +113,30 @@ class Documents:
         return train, held
 
 
-Rows = TypeVar("Rows", Pairs, Documents)
+class Splits(NamedTuple):
+    """The data of an experiment, `Pairs` or `Documents`; `valid` and `test` are None if the settings name none."""
+
+    train: Any
+    valid: Any
+    test: Any
 
 
 def read_splits(
-    read: Callable[[Any, DataSettings, str], Rows], settings: DataSettings, seed: int
-) -> tuple[Rows, Rows]:
-    """Read the training and the validation data; with `holdout`, the latter is taken out of the former by `seed`."""
-    train = read(settings.train, settings, "train")
-    valid = None if settings.holdout else read(settings.valid, settings, "valid")
-    if settings.test is not None:
-        read(settings.test, settings, "test")  # its errors are found before training
-    return train.hold_out(settings.holdout, seed) if valid is None else (train, valid)
+    settings: DataSettings, seed: int = 0, read: Callable[[Any, DataSettings, str], Any] = read_pairs
+) -> Splits:
+    """Read all data of the settings; with `holdout`, the validation data is taken out of the training data by `seed`.
+
+    read: `read_pairs` or `read_documents`. Raises SettingsError if there is no training data.
+    """
+    if settings.train is None:
+        raise SettingsError("data.train: no training data is named; set it to files, hub:… or embedded:…")
+    sources = {"train": settings.train, "valid": settings.valid, "test": settings.test}
+    found: dict[str, Any] = {
+        split: None if source is None else read(source, settings, split) for split, source in sources.items()
+    }
+    if settings.holdout:
+        found["train"], found["valid"] = found["train"].hold_out(settings.holdout, seed)
+    return Splits(**found)
 
 
 def read_documents(source: str | list[str], settings: DataSettings, split: str = "train") -> Documents:

@@ -139,7 +139,7 @@ def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> 
     `split` is the split of an embedded source that names none. Raises DataError if the data is unreadable, misaligned,
     malformed or has no usable pair; SettingsError if the source is invalid.
     """
-    name, rows = _open_source(source, settings, split)
+    name, rows = open_pairs(source, settings, split)
     pairs = Pairs(report=Report(name))
     report, seen = pairs.report, set()
     for row in rows:
@@ -160,7 +160,7 @@ def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> 
     return pairs
 
 
-def _open_source(source: Source, settings: DataSettings, split: str) -> tuple[str, Iterator[Row]]:
+def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[str, Iterator[Row]]:
     """A short name of the source, and its rows."""
     if is_dataset(source):
         return source, _rows_of_objects(iter_dataset(source, split), settings)

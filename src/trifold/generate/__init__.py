@@ -15,8 +15,11 @@ chooses among the searches:
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from trifold.deprecated import renamed
 
 if TYPE_CHECKING:
     from trifold.generate.config import GenerationConfig, resolve, with_generation_options
@@ -57,6 +60,6 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return renamed(sys.modules[__name__], __name__, name)
     value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     return value

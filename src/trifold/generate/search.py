@@ -46,11 +46,8 @@ def generate_tokens(
     tokens stay the same. Beam search may find fewer outputs if fewer exist. Raises DataError for an empty or too long
     row, UsageError for incompatible arguments.
     """
-    rows = inputs.tokens.shape[0]
-    numbers = range(rows) if numbers is None else numbers
-    if len(numbers) != rows:
-        raise UsageError(f"numbers has {len(numbers)} entries for {rows} rows of inputs: pass one per row")
-    if not rows:
+    numbers = _check_numbers(numbers, inputs)
+    if not numbers:
         return []
     setup = _setup(model, config, codec, on_step)
     config = setup.config
@@ -74,6 +71,7 @@ def stream_tokens(
     inputs: Inputs,
     config: GenerationConfig,
     *,
+    numbers: Sequence[int] | None = None,
     codec: Codec | None = None,
     draft: Model | None = None,
     on_end: EndCallback | None = None,
@@ -88,18 +86,18 @@ def stream_tokens(
             raise UsageError(
                 f"{name} {getattr(config, name)}: only one output per row can be streamed; set it to 1"
             )
-    setup, rows = _setup(model, config, codec), range(inputs.tokens.shape[0])
-    if not rows:
+    setup, numbers = _setup(model, config, codec), _check_numbers(numbers, inputs)
+    if not numbers:
         return
     ended: dict[int, Hypothesis] = {}
     with eval_mode(model):
-        for step in _search_without_beams(model, inputs, setup, rows, draft):
+        for step in _search_without_beams(model, inputs, setup, numbers, draft):
             ended |= step.ended
             for row, token in zip(step.sentences.tolist(), step.tokens.tolist(), strict=True):
                 if token not in setup.stopping.ids:
                     yield row, token
     if on_end is not None:
-        on_end([ended[row] for row in rows])
+        on_end([ended[row] for row in range(len(numbers))])
 
 
 def stream_text(
@@ -108,17 +106,26 @@ def stream_text(
     config: GenerationConfig,
     codec: Codec,
     *,
+    numbers: Sequence[int] | None = None,
     draft: Model | None = None,
     on_end: EndCallback | None = None,
 ) -> Iterator[tuple[int, str]]:
     """Yield (row, text) in whole characters as they are generated, up to the first stop string."""
     streamers = [TextStreamer(codec, config.stop_strings or ()) for _ in inputs.tokens]
-    for row, token in stream_tokens(model, inputs, config, codec=codec, draft=draft, on_end=on_end):
+    tokens = stream_tokens(model, inputs, config, numbers=numbers, codec=codec, draft=draft, on_end=on_end)
+    for row, token in tokens:
         if text := streamers[row].push(token):
             yield row, text
     for row, streamer in enumerate(streamers):
         if text := streamer.finish():
             yield row, text
+
+
+def _check_numbers(numbers: Sequence[int] | None, inputs: Inputs) -> Sequence[int]:
+    rows = inputs.tokens.shape[0]
+    if numbers is not None and len(numbers) != rows:
+        raise UsageError(f"numbers has {len(numbers)} entries for {rows} rows of inputs: pass one per row")
+    return range(rows) if numbers is None else numbers
 
 
 def _setup(

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +21,7 @@ from torch import Tensor
 
 from trifold.batches import BatchSettings, plan_epoch
 from trifold.batches.plan import Plan
-from trifold.data import DataSettings, Pairs, read_splits
-from trifold.data.documents import Rows
+from trifold.data import DataSettings, Documents, Pairs, read_splits
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
@@ -36,6 +35,7 @@ from trifold.text.spans import Ids
 
 TOKENIZER_FILE, TARGET_TOKENIZER_FILE = "tokenizer.json", "target_tokenizer.json"
 FILL_MASK = 'predict {folder} "a text with a <mask>"'  # command that uses a model
+Rows = TypeVar("Rows", Pairs, Documents)
 UNUSED_KEYS = ("tokenizer.dropout", "tokenizer.dropout_epochs")  # without effect, except in translation
 
 # --- examples, batches, loss terms -----------------------------------------------------------------------
@@ -163,10 +163,10 @@ class BuildContext:
 
     def read(self, read: Callable[[Any, DataSettings, str], Rows]) -> tuple[Rows, Rows]:
         """Training and validation rows, whose reports are printed; call `require_data` first."""
-        splits = read_splits(read, self.data, self.seed)
-        for rows in splits:
-            self.report(str(rows.report))
-        return splits
+        train, valid, _ = read_splits(self.data, self.seed, read)
+        self.report(str(train.report))
+        self.report(str(valid.report))
+        return train, valid
 
     def load_or_train_tokenizer(
         self, texts: Callable[[], Iterable[str]], name: str = TOKENIZER_FILE, note: str = "", **save: Any

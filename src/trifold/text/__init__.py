@@ -2,11 +2,13 @@
 
 from trifold.text.encoded import Encoded, report
 from trifold.text.folder import read_tokenizer
+from trifold.text.streaming import TextStream
 from trifold.text.tokenizer import Tokenizer
 from trifold.text.training import TokenizerSettings, make_tokenizer, train_tokenizer
 
 __all__ = [
     "Encoded",
+    "TextStream",
     "Tokenizer",
     "TokenizerSettings",
     "make_tokenizer",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 from trifold.errors import UsageError
+
+Cut = Literal["longest_first", "only_first", "only_second"]
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,11 @@ def split_encoding(encoding: Any, size: int, overlap: int) -> list[Any]:
     return [encoding, *encoding.overflowing]
 
 
-def truncate(first: Any, second: Any | None, size: int) -> int:
+def truncate(first: Any, second: Any | None, size: int, cut: Cut) -> int:
     """Truncate two library encodings in place to `size` tokens in total. Returns the number of tokens removed.
 
-    The longer text is shortened until both are equally long, then both. Raises UsageError if there is no room for text.
+    `longest_first` shortens the longer text until both are equally long, then both. Raises UsageError if the text
+    that may be cut is too short.
     """
     lengths = [len(first), 0 if second is None else len(second)]
     excess = sum(lengths) - size
@@ -55,8 +58,17 @@ def truncate(first: Any, second: Any | None, size: int) -> int:
         return 0
     if size < 0:
         raise UsageError(f"max_length leaves no room for text: special tokens alone take {-size} more")
-    shorter = min(*lengths, size // 2)
-    kept = [shorter, size - shorter] if lengths[0] <= lengths[1] else [size - shorter, shorter]
+    if cut == "longest_first":
+        shorter = min(*lengths, size // 2)
+        kept = [shorter, size - shorter] if lengths[0] <= lengths[1] else [size - shorter, shorter]
+    else:
+        which = 0 if cut == "only_first" else 1
+        if lengths[which] <= excess:
+            name = ("first", "second")[which]
+            raise UsageError(
+                f"the {name} text has {lengths[which]} tokens, too few to cut {excess}; raise max_length"
+            )
+        kept = [length - excess * (text == which) for text, length in enumerate(lengths)]
     for encoding, length, keep in zip((first, second), lengths, kept, strict=True):
         if encoding is not None and keep < length:
             encoding.truncate(keep)

@@ -1,7 +1,7 @@
 """Rule-based sentence splitting that keeps every character.
 
 A sentence ends at a terminator (. ! ? … and those of other scripts), including closing quotes and brackets, if white
-space follows; Chinese and Japanese need none. A period after an abbreviation, initial or Roman numeral does not end a
+space follows; Chinese and Japanese need none. A period after an abbreviation, initial or ordinal does not end a
 sentence, and neither does a terminator in brackets or before a lower-case word. A blank line always does. The rules
 follow Grefenstette and Tapanainen (1994) and Kiss and Strunk (2006), with tables instead of counts.
 """
@@ -16,6 +16,9 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+from trifold.errors import SettingsError
+from trifold.settings import nearest
 
 _WIDE = "。！？｡．"  # need no white space after them
 _TERMINATORS = ".!?…‽⁇⁈⁉؟۔।॥።။" + _WIDE
@@ -38,29 +41,40 @@ _ROMAN = re.compile(r"[IVX]+\Z")
 _QUOTING = ("と", "って", "という")  # after 「…。」 these continue the sentence
 
 
-class Words(NamedTuple):
-    """The words of abbreviations.toml, of all languages together."""
+class Language(NamedTuple):
+    """Words of one language, as described in abbreviations.toml."""
 
     within: frozenset[str]
     either: frozenset[str]
     numbered: frozenset[str]
     starters: frozenset[str]
+    ordinals: bool
 
 
 @cache
-def read_words() -> Words:
-    """Read abbreviations.toml. A word that may end a sentence in some language may end one in all of them."""
-    languages = tomllib.loads(Path(__file__).with_name("abbreviations.toml").read_text("utf-8")).values()
-    words = {kind: frozenset(" ".join(each[kind] for each in languages).split()) for kind in Words._fields}
-    return Words(**words | {"within": words["within"] - words["either"]})
+def read_language(name: str | None) -> Language:
+    """The words of a language, or of all languages, where a word that may end a sentence in one may end one in all."""
+    tables = tomllib.loads(Path(__file__).with_name("abbreviations.toml").read_text("utf-8"))
+    if name is not None and name not in tables:
+        raise SettingsError(f"language: {name!r} is not known{nearest(name, [*tables])}")
+    chosen = tables.values() if name is None else [tables[name]]
+    within, either, numbered, starters = (
+        frozenset(word for table in chosen for word in table[kind].split()) for kind in Language._fields[:4]
+    )
+    if name is None:
+        return Language(within - either, either, numbered, starters, ordinals=False)
+    return Language(within, either, numbered, starters, ordinals="ordinals" in tables[name])
 
 
-def split_sentences(text: str) -> list[str]:
-    """Split a text into sentences with the white space that follows each; concatenated they are the text."""
-    return [text[start:end] for start, end in pairwise([0, *_find_ends(text)])]
+def split_sentences(text: str, language: str | None = None) -> list[str]:
+    """Split a text into sentences with the white space that follows each; concatenated they are the text.
+
+    language: en, de, …; by default the abbreviations of all languages apply. Raises SettingsError if it is unknown.
+    """
+    return [text[start:end] for start, end in pairwise([0, *_find_ends(text, read_language(language))])]
 
 
-def _find_ends(text: str) -> Iterator[int]:
+def _find_ends(text: str, rules: Language) -> Iterator[int]:
     """End positions of sentences, after the white space that follows; the last one is the end of the text."""
     start = paragraph = 0  # leading white space belongs to the first sentence
     for border in _PARAGRAPH.finditer(text):
@@ -70,7 +84,7 @@ def _find_ends(text: str) -> Iterator[int]:
             inside = bisect_right(openings, found.start()) - 1
             if inside >= 0 and found.end() <= closings[inside]:
                 continue
-            if found.end() < stop and _is_end(text, start, found, stop):
+            if found.end() < stop and _is_end(text, start, found, stop, rules):
                 start = _skip_space(text, found.end())
                 if start < len(text):
                     yield start
@@ -82,7 +96,7 @@ def _find_ends(text: str) -> Iterator[int]:
         yield len(text)
 
 
-def _is_end(text: str, start: int, found: re.Match[str], stop: int) -> bool:
+def _is_end(text: str, start: int, found: re.Match[str], stop: int, rules: Language) -> bool:
     terminator = found.group()
     after = text[found.end()]
     if after in _CONTINUERS:
@@ -99,28 +113,33 @@ def _is_end(text: str, start: int, found: re.Match[str], stop: int) -> bool:
     if wide or sign[-1] not in ".…":
         return True
     word = _WORD.match(text, begin.end(), stop)
-    starts = (
-        word is not None
-        and word.group() in read_words().starters
-        and text[word.end() : word.end() + 1] != "."
-    )
+    starts = word is not None and word.group() in rules.starters and text[word.end() : word.end() + 1] != "."
     if len(sign) > 1 or sign == "…":  # an ellipsis
         return not (following.isupper() and word is not None and word.group() in ("I", "I'"))
     if sign != terminator:  # a quote or bracket closes after the period
         return True
     before = _BEFORE.search(text, max(start, found.start() - 40), found.start())
-    return _period_ends(before.group() if before else "", text, start, found.start(), following, starts)
+    return _period_ends(
+        before.group() if before else "", text, start, found.start(), following, starts, rules
+    )
 
 
-def _period_ends(before: str, text: str, start: int, place: int, following: str, starts: bool) -> bool:
+def _period_ends(
+    before: str, text: str, start: int, place: int, following: str, starts: bool, rules: Language
+) -> bool:
     """Whether a period after the word `before` ends a sentence if the next word is not in lower case."""
-    word, words = before.lower(), read_words()
-    if word in words.within or (word in words.numbered and following.isdigit()):
+    word = before.lower()
+    if word in rules.within:
+        return False
+    if word in rules.numbered and following.isdigit():
         return False
     if before.isdigit() or _ROMAN.match(before):
-        is_list_item = _skip_space(text, start) >= place - len(before)
-        return not is_list_item and (before.isdigit() or starts)
-    if word in words.either or (_INITIALS.match(before) and following.isupper()):
+        if _skip_space(text, start) >= place - len(before):  # the number of a list item
+            return False
+        if rules.ordinals and (len(before) <= 2 or not before.isdigit()):
+            return starts
+        return before.isdigit() or starts
+    if word in rules.either or (_INITIALS.match(before) and following.isupper()):
         return starts
     return True
 

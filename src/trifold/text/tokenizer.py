@@ -18,8 +18,9 @@ from trifold.deprecated import renamed
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
-from trifold.text.encoded import Encoded, add_special_tokens, split_encoding, truncate
+from trifold.text.encoded import Cut, Encoded, add_special_tokens, split_encoding, truncate
 from trifold.text.special_tokens import read_names, read_settings
+from trifold.text.streaming import TextStream, clean_up_spaces
 from trifold.text.validation import is_panic, read_library
 from trifold.text.vocabulary import BYTE_ALPHABET, SPACE
 
@@ -143,11 +144,13 @@ class Tokenizer:
         pairs: Sequence[str] | None = None,
         *,
         max_length: int | None = None,
+        cut: Cut = "longest_first",
         special_in_text: bool = False,
     ) -> list[Encoded]:
         """Texts, or pairs of texts, with the special tokens that the model expects around them.
 
-        Rows are truncated to `max_length` tokens including these. Raises UsageError if these alone are longer.
+        Rows are truncated to `max_length` tokens including these. Raises UsageError if the texts that may be cut are
+        too short.
         """
         both = [texts] if pairs is None else [texts, pairs]
         if len(both[0]) != len(both[-1]):
@@ -158,7 +161,7 @@ class Tokenizer:
             columns = [self._encode(column, special_in_text) for column in batch]
             for first, *rest in zip(*columns, strict=True):
                 second = rest[0] if rest else None
-                dropped = 0 if max_length is None else truncate(first, second, max_length - special)
+                dropped = 0 if max_length is None else truncate(first, second, max_length - special, cut)
                 found.append(add_special_tokens(self.library, first, second, dropped))
         return found
 
@@ -264,7 +267,19 @@ class Tokenizer:
         texts = self.library.decode_batch(rows, skip_special_tokens=not keep_special)
         if self._segment is not None:
             texts = [text.strip() for text in texts]
-        return [_clean_up_spaces(text) for text in texts] if self._cleans_up else list(texts)
+        return [clean_up_spaces(text) for text in texts] if self._cleans_up else list(texts)
+
+    def stream(self, *, keep_special: bool = False) -> TextStream:
+        """Decode ids one by one; never yields a part of a character."""
+        joins = self._cleans_up or isinstance(self.library.decoder, decoders.WordPiece)
+        found = (self.library.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        single = [token for token in found if token is not None]
+        single += [] if keep_special else self._forbidden_ids
+        return TextStream(
+            lambda ids: self.decode([ids], keep_special=keep_special)[0],
+            closes_up=joins or self._segment is not None,
+            open=single,
+        )
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         r"""Every token in readable form: ▁ for a space, \xNN for bytes that form no character."""
@@ -369,13 +384,6 @@ class Tokenizer:
         except CheckpointError as error:
             raise DataError(f"{error}; repair or remove it") from None
         return cls(library, dropout=dropout, names=names, settings=settings)
-
-
-def _clean_up_spaces(text: str) -> str:
-    """Remove spaces before punctuation, as `clean_up_tokenization_spaces` of `transformers` does."""
-    for spaced in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
-        text = text.replace(spaced, spaced.strip())
-    return text
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

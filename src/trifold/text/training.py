@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 from tokenizers import (
@@ -24,6 +24,8 @@ from trifold.errors import SettingsError
 from trifold.settings import Settings
 from trifold.text.tokenizer import NO_LIMITS, SPECIAL, TOKEN_TYPES, UNK, Tokenizer
 from trifold.text.vocabulary import SPACE
+
+Progress: TypeAlias = Callable[[int], None]
 
 _ROUNDS = 4  # of Viterbi training; further rounds change one token in a thousand
 
@@ -65,15 +67,19 @@ class TokenizerSettings(Settings):
         return self
 
 
-def make_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
+def make_tokenizer(
+    texts: Iterable[str], settings: TokenizerSettings, progress: Progress | None = None
+) -> Tokenizer:
     """The tokenizer in `settings.file` if it is set, else one trained on `texts`."""
     if settings.file is not None:
         return Tokenizer.load(settings.file, dropout=settings.dropout)
-    return train_tokenizer(texts, settings)
+    return train_tokenizer(texts, settings, progress)
 
 
-def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
-    """Train on `texts`; a pure function of texts and settings.
+def train_tokenizer(
+    texts: Iterable[str], settings: TokenizerSettings, progress: Progress | None = None
+) -> Tokenizer:
+    """Train on `texts`; a pure function of texts and settings. `progress` is called every 1000 texts.
 
     Raises SettingsError if the vocabulary is smaller than the number of characters that occur.
     """
@@ -81,7 +87,7 @@ def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokeni
     texts = list(texts)
     if settings.kind != "word":
         _check_alphabet(library, texts, settings)
-    library.train_from_iterator(texts, trainer)
+    library.train_from_iterator(_report_progress(texts, progress), trainer)
     if settings.kind == "unigram":
         _recompute_scores(library, texts, special_tokens(settings))
     names = {f"{role}_token": f"<{role}>" for role in settings.special}
@@ -198,3 +204,10 @@ def _unigram_model(counts: dict[str, int], special: list[str]) -> Any:
     scores = [(piece, round(math.log(max(count, 0.5) / total), 6)) for piece, count in counts.items()]
     scores.sort(key=lambda entry: (-entry[1], entry[0]))
     return models.Unigram([*((name, 0.0) for name in special), *scores], unk_id=special.index(UNK))
+
+
+def _report_progress(texts: list[str], progress: Progress | None) -> Iterator[str]:
+    for number, text in enumerate(texts, start=1):
+        yield text
+        if progress is not None and (number % 1000 == 0 or number == len(texts)):
+            progress(number)

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from trifold.batches import BatchSettings, Blocks, deal, overlong, padding_share, plan_epoch
+from trifold.batches import BatchSettings, Blocks, deal_batch, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
 from trifold.errors import DataError, SettingsError
 from trifold.hub import load_model, resolve
@@ -211,7 +211,7 @@ def iterate_batches(
         examples, seed = data.examples(epoch), data.seed_of(epoch)
         lengths, plan = examples.lengths, data.plan(examples, epoch)
         for position in range(number, len(plan)):
-            share = deal(
+            share = deal_batch(
                 lengths, plan[position], index, accumulate=accumulate, rank=rank, world=world, workers=workers
             )
             index = (index + 1) % accumulate
