@@ -1,28 +1,10 @@
-"""Laws of the side-by-side bench of generation: ratios are what they say, and every wanted one is printed."""
+"""Ratios and tables of the side-by-side benchmark of generation."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from types import ModuleType
+from tests.benchmarks.scripts import load
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "generate"
-
-
-def load(name: str) -> ModuleType:
-    """A module of the benchmark, which is a folder of scripts and no package; its neighbours are forgotten."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return __import__(name)
-    finally:
-        sys.path.remove(str(FOLDER))
-        for new in set(sys.modules) - before:
-            if Path(getattr(sys.modules[new], "__file__", None) or "/").parent == FOLDER:
-                del sys.modules[new]
-
-
-report, setting = map(load, ("report", "setting"))
+report, setting = (load("generate", name) for name in ("report", "setting"))
 
 
 def line(name: str, precision: str, best: float, work: str = "greedy-1") -> dict[str, object]:
@@ -42,7 +24,7 @@ LINES = [
 ]
 
 
-def test_a_ratio_is_the_best_of_ours_over_the_best_of_theirs_at_the_median() -> None:
+def test_a_ratio_compares_the_best_medians_of_both_sides() -> None:
     found = {wanted.said: ratio for wanted, ratio in report.ratios(LINES)}
     assert found["best of ours / Hugging Face fp32"] == 250 / 40
     assert found["best of ours / best of CTranslate2"] == 2.0
@@ -53,7 +35,7 @@ def test_a_ratio_is_the_best_of_ours_over_the_best_of_theirs_at_the_median() -> 
     assert found["ours int8 / llama.cpp q8_0"] == 2.0
 
 
-def test_the_table_has_every_engine_and_every_wanted_ratio() -> None:
+def test_the_table_has_all_engines_and_all_requested_ratios() -> None:
     text = report.tables(LINES, ["greedy-1"])
     rows = [
         [cell.strip() for cell in row.split("|")[1:4]] for row in text.splitlines() if row.startswith("| ")
@@ -68,7 +50,7 @@ def test_the_table_has_every_engine_and_every_wanted_ratio() -> None:
     assert text.count("not measured") == 2
 
 
-def test_prompts_are_the_same_for_everybody() -> None:
+def test_prompts_are_reproducible() -> None:
     for work in setting.WORKS.values():
         rows = setting.prompts(work)
         assert rows == setting.prompts(work)

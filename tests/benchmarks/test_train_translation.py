@@ -1,41 +1,26 @@
-"""Laws of the side-by-side benchmark: every pair is used, costs are counted right, rows say what lines say."""
+"""The side-by-side benchmark of training: batches use all pairs once, FLOPs and rows are correct."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from tests.benchmarks.scripts import load
 from torch.utils.flop_counter import FlopCounterMode
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "train_translation"
-
-
-def load(name: str) -> ModuleType:
-    """A module of the benchmark, which is a folder of scripts and no package; its neighbours are forgotten."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return __import__(name)
-    finally:
-        sys.path.remove(str(FOLDER))
-        for new in set(sys.modules) - before:
-            if Path(getattr(sys.modules[new], "__file__", None) or "/").parent == FOLDER:
-                del sys.modules[new]
-
-
-batches, report, setting, prepare = map(load, ("batches", "report", "setting", "prepare"))
+batches, report, setting, prepare = (
+    load("train_translation", name) for name in ("batches", "report", "setting", "prepare")
+)
 
 lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=300)
 
 
 @settings(max_examples=50, deadline=None)
 @given(lengths, st.integers(60, 500), st.integers(0, 5))
-def test_an_epoch_holds_every_pair_once_and_no_batch_is_too_large(
+def test_an_epoch_has_each_pair_once_in_bounded_batches(
     pairs: list[tuple[int, int]], budget: int, seed: int
 ) -> None:
     planned = batches.plan(pairs, budget, seed)
@@ -44,14 +29,14 @@ def test_an_epoch_holds_every_pair_once_and_no_batch_is_too_large(
     assert planned == batches.plan(pairs, budget, seed)
 
 
-def test_like_lengths_share_a_batch() -> None:
+def test_pairs_of_similar_length_share_a_batch() -> None:
     pairs = [(n, n) for n in range(1, 41) for _ in range(200)]
     planned = batches.plan(pairs, 4096, seed=1)
     positions = sum(len(batch) * max(pairs[i][1] for i in batch) for batch in planned)
     assert 1 - sum(target for _, target in pairs) / positions < 0.05
 
 
-def test_the_formula_agrees_with_counted_products() -> None:
+def test_flops_by_formula_equal_the_counted_ones() -> None:
     tiny = setting.Setting(vocab_size=50, d_model=16, d_ff=32, n_heads=2, n_layers=1)
     source, target = 7, 5
     d, ff = tiny.d_model, tiny.d_ff
@@ -101,7 +86,7 @@ MACHINE = [
 ]
 
 
-def test_rows_hold_medians_ratios_to_the_best_peer_and_shares_of_the_highest_peak(
+def test_rows_have_medians_ratios_to_the_best_peer_and_shares_of_the_peak(
     lines: list[dict[str, object]],
 ) -> None:
     ours, best, other = report.summarise(lines, MACHINE, flops_per_target_token=1e6)
@@ -112,18 +97,14 @@ def test_rows_hold_medians_ratios_to_the_best_peer_and_shares_of_the_highest_pea
     assert ours.peak_rss_mb == 120
 
 
-def test_the_table_has_a_line_a_row_and_lines_up(lines: list[dict[str, object]]) -> None:
+def test_the_table_has_aligned_lines(lines: list[dict[str, object]]) -> None:
     table = report.markdown_table(report.summarise(lines, MACHINE, 1e6)).splitlines()
     assert len(table) == 2 + 3
     assert len({len(line) for line in table}) == 1
     assert "5.00×" in table[2] and "1.00×" in table[3]
 
 
-def test_synthetic_text_is_the_same_each_time_and_has_as_many_words_a_side() -> None:
-    def some() -> Iterator[tuple[str, str]]:
-        pairs = prepare.write_synthetic(Path())
-        return (next(pairs) for _ in range(50))
-
-    first = list(some())
-    assert first == list(some())
+def test_synthetic_pairs_are_reproducible_and_of_equal_length() -> None:
+    first, second = (list(islice(prepare.write_synthetic(Path()), 50)) for _ in range(2))
+    assert first == second
     assert all(len(source.split()) == len(target.split()) for source, target in first)

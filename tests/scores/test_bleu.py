@@ -28,7 +28,7 @@ HYPOTHESES = [
 
 
 @pytest.mark.parametrize(
-    ("ours", "flags"),
+    ("score", "flags"),
     [
         (lambda: bleu(HYPOTHESES, REFERENCES), ["-m", "bleu"]),
         (lambda: bleu(HYPOTHESES, REFERENCES, lowercase=True), ["-m", "bleu", "-lc"]),
@@ -39,25 +39,15 @@ HYPOTHESES = [
         (lambda: chrf(HYPOTHESES, REFERENCES), ["-m", "chrf"]),
     ],
 )
-def test_values_and_signatures_equal_sacrebleu(ours: Any, flags: list[str], tmp_path: Path) -> None:
+def test_values_and_signatures_equal_sacrebleu(score: Any, flags: list[str], tmp_path: Path) -> None:
     for name, lines in (("ref", REFERENCES), ("hyp", HYPOTHESES)):
         (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "sacrebleu",
-        tmp_path / "ref",
-        "-i",
-        tmp_path / "hyp",
-        *flags,
-        "-w",
-        "10",
-    ]
-    theirs = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    score = ours()
-    assert round(score.value, 10) == theirs["score"]
-    assert score.name == theirs["name"]
-    assert score.signature == theirs["signature"]
+    files = [tmp_path / "ref", "-i", tmp_path / "hyp"]
+    command = [sys.executable, "-m", "sacrebleu", *files, *flags, "-w", "10"]
+    expected = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    got = score()
+    assert round(got.value, 10) == expected["score"]
+    assert (got.name, got.signature) == (expected["name"], expected["signature"])
 
 
 def test_exact_match_is_a_percentage() -> None:
@@ -68,7 +58,7 @@ def test_exact_match_is_a_percentage() -> None:
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_perfect_outputs_and_unequal_lengths(name: str) -> None:
+def test_perfect_outputs_score_100_and_lengths_must_agree(name: str) -> None:
     score = SCORES[name]
     assert score(REFERENCES, REFERENCES).value == pytest.approx(100)
     assert score(["x"] * 4, REFERENCES).value < 10

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.benchmarks.scripts import load
 
-FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "pretrain" / "ngram.py"
-
-
-@pytest.fixture(scope="module")
-def ngram():
-    spec = importlib.util.spec_from_file_location("ngram", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+ngram = load("pretrain", "ngram")
 
 
 @pytest.fixture(scope="module")
@@ -56,24 +47,24 @@ def reference_model(text, order, discount, vocabulary):
 
 
 @pytest.mark.parametrize("order", [2, 3, 5])
-def test_probabilities_follow_the_formula(ngram, text, order):
+def test_probabilities_follow_the_formula(text, order):
     model = ngram.KneserNey(text[:60], 14, order)
-    plain = reference_model(text[:60], order, 0.75, 14)
+    expected = reference_model(text[:60], order, 0.75, 14)
     words = np.arange(1, 14)
     for history in ([0] * (order - 1), text[0][: order - 1], [13] * (order - 1)):
         history = ([0] * order + list(history))[-(order - 1) :]
-        ours = model.probabilities(np.array(history), words)
-        assert ours == pytest.approx([plain(word, history) for word in words], abs=1e-9)
-        whole = ours.sum() + model.probabilities(np.array(history), np.array([0])).sum()
-        assert whole == pytest.approx(1, abs=1e-9)
+        got = model.probabilities(np.array(history), words)
+        assert got == pytest.approx([expected(word, history) for word in words], abs=1e-9)
+        total = got.sum() + model.probabilities(np.array(history), np.array([0])).sum()
+        assert total == pytest.approx(1, abs=1e-9)
 
 
-def test_gaps_are_filled_with_training_text(ngram):
+def test_gaps_are_filled_with_training_text():
     model = ngram.KneserNey([[2, 3, 4, 5, 6, 7]] * 4 + [[8, 9, 4, 10, 11]] * 4, 12)
-    every = np.arange(2, 12)
-    assert model.fill([2, 3, 4], [6, 7], [every]) == [5]
-    assert model.fill([8, 9, 4], [11], [every]) == [10]
-    assert model.fill([2, 3], [6, 7], [every, every]) == [4, 5]
-    assert model.fill([8], [11], [every, every, every]) == [9, 4, 10]
-    assert model.fill([], [4, 5], [every, every]) == [2, 3]
+    words = np.arange(2, 12)
+    assert model.fill([2, 3, 4], [6, 7], [words]) == [5]
+    assert model.fill([8, 9, 4], [11], [words]) == [10]
+    assert model.fill([2, 3], [6, 7], [words, words]) == [4, 5]
+    assert model.fill([8], [11], [words, words, words]) == [9, 4, 10]
+    assert model.fill([], [4, 5], [words, words]) == [2, 3]
     assert model.fill([2, 3, 4], [6, 7], [np.array([8, 9])]) in ([8], [9])  # only allowed words
