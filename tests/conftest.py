@@ -17,6 +17,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from tests.models import add_noise
 
 from trifold import fast
 from trifold.nn import ModelConfig, Transformer
@@ -64,19 +65,5 @@ def data_folder() -> Path:
 def make_model() -> Callable[..., Transformer]:
     """A small model in evaluation mode with the given values in its config."""
 
-    def make(**values: object) -> Transformer:
-        small = {
-            "vocab_size": 29,
-            "max_positions": 40,
-            "d_model": 16,
-            "n_layers": 2,
-            "n_heads": 4,
-            "d_ff": 24,
-        }
-        model = Transformer(ModelConfig.parse(small | values)).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-        return model
-
-    return make
+    sizes = {"vocab_size": 29, "max_positions": 40, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+    return lambda **values: add_noise(Transformer(ModelConfig.parse(sizes | values)), 0.1)

@@ -14,11 +14,11 @@ Chosen = Callable[[str, str], bool]  # (name, precision) -> is it one of these?
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Ratio:
     """Ours must be `floor` times the best of theirs."""
 
     work: str
-    said: str
+    label: str
     ours: Chosen
     theirs: Chosen
     floor: float
@@ -28,13 +28,13 @@ def _of(name: str, *precisions: str) -> Chosen:
     return lambda n, p: n == name and (not precisions or p in precisions)
 
 
-WANTED = (
-    Wanted("greedy-1", "best of ours / Hugging Face fp32", _of(OURS), _of(HF, "fp32"), 5.0),
-    Wanted("greedy-1", "best of ours / best of CTranslate2", _of(OURS), _of(CT2), 1.8),
-    Wanted("greedy-1", "ours bf16 / llama.cpp bf16", _of(OURS, "bf16"), _of(LLAMA, "bf16"), 0.9),
-    Wanted("greedy-1", "ours int8 / llama.cpp q8_0", _of(OURS, "int8"), _of(LLAMA, "q8_0"), 1.0),
-    Wanted("greedy-8", "best of ours / best of Hugging Face", _of(OURS), _of(HF), 1.5),
-    Wanted("beam-5", "best of ours / best of both", _of(OURS), lambda n, _: n in (HF, CT2), 1.5),
+RATIOS = (
+    Ratio("greedy-1", "best of ours / Hugging Face fp32", _of(OURS), _of(HF, "fp32"), 5.0),
+    Ratio("greedy-1", "best of ours / best of CTranslate2", _of(OURS), _of(CT2), 1.8),
+    Ratio("greedy-1", "ours bf16 / llama.cpp bf16", _of(OURS, "bf16"), _of(LLAMA, "bf16"), 0.9),
+    Ratio("greedy-1", "ours int8 / llama.cpp q8_0", _of(OURS, "int8"), _of(LLAMA, "q8_0"), 1.0),
+    Ratio("greedy-8", "best of ours / best of Hugging Face", _of(OURS), _of(HF), 1.5),
+    Ratio("beam-5", "best of ours / best of both", _of(OURS), lambda n, _: n in (HF, CT2), 1.5),
 )
 
 
@@ -47,14 +47,14 @@ def speeds(lines: Lines, work: str) -> dict[tuple[str, str], list[float]]:
     return found
 
 
-def ratios(lines: Lines) -> list[tuple[Wanted, float | None]]:
+def ratios(lines: Lines) -> list[tuple[Ratio, float | None]]:
     """Each required ratio: best of ours over best of theirs, each the median over the rounds."""
     out = []
-    for wanted in WANTED:
-        middle = {key: median(values) for key, values in speeds(lines, wanted.work).items()}
-        ours = max((v for key, v in middle.items() if wanted.ours(*key)), default=None)
-        theirs = max((v for key, v in middle.items() if wanted.theirs(*key)), default=None)
-        out.append((wanted, None if ours is None or theirs is None else ours / theirs))
+    for target in RATIOS:
+        middle = {key: median(values) for key, values in speeds(lines, target.work).items()}
+        ours = max((v for key, v in middle.items() if target.ours(*key)), default=None)
+        theirs = max((v for key, v in middle.items() if target.theirs(*key)), default=None)
+        out.append((target, None if ours is None or theirs is None else ours / theirs))
     return out
 
 
@@ -76,9 +76,9 @@ def tables(lines: Lines, works: Sequence[str]) -> str:
         titles = ("engine", "precision", "tokens/s", "min–max", "median call", "first call", "peak memory")
         parts.append(f"**{work}**\n\n{_table(titles, rows)}")
     rows = [
-        (wanted.work, wanted.said, f"{wanted.floor}×", "not measured" if ratio is None else f"{ratio:.2f}×")
-        for wanted, ratio in ratios(lines)
-        if wanted.work in works
+        (target.work, target.label, f"{target.floor}×", "not measured" if ratio is None else f"{ratio:.2f}×")
+        for target, ratio in ratios(lines)
+        if target.work in works
     ]
     parts.append(_table(("work", "ratio", "floor", "measured"), rows))
     return "\n\n".join(parts)

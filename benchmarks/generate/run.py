@@ -127,17 +127,17 @@ def main() -> int:
     ]
     record: dict[str, Any] = {"date": today, "threads": args.threads, "machine": machine, "lines": lines}
     if not args.no_loading:
-        record["loading"], said = loading(folder, args)
-        parts.append(said)
+        record["loading"], text = loading(folder, args)
+        parts.append(text)
     if not args.no_cost:
-        record["cost"], said = cost(folder, args)
-        parts.append(said)
+        record["cost"], text = cost(folder, args)
+        parts.append(text)
     record["failed"] = sorted(failed)
     block = "\n\n".join(parts)
     print(block)
-    for wanted, ratio in ratios(lines):
-        if ratio is not None and ratio < wanted.floor and wanted.work in args.works:
-            say(f"BELOW THE FLOOR: {wanted.work}, {wanted.said}: {ratio:.2f}× < {wanted.floor}×")
+    for target, ratio in ratios(lines):
+        if ratio is not None and ratio < target.floor and target.work in args.works:
+            say(f"BELOW THE FLOOR: {target.work}, {target.label}: {ratio:.2f}× < {target.floor}×")
 
     args.results.mkdir(parents=True, exist_ok=True)
     stem = args.results / f"generate-{today}"
@@ -158,27 +158,27 @@ def loading(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str
     load = median(line["seconds"] for line in found["load"])
     size = found["load"][0]["megabytes"]
     peak = median(line["peak_mb_above_import"] for line in found["load"])
-    said = (
+    text = (
         f"Loading {size:,.0f} MB from the page cache: reading the file once {read * 1e3:,.0f} ms, from the call to "
-        f"the first logits {load * 1e3:,.0f} ms: {load / read:.2f}× (wanted at most 1.5×). Peak memory above the "
-        f"import {peak:,.0f} MB: {peak / size:.2f}× the weights (wanted at most 1.2×)."
+        f"the first logits {load * 1e3:,.0f} ms: {load / read:.2f}× (target at most 1.5×). Peak memory above the "
+        f"import {peak:,.0f} MB: {peak / size:.2f}× the weights (target at most 1.2×)."
     )
-    return {"read": found["read"], "load": found["load"]}, said
+    return {"read": found["read"], "load": found["load"]}, text
 
 
 def cost(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """Accuracy of smaller weights: logits and perplexity."""
     runner = [HERE / "cost_runner.py", "--folder", folder, "--threads", args.threads]
     (found,) = run_json([args.trifold_python, *runner], args)
-    said = ["What smaller weights cost, against fp32:"]
+    text = ["What smaller weights cost, against fp32:"]
     for model, rows in found.items():
-        said += [
+        text += [
             f"- {model}, {row['precision']}: KL {row['kl']:.1e} nats a token, largest change of a logit "
             f"{row['largest']:.2g} (their deviation is {row['deviation']:.2g}), the same best token "
             f"{row['same_best']:.2%}, perplexity {row['perplexity_fp32']:.4f} → {row['perplexity']:.4f}"
             for row in rows
         ]
-    return found, "\n".join(said)
+    return found, "\n".join(text)
 
 
 def command(runner: Runner, works: list[str], folder: Path, args: argparse.Namespace) -> list[object]:

@@ -25,12 +25,12 @@ LINES = [
 
 
 def test_a_ratio_compares_the_best_medians_of_both_sides() -> None:
-    found = {wanted.said: ratio for wanted, ratio in report.ratios(LINES)}
+    found = {target.label: ratio for target, ratio in report.ratios(LINES)}
     assert found["best of ours / Hugging Face fp32"] == 250 / 40
     assert found["best of ours / best of CTranslate2"] == 2.0
     assert found["ours bf16 / llama.cpp bf16"] is None  # not measured
     llama = [*LINES, line("llama.cpp", "bf16", 200.0), line("llama.cpp", "q8_0", 125.0)]
-    found = {wanted.said: ratio for wanted, ratio in report.ratios(llama)}
+    found = {target.label: ratio for target, ratio in report.ratios(llama)}
     assert found["ours bf16 / llama.cpp bf16"] == 0.85
     assert found["ours int8 / llama.cpp q8_0"] == 2.0
 
@@ -45,8 +45,8 @@ def test_the_table_has_all_engines_and_all_requested_ratios() -> None:
         ["trifold", "bf16", "170"],
         ["CTranslate2", "fp32", "125"],
     ]
-    for wanted in report.WANTED:
-        assert (wanted.said in text) == (wanted.work == "greedy-1")
+    for target in report.RATIOS:
+        assert (target.label in text) == (target.work == "greedy-1")
     assert text.count("not measured") == 2
 
 

@@ -19,7 +19,7 @@ from trifold.nn import Inputs
 
 pytestmark = pytest.mark.slow
 
-PAD, END, A, B, C = 0, 2, 3, 4, 5
+PAD, END, A, B = 0, 2, 3, 4
 
 
 def divisor(config: GenerationConfig, length: int) -> float:
@@ -85,9 +85,8 @@ def test_beam_search_finds_a_better_output_than_greedy():
     ((greedy,),) = generate_tokens(model, inputs, GenerationConfig(length_penalty=0.0))
     assert (greedy.tokens, greedy.finish_reason) == ([A], "stop")
     assert greedy.score == pytest.approx(math.log(0.5 * 0.4))
-    ((best, second),) = generate_tokens(
-        model, inputs, GenerationConfig(num_beams=2, length_penalty=0.0, num_return_sequences=2)
-    )
+    config = GenerationConfig(num_beams=2, length_penalty=0.0, num_return_sequences=2)
+    ((best, second),) = generate_tokens(model, inputs, config)
     assert (best.tokens, second.tokens) == ([B], [A])
     assert best.score == pytest.approx(math.log(0.4 * 0.9))
     assert second.score == pytest.approx(math.log(0.5 * 0.4))
@@ -105,13 +104,8 @@ def test_beam_search_finds_a_better_output_than_greedy():
 )
 def test_length_penalties_by_hand(form, alpha, short, long):
     """n counts the end: the empty output has n = 1, [B] has n = 2."""
-    config = GenerationConfig(
-        num_beams=8,
-        num_return_sequences=8,
-        length_penalty=alpha,
-        length_penalty_form=form,
-        early_stopping="never",
-    )
+    penalty = {"length_penalty": alpha, "length_penalty_form": form}
+    config = GenerationConfig(num_beams=8, num_return_sequences=8, early_stopping="never", **penalty)
     (outputs,) = generate_tokens(ScriptedModel(late_winner_probabilities, 6), padded_batch([[A]]), config)
     scores = {tuple(output.tokens): output.score for output in outputs}
     assert scores[()] == pytest.approx(short)
@@ -142,7 +136,7 @@ def test_early_stopping_never_continues_for_longer_outputs(early_stopping, best,
     assert output.score == pytest.approx(log)
 
 
-ways = st.fixed_dictionaries(
+searches = st.fixed_dictionaries(
     {
         "num_beams": st.integers(2, 5),
         "length_penalty": st.sampled_from([-0.5, 0.0, 0.6, 1.0, 2.0]),
@@ -155,14 +149,14 @@ sources = st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=5), min_size
 
 
 @settings(max_examples=80, deadline=None)
-@given(seed=st.integers(0, 10**6), way=ways, rows=sources, vocabulary=st.integers(5, 9))
-def test_beam_search_equals_the_reference_implementation(seed, way, rows, vocabulary):
+@given(seed=st.integers(0, 10**6), search=searches, rows=sources, vocabulary=st.integers(5, 9))
+def test_beam_search_equals_the_reference_implementation(seed, search, rows, vocabulary):
     probabilities_of = random_probabilities(seed, vocabulary)
-    config = GenerationConfig(**way, num_return_sequences=way["num_beams"])
+    config = GenerationConfig(**search, num_return_sequences=search["num_beams"])
     found = generate_tokens(ScriptedModel(probabilities_of, vocabulary), padded_batch(rows), config)
     for outputs, row in zip(found, rows, strict=True):
         assert_same(
-            outputs, reference_beam_search(probabilities_of, tuple(row), config, way["max_new_tokens"])
+            outputs, reference_beam_search(probabilities_of, tuple(row), config, search["max_new_tokens"])
         )
         scores = [output.score for output in outputs]
         assert scores == sorted(scores, reverse=True)
@@ -210,11 +204,11 @@ def test_any_of_several_ids_may_end(seed, ends, beams):
     )
     (outputs,) = generate_tokens(ScriptedModel(probabilities_of, 8), padded_batch([[3]]), config)
     for output in outputs:
-        assert not set(output.tokens) & set(ends)
+        prefixes = [tuple(output.tokens[:n]) for n in range(len(output.tokens))]
         log = sum(
-            math.log(probabilities_of((3,), tuple(output.tokens[:n]))[token])
-            for n, token in enumerate(output.tokens)
+            math.log(probabilities_of((3,), p)[t]) for p, t in zip(prefixes, output.tokens, strict=True)
         )
+        assert not set(output.tokens) & set(ends)
         if output.finish_reason == "stop":
             last = [math.log(probabilities_of((3,), tuple(output.tokens))[end]) for end in ends]
             length = len(output.tokens) + 1
@@ -227,7 +221,7 @@ def test_any_of_several_ids_may_end(seed, ends, beams):
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
-    way=ways,
+    search=searches,
     rows=sources,
     requested=st.fixed_dictionaries(
         {},
@@ -241,33 +235,33 @@ def test_any_of_several_ids_may_end(seed, ends, beams):
         },
     ),
 )
-def test_beam_search_with_processors_equals_the_reference(seed, way, rows, requested):
+def test_beam_search_with_processors_equals_the_reference(seed, search, rows, requested):
     """The expected probabilities are not renormalized: a ban makes no other token more likely."""
     probabilities_of, vocabulary = random_probabilities(seed, 7), 7
 
     def changed(source, prefix):
         probabilities = list(probabilities_of(source, prefix))
         for token, p in enumerate(probabilities):
-            before, written = (1, *prefix), prefix.count(token)
-            text, size = (*before, token), requested.get("no_repeat_ngram_size", 99)
-            grams = [before[n : n + size] for n in range(len(before) - size + 1)]
+            read, count = (1, *prefix), prefix.count(token)
+            text, size = (*read, token), requested.get("no_repeat_ngram_size", 99)
+            grams = [read[n : n + size] for n in range(len(read) - size + 1)]
             banned = [tuple(phrase) for phrase in requested.get("bad_words_ids", ())]
-            never = (
+            is_banned = (
                 text[-size:] in grams
                 or any(text[-len(phrase) :] == phrase for phrase in banned)
                 or (token == END and len(prefix) < requested.get("min_new_tokens", 0))
             )
-            p = p ** requested.get("repetition_penalty", 1.0) if token in before else p
-            p *= math.exp(-requested.get("presence_penalty", 0.0) * (written > 0))
-            p *= math.exp(-requested.get("frequency_penalty", 0.0) * written)
-            probabilities[token] = 0.0 if never else p
+            p = p ** requested.get("repetition_penalty", 1.0) if token in read else p
+            p *= math.exp(-requested.get("presence_penalty", 0.0) * (count > 0))
+            p *= math.exp(-requested.get("frequency_penalty", 0.0) * count)
+            probabilities[token] = 0.0 if is_banned else p
         return probabilities if any(probabilities) else [float(token == END) for token in range(vocabulary)]
 
-    way = way | {"max_new_tokens": max(way["max_new_tokens"], requested.get("min_new_tokens", 0))}
-    config = GenerationConfig(**way, **requested, num_return_sequences=way["num_beams"])
+    search = search | {"max_new_tokens": max(search["max_new_tokens"], requested.get("min_new_tokens", 0))}
+    config = GenerationConfig(**search, **requested, num_return_sequences=search["num_beams"])
     found = generate_tokens(ScriptedModel(probabilities_of, vocabulary), padded_batch(rows), config)
     for outputs, row in zip(found, rows, strict=True):
-        assert_same(outputs, reference_beam_search(changed, tuple(row), config, way["max_new_tokens"]))
+        assert_same(outputs, reference_beam_search(changed, tuple(row), config, search["max_new_tokens"]))
 
 
 @settings(max_examples=25, deadline=None)
@@ -279,19 +273,18 @@ def test_full_width_beam_search_finds_the_global_optimum(seed, alpha, limit):
         num_beams=vocabulary**limit, length_penalty=alpha, early_stopping="never", max_new_tokens=limit
     )
 
-    def everything():
-        words = [token for token in range(1, vocabulary) if token != END]
+    def all_outputs():
+        tokens = [token for token in range(1, vocabulary) if token != END]
         for length in range(1, limit + 1):
             ends = [END] if length < limit else range(1, vocabulary)
-            for *body, end in itertools.product(*[words] * (length - 1), ends):
-                whole = (*body, end)
-                log = sum(
-                    math.log(probabilities_of((3, 4), whole[:place])[token])
-                    for place, token in enumerate(whole)
-                )
-                yield log / length**alpha, list(body if end == END else whole)
+            for *body, end in itertools.product(*[tokens] * (length - 1), ends):
+                output = (*body, end)
+                logs = [
+                    math.log(probabilities_of((3, 4), output[:n])[token]) for n, token in enumerate(output)
+                ]
+                yield sum(logs) / length**alpha, list(body if end == END else output)
 
-    score, tokens = max(everything())
+    score, tokens = max(all_outputs())
     ((best,),) = generate_tokens(ScriptedModel(probabilities_of, vocabulary), padded_batch([[3, 4]]), config)
     assert best.tokens == tokens
     assert best.score == pytest.approx(score, abs=1e-4)

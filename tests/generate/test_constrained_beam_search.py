@@ -161,7 +161,7 @@ def test_impossible_constraints_are_refused():
         generate_tokens(model, padded_batch([[3]]), GenerationConfig(num_beams=2, force_words_ids=[[4, 2]]))
 
 
-def test_words_as_text():
+def test_words_can_be_given_as_text():
     model, codec = ScriptedModel(random_probabilities(4, 14), 14), LetterCodec()
     requested = {"num_beams": 3, "max_new_tokens": 8, "num_return_sequences": 3}
     config = GenerationConfig(force_words=["bad", "c"], bad_words=["e", "fg"], **requested)

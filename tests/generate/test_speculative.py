@@ -118,7 +118,7 @@ def test_wrong_drafts_are_refused():
 
 
 @torch.no_grad()
-def test_speculation_at_the_last_position():
+def test_speculation_reaches_the_last_position():
     """The last token is generated, although no position is left to read it."""
     sizes = {"vocab_size": 6, "max_positions": 24, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
     parts = {"shape": "decoder", "positions": "learned", "lm_head_bias": True, "eos_id": 6}
