@@ -1,4 +1,4 @@
-"""What every test shares: one thread, fixed random numbers, no network, the folder of real data."""
+"""Fixtures of all tests: one thread, fixed random numbers, no network, the folder of real data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Before anything imports torch or the hub: two workers share two cores, and a test never fetches anything.
+# Before torch or the hub is imported: workers share the cores, and tests use no network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -26,7 +26,7 @@ from trifold.train import device
 torch.set_num_threads(1)
 fast.enable()  # as `trifold.load` and `trifold.train` do; the tests of nn disable it
 
-# The same examples every time, and no complaint about a machine that is busy.
+# The same examples every time, and no deadlines on a busy machine.
 settings.register_profile(
     "trifold", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -36,7 +36,7 @@ settings.load_profile("trifold")
 @pytest.fixture(autouse=True, scope="session")
 def _cheap_training_runs() -> Iterator[None]:
     """Omit what costs more than a tiny training run itself: a full garbage collection of all imported libraries, and
-    the wait for the disk. Tests of these replace them by their own.
+    the wait for the disk. Tests of these use replacements of their own.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "gc", SimpleNamespace(collect=int, freeze=gc.freeze, unfreeze=gc.unfreeze))
@@ -51,13 +51,13 @@ def _same_random_numbers() -> None:
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """The folder of public corpora that `TRIFOLD_DATA` names; a test that needs it is skipped without."""
-    named = os.environ.get("TRIFOLD_DATA")
-    if not named:
+    """The folder of public corpora that `TRIFOLD_DATA` names; without it, the test is skipped."""
+    value = os.environ.get("TRIFOLD_DATA")
+    if not value:
         pytest.skip("TRIFOLD_DATA is not set: it names the folder of public corpora (see CONTRIBUTING.md)")
-    folder = Path(named)
+    folder = Path(value)
     if not folder.is_dir():
-        pytest.fail(f"TRIFOLD_DATA={named}: no such folder")
+        pytest.fail(f"TRIFOLD_DATA={value}: no such folder")
     return folder
 
 

@@ -126,41 +126,38 @@ class Reader:
             return 0, ""
         before, pipe, last = command.rpartition(" | ")
         if not last.startswith("trifold"):
+            shortened = command.replace("trifold train smoke", f"trifold train smoke {SMALL} train.warmup=2")
             done = subprocess.run(
-                [
-                    "bash",
-                    "-c",
-                    command.replace("trifold train smoke", f"trifold train smoke {SMALL} train.warmup=2"),
-                ],
+                ["bash", "-c", shortened],
                 capture_output=True,
                 text=True,
                 timeout=600 if "torchrun" in command else 60,
-                env=_tools_first(),
+                env=_environment(),
                 check=False,
             )
             return done.returncode, done.stdout + done.stderr
-        given = (
-            subprocess.run(["bash", "-c", before], stdout=subprocess.PIPE, check=True).stdout if pipe else b""
-        )
-        return self.trifold(last, given)
+        if not pipe:
+            return self.trifold(last, b"")
+        producer = subprocess.run(["bash", "-c", before], stdout=subprocess.PIPE, check=True)
+        return self.trifold(last, producer.stdout)
 
-    def trifold(self, command: str, given: bytes) -> tuple[int, str]:
+    def trifold(self, command: str, stdin: bytes) -> tuple[int, str]:
         """Run a command in this process, because a new one takes seconds to start."""
         words = shlex.split(command, comments=True)[1:]
-        into = _taken(words, ">")
-        if source := _taken(words, "<"):
-            given = Path(source).read_bytes()
+        output = _take_redirection(words, ">")
+        if source := _take_redirection(words, "<"):
+            stdin = Path(source).read_bytes()
         added = next((more for start, more in SHORTENED.items() if command.startswith(start)), "").split()
         place = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
         words[place:place] = added
         self.capsys.readouterr()
         with self.monkeypatch.context() as patch:
-            buffer = io.BufferedReader(io.BytesIO(given))
+            buffer = io.BufferedReader(io.BytesIO(stdin))
             patch.setattr(sys, "stdin", io.TextIOWrapper(buffer, encoding="utf-8"))
             code = main(words)
         out, err = self.capsys.readouterr()
-        if into:
-            Path(into).write_text(out, encoding="utf-8", newline="\n")
+        if output:
+            Path(output).write_text(out, encoding="utf-8", newline="\n")
         return code, out + err
 
 
@@ -183,7 +180,7 @@ def test_commands_of_a_page_work(page: Path, reader: Reader) -> None:
         reader.follow(block)
 
 
-def test_the_example_translates(
+def test_example_program_translates(
     reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("a").write_text("".join(f"{n} a b c\n" for n in range(60)), encoding="utf-8", newline="\n")
@@ -197,15 +194,15 @@ def test_the_example_translates(
     assert translated.startswith("1 a b c  →  ")
 
 
-def test_the_tables_of_keys_are_those_of_the_code() -> None:
+def test_tables_of_keys_are_generated() -> None:
     page = ROOT / "docs" / "recipes.md"
     generator = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     assert page.read_text(encoding="utf-8") == generator["render"](), "run: python docs/generate.py"
-    named = {key.name for rows in generator["keys"]().values() for key in rows}
-    assert set(generator["MEANINGS"]) <= named, "MEANINGS without a key"
+    names = {key.name for rows in generator["keys"]().values() for key in rows}
+    assert set(generator["MEANINGS"]) <= names, "MEANINGS without a key"
 
 
-def test_the_table_of_families_is_that_of_the_code() -> None:
+def test_table_of_families_is_generated() -> None:
     page = ROOT / "docs" / "families.md"
     generator = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     assert page.read_text(encoding="utf-8") == generator["render_families"](), "run: python docs/generate.py"
@@ -235,7 +232,7 @@ def test_commands_inside_sentences_and_tables_are_well_formed(page: Path) -> Non
         _check_form(command, page.name)
 
 
-def test_every_recipe_that_ships_is_named_by_the_pages() -> None:
+def test_every_recipe_is_documented() -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert not [name for name in recipe_names() if not re.search(rf"\b{name}\b", pages)]
 
@@ -245,8 +242,8 @@ def _commands(text: str) -> list[str]:
     return [line.strip() for line in joined.splitlines() if line.strip() and not line.startswith("#")]
 
 
-def _taken(words: list[str], sign: str) -> str | None:
-    """The file of a redirection, which is removed from the words."""
+def _take_redirection(words: list[str], sign: str) -> str | None:
+    """Remove a redirection from the words and return its file."""
     if sign not in words:
         return None
     place = words.index(sign)
@@ -255,8 +252,8 @@ def _taken(words: list[str], sign: str) -> str | None:
     return file
 
 
-def _tools_first() -> dict[str, str]:
-    """The commands of this environment (sacrebleu, torchrun) before others of the same name, and its modules."""
+def _environment() -> dict[str, str]:
+    """Environment variables that select the programs (sacrebleu, torchrun) and modules of this environment."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return os.environ | {"PATH": path, "PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -264,13 +261,13 @@ def _tools_first() -> dict[str, str]:
 def _shorten_python(patch: pytest.MonkeyPatch) -> None:
     import trifold
 
-    whole = trifold.train
+    real = trifold.train
 
-    def short(recipe: str, **given: Any) -> Any:
+    def short(recipe: str, **changes: Any) -> Any:
         keys = {
             key: value for key, value in SHORTENED_KEYS.items() if key != "data.holdout" or recipe != "smoke"
         }
-        return whole(recipe, **(given | keys))
+        return real(recipe, **(changes | keys))
 
     patch.setattr(trifold, "train", short)
 
@@ -310,7 +307,7 @@ def _targets() -> set[str]:
 
 
 def _check_form(command: str, place: str) -> None:
-    """`make` targets exist; verbs, options and shipped recipes of `trifold` too."""
+    """The target of `make` exists, or the command, options and recipe of `trifold`."""
     words = [word for word in shlex.split(command, comments=True) if not word.startswith("[")]
     if words[:1] == ["make"]:
         targets = [word for word in words[1:] if word.islower() and "=" not in word]
@@ -329,7 +326,7 @@ def _check_form(command: str, place: str) -> None:
         )
 
 
-def test_what_may_change_when_a_run_goes_on_is_what_the_page_says():
+def test_free_settings_of_a_resumed_run_are_documented():
     page = (ROOT / "docs" / "recipes.md").read_text("utf-8")
     section = page.partition("## What may change when a run is continued")[2].partition("\n## ")[0]
     output = re.findall(r"`([a-z_.]+)`", section.partition("Any other change is refused")[0])

@@ -67,20 +67,20 @@ print(json.dumps({{"seconds": seconds, "modules": sorted(sys.modules)}}), file=s
     ],
     ids=["import", "help"],
 )
-def test_what_should_be_quick_is_quick(action: str, limit: float) -> None:
+def test_import_and_help_are_fast(action: str, limit: float) -> None:
     runs = [python(measured(action)) for _ in range(3)]
     assert not SLOW & set(runs[0]["modules"])
-    # Processor time, best of three, twice the limit: a busy machine must not fail it, an eager import must.
+    # The best processor time of three, twice the limit: fails with an eager import, not on a busy machine.
     assert min(run["seconds"] for run in runs) <= 2 * limit
 
 
-def test_the_version_is_said_once() -> None:
+def test_project_and_changelog_have_the_same_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert trifold.__version__ == project["version"]
     assert f"[{trifold.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_every_name_of_the_face_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in trifold.__all__:
         assert getattr(trifold, name) is not None
     assert set(trifold.__all__) <= set(dir(trifold))
@@ -90,7 +90,7 @@ def test_every_name_of_the_face_is_there() -> None:
 
 @pytest.mark.parametrize("name", ["train", "generate"])
 @pytest.mark.parametrize("before", ["pass", "import trifold.{0}", "import trifold.pipeline"])
-def test_a_top_level_function_is_no_module_whatever_was_imported_before(name: str, before: str) -> None:
+def test_top_level_function_is_not_replaced_by_a_module_of_its_name(name: str, before: str) -> None:
     code = f"""
 import json, sys, inspect
 {before.format(name)}
@@ -101,7 +101,7 @@ print(json.dumps(dict(kinds=kinds)), file=sys.stderr)
     assert python(code) == {"kinds": [True, True]}
 
 
-def test_the_package_is_marked_as_typed() -> None:
+def test_package_is_marked_as_typed() -> None:
     assert files("trifold").joinpath("py.typed").is_file()
 
 

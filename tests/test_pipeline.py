@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models import add_noise
 from torch import Tensor
 
 import trifold
@@ -30,7 +31,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "bare": {"shape": "encoder"},
 }
-WRITERS = ("encoder-decoder", "decoder")
+GENERATORS = ("encoder-decoder", "decoder")
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +39,11 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(TEXTS, TokenizerSettings(kind="char", min_frequency=1))
 
 
-def made(shape: str, tokenizer: Tokenizer | None = None, **values: Any) -> Pipeline:
+def make_pipeline(shape: str, tokenizer: Tokenizer | None = None, **values: Any) -> Pipeline:
     torch.manual_seed(5)
     size = {"vocab_size": 40 if tokenizer is None else tokenizer.vocab_size}
-    model = Transformer(ModelConfig.parse(SMALL | size | SHAPES[shape] | values)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return Pipeline(model, tokenizer)
+    model = Transformer(ModelConfig.parse(SMALL | size | SHAPES[shape] | values))
+    return Pipeline(add_noise(model, 0.3), tokenizer)
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -53,15 +51,15 @@ def batch() -> tuple[Tensor, Tensor]:
     return tokens, torch.arange(7) < torch.tensor([7, 3, 5])[:, None]
 
 
-# --- numbers -------------------------------------------------------------------------------------------
+# --- logits -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", ["encoder-decoder", "decoder", "encoder", "classifier"])
 @torch.no_grad()
 def test_logits_do_not_depend_on_padding(shape: str) -> None:
-    pipe = made(shape)
-    (tokens, attend), written = batch(), torch.randint(4, 40, (3, 4))
-    both = (written,) if shape == "encoder-decoder" else ()
+    pipe = make_pipeline(shape)
+    (tokens, attend), targets = batch(), torch.randint(4, 40, (3, 4))
+    both = (targets,) if shape == "encoder-decoder" else ()
     together = pipe.logits(tokens, attend, *both)
     for row, length in enumerate(attend.sum(1).tolist()):
         alone = pipe.logits(tokens[row : row + 1, :length], None, *(w[row : row + 1] for w in both))[0]
@@ -73,39 +71,39 @@ def test_logits_do_not_depend_on_padding(shape: str) -> None:
 
 @torch.no_grad()
 def test_logits_are_the_head_of_the_last_hidden_state() -> None:
-    pipe, (tokens, attend) = made("encoder-decoder"), batch()
-    written = torch.randint(4, 40, (3, 4))
-    states = pipe.hidden_states(tokens, attend, written)
+    pipe, (tokens, attend) = make_pipeline("encoder-decoder"), batch()
+    targets = torch.randint(4, 40, (3, 4))
+    states = pipe.hidden_states(tokens, attend, targets)
     assert [len(states[side]) for side in ("encoder", "decoder")] == [3, 3]
     assert pipe.model.lm_head is not None
     torch.testing.assert_close(
-        pipe.model.lm_head(states["decoder"][-1]), pipe.logits(tokens, attend, written)
+        pipe.model.lm_head(states["decoder"][-1]), pipe.logits(tokens, attend, targets)
     )
     assert torch.equal(states["encoder"][-1], pipe.model.encode(Inputs(tokens, attend)).hidden)
 
 
 @torch.no_grad()
 def test_the_default_decoder_input_is_shifted() -> None:
-    pipe, (tokens, attend) = made("encoder-decoder"), batch()
-    later = torch.cat([torch.full((3, 1), pipe.config.start_id), tokens[:, :-1]], 1)
-    assert torch.equal(pipe.logits(tokens, attend), pipe.logits(tokens, attend, later))
+    pipe, (tokens, attend) = make_pipeline("encoder-decoder"), batch()
+    shifted = torch.cat([torch.full((3, 1), pipe.config.start_id), tokens[:, :-1]], 1)
+    assert torch.equal(pipe.logits(tokens, attend), pipe.logits(tokens, attend, shifted))
 
 
 def test_gradients_flow() -> None:
-    pipe, (tokens, attend) = made("decoder"), batch()
+    pipe, (tokens, attend) = make_pipeline("decoder"), batch()
     pipe.logits(tokens, attend)[attend].sum().backward()
     assert all(parameter.grad is not None for parameter in pipe.model.parameters())
 
 
 def test_logits_of_images() -> None:
     sizes = {"image_size": (8, 8), "patch_size": (4, 4), "max_positions": 5, "positions": "learned"}
-    pipe = made("bare", heads=("sequence",), n_labels=3, scale_embeddings=False, **sizes)
+    pipe = make_pipeline("bare", heads=("sequence",), n_labels=3, scale_embeddings=False, **sizes)
     pixels = torch.randn(2, 3, 8, 8)
     assert pipe.logits(pixels).shape == (2, 3)
     assert pipe.hidden_states(pixels)["encoder"][0].shape == (2, 5, 16)
 
 
-BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+INVALID: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "numbers as a mask": (
         {"attend": torch.ones(3, 7)},
         DataError,
@@ -120,64 +118,64 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("case", INVALID)
 def test_invalid_tensors_are_errors(case: str) -> None:
-    given, error, said = BAD[case]
+    arguments, error, message = INVALID[case]
     tokens, attend = batch()
-    with pytest.raises(error, match=said):
-        made("decoder").logits(**({"tokens": tokens, "attend": attend} | given))
+    with pytest.raises(error, match=message):
+        make_pipeline("decoder").logits(**({"tokens": tokens, "attend": attend} | arguments))
 
 
 def test_logits_require_a_head() -> None:
-    pipe, (tokens, attend) = made("bare"), batch()
+    pipe, (tokens, attend) = make_pipeline("bare"), batch()
     with pytest.raises(UsageError, match="use hidden_states"):
         pipe.logits(tokens, attend)
     assert len(pipe.hidden_states(tokens, attend)["encoder"]) == 3
 
 
-# --- writing -------------------------------------------------------------------------------------------
+# --- generation -------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def by_hand(pipe: Pipeline, tokens: list[int], count: int) -> list[int]:
+def generate_greedily(pipe: Pipeline, tokens: list[int], count: int) -> list[int]:
     """Greedy generation by `logits` alone; padding is never generated."""
-    written: list[int] = []
+    generated: list[int] = []
     for _ in range(count):
         if pipe.config.shape == "decoder":
-            logits = pipe.logits(torch.tensor([[*tokens, *written]]))
+            logits = pipe.logits(torch.tensor([[*tokens, *generated]]))
         else:
             logits = pipe.logits(
-                torch.tensor([tokens]), None, torch.tensor([[pipe.config.start_id, *written]])
+                torch.tensor([tokens]), None, torch.tensor([[pipe.config.start_id, *generated]])
             )
         logits[..., pipe.config.pad_id] = float("-inf")
         token = int(logits[0, -1].argmax())
         if token == pipe.config.eos_id:
             break
-        written.append(token)
-    return written
+        generated.append(token)
+    return generated
 
 
-@pytest.mark.parametrize("shape", WRITERS)
+@pytest.mark.parametrize("shape", GENERATORS)
 def test_greedy_tokens_do_not_depend_on_the_batch(shape: str) -> None:
-    pipe, (tokens, attend) = made(shape), batch()
+    pipe, (tokens, attend) = make_pipeline(shape), batch()
     found = pipe.generate_tokens(tokens, attend, max_new_tokens=6)
     for row, length in enumerate(attend.sum(1).tolist()):
-        assert found[row] == by_hand(pipe, tokens[row, :length].tolist(), 6)
+        assert found[row] == generate_greedily(pipe, tokens[row, :length].tolist(), 6)
 
 
 def test_a_prompt_can_be_padded_on_the_left() -> None:
-    pipe, (tokens, attend) = made("decoder"), batch()
-    turned = pipe.generate_tokens(tokens.flip(1), attend.flip(1), max_new_tokens=5)
+    pipe, (tokens, attend) = make_pipeline("decoder"), batch()
+    reverse = pipe.generate_tokens(tokens.flip(1), attend.flip(1), max_new_tokens=5)
     for row, length in enumerate(attend.sum(1).tolist()):
-        assert turned[row] == by_hand(pipe, tokens[row, :length].flip(0).tolist(), 5)
+        assert reverse[row] == generate_greedily(pipe, tokens[row, :length].flip(0).tolist(), 5)
 
 
-@pytest.mark.parametrize("shape", WRITERS)
+@pytest.mark.parametrize("shape", GENERATORS)
 def test_generate_encodes_and_decodes_text(shape: str, tokenizer: Tokenizer) -> None:
-    pipe = made(shape, tokenizer)
-    read = pipe.read(TEXTS)
-    assert all((ids[-1] == pipe.config.eos_id) == (shape == "encoder-decoder") for ids in read)
-    expected = tokenizer.decode([by_hand(pipe, ids, 6) for ids in read])
+    pipe = make_pipeline(shape, tokenizer)
+    encoded = pipe.read(TEXTS)
+    assert all((ids[-1] == pipe.config.eos_id) == (shape == "encoder-decoder") for ids in encoded)
+    expected = tokenizer.decode([generate_greedily(pipe, ids, 6) for ids in encoded])
     assert pipe.generate(TEXTS, max_new_tokens=6) == expected
     assert (
         pipe.generate(TEXTS[1], max_new_tokens=6)
@@ -190,7 +188,7 @@ def test_generate_encodes_and_decodes_text(shape: str, tokenizer: Tokenizer) -> 
 
 @pytest.mark.parametrize("shape", ["encoder", "classifier", "bare"])
 def test_an_encoder_cannot_generate(shape: str, tokenizer: Tokenizer) -> None:
-    pipe = made(shape, tokenizer)
+    pipe = make_pipeline(shape, tokenizer)
     with pytest.raises(UsageError, match="cannot generate text; use `trifold predict`"):
         pipe.generate(TEXTS[0])
     with pytest.raises(UsageError, match="predict"):
@@ -198,22 +196,22 @@ def test_an_encoder_cannot_generate(shape: str, tokenizer: Tokenizer) -> None:
 
 
 def test_a_decoder_without_language_model_head_cannot_generate(tokenizer: Tokenizer) -> None:
-    pipe = made("decoder", tokenizer, heads=("sequence",), classifier_input="last")
+    pipe = make_pipeline("decoder", tokenizer, heads=("sequence",), classifier_input="last")
     with pytest.raises(
         UsageError, match=r"no language-model head \(its heads: sequence\); use `trifold predict`"
     ):
         pipe.generate(TEXTS[0])
 
 
-@pytest.mark.parametrize("shape", WRITERS)
+@pytest.mark.parametrize("shape", GENERATORS)
 def test_a_text_without_tokens_is_an_error(shape: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match="text 2 of 2 has no tokens: nothing to"):
-        made(shape, tokenizer).generate([TEXTS[0], ""])
+        make_pipeline(shape, tokenizer).generate([TEXTS[0], ""])
 
 
 def test_unknown_arguments_are_errors(tokenizer: Tokenizer) -> None:
     with pytest.raises(SettingsError, match="did you mean 'num_beams'"):
-        made("decoder", tokenizer).generate(TEXTS[0], num_beam=3)
+        make_pipeline("decoder", tokenizer).generate(TEXTS[0], num_beam=3)
 
 
 # --- folders -------------------------------------------------------------------------------------------
@@ -221,36 +219,36 @@ def test_unknown_arguments_are_errors(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_saving_and_loading_is_exact(shape: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    pipe = made(shape, tokenizer)
+    pipe = make_pipeline(shape, tokenizer)
     pipe.save(tmp_path / "once")
     again = load(tmp_path / "once")
     assert again.config == pipe.config and again.tokenizer is not None
     assert again.tokenizer.encode(TEXTS) == tokenizer.encode(TEXTS)
-    if shape in WRITERS:
+    if shape in GENERATORS:
         assert again.generate(TEXTS, max_new_tokens=6) == pipe.generate(TEXTS, max_new_tokens=6)
     again.save(tmp_path / "twice")
     files = sorted(path.name for path in (tmp_path / "once").iterdir())
     assert files == sorted(path.name for path in (tmp_path / "twice").iterdir())
     for name in files:
         once, twice = ((tmp_path / folder / name).read_bytes() for folder in ("once", "twice"))
-        if name.endswith(".json"):  # the order of keys says nothing
+        if name.endswith(".json"):  # the order of keys is free
             once, twice = json.loads(once), json.loads(twice)
         assert once == twice, name
 
 
 def test_results_do_not_depend_on_memory_alignment() -> None:
     tokens, attend = batch()
-    kept = []  # so that the next numbers lie elsewhere
+    held = []  # so that the next tensors have other addresses
     for first in range(30):
-        pipe = made("decoder")
-        answer = pipe.logits(tokens, attend)
+        pipe = make_pipeline("decoder")
+        expected = pipe.logits(tokens, attend)
         for second in range(15):
-            kept.append(torch.empty(1 + (first * 37 + second * 101) % 3000))
-            assert torch.equal(pipe.logits(tokens, attend), answer)
+            held.append(torch.empty(1 + (first * 37 + second * 101) % 3000))
+            assert torch.equal(pipe.logits(tokens, attend), expected)
 
 
 def test_a_folder_without_a_tokenizer_accepts_ids(tmp_path: Path) -> None:
-    pipe = made("decoder")
+    pipe = make_pipeline("decoder")
     pipe.save(tmp_path)
     assert not (tmp_path / "tokenizer.json").exists()
     again, (tokens, attend) = load(tmp_path), batch()
@@ -264,21 +262,21 @@ def test_a_folder_without_a_tokenizer_accepts_ids(tmp_path: Path) -> None:
 
 
 def test_an_invalid_tokenizer_is_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    made("decoder", tokenizer).save(tmp_path)
+    make_pipeline("decoder", tokenizer).save(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises((CheckpointError, DataError), match=r"tokenizer\.json"):
         load(tmp_path)
 
 
 def test_arguments_take_precedence_over_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    pipe = made("decoder", tokenizer)
+    pipe = make_pipeline("decoder", tokenizer)
     pipe.save(tmp_path)
     path = tmp_path / "generation_config.json"
     settings = json.loads(path.read_text(encoding="utf-8")) | {"max_new_tokens": 2}
     path.write_text(json.dumps(settings), encoding="utf-8")
     tokens = torch.tensor(pipe.read(TEXTS[:1]))
     long = pipe.generate_tokens(tokens, max_new_tokens=5)[0]
-    assert len(long) == 5  # or the next two lines would compare nothing
+    assert len(long) == 5  # otherwise the next two lines compare nothing
     assert load(tmp_path).generate_tokens(tokens)[0] == long[:2]
     assert load(tmp_path).generate_tokens(tokens, max_new_tokens=5)[0] == long
 
@@ -293,14 +291,12 @@ def test_generation_equals_that_of_transformers(tied: bool, tmp_path: Path) -> N
     reference = transformers.T5ForConditionalGeneration(
         transformers.T5Config(**sizes, decoder_start_token_id=0, tie_word_embeddings=tied)
     ).eval()
-    with torch.no_grad():
-        for parameter in reference.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
+    add_noise(reference, 0.3)
     reference.save_pretrained(tmp_path)
     tokens, attend = batch()
     theirs = reference.generate(
         input_ids=tokens, attention_mask=attend.long(), max_new_tokens=8, do_sample=False
     )
     found = load(tmp_path).generate_tokens(tokens, attend, max_new_tokens=8)
-    for mine, row in zip(found, theirs[:, 1:].tolist(), strict=True):
-        assert mine == row[: row.index(1)] if 1 in row else mine == row
+    for ours, row in zip(found, theirs[:, 1:].tolist(), strict=True):
+        assert ours == (row[: row.index(1)] if 1 in row else row)

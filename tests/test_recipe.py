@@ -25,7 +25,7 @@ def write(tmp_path):
     return write
 
 
-# --- what ships ----------------------------------------------------------------------------------------------
+# --- included recipes ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -51,14 +51,13 @@ def test_the_published_preset_has_the_published_size():
     assert (tiny.n_layers, tiny.decoder_layers, tiny.d_model, tiny.d_ff, tiny.n_heads) == (4, 4, 128, 256, 4)
 
 
-def test_trifold_recipes_lists_names_and_descriptions(capsys):
+def test_recipes_command_lists_names_and_descriptions(capsys):
     assert main(["recipes"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert all(name in printed for name in recipe_names())
     assert main(["recipes", "--json"]) == 0
-    assert {
-        each["name"]: each["description"] for each in json.loads(capsys.readouterr().out)
-    } == recipe_names()
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["name"]: row["description"] for row in rows} == recipe_names()
 
 
 # --- overrides -----------------------------------------------------------------------------------------------
@@ -80,7 +79,7 @@ def test_trifold_recipes_lists_names_and_descriptions(capsys):
         ("data.train=hub:wmt14@de-en:train", "hub:wmt14@de-en:train"),
         ("data.train=C:\\texts\\a=b.tsv", "C:\\texts\\a=b.tsv"),
         ("data.source=0", 0),
-        ("data.target=no", "no"),  # Norwegian, which YAML 1.1 takes for a refusal
+        ("data.target=no", "no"),  # the language code of Norwegian, which YAML 1.1 takes for false
         ("data.target='0'", "0"),
         ("data.header=true", True),
         ("description=2017-06-12", "2017-06-12"),
@@ -130,7 +129,7 @@ def test_keys_change_a_preset(write, preset):
 
 def test_a_preset_on_the_command_line_keeps_the_keys_of_the_file():
     recipe = load_recipe("smoke", ["model.preset=transformer-tiny"])
-    assert (recipe.model.d_model, recipe.model.d_ff) == (64, 128)  # smoke says so itself
+    assert (recipe.model.d_model, recipe.model.d_ff) == (64, 128)  # from smoke
 
 
 def test_an_unknown_preset_shows_the_nearest():
@@ -232,17 +231,12 @@ def test_text_that_looks_like_another_type_stays_text(write, text):
             {"average": 2, "validate_every": 10, "save_every": 4},
             r"validate_every \(10\) must be a multiple of save_every \(4\)",
         ),
-        (
-            {"schedule": "linear", "warmup": 10, "steps": 10},
-            r"warmup 10 leaves none of the 10 steps for the decay",
-        ),
-        (
-            {"schedule": "cosine", "warmup": 20, "steps": 10},
-            r"warmup 20 leaves none of the 10 steps for the decay",
-        ),
-        (
-            {"schedule": "warmup-stable-decay", "warmup": 20, "steps": 10},
-            r"warmup 20 leaves none of the 10 steps for the decay",
+        *(
+            (
+                {"schedule": schedule, "warmup": warmup, "steps": 10},
+                rf"warmup {warmup} leaves none of the 10 steps for the decay",
+            )
+            for schedule, warmup in (("linear", 10), ("cosine", 20), ("warmup-stable-decay", 20))
         ),
         (
             {"schedule": "warmup-stable-decay", "warmup": 50, "steps": 100, "decay": 60},
@@ -319,20 +313,10 @@ def test_short_schedules_with_a_positive_rate_are_valid(values):
     assert max(rates[-settings.decay_steps :] if "decay" in values else rates) > 0
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "learning_rate",
-        "epsilon",
-        "weight_decay",
-        "clip",
-        "minutes",
-        "spike_factor",
-        "decay",
-        "update_clip",
-        "muon_rate",
-    ],
-)
+FLOATS = "learning_rate epsilon weight_decay clip minutes spike_factor decay update_clip muon_rate".split()
+
+
+@pytest.mark.parametrize("key", FLOATS)
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_numbers_of_training_are_finite(key, value):
     with pytest.raises(SettingsError, match=rf"train\.{key}: .*finite number, got {value}"):

@@ -1,4 +1,4 @@
-"""Ranks and workers together learn from every row of every batch exactly once."""
+"""Ranks and workers together train on every row of every batch exactly once."""
 
 from __future__ import annotations
 

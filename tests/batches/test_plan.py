@@ -115,17 +115,17 @@ LONG = np.array([[5, 5], [11, 2], [3, 12], [10, 10]])
 
 
 def test_overlong_rows_are_dropped_truncated_or_rejected() -> None:
-    drop, cut, refuse = (
+    drop, truncate, fail = (
         BatchSettings.parse({"tokens": 20, "max_length": 10, "on_overflow": way})
         for way in ("drop", "truncate", "error")
     )
     assert overlong(LONG, drop).tolist() == [False, True, True, False]
     assert sorted(np.concatenate(plan_epoch(LONG, drop, seed=0, epoch=0))) == [0, 3]
-    plan = plan_epoch(LONG, cut, seed=0, epoch=0)
+    plan = plan_epoch(LONG, truncate, seed=0, epoch=0)
     assert sorted(np.concatenate(plan)) == [0, 1, 2, 3]
     assert all(packed_size(np.minimum(LONG, 10), batch) <= 20 or len(batch) == 1 for batch in plan)
     with pytest.raises(DataError, match=r"row 2: 12 tokens, more than batch\.max_length=10 \(2 such rows\)"):
-        plan_epoch(LONG, refuse, seed=0, epoch=0)
+        plan_epoch(LONG, fail, seed=0, epoch=0)
 
 
 def test_a_row_longer_than_a_batch_forms_its_own_batch_or_is_rejected() -> None:

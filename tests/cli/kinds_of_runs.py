@@ -1,28 +1,15 @@
-"""A tiny recipe for every kind of task, and its run; each is trained once, on first use."""
+"""A tiny recipe for every kind of task, and its run, which is trained at first use."""
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
-import yaml
 from tests.command_line import run_command
+from tests.recipes import BERT, GPT2, MASKS, PRETRAINED_BERT, SENTINELS, SIZES, WORDS, XLNET, weather_text
 
-SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_positions": 24, "dropout": 0.0}
-ENCODER = SIZES | {
-    "shape": "encoder", "positions": "learned", "scale_embeddings": False, "embedding_norm": True,
-    "attention_bias": True, "n_token_types": 2, "activation": "gelu", "norm_epsilon": 1e-12,
-    "heads": ["lm"], "lm_head_transform": "gelu", "lm_head_bias": True,
-}  # fmt: skip
-DECODER = SIZES | {"preset": "gpt2", "attention_dropout": 0.0}
-ASKER = SIZES | {
-    "shape": "encoder", "positions": "relative-sinusoidal", "query_stream": True, "segment_offsets": True,
-    "scale_embeddings": False, "heads": ["lm"], "lm_head_bias": True,
-}  # fmt: skip
-PRETRAINED = ENCODER | {"heads": ["lm", "pooler", "next-sentence"]}
-READS = {"kind": "word", "vocab_size": 60, "special": ["cls", "sep", "mask"]}
-WRITES = {"kind": "word", "vocab_size": 60, "special": ["mask"], "sentinels": 8}
 TRAIN = {
     "schedule": "constant", "learning_rate": 0.005, "warmup": 2, "precision": "float32", "device": "cpu",
     "steps": 4, "validate_every": 4, "save_every": 4, "samples": 1,
@@ -37,38 +24,29 @@ PARTS = {
 
 # Task, tokenizer, model. `{here}` is the folder of the texts, and of the runs.
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "translate": ({}, {"kind": "word", "vocab_size": 60}, SIZES),
-    "causal": ({"kind": "causal"}, READS, DECODER),
-    "masked": ({"kind": "masked"}, READS, ENCODER),
-    "permutation": ({"kind": "permutation", "share": 3}, READS, ASKER),
-    "pairs": ({"kind": "pairs"}, READS, PRETRAINED),
-    "order": ({"kind": "pairs", "pairs": "order"}, READS, PRETRAINED),
-    "denoise": ({"kind": "denoise", "written": 2}, WRITES, SIZES),
-    "spans": ({"kind": "spans", "written": 2, "rate": 0.3}, WRITES, SIZES),
-    "text-to-text": ({"kind": "text-to-text", "parts": PARTS}, {"kind": "word", "vocab_size": 60}, SIZES),
+    "translate": ({}, WORDS, SIZES),
+    "causal": ({"kind": "causal"}, MASKS, GPT2),
+    "masked": ({"kind": "masked"}, MASKS, BERT),
+    "permutation": ({"kind": "permutation", "share": 3}, MASKS, XLNET),
+    "pairs": ({"kind": "pairs"}, MASKS, PRETRAINED_BERT),
+    "order": ({"kind": "pairs", "pairs": "order"}, MASKS, PRETRAINED_BERT),
+    "denoise": ({"kind": "denoise", "written": 2}, SENTINELS, SIZES),
+    "spans": ({"kind": "spans", "written": 2, "rate": 0.3}, SENTINELS, SIZES),
+    "text-to-text": ({"kind": "text-to-text", "parts": PARTS}, WORDS, SIZES),
     "distill": (
         {"kind": "distill", "of": {"kind": "causal"}, "teacher": "{here}/causal", "start": "spread"},
-        READS, DECODER | {"n_layers": 1},
+        MASKS, GPT2 | {"n_layers": 1},
     ),
     "distill-masked": (
         {"kind": "distill", "of": {"kind": "masked"}, "teacher": "{here}/masked", "start": "spread"},
-        READS, ENCODER | {"n_layers": 1},
+        MASKS, BERT | {"n_layers": 1},
     ),
 }  # fmt: skip
 
 
 def write_texts(here: Path) -> None:
     """Sixty documents of a few sentences, sixty pairs, and two tables."""
-    draw = random.Random(5)
-
-    def document() -> str:
-        weather = draw.choice(["sun", "rain", "snow", "hail", "fog"])
-        return " ".join(
-            f"Today {' '.join([weather] * draw.randint(2, 6))} ." for _ in range(draw.randint(2, 6))
-        )
-
-    documents = "\n".join(document() for _ in range(60)) + "\n"
-    (here / "text.txt").write_text(documents, encoding="utf-8")
+    (here / "text.txt").write_text(weather_text(random.Random(5)), encoding="utf-8")
     for name in ("one", "two"):
         lines = [f"{name} {'x ' * (number % 5)}{number % 7}" for number in range(60)]
         (here / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -92,7 +70,7 @@ def write_recipe(kind: str, here: Path) -> Path:
         "generate": {"max_new_tokens": 4},
     }  # fmt: skip
     file = here / f"{kind}.yaml"
-    file.write_text(yaml.safe_dump(values).replace("{here}", str(here)), encoding="utf-8")
+    file.write_text(json.dumps(values).replace("{here}", str(here)), encoding="utf-8")
     return file
 
 

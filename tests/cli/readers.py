@@ -1,4 +1,4 @@
-"""Folders of small encoders with a WordPiece tokenizer, made without transformers."""
+"""Folders of small encoders with a WordPiece tokenizer, written without transformers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.models import add_noise
 from tests.text import folders
 
 from trifold.hub import save_model
@@ -50,10 +51,7 @@ def model_of(task: str, vocab_size: int = 400, **values: Any) -> Transformer:
     """A model with the heads for a task, every parameter random and large enough to matter."""
     torch.manual_seed(7)
     config = ModelConfig.parse(BERT | {"vocab_size": vocab_size} | HEADS[task] | values)
-    model = Transformer(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.4)
+    model: Transformer = add_noise(Transformer(config), 0.4)
     return model
 
 
@@ -87,10 +85,6 @@ VIT: dict[str, Any] = {
 def pictures_folder(folder: Path, **settings: Any) -> Path:
     """The folder of a small model of pictures."""
     torch.manual_seed(8)
-    model = Transformer(ModelConfig.parse(VIT)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.4)
-    save_model(folder, model)
+    save_model(folder, add_noise(Transformer(ModelConfig.parse(VIT)), 0.4))
     folders.write(folder, preprocessor_config__json={"size": {"height": 8, "width": 12}, **settings})
     return folder

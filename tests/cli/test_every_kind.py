@@ -7,14 +7,15 @@ import shlex
 
 import pytest
 from tests.cli.kinds_of_runs import KINDS, Runs
+from tests.faults.runs import lines_of
 
 from trifold.recipe import load_recipe
 
 pytestmark = pytest.mark.slow
 
-WRITERS = ["translate", "causal", "denoise", "spans", "text-to-text", "distill"]
-READERS = [kind for kind in KINDS if kind not in WRITERS]
-MASKS = [*READERS, "denoise", "spans"]
+GENERATORS = ["translate", "causal", "denoise", "spans", "text-to-text", "distill"]
+ENCODERS = [kind for kind in KINDS if kind not in GENERATORS]
+MASKS = [*ENCODERS, "denoise", "spans"]
 RAW_TEXT = [kind for kind in KINDS if kind not in ("translate", "text-to-text")]
 TEXT = "Today sun ."
 
@@ -41,10 +42,9 @@ def test_eval_measures_what_the_validation_measured(trifold, runs, kind):
     done = trifold("eval", str(folder), "--json")
     assert done.code == 0, done.err
     report = json.loads(done.out)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
-    (then,) = (line for line in lines if "valid/loss" in line)
-    assert report["loss"] == pytest.approx(then["valid/loss"], rel=1e-4)
-    scores = {name.removeprefix("valid/"): value for name, value in then.items() if name.startswith("valid/")}
+    (metrics,) = (line for line in lines_of(folder) if "valid/loss" in line)
+    assert report["loss"] == pytest.approx(metrics["valid/loss"], rel=1e-4)
+    scores = {key.removeprefix("valid/"): score for key, score in metrics.items() if key.startswith("valid/")}
     del scores["loss"]
     assert report["scores"] == pytest.approx(scores, rel=1e-3, abs=1e-6)
     shown = trifold("eval", str(folder)).out
@@ -62,9 +62,7 @@ def test_eval_of_another_text(trifold, runs, kind):
     folder = runs[kind]
     done = trifold("eval", str(folder), str(runs.here / "text.txt"), "--json")
     assert done.code == 0 and json.loads(done.out)["loss"] > 0
-    assert (
-        done.err.count("text.txt: 60 documents") == 1
-    )  # once, although it also stands in for the training text
+    assert done.err.count("text.txt: 60 documents") == 1  # though it also replaces the training text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,14 +94,14 @@ def test_eval_of_a_student_does_not_need_its_teacher(trifold, runs):
 @pytest.mark.parametrize("kind", ["masked", "causal", "denoise"])
 def test_eval_of_a_model_without_a_run(trifold, runs, tmp_path, kind):
     (tmp_path / "model").symlink_to(runs[kind] / "model")
-    alone, text = str(tmp_path / "model"), str(runs.here / "text.txt")
+    model, text = str(tmp_path / "model"), str(runs.here / "text.txt")
     if kind == "masked":
-        check_rejected(trifold("eval", alone, text), "its task is unknown", "trifold predict")
+        check_rejected(trifold("eval", model, text), "its task is unknown", "trifold predict")
     elif kind == "causal":
-        assert trifold("eval", alone, text).code == 0
-        check_rejected(trifold("eval", alone), "name the data: trifold eval")
+        assert trifold("eval", model, text).code == 0
+        check_rejected(trifold("eval", model), "name the data: trifold eval")
     else:
-        check_rejected(trifold("eval", alone, text), "pairs have two sides")
+        check_rejected(trifold("eval", model, text), "pairs have two sides")
 
 
 def test_eval_reports_a_missing_tokenizer(trifold, runs):
@@ -130,7 +128,7 @@ def test_printed_usage_command_works(trifold, runs, kind):
 def test_generate_works_or_names_the_right_command(trifold, runs, kind):
     one = trifold("generate", str(runs[kind]), TEXT)
     many = trifold("generate", str(runs[kind]), "-", stdin=b"Today sun .\n\nrain\n")
-    if kind in READERS:
+    if kind in ENCODERS:
         for done in (one, many):
             check_rejected(done, "an encoder cannot generate text", "use `trifold predict`")
         return
@@ -138,7 +136,7 @@ def test_generate_works_or_names_the_right_command(trifold, runs, kind):
     assert many.out.count("\n") == 3 and many.out.startswith(one.out)
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("kind", GENERATORS)
 def test_output_cut_off_at_the_last_position_is_reported_once(trifold, runs, kind):
     """A requested limit (4 in the recipe) gives no warning, but is in the JSON output."""
     folder, lines = str(runs[kind]), b"Today sun .\nsnow\n"
@@ -166,7 +164,7 @@ def test_predict_fill_mask_works_or_is_rejected(trifold, runs, kind):
         check_rejected(requested)
     if kind in ("pairs", "order"):
         check_rejected(plain, "supports several tasks; name one of fill-mask, next-sentence, embed")
-    elif kind in READERS:
+    elif kind in ENCODERS:
         assert plain.out == requested.out
     else:
         check_rejected(plain, "use `trifold generate`")
@@ -188,7 +186,9 @@ def test_predict_next_sentence_works_or_is_rejected(trifold, runs, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_show_works_for_every_kind(trifold, runs, kind):
     report = json.loads(trifold("show", str(runs[kind]), "--json").out)
-    assert report["shape"] == ("encoder" if kind in READERS else report["shape"]) and report["parameters"] > 0
+    assert (
+        report["shape"] == ("encoder" if kind in ENCODERS else report["shape"]) and report["parameters"] > 0
+    )
     assert trifold("show", str(runs[kind])).code == 0
 
 
@@ -207,7 +207,7 @@ def test_look_returns_every_kind_of_attention(trifold, runs, kind):
             for pattern in heads:
                 assert [len(row) for row in pattern] == [len(columns)] * len(rows)
                 assert all(sum(row) == pytest.approx(1, abs=1e-3) for row in pattern)
-    if kind in READERS:
+    if kind in ENCODERS:
         check_rejected(trifold("look", str(runs[kind]), TEXT, "--target", "rain"), "leave the target out")
 
 

@@ -47,7 +47,7 @@ LAYOUTS: dict[str, tuple[str, bool]] = {
 
 
 class Case(NamedTuple):
-    """A folder, what the reference made of it, and what we load from it."""
+    """A folder, the output of the reference, and the model that we load."""
 
     folder: Path
     reference: Any
@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    """The case of a family, made once."""
+    """The case of a family, created once."""
     cases: dict[str, Case] = {}
 
     def of(family: str) -> Case:
@@ -155,7 +155,7 @@ def test_every_family_reports_wrong_input(trifold, case, family):
         assert done.err.startswith("error: ") and message in done.err
 
 
-def test_generate_with_an_encoder_is_refused(trifold, tmp_path):
+def test_generate_with_an_encoder_is_rejected(trifold, tmp_path):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     folders.bert(tmp_path)

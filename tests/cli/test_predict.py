@@ -119,9 +119,9 @@ def test_pictures_are_classified(trifold, models, photos):
 def test_too_long_text_is_an_error_or_truncated_with_a_note(trifold, models):
     long = " ".join(WORDS * 3)
     folder = str(models["classify"])
-    refused = trifold("predict", folder, "-", stdin=f"{LINES[0]}\n{long}\n".encode())
-    assert (refused.code, refused.out) == (1, "")
-    assert "error: line 2: " in refused.err and "reads at most 48" in refused.err
+    rejected = trifold("predict", folder, "-", stdin=f"{LINES[0]}\n{long}\n".encode())
+    assert (rejected.code, rejected.out) == (1, "")
+    assert "error: line 2: " in rejected.err and "reads at most 48" in rejected.err
     cut = trifold("predict", folder, LINES[0], long, "--on-overflow", "truncate")
     assert cut.code == 0
     assert "1 texts were cut to fit" in cut.err

@@ -1,4 +1,4 @@
-"""Functions and docstrings of a small library made here, and (slow) of the real standard library."""
+"""Functions and docstrings of a small library written by the tests, and (slow) of the real standard library."""
 
 from __future__ import annotations
 

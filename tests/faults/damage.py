@@ -121,7 +121,7 @@ def _damaged_files(run: Path) -> list[str]:
     for path in sorted(run.rglob("*")):
         if not any(part.startswith(".") for part in path.relative_to(run).parts):
             try:
-                _WHOLE.get(path.suffix, _nothing_to_see)(path)
+                _WHOLE.get(path.suffix, _accept)(path)
             except (SafetensorError, ValueError, TypeError, yaml.YAMLError) as error:
                 found.append(f"{path.relative_to(run)} ({error})")
     return found
@@ -132,7 +132,7 @@ def _ends_with_its_line(path: Path) -> None:
         raise ValueError("the last line is not terminated")
 
 
-def _nothing_to_see(path: Path) -> None:
+def _accept(path: Path) -> None:
     """A folder, or a log."""
 
 

@@ -57,7 +57,7 @@ def poisoned(step: int, micro: int, where: str, value: float, place: float) -> I
     """One micro-batch of one step has `value` as its loss, or in its gradient."""
     real = Trainer._backward
 
-    def learn(self: Trainer, batch: object, now: int, number: int, *more: object) -> float:
+    def backward(self: Trainer, batch: object, now: int, number: int, *more: object) -> float:
         loss = real(self, batch, now, number, *more)  # type: ignore[arg-type]
         if now != step or number != micro:
             return loss
@@ -69,7 +69,7 @@ def poisoned(step: int, micro: int, where: str, value: float, place: float) -> I
         flat.view(-1)[int(place * flat.numel())] = value
         return loss
 
-    with mock.patch.object(Trainer, "_backward", learn):
+    with mock.patch.object(Trainer, "_backward", backward):
         yield
 
 
@@ -79,7 +79,7 @@ def spikes_are_handled(box: Box) -> None:
     changes = {"train.on_spike": way, "train.spike_window": 5, "train.spike_factor": 3.0}
     step = box.rng.randrange(7, 12)
     whole = box.folder / "whole"
-    with _leaping(step, box.folder / "leaping"):
+    with _spiking(step, box.folder / "leaping"):
         box.expect(forked(training(whole, changes, box.log)) == 0, "the run failed")
         events = [line for line in lines_of(whole) if "event" in line]
         box.expect(len(events) == 1, f"one spike at step {step}, and events {events}")
@@ -93,18 +93,18 @@ def spikes_are_handled(box: Box) -> None:
 
 
 @contextmanager
-def _leaping(step: int, note: Path) -> Iterator[None]:
+def _spiking(step: int, note: Path) -> Iterator[None]:
     """Multiply the loss of the first batch of that step by ten, in every process that reads `note`."""
     real = Trainer._backward
 
-    def learn(self: Trainer, batch: object, now: int, number: int, *more: object) -> float:
+    def backward(self: Trainer, batch: object, now: int, number: int, *more: object) -> float:
         loss = real(self, batch, now, number, *more)  # type: ignore[arg-type]
         held = _bytes_of(batch)
         if now == step and not note.exists():
             note.write_bytes(held)
         return 10 * loss if note.exists() and held == note.read_bytes() else loss
 
-    with mock.patch.object(Trainer, "_backward", learn):
+    with mock.patch.object(Trainer, "_backward", backward):
         yield
 
 

@@ -76,7 +76,7 @@ def _straight(path: Path, content: bytes) -> None:
     disk.write(path, [content])
 
 
-def _believed(file: Path) -> str:
+def _digest_in_manifest(file: Path) -> str:
     """The digest in the manifest, whatever the file contains."""
     digest: str = json.loads((file.parent / checkpoint.MANIFEST).read_bytes())["sha256"][file.name]
     return digest
@@ -116,10 +116,10 @@ def _mean_of_means(
 ) -> float:
     """Divide every micro-batch by its own count and the number of micro-batches."""
     own = {name: value * 3.0 for name, value in self.objective.counts(batch).items()}
-    return _REAL_LEARN(self, batch, step, micro, own, *more)
+    return _REAL_BACKWARD(self, batch, step, micro, own, *more)
 
 
-_REAL_LEARN = Trainer._backward
+_REAL_BACKWARD = Trainer._backward
 
 
 def _own_times_world(self: ProcessGroup, values: Sequence[float]) -> list[float]:
@@ -259,7 +259,7 @@ PLANTS: Mapping[str, Plant] = {name: Plant(*plant) for name, plant in {
     "removed-in-place": (
         "old checkpoints are removed under their final name", "power",
         checkpoint, "_mark_for_removal", _remove_in_place),
-    "no-manifest": ("digests are not compared", "damage", checkpoint, "sha256_of_file", _believed),
+    "no-manifest": ("digests are not compared", "damage", checkpoint, "sha256_of_file", _digest_in_manifest),
     "no-fall-back": ("only the newest checkpoint is tried", "fall-back", checkpoint, "load_newest", _newest_or_nothing),
     "no-warning": ("damage is not reported", "fall-back", checkpoint, "load_newest", _silently),
     "no-seeking": ("a resumed run restarts its epoch", "chains", loop, "iterate_batches", _from_the_start),

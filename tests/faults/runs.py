@@ -183,10 +183,10 @@ class Box:
 
     def expect_all_saved(self, when: str) -> None:
         """The last training step is saved in a checkpoint that can be loaded."""
-        learnt = max((line["step"] for line in lines_of(self.run) if "train/loss" in line), default=0)
+        trained = max((line["step"] for line in lines_of(self.run) if "train/loss" in line), default=0)
         found = checkpoint.load_newest(self.run / "checkpoints")
         saved = 0 if found is None else checkpoint.step_of(found.path)
-        self.expect(saved == learnt, f"{when}: the last step is {learnt}, the last checkpoint {saved}")
+        self.expect(saved == trained, f"{when}: the last step is {trained}, the last checkpoint {saved}")
 
     def config(self, *, slow: bool = False) -> tuple[dict[str, Any], Reference]:
         """One of the configurations in turn and its reference; with `slow` also those slow to start."""

@@ -1,10 +1,11 @@
-"""What the tests of objectives share."""
+"""Random models and evaluation contexts for the tests of objectives."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from tests.models import add_noise
 
 from trifold.batches import BatchSettings
 from trifold.generate import GenerationConfig
@@ -13,12 +14,9 @@ from trifold.objectives.evaluation import EvalContext
 
 
 def random_model(config: ModelConfig) -> Transformer:
-    """Every parameter random, so that no zero hides an error."""
+    """The same model every time; every parameter is random, so that no zero hides an error."""
     torch.manual_seed(3)
-    model = Transformer(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model: Transformer = add_noise(Transformer(config), 0.2)
     return model
 
 

@@ -50,7 +50,7 @@ def corpus(lengths):
     return Ragged.of([[100 * document + place for place in range(n)] for document, n in enumerate(lengths)])
 
 
-def asked(found):
+def labels_of(found):
     return [
         int(token)
         for start, size in zip(found.chunks.starts, found.chunks.sizes, strict=True)
@@ -61,8 +61,8 @@ def asked(found):
 @given(lengths, st.integers(1, 20), st.sampled_from(["pieces", "windows"]), st.integers(0, 2**64 - 2048))
 def test_every_token_but_the_first_of_a_document_is_a_label_once(lengths, width, cut, draw):
     found = chunk_corpus(corpus(lengths), width, cut, draw)
-    wanted = [100 * document + place for document, n in enumerate(lengths) for place in range(1, n)]
-    assert sorted(asked(found)) == wanted
+    expected = [100 * document + place for document, n in enumerate(lengths) for place in range(1, n)]
+    assert sorted(labels_of(found)) == expected
     assert ((found.chunks.sizes >= 1) & (found.chunks.sizes <= width)).all()
     assert found.lengths.shape == (len(found.chunks.sizes), 1)
 
@@ -79,13 +79,13 @@ def test_chunks_do_not_cross_documents(lengths, width, cut, draw):
 
 @given(lengths, st.integers(1, 20))
 def test_drop_removes_whole_documents(lengths, width):
-    wanted = [
+    expected = [
         100 * document + place
         for document, n in enumerate(lengths)
         if n - 1 <= width
         for place in range(1, n)
     ]
-    assert asked(chunk_corpus(corpus(lengths), width, "drop")) == wanted
+    assert labels_of(chunk_corpus(corpus(lengths), width, "drop")) == expected
 
 
 def test_windows_are_a_function_of_the_draw():

@@ -70,8 +70,8 @@ def test_the_loss_is_a_sum_of_cross_entropies(tokenizer, smoothing):
     term = objective.loss(model, batch)["tokens"]
     logits = objective.logits(model, batch)
     assert objective.counts(batch) == {"tokens": 5} == {"tokens": term.count}
-    wanted = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing).sum()
-    assert torch.allclose(term.sum, wanted)
+    expected = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing).sum()
+    assert torch.allclose(term.sum, expected)
     plain = term.sum if term.nll is None else term.nll
     assert torch.allclose(plain, F.cross_entropy(logits, batch.labels, reduction="sum"))
 

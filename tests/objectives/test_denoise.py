@@ -70,13 +70,13 @@ def sides(objective, examples, chosen, draw):
 )
 def test_noise_keeps_the_target_and_adds_only_masks(tokenizer, rows, draw, noise):
     objective = make_objective(tokenizer, "denoise", noise=noise)
-    for text, read, wanted in sides(objective, objective.examples(rows), EVERY, draw):
-        assert wanted == text
-        new = Counter(read) - Counter(text)
+    for text, source, target in sides(objective, objective.examples(rows), EVERY, draw):
+        assert target == text
+        new = Counter(source) - Counter(text)
         assert set(new) <= {tokenizer.mask_id}
         unknown = tokenizer.unk_id
-        assert read.count(unknown) == text.count(unknown)  # special tokens stay
-        assert max(len(read), len(wanted)) < WIDTH  # … and </s> has room
+        assert source.count(unknown) == text.count(unknown)  # special tokens stay
+        assert max(len(source), len(target)) < WIDTH  # … and </s> has room
 
 
 @given(draws, st.sampled_from([0.15, 0.3, 0.5]), st.sampled_from([1.0, 3.0]))
@@ -85,12 +85,12 @@ def test_source_and_spans_restore_the_text(tokenizer, rows, draw, rate, mean):
         make_objective(tokenizer, "spans", rate=rate, mean_span=mean),
         sentinel_ids(tokenizer),
     )
-    for text, read, wanted in sides(objective, objective.examples(rows), EVERY, draw):
-        assert restored(np.array(read, np.int64), np.array(wanted, np.int64), sentinels) == text
-        taken = len(wanted) - sum(token in sentinels for token in wanted)
+    for text, source, target in sides(objective, objective.examples(rows), EVERY, draw):
+        assert restored(np.array(source, np.int64), np.array(target, np.int64), sentinels) == text
+        taken = len(target) - sum(token in sentinels for token in target)
         if len(text) > 1:  # unknown words are taken out like others
             assert taken == min(max(round(len(text) * rate), 1), len(text) - 1)
-        assert max(len(read), len(wanted)) < WIDTH
+        assert max(len(source), len(target)) < WIDTH
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,10 +98,10 @@ def test_a_batch_contains_sources_and_targets(tokenizer, rows, kind):
     objective = make_objective(tokenizer, kind)
     examples, end = objective.examples(rows), tokenizer.eos_id
     batch, pairs = objective.batch(examples, EVERY, draw=3), sides(objective, examples, EVERY, 3)
-    read = [token for _, source, _ in pairs for token in (*source, end)]
+    source = [token for _, source, _ in pairs for token in (*source, end)]
     asked = [token for _, _, target in pairs for token in (*target, end)]
     given = [token for _, _, target in pairs for token in (tokenizer.bos_id, *target)]
-    assert batch.source.tokens[0, : len(read)].tolist() == read
+    assert batch.source.tokens[0, : len(source)].tolist() == source
     assert batch.labels[: len(asked)].tolist() == asked and (batch.labels[len(asked) :] == -1).all()
     assert batch.target.tokens[0, : len(asked)].tolist() == given
     assert objective.counts(batch) == {"tokens": len(asked)}

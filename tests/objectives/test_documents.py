@@ -47,10 +47,10 @@ def folder(tmp_path_factory):
     """A folder with a tokenizer of numbered words, so that a lost token is found."""
     folder = tmp_path_factory.mktemp("rows")
     words = " ".join(["Word", *(f"w{number}" for number in range(99)), "."])
-    wanted = TokenizerSettings(
+    settings = TokenizerSettings(
         kind="word", vocab_size=200, min_frequency=1, special=("cls", "sep", "mask"), sentinels=20
     )
-    make_tokenizer([words], wanted).save(folder)
+    make_tokenizer([words], settings).save(folder)
     return folder
 
 

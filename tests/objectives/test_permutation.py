@@ -57,11 +57,11 @@ def test_labels_are_the_tokens_at_the_target_positions(tokenizer, rows):
     objective = make_objective(tokenizer, share=3)
     examples = objective.examples(rows)
     batch = objective.batch(examples, np.arange(len(examples.chunks.sizes)), draw=5)
-    asked, wanted, ranks = batch.positions, batch.labels, batch.inputs.order
-    real = wanted >= 0
+    positions, labels, ranks = batch.positions, batch.labels, batch.inputs.order
+    real = labels >= 0
     assert int(real.sum()) == batch.tokens == objective.counts(batch)["tokens"]
-    assert torch.equal(batch.inputs.tokens.gather(1, asked)[real], wanted[real])
-    assert torch.equal(ranks.gather(1, asked)[real] > 0, torch.ones(batch.tokens, dtype=torch.bool))
+    assert torch.equal(batch.inputs.tokens.gather(1, positions)[real], labels[real])
+    assert torch.equal(ranks.gather(1, positions)[real] > 0, torch.ones(batch.tokens, dtype=torch.bool))
     assert int((ranks > 0).sum()) == batch.tokens
     special = torch.from_numpy(objective.is_special)[batch.inputs.tokens]
     assert not (ranks[special] > 0).any()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.command_line import run_command
+from tests.recipes import BERT, GPT2, MASKS, PRETRAINED_BERT, SENTINELS, SIZES, WEATHER, XLNET, weather_text
 from tests.train.runs import InterruptingView, RecordingView, assert_equal_runs, values_of
 
 from trifold.errors import DataError, SettingsError
@@ -20,24 +21,11 @@ from trifold.train.data import load_data
 
 pytestmark = pytest.mark.slow
 
-SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_positions": 24, "dropout": 0.1}
-BERT = SIZES | {
-    "shape": "encoder", "positions": "learned", "scale_embeddings": False, "embedding_norm": True,
-    "attention_bias": True, "n_token_types": 2, "activation": "gelu", "norm_epsilon": 1e-12,
-    "heads": ["lm"], "lm_head_transform": "gelu", "lm_head_bias": True,
-}  # fmt: skip
-PRETRAINED_BERT = BERT | {"heads": ["lm", "pooler", "next-sentence"]}
-XLNET = SIZES | {
-    "shape": "encoder", "positions": "relative-sinusoidal", "query_stream": True, "segment_offsets": True,
-    "scale_embeddings": False, "heads": ["lm"], "lm_head_bias": True,
-}  # fmt: skip
-MASKS = {"kind": "word", "vocab_size": 60, "special": ["cls", "sep", "mask"]}
-SENTINELS = {"kind": "word", "vocab_size": 60, "special": ["mask"], "sentinels": 8}
 CHARACTERS = {"kind": "char", "vocab_size": 40}
 
 # name -> task, tokenizer, model
 RECIPES = {
-    "causal": ({"kind": "causal"}, CHARACTERS, SIZES | {"preset": "gpt2", "attention_dropout": 0.0}),
+    "causal": ({"kind": "causal"}, CHARACTERS, GPT2),
     "plain": ({"kind": "masked"}, MASKS, BERT),
     "words": (
         {"kind": "masked", "mask": "words", "pseudo_perplexity": 2}, MASKS | {"kind": "bpe", "vocab_size": 36}, BERT
@@ -55,7 +43,6 @@ TRAIN = {
     "schedule": "constant", "learning_rate": 0.005, "warmup": 4, "precision": "float32", "device": "cpu",
     "steps": 10, "validate_every": 6, "save_every": 3, "keep_last": 4, "log_every": 1, "samples": 2,
 }  # fmt: skip
-WEATHER = ["sun", "rain", "snow", "hail", "fog"]
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +52,11 @@ def folder(tmp_path_factory):
     documents = [" ".join(rng.choices(WEATHER, k=rng.randint(1, 12))) for _ in range(40)]
     (folder / "words.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
 
-    def document():
-        weather = rng.choice(WEATHER)
-        lengths = [rng.randint(2, 6) for _ in range(rng.randint(2, 6))]
-        return " ".join(" ".join(["Today", *[weather] * length]) + " ." for length in lengths)
-
-    (folder / "text.txt").write_text("\n".join(document() for _ in range(60)) + "\n", encoding="utf-8")
+    (folder / "text.txt").write_text(weather_text(rng), encoding="utf-8")
     for name, (task, tokenizer, model) in RECIPES.items():
         values = {
-            "task": task, "tokenizer": tokenizer, "model": model, "train": TRAIN, "batch": {"tokens": 400},
-            "data": {"train": str(folder / "text.txt"), "holdout": 0.2},
+            "task": task, "tokenizer": tokenizer, "model": model | {"dropout": 0.1}, "train": TRAIN,
+            "batch": {"tokens": 400}, "data": {"train": str(folder / "text.txt"), "holdout": 0.2},
         }  # fmt: skip
         if name == "causal":
             values["data"] |= {"train": str(folder / "words.txt"), "cut": "windows", "documents": "blank"}

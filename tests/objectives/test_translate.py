@@ -106,9 +106,9 @@ def by_hand(objective, model, examples, smoothing: float) -> torch.Tensor:
     read = torch.cat([torch.full((6, 1), objective.start_id), target[:, :-1]], dim=1)
     real = torch.arange(7) < torch.from_numpy(examples.lengths[:, :1])
     logits = model.lm_head(model(Inputs(source, real), Inputs(read)))
-    wanted = examples.targets.padded(EVERY, 7, -100)
+    labels = examples.targets.padded(EVERY, 7, -100)
     return F.cross_entropy(
-        logits.flatten(0, 1), wanted.flatten(), ignore_index=-100, reduction="sum", label_smoothing=smoothing
+        logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum", label_smoothing=smoothing
     )
 
 

@@ -53,16 +53,16 @@ def test_word_and_sentence_starts_match_the_text(kind):
     ] == own.encode(TEXTS)
     whole = slice(0, marked.starts[1])
     heads = np.flatnonzero(marked.sentence_starts[whole])
-    said = [
+    sentences = [
         text.strip()
         for text in own.decode([part.tolist() for part in np.split(marked.ids[whole], heads[1:])])
     ]
     starts = [0, *find_sentence_starts(TEXT), len(TEXT)]
-    wanted = [TEXT[a:b].strip() for a, b in pairwise(starts)]
+    expected = [TEXT[a:b].strip() for a, b in pairwise(starts)]
     if kind in ("byte-bpe", "char"):
-        assert said == wanted
+        assert sentences == expected
     else:
-        assert len(said) == len(wanted)
+        assert len(sentences) == len(expected)
     assert not marked.sentence_starts[~marked.word_starts].any() or kind == "char"
 
 
@@ -93,8 +93,8 @@ def test_a_token_with_parts_of_two_characters_starts_no_word(kind):
     marked = annotate(own, texts)
     for start, end, text in zip(marked.starts, marked.starts[1:], texts, strict=False):
         ids, heads = marked.ids[start:end], np.flatnonzero(marked.word_starts[start:end])
-        said = [one.strip() for one in own.decode([part.tolist() for part in np.split(ids, heads[1:])])]
-        assert "".join(said) == text  # so no character is in two words
+        words = [one.strip() for one in own.decode([part.tolist() for part in np.split(ids, heads[1:])])]
+        assert "".join(words) == text  # so no character is in two words
 
 
 def test_letters_after_an_unspaced_character_start_a_word():

@@ -89,8 +89,8 @@ def test_the_distribution_matches_the_paper() -> None:
     counts = Counter(len(row) for row in tokenizer.sample(["abc"] * draws, seed=1))
     merges = 4 - len(usual)  # ▁ a b c
     assert merges == 3
-    # A chain of merges, each possible only after the one before: n of them are made with probability (1-p)^n p.
-    for made in range(merges + 1):
-        expected = (1 - p) ** made * (p if made < merges else 1)
+    # A chain of merges, each possible only after the one before: n of them occur with probability (1-p)^n p.
+    for count in range(merges + 1):
+        expected = (1 - p) ** count * (p if count < merges else 1)
         deviation = (expected * (1 - expected) / draws) ** 0.5
-        assert abs(counts[4 - made] / draws - expected) < 4 * deviation
+        assert abs(counts[4 - count] / draws - expected) < 4 * deviation

@@ -104,10 +104,10 @@ def test_lengths_follow_their_distribution_and_cover_the_rate(law):
     totals = np.array([lengths.sum() for lengths in drawn])
     assert abs(totals.mean() - 0.15 * items) < 4 * totals.std() / np.sqrt(len(totals))
     lengths = np.concatenate(drawn)
-    wanted, _ = law(items // 2)
-    counts = np.bincount(lengths, minlength=len(wanted))
-    error = np.sqrt(wanted * (1 - wanted) / len(lengths))
-    assert (np.abs(counts / len(lengths) - wanted) < 4.5 * error + 1e-9).all()
+    expected, _ = law(items // 2)
+    counts = np.bincount(lengths, minlength=len(expected))
+    error = np.sqrt(expected * (1 - expected) / len(lengths))
+    assert (np.abs(counts / len(lengths) - expected) < 4.5 * error + 1e-9).all()
 
 
 @pytest.mark.parametrize("law", LAWS)
