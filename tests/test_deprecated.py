@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trifold import batches, data
+from trifold import data
 from trifold.data import DataSettings, DocumentReport
 from trifold.deprecated import MODULES, NAMES, REDEFINED
 from trifold.text import TokenizerSettings, train_tokenizer
@@ -17,7 +17,7 @@ IN_MODULES = [(old, new) for old, new in (NAMES | REDEFINED).items() if old.star
 # What the packages of version 0.1 exported.
 EXPORTED = {
     "trifold": "ModelConfig Recipe Tokenizer Transformer __version__ generate load train",
-    "trifold.batches": "BatchSettings Blocks ShuffledRows Stretches deal overlong padding_share plan_epoch shares",
+    "trifold.batches": "BatchSettings Blocks ShuffledRows overlong padding_share plan_epoch shares",
     "trifold.data": "DataSettings DocumentReport DocumentSplits Documents Encoder Pairs Report Row Side Splits "
     "TokenCache hold_out hold_out_documents iter_documents iter_lines iter_rows open_tokens read_document_splits "
     "read_documents read_lines read_pairs read_splits sample_documents",
@@ -94,12 +94,6 @@ def test_functions_with_their_old_signatures(tmp_path: Path) -> None:
     assert sorted(train.texts + held.texts) == ["a", "b", "c"]
     train, held = data.hold_out(data.read_splits(DataSettings(train=table)).train, 1, 0)
     assert sorted(train.targets + held.targets) == ["x", "y"]
-
-    plan = batches.ShuffledRows(7, 2, seed=0, epoch=0)
-    dealt = [batches.deal(plan, rank, 3) for rank in range(3)]
-    assert [[len(rows) for rows in of_rank] for of_rank in dealt] == [[2, 1], [2, 0], [2, 0]]
-    with pytest.raises(ValueError, match="rank 3 of 3 ranks"):
-        batches.deal(plan, 3, 3)
 
 
 def test_attributes_of_objects() -> None:

@@ -44,10 +44,8 @@ NAMES = {
     "Tokenizer.tells_segments": "has_token_types",
 }
 
-# Old name, which the module `deprecated` of its package defines -> new name, which is used in another way.
+# Old name, which the module `deprecated` of its package defines -> new name, which has another signature.
 REDEFINED = {
-    "trifold.batches.Stretches": "Blocks.select",
-    "trifold.batches.deal": "deal_batch",
     "trifold.data.iter_documents": "read_documents",
     "trifold.data.iter_rows": "read_pairs",
     "trifold.data.read_document_splits": "read_splits",
