@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from trifold.batches import BatchSettings, overlong, padding_share, plan_epoch
+from trifold.batches import (
+    BatchSettings,
+    ShuffledRows,
+    deal_batch,
+    overlong,
+    padding_share,
+    plan_epoch,
+    split_batch,
+)
 from trifold.errors import DataError, SettingsError
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=80).map(
@@ -158,3 +166,51 @@ def test_a_plan_for_165_000_rows_takes_less_than_a_second() -> None:
     start = time.process_time()
     plan_epoch(lengths, BatchSettings(tokens=4096), seed=0, epoch=0)
     assert time.process_time() - start < 1
+
+
+# --- ranks and workers ----------------------------------------------------------------------------------------
+
+
+@given(
+    batches=st.integers(1, 12),
+    worlds=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    accumulate=st.integers(1, 4),
+    workers=st.integers(1, 3),
+    size=st.integers(1, 9),
+)
+def test_every_row_is_dealt_once_also_if_the_number_of_ranks_changes(
+    batches: int, worlds: tuple[int, int], accumulate: int, workers: int, size: int
+) -> None:
+    plan = ShuffledRows(batches * size, size, seed=1, epoch=0)
+    lengths = np.random.default_rng(batches).integers(1, 30, (batches * size, 2))
+    change = batches // 2 // accumulate * accumulate
+    for number, batch in enumerate(plan):
+        world = worlds[number >= change]
+        shares = [
+            deal_batch(
+                lengths, batch, number % accumulate,
+                accumulate=accumulate, rank=rank, world=world, workers=workers,
+            )
+            for rank in range(world)
+        ]  # fmt: skip
+        rows = np.concatenate([part for share in shares for part in share.parts])
+        assert sorted(rows) == sorted(batch)
+        assert all(len(share.parts) <= workers for share in shares)
+        if accumulate % world == 0:
+            assert [bool(share.parts) for share in shares] == [
+                number % accumulate % world == r for r in range(world)
+            ]
+            assert not any(share.idle for share in shares)
+        else:  # every rank computes something in every batch
+            assert all(bool(share.parts) != bool(share.idle) for share in shares)
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 99))
+def test_the_parts_of_a_batch_have_similar_sizes(rows: int, parts: int, seed: int) -> None:
+    lengths = np.random.default_rng(seed).integers(5, 30, (100, 2))
+    batch = np.random.default_rng(seed).permutation(100)[:rows]
+    split = split_batch(lengths, batch, parts)
+    assert len(split) == min(parts, rows) and all(len(part) for part in split)
+    assert sorted(np.concatenate(split)) == sorted(batch)
+    tokens = [int(lengths[part].sum()) for part in split]
+    assert max(tokens) - min(tokens) <= 60  # at most the longest row
