@@ -215,11 +215,8 @@ def test_training(case, here):
 def test_resuming_with_another_recipe(here):
     assert run_command(*split_command(SMOKE, here=here)).code == 0
     result = run_command(*split_command(f"{SMOKE} model.d_ff=48 train.seed=7 --resume auto", here=here))
-    check(
-        result,
-        2,
-        ("recipe.yaml: the run began with other values of", "model.d_ff", "train.seed", "--out"),
-    )
+    message = "recipe.yaml: the run began with other values of"
+    check(result, 2, (message, "model.d_ff", "train.seed", "--out"))
 
 
 @pytest.fixture
@@ -232,8 +229,14 @@ def interrupted(here) -> Path:
 RESUME = f"{SMOKE} --resume auto train.steps=4"
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "progress.json"])
-@pytest.mark.parametrize("damage", ["truncated", "changed", "missing"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("weights.safetensors", "truncated"),
+        ("optimizer.safetensors", "changed"),
+        ("progress.json", "missing"),
+    ],
+)
 def test_a_damaged_checkpoint(here, interrupted, name, damage):
     file = interrupted / name
     content = file.read_bytes()
@@ -246,9 +249,8 @@ def test_a_damaged_checkpoint(here, interrupted, name, damage):
 
 def test_a_foreign_checkpoint(here, interrupted):
     (interrupted / "manifest.json").write_text('{"format": "another"}', encoding="utf-8")
-    check(
-        run_command(*split_command(RESUME, here=here)), 1, (str(interrupted), "not a checkpoint of trifold")
-    )
+    result = run_command(*split_command(RESUME, here=here))
+    check(result, 1, (str(interrupted), "not a checkpoint of trifold"))
 
 
 def test_an_invalid_recipe_in_a_run_folder(here, interrupted):

@@ -145,9 +145,8 @@ def test_an_unknown_key_in_a_native_config(tmp_path):
     config = json.loads((out / "model" / "config.json").read_text("utf-8"))
     assert config["model_type"] == "trifold"
     edit(out / "model", "config.json", n_haeds=4)
-    check(
-        run_command("generate", str(out), "hello"), 1, ("config.json: ", "n_haeds: unknown key", "'n_heads'")
-    )
+    result = run_command("generate", str(out), "hello")
+    check(result, 1, ("config.json: ", "n_haeds: unknown key", "'n_heads'"))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
