@@ -2,13 +2,14 @@
 
     python tools/mutation_test.py old  [--count 300] [--seed 1]    mutate the reference commit, run its tests
     python tools/mutation_test.py new                              map each caught mutation to this tree, run its tests
-    python tools/mutation_test.py report                           compare
+    python tools/mutation_test.py report                           list what only the old tests catch
 
 `old` draws mutations of single expressions (comparison, arithmetic, boolean and constant operators) from the sources
 of the reference commit. `new` finds the corresponding expression: equal up to the names of identifiers, in the most
-similar function. Results are appended to build/mutations/*.jsonl, so an interrupted command continues. The tests of a
-module run first, then those that import it, then those of its package, until one fails or the time budget is spent.
-Linux only (fork); a mutated tree is a copy in a temporary folder.
+similar function; without results of `old` it takes those of mutation_baseline.json. Results are appended to
+build/mutations/*.jsonl, so an interrupted command continues. The tests of a module run first, then those that import
+it, then those of its package, until one fails or the budget is spent. Linux only (fork); a mutated tree is a copy in a
+temporary folder.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from copy import deepcopy
 from difflib import SequenceMatcher
@@ -35,6 +37,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "build" / "mutations"
 REFERENCE = "909037c"
+# The numbers of the 300 mutations of seed 1 that the tests of REFERENCE catch within 15 to 20 seconds each.
+BASELINE = Path(__file__).with_name("mutation_baseline.json")
 # Not part of the package any more: the phrasebook's generator, the fault harness, the baselines of the demos.
 EXCLUDED = (
     "data/phrasebook/",
@@ -296,14 +300,17 @@ def main() -> int:
             )
             return 0
     old = _read(RESULTS / "old.jsonl")
+    caught_before = [n for n, line in sorted(old.items()) if line["verdict"] == "caught"]
+    if not old and (chosen.seed, chosen.count) == (1, 300):
+        caught_before = json.loads(BASELINE.read_text())
     candidates: dict[str, list[Site]] = {}
     for site in sites(ROOT / "src"):
         candidates.setdefault(site.shape, []).append(site)
     done = _read(RESULTS / "new.jsonl")
     caught = {
         number: find(drawn[number], candidates)
-        for number, line in sorted(old.items())
-        if line["verdict"] == "caught" and number % parts == part and number not in done
+        for number in caught_before
+        if number % parts == part and number not in done
     }
     for number, found in caught.items():
         if found is None:
@@ -341,25 +348,13 @@ def _read(results: Path) -> dict[int, dict[str, Any]]:
 
 
 def _report() -> int:
-    """Print the counts and every mutation that only the old tests caught."""
-    old, new = _read(RESULTS / "old.jsonl"), _read(RESULTS / "new.jsonl")
-    caught = [number for number, line in old.items() if line["verdict"] == "caught"]
-    count = {
-        kind: sum(new.get(n, {}).get("verdict") == kind for n in caught) for kind in ("caught", "survived")
-    }
-    unmapped = [n for n in caught if new.get(n, {}).get("verdict") == "unmapped"]
-    print(f"{len(old)} mutations of the old tree, {len(caught)} caught")
-    print(
-        f"new tree: {count['caught']} caught, {count['survived']} missed, {len(unmapped)} without counterpart"
-    )
-    for number in caught:
-        if new.get(number, {}).get("verdict") in ("survived", "unmapped"):
-            line = new[number]
-            print(
-                f"  {line['verdict']} {old[number]['place']} -> {line['place']}: "
-                f"{line['original']} -> {line['mutated']}"
-            )
-    return 1 if count["survived"] else 0
+    """Count the verdicts on the mutations that the old tests catch, and print those that the new tests do not."""
+    new = _read(RESULTS / "new.jsonl")
+    print(dict(Counter(line["verdict"] for line in new.values())))
+    for number, line in sorted(new.items()):
+        if line["verdict"] != "caught":
+            print(f"{number:4} {line['verdict']} {line['place']}: {line['original']} -> {line['mutated']}")
+    return 1 if any(line["verdict"] == "survived" for line in new.values()) else 0
 
 
 if __name__ == "__main__":
