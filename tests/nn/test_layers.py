@@ -94,7 +94,11 @@ def test_feed_forward_follows_equation_2(activation: str, gated: bool) -> None:
         expected = inner @ layer.out_proj.weight.t() + layer.out_proj.bias
         torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
     layer.train()
-    assert not torch.equal(layer(x), layer(x))
+    torch.manual_seed(1)
+    got = layer(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(got, layer.out_proj(layer.drop(inner)), rtol=1e-4, atol=1e-4)
+    assert not torch.equal(got, layer(x))
 
 
 def test_norm_placements() -> None:
