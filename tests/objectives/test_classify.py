@@ -154,10 +154,8 @@ def test_a_trained_classifier_loads_and_predicts(table, tmp_path):
     assert outcome.scores == {"accuracy": 100.0, "macro_f1": 100.0}
     loaded = trifold.load(tmp_path / "run")
     assert loaded.config.labels == ("3 glad", "20 sad", "100 odd")
-    assert [best[0].label for best in loaded.classify(["some dull words", "some odd words"])] == [
-        "20 sad",
-        "100 odd",
-    ]
+    found = loaded.classify(["some dull words", "some odd words"])
+    assert [candidates[0].label for candidates in found] == ["20 sad", "100 odd"]
     from tests.command_line import run_command
 
     result = json.loads(run_command("eval", str(tmp_path / "run"), "--json").out)
@@ -168,19 +166,13 @@ def test_a_trained_classifier_loads_and_predicts(table, tmp_path):
 def test_training_starts_from_a_masked_language_model(table, tmp_path):
     raw = {key: value for key, value in SMALL.items() if key not in ("data.source", "data.target")}
     steps = {"train.steps": 6, "train.validate_every": 6, "train.save_every": 6}
-    trifold.train(
-        "demo-read",
-        out=tmp_path / "first",
-        **raw,
-        **steps,
-        **{"data.train": str(table), "data.valid": str(table)},
-    )
-    first = tmp_path / "first"
+    first, files = tmp_path / "first", {"data.train": str(table), "data.valid": str(table)}
+    trifold.train("demo-read", out=first, **raw, **steps, **files)
     own = {"tokenizer.file": str(first / "model"), "train.start_from": str(first)}
     few = {"train.steps": 2, "train.learning_rate": 1e-12, "train.warmup": 0, "train.validate_every": 2}
     trifold.train(
-        "demo-read-packages", out=tmp_path / "second", **SMALL | own | few,
-        **{"data.train": str(table), "data.valid": str(table), "data.test": None, "train.save_every": 1},
+        "demo-read-packages", out=tmp_path / "second", **SMALL | own | few | files,
+        **{"data.test": None, "train.save_every": 1},
     )  # fmt: skip
     before, after = (
         dict(trifold.load(tmp_path / run).model.named_parameters()) for run in ("first", "second")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given, strategies as st
+from tests.train.runs import RecordingView, values_of
 
 from trifold.errors import DataError, SettingsError
 from trifold.objectives.text_to_text import NO_NUMBER, format_number, parse_number, pearson, rows_per_part
@@ -16,7 +16,6 @@ from trifold.pipeline import load
 from trifold.recipe import load_recipe
 from trifold.train import train
 from trifold.train.data import load_data
-from trifold.train.monitor import View
 
 
 @pytest.mark.parametrize(
@@ -82,42 +81,31 @@ def folder(tmp_path_factory):
         },
         "generate": {"max_new_tokens": 4},
     }  # fmt: skip
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    (folder / "recipe.yaml").write_text(json.dumps(recipe), encoding="utf-8")
     return folder
 
 
-class Listening(View):
-    def __init__(self):
-        self.lines = []
-
-    def say(self, line):
-        self.lines.append(line)
-
-
 def test_templates_are_filled_and_shares_reported(folder, tmp_path):
-    view = Listening()
-    prepared = load_data(load_recipe(folder / "recipe.yaml"), tmp_path, view)
-    rows = prepared.bundle.train
+    view = RecordingView()
+    data = load_data(load_recipe(folder / "recipe.yaml"), tmp_path, view)
+    rows = data.bundle.train
     assert rows.sources[:1] == ["copy: ant"] and rows.targets[:1] == ["ant"]
     assert (rows.sources[40], rows.targets[40]) == ("like one: ant two: ant", "5.0")
     assert (rows.sources[41], rows.targets[41]) == ("like one: ant two: bee", "1.0")
-    said = "\n".join(view.lines)
-    assert "like: 1 of 17 rows with a blank text: left out" in said
-    assert (
-        "copy: 40 rows, 20 of them in each epoch" in said
-        and "like: 16 rows, 16 of them in each epoch" in said
-    )
-    epochs = [prepared.examples(epoch).chosen for epoch in (0, 1, 0)]
+    report = "\n".join(view.lines)
+    assert "like: 1 of 17 rows with a blank text: left out" in report
+    for counts in ("copy: 40 rows, 20 of them in each epoch", "like: 16 rows, 16 of them in each epoch"):
+        assert counts in report
+    epochs = [data.examples(epoch).chosen for epoch in (0, 1, 0)]
     assert epochs[0].tolist() == epochs[2].tolist() != epochs[1].tolist()
     for chosen in epochs:
         assert len(chosen) == len(set(chosen.tolist())) == 36 and (chosen[20:] == np.arange(40, 56)).all()
-    assert len(prepared.valid.chosen) == 56
+    assert len(data.valid.chosen) == 56
 
 
 def test_a_trained_model_loads_and_generates(folder, tmp_path):
     outcome = train(folder / "recipe.yaml", out=tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()]
-    losses = [line["valid/loss"] for line in lines if "valid/loss" in line]
+    losses = [loss for _, loss in values_of(tmp_path, "valid/loss")]
     assert losses[-1] < losses[0]
     assert set(outcome.scores) == {"copy", "like", "mean"}
     assert outcome.scores["mean"] == pytest.approx((outcome.scores["copy"] + outcome.scores["like"]) / 2)
@@ -126,7 +114,7 @@ def test_a_trained_model_loads_and_generates(folder, tmp_path):
     assert load(tmp_path).generate("copy: bee", max_new_tokens=3)
 
 
-REFUSED = [
+REJECTED = [
     ({"data.train": "a,b"}, SettingsError, r"move it to task\.parts\.NAME\.train"),
     ({"task.parts": {}}, SettingsError, "no task is named"),
     (
@@ -148,7 +136,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), REFUSED)
+@pytest.mark.parametrize(("changes", "error", "message"), REJECTED)
 def test_contradictory_settings_are_errors(folder, tmp_path, changes, error, message):
     with pytest.raises(error, match=message):
-        load_data(load_recipe(folder / "recipe.yaml", changes), tmp_path, View())
+        load_data(load_recipe(folder / "recipe.yaml", changes), tmp_path, RecordingView())

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from rich.console import Console
-from tests.train.runs import values_of
+from tests.train.runs import lines_of, values_of
 
 from trifold.train.monitor import (
     LiveView,
@@ -148,7 +148,7 @@ def test_metrics_have_a_line_per_logged_step_and_per_validation(run):
     folder = run(train__log_every=2).folder
     assert [step for step, _ in values_of(folder, "train/loss")] == [2, 4, 6, 8, 10, 12]
     assert [step for step, _ in values_of(folder, "valid/loss")] == [6, 12]
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    lines = lines_of(folder)
     valid_line = next(line for line in lines if "valid/loss" in line)
     assert {"train/lr", "train/gradient_norm", "train/tokens_per_second", "seconds"} < lines[0].keys()
     assert {"valid/bleu", "valid/chrf", "valid/exact_match"} < valid_line.keys()
