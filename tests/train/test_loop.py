@@ -84,6 +84,21 @@ def test_resumed_run_equals_uninterrupted_run_with_workers(assert_resumable):
     assert_resumable([5], train__workers=2, train__precision="bfloat16")
 
 
+def test_resumed_run_equals_uninterrupted_run_with_bpe_dropout(assert_resumable, tmp_path):
+    tokenizer = {"kind": "bpe", "vocab_size": 60, "dropout": 0.3}
+    changes = {f"tokenizer__{key}": value for key, value in tokenizer.items()}
+    assert_resumable((2, 9), batch__tokens=1024, **changes)  # in the first epoch and in a later one
+    last = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    assert checkpoint.load(last).progress["epoch"] >= 1
+
+
+def test_run_continued_for_more_steps_equals_a_longer_run(run, tmp_path):
+    run("short", train__steps=6)
+    run("short", resume="auto", train__steps=12)
+    run("long", train__steps=12)
+    assert_equal_runs(tmp_path / "short", tmp_path / "long")
+
+
 def test_interrupted_final_validation_is_repeated(run, tmp_path):
     changes = {"train__steps": 7, "train__validate_every": 100}
     run("whole", **changes)
