@@ -100,6 +100,17 @@ class Carriage(Settings):
     hooves: int = 0
 
 
+class Convoy(Settings):
+    first: Carriage = Carriage()
+
+
+def test_an_unknown_kind_in_a_nested_group_gets_a_suggestion() -> None:
+    with pytest.raises(
+        SettingsError, match=r"first\.drawn_by: kind 'hrose' is not known; did you mean 'horse'"
+    ):
+        Convoy.parse({"first": {"drawn_by": {"kind": "hrose"}}})
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

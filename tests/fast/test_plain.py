@@ -237,6 +237,12 @@ def test_fast_operations_equal_plain_operations(
         assert float((x.float() - y.float()).abs().max()) <= limit
 
 
+@pytest.mark.parametrize(("case", "node"), [(dropout, "_DropoutBackward"), (gelu_tanh, "_GeluTanhBackward")])
+def test_training_on_a_cpu_uses_the_compiled_loops(case: Callable[[torch.dtype], Case], node: str) -> None:
+    pytest.importorskip("numba")
+    assert case(torch.float32)[0]().grad_fn.name() == node
+
+
 def test_every_operation_has_a_case() -> None:
     assert {name.split()[0] for name in CASES} == set(ops.PLAIN)
 

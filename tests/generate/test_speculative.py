@@ -94,6 +94,7 @@ def test_prompt_lookup_prefers_the_longest_and_latest_ngram():
     assert look([5, 1], 1) == [9]
     assert look([5], 3) == []
     assert look([7, 8], 0) == []
+    assert look_up([4], 2, [4], 1) == [4]
 
 
 def test_draft_may_have_fewer_positions():

@@ -24,9 +24,9 @@ def test_static_keys_keep_their_memory_and_report_overflow() -> None:
 
 
 @given(
-    st.integers(1, 5),
+    st.integers(1, 20),
     st.integers(0, 3),
-    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=6),
 )
 def test_sliding_keys_are_a_suffix_of_all_keys_with_bounded_memory(
     window: int, rollback: int, steps: list[tuple[int, int]]

@@ -14,7 +14,7 @@ from tests.text.folders import LLAMA, sentencepiece
 
 from trifold.errors import CheckpointError
 from trifold.text.segmenters import sentencepiece_segmenter
-from trifold.text.vocabulary import Vocabulary, read_sentencepiece
+from trifold.text.vocabulary import BYTE_ALPHABET, Vocabulary, read_sentencepiece
 
 TEXT = "hello … ｱ ① the fox é ﬁ"
 PIECES = piece(b"<unk>", kind=2) + piece(b"<pad>", kind=3) + piece(b"</s>", kind=3) + piece(b"a")
@@ -100,3 +100,8 @@ def test_damage_to_the_normalization_rules_ends_in_an_error_or_a_model(
 def test_circular_normalization_rules_end(unit: int, tmp_path: Path) -> None:
     trie = struct.pack("<I", unit) * 512
     use(tmp_path, PIECES + field(3, field(2, struct.pack("<I", len(trie)) + trie + b"a" * 63 + b"\0")))
+
+
+def test_the_byte_alphabet_is_that_of_gpt2() -> None:
+    convert = pytest.importorskip("transformers.convert_slow_tokenizer")
+    assert {character: byte for byte, character in convert.bytes_to_unicode().items()} == BYTE_ALPHABET
