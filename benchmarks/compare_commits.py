@@ -5,9 +5,9 @@
     python benchmarks/compare_commits.py --only train-demo      chosen measures; --list names them
 
 The two trees run in turn, and their order changes from run to run. A training run is a process of its own, and its
-figure is the median rate of the logged intervals after the first. A decoding run is one call in one of two processes
-that hold the model, after two uncounted calls; each run of the option stands for eight of them. The last column is the
-median of the ratios of the pairs: below 1, this tree is slower.
+figure is the median rate of the logged intervals after the first. In a decoding run two new processes load the model
+and generate in turn; its figure is the median of twelve calls after two uncounted ones. The last column is the median
+of the ratios of the pairs: below 1, this tree is slower.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ for _ in sys.stdin:
     pipe.generate_tokens(tokens, max_new_tokens=96, min_new_tokens=96, **options)
     print(rows * 96 / (time.perf_counter() - start), flush=True)
 """
-CALLS_PER_RUN = 8
+CALLS_PER_RUN = 12
 
 
 def main() -> None:
@@ -88,16 +88,8 @@ def _training_rates(measure: str, trees: list[Path], folders: list[Path], runs: 
         rates = [0.0, 0.0]
         for tree in _order(run):
             out = folders[tree] / f"{measure}-{run}"
-            _python(
-                trees[tree],
-                folders[tree],
-                "-m",
-                "trifold",
-                "train",
-                *TRAINING[measure].split(),
-                "--out",
-                str(out),
-            )
+            words = f"-m trifold train {TRAINING[measure]} --out {out}".split()
+            _python(trees[tree], folders[tree], *words)
             lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
             intervals = [line["train/tokens_per_second"] for line in lines if "train/loss" in line]
             rates[tree] = statistics.median(intervals[1:])
@@ -105,31 +97,26 @@ def _training_rates(measure: str, trees: list[Path], folders: list[Path], runs: 
 
 
 def _decoding_rates(measure: str, trees: list[Path], folders: list[Path], runs: int) -> Iterator[list[float]]:
-    """The tokens per second of each call, of both trees."""
+    """The median tokens per second of each run, of both trees."""
     model, *options = DECODING[measure]
-    processes = []
     for tree, folder in zip(trees, folders, strict=True):
-        trained = folder / model
-        if not trained.exists():
+        if not (folder / model).exists():
             recipe = {"decoder": "decoder.yaml", "demo": "demo"}[model]
-            words = f"{recipe} {SHORT.format(6, 6)} --out {trained}".split()
-            _python(tree, folder, "-m", "trifold", "train", *words)
-        command = [sys.executable, "-c", DECODE, json.dumps([str(trained), *options])]
-        pipe = subprocess.PIPE
-        processes.append(
-            subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=_environment(tree))
-        )
-    for call in range(CALLS_PER_RUN * runs + 2):
-        rates = [0.0, 0.0]
-        for tree in _order(call):
-            process = processes[tree]
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write("\n")
-            rates[tree] = float(process.stdout.readline())
-        if call >= 2:
-            yield rates
-    for process in processes:
-        process.communicate()
+            _python(tree, folder, *f"-m trifold train {recipe} {SHORT.format(6, 6)} --out {model}".split())
+    for _ in range(runs):
+        processes = []
+        for tree, folder in zip(trees, folders, strict=True):
+            command = [sys.executable, "-c", DECODE, json.dumps([str(folder / model), *options])]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 1}
+            processes.append(subprocess.Popen(command, text=True, env=_environment(tree), **pipes))
+        rates: list[list[float]] = [[], []]
+        for call in range(CALLS_PER_RUN + 2):
+            for tree in _order(call):
+                processes[tree].stdin.write("\n")
+                rates[tree].append(float(processes[tree].stdout.readline()))
+        for process in processes:
+            process.communicate()
+        yield [statistics.median(calls[2:]) for calls in rates]
 
 
 def _order(run: int) -> tuple[int, int]:

@@ -37,6 +37,8 @@ from trifold.nn.layers import FeedForward, Linear, Residual, RMSNorm
 from trifold.nn.masks import Mask
 from trifold.nn.rotary import Rotations
 
+UNLIMITED = 2**60  # tokens
+
 
 def sublayers(block: Any) -> list[Any]:
     """The residuals or branches of a block in order."""
@@ -54,7 +56,7 @@ class CompiledDecoder:
     def __init__(self, stack: Any, like: Tensor, max_rows: int, *, int8_matmul: bool) -> None:
         self.max_rows, self.int8_matmul = max_rows, int8_matmul
         self.hook_points = [module for module in stack.modules() if isinstance(module, HookPoint)]
-        self.windows = stack.windows
+        self.windows = np.array([UNLIMITED if window is None else window for window in stack.windows])
         self.buffers: dict[tuple[str, int], Tensor] = {}
         self.fields: list[dict[str, Field]] = []  # of each instruction; keeps its tensors alive
         self.alive: list[Tensor] = []  # tensors of the current step
@@ -227,8 +229,16 @@ class CompiledDecoder:
             if each is not None:  # keys (B, S) that are not padding
                 keys = None if each.keys is None else each.keys.contiguous()
                 self._set(indices, mask=keys, mask_stride=None if keys is None else keys.shape[1])
-        for number, (layer, window) in enumerate(zip(cache.layers, self.windows, strict=True)):
-            self._set_own_keys(own[number], layer, window, bias)
+        ends = np.array([layer.own.next_slot() + 1 for layer in cache.layers])
+        program["slot"][own], program["length"][own] = ends - 1, ends
+        program["first"][own] = np.maximum(0, ends - self.windows)
+        for number, layer in enumerate(cache.layers):
+            assert layer.own.buffers is not None
+            self._set_keys(own[number], *layer.own.buffers)
+            if bias is not None:
+                program["score_bias"][own[number]] += (
+                    4 * layer.own.evicted
+                )  # of the keys that are still stored
             if len(self.cross_attention):
                 self._set_memory_keys(self.cross_attention[number], layer, rows)
         start = 0
@@ -249,19 +259,6 @@ class CompiledDecoder:
             self.assigned |= fields.keys()
             self.alive += [value for value in fields.values() if isinstance(value, Tensor)]
             set_fields(self.program, indices, **fields)
-
-    def _set_own_keys(
-        self, index: np.int64, layer: LayerCache, window: int | None, bias: Tensor | None
-    ) -> None:
-        own, fields = layer.own, self.program[index]
-        slot = own.next_slot()
-        assert own.buffers is not None
-        self._set_keys(index, *own.buffers)
-        fields["slot"], fields["length"] = slot, slot + 1
-        if window is not None:
-            fields["first"] = max(0, slot + 1 - window)
-        if bias is not None and own.evicted:
-            fields["score_bias"] += 4 * own.evicted  # of the keys that are still in the cache
 
     def _set_memory_keys(self, index: np.int64, layer: LayerCache, rows: int) -> None:
         assert layer.memory.buffers is not None, "the prompt fills the keys of cross-attention"
