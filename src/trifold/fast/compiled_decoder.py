@@ -56,7 +56,8 @@ class CompiledDecoder:
     def __init__(self, stack: Any, like: Tensor, max_rows: int, *, int8_matmul: bool) -> None:
         self.max_rows, self.int8_matmul = max_rows, int8_matmul
         self.hook_points = [module for module in stack.modules() if isinstance(module, HookPoint)]
-        self.windows = np.array([UNLIMITED if window is None else window for window in stack.windows])
+        windows = [UNLIMITED if window is None else window for window in stack.windows]
+        self.windows = np.array(windows) if min(windows) < UNLIMITED else None
         self.buffers: dict[tuple[str, int], Tensor] = {}
         self.fields: list[dict[str, Field]] = []  # of each instruction; keeps its tensors alive
         self.alive: list[Tensor] = []  # tensors of the current step
@@ -231,7 +232,8 @@ class CompiledDecoder:
                 self._set(indices, mask=keys, mask_stride=None if keys is None else keys.shape[1])
         ends = np.array([layer.own.next_slot() + 1 for layer in cache.layers])
         program["slot"][own], program["length"][own] = ends - 1, ends
-        program["first"][own] = np.maximum(0, ends - self.windows)
+        if self.windows is not None:
+            program["first"][own] = np.maximum(0, ends - self.windows)
         for number, layer in enumerate(cache.layers):
             assert layer.own.buffers is not None
             self._set_keys(own[number], *layer.own.buffers)
@@ -254,11 +256,12 @@ class CompiledDecoder:
 
     def _set(self, indices: NDArray[np.int64], **fields: Field) -> None:
         """Set fields of some instructions for this step. Those that are None and were never set are 0 already."""
-        fields = {name: value for name, value in fields.items() if value is not None or name in self.assigned}
-        if fields:
-            self.assigned |= fields.keys()
-            self.alive += [value for value in fields.values() if isinstance(value, Tensor)]
-            set_fields(self.program, indices, **fields)
+        for name, value in fields.items():
+            if value is not None or name in self.assigned:
+                self.assigned.add(name)
+                if isinstance(value, Tensor):
+                    self.alive.append(value)
+                set_fields(self.program, indices, **{name: value})
 
     def _set_memory_keys(self, index: np.int64, layer: LayerCache, rows: int) -> None:
         assert layer.memory.buffers is not None, "the prompt fills the keys of cross-attention"
