@@ -37,7 +37,7 @@ ORDER = torch.tensor([[0, 2, 0, 3, 0, 1, 0, 0, 4], [0, 0, 0, 0, 3, 1, 0, 2, 0], 
 
 
 def padded_tokens(left: bool) -> Tensor:
-    """Three rows of 9, 5 and 7 tokens, padded on prediction side."""
+    """Three rows of 9, 5 and 7 tokens, padded on one side."""
     tokens = torch.randint(6, 40, (3, 9), generator=torch.Generator().manual_seed(3))
     lengths, columns = torch.tensor([9, 5, 7])[:, None], torch.arange(9)
     return tokens.where(columns >= 9 - lengths if left else columns < lengths, PAD)
