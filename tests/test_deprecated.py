@@ -48,7 +48,12 @@ def test_every_name_of_version_0_1_can_be_imported(module: str, name: str) -> No
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [*IN_MODULES, ("trifold.tasks.Translate", "Translate"), ("trifold.data.readers.Row", "Row")],
+    [
+        *IN_MODULES,
+        ("trifold.tasks.Translate", "Translate"),
+        ("trifold.data.readers.Row", "Row"),
+        ("trifold.look.differences.differences", "differences"),
+    ],
 )
 def test_names_in_old_modules(old: str, new: str) -> None:
     module, _, name = old.rpartition(".")

@@ -13,6 +13,7 @@ from typing import Any
 MODULES = {
     "trifold.data.pictures": "trifold.data.images",
     "trifold.data.readers": "trifold.data.pairs",
+    "trifold.look.differences": "trifold.look.comparison",
     "trifold.tasks": "trifold.objectives",
     "trifold.text.marks": "trifold.text.annotation",
 }
