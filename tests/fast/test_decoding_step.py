@@ -47,7 +47,7 @@ CONFIGS: dict[str, dict[str, object]] = {
         **{"attention_scale": 0.3, "attention_scale_by_layer": True, "positions": "learned", "gated": True},
         **{"activation": "gelu"},
     },
-    "windows in all_configs other layer": {
+    "windows in every other layer": {
         **DECODER,
         **{"positions": "rotary", "sliding_window": 4, "window_pattern": ("local", "global"), "n_layers": 3},
         **{"activation": "quick-gelu"},
@@ -217,17 +217,21 @@ def test_reordered_beams_share_a_memory(make_model: Make, name: str) -> None:
 
 
 def test_rows_can_be_removed_between_steps(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the last removal the rows are reordered; the step after it reads no beam index."""
     model = make_model(**CONFIGS["learned, tanh-GELU, biases"])
     tokens = torch.randint(3, 29, (3, 9))
 
     def run() -> list[Tensor]:
         with torch.no_grad():
-            cache, out = model.new_cache(), []
+            cache, out, indices = model.new_cache(), [], []
             model.decode(Inputs(tokens[:, :5]), None, cache)
             for t, rows in ((5, [0, 1, 2]), (6, [0, 2]), (7, [0, 2]), (8, [2])):
                 if t in (6, 8):
-                    keep = torch.tensor([0, 2] if t == 6 else [1])
+                    keep = torch.tensor([0, 2] if t == 6 else [0])
                     cache.select(keep, keep)
+                if t == 7:
+                    cache.reorder(torch.tensor([1, 0]))
+                    indices.append(cache.beam_index)  # kept alive, so that an error reads no freed memory
                 out.append(model.decode(Inputs(tokens[rows, t : t + 1]), None, cache))
         return out
 
@@ -235,6 +239,15 @@ def test_rows_can_be_removed_between_steps(make_model: Make, monkeypatch: pytest
     monkeypatch.setattr(step, "MIN_WEIGHTS", 10**12)
     for one, other in zip(got, run(), strict=True):
         assert_close(one, other, 1e-5)
+
+
+def test_score_biases_are_those_of_the_stored_keys(make_model: Make) -> None:
+    """A sliding cache evicts keys, and the bias has one value per token that was read."""
+    model = make_model(**CONFIGS["relative offsets"], sliding_window=4)
+    got, cache = decode_steps(model, 2, kind="sliding")
+    expected, _ = decode_steps(model, 2, kind="sliding", plain=True)
+    assert is_compiled(cache) and cache.layers[0].own.evicted
+    assert_close(got, expected, 1e-5)
 
 
 def test_unsupported_cases_use_the_plain_step(make_model: Make) -> None:
@@ -246,7 +259,7 @@ def test_unsupported_cases_use_the_plain_step(make_model: Make) -> None:
     with capture(model, "pattern") as seen:
         decode_steps(model, 1)
     assert len(seen) == 2  # captured activations are complete
-    windows = make_model(**CONFIGS["windows in all_configs other layer"])
+    windows = make_model(**CONFIGS["windows in every other layer"])
     attend = torch.tensor([[True] * 5, [True, True, True, False, False]])
     got, _ = decode_steps(windows, 2, attend)
     expected, _ = decode_steps(windows, 2, attend, plain=True)

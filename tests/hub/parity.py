@@ -1,4 +1,4 @@
-"""Compare with transformers: equal hidden states, logits and gradients, and bit-identical tensors when saved reloaded.
+"""Compare with transformers: equal hidden states, logits and gradients, and bit-identical tensors after a round trip.
 
 check(make("gpt2", "LMHeadModel", n_inner=48))
 """
@@ -24,7 +24,7 @@ from trifold.nn import Inputs, Transformer
 
 LENGTHS = (9, 5, 7)  # real tokens of the rows; the rest is padding
 TARGETS = 6  # decoder tokens of each row of an encoder-decoder
-# Matrices of heads with small_head classes, whose logits would be too small to compare.
+# Matrices of heads with few classes, whose logits would be too small to compare.
 HEADS = (
     *("cls.seq_relationship", "sop_classifier", "classifier", "qa_outputs", "score", "logits_proj"),
     "classification_head.out_proj",
@@ -110,7 +110,7 @@ def check(
     file: Mapping[str, Any] | None = None,
     **inputs: Any,
 ) -> Transformer:
-    """Load what the reference saves, compare, save it saved, compare reloaded; returns our model.
+    """Load what the reference saves, compare, save it, load it again and compare; returns our model.
 
     tokens: (B, T) ids, padded on the right; random by default.
     decoder: pass the second input of an encoder-decoder too (otherwise it derives one from the first).

@@ -60,7 +60,7 @@ NAMES_IN_ERRORS = {"chat_template.jinja": "chat template"}
 PIECES = piece(b"<unk>", kind=2) + piece(b"a")
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
 
-# --- the table: "file: attack" -> how the file is content, and the error message --------------------------
+# --- the table: "file: attack" -> how the file is made, and the error message --------------------------
 
 HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     # Invalid JSON: all cases for one file, and some for every JSON file.
@@ -108,7 +108,7 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "config.json: no layer": (changed(n_layer=0), "n_layer: .*greater than 0"),
     "config.json: half a layer": (changed(n_layer=0.5), "n_layer: .*integer"),
     "config.json: true layers": (changed(n_layer=True), "n_layer: .*integer"),
-    "config.json: layers in message": (changed(n_layer="2"), "n_layer: .*integer"),
+    "config.json: layers in words": (changed(n_layer="2"), "n_layer: .*integer"),
     "config.json: a list of layers": (changed(n_layer=[2] * 1000), "n_layer: .*integer"),
     "config.json: a negative width": (changed(n_embd=-16), "n_embd: .*greater than 0"),
     "config.json: a width beyond all": (changed(n_embd=2**52), "too many|too large"),
@@ -127,9 +127,9 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "generation_config.json: another model": (changed(assistant_model="/etc"), "assistant_model: this key is not known"),
     "generation_config.json: an end that no token has": (changed(eos_token_id=[2, 10**9]), "1000000000 is not a token"),
     "generation_config.json: a negative end": (changed(eos_token_id=-7), "-7 is not a token"),
-    "generation_config.json: an end in message": (changed(eos_token_id="</s>"), "eos_token_id: "),
-    "generation_config.json: a length in message": (changed(max_length="long"), "'long' is not a number"),
-    "generation_config.json: deep message": (changed(bad_words_ids=[[[[[[1]]]]]]), "bad_words_ids"),
+    "generation_config.json: an end in words": (changed(eos_token_id="</s>"), "eos_token_id: "),
+    "generation_config.json: a length in words": (changed(max_length="long"), "'long' is not a number"),
+    "generation_config.json: deep words": (changed(bad_words_ids=[[[[[[1]]]]]]), "bad_words_ids"),
     "generation_config.json: half a beam": (changed(num_beams=1.5), "num_beams: "),
     # model.safetensors
     f"{WEIGHTS}: empty": (b"", "damaged or truncated"),

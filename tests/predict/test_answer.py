@@ -1,4 +1,4 @@
-"""Answers against the span search of transformers, in one and windows windows, and against brute force."""
+"""Answers against the span search of transformers, in one and several windows, and against brute force."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUESTIONS = ["who played", "what is the école", "where"]
 
 
 def reference(pair, question, context, *, top_k=1, impossible=False, max_length=66, stride=33, max_answer=15):
-    """The question-answering pipeline of transformers before version 5, from its remaining count."""
+    """The question-answering pipeline of transformers before version 5, from its remaining parts."""
     from transformers.pipelines.document_question_answering import select_starts_ends
 
     encoded = pair.tokenizer(

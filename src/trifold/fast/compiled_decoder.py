@@ -238,9 +238,8 @@ class CompiledDecoder:
             assert layer.own.buffers is not None
             self._set_keys(own[number], *layer.own.buffers)
             if bias is not None:
-                program["score_bias"][own[number]] += (
-                    4 * layer.own.evicted
-                )  # of the keys that are still stored
+                # The bias of the first key that is still stored.
+                program["score_bias"][own[number]] += 4 * layer.own.evicted
             if len(self.cross_attention):
                 self._set_memory_keys(self.cross_attention[number], layer, rows)
         start = 0
