@@ -1,11 +1,16 @@
 from __future__ import annotations
 
-from typing import Literal, Self
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, Self, get_args
 
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
+import trifold.hub
+import trifold.recipe  # noqa: F401 (the modules that define settings)
 from trifold.errors import SettingsError
+from trifold.objectives import KINDS, settings_class
 from trifold.settings import Settings, nearest
 
 
@@ -69,6 +74,37 @@ def test_only_integers_convert_to_floats():
     assert Cart.parse(GOOD | {"load": 2}).load == 2.0
     with pytest.raises(SettingsError):
         Cart.parse({"owner": 7})
+
+
+def all_floats(cls: type[Settings] = Settings) -> Iterator[tuple[type[Settings], str]]:
+    """Every setting of a number that is not an integer, in all classes."""
+    for member in cls.__subclasses__():
+        for key, field in member.model_fields.items():
+            if contains_float(field.annotation):
+                yield member, key
+        yield from all_floats(member)
+
+
+def contains_float(annotation: Any) -> bool:
+    return annotation is float or any(map(contains_float, get_args(annotation)))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_every_number_is_finite(value: float) -> None:
+    for kind in KINDS:
+        settings_class(kind)  # imports its module
+    accepted = [(cls.__name__, key) for cls, key in all_floats() if not rejects(cls, key, value)]
+    assert accepted == []
+    assert len(list(all_floats())) > 50
+
+
+def rejects(cls: type[Settings], key: str, value: Any) -> bool:
+    with pytest.raises(SettingsError) as caught:
+        cls.parse({key: value})
+    return any(
+        line.startswith(f"{key}: ") and line.endswith(f", got {value}")
+        for line in str(caught.value).splitlines()
+    )
 
 
 def test_settings_are_immutable():

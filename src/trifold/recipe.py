@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from trifold.batches import BatchSettings
 from trifold.data import DataSettings
@@ -41,7 +41,6 @@ DEPENDENT_KEYS: dict[str, tuple[str, tuple[str, ...]]] = {
 class TrainSettings(Settings):
     """The training loop. A step is one update of the weights."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
     renamed: ClassVar = {"on_nonsense": "on_nonfinite", "save_behind": "async_save"}
 
     seed: int = Field(1, ge=0, description="random seed of weights, data order, dropout and held-out data")

@@ -16,9 +16,11 @@ Location: TypeAlias = tuple[int | str, ...]
 
 
 class Settings(BaseModel):
-    """Base of every settings class. Instances are immutable and have no unknown keys."""
+    """Base of every settings class. Instances are immutable, have no unknown keys, and their numbers are finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
     # Names of the previous release, accepted with a warning: {"old_key": "new_key", "key": {"old": "new"}}.
     renamed: ClassVar[Mapping[str, str | Mapping[str, str]]] = {}

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import inspect
+import math
+from itertools import product
+from typing import Any
 
 import pytest
+import torch
 
 import trifold
 from trifold.errors import UsageError
-from trifold.generate import GenerationConfig, resolve
+from trifold.generate import GenerationConfig, generate_tokens, resolve
+from trifold.nn import Inputs
 from trifold.pipeline import Pipeline
 
 
@@ -20,6 +25,7 @@ from trifold.pipeline import Pipeline
         ({"num_return_sequences": 3, "num_beams": 2}, ("num_return_sequences 3", "num_beams 2")),
         ({"min_new_tokens": 9, "max_new_tokens": 5}, ("min_new_tokens 9", "max_new_tokens 5")),
         ({"temperature": 0.0}, ("temperature 0.0", "do_sample")),
+        ({"temperature": 1e-38}, ("temperature 1e-38", "do_sample")),
         ({"top_p": 0.0}, ("top_p", "0.0")),
         ({"top_p": 1.5}, ("top_p", "1.5")),
         ({"top_k": 0}, ("top_k", "0")),
@@ -71,6 +77,43 @@ def test_contradictions_are_refused(requested, named):
     with pytest.raises(UsageError) as refusal:
         resolve({}, requested, at="generate")
     assert all(name in str(refusal.value) for name in (*named, "generate"))
+
+
+EXTREMES = [
+    ("temperature", (0.0, 1e-46, 1e-38, 1e-30, 1e30, 1e39, math.nan)),
+    ("top_p", (1e-46, 1e-38, 1e-30, math.nan)),
+    ("length_penalty", (-1e9, -400.0, -10.0, 10.0, 400.0, 1e9, math.inf, math.nan)),
+    ("repetition_penalty", (1e-46, 1e-30, 1e30, 1e39)),
+    ("presence_penalty", (-1e39, -1e30, 1e30, 1e39, math.nan)),
+    ("frequency_penalty", (-1e38, -1e30, 1e30, 1e39)),
+    ("diversity_penalty", (1e-46, 1e30, 1e39)),
+]
+STRATEGIES: list[dict[str, Any]] = [
+    {"do_sample": True, "seed": 1},
+    {"num_beams": 4, "num_return_sequences": 2},
+    {"num_beams": 4, "length_penalty_form": "gnmt", "early_stopping": "never"},
+    {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0},
+    {"num_beams": 2, "force_words_ids": [[8]]},
+    {"penalty_alpha": 0.5, "top_k": 4},
+    {"prompt_lookup_num_tokens": 3},
+]
+
+
+@pytest.mark.parametrize(("key", "values"), EXTREMES)
+def test_an_extreme_number_is_refused_by_name_or_gives_finite_scores(key, values, make_model):
+    model, refused, scores = make_model(shape="decoder"), [], []
+    for strategy, value in product(STRATEGIES, values):
+        try:
+            config = resolve({}, {"max_new_tokens": 20, **strategy, key: value}, at="generate")
+        except UsageError as error:
+            refused.append(str(error))
+            continue
+        found = generate_tokens(model, Inputs(torch.tensor([[5, 9, 9], [7, 8, 9]])), config)
+        scores += [output.score for outputs in found for output in outputs]
+    assert all(map(math.isfinite, scores))
+    assert scores
+    assert refused
+    assert all(key in message for message in refused)
 
 
 def test_precedence_argument_stored_default():

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 Id = Annotated[int, Field(ge=0)]
 Phrase = Annotated[list[Id], Field(min_length=1)]
 Words = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+# Ranges in which logits, which are 32-bit floats, neither overflow nor vanish.
+SMALLEST, LARGEST = 1e-30, 1e30
+Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
+Bounded = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 DEFAULT_MAX_NEW_TOKENS = 50  # an encoder-decoder gets as many tokens as its source has in addition
@@ -50,7 +54,9 @@ class GenerationConfig(Settings):
     eos_token_id: Id | Phrase | None = Field(None, description="ids that end an output; default: the model's")
 
     num_beams: int = Field(1, gt=0, description="number of beams; 1 disables beam search")
-    length_penalty: float = Field(1.0, description="exponent α of the length; larger favours longer outputs")
+    length_penalty: float = Field(
+        1.0, ge=-10, le=10, description="exponent α of the length; larger favours longer outputs"
+    )
     length_penalty_form: Literal["power", "gnmt"] = Field(
         "power", description="score / n^α, or score / ((5 + n) / 6)^α (Wu et al. 2016, equation 14)"
     )
@@ -61,7 +67,7 @@ class GenerationConfig(Settings):
     )
     renormalize_logits: bool = Field(False, description="beams: renormalize probabilities of allowed tokens")
     num_beam_groups: int = Field(1, gt=0, description="groups of beams that avoid each other's tokens")
-    diversity_penalty: float | None = Field(
+    diversity_penalty: Positive | None = Field(
         None, gt=0, description="penalty for a token for each beam of an earlier group that just chose it"
     )
     force_words_ids: list[Phrase | Annotated[list[Phrase], Field(min_length=1)]] | None = Field(
@@ -72,12 +78,14 @@ class GenerationConfig(Settings):
     do_sample: bool | None = Field(
         None, description="sample; default: whether temperature, top_k, top_p, min_p or typical_p is set"
     )
-    temperature: float | None = Field(None, description="sampling temperature; below 1 favours likely tokens")
+    temperature: Bounded | None = Field(
+        None, description="sampling temperature; below 1 favours likely tokens"
+    )
     top_k: int | None = Field(None, gt=0, description="sample among the k most likely tokens")
     top_k_form: Literal["proportional", "uniform"] = Field(
         "proportional", description="draw from the top k by probability, or uniformly"
     )
-    top_p: float | None = Field(
+    top_p: Positive | None = Field(
         None, gt=0, le=1, description="sample among the fewest tokens whose probabilities reach this sum"
     )
     min_p: float | None = Field(
@@ -107,11 +115,13 @@ class GenerationConfig(Settings):
         5, gt=0, description="tokens that a draft model proposes at a time; default: 5"
     )
 
-    repetition_penalty: float | None = Field(
+    repetition_penalty: Positive | None = Field(
         None, gt=0, description="above 1, tokens that already occurred become less likely"
     )
-    presence_penalty: float | None = Field(None, description="subtracted from the logits of generated tokens")
-    frequency_penalty: float | None = Field(
+    presence_penalty: Bounded | None = Field(
+        None, description="subtracted from the logits of generated tokens"
+    )
+    frequency_penalty: Bounded | None = Field(
         None, description="subtracted from the logit of a token for each time it was generated"
     )
     no_repeat_ngram_size: int | None = Field(None, gt=0, description="no n-gram of this size occurs twice")
@@ -242,9 +252,9 @@ def _conflicts(config: GenerationConfig) -> Iterator[str]:
 
 
 def _sampling_conflicts(config: GenerationConfig) -> Iterator[str]:
-    if config.temperature is not None and config.temperature <= 0:
+    if config.temperature is not None and config.temperature < SMALLEST:
         yield (
-            f"temperature {config.temperature} is not above 0; for greedy decoding, leave it out and set "
+            f"temperature {config.temperature} is below {SMALLEST}; for greedy decoding, leave it out and set "
             "do_sample to false"
         )
     if config.do_sample is False and (keys := config.sampling_keys):
