@@ -1,4 +1,4 @@
-"""`python benchmarks/run.py train|generate|decoder [options]`: run one benchmark in the environment of the peers.
+"""`python benchmarks/run.py BENCHMARK [options]`: run train, generate, decoder or contention with its peers.
 
 The environment `.bench-venv` is made on the first run, and again when `peers.txt` has changed.
 """
@@ -20,6 +20,7 @@ BENCHMARKS = {
     "train": HERE / "train_translation" / "run.py",
     "generate": HERE / "generate" / "run.py",
     "decoder": HERE / "train_decoder" / "run.py",
+    "contention": HERE / "contention.py",
 }
 
 

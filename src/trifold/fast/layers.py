@@ -30,6 +30,7 @@ from trifold.fast import (
 from trifold.fast.instruction import BFLOAT16, DEQUANTIZE, QUANTIZE
 from trifold.fast.int8 import Int8Weight, Weight, int_mm_is_exact
 from trifold.fast.int8_training import Int8TrainedLinear, int8_training_linear
+from trifold.fast.openmp import adapt_to_contention
 from trifold.fast.thread_pool import DTYPES, execute_one, is_readable, matmul_fields
 from trifold.nn.layers import Linear
 from trifold.nn.ops import (
@@ -47,7 +48,9 @@ MIN_WEIGHTS = 2**20  # elements of a weight from which instructions are worth th
 
 
 def embedding(indices: Tensor, weight: Weight) -> Tensor:
-    """See `nn.ops.embedding`."""
+    """See `nn.ops.embedding`. Called once per forward pass, and therefore adapts to other processes."""
+    if indices.device.type == "cpu" and not torch.compiler.is_compiling():
+        adapt_to_contention()
     return weight.rows(indices) if isinstance(weight, Int8Weight) else F.embedding(indices, weight)
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from threading import Barrier
 from typing import Any, TypeAlias
 
@@ -22,9 +20,9 @@ from torch import Tensor
 from trifold.fast import compiled_interpreter
 from trifold.fast.instruction import BFLOAT16, FLOAT32, INSTRUCTION, INT8, MATMUL, outputs_per_task
 from trifold.fast.int8 import Int8Weight, Weight
+from trifold.fast.openmp import contended, openmp
 
 Array: TypeAlias = NDArray[Any]
-StartParallel: TypeAlias = Callable[[int, int, int, int], None]
 Field: TypeAlias = Tensor | float | None
 """The value of a field of an instruction; a tensor stands for its address."""
 
@@ -32,20 +30,6 @@ MAX_THREADS = 16  # more do not increase the memory bandwidth
 TASKS_PER_INSTRUCTION = 32  # that the units of an instruction are divided into, if there are as many
 MAIN_PROCESS = os.getpid()
 DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # what the instructions read
-
-
-@cache
-def openmp() -> StartParallel | None:
-    """OpenMP's function that runs a C function (its address, its argument, threads, 0) on all threads, this one among
-    them, and waits for them; None if PyTorch was built without OpenMP.
-    """
-    try:
-        start = ctypes.CDLL(torch._C.__file__).GOMP_parallel
-    except (OSError, AttributeError):
-        return None
-    start.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    start.restype = None
-    return start
 
 
 def execute(program: Array) -> None:
@@ -56,6 +40,7 @@ def execute(program: Array) -> None:
     entry_point, start = compiled_interpreter().entry_point(), openmp()
     alone = start is None or os.getpid() != MAIN_PROCESS
     threads = 1 if alone else min(torch.get_num_threads(), MAX_THREADS)
+    threads = max(1, threads // 2) if contended() else threads
     counters = np.zeros((threads + 1, len(program)), np.int64)
     job = np.array([program.ctypes.data, len(program), counters.ctypes.data, threads, 0])
     if start is None or threads == 1:
