@@ -73,6 +73,8 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
     "gpt_neo": [
         ("attention_types", [[["global", "sparse"], 1]], "attention_types: .*sparse.* is not"),
         ("attention_layers", ["local", "local"], "attention_layers: .* contradicts attention_types"),
+        ("attention_types", [[["global"], 9_999]] * 10**5, "attention_types: has 999900000 layers"),
+        ("attention_types", [[["global"], -1]], "attention_types: .* is not"),
         ("num_layers", 3, "attention_types: has 2 layers, but num_layers is 3"),
         ("window_size", 0, "window_size"),
     ],

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
-from trifold.hub.family import MAX_LAYERS, Family, TensorRules, in_layer
+from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import rope
 from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, rows, sizes
 from trifold.hub.rules import SAME, TRANSPOSED, Renamed, Transform, interleaved, stacked
@@ -173,21 +173,20 @@ WINDOW = 256
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
-    types = [[["global", "local"], 12]] if file.attention_types is None else file.attention_types
-    layers: list[str] = []
+    types: list[Any] = [[["global", "local"], 12]] if file.attention_types is None else file.attention_types
+    count = 0
     for item in types:
         match item:
-            case [[*kinds], int(times)] if (
-                all(k in ("global", "local") for k in kinds) and times * len(kinds) < MAX_LAYERS
-            ):
-                layers += list(kinds) * times
+            case [[*kinds], int(times)] if times >= 0 and all(k in ("global", "local") for k in kinds):
+                count += times * len(kinds)
             case _:
                 raise SettingsError(
                     f"attention_types: {item!r} is not [kinds, repetitions] with the kinds global and local"
                 )
-    given, count = file.attention_layers, len(layers)
     if count != file.num_layers:
         raise SettingsError(f"attention_types: has {count} layers, but num_layers is {file.num_layers}")
+    layers: list[str] = [kind for kinds, times in types for kind in kinds * times]
+    given = file.attention_layers
     if given not in (None, layers):
         raise SettingsError(f"attention_layers: {given} contradicts attention_types, which gives {layers}")
     if "local" not in layers:
