@@ -144,6 +144,10 @@ SETTINGS = {
     "unknown group": Case({}, f"{SMOKE} optimiser.beta=5", 2, ("optimiser: unknown key",)),
     "no key=value": Case({}, f"{SMOKE} train.lr", 2, ("'train.lr' is not key=value", "train.steps=2000")),
     "wrong type": Case({}, f"{SMOKE} train.steps=many", 2, ("train.steps: ", "valid integer", "got 'many'")),
+    "too many layers": Case({}, f"{SMOKE} model.n_layers=100000", 2, ("model.n_layers: ", "less than or equal to 10000")),
+    "too many batches in an update": Case(
+        {}, f"{SMOKE} train.accumulate=100000000", 2, ("train.accumulate=100000000: the batches of an update need",)
+    ),
     "group for a value": Case({}, f"{SMOKE} train.steps.more=5", 2, ("train.steps.more: steps is a value",)),
     "value for a group": Case({}, "train smoke train=5 --out {here}/run", 2, ("train: a group of keys is required, got 5",)),
     "negative steps": Case({}, f"{SMOKE} train.steps=-5", 2, ("train.steps: ", "greater than 0, got -5")),

@@ -14,6 +14,7 @@ MODULES = {
     "trifold.data.pictures": "trifold.data.images",
     "trifold.data.readers": "trifold.data.pairs",
     "trifold.look.differences": "trifold.look.comparison",
+    "trifold.look.costs": "trifold.costs",
     "trifold.tasks": "trifold.objectives",
     "trifold.text.marks": "trifold.text.annotation",
 }

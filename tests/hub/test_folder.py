@@ -94,8 +94,12 @@ REJECTED: list[tuple[dict[str, object], str]] = [
     ({"encoder_layerdrop": 0.1}, r"encoder_layerdrop: .*got 0\.1"),
     ({"activation_function": "sine"}, "activation_function: 'sine' is not known; known: relu"),
     ({"encoder_attention_heads": 3, "decoder_attention_heads": 3}, "n_heads 3 does not divide d_model 16"),
-    ({"encoder_layers": 10**9}, "1000000002 layers, but the weights are"),
+    ({"encoder_layers": 10**9}, "encoder_layers: .*less than or equal to 10000"),
     ({"max_position_embeddings": 2**52}, "positions of width 16 are too many"),
+    (
+        {"max_position_embeddings": 2**24},
+        "of width 16 are too many: their table would be larger than the weights",
+    ),
     ({"encoder_ffn_dim": 2**52, "decoder_ffn_dim": 2**52}, "is too large"),
     ({"decoder_layers": 3}, r"missing: model\.decoder\.layers\.2\.fc1\.weight"),
     ({"vocab_size": 32}, r"wrong shape: model\.shared\.weight is \(31, 16\) and should be \(32, 16\)"),

@@ -103,8 +103,9 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "config.json: an activation that is code": (
         changed(activation_function="__import__('os').system('true')"), "activation_function: .* is not known"
     ),
-    "config.json: a billion layers": (changed(n_layer=10**9), "layers, but the weights are"),
+    "config.json: a billion layers": (changed(n_layer=10**9), "n_layer: .*less than or equal to 10000"),
     "config.json: layers that are not there": (changed(n_layer=3), r"missing: transformer\.h\.2\."),
+    "config.json: more layers than tensors": (changed(n_layer=99), "99 layers, but the weights are"),
     "config.json: no layer": (changed(n_layer=0), "n_layer: .*greater than 0"),
     "config.json: half a layer": (changed(n_layer=0.5), "n_layer: .*integer"),
     "config.json: true layers": (changed(n_layer=True), "n_layer: .*integer"),
@@ -113,7 +114,7 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "config.json: a negative width": (changed(n_embd=-16), "n_embd: .*greater than 0"),
     "config.json: a width beyond all": (changed(n_embd=2**52), "too many|too large"),
     "config.json: a feed-forward beyond all": (changed(n_inner=2**52), "too large"),
-    "config.json: positions beyond all": (changed(n_positions=2**52), "positions of width 16 are too many"),
+    "config.json: positions beyond all": (changed(n_positions=2**52), r"wpe\.weight is \(16, 16\) and should be"),
     "config.json: a vocabulary beyond all": (changed(vocab_size=2**52), "too large"),
     "config.json: heads that divide nothing": (changed(n_head=7), "n_heads 7 does not divide"),
     "config.json: classes beyond all": (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from trifold.costs import count_parameters
 from trifold.hub.presets import ALIASES, PRESETS, UNITS
-from trifold.look.costs import count_parameters
 from trifold.nn import PRESETS as OURS, Transformer
 
 transformers = pytest.importorskip("transformers")

@@ -6,9 +6,8 @@ import torch
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
 from trifold.recipe import load_recipe
-from trifold.train import memory
 from trifold.train.device import Machine
-from trifold.train.memory import TrainingMemory, available_memory, check_fits, estimate_memory
+from trifold.train.memory import TrainingMemory, check_fits, estimate_memory
 from trifold.train.ranks import SINGLE, Ranks
 
 GIB = 2**30
@@ -16,57 +15,9 @@ CPU = torch.device("cpu")
 MACHINE = Machine(CPU, torch.bfloat16, workers=2)
 
 
-def write(folder, **files):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name.replace("__", ".")).write_text(content, encoding="utf-8")
-
-
-@pytest.mark.parametrize("limit", ["max", "9223372036854771712"])
-def test_limits_of_outer_cgroups_count_and_reclaimable_memory_is_free(tmp_path, monkeypatch, limit):
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    own = tmp_path / "own"
-    own.write_text("0::/outer/inner\n", encoding="utf-8")
-    write(
-        tmp_path / "outer",
-        memory__max=f"{4 * GIB}",
-        memory__current=f"{3 * GIB}",
-        memory__stat=f"inactive_file {GIB}",
-    )
-    write(tmp_path / "outer" / "inner", memory__max=limit, memory__current="1", memory__stat="")
-    assert list(memory._container_limits(own)) == [(2 * GIB, "in this container")]
-
-
-def test_limit_of_a_version_1_cgroup(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    own = tmp_path / "own"
-    own.write_text("5:cpu,cpuacct:/a\n4:memory:/a\n", encoding="utf-8")
-    write(tmp_path / "memory", memory__limit_in_bytes="1000", memory__usage_in_bytes="400",
-          memory__stat="total_inactive_file 100")  # fmt: skip
-    assert list(memory._container_limits(own)) == [(700, "in this container")]
-
-
-def test_available_memory_is_the_lowest_limit(monkeypatch):
-    monkeypatch.setattr(memory, "_system_limits", lambda: [(5, "a")])
-    monkeypatch.setattr(memory, "_container_limits", lambda: [(3, "b"), (9, "c")])
-    monkeypatch.setattr(memory, "_shell_limits", lambda: [])
-    assert available_memory(CPU) == (3, "b")
-
-
-def test_ulimit_is_a_limit():
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    try:
-        resource.setrlimit(resource.RLIMIT_AS, (2**40, before[1]))
-        ((left, origin),) = memory._shell_limits()
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-    assert 0 < left < 2**40 and "ulimit" in origin
-
-
 def test_error_for_a_run_that_does_not_fit_names_three_settings():
     recipe = load_recipe("smoke")
-    need = TrainingMemory(4 * GIB, 8 * GIB, 8 * GIB, 4 * GIB, 2 * GIB, GIB), 2**30
+    need = TrainingMemory(4 * GIB, 8 * GIB, 8 * GIB, 4 * GIB, 2 * GIB, 0, GIB), 2**30
     check_fits(*need, recipe, (26 * GIB, "here"))
     with pytest.raises(SettingsError) as error:
         check_fits(*need, recipe, (26 * GIB - 1, "in this container"))
@@ -80,7 +31,16 @@ def test_memory_of_a_large_model_is_estimated_without_allocating_it():
     config = ModelConfig(d_model=1024, n_layers=6, n_heads=16, d_ff=4096, vocab_size=32_000)
     need, parameters = estimate_memory(recipe.train, recipe.batch.tokens, config, 20, MACHINE)
     assert parameters > 200_000_000
-    assert need.weights == 6 * parameters
+    assert need.weights == 6 * parameters + 32 * 1024 * 1024  # the table of positions
+
+
+def test_batches_of_an_update_must_fit_into_memory():
+    recipe = load_recipe("smoke", {"train.accumulate": 100_000_000})
+    need = estimate_memory(recipe.train, recipe.batch.tokens, ModelConfig(n_layers=1), 20, MACHINE)
+    with pytest.raises(
+        SettingsError, match=r"train\.accumulate=100000000: .* need \d+\.\d\d GiB .* Lower it"
+    ):
+        check_fits(*need, recipe, (64 * GIB, "here"))
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -109,5 +69,3 @@ def test_sharding_divides_memory_by_the_number_of_ranks():
         for machine in machines
     )
     assert four.optimizer < one.optimizer and four.activations < one.activations
-    (limit, origin), (alone, _) = available_memory(CPU, FourRanks()), available_memory(CPU)
-    assert limit < alone and "shared by 4 ranks" in origin

@@ -71,9 +71,9 @@ class Subject:
 
 def find_subject(what: str) -> Subject:
     """A preset, a recipe (by name or file), or a model. Raises UsageError or CheckpointError if it is none."""
+    from trifold.costs import count_parameters
     from trifold.hub import read_config, resolve
     from trifold.hub.presets import PRESETS as PUBLISHED
-    from trifold.look.costs import count_parameters
     from trifold.nn.config import PRESETS
     from trifold.recipe import load_recipe, recipe_names
 
@@ -98,7 +98,8 @@ def find_subject(what: str) -> Subject:
 
 def collect_facts(subject: Subject, tokens: int, length: int, precision: Precision | None) -> dict[str, Any]:
     """All numbers of the report: parameters, FLOPs, bytes."""
-    from trifold.look import comparison, costs
+    from trifold import costs
+    from trifold.look import comparison
 
     config = subject.config
     if config.n_patches:  # the length of a picture is fixed

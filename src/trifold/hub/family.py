@@ -33,7 +33,6 @@ HARMLESS = """
 """.split()
 # Tokens; the default of our key max_positions where positions have no limit, which only rejects implausible texts.
 MAX_POSITIONS = 2**15
-MAX_LAYERS = 10_000  # more would cost time and memory before the weights contradict them
 LABELED: frozenset[Head] = frozenset({"sequence", "token"})  # heads with classes
 
 

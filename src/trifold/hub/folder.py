@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from trifold.costs import position_table
 from trifold.errors import CheckpointError
 from trifold.hub.families import FAMILIES
 from trifold.hub.files import naming, write_json
@@ -28,8 +29,7 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 DOWNLOADED = ["*.json", "model*.safetensors", "*.model", "*.spm", "*.txt", "*.jinja", "bpe.codes"]
 PICKLED = ["pytorch_model*.bin"]  # downloaded if the user trusts them
-MAX_POSITION_TABLE = 2**28  # entries; the weights file does not confirm its size
-MAX_LAYERS = 10_000  # they may share their blocks
+MAX_POSITION_TABLE = 2**24  # entries of a table of sinusoids, which is not stored, beside small weights
 
 
 # --- saving --------------------------------------------------------------------------------------------
@@ -161,15 +161,17 @@ def infer_config(
         raise CheckpointError(f"{place}: no model has such sizes ({str(error).splitlines()[0]})") from None
 
 
-def _check_sizes(config: ModelConfig, weights: Sized, place: Path) -> None:
+def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path) -> None:
     """Reject implausible sizes before they cost hours or all memory."""
     layers = config.encoder_layers + config.decoder_layers
     own = layers if config.block_of_layer is None else len(set(config.block_of_layer))
-    if own > len(weights) or layers > MAX_LAYERS:
+    if 4 * own > len(weights):  # a block has at least four
         raise CheckpointError(f"{place}: {layers} layers, but the weights are {len(weights)} tensors")
-    if config.max_positions * config.d_model > MAX_POSITION_TABLE:
+    table = position_table(config)
+    if table > MAX_POSITION_TABLE and table > sum(weights[name].numel() for name in weights):
         raise CheckpointError(
-            f"{place}: {config.max_positions} positions of width {config.d_model} are too many"
+            f"{place}: {config.max_positions} positions of width {config.embedding_width} are too many: their table "
+            "would be larger than the weights"
         )
     widest = max(config.d_ff, config.vocab_size, config.output_vocab_size, config.n_heads * config.head_width)
     if widest * config.d_model > 2**48:

@@ -7,9 +7,7 @@ from typing import Any, get_args
 
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
-from trifold.nn.config import ProblemType
-
-MAX_CLASSES = 2**20  # beyond any model in use
+from trifold.nn.config import MAX_CLASSES, ProblemType
 
 
 def labels_to_ours(values: Mapping[str, Any], usual: int = 2) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from trifold.errors import CheckpointError
-from trifold.hub.tensors import LazyTensors, RenamedTensors
+from trifold.hub.tensors import LazyTensors, RenamedTensors, list_problems
 
 # --- transforms ----------------------------------------------------------------------------------------
 
@@ -157,9 +156,10 @@ class Copy:
 
 @dataclass(frozen=True)
 class Ignored:
-    """A tensor in some files that can be computed: neither read nor written."""
+    """A tensor in some files that can be computed: neither read nor written. shape: the shape that it must have."""
 
     theirs: str
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -324,14 +324,17 @@ def _check(
         if name in unused:
             continue
         if name not in expected and name not in tied:
-            if not any(isinstance(rule, Ignored) and _match(rule.theirs, name) is not None for rule in rules):
+            rule = next(
+                (r for r in rules if isinstance(r, Ignored) and _match(r.theirs, name) is not None), None
+            )
+            if rule is None:
                 problems.append(f"not known: {name!r}")
+            elif rule.shape is not None:
+                problems += _wrong_shape(name, theirs[name], rule.shape)
             continue
         tensor, original = theirs[name], tied.get(name, name)
-        shape = expected[original].shape
-        if tensor.shape != shape:
-            has = tuple(tensor.shape) if tensor.dim() < 9 else f"of {tensor.dim():,} axes"
-            problems.append(f"wrong shape: {name} is {has} and should be {tuple(shape)}")
+        if wrong := _wrong_shape(name, tensor, expected[original].shape):
+            problems += wrong
         elif tensor.dtype not in FLOATS:
             problems.append(f"wrong type: {name} is {tensor.dtype} and should be floating point")
         elif name in zeros and bool(tensor.any()):
@@ -339,7 +342,14 @@ def _check(
         elif name in tied and original in theirs and not torch.equal(tensor, theirs[original]):
             problems.append(f"not equal: {name} and {original}, which are one tensor in this model")
     if problems:
-        raise CheckpointError(f"{place}: the weights do not fit config.json\n  " + "\n  ".join(problems))
+        raise list_problems(f"{place}: the weights do not fit config.json", problems)
+
+
+def _wrong_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> list[str]:
+    if tuple(tensor.shape) == tuple(shape):
+        return []
+    has = tuple(tensor.shape) if tensor.dim() < 9 else f"of {tensor.dim():,} axes"
+    return [f"wrong shape: {name} is {has} and should be {tuple(shape)}"]
 
 
 def _copies(rules: Sequence[AnyRule], theirs: Iterable[str]) -> dict[str, str]:

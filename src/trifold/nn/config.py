@@ -22,6 +22,9 @@ Head = Literal["lm", "pooler", "next-sentence", "sequence", "token", "span", "bo
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 Factors = tuple[Annotated[float, Field(gt=0)], ...]
 
+# Bounds beyond any model in use: a larger number is a mistake or hostile, and costs memory before anything rejects it.
+MAX_LAYERS, MAX_CLASSES = 10_000, 2**20
+
 
 class RotaryScaling(Settings):
     """How rotary frequencies are scaled to extend the context beyond that of pretraining, `original_positions`.
@@ -53,8 +56,10 @@ class ModelConfig(Settings):
     max_positions: int = Field(1024, gt=0, description="longest sequence, in tokens")
     d_model: int = Field(512, gt=0)
     d_embedding: int | None = Field(None, gt=0, description="width of the embeddings before a projection")
-    n_layers: int = Field(6, gt=0, description="layers of each stack")
-    n_decoder_layers: int | None = Field(None, gt=0, description="decoder layers; default: n_layers")
+    n_layers: int = Field(6, gt=0, le=MAX_LAYERS, description="layers of each stack")
+    n_decoder_layers: int | None = Field(
+        None, gt=0, le=MAX_LAYERS, description="decoder layers; default: n_layers"
+    )
     n_heads: int = Field(8, gt=0)
     n_decoder_heads: int | None = Field(None, gt=0, description="decoder heads; default: n_heads")
     n_kv_heads: int | None = Field(None, gt=0, description="heads of keys and values; default: n_heads")
@@ -134,7 +139,7 @@ class ModelConfig(Settings):
     logit_soft_cap: float | None = Field(None, gt=0, description="logits z become c·tanh(z / c)")
     pooler_activation: Activation = Field("tanh", description="after the dense layer of the pooler")
     pooler_width: int | None = Field(None, gt=0, description="pooler's width; default: d_model")
-    n_labels: int = Field(2, gt=0, description="classes of sequences or tokens")
+    n_labels: int = Field(2, gt=0, le=MAX_CLASSES, description="classes of sequences or tokens")
     label_names: tuple[str, ...] | None = Field(None, strict=False, description="default: LABEL_0, …")
     problem_type: ProblemType | None = Field(
         None, description="meaning of class logits: a number, one class (default), or any number of classes"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trifold import fast
+from trifold.memory import available_memory
 from trifold.recipe import Recipe, load_recipe
 from trifold.train import checkpoint
 from trifold.train.checkpoint import Best, Progress, Saver
@@ -37,7 +38,7 @@ from trifold.train.device import (
     keep_freed_memory,
     reduce_interpreter_pauses,
 )
-from trifold.train.memory import available_memory, check_fits, estimate_memory
+from trifold.train.memory import check_fits, estimate_memory
 from trifold.train.monitor import Meter, MetricsLog, Outcome, Snapshot, StoppedBy, View
 from trifold.train.ranks import Interrupted, Ranks, handle_signals, join_ranks
 from trifold.train.rejected import choose_action, save_batches
@@ -155,7 +156,7 @@ class Run:
         if self.settings.check_memory:
             tokens, length = self.recipe.batch.tokens, max(1, int(data.train.lengths.mean()))
             need = estimate_memory(self.settings, tokens, data.config, length, self.machine)
-            check_fits(*need, self.recipe, available_memory(self.machine.device, self.ranks))
+            check_fits(*need, self.recipe, available_memory(self.machine.device, self.ranks.local_world))
         return data
 
     def _identify(self) -> str:

@@ -1,4 +1,4 @@
-"""Whether a run fits into memory: its estimated need, and the available memory.
+"""Whether a run fits into memory: its estimated need.
 
 The need consists of the persistent tensors and of those saved for the backward pass. Small tensors, copies of weights
 and the overhead of the allocator are not counted.
@@ -6,23 +6,20 @@ and the overhead of the allocator are not counted.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from trifold.costs import count_parameters, position_table
 from trifold.errors import SettingsError
 from trifold.fast import compiled_loops
-from trifold.nn import ModelConfig, Transformer
+from trifold.memory import Limit, format_size
+from trifold.nn import ModelConfig
 from trifold.recipe import Recipe, TrainSettings
 from trifold.train.device import Machine
-from trifold.train.ranks import SINGLE, Ranks
-
-# --- the need ------------------------------------------------------------------------------------------
 
 RUNTIME = 450 * 2**20  # interpreter, PyTorch and compiled loops; measured
+TOKEN_BYTES, BATCH_BYTES = 32, 2**12  # of the tensors of a batch, for each token, and of their headers
 # Bytes of optimizer state per parameter, at most.
 OPTIMIZER_BYTES = {"adam": 8, "adamw": 8, "adafactor": 1, "muon": 8}
 
@@ -35,6 +32,7 @@ class TrainingMemory(NamedTuple):
     optimizer: int
     validation: int
     activations: int
+    batches: int
     runtime: int
 
     @property
@@ -49,15 +47,16 @@ def estimate_memory(
     """The need of rank 0, which validates, for batches of `tokens` tokens on either side in rows of `length`, and the
     number of parameters.
 
-    weights      4 bytes per parameter, and the copy used in computations if it has another type
+    weights      4 bytes per parameter, and the copy used in computations if it has another type; 32 bytes per element
+                 of a table of sinusoids, which is computed in float64
     gradients    in the type of the computation, for each worker, and 4 bytes per parameter for their sum
     optimizer    its state, the moving average, and the copy that is saved in the background
     validation   a second model with the averaged weights and the file it is written to; a mean in float64
     activations  `saved_elements` in the type of the computation; compiled blocks do not use the compiled loops
+    batches      the batches of an update, which are counted before its first forward pass
     runtime      the process, on a CPU
     """
-    with torch.device("meta"):
-        parameters = Transformer(config, initialize=False).count_parameters()
+    parameters = count_parameters(config)
     world, dtype, on_cpu = machine.ranks.world, machine.dtype, machine.device.type == "cpu"
     kept = saved_elements(
         config,
@@ -69,12 +68,14 @@ def estimate_memory(
     )
     state = OPTIMIZER_BYTES[train.optimizer] + (4 if train.ema else 0) + (12 if train.async_save else 0)
     memory = TrainingMemory(
-        weights=(4 if dtype is torch.float32 else 4 + dtype.itemsize) * parameters,
+        weights=(4 if dtype is torch.float32 else 4 + dtype.itemsize) * parameters
+        + 32 * position_table(config),
         gradients=(dtype.itemsize * machine.workers + 4) * parameters,
         optimizer=(2 if dtype is torch.float64 else 1) * state * parameters,
         # On a GPU the file is built in host memory.
         validation=((8 if on_cpu else 4) + (12 if train.average > 1 else 0)) * parameters,
         activations=dtype.itemsize * kept,
+        batches=train.accumulate * (BATCH_BYTES + TOKEN_BYTES * tokens),
         runtime=RUNTIME if on_cpu else 0,
     )
     if train.sharding == "full" and world > 1:
@@ -143,101 +144,24 @@ def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int
     return config.d_model * residuals + attentions * attention + feed_forward
 
 
-# --- the available memory ------------------------------------------------------------------------------
-
-Limit = tuple[int, str]  # available bytes, and the origin of the limit
-
-
 def check_fits(memory: TrainingMemory, parameters: int, recipe: Recipe, limit: Limit) -> None:
     """Raises SettingsError, naming three settings to change, if a run needs more than the available memory."""
     available, origin = limit
     growth = memory.total - memory.runtime  # the process itself already exists
     if growth <= available:
         return
-    per_parameter = (growth - memory.activations) / parameters
+    if memory.batches > growth / 2:
+        raise SettingsError(
+            f"train.accumulate={recipe.train.accumulate}: the batches of an update need "
+            f"{format_size(memory.batches)} of memory; {format_size(available)} available ({origin}). Lower it"
+        )
+    per_parameter = (growth - memory.activations - memory.batches) / parameters
     raise SettingsError(
-        f"this run needs another {_format_size(growth)} of memory; {_format_size(available)} available ({origin}). "
+        f"this run needs another {format_size(growth)} of memory; {format_size(available)} available ({origin}). "
         f"Three settings to change: batch.tokens={recipe.batch.tokens} (activations take "
-        f"{_format_size(memory.activations)}; smaller batches with train.accumulate give the same updates); "
+        f"{format_size(memory.activations)}; smaller batches with train.accumulate give the same updates); "
         f"model.d_model={recipe.model.d_model} and model.n_layers={recipe.model.n_layers} "
         f"({parameters:,} parameters take {per_parameter:.0f} bytes each); "
         "train.workers (each has its own gradients; 1 is the minimum). "
         "train.check_memory=false skips this check"
     )
-
-
-def available_memory(device: torch.device, ranks: Ranks = SINGLE) -> Limit:
-    """The memory that a run may use on a device.
-
-    On a CPU, the limits of containers and the shell apply, and the ranks of a machine share it.
-    """
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0], f"free on {device}"
-    limits = [limit for find in (_system_limits, _container_limits, _shell_limits) for limit in find()]
-    limit, origin = min(limits, default=(2**62, "unlimited"))
-    if ranks.local_world == 1:
-        return limit, origin
-    return limit // ranks.local_world, f"{origin}, shared by {ranks.local_world} ranks"
-
-
-def _system_limits() -> Iterator[Limit]:
-    """MemAvailable: what Linux can provide without swapping."""
-    for line in _read_text(Path("/proc/meminfo")).splitlines():
-        name, _, amount = line.partition(":")
-        if name == "MemAvailable":
-            yield int(amount.split()[0]) * 1024, "on this machine"
-
-
-CGROUPS = Path("/sys/fs/cgroup")
-# By cgroup version: the files with the limit and the usage, and the line of memory.stat that can be reclaimed.
-_FILES = {
-    "2": ("memory.max", "memory.current", "inactive_file"),
-    "1": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
-
-
-def _container_limits(own: Path = Path("/proc/self/cgroup")) -> Iterator[Limit]:
-    """The limits of all control groups of this process; the path may be relative to another container."""
-    for line in _read_text(own).splitlines():
-        number, controllers, path = line.split(":", 2)
-        version = "2" if number == "0" and not controllers else "1"
-        if version == "1" and "memory" not in controllers.split(","):
-            continue
-        root = CGROUPS if version == "2" else CGROUPS / "memory"
-        inner = root / path.lstrip("/")
-        for group in (inner, *inner.parents):
-            yield from _group_limits(group, *_FILES[version])
-            if group == root:
-                break
-
-
-def _group_limits(group: Path, limit_file: str, used_file: str, cache: str) -> Iterator[Limit]:
-    limit, used = _read_text(group / limit_file).strip(), _read_text(group / used_file).strip()
-    if not limit.isdigit() or not used.isdigit() or int(limit) >= 2**60:
-        return
-    lines = _read_text(group / "memory.stat").splitlines()
-    stat = dict(line.split() for line in lines if line.count(" ") == 1)
-    yield max(0, int(limit) - int(used) + int(stat.get(cache, 0))), "in this container"
-
-
-def _shell_limits() -> Iterator[Limit]:
-    """`ulimit -v`, which limits addresses and is therefore reached before the memory is used up."""
-    if os.name != "posix":
-        return
-    import resource
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    pages = _read_text(Path("/proc/self/statm")).split()
-    if soft != resource.RLIM_INFINITY and pages:
-        yield max(0, soft - int(pages[0]) * resource.getpagesize()), "by `ulimit -v`"
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except OSError:
-        return ""
-
-
-def _format_size(number: float) -> str:
-    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"

@@ -102,7 +102,13 @@ def test_old_marian_files_repeat_tied_tensors_and_positions(make_model: Make, tm
     tensors["model.encoder.embed_positions.weight"] = torch.zeros(48, 16)
     write(tmp_path, tensors)
     assert equal(load_model(tmp_path)[0], model)
+    edit(tmp_path, max_position_embeddings=49)
+    with pytest.raises(
+        CheckpointError, match=r"embed_positions\.weight is \(48, 16\) and should be \(49, 16\)"
+    ):
+        load_model(tmp_path)
 
+    edit(tmp_path, max_position_embeddings=48)
     tensors["lm_head.weight"][0, 0] += 1
     write(tmp_path, tensors)
     with pytest.raises(CheckpointError, match=r"not equal: lm_head\.weight and model\.shared\.weight"):

@@ -160,7 +160,7 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
     rules: list[AnyRule] = [
         *modules(readers, read),
         *(Rule(f"{ours}.{PART}", f"{names[ours]}.{{part}}", write) for ours in names if ours not in readers),
-        Ignored(f"model.{STACK}.embed_positions.weight"),
+        Ignored(f"model.{STACK}.embed_positions.weight", (config.max_positions, config.d_model)),
     ]
     if not config.attention_bias:
         remedy = "write attention_bias: true in config.json"

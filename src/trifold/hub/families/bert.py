@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
-from trifold.hub.family import MAX_LAYERS, Family, TensorRules, in_layer
+from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, revise, row, rows, same, sizes, up_to
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
+from trifold.nn.config import MAX_LAYERS
 
 # --- what encoders share -------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
 
+SINUSOIDAL = ("sinusoidal", "sinusoidal-halves")
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 # --- parameters ------------------------------------------------------------------------------------------
@@ -44,6 +45,11 @@ def parameter_table(config: ModelConfig) -> list[Part]:
 def count_parameters(config: ModelConfig) -> int:
     """The number of parameters of the model; allocates nothing."""
     return sum(part.parameters for part in parameter_table(config))
+
+
+def position_table(config: ModelConfig) -> int:
+    """Elements of the table of sinusoidal positions, which is computed and not stored; 0 for other positions."""
+    return config.max_positions * config.embedding_width if config.positions in SINUSOIDAL else 0
 
 
 def _part(config: ModelConfig, name: str, formula: str, **letters: int) -> Part:

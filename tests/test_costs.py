@@ -7,14 +7,15 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from trifold.errors import SettingsError
-from trifold.look.costs import (
+from trifold.costs import (
     attention_matrices,
     count_parameters,
     forward_flops,
     inference_memory,
     parameter_table,
+    position_table,
 )
+from trifold.errors import SettingsError
 from trifold.nn import PRESETS, Inputs, ModelConfig, Transformer
 from trifold.nn.losses import linear_cross_entropy
 from trifold.recipe import TrainSettings
@@ -261,12 +262,13 @@ def test_training_memory_by_part(config):
         machine = Machine(torch.device(device), dtype, workers)
         return estimate_memory(TrainSettings(), 100, config, 10, machine)[0]
 
-    memory = estimate()
-    assert memory[:4] == (4 * parameters, 8 * parameters, 8 * parameters, 8 * parameters)
+    memory, table = estimate(), 32 * position_table(config)
+    assert table == 32 * 64 * 64
+    assert memory[:4] == (4 * parameters + table, 8 * parameters, 8 * parameters, 8 * parameters)
     assert memory.total == sum(memory)
     assert estimate(workers=2).gradients == 12 * parameters
     assert estimate(device="cuda").runtime == 0
-    assert estimate(torch.bfloat16).weights == 6 * parameters
+    assert estimate(torch.bfloat16).weights == 6 * parameters + table
 
 
 @slow

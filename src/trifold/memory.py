@@ -1,0 +1,87 @@
+"""The memory that this process may use: of the machine, the container and the shell, or of a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+Limit = tuple[int, str]  # available bytes, and the origin of the limit
+
+
+def available_memory(device: torch.device, processes: int = 1) -> Limit:
+    """The memory that each of `processes` equal processes may use on a device.
+
+    On a CPU, the limits of containers and the shell apply, and the processes share it.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0], f"free on {device}"
+    limits = [limit for find in (_system_limits, _container_limits, _shell_limits) for limit in find()]
+    limit, origin = min(limits, default=(2**62, "unlimited"))
+    return limit // processes, origin if processes == 1 else f"{origin}, shared by {processes} ranks"
+
+
+def _system_limits() -> Iterator[Limit]:
+    """MemAvailable: what Linux can provide without swapping."""
+    for line in _read_text(Path("/proc/meminfo")).splitlines():
+        name, _, amount = line.partition(":")
+        if name == "MemAvailable":
+            yield int(amount.split()[0]) * 1024, "on this machine"
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+# By cgroup version: the files with the limit and the usage, and the line of memory.stat that can be reclaimed.
+_FILES = {
+    "2": ("memory.max", "memory.current", "inactive_file"),
+    "1": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def _container_limits(own: Path = Path("/proc/self/cgroup")) -> Iterator[Limit]:
+    """The limits of all control groups of this process; the path may be relative to another container."""
+    for line in _read_text(own).splitlines():
+        number, controllers, path = line.split(":", 2)
+        version = "2" if number == "0" and not controllers else "1"
+        if version == "1" and "memory" not in controllers.split(","):
+            continue
+        root = CGROUPS if version == "2" else CGROUPS / "memory"
+        inner = root / path.lstrip("/")
+        for group in (inner, *inner.parents):
+            yield from _group_limits(group, *_FILES[version])
+            if group == root:
+                break
+
+
+def _group_limits(group: Path, limit_file: str, used_file: str, cache: str) -> Iterator[Limit]:
+    limit, used = _read_text(group / limit_file).strip(), _read_text(group / used_file).strip()
+    if not limit.isdigit() or not used.isdigit() or int(limit) >= 2**60:
+        return
+    lines = _read_text(group / "memory.stat").splitlines()
+    stat = dict(line.split() for line in lines if line.count(" ") == 1)
+    yield max(0, int(limit) - int(used) + int(stat.get(cache, 0))), "in this container"
+
+
+def _shell_limits() -> Iterator[Limit]:
+    """`ulimit -v`, which limits addresses and is therefore reached before the memory is used up."""
+    if os.name != "posix":
+        return
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    pages = _read_text(Path("/proc/self/statm")).split()
+    if soft != resource.RLIM_INFINITY and pages:
+        yield max(0, soft - int(pages[0]) * resource.getpagesize()), "by `ulimit -v`"
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError:
+        return ""
+
+
+def format_size(number: float) -> str:
+    """Bytes in MiB or GiB."""
+    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
