@@ -251,9 +251,15 @@ def _head_elements(config: ModelConfig) -> int:
     return config.d_model * config.output_vocab_size
 
 
+def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
+    """Elements of the keys and values of a row of `tokens` tokens in the decoder; windows limit them."""
+    sized, layers = config.decoder_side, range(config.decoder_layers)
+    kept = sum(min(tokens, config.window(layer) or tokens) for layer in layers)
+    return 2 * kept * sized.kv_heads * sized.head_width
+
+
 def inference_memory(config: ModelConfig, precision: str = "float32") -> InferenceMemory:
     """Bytes of the weights, and of the cache per token: keys and values, 2·L·G·D elements in the decoder."""
-    sized = config.decoder_side
-    kept = 2 * config.decoder_layers * sized.kv_heads * sized.head_width * BYTES[precision]
+    kept = cached_elements(config) * BYTES[precision]
     crosses = config.shape == "encoder-decoder"
     return InferenceMemory(BYTES[precision] * count_parameters(config), kept if crosses else 0, kept)

@@ -7,7 +7,7 @@ import torch
 from tests.generate.models import UncachedModel, padded_batch, tiny_model, varied_model
 
 from trifold.errors import DataError, UsageError
-from trifold.generate import GenerationConfig, generate_tokens
+from trifold.generate import GenerationConfig, decoding, generate_tokens
 from trifold.generate.decoding import DecodingState
 from trifold.nn import Inputs, ModelConfig, Transformer
 
@@ -272,3 +272,28 @@ def test_sliding_cache_bounds_memory():
     assert local.buffers[0].shape[2] <= 2 * (5 + config.num_assistant_tokens)
     del model.new_cache
     assert_same(sliding, generate_tokens(model, inputs, config.model_copy(update={"cache": "growing"})))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"num_beams": 50, "max_new_tokens": 4}, "num_beams 50: 50 rows"),
+        (
+            {"num_return_sequences": 50, "do_sample": True, "max_new_tokens": 4},
+            "num_return_sequences 50: 50 rows",
+        ),
+        ({"penalty_alpha": 0.5, "top_k": 15, "max_new_tokens": 4}, "top_k 15: 15 rows"),
+        (
+            {"max_new_tokens": 2**40},
+            r"max_new_tokens 1099511627776: 1 rows of up to 1,099,511,627,7\d\d tokens",
+        ),
+        ({"max_length": 2**40}, "max_length 1099511627776: 1 rows of up to 1,099,511,627,776 tokens"),
+    ],
+)
+def test_a_search_that_exceeds_the_available_memory_is_rejected(options, named, monkeypatch):
+    model, inputs = tiny_model("decoder", positions="rotary", max_positions=2**41), padded_batch([[3, 4, 5]])
+    monkeypatch.setattr(decoding, "UNCHECKED", 10_000)
+    monkeypatch.setattr(decoding, "available_memory", lambda device: (20_000, "here"))
+    assert generate_tokens(model, inputs, GenerationConfig(max_new_tokens=4))
+    with pytest.raises(UsageError, match=rf"^{named}.* need \d.* available \(here\); lower it"):
+        generate_tokens(model, inputs, GenerationConfig(**options))

@@ -103,6 +103,9 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "config.json: an activation that is code": (
         changed(activation_function="__import__('os').system('true')"), "activation_function: .* is not known"
     ),
+    "config.json: a key that clears the screen": (
+        inserted(r'"\u001b[2J\u009b31m' + "A" * MILLION + '": 1'), r"\\x1b\[2J\\x9b31mAAA.* …"
+    ),
     "config.json: a billion layers": (changed(n_layer=10**9), "n_layer: .*less than or equal to 10000"),
     "config.json: layers that are not there": (changed(n_layer=3), r"missing: transformer\.h\.2\."),
     "config.json: more layers than tensors": (changed(n_layer=99), "99 layers, but the weights are"),
@@ -131,6 +134,13 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "generation_config.json: an end in words": (changed(eos_token_id="</s>"), "eos_token_id: "),
     "generation_config.json: a length in words": (changed(max_length="long"), "'long' is not a number"),
     "generation_config.json: deep words": (changed(bad_words_ids=[[[[[[1]]]]]]), "bad_words_ids"),
+    **{
+        f"generation_config.json: {key} of {value}": (changed(**{key: value}), rf"{key}: {value} is more than \d+")
+        for key, value in (
+            ("num_beams", 10**5), ("num_return_sequences", 10**5), ("max_new_tokens", 2**53), ("max_length", 2**53),
+            ("prompt_lookup_num_tokens", 2**40), ("num_assistant_tokens", 2**40),
+        )
+    },
     "generation_config.json: half a beam": (changed(num_beams=1.5), "num_beams: "),
     # model.safetensors
     f"{WEIGHTS}: empty": (b"", "damaged or truncated"),

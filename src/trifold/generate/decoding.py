@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from trifold.costs import cached_elements
 from trifold.errors import DataError, TrifoldError, UsageError
 from trifold.generate.config import GenerationConfig
 from trifold.generate.processors import ABSENT, Context, LogitsProcessor
 from trifold.generate.stopping import StoppingCriteria, output_limit
+from trifold.memory import available_memory, format_size
 from trifold.nn import Cache, Inputs, Memory, ModelConfig
 
 CacheKind = Literal["growing", "static", "sliding"]
+UNCHECKED = 2**28  # bytes; smaller searches are not compared with the available memory
 SMALL = 128  # a static cache of at most this many tokens is always allocated at once
 
 StepCallback = Callable[[int, int], None]
@@ -82,7 +86,9 @@ class DecodingState:
     """
 
     def __init__(self, model: Model, inputs: Inputs, config: GenerationConfig | None = None) -> None:
-        """Raises DataError for an empty or too long row, UsageError for a model without a language-model head."""
+        """Raises DataError for an empty or too long row, UsageError for a model without a language-model head, and for
+        settings that need more than the available memory.
+        """
         model_config, head, config = model.config, model.lm_head, config or GenerationConfig()
         if head is None:
             raise UsageError(
@@ -95,15 +101,19 @@ class DecodingState:
         inputs = _trim(inputs)
         self.sentences = torch.arange(len(lengths), device=lengths.device)
         self.generated = 0
+        self.limits = _limits(config, model_config, lengths)
+        width = 1 if model_config.encoder_layers else inputs.tokens.shape[1]
+        capacity = width + int(self.limits.max())
+        self._check_memory = partial(check_memory, model, lengths.device, capacity)
+        self._beams_key = "num_beams" if config.penalty_alpha is None else "top_k"
+        key = "max_new_tokens" if config.max_length is None else "max_length"
+        self._check_memory(len(lengths), key, getattr(config, key))
         self.memory = model.encode(inputs) if model_config.encoder_layers else None
 
         prompt, prompt_lengths = inputs, lengths
         if self.memory is not None:
             prompt = Inputs(inputs.tokens.new_full((len(lengths), 1), model_config.start_id))
             prompt_lengths = torch.ones_like(lengths)
-        self.limits = _limits(config, model_config, lengths)
-        width = prompt.tokens.shape[1]
-        capacity = width + int(self.limits.max())
         kind = config.cache or _choose_cache(model_config, width, capacity)
         rollback = max(config.num_assistant_tokens, config.prompt_lookup_num_tokens or 0)
         self.cache = model.new_cache(kind, capacity=capacity, rollback=rollback)
@@ -127,12 +137,14 @@ class DecodingState:
 
     def expand(self, beams: int) -> None:
         """Repeat every row `beams` times within its sentence; the copies share their memory."""
+        self._check_memory(beams * len(self.sentences), self._beams_key, beams)
         self.cache.expand(beams)
         self._select_rows(self._repeat(beams))
         self.logits = self.logits.repeat_interleave(beams, dim=0)
 
     def copy(self, times: int) -> None:
         """Repeat every sentence `times` times and renumber the sentences."""
+        self._check_memory(times * len(self.sentences), "num_return_sequences", times)
         rows = self._repeat(times)
         self.select(rows, rows)
         self.logits = self.logits.repeat_interleave(times, dim=0)
@@ -272,6 +284,24 @@ def _right_align(inputs: Inputs, lengths: Tensor) -> Tensor:
     real = torch.arange(width, device=lengths.device) >= width - lengths[:, None]
     moved[real] = inputs.tokens[inputs.attend]
     return moved
+
+
+def check_memory(model: Model, device: torch.device, tokens: int, rows: int, key: str, value: object) -> None:
+    """Raises UsageError, naming the setting, if `rows` rows of at most `tokens` tokens exceed the available memory.
+
+    Counted are keys and values, three vectors of the size of the vocabulary, tokens and random numbers.
+    """
+    element = next(model.parameters()).dtype.itemsize if isinstance(model, nn.Module) else 4
+    need = element * cached_elements(model.config, tokens) + 12 * (model.config.output_vocab_size + tokens)
+    need *= rows
+    if need <= UNCHECKED:
+        return
+    available, origin = available_memory(device)
+    if need > available:
+        raise UsageError(
+            f"{key} {value}: {rows:,} rows of up to {tokens:,} tokens need {format_size(need)} of memory; "
+            f"{format_size(available)} available ({origin}); lower it"
+        )
 
 
 def refuse_nan(scores: Tensor) -> None:

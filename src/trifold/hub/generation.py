@@ -25,6 +25,7 @@ SHARED = (
     *("bad_words", "force_words", "cache"),
 )
 LENGTHS = {"max_length": "max_new_tokens", "min_length": "min_new_tokens"}
+LOOKUP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
 SAMPLING = ("temperature", "top_k", "top_k_form", "top_p", "min_p", "typical_p")
 # Values without effect; they are neither written nor kept.
 OFF: dict[str, object] = {
@@ -58,6 +59,10 @@ UNSUPPORTED: dict[str, object] = {
     "is_assistant": False,
     "token_healing": False,
 }
+
+# Largest values that a file may set, beyond any in use; arguments may be larger.
+SEARCH = ("num_beams", "num_beam_groups", "num_return_sequences", "num_assistant_tokens", *LOOKUP)
+MAX_VALUES = dict.fromkeys(SEARCH, 1_000) | dict.fromkeys(("max_new_tokens", "max_length"), 2**24)
 
 IDS = {"pad_token_id": "pad_id", "bos_token_id": "bos_id", "decoder_start_token_id": "start_id"}
 TOKENS = ("eos_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "force_words_ids")
@@ -127,6 +132,11 @@ def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) 
 
 
 def _check(config: ModelConfig, key: str, value: object, place: str) -> None:
+    if isinstance(value, int) and value > MAX_VALUES.get(key, value):
+        raise CheckpointError(
+            f"{place}: {key}: {value} is more than {MAX_VALUES[key]:,}, the largest that is read from a file; "
+            "lower it, or remove it and give it as an argument"
+        )
     if key in IDS:
         expected = getattr(config, IDS[key])
         # A decoder starts with its prompt, and never generates or reads padding.
