@@ -148,6 +148,12 @@ SETTINGS = {
     "too many batches in an update": Case(
         {}, f"{SMOKE} train.accumulate=100000000", 2, ("train.accumulate=100000000: the batches of an update need",)
     ),
+    "seed that no generator takes": Case({}, f"{SMOKE} train.seed={2**64}", 2, ("train.seed: ", "less than 18446744073709551616")),
+    "integer of 5,000 digits": Case({}, f"{SMOKE} train.steps={'9' * 5000}", 2, ("train.steps: ", "valid integer")),
+    "integer of 5,000 digits in a file": Case(
+        {"my.yaml": b"train: {steps: " + b"9" * 5000 + b"}\n"}, "train {here}/my.yaml", 2, ("my.yaml: not valid YAML",)
+    ),
+    "tag that does not fit": Case({"my.yaml": b"name: !!timestamp x\n"}, "train {here}/my.yaml", 2, ("my.yaml: not valid YAML",)),
     "group for a value": Case({}, f"{SMOKE} train.steps.more=5", 2, ("train.steps.more: steps is a value",)),
     "value for a group": Case({}, "train smoke train=5 --out {here}/run", 2, ("train: a group of keys is required, got 5",)),
     "negative steps": Case({}, f"{SMOKE} train.steps=-5", 2, ("train.steps: ", "greater than 0, got -5")),
@@ -192,6 +198,7 @@ FOLDERS = {
     "a file instead of a parent folder": Case(
         {"file": b""}, SMOKE.replace("/run", "/file/run"), 2, ("file/run: cannot be written", "choose another --out")
     ),
+    "run folder that is not UTF-8": Case({}, SMOKE.replace("/run", "/run\udcff"), 2, ("--out: ", "is not valid UTF-8")),
     "unknown command": Case({}, "trian smoke", 2, ("trian", "--help")),
     "no recipe": Case({}, "train", 2, ("RECIPE", "--help")),
     "unknown option": Case({}, "train smoke --step 5", 2, ("--step", "--help")),

@@ -48,6 +48,9 @@ USING = {
     "output cannot be written": Case(
         {}, f"{GENERATE} hello --out {{here}}/no/where.txt", 2, ("--out", "where.txt: cannot be written")
     ),
+    "output that is not UTF-8": Case(
+        {}, f"{GENERATE} hello --out {{here}}/o\udcff", 2, ("--out: ", "is not valid UTF-8")
+    ),
     "missing device": Case(
         {}, f"{GENERATE} hello --device cuda:77", 2, ("device 'cuda:77' is not available",)
     ),

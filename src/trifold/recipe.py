@@ -43,7 +43,9 @@ class TrainSettings(Settings):
 
     renamed: ClassVar = {"on_nonsense": "on_nonfinite", "save_behind": "async_save"}
 
-    seed: int = Field(1, ge=0, description="random seed of weights, data order, dropout and held-out data")
+    seed: int = Field(
+        1, ge=0, lt=2**64, description="random seed of weights, data order, dropout and held-out data"
+    )
     steps: int = Field(10_000, gt=0)
     minutes: float | None = Field(None, gt=0, description="stop after this wall time")
     accumulate: int = Field(1, gt=0, description="batches per update")

@@ -16,7 +16,15 @@ __all__ = ["YAMLError", "dump", "load", "parse"]
 
 def load(text: str) -> Any:
     """Parse a value. Raises YAMLError."""
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except (
+        ValueError,
+        KeyError,
+        AttributeError,
+        TypeError,
+    ) as error:  # a number of thousands of digits, or !!int x
+        raise YAMLError(str(error)) from None
 
 
 def dump(values: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from trifold.cli.options import Json
-from trifold.cli.terminal import print_note
+from trifold.cli.terminal import check_utf8, print_note
 
 EXAMPLES = (
     "trifold demo",
@@ -56,6 +56,7 @@ def run(
     read       packages of docstrings, a BERT pretrained on the standard library
     """  # noqa: D301 (\b keeps the lines apart in the help)
     chosen = name or (DEFAULT if json or not _is_terminal() else ask())
+    check_utf8(str(out), "--out")
     demo = import_module(f"trifold.cli.demos.{chosen}")
     demo.run(out or demo.FOLDER, minutes, json)
 

@@ -50,7 +50,7 @@ def run(
     from trifold.look.attention import draw_alignment, draw_heads
     from trifold.look.plots import check_picture, save_figure
 
-    for value, name in ((text, "TEXT"), (target or "", "--target")):
+    for value, name in ((text, "TEXT"), (target or "", "--target"), (str(out), "--out")):
         check_utf8(value, name)
     picture = None if json and out is None else out or Path("attention.png")
     if picture is not None:
