@@ -6,11 +6,31 @@ Internal errors stay `AssertionError`s with a traceback.
 
 from __future__ import annotations
 
+import re
+
+MAX_LINE, MAX_LINES = 1_000, 200  # characters of a line and lines of a message
+# Control characters except tab and line feed, line separators, marks of direction, and lone surrogates.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """The text for a terminal: control characters are escaped; long lines lose their middle, and many lines their end.
+
+    Messages contain names and values of untrusted files.
+    """
+    lines = _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text).split("\n")
+    more = len(lines) - MAX_LINES
+    lines = lines[:MAX_LINES] + ([f"  and {more:,} more lines"] if more > 0 else [])
+    return "\n".join(x if len(x) <= MAX_LINE else f"{x[:600]} … {x[-300:]}" for x in lines)
+
 
 class TrifoldError(Exception):
-    """An error that a user can fix (exit code 1)."""
+    """An error that a user can fix (exit code 1). The message is made `printable`."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(message))
 
 
 class UsageError(TrifoldError):

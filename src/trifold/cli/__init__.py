@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 import trifold
-from trifold.cli.terminal import is_main_process, print_error, print_note, use_utf8
+from trifold.cli.terminal import is_main_process, print_error, use_utf8
 from trifold.errors import OtherRankError, TrifoldError
 
 # Name of a command, which is also its module -> description in `trifold --help`.
@@ -136,5 +136,5 @@ def _without_command(
         print(f"trifold {trifold.__version__}")
         raise typer.Exit(0)
     if context.invoked_subcommand is None:
-        print_note(context.get_help())
+        print(context.get_help(), file=sys.stderr)
         raise typer.Exit(2)

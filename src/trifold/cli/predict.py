@@ -12,7 +12,7 @@ import typer
 from trifold.cli.batch import BATCH, Progress, in_batches, load_pipeline, one_line, reads_stdin
 from trifold.cli.options import BatchSize, Device, Dtype, Json, Model, Out, given, option, with_options
 from trifold.cli.terminal import check_utf8, open_output, print_note
-from trifold.errors import DataError, UsageError
+from trifold.errors import DataError, UsageError, printable
 
 EXAMPLES = (
     'trifold predict bert-base-uncased "Paris is the [MASK] of France."',
@@ -174,13 +174,13 @@ def to_json(value: Any) -> Any:
 def _format_text(task: str, found: Any) -> str:
     match task:
         case "fill-mask":
-            masks = [[f"{one_line(one.text)} {one.score:.4f}" for one in mask] for mask in found]
+            masks = [[f"{printable(one_line(one.text))} {one.score:.4f}" for one in mask] for mask in found]
             return " / ".join(map("\t".join, masks))
         case "classify":
-            parts = [f"{one_line(one.label)} {one.score:.4f}" for one in found]
+            parts = [f"{printable(one_line(one.label))} {one.score:.4f}" for one in found]
         case "tag":
             parts = [
-                f"{one_line(one.label)} {one.start}:{one.end} {one_line(one.text)} {one.score:.4f}"
+                f"{printable(one_line(one.label))} {one.start}:{one.end} {one_line(one.text)} {one.score:.4f}"
                 for one in found
             ]
         case "answer":

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from trifold.errors import UsageError
+from trifold.errors import UsageError, printable
 
 STYLES = {"error: ": "bold red", "warning: ": "bold yellow"}
 
@@ -34,6 +34,7 @@ def is_main_process() -> bool:
 
 def print_note(line: str) -> None:
     """Print a line on standard error; a leading `error:` or `warning:` is colored on a terminal."""
+    line = printable(line)
     label = next((label for label in STYLES if line.startswith(label)), "")
     if label and sys.stderr.isatty():
         from rich.console import Console
@@ -47,7 +48,7 @@ def print_note(line: str) -> None:
 
 def print_error(message: str) -> None:
     """Print `error: …` for each line of the message."""
-    for line in message.splitlines() or ["unknown"]:
+    for line in printable(message).split("\n") if message else ["unknown"]:
         print_note(f"error: {line}")
 
 
@@ -123,6 +124,7 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
+    check_utf8(str(path), "--out")
     try:
         file = path.open("w", encoding="utf-8", newline="\n")
     except OSError as error:

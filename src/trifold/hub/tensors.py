@@ -21,7 +21,6 @@ from trifold.errors import CheckpointError
 from trifold.jsonfiles import check_inside, parse_json
 
 MAX_HEADER = 10 * 2**20  # bytes; the format allows ten times as many, and the largest in use has below 1 MB
-MAX_LINES = 1000  # of an error that lists problems
 
 # In the reverse order of the library's files, which store the widest types first.
 TYPE_NAMES = {
@@ -154,9 +153,7 @@ def _release(memory: mmap.mmap, start: int, end: int) -> None:
 
 def list_problems(what: str, problems: list[str]) -> CheckpointError:
     """An error with one line per problem."""
-    more = len(problems) - MAX_LINES
-    lines = [*problems[:MAX_LINES], *([f"and {more:,} more"] if more > 0 else [])]
-    return CheckpointError("\n  ".join([what, *lines]))
+    return CheckpointError("\n  ".join([what, *problems]))
 
 
 def encode_header(

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from trifold import disk
+from trifold.errors import printable
 from trifold.train.run_folder import RunFolder
 
 MIN_WIDTH = 76  # columns that the progress bar needs
@@ -102,7 +103,7 @@ class Plain(View):
 
     def say(self, line: str) -> None:
         # sys.stderr is looked up here, so that it can be redirected later.
-        print(line, file=self._stream or sys.stderr, flush=True)
+        print(printable(line), file=self._stream or sys.stderr, flush=True)
 
     def begin(self, total: int, done: int = 0) -> None:
         self._next = -math.inf  # show the first step
@@ -128,7 +129,7 @@ class LiveView(View):
         self._progress: Progress | None = None
 
     def say(self, line: str) -> None:
-        self._console.print(Text(line))
+        self._console.print(Text(printable(line)))
 
     def begin(self, total: int, done: int = 0) -> None:
         columns = [
