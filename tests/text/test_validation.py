@@ -1,4 +1,4 @@
-"""Hostile tokenizer files and regular expressions are rejected quickly."""
+"""Hostile tokenizer files are rejected quickly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tokenizers import Tokenizer as Library, models, pre_tokenizers
 
 from trifold.errors import CheckpointError, DataError
 from trifold.text import Tokenizer, read_tokenizer
-from trifold.text.validation import Rejected, check_regex
 
 
 def plain() -> dict[str, Any]:
@@ -81,14 +80,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "an absurd added token": (changed("added_tokens", [entry(2**40)]), "has the id"),
     "an added token of no text": (changed("added_tokens", [entry(3, 7)]), "not a token"),
     "added tokens in text": (changed("added_tokens", "x"), "not a list"),
-    "nested repetition": (changed("pre_tokenizer", split(r"(a+)+$")), "repetition of what may match"),
-    "overlapping alternatives": (changed("pre_tokenizer", split(r"(a|aa)+$")), "may match in several ways"),
-    "a slow pattern": (changed("pre_tokenizer", split(r"\s*\s*\s*\s*x")), "too slow"),
-    "a reference back": (changed("normalizer", {**replace("", "b"), "pattern": {"Regex": r"(a)\1"}}), "back reference"),
-    "a pattern in the decoder": (
-        changed("decoder", {**replace("", "b"), "pattern": {"Regex": r"(.*)*x"}}), "may match in several ways"
-    ),
-    "no pattern": (changed("pre_tokenizer", split(r"(a")), "never closed"),
+    "a pattern without end": (changed("pre_tokenizer", split("a" * 20_000)), "a pattern of 20,000 characters"),
+    "no pattern": (changed("pre_tokenizer", split(r"(a")), "not a tokenizer of the"),
     "growth": (changed("normalizer", sequence([replace("a", "aa")] * 60)), "times as long"),
     "growth at once": (changed("normalizer", replace("a", "a" * 5_000)), "a text of 5,000"),
     "growth by prefixes": (
@@ -197,61 +190,3 @@ def test_dropout_in_a_file_is_removed(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(changed("model.dropout", 0.5)())
     ours = read_tokenizer(tmp_path)
     assert ours.encode(["ab"] * 50) == [[2]] * 50
-
-
-# --- regular expressions --------------------------------------------------------------------------------
-
-IN_USE = {
-    "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    "llama 3": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+",
-    "o200k": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "deepseek": r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
-    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*",
-    "han": r"[一-龥\u3040-\u309f゠-ヿ]+",
-    "spaces": r" {2,}",
-    "any": r"[\s\S]",
-    "bloom": r" ?[^(\s|[.,!?…。，、।۔،])]+",
-    "starcoder": r"\p{N}",
-    "falcon": r"[0-9][0-9][0-9]",
-}
-EXPLODING = {
-    "nested": r"(a+)+b",
-    "nested, lazy": r"(?:a+?)*?b",
-    "alternatives": r"(a|a)*b",
-    "deep": r"((a?){30}){30}b",
-    "optional": r"(x?y?)*z",
-    "back": r"(a*)\1b",
-    "named back": r"(?<n>a)\k<n>",
-    "recursion": r"(?<n>a\g<n>?b)",
-    "counted": r"a{100000}",
-    "of a repetition": r"(?:a{2,3}){5,}c",
-    "conditional": r"(a)?(?(1)b|c)",
-    "absent": r"(?~a)",
-    "five in a row": r"\s*\s*\s*\s*\s*x",
-    "cubic": r"a*a*a*b",
-    "eight in a row": r"\s*" * 8 + "x",
-    "fifty in a row": r"a*" * 50 + "b",
-    "optional in a row": "a?" * 40 + "a" * 40,
-    "open": r"(a",
-    "closed": r"a)",
-    "class": r"[a",
-    "depth": "(" * 99 + "a" + ")" * 99,
-    "length": "a" * 20_000,
-}
-
-
-@pytest.mark.parametrize("name", IN_USE)
-def test_patterns_in_use_are_accepted(name: str) -> None:
-    check_regex(IN_USE[name])
-
-
-@pytest.mark.parametrize("name", EXPLODING)
-def test_exploding_patterns_are_rejected_quickly(name: str) -> None:
-    before = time.process_time()
-    with pytest.raises(Rejected):
-        check_regex(EXPLODING[name])
-    assert time.process_time() - before < 2

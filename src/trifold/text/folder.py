@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Library
 from trifold.errors import CheckpointError
 from trifold.text.chat import read_templates
 from trifold.text.classes import CLASS_OF_MODEL, CLASSES, TokenizerClass, bos_and_eos, unknown_sentencepiece
+from trifold.text.patterns import PatternGuard
 from trifold.text.segmenters import read_bertweet, read_marian
 from trifold.text.special_tokens import (
     ROLES,
@@ -89,13 +90,14 @@ def _class_name(path: Path, settings: Mapping[str, Any]) -> str | None:
 
 def _read(path: Path, settings: Mapping[str, Any], name: str | None) -> Tokenizer:
     library: Library | None = None
+    guard: PatternGuard | None = None
     document: dict[str, Any] = {}
     if (path / "tokenizer.json").is_file():
-        library, document = read_library(path / "tokenizer.json")
+        library, document, guard = read_library(path / "tokenizer.json")
     row = CLASSES.get(name or "") or (_guess_class(path) if library is None else None)
     names = names_of(settings, row.names if row else {})
     if row is not None and (library is None or (row.rebuild and _matches(row, document))):
-        library = _build(row, path, document, library, settings, names)
+        library, guard = _build(row, path, document, library, settings, names), None
     elif library is None:
         library = _build_sentencepiece(path, settings, names)
     else:
@@ -107,7 +109,9 @@ def _read(path: Path, settings: Mapping[str, Any], name: str | None) -> Tokenize
     templates = read_templates(path, settings)
     if name == "BertTokenizer":  # gives token types by default
         settings = {**TOKEN_TYPES, **settings}
-    return Tokenizer(library, names=names, complete=False, settings=settings, templates=templates)
+    return Tokenizer(
+        library, names=names, complete=False, settings=settings, templates=templates, guard=guard
+    )
 
 
 def _guess_class(path: Path) -> TokenizerClass | None:

@@ -19,6 +19,7 @@ from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
 from trifold.text.encoded import Cut, Encoded, add_special_tokens, split_encoding, truncate
+from trifold.text.patterns import PatternGuard, check_patterns
 from trifold.text.special_tokens import read_names, read_settings
 from trifold.text.streaming import TextStream, clean_up_spaces
 from trifold.text.validation import is_panic, read_library
@@ -45,7 +46,7 @@ class Tokenizer:
     added if they are missing, unless `complete` is False; then the id of a role without a token is None.
 
     segment: splits a text into pieces, for tokenizers that `tokenizers` cannot run; `library` then only knows their
-    ids. files: what such a tokenizer was read from, and is saved as.
+    ids. files: what such a tokenizer was read from, and is saved as. guard: runs untrusted patterns beforehand.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Tokenizer:
         segment: Segment | None = None,
         files: Mapping[str, bytes] | None = None,
         templates: Mapping[str, str] | None = None,
+        guard: PatternGuard | None = None,
     ) -> None:
         library.no_truncation()
         library.no_padding()
@@ -69,9 +71,8 @@ class Tokenizer:
         self.library = library
         self.dropout = dropout
         self.settings = dict(settings or {})
-        self.files = dict(files or {})
-        self.templates = dict(templates or {})
-        self._segment = segment
+        self.files, self.templates = dict(files or {}), dict(templates or {})
+        self._segment, self._patterns = segment, guard
         cleans_up = bool(self.settings.get("clean_up_tokenization_spaces"))
         self._cleans_up = cleans_up and not isinstance(library.model, models.BPE)
         ids = [self._id(role) for role in _ROLES]
@@ -185,6 +186,7 @@ class Tokenizer:
         """
         if not self.dropout:
             return self.encode(texts)
+        check_patterns(self._patterns, texts)
         return self._bpe_dropout.encode(texts, seed, range(len(texts)) if indices is None else indices)
 
     @cached_property
@@ -205,6 +207,7 @@ class Tokenizer:
         return found
 
     def _run(self, library: Library, texts: Sequence[str], segment: Segment | None, fast: bool) -> list[Any]:
+        check_patterns(self._patterns, texts)
         inputs = texts if self._segment is None or segment is None else [segment(text) for text in texts]
         encode = library.encode_batch_fast if fast else library.encode_batch
         try:
@@ -264,6 +267,9 @@ class Tokenizer:
     def decode(self, ids: Sequence[Sequence[int]], *, keep_special: bool = False) -> list[str]:
         """The text of every sequence, without special tokens unless `keep_special`."""
         rows = [list(row) for row in ids]
+        if self._patterns is not None and self._patterns.decodes:
+            pieces = [[str(self.library.id_to_token(token)) for token in row] for row in rows]
+            self._patterns.check([], pieces)
         texts = self.library.decode_batch(rows, skip_special_tokens=not keep_special)
         if self._segment is not None:
             texts = [text.strip() for text in texts]
@@ -371,7 +377,7 @@ class Tokenizer:
         path = Path(os.path.expandvars(path)).expanduser()
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
-            library, _ = read_library(file)
+            library, _, guard = read_library(file)
         except CheckpointError as error:
             reason = str(error).removeprefix(f"{file}: ")
             if not reason.startswith("not a tokenizer"):
@@ -383,7 +389,7 @@ class Tokenizer:
             names, settings = read_names(file.parent, _ROLES), read_settings(file.parent)
         except CheckpointError as error:
             raise DataError(f"{error}; repair or remove it") from None
-        return cls(library, dropout=dropout, names=names, settings=settings)
+        return cls(library, dropout=dropout, names=names, settings=settings, guard=guard)
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:
