@@ -228,11 +228,9 @@ class Run:
     def _train_steps(self) -> StoppedBy:
         settings, ranks = self.settings, self.ranks
         position = self.progress.epoch, self.progress.batch
-        planned = iterate_batches(
-            self.data, self.machine.workers, *position, rank=ranks.rank, world=ranks.world
-        )
+        plan = iterate_batches(self.data, self.machine.workers, *position, rank=ranks.rank, world=ranks.world)
         # Several ranks leave together, after synchronizing.
-        with closing(prefetch(planned, stop=lambda: ranks.world == 1 and bool(self.stop))) as batches:
+        with closing(prefetch(plan, stop=lambda: ranks.world == 1 and bool(self.stop))) as batches:
             stopped_by = self._should_stop()
             if self._validation_is_due(stopped_by):  # a signal interrupted it in the previous session
                 stopped_by = self._validate() or stopped_by
