@@ -16,6 +16,8 @@ def test_train_prints_run_folder_and_usage(trifold, run, tmp_path):
     done = trifold("train", "smoke", "train.steps=4", "train.log_every=2", "--out", str(tmp_path / "short"))
     assert done.code == 0
     assert f"trifold generate {tmp_path / 'short'}" in done.out
+    assert f"{tmp_path / 'short' / 'model'} (for trifold only)" in done.out
+    assert "transformers cannot load this model" in done.err and "model.norm_placement=post" in done.err
     assert "step 4/4" in done.err
     resolved = yaml.safe_load((tmp_path / "short" / "recipe.yaml").read_text("utf-8"))
     assert (resolved["train"]["steps"], resolved["train"]["log_every"]) == (4, 2)
@@ -23,8 +25,13 @@ def test_train_prints_run_folder_and_usage(trifold, run, tmp_path):
 
 def test_folder_with_a_space_is_quoted(trifold, monkeypatch, tmp_path):
     outcome = Outcome(tmp_path / "my run", 7, 1.0, {}, "steps", 0)
+    (tmp_path / "my run" / "model").mkdir(parents=True)
+    (tmp_path / "my run" / "model" / "config.json").write_text('{"model_type": "marian"}', encoding="utf-8")
     monkeypatch.setattr(sys.modules["trifold.train"], "train", lambda *_, **__: outcome)
     done = trifold("train", "smoke", "--out", str(tmp_path / "my run"))
+    assert done.out.startswith(
+        f"model:        {tmp_path / 'my run' / 'model'} (marian, for transformers too)\n"
+    )
     (line,) = (line for line in done.out.splitlines() if line.startswith("use it:"))
     assert shlex.split(line)[:5] == ["use", "it:", "trifold", "generate", str(tmp_path / "my run")]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ import pytest
 import torch
 from tests.hub.checkpoints import edit, equal, settings
 
+from trifold import yaml_dialect
 from trifold.errors import CheckpointError
 from trifold.hub import load_model, resolve, save_model
-from trifold.nn import Inputs, Transformer
+from trifold.hub.folder import describe_folder, describe_misfit
+from trifold.nn import Inputs, ModelConfig, Transformer
 
 Make = Callable[..., Transformer]
 
@@ -43,6 +46,26 @@ def test_a_model_without_a_family_is_restored(case: str, make_model: Make, tmp_p
     assert equal(loaded, model)
     # The parameters are equal; a matmul of two equal matrices may sum in another order.
     assert torch.allclose(states(model), states(loaded), atol=1e-5)
+
+
+@pytest.mark.parametrize("case", NATIVE)
+def test_the_named_settings_make_a_model_fit_a_family(case: str, make_model: Make, tmp_path: Path) -> None:
+    model = make_model(**NATIVE[case])
+    save_model(tmp_path / "before", model)
+    assert describe_folder(tmp_path / "before") == f"{tmp_path / 'before'} (for trifold only)"
+    note = " ".join(describe_misfit(model.config).split())
+    family, found = re.fullmatch(r"transformers cannot load .* it fits (\S+) with (.+)", note).groups()
+    changes = dict(setting.removeprefix("model.").split("=") for setting in found.split())
+    values = {name: yaml_dialect.load(value) for name, value in changes.items()}
+    fitting = ModelConfig.parse(model.config.model_dump() | values)
+    assert describe_misfit(fitting) == ""
+    save_model(tmp_path / "after", Transformer(fitting))
+    assert describe_folder(tmp_path / "after") == f"{tmp_path / 'after'} ({family}, for transformers too)"
+
+
+def test_no_family_has_every_shape_with_every_head() -> None:
+    config = ModelConfig(shape="encoder", heads=("span", "token"))
+    assert describe_misfit(config).endswith("which fits none of its families")
 
 
 def test_saving_twice_gives_the_same_bytes(make_model: Make, tmp_path: Path) -> None:

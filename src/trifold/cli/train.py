@@ -48,6 +48,7 @@ def run(
     ):  # missing on some systems; only the main thread may set handlers
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until training handles it, it would end the process
     try:
+        from trifold.hub.folder import describe_folder
         from trifold.recipe import load_recipe
         from trifold.train import train
         from trifold.train.monitor import choose_view, score_text
@@ -76,7 +77,7 @@ def run(
         if outcome.scores:
             scores = ", ".join(score_text(name, value) for name, value in outcome.scores.items())
             print(f"validation:   {scores}")
-        print(f"model:        {folder / 'model'}")
+        print(f"model:        {describe_folder(folder / 'model')}")
         print(f"run folder:   {folder}")
         print(f"use it:       {chosen.task.usage(Path(shlex.quote(str(folder))))}")
     raise typer.Exit(outcome.exit_code)

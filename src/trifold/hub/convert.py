@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trifold.errors import CheckpointError
 from trifold.hub import rules
-from trifold.hub.families import FAMILIES
+from trifold.hub.families import FAMILIES, NATIVE
 from trifold.hub.family import Family
 from trifold.hub.files import new_folder, write_json
 from trifold.hub.folder import (
@@ -36,7 +36,6 @@ from trifold.jsonfiles import check_inside, read_bytes, read_json
 from trifold.nn import ModelConfig
 
 Form = Literal["hugging-face", "native"]
-NATIVE = "trifold"  # its model_type
 
 # Descriptive keys of config.json.
 DESCRIPTIVE = ("id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task")

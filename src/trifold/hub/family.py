@@ -107,13 +107,20 @@ class Family:
 
     def fits(self, config: ModelConfig) -> bool:
         """Whether this family can represent the config: reading what it writes gives an equal config."""
+        return self.changes(config) == {}
+
+    def changes(self, config: ModelConfig) -> Fields | None:
+        """The fields that change if the config is written and read, with the new values; None if writing fails."""
         try:
             again = self.read({"architectures": [self.architecture(config)], **self.write(config)})
         except (SettingsError, StopIteration):
-            return False
+            return None
         # All end ids beyond the vocabulary mean the same: no end token.
         one, other = (with_defaults(c, eos_id=min(c.eos_id, c.output_vocab_size)) for c in (config, again))
-        return one == other
+        different = {name: value for name, value in again if value != getattr(config, name)}
+        return {
+            name: value for name, value in different.items() if getattr(one, name) != getattr(other, name)
+        }
 
 
 # What None stands for in a field of ModelConfig.

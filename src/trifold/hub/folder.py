@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from trifold.costs import position_table
 from trifold.errors import CheckpointError
-from trifold.hub.families import FAMILIES
+from trifold.hub.families import FAMILIES, NATIVE
 from trifold.hub.files import naming, write_json
 from trifold.hub.fill import Stored, fill_model
 from trifold.hub.generation import END, GENERATION_KEYS, read_generation, write_generation
@@ -89,6 +91,28 @@ def families_for(config: ModelConfig, first: object = None) -> Iterator[Family]:
     """The families that can represent the config; the one named `first` comes first."""
     names = sorted(FAMILIES, key=lambda name: name != first)
     return (FAMILIES[name] for name in names if FAMILIES[name].fits(config))
+
+
+def describe_misfit(config: ModelConfig) -> str:
+    """Why transformers cannot load the model, and the fewest changes of its settings with which it can.
+
+    Empty if it can.
+    """
+    found = {name: family.changes(config) for name, family in FAMILIES.items() if name != NATIVE}
+    if {} in found.values():
+        return ""
+    note = "transformers cannot load this model, which fits none of its families"
+    if possible := {name: changes for name, changes in found.items() if changes}:
+        nearest = min(possible, key=lambda name: len(possible[name]))
+        values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in possible[nearest].items()}
+        note += f"; it fits {nearest} with {' '.join(f'model.{k}={v}' for k, v in values.items())}"
+    return textwrap.fill(note, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def describe_folder(folder: Path) -> str:
+    """The folder, and which programs load its model."""
+    family = str(read_json(folder / CONFIG).get("model_type"))
+    return f"{folder} ({'for trifold only' if family == NATIVE else f'{family}, for transformers too'})"
 
 
 # --- loading -------------------------------------------------------------------------------------------

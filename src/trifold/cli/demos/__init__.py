@@ -110,9 +110,11 @@ def quote(text: str) -> str:
 
 def print_folders(folders: dict[str, Path | None], commands: Sequence[str]) -> None:
     """Print where the results are and what to do next."""
+    from trifold.hub.folder import describe_folder
+
     for name, path in folders.items():
         if path is not None:
-            print(f"{name:<20} {path}")
+            print(f"{name:<20} {describe_folder(path) if path.name == 'model' else path}")
     print("\ntry it:")
     for command in commands:
         print(f"  {command}")

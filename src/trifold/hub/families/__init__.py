@@ -26,6 +26,8 @@ FILES = {
     for model_type in model_types.split()
 }
 
+NATIVE = "trifold"  # the model_type of our own format
+
 
 class Families(Mapping[str, "Family"]):
     """The families in `FILES`."""
