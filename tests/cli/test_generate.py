@@ -20,6 +20,17 @@ def test_one_text_gives_one_line(trifold, run):
     assert done.err == ""
 
 
+def test_unknown_words_are_reported_in_one_line(trifold, run):
+    one = trifold("generate", str(run), "twenty Ωmega, seven")
+    assert (one.code, one.err) == (0, "warning: unknown words (1) are read as <unk>: 'Ωmega'\n")
+    many = " ".join(chr(0x3B1 + number) for number in range(24))
+    for arguments, stdin in (((many,), None), ((many, "--stream"), None), ((), f"{many}\nnine\n".encode())):
+        done = trifold("generate", str(run), *arguments, stdin=stdin)
+        (line,) = (line for line in done.err.splitlines() if "unknown" in line)
+        assert line.startswith("warning: unknown words (24) are read as <unk>: 'α', 'β', 'γ'")
+        assert line.endswith(" …") and len(line) <= 80
+
+
 def test_each_input_line_gives_one_output_line(trifold, run):
     stdin = "\n".join(LINES).encode() + b"\n"
     done = trifold("generate", str(run), "-", "--batch-size", "2", stdin=stdin)

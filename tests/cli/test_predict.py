@@ -56,6 +56,14 @@ def test_each_input_line_gives_one_output_line(trifold, models, task):
         assert trifold("predict", str(models[task]), line).out == f"{output}\n"
 
 
+def test_unknown_words_are_reported(trifold, models):
+    text = f"{LINES[0]} ☃☃ [MASK]"
+    done = trifold("predict", str(models["fill-mask"]), text, LINES[1] + " [MASK]")
+    assert (done.code, done.err) == (0, "warning: unknown words (1) are read as [UNK]: '☃☃'\n")
+    pair = trifold("predict", str(models["next-sentence"]), LINES[0], "--pair", "\x1b[7m ☃")
+    assert "read as [UNK]: " in pair.err and "'☃'" in pair.err and "\x1b" not in pair.err
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_json_equals_the_python_result(trifold, models, task):
     pipe = library.load(models[task])

@@ -6,14 +6,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tests.text import folders
 
-from trifold.text import TokenizerSettings, train_tokenizer
+from trifold.text import TokenizerSettings, read_tokenizer, train_tokenizer
 from trifold.text.annotation import (
     _borders_unspaced,
     annotate,
+    count_unknown,
     find_sentence_starts,
     sentinel_ids,
     special_flags,
+    unknown_words,
 )
 from trifold.text.spans import find_words
 
@@ -42,6 +45,24 @@ def test_sentences_start_after_closing_quotes_and_line_ends():
     assert find_sentence_starts("\n\n One.\n\nTwo.") == [9]
     assert len(find_sentence_starts("यह एक है। वह दो है। यह तीन है।")) == 2
     assert len(find_sentence_starts("Sie las z. B. Peter vor. Dann ging er.")) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unknown_words_are_those_with_characters_or_words_outside_the_vocabulary(kind):
+    own = tokenizer(kind)
+    texts = ["Jones saw ☃☃.", "", "a ☃☃.\n", "<pad>☃</s> one <s>"]
+    expected = [] if kind == "byte-bpe" else ["☃☃.", "☃"] + ["one"] * (kind == "word")
+    assert unknown_words(own, texts) == expected
+    for text in texts:
+        assert bool(unknown_words(own, [text])) == bool(count_unknown(own, np.array(own.encode([text])[0])))
+
+
+def test_unknown_words_of_a_tokenizer_without_offsets(tmp_path):
+    folders.marian(tmp_path)
+    own = read_tokenizer(tmp_path)
+    known, unknown = folders.WORDS[0], "☃☃"
+    assert not own.has_offsets
+    assert unknown_words(own, [f"{known} {unknown} {known}", known]) == [unknown]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from trifold.cli.terminal import check_utf8, print_note
@@ -65,10 +66,13 @@ def generate_batches(
 ) -> Iterator[tuple[str, list[Output]]]:
     """Yield each text with its outputs, best first; a text without tokens has none.
 
-    Prints how many texts are blank and how many outputs were cut off. Raises DataError with the line of a text that is
-    too long.
+    Prints how many texts are blank, unknown words, and how many outputs were cut off. Raises DataError with the line
+    of a text that is too long.
     """
+    from trifold.text.annotation import unknown_words
+
     progress, limits, longest = Progress(), list[str | None](), pipeline.config.max_positions
+    unknown = list[str]()
 
     def generate(read: int, indices: list[int], sources: list[str]) -> list[list[Output]]:
         for index, ids in zip(indices, pipeline.read(sources), strict=True):
@@ -77,12 +81,14 @@ def generate_batches(
                     f"line {read + index + 1}: {len(ids):,} tokens, and the model reads at most {longest:,}; "
                     "split the line"
                 )
+        unknown.extend(unknown_words(pipeline.reader, sources))
         found = generate_outputs(pipeline, sources, settings, progress, read)
         limits.extend(output.limit for outputs in found for output in outputs)
         return found
 
     for text, outputs in in_batches(texts, batch_size or BATCH, pipeline.reader.encode, generate):
         yield text, outputs or []
+    warn_unknown(pipeline, unknown)
     warn_limits(pipeline, limits)
 
 
@@ -118,6 +124,16 @@ def warn_limits(pipeline: Pipeline, limits: Sequence[str | None]) -> None:
         if count := limits.count(limit):
             what = f"{count:,} of {len(limits):,} outputs" if len(limits) > 1 else "the output"
             print_note(f"warning: {what} {reason}")
+
+
+def warn_unknown(pipeline: Pipeline, words: Iterable[str]) -> None:
+    """Print one line with the words of the input that have unknown tokens, if there are any."""
+    if different := dict.fromkeys(words):
+        label = (
+            f"warning: unknown words ({len(different):,}) are read as {pipeline.reader.names['unk_token']}: "
+        )
+        shown = ", ".join(repr(word.rstrip(".,:;!?")[:20]) for word in different)
+        print_note(label + shorten(shown, max(24, 80 - len(label)), placeholder=" …"))
 
 
 class Progress:

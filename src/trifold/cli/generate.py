@@ -18,6 +18,7 @@ from trifold.cli.batch import (
     reads_stdin,
     to_output,
     warn_limits,
+    warn_unknown,
 )
 from trifold.cli.options import (
     BatchSize,
@@ -76,6 +77,7 @@ def run(
         raise UsageError("--stream prints one TEXT: pass the text in quotes, and leave out --json")
 
     from trifold.data import iter_lines
+    from trifold.text.annotation import unknown_words
 
     pipeline = load_pipeline(model, device, dtype, weights)
     if draft is not None:
@@ -95,6 +97,7 @@ def run(
                 _print(text, outputs, json, results)
             else:  # a single output may have several lines
                 print(outputs[0].text, file=results, flush=True)
+        warn_unknown(pipeline, unknown_words(pipeline.reader, [text]))
         warn_limits(pipeline, [each.limit for each in outputs])
 
 

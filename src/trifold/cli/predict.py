@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from trifold.cli.batch import BATCH, Progress, in_batches, load_pipeline, one_line, reads_stdin
+from trifold.cli.batch import BATCH, Progress, in_batches, load_pipeline, one_line, reads_stdin, warn_unknown
 from trifold.cli.options import BatchSize, Device, Dtype, Json, Model, Out, given, option, with_options
 from trifold.cli.terminal import check_utf8, open_output, print_note
 from trifold.errors import DataError, UsageError, printable
@@ -96,18 +96,21 @@ def run(
 
     from trifold.data import iter_lines
     from trifold.predict.predict import TASKS, choose_task
+    from trifold.text.annotation import unknown_words
 
     pipeline = load_pipeline(model, device, dtype)
     name = choose_task(pipeline.config, task)
     is_split = tsv or (TASKS[name].pairs == "must" and not pairs)
     count = None if is_piped else len(texts)
     inputs = _inputs(iter_lines("-") if is_piped else texts, count, pairs, is_split=is_split)
-    progress = Progress()
+    progress, unknown = Progress(), list[str]()
 
     def contents(batch: list[Input]) -> list[object]:
         return [one.text.strip() or not is_piped for one in batch]
 
     def predict(read: int, indices: list[int], batch: list[Input]) -> Any:
+        if not pipeline.config.n_patches:
+            unknown.extend(unknown_words(pipeline.reader, (f"{one.text} {one.pair or ''}" for one in batch)))
         return pipeline.predict(
             [one.text for one in batch],
             [one.pair for one in batch if one.pair is not None] or None,
@@ -124,6 +127,7 @@ def run(
     with open_output(out) as results:
         for one, found in in_batches(inputs, size, contents, predict):
             print(_format(one, name, found, json), file=results, flush=True)
+    warn_unknown(pipeline, unknown)
 
 
 class Input(NamedTuple):

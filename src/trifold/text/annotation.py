@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +90,14 @@ def count_unknown(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> int:
     if tokenizer.unk_id in (None, tokenizer.bos_id, tokenizer.eos_id):
         return 0
     return int(np.count_nonzero(ids == tokenizer.unk_id))
+
+
+def unknown_words(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
+    """The different words with unknown tokens; words end at white space and at the names of special tokens."""
+    borders = "|".join([r"\s+", *map(re.escape, tokenizer.names.values())])
+    words = list(dict.fromkeys(word for text in texts for word in re.split(borders, text)))
+    rows = zip(words, tokenizer.encode(words), strict=True)
+    return [word for word, ids in rows if count_unknown(tokenizer, np.array(ids, np.int32))]
 
 
 def special_flags(tokenizer: Tokenizer) -> Flags:
