@@ -7,6 +7,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from trifold.cli import main
 from trifold.errors import SettingsError, UsageError
+from trifold.hub.folder import describe_misfit
 from trifold.nn.config import PRESETS
 from trifold.recipe import Recipe, TrainSettings, load_recipe, recipe_names
 from trifold.train.optimizers import learning_rate
@@ -43,6 +44,11 @@ def test_every_included_recipe_is_valid(name):
 
 def test_the_recipes_of_the_readme_exist():
     assert {"smoke", "demo", "multi30k-en-de"} <= set(recipe_names())
+
+
+@pytest.mark.parametrize("name", ["demo", "demo-write"])
+def test_transformers_loads_the_models_of_demos(name):
+    assert describe_misfit(load_recipe(name).model) == ""
 
 
 def test_the_published_preset_has_the_published_size():
