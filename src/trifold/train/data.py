@@ -19,6 +19,7 @@ from trifold.batches import BatchSettings, Blocks, deal_batch, overlong, padding
 from trifold.batches.plan import Plan
 from trifold.errors import DataError, SettingsError
 from trifold.hub import load_model, resolve
+from trifold.hub.folder import describe_misfit
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.objective import Batch, BuildContext, Examples, Objective, TaskBundle
 from trifold.recipe import Recipe
@@ -123,6 +124,8 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
     train, valid = (bundle.objective.examples(rows) for rows in (bundle.train, bundle.valid))
     data = TrainingData(recipe, bundle, train, valid)
     _report(data, view)
+    if misfit := describe_misfit(data.config):
+        view.say(misfit)
     return data
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trifold import fast
-from trifold.hub.folder import describe_misfit
 from trifold.memory import available_memory
 from trifold.recipe import Recipe, load_recipe
 from trifold.train import checkpoint
@@ -170,8 +169,6 @@ class Run:
 
     def _create_model(self, resources: ExitStack) -> None:
         self.trainer = Trainer(self.data.new_model(), self.data.objective, self.settings, self.machine)
-        if misfit := describe_misfit(self.data.config):
-            self.view.say(misfit)
         resources.callback(self.trainer.close)
         self.saver = Saver(self.folder.checkpoints, self.settings, self.ranks)
         resources.callback(self.saver.close)
