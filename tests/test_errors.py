@@ -24,7 +24,7 @@ def test_control_characters_are_escaped_and_other_text_is_unchanged(text: str, e
 
 def test_long_lines_lose_their_middle_and_long_messages_their_end() -> None:
     short = printable("file: " + "x" * 100_000 + "; remedy")
-    assert len(short) <= 1_000 and short.startswith("file: xxx") and short.endswith("xxx; remedy")
+    assert len(short) <= 2_000 and short.startswith("file: xxx") and short.endswith("xxx; remedy")
     assert printable(short) == short
     many = printable("\n".join(map(str, range(5_000)))).splitlines()
     assert many[:2] == ["0", "1"] and many[200:] == ["  and 4,800 more lines"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-MAX_LINE, MAX_LINES = 1_000, 200  # characters of a line and lines of a message
+MAX_LINE, MAX_LINES = 2_000, 200  # characters of a line and lines of a message
 # Control characters except tab and line feed, line separators, marks of direction, and lone surrogates.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -21,7 +21,7 @@ def printable(text: str) -> str:
     lines = _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text).split("\n")
     more = len(lines) - MAX_LINES
     lines = lines[:MAX_LINES] + ([f"  and {more:,} more lines"] if more > 0 else [])
-    return "\n".join(x if len(x) <= MAX_LINE else f"{x[:600]} … {x[-300:]}" for x in lines)
+    return "\n".join(x if len(x) <= MAX_LINE else f"{x[:1300]} … {x[-600:]}" for x in lines)
 
 
 class TrifoldError(Exception):
