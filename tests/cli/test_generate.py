@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +63,35 @@ def test_json_has_every_output_with_its_score_best_first(trifold, run):
         assert scores == sorted(scores, reverse=True)
         assert len(scores) == 3
         assert {output["finish_reason"] for output in row["outputs"]} <= {"stop", "length"}
+
+
+def test_n_best_prints_n_lines_for_each_input_line(trifold, run):
+    # With one token, fewer than 40 different outputs exist.
+    options = ("--num-beams", "40", "--num-return-sequences", "40", "--max-new-tokens", "1")
+    done = trifold("generate", str(run), *options, stdin=b"one\n\ntwo\n")
+    lines = done.out.removesuffix("\n").split("\n")
+    assert len(lines) == 3 * 40
+    assert 1 < len([line for line in lines[:40] if line]) < 40
+    assert not any(lines[40:80])
+    assert lines[:40] == trifold("generate", str(run), "one", *options).out.removesuffix("\n").split("\n")
+
+
+def test_streaming_with_stored_beams_names_their_source_and_the_flag(trifold, run, tmp_path):
+    folder = shutil.copytree(run / "model", tmp_path / "model")
+    stored = json.loads((folder / "generation_config.json").read_text("utf-8"))
+    (folder / "generation_config.json").write_text(json.dumps(stored | {"num_beams": 4}), encoding="utf-8")
+    done = trifold("generate", str(folder), "one", "--stream")
+    assert (done.code, done.out) == (2, "")
+    assert "generation_config.json" in done.err
+    assert "num_beams to 4; add --num-beams 1" in done.err
+    for options in (["--num-beams", "1"], ["--temperature", "0.5"]):
+        assert trifold("generate", str(folder), "one", "--stream", *options).code == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named(trifold, run):
+    done = trifold("generate", str(run), "one", "--out", "/dev/full")
+    assert (done.code, done.err) == (1, "error: /dev/full: No space left on device\n")
 
 
 def test_default_limit_is_reported(trifold, run):

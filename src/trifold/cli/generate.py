@@ -67,7 +67,8 @@ def run(
     out: Out = None,
     **options: Any,
 ) -> None:
-    """Translate or continue a text, or every line of standard input: one output line for each input line.
+    """Translate or continue a text, or every line of standard input: one output line for each input line, or
+    --num-return-sequences lines.
 
     Options that are not given are taken from the model's generation_config.json.
     """
@@ -82,19 +83,20 @@ def run(
     pipeline = load_pipeline(model, device, dtype, weights)
     if draft is not None:
         settings["draft"] = load_pipeline(draft, device, dtype, weights)
+    count = settings.get("num_return_sequences", pipeline.generation.num_return_sequences)
     with open_output(out) as results:
         if is_piped or text is None:
             # A person who types expects an output after each line.
             size = 1 if sys.stdin.isatty() else batch_size
             for source, outputs in generate_batches(pipeline, iter_lines("-"), settings, size):
-                _print(source, outputs, json, results)
+                _print(source, outputs, count, json, results)
             return
         if stream:
             outputs = _stream(pipeline, text, settings, results)
         else:
             outputs = generate_outputs(pipeline, [text], settings)[0]
-            if json or len(outputs) != 1:
-                _print(text, outputs, json, results)
+            if json or count > 1:
+                _print(text, outputs, count, json, results)
             else:  # a single output may have several lines
                 print(outputs[0].text, file=results, flush=True)
         warn_unknown(pipeline, unknown_words(pipeline.reader, [text]))
@@ -103,6 +105,16 @@ def run(
 
 def _stream(pipeline: Pipeline, text: str, settings: dict[str, Any], results: TextIO) -> list[Output]:
     """Print the output while it is generated."""
+    from trifold.generate import resolve
+
+    given = {name: value for name, value in settings.items() if name != "draft"}
+    config = resolve(pipeline.generation, given)
+    for name in ("num_beams", "num_return_sequences"):
+        if name not in given and (value := getattr(config, name)) > 1:
+            raise UsageError(
+                f"--stream prints a single output, and generation_config.json of the model (the recipe's `generate`) "
+                f"sets {name} to {value}; add --{name.replace('_', '-')} 1"
+            )
     ended: list[Hypothesis] = []
     parts = []
     for part in pipeline.stream(text, on_end=ended.append, **settings):
@@ -112,11 +124,13 @@ def _stream(pipeline: Pipeline, text: str, settings: dict[str, Any], results: Te
     return [to_output(pipeline, text, "".join(parts), output, settings) for output in ended]
 
 
-def _print(source: str, outputs: Sequence[Output], json: bool, results: TextIO) -> None:
+def _print(source: str, outputs: Sequence[Output], count: int, json: bool, results: TextIO) -> None:
+    """Print one line of JSON, or `count` lines, of which the last are empty if there are fewer outputs."""
     if json:
         values = {"source": source, "outputs": [each._asdict() for each in outputs]}
         lines = [dumps(values, ensure_ascii=False)]
     else:
-        lines = [one_line(each.text) for each in outputs] or [""]
+        lines = [one_line(each.text) for each in outputs]
+        lines += [""] * (count - len(lines))
     for line in lines:
         print(line, file=results, flush=True)
