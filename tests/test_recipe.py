@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -11,6 +12,7 @@ from trifold.hub.folder import describe_misfit
 from trifold.nn.config import PRESETS
 from trifold.recipe import Recipe, TrainSettings, load_recipe, recipe_names
 from trifold.train.optimizers import learning_rate
+from trifold.yaml_dialect import dump, load
 
 
 @pytest.fixture
@@ -99,6 +101,28 @@ def test_an_override_sets_the_value_under_its_key(override, value):
         found = getattr(found, part)
     assert found == value
     assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("text", ["1:30", "-1:30", "1:30.5", "12:59:59", "010", "-08", "0_1"])
+def test_numbers_to_other_bases_are_text(text):
+    assert load(text) == load(f"{{a: {text}}}")["a"] == text
+    assert load(dump({"a": text, "b": 10})) == {"a": text, "b": 10}
+    with pytest.raises(SettingsError, match=rf"train\.steps: .* got '{re.escape(text)}'"):
+        load_recipe("smoke", [f"train.steps={text}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("0", 0), ("0.5", 0.5), ("1_000", 1000), ("00.5", 0.5), ("0x1f", 31)]
+)
+def test_decimal_and_hexadecimal_numbers_are_numbers(text, value):
+    assert load(text) == value
+
+
+def test_repeated_overrides_are_reported(capsys):
+    load_recipe("smoke", ["train.steps=60", "train.seed=5", "train.steps=70"])
+    assert capsys.readouterr().err == (
+        "warning: train.steps is set more than once; 70 replaces the earlier value\n"
+    )
 
 
 def test_the_last_override_wins():

@@ -7,6 +7,7 @@ A recipe is a YAML file with the settings of each package; this module assembles
 from __future__ import annotations
 
 import importlib.resources
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -264,7 +265,13 @@ def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
     """
     values, default_name = _read(name)
     pairs = overrides.items() if isinstance(overrides, Mapping) else map(_split_override, overrides)
+    given: set[str] = set()
     for key, value in pairs:
+        if key in given:
+            print(
+                f"warning: {key} is set more than once; {value!r} replaces the earlier value", file=sys.stderr
+            )
+        given.add(key)
         _set(values, key, value)
     values.setdefault("name", default_name)
     values["model"] = _with_preset(values.get("model", {}))
