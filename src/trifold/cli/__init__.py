@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 import trifold
-from trifold.cli.terminal import is_main_process, print_error, use_utf8
+from trifold.cli.terminal import DISK_FULL, is_main_process, print_error, use_utf8
 from trifold.errors import OtherRankError, TrifoldError
 
 # Name of a command, which is also its module -> description in `trifold --help`.
@@ -72,11 +72,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Redirect the interpreter's final flush, which would fail too.
+        # The interpreter's final flush would fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        name = error.filename
+        if name is None and error.errno in DISK_FULL:
+            name = "standard output"
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print_error(f"{name}: {error.strerror}" if name else str(error))
         return 1
 
 

@@ -6,6 +6,7 @@ terminal, or 80 columns.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -17,6 +18,7 @@ from typing import Any, TextIO
 
 from trifold.errors import UsageError, printable
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a write, whose OSError has no file name
 STYLES = {"error: ": "bold red", "warning: ": "bold yellow"}
 
 
@@ -129,5 +131,10 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
         file = path.open("w", encoding="utf-8", newline="\n")
     except OSError as error:
         raise UsageError(f"--out {path}: cannot be written ({error.strerror})") from None
-    with file:
-        yield file
+    try:
+        with file:
+            yield file
+    except OSError as error:
+        if error.errno not in DISK_FULL or error.filename:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
