@@ -54,6 +54,7 @@ def test_split_option(trifold, run):
 BAD = {
     "three files": (("a", "b", "c"), 2, "3 data files"),
     "no such file": (("a.en", "b.en"), 1, "a.en"),
+    "one file that does not exist": (("nosuch.txt",), 1, "nosuch.txt: no such file"),
     "no such split": (("--split", "train"), 2, "choose test or valid"),
     "no such tokenizer": (("--tokenize", "14a"), 2, "13a"),
 }

@@ -17,6 +17,8 @@ GENERATORS = ["translate", "causal", "denoise", "spans", "text-to-text", "distil
 ENCODERS = [kind for kind in KINDS if kind not in GENERATORS]
 MASKS = [*ENCODERS, "denoise", "spans"]
 RAW_TEXT = [kind for kind in KINDS if kind not in ("translate", "text-to-text")]
+MASKED = ["masked", "pairs", "order", "distill-masked"]
+WRITTEN = ["permutation", "denoise", "spans", "text-to-text"]
 TEXT = "Today sun ."
 
 
@@ -48,7 +50,8 @@ def test_eval_measures_what_the_validation_measured(trifold, runs, kind):
     del scores["loss"]
     assert report["scores"] == pytest.approx(scores, rel=1e-3, abs=1e-6)
     shown = trifold("eval", str(folder)).out
-    assert shown.startswith("loss ") and len(shown.splitlines()) == 1 + len(scores)
+    unit = "masked token" if kind in MASKED else "target token" if kind in WRITTEN else "token"
+    assert shown.splitlines()[0].endswith(f" nats per {unit}") and len(shown.splitlines()) == 1 + len(scores)
 
 
 def test_eval_of_a_translator_without_test_data_measures_its_validation_pairs(trifold, runs):

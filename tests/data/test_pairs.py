@@ -235,7 +235,7 @@ def test_many_quotes_take_linear_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "settings", "message"),
     [
-        ("a.en", {}, "one file of plain lines, but pairs have two sides"),
+        (__file__, {}, "one file of plain lines, but pairs have two sides"),
         ("a.en,b.de,c.fr", {}, "neither one table"),
         ("a.en,", {}, "neither one table"),
         ([], {}, "neither one table"),

@@ -149,7 +149,7 @@ def table(tmp_path):
 @pytest.mark.slow
 def test_a_trained_classifier_loads_and_predicts(table, tmp_path):
     settings = SMALL | {"data.train": str(table), "data.valid": str(table), "data.test": str(table)}
-    steps = {"train.steps": 60, "train.validate_every": 60, "train.save_every": 60}
+    steps = {"train.steps": 60, "train.validate_every": 60, "train.save_every": 60, "train.samples": 1}
     outcome = trifold.train("demo-read-packages", out=tmp_path / "run", **settings, **steps)
     assert outcome.scores == {"accuracy": 100.0, "macro_f1": 100.0}
     loaded = trifold.load(tmp_path / "run")
@@ -160,6 +160,9 @@ def test_a_trained_classifier_loads_and_predicts(table, tmp_path):
 
     result = json.loads(run_command("eval", str(tmp_path / "run"), "--json").out)
     assert result["scores"] == {"accuracy": 100.0, "macro_f1": 100.0}
+    assert run_command("eval", str(tmp_path / "run")).out.splitlines()[0].endswith(" nats per text")
+    written = tmp_path / "run" / "samples" / "step-00000060.scores.txt"
+    assert written.read_text("utf-8") == "accuracy 100.00\nmacro f1 100.00\n"
 
 
 @pytest.mark.slow

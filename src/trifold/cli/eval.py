@@ -134,7 +134,8 @@ class Report(NamedTuple):
     notes: list[str]
 
 
-Evaluate = Callable[["Pipeline", "EvalContext"], "Evaluation"]
+# Returns the result, and what its loss is a mean over.
+Evaluate = Callable[["Pipeline", "EvalContext"], tuple["Evaluation", str]]
 
 
 def find_recipe(model: str) -> Recipe | None:
@@ -254,11 +255,11 @@ def _validate(request: Request) -> Report:
     if request.batch_size is not None:
         batches = batches.model_copy(update={"rows": request.batch_size})
     pipeline, start = request.load(), time.perf_counter()
-    found = evaluate(pipeline, EvalContext(batches, generation, samples=0, seed=1, poll=lambda: None))
+    found, unit = evaluate(pipeline, EvalContext(batches, generation, samples=0, seed=1, poll=lambda: None))
     seconds = time.perf_counter() - start
     values = {"loss": found.loss, "scores": found.scores, "signatures": list(found.signatures)}
     scores = [score_text(*each) for each in found.scores.items()]
-    lines = [f"loss {found.loss:.4f} nats per token", *scores]
+    lines = [f"loss {found.loss:.4f} nats per {unit.removesuffix('s')}", *scores]
     return Report(seconds, values, lines, [*found.signatures, f"{seconds:.1f} s"])
 
 
@@ -267,7 +268,7 @@ def _task_of_run(request: Request, recipe: Recipe) -> Evaluate:
     from trifold.hub import resolve
     from trifold.objectives.objective import TOKENIZER_FILE, BuildContext
 
-    task, data_settings = _select_data(request, recipe)
+    settings, data_settings = _select_data(request, recipe)
     folder = resolve(request.model)
     if not (folder / TOKENIZER_FILE).is_file():
         raise CheckpointError(
@@ -276,13 +277,13 @@ def _task_of_run(request: Request, recipe: Recipe) -> Evaluate:
     # The data to measure also stands in for the training data, and would be reported twice.
     print_once = cache(print_note)
 
-    def evaluate(pipeline: Pipeline, context: EvalContext) -> Evaluation:
+    def evaluate(pipeline: Pipeline, context: EvalContext) -> tuple[Evaluation, str]:
         seed, config = recipe.train.seed, pipeline.config
-        bundle = task.build(
+        bundle = settings.build(
             BuildContext(data_settings, recipe.tokenizer, config, context.batches, seed, folder, print_once)
         )
-        rows = bundle.valid
-        return bundle.objective.evaluate(pipeline.model, rows, bundle.objective.examples(rows), context)
+        rows, task = bundle.valid, bundle.objective
+        return task.evaluate(pipeline.model, rows, task.examples(rows), context), task.token_name
 
     return evaluate
 
@@ -316,7 +317,7 @@ def _language_model(request: Request) -> Evaluate:
         raise request.no_data_error("no recipe.yaml next to it, so", "text.txt")
     settings = DataSettings.parse({"documents": "file", **request.options, **_only(data)})
 
-    def evaluate(pipeline: Pipeline, context: EvalContext) -> Evaluation:
+    def evaluate(pipeline: Pipeline, context: EvalContext) -> tuple[Evaluation, str]:
         text = read_documents(data, settings, split="valid")
         print_note(str(text.report))
         # A document starts as the texts of the tokenizer do.
@@ -324,7 +325,7 @@ def _language_model(request: Request) -> Evaluate:
         begins = reader.bos_id is not None and reader.rows(["a"])[0].ids[0] == reader.bos_id
         task = Causal(CausalSettings(begin=begins, end=False), reader, pipeline.config.max_positions)
         corpus = task.encode(text.texts)
-        return task.evaluate(pipeline.model, corpus, task.examples(corpus), context)
+        return task.evaluate(pipeline.model, corpus, task.examples(corpus), context), task.token_name
 
     return evaluate
 

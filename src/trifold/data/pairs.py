@@ -229,6 +229,7 @@ def _table_format(file: str, settings: DataSettings) -> str:
             f"data.format: parquet is read as raw text, not as pairs; give {file} as .jsonl, .csv or .tsv"
         )
     if kind == "text":
+        next(iter_lines(file, settings.max_line_bytes), None)  # raises DataError if there is no such file
         raise SettingsError(
             f"data: {file} is one file of plain lines, but pairs have two sides; give two files "
             "(train.en,train.de) or a .tsv, .csv or .jsonl file, or set data.format"

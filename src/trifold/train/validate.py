@@ -16,7 +16,7 @@ from trifold.objectives.evaluation import EvalContext, Evaluation
 from trifold.train import checkpoint
 from trifold.train.checkpoint import Best
 from trifold.train.data import TrainingData
-from trifold.train.monitor import Validated
+from trifold.train.monitor import Validated, score_text
 from trifold.train.run_folder import RunFolder
 
 
@@ -72,15 +72,16 @@ class Validator:
         self.data.objective.save(self.folder.model)
 
     def _write_samples(self, step: int, result: Evaluation) -> None:
-        """Write the generated samples as a table, and the signatures of the scores."""
+        """Write the generated samples as a table, and the scores or their signatures, which contain them."""
         if not (result.samples or result.signatures):
             return
         rows = ["\t".join(_escape(cell) for cell in sample if cell is not None) for sample in result.samples]
         has_reference = any(sample.reference is not None for sample in result.samples)
         header = "source\treference\tours" if has_reference else "prompt\tours"
+        scores = result.signatures or [score_text(*each) for each in result.scores.items()]
         path = self.folder.samples / f"step-{step:08d}.tsv"
         disk.replace_text(path, "\n".join([header, *rows]) + "\n")
-        disk.replace_text(path.with_suffix(".scores.txt"), "\n".join(result.signatures) + "\n")
+        disk.replace_text(path.with_suffix(".scores.txt"), "\n".join(scores) + "\n")
 
 
 def _escape(text: str) -> str:
