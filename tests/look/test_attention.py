@@ -209,6 +209,19 @@ def test_figure_size_grows_with_tokens_and_heads():
 
 
 @needs_matplotlib
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (1, 4)])
+@pytest.mark.parametrize("kind", attention.KINDS)
+def test_titles_fit_into_the_figure(kind, layers, heads):
+    figure = grid(random_weights(layers, heads), ROWS, COLUMNS, attention.KINDS[kind])
+    figure.draw_without_rendering()
+    (title,) = figure.subfigs[0].texts
+    extent = title.get_window_extent()
+    assert " ".join(title.get_text().split()) == attention.KINDS[kind]
+    assert 0 <= extent.x0 < extent.x1 <= figure.bbox.x1
+    assert extent.y1 <= figure.bbox.y1
+
+
+@needs_matplotlib
 def test_kinds_are_stacked_and_heads_can_be_selected(pipeline):
     found = read_attention(pipeline, "the fox.", "Fuchs")
     assert len(attention.draw_heads(found).subfigs) == 3

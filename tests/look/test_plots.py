@@ -74,6 +74,28 @@ def test_text_size_includes_blank_lines():
     assert plots.text_size(texts) == (4, 8)
 
 
+def test_wrapped_text_fits_and_is_the_same_text():
+    text = [plots.TokenText("def f():\n  abcd", None), plots.TokenText("efghijklmnop", 0.5)]
+    wrapped = plots.wrap_text(text, 8)
+    assert "".join(token.text for token in wrapped) == "def f():\n  abcdef\nghijklmn\nop"
+    assert [token.probability for token in wrapped] == [None, 0.5]
+    assert plots.text_size([wrapped]) == (4, 8)
+    assert plots.wrap_text(text, 99) == text
+
+
+def test_the_legend_lies_above_the_curves(tmp_path):
+    pytest.importorskip("matplotlib")
+    # A curve that covers the axis, so that no place below it is free.
+    lines = [{"step": n, f"{kind}/loss": 1.0 + n % 2} for n in range(200) for kind in ("train", "valid")]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    figure = plots.new_figure(4, 3)
+    axis = figure.subplots()
+    plots.draw_loss(axis, tmp_path)
+    figure.draw_without_rendering()
+    bottom = axis.transData.inverted().transform(axis.get_legend().get_window_extent())[0, 1]
+    assert bottom > max(max(line.get_ydata()) for line in axis.lines)
+
+
 def test_text_beyond_the_size_is_omitted():
     pytest.importorskip("matplotlib")
     axis = plots.new_figure(2, 2).subplots()

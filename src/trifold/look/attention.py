@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ _HOOKS = {
 }
 _WORD = re.compile(r"[^\s.,;:!?…«»\"()]+|[.,;:!?…«»\"()]")
 _INCHES_PER_TOKEN = 0.17  # for a label of 7.5 points
+_INCHES_PER_TITLE_LETTER = 0.095  # bold, 11 points
 
 Weights = NDArray[np.float32]
 
@@ -212,7 +214,12 @@ class Panel:
         left, bottom = (
             0.3 + 0.075 * max(map(len, labels), default=0) for labels in (self.row_labels, self.column_labels)
         )
-        return max(4.0, width + left + 0.7), height + bottom + 0.5
+        width = max(4.0, width + left + 0.7)
+        return width, height + bottom + 0.5 + 0.18 * self.title_at(width).count("\n")
+
+    def title_at(self, width: float) -> str:
+        """The title, wrapped to that many inches."""
+        return fill(self.title, int(width / _INCHES_PER_TITLE_LETTER))
 
 
 def draw_heads(
@@ -253,7 +260,7 @@ def _numbers(number: int | None, available: int, what: str) -> list[int]:
 
 def _draw_panel(figure: Figure, panel: Panel) -> None:
     rows, columns = panel.patterns.shape[:2]
-    figure.suptitle(panel.title, fontsize=11, fontweight="bold")
+    figure.suptitle(panel.title_at(panel.size[0]), fontsize=11, fontweight="bold")
     axes = figure.subplots(rows, columns, squeeze=False)
     for (row, column), axis in np.ndenumerate(axes):
         image = _draw_cells(axis, panel.patterns[row, column], vmax=1)

@@ -86,7 +86,9 @@ def draw_loss(axis: Any, run: Path) -> None:
     steps, losses = read_metric(run, "valid/loss")
     axis.plot(steps, losses, color=HIGHLIGHT, linewidth=1.8, marker="o", markersize=4, label="validation")
     axis.set(xlabel="step", ylabel="loss, nats per token")
-    axis.legend(frameon=False, fontsize=8)
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high + 0.12 * (high - low))  # space for the legend above the curves
+    axis.legend(frameon=False, fontsize=8, loc="upper right", ncols=2)
     axis.spines[["top", "right"]].set_visible(False)
 
 
@@ -169,6 +171,20 @@ def draw_probabilities(axis: Any, texts: Sequence[Sequence[TokenText]], lines: i
     axis.pcolormesh(masked, cmap=UNCERTAINTY_COLORMAP, vmin=0, vmax=MAX_UNCERTAINTY, zorder=0)
     axis.set(xlim=(0, columns), ylim=(lines, 0))
     axis.set_axis_off()
+
+
+def wrap_text(text: Sequence[TokenText], columns: int) -> list[TokenText]:
+    """The text with line breaks after `columns` characters of a longer line."""
+    wrapped, column = [], 0
+    for token in text:
+        characters = ""
+        for character in token.text:
+            if character != "\n" and column == columns:
+                characters, column = characters + "\n", 0
+            characters += character
+            column = 0 if character == "\n" else column + 1
+        wrapped.append(token._replace(text=characters))
+    return wrapped
 
 
 def text_size(texts: Sequence[Sequence[TokenText]]) -> tuple[int, int]:

@@ -146,9 +146,10 @@ def draw(pipeline: Pipeline, run: Path, completions: list[Completion]) -> Figure
 
     prompts = pipeline.read([one.signature for one in completions])
     bodies = pipeline.reader.encode([one.body for one in completions])
-    texts = [plots.token_probabilities(pipeline, *each) for each in zip(prompts, bodies, strict=True)]
+    found = [plots.token_probabilities(pipeline, *each) for each in zip(prompts, bodies, strict=True)]
+    texts = [plots.wrap_text(text, MAX_WIDTH) for text in found]
     lines, columns = plots.text_size(texts) if texts else (1, 1)
-    lines, columns = min(lines, 46), max(min(columns, MAX_WIDTH), 56)
+    lines, columns = min(lines, 64), max(columns, 56)
     wide, tall = columns * 0.066, max(3.6, lines * 0.14)
     figure = plots.new_figure(4.6 + wide, tall + 0.5)
     left, right = figure.subplots(1, 2, width_ratios=(4.2, max(wide, 2.0)))
