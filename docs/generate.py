@@ -70,7 +70,7 @@ MEANINGS = {
     "train.weight_decay": "decoupled weight decay, times the learning rate",
     "train.precision": "arithmetic; see [Precisions](#precisions)",
     "train.device": "`auto` (CUDA, else MPS, else CPU), `cpu`, `cuda`, `cuda:1`, `mps`",
-    "train.log_every": "steps between lines of metrics.jsonl",
+    "train.log_every": "steps between lines of metrics.jsonl, each with the mean loss of these steps",
     "train.validate_every": "steps between validations",
     "train.save_every": "steps between checkpoints",
 }

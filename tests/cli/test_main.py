@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import typer
@@ -43,6 +44,41 @@ def test_help_lists_every_command_in_80_columns(trifold):
     for name, description in COMMANDS.items():
         assert any(line.split() == [name, *description.split()] for line in done.out.splitlines())
     assert max(map(len, done.out.splitlines())) <= 80
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_standard_output_on_a_full_disk_is_named():
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "trifold", "--version"]
+        done = subprocess.run(
+            command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
+
+
+NARROW = [
+    ["recipes"],
+    ["doctor"],
+    ["show", "smoke"],
+    ["show", "multi30k-en-de"],
+    ["show", "bert-base"],
+    ["show", "t5-base"],
+    ["eval", "{run}"],
+    ["eval", "{run}", "--split", "valid", "--num-beams", "2"],
+    ["generate", "{run}", "one", "--min-new-tokens", "90"],
+    ["train", "smoke", "train.steps=4", "train.validate_every=2", "train.warmup=9", "--out", "{out}"],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", NARROW, ids=" ".join)
+def test_output_fits_80_columns_except_paths_and_user_data(trifold, run, tmp_path, monkeypatch, arguments):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = trifold(*[word.format(run=run, out=tmp_path / "out") for word in arguments])
+    lines = [*done.out.splitlines(), *done.err.splitlines()]
+    assert lines
+    ours = [line for line in lines if str(tmp_path) not in line and not line.startswith(("    ", "error: "))]
+    assert [line for line in ours if len(line) > 80] == []
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"]])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import signal
 
 import pytest
 from rich.console import Console
@@ -17,6 +18,7 @@ from trifold.train.monitor import (
     View,
     choose_view,
     clock_time,
+    fold,
     validation_lines,
 )
 from trifold.train.run_folder import RunFolder
@@ -72,6 +74,27 @@ def test_plain_view_limits_steps_by_time_but_shows_the_last_step_and_all_validat
     assert stream.getvalue().count("validation loss") == 2
 
 
+def test_plain_view_announces_a_long_validation_once():
+    now, stream = [0.0], io.StringIO()
+    view = Plain(stream, every=10.0, clock=lambda: now[0])
+    for step, seconds in ((20, 5), (40, 25), (60, 9)):
+        for _ in range(seconds):
+            view.validating(step)
+            now[0] += 1.0
+        view.validated(RESULT)
+    assert [line for line in stream.getvalue().splitlines() if "validating" in line] == [
+        "step 40: validating …"
+    ]
+
+
+def test_live_view_shows_a_validation_until_it_ends():
+    view, stream = live()
+    view.begin(100)
+    view.validating(20)
+    view.end()
+    assert "validating …" in stream.getvalue()
+
+
 def test_sample_shows_the_reference_only_if_it_differs():
     first, same, other = validation_lines(RESULT)
     assert "best so far" in first
@@ -87,6 +110,14 @@ def test_sample_without_reference_shows_prompt_and_continuation_in_few_lines():
     assert [line.strip() for line in lines] == ["·", "To be,", "or not"]
     long = result._replace(samples=[("a", None, "\n" * 50)])
     assert len(validation_lines(long)) < 10
+
+
+def test_long_lines_are_folded_between_values():
+    parts = [f"value {number}" for number in range(20)]
+    lines = fold(parts)
+    assert max(map(len, lines)) <= 80 and len(lines) == 3
+    assert " · ".join(line.strip() for line in lines) == " · ".join(parts)
+    assert fold(["x" * 90, "y"]) == ["x" * 90, "    y"]
 
 
 def test_speed_names_the_tokens_of_the_task():
@@ -153,6 +184,29 @@ def test_metrics_have_a_line_per_logged_step_and_per_validation(run):
     assert {"train/lr", "train/gradient_norm", "train/tokens_per_second", "seconds"} < lines[0].keys()
     assert {"valid/bleu", "valid/chrf", "valid/exact_match"} < valid_line.keys()
     assert not any(math.isnan(value) for line in lines for value in line.values())
+
+
+class Stopping(View):
+    """Sends a signal during the validation at step 6."""
+
+    def validating(self, step: int) -> None:
+        if step == 6:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_logged_loss_is_the_mean_since_the_last_line_also_across_an_interruption(run, tmp_path):
+    settings = {"train__steps": 10, "train__validate_every": 3, "train__save_every": 10}
+    single, whole = (
+        run(name, train__log_every=n, **settings).folder for name, n in (("one", 1), ("four", 4))
+    )
+    cut = run("cut", view=Stopping(), train__log_every=4, **settings)
+    assert (cut.steps, cut.stopped_by) == (6, "signal")
+    run("cut", resume="auto", train__log_every=4, **settings)
+    losses = [loss for _, loss in values_of(single, "train/loss")]
+    means = {4: sum(losses[:4]) / 4, 8: sum(losses[4:8]) / 4}
+    assert dict(values_of(whole, "train/loss")) == pytest.approx(means, rel=1e-12)
+    assert values_of(tmp_path / "cut", "train/loss") == values_of(whole, "train/loss")
 
 
 @pytest.mark.slow

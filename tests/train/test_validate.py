@@ -54,6 +54,15 @@ def test_model_has_the_best_weights_rather_than_the_last(run, set_scores):
     assert not are_equal(ours, weights_of(folder, 12))
 
 
+def test_the_outcome_has_the_scores_of_the_model_that_was_kept(run, set_scores):
+    set_scores(10, 30, 20)
+    outcome = run(train__steps=9, train__validate_every=3)
+    assert (outcome.best_step, outcome.scores) == (6, {"bleu": 30})
+    set_scores(25, 40)
+    outcome = run(resume="auto", train__steps=15, train__validate_every=3)
+    assert (outcome.best_step, outcome.scores) == (15, {"bleu": 40})
+
+
 def test_best_weights_can_be_those_of_the_lowest_loss(run):
     folder = run(task__best_by="loss", train__steps=12, train__validate_every=3).folder
     losses = dict(values_of(folder, "valid/loss"))

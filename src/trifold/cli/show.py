@@ -153,8 +153,8 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     from trifold.look.drawing import draw_architecture
 
     total, training, inference = facts["parameters"], facts["training_bytes"], facts["inference_bytes"]
-    remark = f" ({subject.remark})" if subject.remark else ""
-    print(f"{subject.name}: {facts['shape']}, {total:,} parameters{remark}\n")
+    remark = f"({subject.remark})\n" if subject.remark else ""
+    print(f"{subject.name}: {facts['shape']}, {total:,} parameters\n{remark}")
     print(f"{draw_architecture(subject.config)}\n")
     columns = itemgetter("part", "size", "verdict", "what")
     compared = map(columns, facts["compared_with_2017"])

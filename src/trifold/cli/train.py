@@ -70,13 +70,14 @@ def run(
             steps=outcome.steps,
             seconds=round(outcome.seconds, 2),
             scores=outcome.scores,
+            best_step=outcome.best_step,
             finished=outcome.finished,
             stopped_by=outcome.stopped_by,
         )
     elif outcome.finished:
         if outcome.scores:
             scores = ", ".join(score_text(name, value) for name, value in outcome.scores.items())
-            print(f"validation:   {scores}")
+            print(f"validation:   {scores} at step {outcome.best_step:,}, the best")
         print(f"model:        {describe_folder(folder / 'model')}")
         print(f"run folder:   {folder}")
         print(f"use it:       {chosen.task.usage(Path(shlex.quote(str(folder))))}")

@@ -58,7 +58,8 @@ class Progress:
     """The position of a run, as saved in checkpoints. It is equal on all ranks, except for `lines`.
 
     validated: the step of the last validation. lines: of metrics.jsonl. rejected: the number of updates that were
-    skipped. losses: the recent losses that detect a spike.
+    skipped. losses: the recent losses that detect a spike. scores: those of the best validation. loss_sum, loss_count:
+    the losses of the updates since the last logged step.
     """
 
     step: int = 0
@@ -72,6 +73,8 @@ class Progress:
     lines: int = 0
     rejected: int = 0
     losses: list[float] = field(default_factory=list)
+    loss_sum: float = 0.0
+    loss_count: int = 0
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Progress:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from textwrap import fill
 from threading import Thread
 from typing import NamedTuple, TypeVar
 
@@ -23,7 +24,7 @@ from trifold.hub.folder import describe_misfit
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.objective import Batch, BuildContext, Examples, Objective, TaskBundle
 from trifold.recipe import Recipe
-from trifold.train.monitor import View
+from trifold.train.monitor import WIDTH, View
 
 T = TypeVar("T")
 
@@ -117,8 +118,8 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
     recipe.task.check_unused_keys(context)
     if recipe.train.warmup >= recipe.train.steps:
         view.say(
-            f"warning: warmup ({recipe.train.warmup:,}) is not below steps ({recipe.train.steps:,}); the learning rate "
-            "rises until the end"
+            f"warning: warmup ({recipe.train.warmup:,}) is not below steps ({recipe.train.steps:,}); the learning "
+            "rate only rises"
         )
     bundle = recipe.task.build(context)
     train, valid = (bundle.objective.examples(rows) for rows in (bundle.train, bundle.valid))
@@ -133,25 +134,17 @@ def _report(data: TrainingData, view: View) -> None:
     """Print the size of an epoch, and how many rows are too long."""
     lengths, settings, objective = data.train.lengths, data.batches, data.objective
     plan = data.plan(data.train, 0)
-    vocabulary = f"vocabulary {data.bundle.vocabulary}"
     if isinstance(data.train, Blocks):
-        view.say(
-            f"an epoch: {len(lengths):,} rows, {data.train.tokens:,} {objective.token_name}, {len(plan):,} batches, "
-            f"no padding; {vocabulary}"
-        )
-        return
-    if count := int(overlong(lengths, settings).sum()):
-        action = {"drop": "skipped", "truncate": "truncated"}[settings.on_overflow]
-        view.say(
-            f"{count:,} of {len(lengths):,} {objective.row_name} are longer than {settings.max_length} tokens: {action}"
-        )
-    used = np.concatenate(plan)
-    tokens = int(lengths[used, -1].sum())
-    padding = "packed" if objective.packs else f"{padding_share(lengths, plan):.1%} padding"
-    view.say(
-        f"an epoch: {len(used):,} {objective.row_name}, {tokens:,} {objective.read_name}, {len(plan):,} batches, "
-        f"{padding}; {vocabulary}"
-    )
+        size, padding = f"{len(lengths):,} rows, {data.train.tokens:,} {objective.token_name}", "no padding"
+    else:
+        if count := int(overlong(lengths, settings).sum()):
+            what = f"{count:,} of {len(lengths):,} {objective.row_name} are longer than {settings.max_length} tokens"
+            view.say(f"{what}: {'skipped' if settings.on_overflow == 'drop' else 'truncated'}")
+        used = np.concatenate(plan)
+        size = f"{len(used):,} {objective.row_name}, {int(lengths[used, -1].sum()):,} {objective.read_name}"
+        padding = "packed" if objective.packs else f"{padding_share(lengths, plan):.1%} padding"
+    line = f"an epoch: {size}, {len(plan):,} batches, {padding}; vocabulary {data.bundle.vocabulary}"
+    view.say(fill(line, WIDTH, subsequent_indent="    "))
 
 
 # --- the initial weights -------------------------------------------------------------------------------

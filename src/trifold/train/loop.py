@@ -222,7 +222,7 @@ class Run:
                 self.log.event(progress.step, "interrupted", signal=self.stop.name)
         if stopped_by == "signal":
             self.view.say(f"stopped at step {progress.step:,}; continue with: {self.folder.continue_command}")
-        ended = stopped_by, self.stop.exit_code
+        ended = stopped_by, self.stop.exit_code, progress.best.step
         return Outcome(self.folder.path, progress.step, progress.seconds, progress.scores, *ended)
 
     def _train_steps(self) -> StoppedBy:
@@ -273,6 +273,7 @@ class Run:
         progress.step += 1
         progress.epoch, progress.batch = position_after(taken)
         progress.tokens += update.tokens
+        progress.loss_sum, progress.loss_count = progress.loss_sum + update.loss, progress.loss_count + 1
         progress.losses = append_loss(settings, progress.losses, update.loss)
         self.meter.count(update.tokens)
         progress.seconds = self.meter.seconds()
@@ -321,22 +322,19 @@ class Run:
         self.trainer.restore(state.weights, state.optimizer)
         self.progress = Progress.from_dict(state.progress)
         self.progress.epoch, self.progress.batch = position
-        self.progress.rejected, self.progress.best, self.progress.losses = current.rejected, current.best, []
+        self.progress.rejected, self.progress.losses = current.rejected, []
+        self.progress.best, self.progress.scores = current.best, current.scores
         self.log.rewind(self.progress.step, self.progress.lines)
 
     def _log(self, update: Update) -> None:
+        """Report the mean loss since the last logged step, and the other values of the last update."""
         progress = self.progress
+        loss, progress.loss_sum, progress.loss_count = progress.loss_sum / progress.loss_count, 0.0, 0
         speed, left = self.meter.read(progress.step, self.settings.minutes)
-        measured = update.loss, update.rate, speed, left, self.data.objective.token_name
-        self.view.step(Snapshot(progress.step, self.settings.steps, progress.epoch, *measured))
-        values = {
-            "train/loss": update.loss,
-            "train/lr": update.rate,
-            "train/gradient_norm": update.norm,
-            "train/tokens_per_second": speed,
-            "seconds": progress.seconds,
-        }
-        self.log(progress.step, values)
+        measured = loss, update.rate, speed, left, self.data.objective.token_name
+        snapshot = Snapshot(progress.step, self.settings.steps, progress.epoch, *measured)
+        self.view.step(snapshot)
+        self.log.update(snapshot, update.norm, progress.seconds)
 
     def _should_stop(self) -> StoppedBy | None:
         """Synchronize signals and the clock between the ranks; the reason to stop, if any."""
@@ -361,8 +359,7 @@ class Run:
         result = self.ranks.first(self._evaluate, weights)
         if result is not None:
             progress.best, progress.scores = Best(*result[0]), result[1]
-            progress.validated = progress.step
-            progress.seconds = self.meter.seconds()
+            progress.validated, progress.seconds = progress.step, self.meter.seconds()
             self.meter.pause()
         return self._should_stop()
 
@@ -372,12 +369,10 @@ class Run:
         return Validator(self.data, self.folder, self.machine.device)
 
     def _evaluate(self, weights: dict[str, Any]) -> tuple[Best, dict[str, float]] | None:
-        """Rank 0: the best validation so far and the scores; None if a signal interrupted the validation."""
+        """Rank 0: the best validation so far and its scores; None if a signal interrupted the validation."""
         self.saver.wait()  # earlier checkpoints may be averaged
         try:
-            result, best = self.validator(
-                self.progress.step, weights, self.progress.best, self.stop.raise_if_requested
-            )
+            result, best = self.validator(self.progress.step, weights, self.progress.best, self._poll)
         except Interrupted:
             return None
         if result.damaged:
@@ -388,7 +383,12 @@ class Run:
         self.view.validated(result)
         scores = {f"valid/{name}": value for name, value in result.scores.items()}
         self.log(self.progress.step, {"valid/loss": result.loss, **scores})
-        return best, result.scores
+        return best, result.scores if result.best else self.progress.scores
+
+    def _poll(self) -> None:
+        """Rank 0: called often during a validation."""
+        self.stop.raise_if_requested()
+        self.view.validating(self.progress.step)
 
     def _save(self) -> None:
         """Write a checkpoint."""

@@ -21,6 +21,7 @@ from trifold import disk
 from trifold.errors import printable
 from trifold.train.run_folder import RunFolder
 
+WIDTH = 80  # columns of lines for files and pipes
 MIN_WIDTH = 76  # columns that the progress bar needs
 SHOWN_SAMPLES = 3  # per validation; the run folder has all of them
 SHOWN_LINES = 6  # per sample
@@ -29,7 +30,10 @@ StoppedBy = Literal["steps", "minutes", "patience", "signal"]
 
 
 class Snapshot(NamedTuple):
-    """The state of training after an update; `seconds_left` may be infinite while it is unknown."""
+    """The state of training after an update; `seconds_left` may be infinite while it is unknown.
+
+    loss: the mean over the updates since the last snapshot.
+    """
 
     step: int
     total: int
@@ -53,7 +57,10 @@ class Validated(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a training ended. `scores` are those of the last validation; `exit_code` is 130 or 143 after a signal."""
+    """How a training ended. `exit_code` is 130 or 143 after a signal.
+
+    scores: those of the validation at `best_step`, whose weights are in model/; best_step is 0 without a validation.
+    """
 
     folder: Path
     steps: int
@@ -61,6 +68,7 @@ class Outcome(NamedTuple):
     scores: dict[str, float]
     stopped_by: StoppedBy
     exit_code: int
+    best_step: int = 0
 
     @property
     def finished(self) -> bool:
@@ -83,6 +91,9 @@ class View:
     def step(self, snapshot: Snapshot) -> None:
         """Report an update; called every `train.log_every` steps."""
 
+    def validating(self, step: int) -> None:
+        """Report that a validation is running; called often."""
+
     def validated(self, result: Validated) -> None:
         """Report the result of a validation."""
 
@@ -91,7 +102,10 @@ class View:
 
 
 class Plain(View):
-    """Lines for files and pipes: every validation, and a step at most every `every` seconds."""
+    """Lines for files and pipes: every validation, and a step at most every `every` seconds.
+
+    A validation that takes longer than that is announced.
+    """
 
     def __init__(
         self, stream: TextIO | None = None, every: float = 10.0, clock: Callable[[], float] = time.monotonic
@@ -100,6 +114,7 @@ class Plain(View):
         self._every = every
         self._clock = clock
         self._next = -math.inf
+        self._validating, self._announcement = 0, math.inf  # the step, and when to announce it
 
     def say(self, line: str) -> None:
         # sys.stderr is looked up here, so that it can be redirected later.
@@ -113,8 +128,16 @@ class Plain(View):
         if now < self._next and snapshot.step < snapshot.total:
             return
         self._next = now + self._every
-        position = [f"step {snapshot.step}/{snapshot.total}", f"epoch {snapshot.epoch}"]
-        self.say(" · ".join([*position, *_format(snapshot).values()]))
+        for line in fold([f"step {snapshot.step}/{snapshot.total}", *_format(snapshot).values()]):
+            self.say(line)
+
+    def validating(self, step: int) -> None:
+        now = self._clock()
+        if step != self._validating:
+            self._validating, self._announcement = step, now + self._every
+        elif now >= self._announcement:
+            self._announcement = math.inf
+            self.say(f"step {step}: validating …")
 
     def validated(self, result: Validated) -> None:
         for line in validation_lines(result):
@@ -143,10 +166,17 @@ class LiveView(View):
         self._progress.start()
 
     def step(self, snapshot: Snapshot) -> None:
+        self._update(completed=snapshot.step, **_format(snapshot))
+
+    def _update(self, **values: Any) -> None:
         if self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], completed=snapshot.step, **_format(snapshot))
+            self._progress.update(self._progress.task_ids[0], **values)
+
+    def validating(self, step: int) -> None:
+        self._update(completed=step, left="validating …")
 
     def validated(self, result: Validated) -> None:
+        self._update(left="")
         first, *samples = validation_lines(result)
         self._console.print(Text(first, style="bold green" if result.best else "bold"))
         for line in samples:
@@ -173,13 +203,25 @@ def validation_lines(result: Validated) -> list[str]:
     parts = [f"step {result.step}: validation loss {result.loss:.4f}"]
     parts += [score_text(name, value) for name, value in result.scores.items()]
     parts += ["best so far"] if result.best else []
-    lines = [" · ".join(parts)]
+    lines = fold(parts)
     for source, reference, output in result.samples[:SHOWN_SAMPLES]:
         if reference is None:
             lines += ["    ·", *(f"    {line}" for line in f"{source}{output}".splitlines()[:SHOWN_LINES])]
             continue
         verdict = "✓" if output == reference else f"(reference: {reference})"
         lines.append(f"    {source}  →  {output}  {verdict}")
+    return lines
+
+
+def fold(parts: Sequence[str]) -> list[str]:
+    """The parts, separated by dots, in lines of at most 80 columns; all but the first line are indented."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        longer = f"{lines[-1]} · {part}"
+        if len(longer) <= WIDTH:
+            lines[-1] = longer
+        else:
+            lines.append(f"    {part}")
     return lines
 
 
@@ -289,6 +331,17 @@ class MetricsLog:
         if self._writes and self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
+
+    def update(self, snapshot: Snapshot, norm: float, seconds: float) -> None:
+        """Append the values of a logged step. norm: of the gradient; seconds: since the beginning of the run."""
+        values = {
+            "train/loss": snapshot.loss,
+            "train/lr": snapshot.learning_rate,
+            "train/gradient_norm": norm,
+            "train/tokens_per_second": snapshot.tokens_per_second,
+            "seconds": seconds,
+        }
+        self(snapshot.step, values)
 
     def flush(self) -> None:
         """Return when all lines are on disk, which a checkpoint relies on."""
