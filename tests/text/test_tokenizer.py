@@ -198,6 +198,36 @@ def test_a_foreign_tokenizer_does_not_truncate_and_gets_missing_tokens(tmp_path:
     assert tokenizer.vocab_size == 6
 
 
+FOREIGN = [
+    (
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], {},
+        {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]", "cls": "[CLS]", "mask": "[MASK]"},
+    ),
+    (
+        ["<end>"], dict.fromkeys(["bos_token", "eos_token", "unk_token"], "<end>"),
+        {"pad": "<end>", "bos": "<end>", "eos": "<end>"},
+    ),
+    (["<pad>", "</s>", "<unk>"], {"pad_token": "<pad>"}, {"pad": "<pad>", "bos": "</s>", "eos": "</s>"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("special", "named", "roles"), FOREIGN)
+def test_special_tokens_of_a_foreign_tokenizer_take_the_missing_roles(
+    tmp_path: Path, special: list[str], named: dict[str, str], roles: dict[str, str]
+) -> None:
+    library = Library(models.WordLevel({"a": 0, "b": 1, "[CLS": 2}))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    library.add_special_tokens(special)
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named), encoding="utf-8")
+    tokenizer = make_tokenizer([], TokenizerSettings(file=str(tmp_path)))
+    assert tokenizer.vocab_size == 3 + len(special)
+    for role, name in roles.items():
+        assert tokenizer.required(role) == library.token_to_id(name), role
+    tokenizer.save(tmp_path)
+    assert Tokenizer.load(tmp_path).names == tokenizer.names
+
+
 @pytest.mark.parametrize("content", [None, "", "{}", '{"model": {"type": "BPE"}}', "[" * 9999])
 def test_an_invalid_tokenizer_file_is_named(tmp_path: Path, content: str | None) -> None:
     if content is not None:

@@ -34,16 +34,27 @@ TOKEN_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_m
 NO_LIMITS = {"split_special_tokens": True, "model_max_length": int(1e30)}
 
 _BATCH = 10_000  # texts encoded at once: enough for all cores, few enough to bound the memory
-_REQUIRED_ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": UNK}
-_ROLES = (*_REQUIRED_ROLES, "cls_token", "sep_token", "mask_token")
+_ADDED = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # if no token of the library takes the role
+_ROLES = (*_ADDED, "unk_token", "cls_token", "sep_token", "mask_token")
+# What takes a role that the files leave open, most suitable first: a token, or the token of an earlier role.
+_SUBSTITUTES = {
+    "cls_token": ["[CLS]"],
+    "sep_token": ["[SEP]"],
+    "mask_token": ["[MASK]"],
+    "eos_token": [EOS, "sep_token"],
+    "bos_token": [BOS, "cls_token", "eos_token"],
+    "pad_token": [PAD, "[PAD]", "eos_token"],
+    "unk_token": [UNK, "[UNK]"],
+}
 
 
 class Tokenizer:
     """A tokenizer of the `tokenizers` library and the ids of its special tokens.
 
     Special tokens enter a sequence by id only: a text that contains `</s>` stays text, unless `special_in_text` is
-    set. Truncation and padding of a loaded tokenizer are disabled. The four special tokens that training needs are
-    added if they are missing, unless `complete` is False; then the id of a role without a token is None.
+    set. Truncation and padding of a loaded tokenizer are disabled. A role that the files leave open gets the most
+    suitable token, such as `[SEP]` for the end; tokens for padding, begin and end are added if there is none. With
+    `complete` False, and for other roles, the id of a role without a token is None.
 
     segment: splits a text into pieces, for tokenizers that `tokenizers` cannot run; `library` then only knows their
     ids. files: what such a tokenizer was read from, and is saved as. guard: runs untrusted patterns beforehand.
@@ -64,7 +75,7 @@ class Tokenizer:
     ) -> None:
         library.no_truncation()
         library.no_padding()
-        self.names = (_REQUIRED_ROLES if complete else {}) | (names or {})
+        self.names = _complete(library, names or {}) if complete else names or {}
         missing = [name for name in self.names.values() if library.token_to_id(name) is None]
         library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in missing])
         library.encode_special_tokens = True
@@ -390,6 +401,20 @@ class Tokenizer:
         except CheckpointError as error:
             raise DataError(f"{error}; repair or remove it") from None
         return cls(library, dropout=dropout, names=names, settings=settings, guard=guard)
+
+
+def _complete(library: Library, names: Mapping[str, str]) -> dict[str, str]:
+    """Tokens by role: `names`; for other roles tokens of the library, or else those that are added."""
+    special = {token.content for token in library.get_added_tokens_decoder().values() if token.special}
+    found: dict[str, str | None] = {}
+    for role, substitutes in _SUBSTITUTES.items():
+        options = [found.get(each, each) for each in substitutes]
+        if role in (*_ADDED, "unk_token"):  # may be normal tokens of the vocabulary
+            known = [name for name in options if name is not None and library.token_to_id(name) is not None]
+        else:
+            known = [name for name in options if name in special]
+        found[role] = names.get(role) or next(iter(known), _ADDED.get(role))
+    return {role: name for role in _ROLES if (name := found[role]) is not None}
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:
