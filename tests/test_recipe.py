@@ -5,11 +5,15 @@ import re
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
+from tests.recipes import BERT
 
 from trifold.cli import main
 from trifold.errors import SettingsError, UsageError
-from trifold.hub.folder import describe_misfit
-from trifold.nn.config import PRESETS
+from trifold.hub import save_model
+from trifold.hub.folder import describe_misfit, families_for
+from trifold.nn import Transformer
+from trifold.nn.config import PRESETS, ModelConfig
+from trifold.objectives.objective import SIZES
 from trifold.recipe import Recipe, TrainSettings, load_recipe, recipe_names
 from trifold.train.optimizers import learning_rate
 from trifold.yaml_dialect import dump, load
@@ -171,6 +175,63 @@ def test_an_unknown_preset_shows_the_nearest():
 
 def test_the_default_model_is_the_base_model_of_the_paper(write):
     assert load_recipe(write("data: {train: a.tsv}\n")).model == PRESETS["transformer-base"]
+
+
+# --- what the task determines ----------------------------------------------------------------------------------
+
+TASKS = {
+    "causal": ("decoder", {"lm"}, ()),
+    "masked": ("encoder", {"lm"}, ("cls", "sep", "mask")),
+    "permutation": ("encoder", {"lm"}, ("cls", "sep", "mask")),
+    "pairs": ("encoder", {"lm", "pooler", "next-sentence"}, ("cls", "sep", "mask")),
+    "classify": ("encoder", {"pooler", "sequence"}, ("cls", "sep", "mask")),
+}
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_the_task_chooses_the_shape_the_heads_and_the_special_tokens(write, kind):
+    recipe = load_recipe(write(f"task: {{kind: {kind}}}\ndata: {{train: a.txt}}\nmodel: {{n_layers: 2}}\n"))
+    model = recipe.model
+    assert (model.shape, set(model.chosen_heads), recipe.tokenizer.special) == TASKS[kind]
+    assert (model.n_layers, model.d_model) == (2, SIZES["d_model"])
+    assert next(families_for(model)).model_type != "trifold"  # other libraries can load it
+    assert load_recipe(write(recipe.resolved())) == recipe
+
+
+@pytest.mark.parametrize("preset", ["bert-base", "gpt2"])
+def test_a_preset_gets_the_heads_of_the_task(write, preset):
+    text = f"task: {{kind: classify}}\ndata: {{train: a.tsv}}\nmodel: {{preset: {preset}}}\n"
+    model = load_recipe(write(text)).model
+    assert "sequence" in model.chosen_heads
+    assert model.classifier_input == ("last" if preset == "gpt2" else "pooler")
+    assert load_recipe(write(text), ["model.heads=[lm]"]).model.heads == ("lm",)
+
+
+@pytest.mark.parametrize("shape", ["encoder", "decoder"])
+def test_a_shape_without_heads_gets_those_of_the_task(write, shape):
+    text = f"task: {{kind: classify}}\ndata: {{train: a.tsv}}\nmodel: {{shape: {shape}, classifier_input: first}}\n"
+    model = load_recipe(write(text)).model
+    assert "sequence" in model.chosen_heads
+    assert (model.classifier_input, model.norm_placement) == ("first", "post")
+
+
+@pytest.mark.parametrize("kind", [*TASKS, "translate", "denoise"])
+def test_a_shape_that_the_task_does_not_support_is_an_error(write, kind):
+    wrong = "encoder-decoder" if kind in TASKS else "decoder"
+    text = f"task: {{kind: {kind}}}\ndata: {{train: a.txt}}\nmodel: {{shape: {wrong}}}\n"
+    with pytest.raises(SettingsError, match=rf"^model\.shape: {wrong} does not support task\.kind: {kind}"):
+        load_recipe(write(text))
+
+
+def test_the_model_defaults_to_that_of_start_from(write, tmp_path):
+    config = ModelConfig(**BERT, label_names=("a", "b"))
+    save_model(tmp_path / "bert", Transformer(config))
+    train = f"train: {{start_from: {tmp_path / 'bert'}}}\n"
+    recipe = load_recipe(write("task: {kind: classify}\ndata: {train: a.tsv}\n" + train))
+    sizes = ("d_model", "n_layers", "max_positions", "vocab_size", "n_token_types")
+    assert all(getattr(recipe.model, size) == getattr(config, size) for size in sizes)
+    assert (recipe.model.heads, recipe.model.label_names) == (("pooler", "sequence"), None)
+    assert recipe.tokenizer.file == str(tmp_path / "bert")
 
 
 # --- files ---------------------------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from trifold.batches import BatchSettings
 from trifold.data import DataSettings
 from trifold.errors import SettingsError, UsageError
 from trifold.generate.config import GenerationConfig
+from trifold.hub import read_config, resolve
 from trifold.nn.config import PRESETS, ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.objective import ObjectiveSettings
@@ -235,6 +236,22 @@ class Recipe(Settings):
         except SettingsError as error:
             raise ValueError(str(error)) from None
 
+    @field_validator("model")
+    @classmethod
+    def _fit_model(cls, model: ModelConfig, info: ValidationInfo) -> ModelConfig:
+        """The model, with the heads of the task unless the recipe names some."""
+        if "task" not in info.data:  # it has an error of its own
+            return model
+        task: ObjectiveSettings = info.data["task"].evaluated
+        try:
+            task.check_model(model)
+        except SettingsError as error:
+            raise ValueError(str(error)) from None
+        if model.heads is not None:
+            return model
+        chosen = {key: getattr(model, key) for key in model.model_fields_set - {"heads"}}
+        return task.with_heads(model).model_copy(update=chosen)
+
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
         task: Any = self.task
@@ -274,7 +291,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
         given.add(key)
         _set(values, key, value)
     values.setdefault("name", default_name)
-    values["model"] = _with_preset(values.get("model", {}))
+    _complete_model(values)
     return Recipe.parse(values)
 
 
@@ -317,14 +334,40 @@ def _set(values: dict[str, Any], dotted: str, value: Any) -> None:
     values[last] = value
 
 
-def _with_preset(model: Any) -> Any:
-    if not isinstance(model, dict) or "preset" not in model:
-        return model
+def _complete_model(values: dict[str, Any]) -> None:
+    """Add the defaults of the task to a recipe that leaves the model to it, and expand the preset.
+
+    With train.start_from, the model and the tokenizer are those of that folder.
+    """
+    task, model, train = (values.get(group, {}) for group in ("task", "model", "train"))
+    kind = str(task.get("kind", DEFAULT_KIND)) if isinstance(task, Mapping) else ""
+    if kind not in KINDS or not isinstance(model, Mapping):
+        return  # an error, which `Recipe` reports
+    objective = settings_class(kind)
+    defaults = {} if {"preset", "shape"} & model.keys() else objective.defaults
+    name = train.get("start_from") if defaults and isinstance(train, Mapping) else None
+    start = resolve(name) if isinstance(name, str) else None
+    if start is not None:
+        defaults = {**defaults, "model": {}, "tokenizer": {"file": str(start)}}
+    for group, settings in defaults.items():
+        given = values.get(group, {})
+        if isinstance(given, Mapping) and "file" not in given:
+            values[group] = {**settings, **given}
+    chosen = dict(values.get("model", {}))
+    preset = chosen.pop("preset", None)
+    if start is not None:
+        labels = ModelConfig().model_dump(include={"n_labels", "label_names", "problem_type"})
+        config = read_config(start).model_copy(update=labels)
+    elif preset is not None:
+        config = _preset(preset)
+    else:
+        return
+    values["model"] = {**objective.with_heads(config).model_dump(), **chosen}
+
+
+def _preset(name: Any) -> ModelConfig:
     from trifold.hub.presets import PRESETS as PUBLISHED_PRESETS
 
-    chosen = dict(model)
-    preset = chosen.pop("preset")
-    if preset not in (known := [*PRESETS, *PUBLISHED_PRESETS]):
-        raise SettingsError(f"model.preset: unknown preset {preset!r}{nearest(str(preset), known)}")
-    config = PRESETS[preset] if preset in PRESETS else PUBLISHED_PRESETS[preset].config
-    return {**config.model_dump(), **chosen}
+    if name not in (known := [*PRESETS, *PUBLISHED_PRESETS]):
+        raise SettingsError(f"model.preset: unknown preset {name!r}{nearest(str(name), known)}")
+    return PRESETS[name] if name in PRESETS else PUBLISHED_PRESETS[name].config

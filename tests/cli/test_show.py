@@ -22,6 +22,40 @@ def test_every_preset_and_recipe_can_be_shown(trifold, name):
     assert ("cross-attention" in done.out) == (report["shape"] == "encoder-decoder")
 
 
+@pytest.mark.parametrize("kind", ["causal", "masked", "classify"])
+def test_show_and_train_resolve_a_recipe_to_the_same_model(trifold, tmp_path, kind):
+    text = tmp_path / "text.tsv"
+    text.write_text("text\tlabel\n" + "a b c\tgood\nc b a\tbad\n" * 20, encoding="utf-8")
+    data = f"data: {{train: {text}, format: {'tsv' if kind == 'classify' else 'text'}, holdout: 5}}"
+    recipe = tmp_path / "mine.yaml"
+    sizes = "model: {d_model: 16, d_ff: 32, n_layers: 1}\ntokenizer: {kind: word, joint: false}"
+    train = "train: {steps: 1, warmup: 0, device: cpu, precision: float32, validate_every: 1, save_every: 1}"
+    recipe.write_text(f"task: {{kind: {kind}}}\n{data}\n{sizes}\n{train}\n", encoding="utf-8")
+    shown = json.loads(trifold("show", str(recipe), "--json").out)["config"]
+    done = trifold("train", str(recipe), "--out", str(tmp_path / "run"))
+    assert done.code == 0, done.err
+    trained = json.loads(trifold("show", str(tmp_path / "run"), "--json").out)["config"]
+    ids = {
+        "vocab_size",
+        "label_names",
+        "n_labels",
+        "pad_id",
+        "bos_id",
+        "eos_id",
+        "dropout",
+        "attention_dropout",
+    }
+    assert {key for key in shown if shown[key] != trained[key]} <= ids
+
+
+def test_a_model_that_training_rejects_is_not_shown(trifold, tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("task: {kind: causal}\ndata: {}\nmodel: {shape: encoder}\n", encoding="utf-8")
+    done = trifold("show", str(recipe))
+    assert (done.code, done.out) == (2, "")
+    assert "model.shape: encoder does not support task.kind: causal" in done.err
+
+
 def test_show_trained_model(trifold, run):
     report = json.loads(trifold("show", str(run), "--json").out)
     config = json.loads((run / "model" / "config.json").read_text("utf-8"))

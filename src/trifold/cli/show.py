@@ -72,10 +72,12 @@ class Subject:
 def find_subject(what: str) -> Subject:
     """A preset, a recipe (by name or file), or a model. Raises UsageError or CheckpointError if it is none."""
     from trifold.costs import count_parameters
+    from trifold.data import expand_path
     from trifold.hub import read_config, resolve
     from trifold.hub.presets import PRESETS as PUBLISHED
     from trifold.nn.config import PRESETS
     from trifold.recipe import load_recipe, recipe_names
+    from trifold.text import make_tokenizer
 
     is_folder = Path(what).is_dir()
     if what in PRESETS:
@@ -87,9 +89,12 @@ def find_subject(what: str) -> Subject:
     if Path(what).suffix in (".yaml", ".yml") or (what in recipe_names() and not is_folder):
         recipe = load_recipe(what)
         size, is_joint = recipe.tokenizer.vocab_size, recipe.tokenizer.joint
-        # Training sets the vocabulary size to that of the tokenizer.
-        sizes = {"vocab_size": size, "target_vocab_size": None if is_joint else size}
         remark = "with the maximum vocabulary of the recipe"
+        if recipe.tokenizer.file is not None and expand_path(recipe.tokenizer.file).exists():
+            size, remark = make_tokenizer([], recipe.tokenizer).vocab_size, ""
+        # Training sets the vocabulary size to that of the tokenizer.
+        has_two = recipe.task.kind == "translate" and not is_joint
+        sizes = {"vocab_size": size, "target_vocab_size": size if has_two else None}
         return Subject(
             recipe.name, recipe.model.model_copy(update=sizes), recipe.batch.tokens, remark, recipe
         )

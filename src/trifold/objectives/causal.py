@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from trifold.nn import Inputs, Transformer
 from trifold.objectives.documents import Cut, DocumentChunks, describe_long, require_documents
 from trifold.objectives.evaluation import EvalContext, EvalRun, Sample, Scores
 from trifold.objectives.objective import (
+    SIZES,
     Batch as BaseBatch,
     BuildContext,
     LossTerm,
@@ -59,6 +61,8 @@ class CausalSettings(ObjectiveSettings):
     """Settings of a causal language model."""
 
     supports_cache = True
+    shapes = ("decoder",)
+    defaults = MappingProxyType({"model": {"preset": "gpt2", **SIZES}})
 
     kind: Literal["causal"] = "causal"
     best_by: Literal["loss", "accuracy"] = "loss"
@@ -71,7 +75,6 @@ class CausalSettings(ObjectiveSettings):
     )
 
     def build(self, context: BuildContext) -> TaskBundle:
-        context.require_shape(self.kind, "decoder")
         require_documents(context)
         build = self._read_into_memory if context.data.cache is None else self._open_cache
         objective, train, valid, name = build(context)

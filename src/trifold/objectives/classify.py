@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.objective import (
+    ENCODER,
     Batch as BaseBatch,
     BuildContext,
     LossTerm,
@@ -45,17 +47,25 @@ class ClassifySettings(ObjectiveSettings):
     """Settings of classification; `data.source` and `data.target` name the columns of texts and labels."""
 
     command = 'predict {folder} "your text"'
+    shapes = ("encoder", "decoder")
+    heads = ("sequence",)
+    defaults = MappingProxyType({**ENCODER, "batch": {"on_overflow": "truncate"}})
 
     kind: Literal["classify"] = "classify"
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="probability mass spread over all labels")
     best_by: Literal["loss", "accuracy", "macro_f1"] = "accuracy"
 
+    @classmethod
+    def with_heads(cls, config: ModelConfig) -> ModelConfig:
+        """The config; without a classifier, with the one of BERT, or one of the last state of a decoder."""
+        if "sequence" in config.chosen_heads:
+            return config
+        reads = "last" if config.shape == "decoder" else "pooler"
+        heads = cls.heads if reads == "last" else ("pooler", *cls.heads)
+        unused = {"lm_head_transform": None, "lm_head_bias": False}
+        return config.model_copy(update={"heads": heads, "classifier_input": reads, **unused})
+
     def build(self, context: BuildContext) -> TaskBundle:
-        if context.model.shape == "encoder-decoder":
-            raise SettingsError(
-                "model.shape: encoder-decoder does not support task.kind: classify, which requires a single stack; "
-                "set model.shape=encoder or decoder"
-            )
         context.require_data(
             "data.train=FILE (.tsv, .csv or .jsonl), data.source and data.target to the columns of texts and labels",
             "data.valid=…, or data.holdout=0.1 to hold out a tenth",

@@ -32,7 +32,7 @@ from trifold.objectives.documents import (
     SpecialTokens,
 )
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.objective import LossTerm
+from trifold.objectives.objective import LossTerm, ObjectiveSettings
 from trifold.objectives.translate import Batch, Examples, Translate, with_end
 from trifold.predict.generate_texts import generate_rows
 from trifold.scores import exact_match
@@ -51,7 +51,8 @@ Corruption = Callable[[Ids, Flags, Rng], tuple[Ids, Ids]]
 class DenoisingSettings(DocumentObjectiveSettings):
     """Settings of both corruptions."""
 
-    shape = "encoder-decoder"
+    shapes = ("encoder-decoder",)
+    defaults = ObjectiveSettings.defaults
     append_eos = True
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)

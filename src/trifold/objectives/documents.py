@@ -17,7 +17,14 @@ from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
 from trifold.nn.config import Shape
 from trifold.objectives.evaluation import Sample
-from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle, plan_all
+from trifold.objectives.objective import (
+    ENCODER,
+    BuildContext,
+    Objective,
+    ObjectiveSettings,
+    TaskBundle,
+    plan_all,
+)
 from trifold.ragged import Chunks, Ragged, split_into_chunks
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts, annotate, count_unknown
@@ -171,11 +178,12 @@ class DocumentObjective(Objective):
 class DocumentObjectiveSettings(ObjectiveSettings):
     """Base of the settings of objectives that corrupt chunks of documents.
 
-    shape: the model shape that the objective requires. append_eos: whether texts end with </s>. redraws: whether the
-    examples of each epoch differ even if data.cut is not windows.
+    append_eos: whether texts end with </s>. redraws: whether the examples of each epoch differ even if data.cut is not
+    windows.
     """
 
-    shape: ClassVar[Shape] = "encoder"
+    shapes: ClassVar[tuple[Shape, ...]] = ("encoder",)
+    defaults = ENCODER
     append_eos: ClassVar[bool] = False
     redraws: ClassVar[bool] = False
 
@@ -184,7 +192,6 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         raise NotImplementedError
 
     def build(self, context: BuildContext) -> TaskBundle:
-        context.require_shape(self.kind, self.shape)
         require_documents(context)
         train, valid = context.read(read_documents)
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, append_eos=self.append_eos)

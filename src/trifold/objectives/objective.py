@@ -24,7 +24,7 @@ from trifold.batches.plan import Plan
 from trifold.data import DataSettings, Documents, Pairs, read_splits
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.config import Shape
+from trifold.nn.config import Head, Shape
 from trifold.nn.losses import linear_cross_entropy, score_targets
 from trifold.nn.packing import Packing
 from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation, Scores
@@ -36,6 +36,12 @@ from trifold.text.spans import Ids
 TOKENIZER_FILE, TARGET_TOKENIZER_FILE = "tokenizer.json", "target_tokenizer.json"
 FILL_MASK = 'predict {folder} "a text with a <mask>"'  # command that uses a model
 Rows = TypeVar("Rows", Pairs, Documents)
+# Defaults of a recipe that leaves the model to its task: a small model of a published family.
+SIZES: Mapping[str, Any] = {"d_model": 256, "n_layers": 4, "n_heads": 4, "d_ff": 1024, "max_positions": 512}
+ENCODER: Mapping[str, Mapping[str, Any]] = {
+    "model": {"preset": "bert-base", **SIZES},
+    "tokenizer": {"special": ["cls", "sep", "mask"]},
+}
 UNUSED_KEYS = ("tokenizer.dropout", "tokenizer.dropout_epochs")  # without effect, except in translation
 
 # --- examples, batches, loss terms -----------------------------------------------------------------------
@@ -142,18 +148,6 @@ class BuildContext:
         """Largest number of tokens of a row: the recipe's limit, at most the model's positions."""
         return min(self.batches.max_length or self.model.max_positions, self.model.max_positions)
 
-    def require_shape(self, kind: str, shape: Shape) -> None:
-        """Raises SettingsError if the model has another shape, or caps its logits."""
-        if self.model.shape != shape:
-            raise SettingsError(
-                f"model.shape: {self.model.shape} does not support task.kind: {kind}, which requires shape {shape}; "
-                f"set model.shape={shape}, or choose another task"
-            )
-        if self.model.logit_soft_cap is not None:
-            raise SettingsError(
-                "model.logit_soft_cap: not supported in training, which never materializes the logits; remove it"
-            )
-
     def require_data(self, train_remedy: str, valid_remedy: str) -> None:
         """Raises SettingsError if the recipe has no training data or no validation data."""
         if self.data.train is None:
@@ -224,13 +218,17 @@ class ObjectiveSettings(Settings):
 
     data_kind: what the objective reads: pairs of texts, raw documents, or parts that each name their own data.
     command: the command that uses a trained model. unused_keys: recipe keys that have no effect and are rejected.
-    supports_cache: whether it reads tokens from data.cache.
+    supports_cache: whether it reads tokens from data.cache. shapes, heads: model shapes that the objective supports,
+    and heads that it requires. defaults: settings, by group, of a recipe with neither model.preset nor model.shape.
     """
 
     data_kind: ClassVar[Literal["pairs", "documents", "parts"]] = "documents"
     command: ClassVar[str] = 'generate {folder} "your text"'
     unused_keys: ClassVar[tuple[str, ...]] = UNUSED_KEYS
     supports_cache: ClassVar[bool] = False
+    shapes: ClassVar[tuple[Shape, ...]] = ("encoder-decoder",)
+    heads: ClassVar[tuple[Head, ...]] = ("lm",)
+    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     if TYPE_CHECKING:  # declared by each subclass, whose fields keep their order
 
@@ -247,6 +245,24 @@ class ObjectiveSettings(Settings):
     def usage(self, folder: Path) -> str:
         """The command that uses a model trained with these settings."""
         return f"trifold {self.evaluated.command.format(folder=folder)}"
+
+    @classmethod
+    def with_heads(cls, config: ModelConfig) -> ModelConfig:
+        """The config, with the heads of the objective if it lacks one of them."""
+        complete = set(cls.heads) <= set(config.chosen_heads)
+        return config if complete else config.model_copy(update={"heads": cls.heads})
+
+    def check_model(self, config: ModelConfig) -> None:
+        """Raises SettingsError if the model has an unsupported shape, or caps logits that are never materialized."""
+        if config.shape not in self.shapes:
+            raise SettingsError(
+                f"model.shape: {config.shape} does not support task.kind: {self.kind}, which requires shape "
+                f"{' or '.join(self.shapes)}; set model.shape={self.shapes[0]}, or choose another task"
+            )
+        if config.logit_soft_cap is not None and "lm" in self.heads:
+            raise SettingsError(
+                "model.logit_soft_cap: not supported in training, which never materializes the logits; remove it"
+            )
 
     def check_unused_keys(self, context: BuildContext) -> None:
         """Raises SettingsError if the recipe sets a key that this objective ignores."""

@@ -12,6 +12,7 @@ share their weights, and only the query stream reaches the head.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +33,9 @@ from trifold.objectives.documents import (
 )
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.objective import (
+    ENCODER,
     FILL_MASK,
+    SIZES,
     Batch as BaseBatch,
     LossTerm,
     measure_tokens,
@@ -49,6 +52,7 @@ class PermutationSettings(DocumentObjectiveSettings):
     """Settings of a permutation language model."""
 
     command = FILL_MASK
+    defaults = MappingProxyType({**ENCODER, "model": {"preset": "xlnet-base", **SIZES}})
 
     kind: Literal["permutation"] = "permutation"
     best_by: Literal["loss", "accuracy"] = "loss"

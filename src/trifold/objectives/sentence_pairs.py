@@ -40,6 +40,7 @@ class SentencePairSettings(MaskingSettings):
     command = 'predict {folder} "a text" --pair "another" --task next-sentence'
     unused_keys = (*UNUSED_KEYS, "data.cut")
     redraws = True
+    heads = ("lm", "pooler", "next-sentence")
 
     kind: Literal["pairs"] = "pairs"
     pairs: Literal["follows", "order"] = Field(

@@ -88,7 +88,6 @@ class TextToTextSettings(ObjectiveSettings):
         return self
 
     def build(self, context: BuildContext) -> TaskBundle:
-        context.require_shape(self.kind, "encoder-decoder")
         if context.data.train is not None or context.data.valid is not None:
             raise SettingsError(
                 "data.train: a text-to-text task names the data of each part; move it to task.parts.NAME.train"

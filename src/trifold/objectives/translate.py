@@ -67,7 +67,6 @@ class TranslateSettings(ObjectiveSettings):
         return name
 
     def build(self, context: BuildContext) -> TaskBundle:
-        context.require_shape(self.kind, "encoder-decoder")
         context.require_data(
             "data.train=FILE.source,FILE.target or one table",
             "data.valid=…, or data.holdout=500 to hold out pairs",
