@@ -162,6 +162,50 @@ def test_tables_give_the_same_pairs(tmp_path: Path, name: str) -> None:
     assert as_list(pairs) == [("a", "x"), ('b, "c"', "y'")]
 
 
+ROWS = [("Ein Hund bellt laut.", "A dog barks."), ("Ein Hund schläft.", "A dog sleeps.")]
+HEADERS = {
+    "german,english": {}, "src_text,tgt_text": {}, "de,en": {}, "Source sentence,Translation": {},
+    "question,answer": {"source": 0, "target": "1"}, "SOURCE,TARGET": {},
+}  # fmt: skip
+FIRST_ROWS = {  # of data
+    "dog,hund": {}, "Text,Ein Hund schläft.": {}, "no,is": {}, "text,text": {}, "label one two three,text": {},
+    "german,english": {"header": False}, "english,A dog barks.": {}, "2 texts,label": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", HEADERS)
+def test_names_of_columns_are_a_header(tmp_path: Path, first: str) -> None:
+    content = "\n".join([first, *map(",".join, ROWS)]) + "\n"
+    pairs = read_pairs(table(tmp_path, "a.csv", content), DataSettings(**HEADERS[first]))  # type: ignore[arg-type]
+    assert as_list(pairs) == ROWS
+    source, target = first.split(",")
+    assert str(pairs.report) == f"a.csv: 2 pairs, header: source {source!r}, target {target!r}"
+
+
+@pytest.mark.parametrize("first", FIRST_ROWS)
+def test_other_first_rows_are_data(tmp_path: Path, first: str) -> None:
+    content = "\n".join([first, *map(",".join, ROWS)]) + "\n"
+    pairs = read_pairs(table(tmp_path, "a.csv", content), DataSettings(**FIRST_ROWS[first]))  # type: ignore[arg-type]
+    source, target = first.split(",")
+    assert as_list(pairs) == [(source, target), *ROWS]
+    assert str(pairs.report).endswith("3 pairs" if FIRST_ROWS[first] else ", no header")
+
+
+def test_a_label_is_not_a_header_if_it_occurs_again(tmp_path: Path) -> None:
+    rows = [("question", "How many"), ("statement", "It is"), ("question", "Where")]
+    pairs = read_pairs(table(tmp_path, "a.csv", "\n".join(map(",".join, rows)) + "\n"), PLAIN)
+    assert as_list(pairs) == rows
+
+
+@pytest.mark.parametrize(("first", "rows"), [("label,text", [1, 0]), ("text,label", [0, 1])])
+def test_a_column_of_labels_is_the_target(tmp_path: Path, first: str, rows: list[int]) -> None:
+    content = f"{first}\n" + "good,some words\nbad,other words\n"
+    pairs = read_pairs(table(tmp_path, "a.csv", content), PLAIN)
+    expected = [("good", "some words"), ("bad", "other words")]
+    assert as_list(pairs) == [(pair[rows[0]], pair[rows[1]]) for pair in expected]
+    assert str(pairs.report).endswith("header: source 'text', target 'label'")
+
+
 def test_quoted_csv_fields_may_contain_line_ends(tmp_path: Path) -> None:
     path = table(tmp_path, "a.csv", 'source,target\n"a\nb",x\r\n\n"c\r","y\u2028"\n')
     pairs = read_pairs(path, PLAIN)

@@ -22,7 +22,10 @@ from trifold.objectives.classify import (
     macro_f1,
     sort_labels,
 )
+from trifold.recipe import load_recipe
 from trifold.text import TokenizerSettings, train_tokenizer
+from trifold.train.data import load_data
+from trifold.train.monitor import View
 
 TEXTS = ["good and fine", "bad", "so bad it is good", "fine", "it is bad and it is sad"]
 LABELS = ["glad", "sad", "glad", "glad", "sad"]
@@ -201,6 +204,30 @@ def test_contradictory_settings_are_errors(table, tmp_path, changes, words):
     settings = SMALL | {"data.train": str(table), "data.valid": str(table), "data.test": None} | changes
     with pytest.raises(trifold.errors.TrifoldError, match=words):
         trifold.train("demo-read-packages", out=tmp_path / "run", **settings)
+
+
+def test_swapped_columns_are_pointed_out(tmp_path):
+    path = tmp_path / "swapped.tsv"
+    path.write_text("".join(f"pos\ttext {n}\nneg\tother {n}\n" for n in range(50)), encoding="utf-8")
+    settings = SMALL | {"data.train": str(path), "data.holdout": 5, "data.valid": None, "data.test": None}
+    with pytest.raises(DataError, match=r"2 different texts with 9. different labels; .* likely swapped"):
+        trifold.train(
+            "demo-read-packages", out=tmp_path / "run", **settings | {"data.source": 0, "data.target": 1}
+        )
+
+
+def test_few_of_many_labels_are_reported(tmp_path):
+    path, lines = tmp_path / "many.tsv", []
+    path.write_text("".join(f"text {n}\tlabel{n % 100} {'x' * 99}\n" for n in range(300)), encoding="utf-8")
+    files = {"data.train": str(path), "data.valid": str(path), "data.test": None}
+    recipe = load_recipe("demo-read-packages", SMALL | files | {"data.source": 0, "data.target": 1})
+    view = View()
+    view.say = lines.append
+    load_data(recipe, tmp_path / "tokenizer", view)
+    (reported,) = (line for line in lines if line.startswith("labels: "))
+    assert "label0 xx" in reported
+    assert reported.endswith("… (100 labels)")
+    assert len(reported) < 1000
 
 
 def test_a_single_label_is_an_error(tmp_path):

@@ -69,6 +69,7 @@ class Report(ReadReport):
     """The counts of a source of pairs: `pairs == kept + dropped`. A pair is blank if one of its sides is blank."""
 
     pairs: int = 0
+    header: str = ""  # of a table: whether the first row was taken for a header
 
     blank_name: ClassVar[str] = "with a blank side"
 
@@ -79,7 +80,8 @@ class Report(ReadReport):
 
     def __str__(self) -> str:
         used = f"; {self.kept:,} used" if self.dropped else ""
-        return ", ".join([f"{self.name}: {plural(self.pairs, 'pair')}", *self.counts()]) + used
+        header = [self.header] if self.header else []
+        return ", ".join([f"{self.name}: {plural(self.pairs, 'pair')}", *self.counts(), *header]) + used
 
 
 def plural(count: int, noun: str) -> str:
@@ -139,9 +141,8 @@ def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> 
     `split` is the split of an embedded source that names none. Raises DataError if the data is unreadable, misaligned,
     malformed or has no usable pair; SettingsError if the source is invalid.
     """
-    name, rows = open_pairs(source, settings, split)
-    pairs = Pairs(report=Report(name))
-    report, seen = pairs.report, set()
+    report, rows = open_pairs(source, settings, split)
+    pairs, name, seen = Pairs(report=report), report.name, set()
     for row in rows:
         report.pairs += 1
         is_blank = not row.source.strip() or not row.target.strip()
@@ -160,19 +161,23 @@ def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> 
     return pairs
 
 
-def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[str, Iterator[Row]]:
-    """A short name of the source, and its rows."""
+def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Report, Iterator[Row]]:
+    """A report with a short name of the source, and its rows."""
     if is_dataset(source):
-        return source, _rows_of_objects(iter_dataset(source, split), settings)
+        return Report(source), _rows_of_objects(iter_dataset(source, split), settings)
     files = _split_source(source)
-    name = " + ".join(PurePath(file).name for file in files)
+    report = Report(" + ".join(PurePath(file).name for file in files))
     if len(files) == 2:
-        return name, _read_aligned(files, settings)
+        return report, _read_aligned(files, settings)
     kind = _table_format(files[0], settings)
     lines = iter_lines(files[0], settings.max_line_bytes)
     if kind == "jsonl":
-        return name, _rows_of_objects(read_objects(lines, files[0]), settings)
-    return name, read_columns(lines, files[0], kind, settings)
+        return report, _rows_of_objects(read_objects(lines, files[0]), settings)
+
+    def set_header(line: str) -> None:
+        report.header = line
+
+    return report, read_columns(lines, files[0], kind, settings, set_header)
 
 
 def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:

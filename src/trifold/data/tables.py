@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
 from trifold.data.lines import FileRange, expand_path
@@ -18,6 +19,17 @@ NumberedRow: TypeAlias = tuple[int, str, Mapping[str, Any] | None]
 # A quoted field may contain commas, line ends and doubled quotes. The loop is unrolled to avoid backtracking.
 _CSV_FIELD = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^",]*))(,|\Z)')
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?:@(?P<config>[^:]+))?:(?P<split>.+)")
+# A first row is a header if each cell looks like a name, and one has such a word or all are codes of languages.
+_NAME = re.compile(r"#?[^\W\d]\w*(?:[ .#-]\w+){0,2}")
+_LABELS = frozenset("class category genre intent label labels rating score sentiment topic".split())
+_WORDS = _LABELS | set(
+    "answer article comment completion context document hypothesis id input output premise prompt query question "
+    "review sentence sentence1 sentence2 source src summary target text tgt title translation trg tweet utterance "
+    "arabic chinese czech danish deutsch dutch english englisch finnish français french german greek hindi hungarian "
+    "italian japanese korean norwegian polish portuguese romanian russian spanish swedish turkish ukrainian".split()
+)
+_CODES = frozenset("ar bg cs da de el en es fi fr he hi hu ja ko nl pl pt ro ru sv th tr uk vi zh".split())
+_COMPARED_ROWS = 200  # in which no name of a header occurs again
 _PARQUET_BATCH_ROWS = 1024  # rows in memory at once
 
 
@@ -49,11 +61,17 @@ def read_objects(lines: Iterable[str], name: str, first_line: int = 1) -> Iterat
         yield number, place, row
 
 
-def read_columns(lines: Iterable[str], name: str, kind: str, settings: DataSettings) -> Iterator[Row]:
+def read_columns(
+    lines: Iterable[str],
+    name: str,
+    kind: str,
+    settings: DataSettings,
+    report: Callable[[str], None] = lambda line: None,
+) -> Iterator[Row]:
     r"""Two columns of a table; a blank line is two empty texts. Every record must have as many columns as the first.
 
     kind: `tsv` (separated by tabs, without quoting) or `csv` (RFC 4180: commas, double quotes, and line ends inside
-    quotes, which become `\n`).
+    quotes, which become `\n`). report: receives whether the first row was taken for a header.
     """
     if kind == "csv":
         records = _csv_records(lines, name, settings.max_line_bytes)
@@ -61,14 +79,19 @@ def read_columns(lines: Iterable[str], name: str, kind: str, settings: DataSetti
         records = ((number, line.split("\t")) for number, line in enumerate(lines, start=1))
     columns: tuple[int, int] | None = None
     width = 0
-    for number, record in records:
+    compared = list(islice(records, _COMPARED_ROWS))
+    for number, record in chain(compared, records):
         if record == [""]:
             yield Row("", "", number)
             continue
         if columns is None:
-            has_header, columns = _find_columns(record, f"{name}:{number}", settings)
+            names = _read_header(record, [row for _, row in compared], settings)
+            columns = _find_columns(record, names, f"{name}:{number}", settings)
             width = len(record)
-            if has_header:
+            if settings.header is None:
+                source, target = (f"{record[column]!r:.40}" for column in columns)
+                report(f"header: source {source}, target {target}" if names else "no header")
+            if names:
                 continue
         if len(record) != width:
             raise DataError(
@@ -78,15 +101,26 @@ def read_columns(lines: Iterable[str], name: str, kind: str, settings: DataSetti
         yield Row(record[columns[0]], record[columns[1]], number)
 
 
-def _find_columns(first: list[str], place: str, settings: DataSettings) -> tuple[bool, tuple[int, int]]:
-    """Whether the first record is a header, and the indices of the two columns."""
+def _read_header(first: list[str], rows: list[list[str]], settings: DataSettings) -> list[str]:
+    """The first record if it is a header, else nothing; `rows` begin with it."""
+    requested = {str(settings.source), str(settings.target)}
+    if settings.header is not None or any(name in first for name in requested if not name.isdigit()):
+        return [] if settings.header is False else first
+    cells = [cell.strip().casefold() for cell in first]
+    is_known = any(_WORDS.intersection(re.split(r"[\W_]+", cell)) for cell in cells) or _CODES.issuperset(
+        cells
+    )
+    is_named = is_known and all(map(_NAME.fullmatch, cells)) and len(set(cells)) == len(cells)
+    recurs = (a == b for row in rows for a, b in zip(first, row, strict=False) if row is not first)
+    return first if is_named and not any(recurs) else []
+
+
+def _find_columns(first: list[str], names: list[str], place: str, settings: DataSettings) -> tuple[int, int]:
+    """The indices of the two columns. names: those of the header, if there is one."""
     requested = [str(settings.source), str(settings.target)]
-    has_header = settings.header
-    if has_header is None:
-        has_header = any(column in first for column in requested if not column.isdigit())
-    names = list(first) if has_header else []
-    if not has_header and requested == ["source", "target"] and len(first) == 2:
-        requested = ["0", "1"]  # the only two columns, without names
+    if requested == ["source", "target"] and len(first) == 2 and not {*names}.intersection(requested):
+        labels = [bool(_LABELS.intersection(re.split(r"[\W_]+", name.casefold()))) for name in names]
+        requested = ["1", "0"] if labels == [True, False] else ["0", "1"]  # the only two columns
     found = []
     for column in requested:
         if column in names:
@@ -97,7 +131,7 @@ def _find_columns(first: list[str], place: str, settings: DataSettings) -> tuple
             known = f"its first row is {first}" if len(first) < 20 else f"it has {len(first)} columns"
             remedy = "set data.source and data.target to names or numbers of columns (from 0)"
             raise DataError(f"{place}: no column {column!r}; {known}; {remedy}")
-    return has_header, (found[0], found[1])
+    return found[0], found[1]
 
 
 # The csv module is not used: even in strict mode it accepts a quote inside an unquoted field, it rejects a lone

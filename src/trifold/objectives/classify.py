@@ -40,6 +40,8 @@ from trifold.ragged import Ragged
 from trifold.text import Tokenizer, report
 from trifold.text.spans import Ids
 
+SHOWN_LABELS = 20
+
 # --- settings -> rows ------------------------------------------------------------------------------------
 
 
@@ -73,7 +75,8 @@ class ClassifySettings(ObjectiveSettings):
         train, valid = context.read(read_pairs)
         tokenizer = context.load_or_train_tokenizer(lambda: train.sources)
         config = _with_labels(context.config_for(tokenizer), train)
-        context.report(f"labels: {', '.join(config.labels)}")
+        more = f" … ({len(config.labels):,} labels)" if len(config.labels) > SHOWN_LABELS else ""
+        context.report(f"labels: {', '.join(f'{name:.40}' for name in config.labels[:SHOWN_LABELS])}{more}")
         truncates = context.batches.on_overflow == "truncate"
         objective = Classify(self, tokenizer, config, context.width if truncates else None, context.report)
         if not truncates:
@@ -92,6 +95,12 @@ def _with_labels(config: ModelConfig, rows: Pairs) -> ModelConfig:
     labels = sort_labels(rows.targets)
     if config.label_names is not None or set(labels) <= set(config.labels):
         return config
+    if len(labels) > len(set(rows.sources)):
+        raise DataError(
+            f"{rows.report.name}: {len(set(rows.sources)):,} different texts with {len(labels):,} different labels; "
+            "the columns are likely swapped; set data.source to that of the texts and data.target to that of the "
+            "labels, by name or by number from 0"
+        )
     if len(labels) < 2:
         raise DataError(
             f"{rows.report.name}: the only label is {labels[0]!r}, and classification requires two; is data.target the "
@@ -166,7 +175,7 @@ class Classify(Objective):
             if label not in self.numbers:
                 raise DataError(
                     f"{rows.report.name}:{line}: the label {label!r} is not among those of the training data: "
-                    f"{', '.join(self.names[:20])}"
+                    f"{', '.join(self.names[:SHOWN_LABELS])}"
                 )
         encoded = self.tokenizer.rows(rows.sources, max_length=self.width)
         if self.report is not None and (truncated := report(encoded)):
