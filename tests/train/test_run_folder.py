@@ -131,6 +131,7 @@ def test_foreign_files_in_a_run_are_kept(run, tmp_path):
         ({"data__valid": None}, SettingsError),
         ({"tokenizer__vocab_size": 5}, SettingsError),
         ({"model__max_positions": 3, "tokenizer__kind": "char"}, TrifoldError),
+        ({"train__start_from": "nowhere/at/all"}, TrifoldError),  # fails after the data was read
     ],
 )
 def test_failed_start_leaves_no_folder(run, tmp_path, changes, error):

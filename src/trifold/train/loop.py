@@ -109,13 +109,14 @@ class Run:
         ):
             try:
                 self.ranks.first(self._open_folder)
-                with self.folder.removed_on_failure() if self.ranks.is_first else nullcontext():
-                    self._read_data()
-                self.view.say(str(self.machine))
-                with reduce_interpreter_pauses(self.machine.workers), ExitStack() as resources:
-                    self._create_model(resources)
-                    self._restore()
-                    return self._train()
+                with ExitStack() as resources:
+                    with self.folder.removed_on_failure() if self.ranks.is_first else nullcontext():
+                        self._read_data()
+                        self.view.say(str(self.machine))
+                        self._create_model(resources)
+                        self._restore()
+                    with reduce_interpreter_pauses(self.machine.workers):
+                        return self._train()
             except Interrupted as interrupted:
                 self.stop.adopt(interrupted)
                 saved = checkpoint.list_checkpoints(self.folder.checkpoints)
