@@ -237,6 +237,14 @@ def test_the_model_defaults_to_that_of_start_from(write, tmp_path):
 # --- files ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "name", ["../x", "../../x", "/x", "a/b", "..", ".", "", "a\\b", "c:x", "a\nb", "\x1b[2J"]
+)
+def test_a_name_that_is_no_folder_name_is_an_error(name):
+    with pytest.raises(SettingsError, match=r"^name: .* cannot be the name of a folder in runs/"):
+        load_recipe("smoke", {"name": name})
+
+
 def test_the_default_name_is_the_stem_of_the_file(write):
     assert load_recipe(write("data: {train: a.tsv}\n", "en-xx.yaml")).name == "en-xx"
     assert load_recipe(write("name: other\ndata: {train: a.tsv}\n", "en-xx.yaml")).name == "other"

@@ -223,6 +223,13 @@ class Recipe(Settings):
     train: TrainSettings = TrainSettings()
     generate: GenerationConfig = GenerationConfig()
 
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not name.strip(".") or any(sign in "/\\:" or not sign.isprintable() for sign in name):
+            raise ValueError(f"{name!r:.100} cannot be the name of a folder in runs/; choose another")
+        return name
+
     @field_validator("task", mode="before")
     @classmethod
     def _select_objective(cls, values: Any) -> Any:
