@@ -38,10 +38,10 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks"
 SMALL = "model.d_model=32 model.n_layers=1 train.steps=4"
 TINY = "model.d_model=16 train.steps=4 train.warmup=2 train.validate_every=4 train.save_every=4"
 SHORTENED = {
-    "trifold train runs/two/recipe.yaml": "train.steps=8",
+    "trifold resume runs/two": "train.steps=8",
     "trifold train fr-en.yaml": f"{SMALL} data.holdout=8 train.validate_every=4 train.save_every=2 train.average=2",
-    "trifold train runs/fr-en/recipe.yaml train.steps": "train.steps=8",
-    "trifold train runs/fr-en/recipe.yaml": "train.steps=6",
+    "trifold resume runs/fr-en train.steps": "train.steps=8",
+    "trifold resume runs/fr-en": "train.steps=6",
     "trifold train smoke": f"{SMALL} train.warmup=2",
     "trifold train teacher.yaml": TINY,
     "trifold train student.yaml": TINY,

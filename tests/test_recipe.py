@@ -14,7 +14,15 @@ from trifold.hub.folder import describe_misfit, families_for
 from trifold.nn import Transformer
 from trifold.nn.config import PRESETS, ModelConfig
 from trifold.objectives.objective import SIZES
-from trifold.recipe import Recipe, TrainSettings, load_recipe, recipe_names
+from trifold.recipe import (
+    Recipe,
+    TrainSettings,
+    included_recipes,
+    is_run,
+    load_recipe,
+    missing_files,
+    recipe_names,
+)
 from trifold.train.optimizers import learning_rate
 from trifold.yaml_dialect import dump, load
 
@@ -243,6 +251,40 @@ def test_the_model_defaults_to_that_of_start_from(write, tmp_path):
 def test_a_name_that_is_no_folder_name_is_an_error(name):
     with pytest.raises(SettingsError, match=r"^name: .* cannot be the name of a folder in runs/"):
         load_recipe("smoke", {"name": name})
+
+
+def test_a_run_folder_stands_for_its_recipe(write, tmp_path):
+    recipe = load_recipe("smoke", ["train.steps=7"])
+    write(recipe.resolved(), "recipe.yaml")
+    assert load_recipe(tmp_path) == recipe
+    with pytest.raises(UsageError, match=rf"unknown recipe .*; did you mean '{tmp_path.name}'\?"):
+        load_recipe(f"{tmp_path}x")
+
+
+def test_an_included_recipe_precedes_a_run_of_the_same_name(write, tmp_path, monkeypatch):
+    (tmp_path / "smoke").mkdir()
+    write(load_recipe("demo").resolved(), "smoke/recipe.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("smoke").train.steps == 300
+    assert not is_run("smoke")
+
+
+def test_missing_files_of_a_recipe_are_named(tmp_path, monkeypatch):
+    recipe = {
+        "data": {"train": ["${TRIFOLD_DATA}/a.en", "${TRIFOLD_DATA}/a.de"], "valid": "embedded:smoke"},
+        "task": {"teacher": "runs/teacher", "parts": {"one": {"train": "hub:x:train", "valid": "b.tsv"}}},
+        "tokenizer": {"file": "runs/other/model"},
+    }
+    named = ["${TRIFOLD_DATA}/a.en", "${TRIFOLD_DATA}/a.de", "b.tsv", "runs/teacher", "runs/other/model"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRIFOLD_DATA", raising=False)
+    assert missing_files(recipe) == named
+    monkeypatch.setenv("TRIFOLD_DATA", str(tmp_path))
+    for name in ("a.en", "b.tsv", "runs/teacher"):
+        path = tmp_path / name
+        path.mkdir(parents=True) if "/" in name else path.touch()
+    assert missing_files(recipe) == [named[1], named[4]]
+    assert missing_files(included_recipes()["smoke"]) == []
 
 
 def test_the_default_name_is_the_stem_of_the_file(write):

@@ -15,17 +15,19 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from trifold.batches import BatchSettings
-from trifold.data import DataSettings
-from trifold.errors import SettingsError, UsageError
+from trifold.data import DataSettings, expand_path
+from trifold.data.files import is_dataset
+from trifold.errors import DataError, SettingsError, UsageError
 from trifold.generate.config import GenerationConfig
 from trifold.hub import read_config, resolve
 from trifold.nn.config import PRESETS, ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.objective import ObjectiveSettings
-from trifold.settings import Settings, nearest
+from trifold.settings import Settings, nearest, similar
 from trifold.text import TokenizerSettings
 from trifold.yaml_dialect import YAMLError, dump, load, parse
 
+INCLUDED = importlib.resources.files("trifold") / "recipes"
 # Schedules whose rates depend on the number of steps -> the length of their decay.
 FINITE_SCHEDULES = {"linear": "steps", "cosine": "steps", "warmup-stable-decay": "decay_steps"}
 # Keys that have an effect only with certain values of another key: key -> (the other key, these values).
@@ -274,16 +276,36 @@ class Recipe(Settings):
         return dump(self.model_dump())
 
 
+def included_recipes() -> dict[str, dict[str, Any]]:
+    """Name -> content of the included recipes."""
+    found = sorted((f for f in INCLUDED.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
+    return {f.name.removesuffix(".yaml"): parse(f.read_text("utf-8"), f.name) for f in found}
+
+
 def recipe_names() -> dict[str, str]:
     """Name -> description of the included recipes."""
-    folder = importlib.resources.files("trifold") / "recipes"
-    found = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
-    recipes = {f.name.removesuffix(".yaml"): parse(f.read_text("utf-8"), f.name) for f in found}
-    return {name: recipe.get("description", "") for name, recipe in recipes.items()}
+    return {name: recipe.get("description", "") for name, recipe in included_recipes().items()}
+
+
+def missing_files(recipe: Mapping[str, Any]) -> list[str]:
+    """The files and folders that an included recipe reads and that do not exist, as the recipe names them."""
+    task, data = recipe.get("task", {}), recipe["data"]
+    groups = (data, *task.get("parts", {}).values())
+    named = [group.get(split) for group in groups for split in ("train", "valid", "test")]
+    named += [task.get("teacher"), recipe.get("tokenizer", {}).get("file")]
+    files = [file for each in named if each for file in ([each] if isinstance(each, str) else each)]
+    return [file for file in dict.fromkeys(files) if not is_dataset(file) and not _exists(file)]
+
+
+def _exists(file: str) -> bool:
+    try:
+        return expand_path(file).exists()
+    except DataError:  # a variable is not set
+        return False
 
 
 def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
-    """Load an included recipe or a YAML file, and apply dotted `key=value` overrides.
+    """Load an included recipe, a YAML file or the recipe of a run folder, and apply dotted `key=value` overrides.
 
     `model: {preset: transformer-base, dropout: 0.2}` starts from a preset. Raises SettingsError or UsageError.
     """
@@ -302,8 +324,13 @@ def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
     return Recipe.parse(values)
 
 
+def is_run(name: str | Path) -> bool:
+    """Whether this is a run folder, and not the name of an included recipe."""
+    return (Path(name) / "recipe.yaml").is_file() and not (INCLUDED / f"{name}.yaml").is_file()
+
+
 def _read(name: str | Path) -> tuple[dict[str, Any], str]:
-    path = Path(name)
+    path = Path(name) / "recipe.yaml" if is_run(name) else Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():
             raise UsageError(f"{path}: file not found")
@@ -315,9 +342,10 @@ def _read(name: str | Path) -> tuple[dict[str, Any], str]:
             ) from None
         except OSError as error:
             raise UsageError(f"{path}: cannot read the file ({error.strerror})") from None
-    included = importlib.resources.files("trifold") / "recipes" / f"{name}.yaml"
+    included = INCLUDED / f"{name}.yaml"
     if not included.is_file():
-        near = nearest(str(name), list(recipe_names()))
+        near = similar(path.name, (each.parent.name for each in path.parent.glob("*/recipe.yaml")))
+        near = near or nearest(str(name), list(recipe_names()))
         raise UsageError(f"unknown recipe {str(name)!r}{near}\n  list them with: trifold recipes")
     return parse(included.read_text("utf-8"), str(name)), str(name)
 

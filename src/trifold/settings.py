@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, TypeAlias, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -73,8 +73,15 @@ def warn_renamed(old: str, new: str) -> None:
 
 def nearest(value: str, known: list[str], kind: str = "names") -> str:
     """End of an error message about an unknown value: the nearest valid one, or all of them."""
-    close = difflib.get_close_matches(value, known, n=1, cutoff=0.4)
-    return f"; did you mean {close[0]!r}?" if close else f"; known {kind}: {', '.join(sorted(known))}"
+    return similar(value, known, 0.4) or f"; known {kind}: {', '.join(sorted(known))}"
+
+
+def similar(value: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """End of an error message about an unknown value: the name that it begins, or a similar one; empty without one."""
+    names = sorted(known)
+    begun = [name for name in names if len(value) > 1 and name.startswith(value)]
+    close = begun or difflib.get_close_matches(value, names, n=1, cutoff=cutoff)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _key(cls: type[Settings], path: Location, at: str) -> str:

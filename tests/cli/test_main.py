@@ -144,22 +144,23 @@ def test_the_table_of_exit_codes(trifold, monkeypatch, error, code, message):
     def fail():
         raise error
 
-    monkeypatch.setattr("trifold.recipe.recipe_names", fail)
+    monkeypatch.setattr("trifold.recipe.included_recipes", fail)
     assert trifold("recipes") == (code, "", message)
 
 
 def test_internal_error_keeps_its_traceback(trifold, monkeypatch):
-    monkeypatch.setattr("trifold.recipe.recipe_names", lambda: 1 / 0)
+    monkeypatch.setattr("trifold.recipe.included_recipes", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trifold("recipes")
 
 
 def test_output_is_utf8_in_any_locale(monkeypatch):
-    monkeypatch.setattr("trifold.recipe.recipe_names", lambda: {"été": "≥ 3 ✓"})
+    recipe = {"data": {}, "description": "≥ 3 ✓"}
+    monkeypatch.setattr("trifold.recipe.included_recipes", lambda: {"été": recipe})
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", newline="\r\n")
     monkeypatch.setattr(sys, "stdout", stream)
     assert main(["recipes", "--json"]) == 0
-    assert stream.buffer.getvalue() == '[{"name": "été", "description": "≥ 3 ✓"}]\n'.encode()
+    assert stream.buffer.getvalue() == '[{"name": "été", "missing": [], "description": "≥ 3 ✓"}]\n'.encode()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes close differently there")

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
 
-from trifold.recipe import recipe_names
+from trifold.recipe import included_recipes, missing_files, recipe_names
 
 
 def test_recipes_are_listed_as_table_and_json(trifold):
@@ -14,3 +15,24 @@ def test_recipes_are_listed_as_table_and_json(trifold):
         assert any(line.startswith(f"{name} ") for line in table.splitlines())
         assert description.split()[0] in words
     assert max(map(len, table.splitlines())) <= 80
+
+
+def test_recipes_whose_data_is_missing_are_marked(trifold, monkeypatch):
+    monkeypatch.delenv("TRIFOLD_DATA", raising=False)
+    lines = trifold("recipes").out.splitlines()
+    listed = {row["name"]: row["missing"] for row in json.loads(trifold("recipes", "--json").out)}
+    assert listed["smoke"] == listed["demo"] == []
+    for name, missing in listed.items():
+        (line,) = (line for line in lines if line.startswith(f"{name} "))
+        assert ("TRIFOLD_DATA" in line) == any("TRIFOLD_DATA" in file for file in missing)
+    assert "TRIFOLD_DATA" in "".join(listed["multi30k-en-de"])
+
+
+def test_help_advertises_only_recipes_that_need_no_data(trifold, monkeypatch):
+    monkeypatch.delenv("TRIFOLD_DATA", raising=False)
+    ready = {name for name, recipe in included_recipes().items() if not missing_files(recipe)}
+    named = [
+        re.findall(r"trifold train ([\w-]+)", trifold(*words).out)
+        for words in (["--help"], ["train", "--help"])
+    ]
+    assert {name for names in named for name in names} <= ready | {"my"}  # my.yaml

@@ -48,6 +48,31 @@ def test_show_and_train_resolve_a_recipe_to_the_same_model(trifold, tmp_path, ki
     assert {key for key in shown if shown[key] != trained[key]} <= ids
 
 
+def test_show_without_a_model_lists_the_presets(trifold):
+    listed = {row["preset"]: row for row in json.loads(trifold("show", "--json").out)}
+    assert listed.keys() == {*PRESETS, *PUBLISHED}
+    assert listed["transformer-big"] == {
+        "preset": "transformer-big", "shape": "encoder-decoder", "parameters": 214_171_648,
+    }  # fmt: skip
+    lines = trifold("show").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split() for line in lines if line.startswith("transformer-big ")] == [
+        ["transformer-big", "encoder-decoder", "214.2", "M"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("bert", "bert-base"), ("gtp2", "gpt2"), ("runs/dmeo", "demo"), ("smok", "smoke")]
+)
+def test_a_mistyped_name_gets_a_suggestion(trifold, tmp_path, monkeypatch, name, near):
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    done = trifold("show", name)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.endswith(f"; did you mean {near!r}?\n")
+
+
 def test_a_model_that_training_rejects_is_not_shown(trifold, tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("task: {kind: causal}\ndata: {}\nmodel: {shape: encoder}\n", encoding="utf-8")

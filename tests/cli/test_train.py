@@ -53,6 +53,23 @@ def test_existing_run_is_never_replaced(trifold, tmp_path):
     assert (more.code, json.loads(more.out)["steps"]) == (0, 3)
 
 
+@pytest.mark.parametrize("command", ["resume {run}", "train {run} --resume auto"])
+def test_a_run_is_continued_by_its_folder(trifold, tmp_path, command):
+    run = tmp_path / "r"
+    assert trifold("train", "smoke", "train.steps=2", "train.warmup=1", "--out", str(run)).code == 0
+    more = trifold(*command.format(run=run).split(), "train.steps=3", "--json")
+    assert more.code == 0, more.err
+    report = json.loads(more.out)
+    assert (report["steps"], report["folder"]) == (3, str(run))
+
+
+def test_only_a_run_is_continued(trifold, tmp_path):
+    (tmp_path / "smoke").mkdir()
+    done = trifold("resume", str(tmp_path / "smoek"))
+    assert (done.code, done.out) == (2, "")
+    assert "smoek: not a run, because it has no recipe.yaml; did you mean 'smoke'?" in done.err
+
+
 @pytest.mark.parametrize("code", [130, 143])
 def test_interrupted_training_sets_the_exit_code(trifold, monkeypatch, tmp_path, code):
     outcome = Outcome(tmp_path, 7, 1.0, {}, "signal", code)

@@ -27,6 +27,7 @@ COMMANDS = {
     "demo": "train a small model in a few minutes and use it",
     "recipes": "list the recipes that `train` knows",
     "train": "train a model from a recipe",
+    "resume": "continue a run",
     "eval": "score a model on test data",
     "generate": "translate or continue text",
     "predict": "classify, tag, answer questions, fill in masks, embed",
@@ -42,7 +43,7 @@ _ABOUT = """Train, evaluate, run and inspect Transformers: encoder-decoders, enc
 First steps:
   trifold demo                               train a translator in minutes
   trifold generate runs/demo "I love dogs."  translate with it
-  trifold train multi30k-en-de               train on a real corpus
+  trifold recipes                            what else can be trained
 """
 
 

@@ -12,6 +12,7 @@ import typer
 
 from trifold.cli.options import Json
 from trifold.cli.terminal import print_json, print_table
+from trifold.errors import CheckpointError
 
 if TYPE_CHECKING:
     from trifold.nn.config import ModelConfig
@@ -22,17 +23,19 @@ EXAMPLES = (
     "trifold show transformer-big",
     "trifold show runs/demo",
     "trifold show llama2-7b --length 2048 --precision bfloat16",
-    "trifold show multi30k-en-de --batch-tokens 8192",
+    "trifold show demo --batch-tokens 8192",
 )
 
 
 def run(
     what: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="MODEL|PRESET|RECIPE", help="A run, a model folder, a hub id, a preset or a recipe."
+            metavar="[MODEL|PRESET|RECIPE]",
+            help="A run, a model folder, a hub id, a preset or a recipe.",
+            show_default="list the presets",
         ),
-    ],
+    ] = None,
     batch_tokens: Annotated[
         int | None,
         typer.Option(
@@ -50,12 +53,29 @@ def run(
 
     No weights are loaded or allocated.
     """
+    if what is None:
+        _list_presets(json)
+        return
     subject = find_subject(what)
     facts = collect_facts(subject, batch_tokens or subject.batch_tokens, length, precision)
     if json:
         print_json(facts)
     else:
         _print_report(subject, facts)
+
+
+def _list_presets(json: bool) -> None:
+    from trifold.hub.presets import PRESETS as PUBLISHED
+    from trifold.look.costs import count_parameters
+    from trifold.nn.config import PRESETS
+
+    configs = PRESETS | {name: preset.config for name, preset in PUBLISHED.items()}
+    rows = [(name, config.shape, count_parameters(config)) for name, config in configs.items()]
+    head = ("preset", "shape", "parameters")
+    if json:
+        print_json([dict(zip(head, row, strict=True)) for row in rows])
+    else:
+        print_table([head, *((*row, _short(number)) for *row, number in rows)], "  r")
 
 
 @dataclass(frozen=True)
@@ -77,6 +97,7 @@ def find_subject(what: str) -> Subject:
     from trifold.hub.presets import PRESETS as PUBLISHED
     from trifold.nn.config import PRESETS
     from trifold.recipe import load_recipe, recipe_names
+    from trifold.settings import similar
     from trifold.text import make_tokenizer
 
     is_folder = Path(what).is_dir()
@@ -98,7 +119,13 @@ def find_subject(what: str) -> Subject:
         return Subject(
             recipe.name, recipe.model.model_copy(update=sizes), recipe.batch.tokens, remark, recipe
         )
-    return Subject(what, read_config(resolve(what)))
+    try:
+        folder = resolve(what)
+    except CheckpointError as error:
+        if "did you mean" in str(error):
+            raise
+        raise CheckpointError(f"{error}{similar(what, [*PRESETS, *PUBLISHED, *recipe_names()])}") from None
+    return Subject(what, read_config(folder))
 
 
 def collect_facts(subject: Subject, tokens: int, length: int, precision: Precision | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import shlex
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
@@ -14,21 +14,28 @@ from trifold.cli.options import Json
 from trifold.cli.terminal import check_utf8, is_main_process, print_json, print_note
 
 EXAMPLES = (
-    "trifold train multi30k-en-de",
-    "trifold train multi30k-en-de train.steps=2000 --out runs/short",
+    "trifold train demo",
+    "trifold train demo train.steps=200 --out runs/short",
     "trifold train my.yaml data.train=a.en,a.de data.holdout=500",
-    "trifold train multi30k-en-de --resume auto",
+    "trifold train demo --resume auto",
 )
+
+
+Changes: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override, such as train.steps=2000."),
+]
+DataChanged: TypeAlias = Annotated[
+    bool, typer.Option("--data-changed", help="Continue although the data files have changed.")
+]
 
 
 def run(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A name from `trifold recipes`, or a YAML file.")
+        str,
+        typer.Argument(metavar="RECIPE", help="A name from `trifold recipes`, a YAML file, or a run folder."),
     ],
-    changes: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override, such as train.steps=2000."),
-    ] = None,
+    changes: Changes = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="The run folder.", show_default="runs/RECIPE"),
@@ -36,9 +43,7 @@ def run(
     resume: Annotated[
         Literal["auto"] | None, typer.Option(help="Continue the run in the run folder, if there is one.")
     ] = None,
-    data_changed: Annotated[
-        bool, typer.Option("--data-changed", help="Continue although the data files have changed.")
-    ] = False,
+    data_changed: DataChanged = False,
     json: Json = False,
 ) -> None:
     """Train a model from a recipe. Ctrl-C saves a checkpoint and prints how to continue."""
@@ -49,13 +54,14 @@ def run(
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until training handles it, it would end the process
     try:
         from trifold.hub.folder import describe_folder
-        from trifold.recipe import load_recipe
+        from trifold.recipe import is_run, load_recipe
         from trifold.train import train
         from trifold.train.monitor import choose_view, score_text
         from trifold.train.ranks import join_ranks
 
         with join_ranks() as ranks:
             chosen = ranks.in_turn(lambda: load_recipe(recipe, changes or ()))
+            out = Path(recipe) if out is None and is_run(recipe) else out
             outcome = train(chosen, out=out, resume=resume, data_changed=data_changed, view=choose_view())
     except (KeyboardInterrupt, SystemExit):
         if is_main_process():

@@ -23,6 +23,7 @@ from trifold.hub.weights import MAX_SHARD, dtype_name, has_weights, read_weights
 from trifold.jsonfiles import read_json
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
+from trifold.settings import similar
 
 if TYPE_CHECKING:  # training does not need the families before it saves
     from trifold.hub.family import Family
@@ -261,9 +262,17 @@ def resolve(name: str, *, pickled: bool = False) -> Path:
     if folder.is_file():
         raise CheckpointError(f"{name}: a file, not the folder of a model")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII):
-        raise CheckpointError(f"{name!r}: no such folder")
-    found = _download(name, DOWNLOADED)
+        raise CheckpointError(f"{name!r}: no such folder{similar_folder(folder)}")
+    try:
+        found = _download(name, DOWNLOADED)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{similar_folder(folder)}") from None
     return _download(name, DOWNLOADED + PICKLED) if pickled and not has_weights(found) else found
+
+
+def similar_folder(folder: Path) -> str:
+    """End of an error message about a missing folder: a folder beside it with a similar name; empty without one."""
+    return similar(folder.name, (path.name for path in folder.parent.glob("*") if path.is_dir()))
 
 
 def _download(name: str, files: list[str]) -> Path:

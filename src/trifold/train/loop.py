@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from trifold import fast
 from trifold.memory import available_memory
-from trifold.recipe import Recipe, load_recipe
+from trifold.recipe import Recipe, is_run, load_recipe
 from trifold.train import checkpoint
 from trifold.train.checkpoint import Best, Progress, Saver
 from trifold.train.data import (
@@ -66,9 +66,10 @@ def train(
 ) -> Outcome:
     """Train a recipe (a shipped name, a YAML file, or a Recipe) in the folder `out` (default: runs/NAME).
 
-    `resume="auto"` continues an existing run, or starts a new one. With `data_changed`, the data files may differ from
-    those at the beginning of the run. Overrides are dotted recipe keys: `train("smoke", **{"train.steps": 50})`.
-    Raises TrifoldError. An interrupted run is not an error.
+    A run folder stands for its recipe, and is the default of `out`. `resume="auto"` continues an existing run, or
+    starts a new one. With `data_changed`, the data files may differ from those at the beginning of the run. Overrides
+    are dotted recipe keys: `train("smoke", **{"train.steps": 50})`. Raises TrifoldError. An interrupted run is not an
+    error.
 
     Under `torchrun`, all processes train together and return the same outcome. If one fails, the others raise
     OtherRankError.
@@ -76,6 +77,7 @@ def train(
     fast.enable()
     with join_ranks() as ranks:
         if not isinstance(recipe, Recipe):
+            out = recipe if out is None and is_run(recipe) else out
             recipe = ranks.in_turn(load_recipe, recipe, overrides)
         path = Path(out) if out is not None else Path("runs") / recipe.name
         with closing(RunFolder(path, ranks.command)) as folder:

@@ -1,0 +1,30 @@
+"""`trifold resume`: continue a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trifold.cli import train
+from trifold.cli.options import Json
+from trifold.cli.train import Changes, DataChanged
+from trifold.errors import UsageError
+
+EXAMPLES = ("trifold resume runs/demo", "trifold resume runs/demo train.steps=3000")
+
+
+def run(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    changes: Changes = None,
+    data_changed: DataChanged = False,
+    json: Json = False,
+) -> None:
+    """Continue a run from its last checkpoint, as if it had not stopped."""
+    recipe = folder / "recipe.yaml"
+    if not recipe.is_file():
+        from trifold.hub.folder import similar_folder
+
+        raise UsageError(f"{folder}: not a run, because it has no recipe.yaml{similar_folder(folder)}")
+    train.run(str(recipe), changes, folder, "auto", data_changed, json)
