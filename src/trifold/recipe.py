@@ -7,6 +7,7 @@ A recipe is a YAML file with the settings of each package; this module assembles
 from __future__ import annotations
 
 import importlib.resources
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +16,9 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from trifold.batches import BatchSettings
-from trifold.data import DataSettings, expand_path
+from trifold.data import DataSettings
 from trifold.data.files import is_dataset
-from trifold.errors import DataError, SettingsError, UsageError
+from trifold.errors import SettingsError, UsageError
 from trifold.generate.config import GenerationConfig
 from trifold.hub import read_config, resolve
 from trifold.nn.config import PRESETS, ModelConfig
@@ -252,10 +253,8 @@ class Recipe(Settings):
         if "task" not in info.data:  # it has an error of its own
             return model
         task: ObjectiveSettings = info.data["task"].evaluated
-        try:
-            task.check_model(model)
-        except SettingsError as error:
-            raise ValueError(str(error)) from None
+        if problem := task.model_problem(model):
+            raise ValueError(problem)
         if model.heads is not None:
             return model
         chosen = {key: getattr(model, key) for key in model.model_fields_set - {"heads"}}
@@ -291,17 +290,11 @@ def missing_files(recipe: Mapping[str, Any]) -> list[str]:
     """The files and folders that an included recipe reads and that do not exist, as the recipe names them."""
     task, data = recipe.get("task", {}), recipe["data"]
     groups = (data, *task.get("parts", {}).values())
-    named = [group.get(split) for group in groups for split in ("train", "valid", "test")]
+    named = [group.get(key) for group in groups for key in ("train", "valid", "test")]
     named += [task.get("teacher"), recipe.get("tokenizer", {}).get("file")]
     files = [file for each in named if each for file in ([each] if isinstance(each, str) else each)]
-    return [file for file in dict.fromkeys(files) if not is_dataset(file) and not _exists(file)]
-
-
-def _exists(file: str) -> bool:
-    try:
-        return expand_path(file).exists()
-    except DataError:  # a variable is not set
-        return False
+    paths = {file: Path(os.path.expandvars(file)).expanduser() for file in files if not is_dataset(file)}
+    return [file for file, path in paths.items() if not path.exists()]
 
 
 def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:

@@ -66,10 +66,13 @@ class ReadReport:
 
 @dataclass
 class Report(ReadReport):
-    """The counts of a source of pairs: `pairs == kept + dropped`. A pair is blank if one of its sides is blank."""
+    """The counts of a source of pairs: `pairs == kept + dropped`. A pair is blank if one of its sides is blank.
+
+    header: of a table, whether the first row was taken for a header.
+    """
 
     pairs: int = 0
-    header: str = ""  # of a table: whether the first row was taken for a header
+    header: list[str] = field(default_factory=list)
 
     blank_name: ClassVar[str] = "with a blank side"
 
@@ -80,8 +83,8 @@ class Report(ReadReport):
 
     def __str__(self) -> str:
         used = f"; {self.kept:,} used" if self.dropped else ""
-        header = [self.header] if self.header else []
-        return ", ".join([f"{self.name}: {plural(self.pairs, 'pair')}", *self.counts(), *header]) + used
+        parts = [f"{self.name}: {plural(self.pairs, 'pair')}", *self.counts(), *self.header]
+        return ", ".join(parts) + used
 
 
 def plural(count: int, noun: str) -> str:
@@ -173,11 +176,7 @@ def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Repo
     lines = iter_lines(files[0], settings.max_line_bytes)
     if kind == "jsonl":
         return report, _rows_of_objects(read_objects(lines, files[0]), settings)
-
-    def set_header(line: str) -> None:
-        report.header = line
-
-    return report, read_columns(lines, files[0], kind, settings, set_header)
+    return report, read_columns(lines, files[0], kind, settings, report.header.append)
 
 
 def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:

@@ -252,17 +252,16 @@ class ObjectiveSettings(Settings):
         complete = set(cls.heads) <= set(config.chosen_heads)
         return config if complete else config.model_copy(update={"heads": cls.heads})
 
-    def check_model(self, config: ModelConfig) -> None:
-        """Raises SettingsError if the model has an unsupported shape, or caps logits that are never materialized."""
+    def model_problem(self, config: ModelConfig) -> str | None:
+        """Why the objective does not support the model: its shape, or a cap of its logits; None if it does."""
         if config.shape not in self.shapes:
-            raise SettingsError(
+            return (
                 f"model.shape: {config.shape} does not support task.kind: {self.kind}, which requires shape "
                 f"{' or '.join(self.shapes)}; set model.shape={self.shapes[0]}, or choose another task"
             )
         if config.logit_soft_cap is not None and "lm" in self.heads:
-            raise SettingsError(
-                "model.logit_soft_cap: not supported in training, which never materializes the logits; remove it"
-            )
+            return "model.logit_soft_cap: not supported in training, which never materializes the logits; remove it"
+        return None
 
     def check_unused_keys(self, context: BuildContext) -> None:
         """Raises SettingsError if the recipe sets a key that this objective ignores."""

@@ -409,10 +409,10 @@ def _complete(library: Library, names: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str | None] = {}
     for role, substitutes in _SUBSTITUTES.items():
         options = [found.get(each, each) for each in substitutes]
-        if role in (*_ADDED, "unk_token"):  # may be normal tokens of the vocabulary
-            known = [name for name in options if name is not None and library.token_to_id(name) is not None]
-        else:
-            known = [name for name in options if name in special]
+        may_be_normal = role in _ADDED or role == "unk_token"
+        known = [
+            n for n in options if n in special or (may_be_normal and n and library.token_to_id(n) is not None)
+        ]
         found[role] = names.get(role) or next(iter(known), _ADDED.get(role))
     return {role: name for role in _ROLES if (name := found[role]) is not None}
 
