@@ -293,8 +293,7 @@ def missing_files(recipe: Mapping[str, Any]) -> list[str]:
     named = [group.get(key) for group in groups for key in ("train", "valid", "test")]
     named += [task.get("teacher"), recipe.get("tokenizer", {}).get("file")]
     files = [file for each in named if each for file in ([each] if isinstance(each, str) else each)]
-    paths = {file: Path(os.path.expandvars(file)).expanduser() for file in files if not is_dataset(file)}
-    return [file for file, path in paths.items() if not path.exists()]
+    return [f for f in files if not is_dataset(f) and not Path(os.path.expandvars(f)).expanduser().exists()]
 
 
 def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:

@@ -65,8 +65,8 @@ def run(
 
 
 def _list_presets(json: bool) -> None:
+    from trifold.costs import count_parameters
     from trifold.hub.presets import PRESETS as PUBLISHED
-    from trifold.look.costs import count_parameters
     from trifold.nn.config import PRESETS
 
     configs = PRESETS | {name: preset.config for name, preset in PUBLISHED.items()}

@@ -14,6 +14,20 @@ from trifold.text.validation import MAX_TOKENS
 
 Names: TypeAlias = dict[str, str]  # role -> token
 
+PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
+SPECIAL = [PAD, BOS, EOS, UNK]  # ids 0, 1, 2, 3 of a tokenizer that is trained here
+_ADDED = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # if no token of the library takes the role
+NAMED_ROLES = (*_ADDED, "unk_token", "cls_token", "sep_token", "mask_token")
+# What takes a role that the files leave open, most suitable first: a token, or the token of an earlier role.
+_SUBSTITUTES = {
+    "cls_token": ["[CLS]"],
+    "sep_token": ["[SEP]"],
+    "mask_token": ["[MASK]"],
+    "eos_token": [EOS, "sep_token"],
+    "bos_token": [BOS, "cls_token", "eos_token"],
+    "pad_token": [PAD, "[PAD]", "eos_token"],
+    "unk_token": [UNK, "[UNK]"],
+}
 # `transformers` adds missing tokens in this order.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_INTEGER = 10**31  # tokenizer_config.json writes 10^30 for "no limit"
@@ -31,6 +45,18 @@ def names_of(settings: Mapping[str, Any], defaults: Names) -> Names:
     """Tokens by role: from the settings (null removes a role), else the defaults of the class."""
     named = {role: content_of(settings[role]) for role in ROLES if role in settings}
     return {role: name for role, name in (defaults | named).items() if name is not None}
+
+
+def complete_names(library: Library, names: Mapping[str, str]) -> dict[str, str]:
+    """Tokens by role: `names`; for other roles tokens of the library, or else those that are added."""
+    special = {token.content for token in library.get_added_tokens_decoder().values() if token.special}
+    found: dict[str, str | None] = {}
+    for role, substitutes in _SUBSTITUTES.items():
+        options = [found.get(each, each) for each in substitutes]
+        normal = role in NAMED_ROLES[:4]  # may be a token that is not marked as special
+        known = [n for n in options if n in special or (normal and library.token_to_id(n or "") is not None)]
+        found[role] = names.get(role) or next(iter(known), _ADDED.get(role))
+    return {role: name for role in NAMED_ROLES if (name := found[role]) is not None}
 
 
 def read_names(folder: Path, roles: Iterable[str]) -> Names:

@@ -20,32 +20,18 @@ from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
 from trifold.text.encoded import Cut, Encoded, add_special_tokens, split_encoding, truncate
 from trifold.text.patterns import PatternGuard, check_patterns
-from trifold.text.special_tokens import read_names, read_settings
+from trifold.text.special_tokens import NAMED_ROLES, complete_names, read_names, read_settings
 from trifold.text.streaming import TextStream, clean_up_spaces
 from trifold.text.validation import is_panic, read_library
 from trifold.text.vocabulary import BYTE_ALPHABET, SPACE
 
 Segment: TypeAlias = Callable[[str], list[str]]  # text -> pieces
 
-PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
-SPECIAL = [PAD, BOS, EOS, UNK]  # ids 0, 1, 2, 3 of a tokenizer that is trained here
 # Entries of tokenizer_config.json.
 TOKEN_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
 NO_LIMITS = {"split_special_tokens": True, "model_max_length": int(1e30)}
 
 _BATCH = 10_000  # texts encoded at once: enough for all cores, few enough to bound the memory
-_ADDED = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # if no token of the library takes the role
-_ROLES = (*_ADDED, "unk_token", "cls_token", "sep_token", "mask_token")
-# What takes a role that the files leave open, most suitable first: a token, or the token of an earlier role.
-_SUBSTITUTES = {
-    "cls_token": ["[CLS]"],
-    "sep_token": ["[SEP]"],
-    "mask_token": ["[MASK]"],
-    "eos_token": [EOS, "sep_token"],
-    "bos_token": [BOS, "cls_token", "eos_token"],
-    "pad_token": [PAD, "[PAD]", "eos_token"],
-    "unk_token": [UNK, "[UNK]"],
-}
 
 
 class Tokenizer:
@@ -75,7 +61,7 @@ class Tokenizer:
     ) -> None:
         library.no_truncation()
         library.no_padding()
-        self.names = _complete(library, names or {}) if complete else names or {}
+        self.names = complete_names(library, names or {}) if complete else names or {}
         missing = [name for name in self.names.values() if library.token_to_id(name) is None]
         library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in missing])
         library.encode_special_tokens = True
@@ -86,7 +72,7 @@ class Tokenizer:
         self._segment, self._patterns = segment, guard
         cleans_up = bool(self.settings.get("clean_up_tokenization_spaces"))
         self._cleans_up = cleans_up and not isinstance(library.model, models.BPE)
-        ids = [self._id(role) for role in _ROLES]
+        ids = [self._id(role) for role in NAMED_ROLES]
         self.pad_id, self.bos_id, self.eos_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids
 
     if not TYPE_CHECKING:
@@ -397,24 +383,10 @@ class Tokenizer:
             remedy = "give a tokenizer.json, or a folder that holds one"
             raise DataError(f"{file}: {reason}; {remedy}") from None
         try:
-            names, settings = read_names(file.parent, _ROLES), read_settings(file.parent)
+            names, settings = read_names(file.parent, NAMED_ROLES), read_settings(file.parent)
         except CheckpointError as error:
             raise DataError(f"{error}; repair or remove it") from None
         return cls(library, dropout=dropout, names=names, settings=settings, guard=guard)
-
-
-def _complete(library: Library, names: Mapping[str, str]) -> dict[str, str]:
-    """Tokens by role: `names`; for other roles tokens of the library, or else those that are added."""
-    special = {token.content for token in library.get_added_tokens_decoder().values() if token.special}
-    found: dict[str, str | None] = {}
-    for role, substitutes in _SUBSTITUTES.items():
-        options = [found.get(each, each) for each in substitutes]
-        may_be_normal = role in _ADDED or role == "unk_token"
-        known = [
-            n for n in options if n in special or (may_be_normal and n and library.token_to_id(n) is not None)
-        ]
-        found[role] = names.get(role) or next(iter(known), _ADDED.get(role))
-    return {role: name for role in _ROLES if (name := found[role]) is not None}
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

@@ -22,7 +22,8 @@ from tokenizers import (
 
 from trifold.errors import SettingsError
 from trifold.settings import Settings
-from trifold.text.tokenizer import NO_LIMITS, SPECIAL, TOKEN_TYPES, UNK, Tokenizer
+from trifold.text.special_tokens import SPECIAL, UNK
+from trifold.text.tokenizer import NO_LIMITS, TOKEN_TYPES, Tokenizer
 from trifold.text.vocabulary import SPACE
 
 Progress: TypeAlias = Callable[[int], None]

@@ -64,15 +64,13 @@ def train(
     view: View | None = None,
     **overrides: Any,
 ) -> Outcome:
-    """Train a recipe (a shipped name, a YAML file, or a Recipe) in the folder `out` (default: runs/NAME).
+    """Train a recipe (a shipped name, a YAML file, a run, or a Recipe) in `out` (default: runs/NAME, or that run).
 
-    A run folder stands for its recipe, and is the default of `out`. `resume="auto"` continues an existing run, or
-    starts a new one. With `data_changed`, the data files may differ from those at the beginning of the run. Overrides
-    are dotted recipe keys: `train("smoke", **{"train.steps": 50})`. Raises TrifoldError. An interrupted run is not an
-    error.
+    `resume="auto"` continues an existing run, or starts a new one. With `data_changed`, the data files may differ from
+    those at the beginning of the run. Overrides are dotted recipe keys: `train("smoke", **{"train.steps": 50})`.
+    Raises TrifoldError. An interrupted run is not an error.
 
-    Under `torchrun`, all processes train together and return the same outcome. If one fails, the others raise
-    OtherRankError.
+    Under `torchrun`, all processes return the same outcome. If one fails, the others raise OtherRankError.
     """
     fast.enable()
     with join_ranks() as ranks:
@@ -123,9 +121,8 @@ class Run:
                 self.stop.adopt(interrupted)
                 saved = checkpoint.list_checkpoints(self.folder.checkpoints)
                 steps = checkpoint.step_of(saved[-1]) if saved else 0
-                self.view.say(
-                    f"stopped at step {steps:,}, while preparing; continue with: {self.folder.continue_command}"
-                )
+                command = self.folder.continue_command
+                self.view.say(f"stopped at step {steps:,}, while preparing; continue with: {command}")
                 return Outcome(self.folder.path, steps, 0.0, {}, "signal", self.stop.exit_code)
             finally:
                 self.view.end()
