@@ -65,6 +65,12 @@ def test_transformers_loads_the_models_of_demos(name):
     assert describe_misfit(load_recipe(name).model) == ""
 
 
+@pytest.mark.parametrize("kind", ["translate", "causal", "classify", "masked", "pairs", "permutation"])
+def test_transformers_loads_the_models_that_a_task_chooses(kind, write):
+    recipe = load_recipe(write(f"task: {{kind: {kind}}}\ndata: {{train: a.tsv, holdout: 5}}\n"))
+    assert describe_misfit(recipe.model) == ""
+
+
 def test_the_published_preset_has_the_published_size():
     tiny = load_recipe("multi30k-en-de").model
     assert (tiny.n_layers, tiny.decoder_layers, tiny.d_model, tiny.d_ff, tiny.n_heads) == (4, 4, 128, 256, 4)
