@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from trifold.errors import CheckpointError
-from trifold.jsonfiles import read_json
+from trifold.jsonfiles import json_line, read_json
+
+
+def test_numbers_that_json_does_not_have_are_null() -> None:
+    values = {"a": [math.nan, 1.5], "b": {"c": -math.inf}, "é": math.inf}
+    assert json_line(values) == '{"a": [null, 1.5], "b": {"c": null}, "é": null}'
+    assert json_line({"é": 0.1}, ensure_ascii=True) == r'{"\u00e9": 0.1}'
+
 
 HOSTILE = {
     "empty": (b"", "not JSON"),

@@ -1,4 +1,7 @@
-"""Read untrusted JSON and text files: bounded in size, without duplicate keys or numbers that other readers round."""
+"""Read untrusted JSON and text files: bounded in size, without duplicate keys or numbers that other readers round.
+
+`json_line` writes JSON that every reader accepts.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,15 @@ from trifold.errors import CheckpointError
 
 MAX_JSON = 10 * 2**20  # bytes; the largest config or index in use is below 1 MB
 MAX_INTEGER = 2**53  # larger integers are rounded by other JSON readers
+
+
+def json_line(value: Any, *, ensure_ascii: bool = False) -> str:
+    """The value as one line of JSON. NaN and infinity, which JSON does not have, become null."""
+    try:
+        return json.dumps(value, ensure_ascii=ensure_ascii, allow_nan=False)
+    except ValueError:
+        finite = json.loads(json.dumps(value), parse_constant=lambda name: None)
+        return json.dumps(finite, ensure_ascii=ensure_ascii)
 
 
 def read_json(path: Path, *, largest: int = MAX_INTEGER) -> dict[str, Any]:

@@ -3,8 +3,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
+from trifold.pipeline import Pipeline
 from trifold.scores import SCORES
+from trifold.text import TokenizerSettings, train_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -74,3 +77,15 @@ def test_model_without_a_run_needs_data(trifold, run, tmp_path):
     done = trifold("eval", str(tmp_path / "model"))
     assert done.code == 2
     assert "name the data" in done.err
+
+
+def test_a_loss_that_is_not_finite_is_an_error(trifold, make_model, tmp_path):
+    tokenizer = train_tokenizer(["some text"], TokenizerSettings(kind="char", min_frequency=1))
+    model = make_model(shape="decoder", vocab_size=tokenizer.vocab_size)
+    with torch.no_grad():
+        model.decoder_embeddings.tokens.weight.fill_(float("nan"))
+    Pipeline(model, tokenizer).save(tmp_path / "model")
+    (tmp_path / "a.txt").write_text("some text", encoding="utf-8")
+    done = trifold("eval", str(tmp_path / "model"), str(tmp_path / "a.txt"), "--json")
+    assert (done.code, done.out) == (1, "")
+    assert "error: the model computes NaN or infinity" in done.err

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.readers import HEADS, folder_of, pictures_folder
+from tests.hub import checkpoints
 from tests.text.folders import WORDS
 
 import trifold as library
@@ -189,6 +190,23 @@ def test_predict_with_a_translator(trifold, run):
     assert "this is a generation model; use `trifold generate`" in done.err
     done = trifold("predict", str(run), "one", "--task", "embed", "--normalise", "--json")
     assert sum(number**2 for number in json.loads(done.out)["outputs"]) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("json", [(), ("--json",)])
+def test_predictions_that_are_not_finite_are_errors(trifold, photos, tmp_path, json):
+    words = folder_of("classify", tmp_path / "words")
+    tensors = checkpoints.read(words)
+    tensors["classifier.bias"][:] = float("nan")
+    checkpoints.write(words, tensors)
+    pictures = pictures_folder(tmp_path / "pictures", rescale_factor=1e308)
+    for folder, text, message in (
+        (words, "fox", "error: the model computes NaN or infinity"),
+        (pictures, photos[0], "error: text 1 of 1: "),
+    ):
+        done = trifold("predict", str(folder), text, *json)
+        assert (done.code, done.out) == (1, "")
+        assert message in done.err
+    assert "correct rescale_factor, image_mean and image_std in preprocessor_config.json" in done.err
 
 
 DAMAGED = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from trifold.errors import DataError, UsageError
+from trifold.errors import DataError, TrifoldError, UsageError
 from trifold.look import attention, read_attention
 from trifold.look.attention import KINDS, align_words, split_words
 from trifold.nn import Inputs, capture
@@ -44,6 +44,13 @@ def test_target_defaults_to_the_output(pipeline):
     found = read_attention(pipeline, TEXT)
     assert found.output == pipeline.generate(TEXT)
     assert found.patterns["cross"].shape[2] == len(found.written)
+
+
+def test_damaged_weights_are_an_error(pipeline):
+    with torch.no_grad():
+        pipeline.model.encoder_embeddings.tokens.weight.fill_(float("nan"))
+    with pytest.raises(TrifoldError, match="NaN or infinity: its weights are damaged"):
+        read_attention(pipeline, TEXT, target="Fuchs!")
 
 
 def test_weights_follow_equation_1(pipeline):

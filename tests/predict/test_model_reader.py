@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from tests.cli.readers import BERT, HEADS, model_of
 from tests.text import folders
 
-from trifold.errors import CheckpointError, DataError, UsageError
+from trifold.errors import CheckpointError, DataError, TrifoldError, UsageError
 from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline, load
 from trifold.predict.predict import TASKS
@@ -134,3 +134,23 @@ def test_an_encoder_decoder_appends_one_end_token(pipes, tmp_path):
     loaded = load(tmp_path)
     assert loaded.tokenizer.rows(["x"])[0].ids[-1] == pipe.config.eos_id
     assert _near(expected, loaded.classify(["the fox", "x", "quick " * 9], on_overflow="truncate"))
+
+
+@pytest.mark.parametrize("damage", [float("nan"), float("inf")])
+@pytest.mark.parametrize("task", TASKS)
+def test_damaged_weights_are_an_error_in_every_task(pipes, task, damage):
+    model = model_of(task, pipes[task].config.vocab_size)
+    with torch.no_grad():
+        model.encoder_embeddings.tokens.weight.fill_(damage)
+    pipe, pair = Pipeline(model, pipes[task].tokenizer), "fox" if TASKS[task].pairs == "must" else None
+    with pytest.raises(TrifoldError, match="NaN or infinity: its weights are damaged"):
+        pipe.predict("the [MASK]", pair, task=task)
+
+
+def test_an_infinite_regression_is_an_error(pipes):
+    labels = {"n_labels": 1, "label_names": ["price"], "problem_type": "regression"}
+    model = model_of("classify", pipes["classify"].config.vocab_size, **labels)
+    with torch.no_grad():
+        model.heads["sequence"].out_proj.bias.fill_(float("inf"))
+    with pytest.raises(TrifoldError, match="NaN or infinity"):
+        Pipeline(model, pipes["classify"].tokenizer).classify("the fox")

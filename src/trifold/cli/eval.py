@@ -243,8 +243,11 @@ def _read_pairs(request: Request) -> Pairs:
 
 def _validate(request: Request) -> Report:
     """The loss and the scores of a validation."""
+    import torch
+
     from trifold.batches import BatchSettings
     from trifold.generate import GenerationConfig
+    from trifold.generate.decoding import refuse_non_finite
     from trifold.objectives.evaluation import EvalContext
     from trifold.train.monitor import score_text
 
@@ -257,6 +260,7 @@ def _validate(request: Request) -> Report:
     pipeline, start = request.load(), time.perf_counter()
     found, unit = evaluate(pipeline, EvalContext(batches, generation, samples=0, seed=1, poll=lambda: None))
     seconds = time.perf_counter() - start
+    refuse_non_finite(torch.tensor(found.loss))
     values = {"loss": found.loss, "scores": found.scores, "signatures": list(found.signatures)}
     scores = [score_text(*each) for each in found.scores.items()]
     lines = [f"loss {found.loss:.4f} nats per {unit.removesuffix('s')}", *scores]

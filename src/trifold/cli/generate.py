@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -34,6 +33,7 @@ from trifold.cli.options import (
 )
 from trifold.cli.terminal import open_output
 from trifold.errors import UsageError
+from trifold.jsonfiles import json_line
 
 if TYPE_CHECKING:
     from trifold.generate import Hypothesis
@@ -128,7 +128,7 @@ def _print(source: str, outputs: Sequence[Output], count: int, json: bool, resul
     """Print one line of JSON, or `count` lines, of which the last are empty if there are fewer outputs."""
     if json:
         values = {"source": source, "outputs": [each._asdict() for each in outputs]}
-        lines = [dumps(values, ensure_ascii=False)]
+        lines = [json_line(values)]
     else:
         lines = [one_line(each.text) for each in outputs]
         lines += [""] * (count - len(lines))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from json import dumps
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
@@ -13,6 +12,7 @@ from trifold.cli.batch import BATCH, Progress, in_batches, load_pipeline, one_li
 from trifold.cli.options import BatchSize, Device, Dtype, Json, Model, Out, given, option, with_options
 from trifold.cli.terminal import check_utf8, open_output, print_note
 from trifold.errors import DataError, UsageError, printable
+from trifold.jsonfiles import json_line
 
 EXAMPLES = (
     'trifold predict bert-base-uncased "Paris is the [MASK] of France."',
@@ -163,7 +163,7 @@ def _format(one: Input, task: str, found: Any, json: bool) -> str:
         return "" if found is None else _format_text(task, found)
     pair = {} if one.pair is None else {"pair": one.pair}
     outputs = to_json(found if found is not None else [])
-    return dumps({"source": one.text, **pair, "task": task, "outputs": outputs}, ensure_ascii=False)
+    return json_line({"source": one.text, **pair, "task": task, "outputs": outputs})
 
 
 def to_json(value: Any) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trifold.errors import UsageError, printable
+from trifold.jsonfiles import json_line
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a write, whose OSError has no file name
 STYLES = {"error: ": "bold red", "warning: ": "bold yellow"}
@@ -56,7 +56,7 @@ def print_error(message: str) -> None:
 
 def print_json(value: Any = None, **values: Any) -> None:
     """Print one line of JSON on standard output: a value, or an object with named values."""
-    print(json.dumps(values if value is None else value, ensure_ascii=False), flush=True)
+    print(json_line(values if value is None else value), flush=True)
 
 
 def print_table(rows: Sequence[Sequence[str]], right: str = "") -> None:

@@ -93,8 +93,9 @@ def read_image(
     if settings.crop is not None:
         pixels = _center_crop(pixels, settings.crop)
     values = pixels.astype(np.float64)
-    values = values if settings.scale is None else values * settings.scale
-    return _normalize(values.astype(np.float32), settings)
+    with np.errstate(all="ignore"):  # the caller checks for infinite pixels
+        values = values if settings.scale is None else values * settings.scale
+        return _normalize(values.astype(np.float32), settings)
 
 
 def _decode(image: Any, name: str, channels: int) -> Any:

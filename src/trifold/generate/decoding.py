@@ -307,8 +307,14 @@ def check_memory(model: Model, device: torch.device, tokens: int, rows: int, key
 def refuse_nan(scores: Tensor) -> None:
     """Raises TrifoldError if a score is NaN."""
     if bool(scores.isnan().any()):
+        refuse_non_finite(scores, "NaN scores")
+
+
+def refuse_non_finite(values: Tensor, what: str = "NaN or infinity") -> None:
+    """Raises TrifoldError if a value is NaN or infinite."""
+    if not bool(values.isfinite().all()):
         raise TrifoldError(
-            "the model computes NaN scores: its weights are damaged, or its training diverged; "
+            f"the model computes {what}: its weights are damaged, or its training diverged; "
             "use an earlier checkpoint"
         )
 

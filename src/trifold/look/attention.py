@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from trifold.errors import DataError, UsageError
-from trifold.generate.decoding import eval_mode
+from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.look.plots import COLORMAP, Figure, new_figure
 from trifold.nn import Inputs, Transformer, capture
 from trifold.pipeline import Pipeline
@@ -129,8 +129,9 @@ def attention_weights(model: Transformer, source: Sequence[int], given: Sequence
     found = {}
     for kind, name in _HOOKS.items():
         hooks = takewhile(captured.__contains__, map(name.format, count()))
-        if layers := [captured[hook][0].float().cpu().numpy() for hook in hooks]:
-            found[kind] = np.stack(layers)
+        if layers := [captured[hook][0].float().cpu() for hook in hooks]:
+            refuse_non_finite(weights := torch.stack(layers))
+            found[kind] = weights.numpy()
     return found
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError, UsageError
-from trifold.generate.decoding import eval_mode
+from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.predict.generate_texts import batches_by_length, pad_rows
 from trifold.ragged import Ragged
@@ -59,7 +59,10 @@ class ModelReader:
         return f"text {number + 1} of {count}" if self.places is None else self.places[number]
 
     def run(self, texts: Sequence[Any], pairs: Sequence[str] | None, apply: Apply) -> list[Tensor]:
-        """Apply a function to each input: a text, a pair, or an image (a file or a Pillow image)."""
+        """Apply a function to each input: a text, a pair, or an image (a file or a Pillow image).
+
+        Raises TrifoldError if a result contains NaN or infinity.
+        """
         if self.config.patch_size is None:
             return self.run_rows(self.encode(texts, pairs), apply)
         if pairs is not None:
@@ -108,7 +111,9 @@ class ModelReader:
             chosen = batch.tolist()
             with eval_mode(self.model):
                 found = apply(inputs(chosen).to(device))
-            results |= {number: one.cpu() for number, one in zip(chosen, found, strict=True)}
+            for number, one in zip(chosen, found, strict=True):
+                refuse_non_finite(one)
+                results[number] = one.cpu()
             if self.on_done is not None:
                 self.on_done(len(chosen))
         return [results[number] for number in range(len(results))]
@@ -161,6 +166,11 @@ class ModelReader:
             image = read_image(images[number], settings, config.n_channels, name)
             if image.shape[1:] != config.image_size:
                 raise DataError(f"{name}: {image.shape[1:]} pixels, but the model reads {config.image_size}")
+            if not np.isfinite(image).all():
+                raise CheckpointError(
+                    f"{name}: a pixel becomes NaN or infinite; correct rescale_factor, image_mean and image_std "
+                    "in preprocessor_config.json"
+                )
             pixels.append(torch.from_numpy(image))
         return Inputs(pixels=torch.stack(pixels).to(next(self.model.parameters()).dtype))
 

@@ -5,7 +5,6 @@ Terminal output goes to standard error, so that standard output contains only re
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -19,6 +18,7 @@ from rich.text import Text
 
 from trifold import disk
 from trifold.errors import printable
+from trifold.jsonfiles import json_line
 from trifold.train.run_folder import RunFolder
 
 WIDTH = 80  # columns of lines for files and pipes
@@ -321,7 +321,7 @@ class MetricsLog:
 
     def _append(self, values: Mapping[str, Any]) -> None:
         if self._writes:
-            disk.put(self._file, (json.dumps(values) + "\n").encode())
+            disk.put(self._file, (json_line(values, ensure_ascii=True) + "\n").encode())
             self._file.flush()
             self.lines += 1
 
