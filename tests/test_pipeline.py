@@ -31,6 +31,16 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "bare": {"shape": "encoder"},
 }
+IMAGES: dict[str, Any] = {
+    "shape": "encoder",
+    "heads": ("sequence",),
+    "n_labels": 3,
+    "scale_embeddings": False,
+    "image_size": (8, 8),
+    "patch_size": (4, 4),
+    "max_positions": 5,
+    "positions": "learned",
+}
 GENERATORS = ("encoder-decoder", "decoder")
 
 
@@ -42,7 +52,7 @@ def tokenizer() -> Tokenizer:
 def make_pipeline(shape: str, tokenizer: Tokenizer | None = None, **values: Any) -> Pipeline:
     torch.manual_seed(5)
     size = {"vocab_size": 40 if tokenizer is None else tokenizer.vocab_size}
-    model = Transformer(ModelConfig.parse(SMALL | size | SHAPES[shape] | values))
+    model = Transformer(ModelConfig.parse(SMALL | size | (SHAPES | {"images": IMAGES})[shape] | values))
     return Pipeline(add_noise(model, 0.3), tokenizer)
 
 
@@ -67,6 +77,47 @@ def test_logits_do_not_depend_on_padding(shape: str) -> None:
         torch.testing.assert_close(here, alone, rtol=0, atol=1e-5)
     if shape == "classifier":
         assert together.shape == (3, 3)
+
+
+LEFT_PADDED = {
+    "encoder": {},
+    "decoder": {},
+    "classifier": {},
+    "eos": {"heads": ("sequence",), "classifier_input": "eos"},
+    "span": {"heads": ("span",)},
+}
+
+
+@pytest.mark.parametrize("layout", ["left", "between"])
+@pytest.mark.parametrize("case", LEFT_PADDED)
+@torch.no_grad()
+def test_logits_do_not_depend_on_where_padding_is(case: str, layout: str) -> None:
+    shape = case if case in SHAPES else "encoder-decoder"
+    pipe = make_pipeline(shape, **LEFT_PADDED[case])
+    tokens, attend = batch()
+    attend = attend.flip(1) if layout == "left" else attend[:, [0, 3, 1, 4, 2, 5, 6]]
+    for row, real in enumerate(attend):
+        tokens[row, real.nonzero().max()] = pipe.config.eos_id
+    together, states = pipe.logits(tokens, attend), pipe.hidden_states(tokens, attend)
+    for row, real in enumerate(attend):
+        ids = tokens[row : row + 1, real]
+        alone, here = pipe.logits(ids)[0], together[row] if together.dim() == 2 else together[row, real]
+        torch.testing.assert_close(here, alone, rtol=0, atol=1e-5)
+        for side, layers in pipe.hidden_states(ids).items():
+            torch.testing.assert_close(states[side][-1][row, real], layers[-1][0], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_logits_of_text_are_those_of_its_ids(tokenizer: Tokenizer) -> None:
+    for shape in ("encoder-decoder", "decoder", "encoder", "classifier"):
+        pipe = make_pipeline(shape, tokenizer)
+        together = pipe.logits(TEXTS)
+        assert torch.equal(pipe.logits(TEXTS[0]), pipe.logits(torch.tensor(pipe.read(TEXTS[:1]))))
+        for row, text in enumerate(TEXTS):
+            alone = pipe.logits(text)[0]
+            here = together[row] if alone.dim() == 1 else together[row, : len(alone)]
+            torch.testing.assert_close(here, alone, rtol=0, atol=1e-5)
+        assert pipe.hidden_states(TEXTS[0])[pipe.config.shape.split("-")[0]][0].shape[0] == 1
 
 
 @torch.no_grad()
@@ -96,8 +147,7 @@ def test_gradients_flow() -> None:
 
 
 def test_logits_of_images() -> None:
-    sizes = {"image_size": (8, 8), "patch_size": (4, 4), "max_positions": 5, "positions": "learned"}
-    pipe = make_pipeline("bare", heads=("sequence",), n_labels=3, scale_embeddings=False, **sizes)
+    pipe = make_pipeline("images")
     pixels = torch.randn(2, 3, 8, 8)
     assert pipe.logits(pixels).shape == (2, 3)
     assert pipe.hidden_states(pixels)["encoder"][0].shape == (2, 5, 16)
@@ -114,6 +164,43 @@ INVALID: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "an id below 0": ({"tokens": torch.full((3, 7), -1)}, DataError, "id -1"),
     "one row without its axis": ({"tokens": torch.arange(4)}, DataError, r"ids of shape \(B, T\)"),
     "fractions": ({"tokens": torch.rand(3, 7)}, DataError, "torch.float32; give ids"),
+    "too many tokens": (
+        {"tokens": torch.ones(3, 65).long(), "attend": None, "positions": "learned"},
+        DataError,
+        "65 tokens exceed max_positions = 64",
+    ),
+    "segments without types": (
+        {"segments": torch.zeros(3, 7).long()},
+        DataError,
+        "does not use segments",
+    ),
+    "a segment too large": (
+        {"segments": torch.full((3, 7), 2), "n_token_types": 2},
+        DataError,
+        "segments has the id 2, but the model has 2 token types",
+    ),
+    "rows of different lengths": (
+        {"tokens": [[1, 2], [3]]},
+        DataError,
+        "tokens is not a tensor, but .*ids of shape",
+    ),
+    "text without a tokenizer": ({"tokens": "a dog", "attend": None}, UsageError, "no tokenizer"),
+    "a mask for text": ({"tokens": "a dog"}, UsageError, "attend and segments belong to ids"),
+    "no end token": (
+        {"tokens": torch.full((3, 7), 5), "shape": "encoder-decoder"} | LEFT_PADDED["eos"],
+        DataError,
+        "row 0 has no end-of-sequence token",
+    ),
+    "other decoder rows": (
+        {"decoder_tokens": torch.ones(2, 2).long(), "shape": "encoder-decoder"},
+        DataError,
+        "decoder_tokens has 2 rows, tokens 3",
+    ),
+    "pixels of another shape": (
+        {"tokens": torch.zeros(1, 3, 4, 8), "shape": "images"},
+        DataError,
+        r"this model needs images of \(channels, height, width\) = \(3, 8, 8\)",
+    ),
     "two inputs": ({"decoder_tokens": torch.ones(3, 2).long()}, UsageError, "require an encoder-decoder"),
 }
 
@@ -121,9 +208,15 @@ INVALID: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 @pytest.mark.parametrize("case", INVALID)
 def test_invalid_tensors_are_errors(case: str) -> None:
     arguments, error, message = INVALID[case]
+    values = {key: value for key, value in arguments.items() if key in ModelConfig.model_fields}
+    pipe = make_pipeline(values.pop("shape", "decoder"), **values)
     tokens, attend = batch()
-    with pytest.raises(error, match=message):
-        make_pipeline("decoder").logits(**({"tokens": tokens, "attend": attend} | arguments))
+    given = {"tokens": tokens, "attend": attend} | {k: v for k, v in arguments.items() if k not in values}
+    given.pop("shape", None)
+    for call in (pipe.logits, pipe.hidden_states):
+        if case != "no end token" or call == pipe.logits:
+            with pytest.raises(error, match=message):
+                call(**given)
 
 
 def test_logits_require_a_head() -> None:

@@ -6,6 +6,7 @@ Predictions (classes, tags, answers, …) are in predict/predict.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -32,7 +33,7 @@ from trifold.hub.fill import Stored
 from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.predict.generate_texts import generate_rows
-from trifold.predict.model_reader import require_tokenizer
+from trifold.predict.model_reader import ModelReader, require_tokenizer
 from trifold.predict.predict import PredictMixin
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer, read_tokenizer
@@ -86,7 +87,7 @@ class Pipeline(PredictMixin):
 
     def logits(
         self,
-        tokens: Tensor,
+        tokens: Tensor | str | Sequence[str],
         attend: Tensor | None = None,
         decoder_tokens: Tensor | None = None,
         *,
@@ -94,21 +95,23 @@ class Pipeline(PredictMixin):
     ) -> Tensor:
         """Output of the model's head: (B, T, V) for a language model, (B, classes) for a classifier, in float32.
 
-        tokens: (B, T) ids, or (B, channels, height, width) pixels for an image model. attend: (B, T) boolean, True at
-        real tokens; all by default. decoder_tokens: (B, T') input of the decoder of an encoder-decoder, including the
-        start token; by default `tokens` shifted by one, as in classifiers. segments: (B, T) token types.
+        tokens: (B, T) ids; a text or several, which get special tokens and are padded at the end; or (B, channels,
+        height, width) pixels for an image model. attend: (B, T) boolean, True at real tokens; all by default; padding
+        may be anywhere. decoder_tokens: (B, T') input of the decoder of an encoder-decoder, including the start token;
+        by default `tokens` shifted by one, as in classifiers. segments: (B, T) token types.
         Gradients are enabled; use torch.no_grad() to disable them.
-        Raises DataError for ids out of range and mismatched shapes, UsageError if the model has no head.
+        Raises DataError for ids out of range, mismatched shapes and too many tokens, UsageError if the model has no
+        head, and for text if it has no tokenizer.
         """
-        first, second = self._inputs(tokens, attend, decoder_tokens, segments)
         head = next((name for name in self.config.chosen_heads if name != "pooler"), None)
         if head is None:
             raise UsageError("this model has no head with logits; use hidden_states")
-        return self.model.head_outputs(first, second, heads=[head])[head]
+        with self._inputs(tokens, attend, decoder_tokens, segments) as (first, second):
+            return self.model.head_outputs(first, second, heads=[head])[head]
 
     def hidden_states(
         self,
-        tokens: Tensor,
+        tokens: Tensor | str | Sequence[str],
         attend: Tensor | None = None,
         decoder_tokens: Tensor | None = None,
         *,
@@ -116,9 +119,10 @@ class Pipeline(PredictMixin):
     ) -> dict[str, list[Tensor]]:
         """States of each stack under "encoder" and "decoder": n_layers + 1 tensors (B, T, E), embeddings first.
 
-        The arguments are those of `logits`. The last tensor includes the final norm, if the stack has one.
+        Arguments and errors are those of `logits`. The last tensor includes the final norm, if the stack has one.
         """
-        return self.model.hidden_states(*self._inputs(tokens, attend, decoder_tokens, segments))
+        with self._inputs(tokens, attend, decoder_tokens, segments) as inputs:
+            return self.model.hidden_states(*inputs)
 
     @with_generation_options
     def generate_tokens(
@@ -129,17 +133,42 @@ class Pipeline(PredictMixin):
         attend: (B, T) boolean, True at real tokens. Other arguments and errors are those of `generate`.
         """
         draft, config = self._options(arguments)
-        inputs, _ = self._inputs(tokens, attend, None, None)
-        found = generate_tokens(self.model, inputs, config, codec=self.target_tokenizer, draft=draft)
+        with self._inputs(tokens, attend, None, None) as (inputs, _):
+            found = generate_tokens(self.model, inputs, config, codec=self.target_tokenizer, draft=draft)
         return [outputs[0].tokens for outputs in found]
 
+    @contextmanager
     def _inputs(
-        self, tokens: Tensor, attend: Tensor | None, decoder_tokens: Tensor | None, segments: Tensor | None
-    ) -> tuple[Inputs, Inputs | None]:
+        self,
+        tokens: Tensor | str | Sequence[str],
+        attend: Tensor | None,
+        decoder_tokens: Tensor | None,
+        segments: Tensor | None,
+    ) -> Iterator[tuple[Inputs, Inputs | None]]:
+        """The inputs of the encoder and the decoder; a ValueError of the model becomes a DataError."""
+        first = self._first_inputs(tokens, attend, segments)
+        second = None if decoder_tokens is None else self._decoder_inputs(decoder_tokens, len(first.tokens))
+        try:
+            yield first, second
+        except ValueError as error:
+            raise DataError(str(error)) from error
+
+    def _first_inputs(
+        self, tokens: Tensor | str | Sequence[str], attend: Tensor | None, segments: Tensor | None
+    ) -> Inputs:
         config, device = self.config, self.device
         if config.patch_size is not None:
-            return Inputs(pixels=torch.as_tensor(tokens, device=device)), None
+            pixels = _tensor("tokens", tokens, "pixels of shape (B, channels, height, width)")
+            return Inputs(pixels=pixels.to(device, next(self.model.parameters()).dtype))
+        texts = [tokens] if isinstance(tokens, str) else tokens
+        if isinstance(texts, list | tuple) and any(isinstance(text, str) for text in texts):
+            if attend is not None or segments is not None:
+                raise UsageError("attend and segments belong to ids; leave them out for text")
+            reader = ModelReader(self.model, self.tokenizer)
+            return reader.inputs(reader.encode(texts)).to(device)
         tokens = _ids("tokens", tokens, config.vocab_size).to(device)
+        if segments is not None and config.n_token_types:
+            segments = _ids("segments", segments, config.n_token_types, "model has {:,} token types")
         for name, given in (("attend", attend), ("segments", segments)):
             if given is not None and given.shape != tokens.shape:
                 raise DataError(
@@ -148,14 +177,16 @@ class Pipeline(PredictMixin):
         if attend is not None and attend.dtype != torch.bool:
             raise DataError(f"attend has the type {attend.dtype}; give booleans, True at real tokens")
         attend = None if attend is None else attend.to(device)
-        inputs = Inputs(tokens, attend, segments=None if segments is None else segments.to(device))
-        if decoder_tokens is None:
-            return inputs, None
-        if config.shape != "encoder-decoder":
-            raise UsageError(
-                f"decoder_tokens require an encoder-decoder; this model has the shape {config.shape}"
-            )
-        return inputs, Inputs(_ids("decoder_tokens", decoder_tokens, config.output_vocab_size).to(device))
+        return Inputs(tokens, attend, segments=None if segments is None else segments.to(device))
+
+    def _decoder_inputs(self, tokens: Tensor, rows: int) -> Inputs:
+        shape = self.config.shape
+        if shape != "encoder-decoder":
+            raise UsageError(f"decoder_tokens require an encoder-decoder; this model has the shape {shape}")
+        tokens = _ids("decoder_tokens", tokens, self.config.output_vocab_size).to(self.device)
+        if len(tokens) != rows:
+            raise DataError(f"decoder_tokens has {len(tokens)} rows, tokens {rows}; they must be equal")
+        return Inputs(tokens)
 
     # --- text ------------------------------------------------------------------------------------------
 
@@ -281,15 +312,23 @@ class Pipeline(PredictMixin):
         return None if draft is None else draft.model, options
 
 
-def _ids(name: str, tokens: Tensor, vocabulary: int) -> Tensor:
-    tokens = torch.as_tensor(tokens)
+def _tensor(name: str, values: Any, expected: str) -> Tensor:
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise DataError(f"{name} is not a tensor, but {values!r:.60}; give {expected}") from None
+
+
+def _ids(name: str, values: Any, count: int, limit: str = "vocabulary has {:,} tokens") -> Tensor:
+    """values (B, T) as integers below `count`; `limit` describes it."""
+    tokens = _tensor(name, values, "ids of shape (B, T)")
     if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise DataError(
             f"{name} has the shape {tuple(tokens.shape)} and the type {tokens.dtype}; give ids of shape (B, T)"
         )
-    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < count:
         wrong = tokens.max() if int(tokens.min()) >= 0 else tokens.min()
-        raise DataError(f"{name} has the id {int(wrong)}, but the vocabulary has {vocabulary:,} tokens")
+        raise DataError(f"{name} has the id {int(wrong)}, but the {limit.format(count)}")
     return tokens.long()
 
 

@@ -63,7 +63,10 @@ class Pooler(nn.Module):
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
         """hidden (B, T, E) -> (B, pooler_width)."""
-        return self.activation(self.dense(hidden[:, 0]))
+        first = hidden[:, 0]
+        if inputs.attend is not None:  # padding may be on the left
+            first = hidden[torch.arange(len(hidden), device=hidden.device), _first_column(inputs)]
+        return self.activation(self.dense(first))
 
 
 class NextSentence(nn.Module):
@@ -113,7 +116,7 @@ class SequenceClasses(nn.Module):
         return logits.float()
 
 
-def _first_column(inputs: Inputs, eos_id: int) -> Tensor:
+def _first_column(inputs: Inputs, eos_id: int = 0) -> Tensor:
     if inputs.attend is not None:
         return inputs.attend.long().argmax(1)
     rows = inputs.tokens if inputs.pixels is None else inputs.pixels

@@ -226,7 +226,12 @@ def _lm_head(config: ModelConfig, table: TokenEmbedding | None) -> LanguageModel
 
 
 def shift_right(inputs: Inputs, start_id: int) -> Inputs:
-    """The tokens shifted right by one, after `start_id`."""
-    tokens = inputs.tokens.roll(1, dims=1)
+    """The real tokens of each row shifted right by one, after `start_id`; padding stays where it is."""
+    tokens, attend = inputs.tokens.roll(1, dims=1), inputs.attend
     tokens[:, 0] = start_id
-    return Inputs(tokens)
+    if attend is None or bool((attend[:, 1:] <= attend[:, :-1]).all()):
+        return Inputs(tokens)  # causal attention does not reach padding at the end
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    before = columns.where(attend, -1).cummax(1).values.roll(1, dims=1)  # the real token before each column
+    before[:, 0] = -1
+    return Inputs(inputs.tokens.gather(1, before.clamp_min(0)).where(before >= 0, start_id), attend)

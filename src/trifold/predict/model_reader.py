@@ -99,7 +99,7 @@ class ModelReader:
         """Apply a function to each row; results are on the CPU and include padding at the end."""
         lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
         batches = batches_by_length(lengths, self.batch_tokens)
-        return self._run(batches, lambda chosen: self._inputs([rows[number] for number in chosen]), apply)
+        return self._run(batches, lambda chosen: self.inputs([rows[number] for number in chosen]), apply)
 
     @torch.no_grad()
     def _run(
@@ -124,7 +124,8 @@ class ModelReader:
 
     # --- rows -> inputs ----------------------------------------------------------------------------------
 
-    def _inputs(self, rows: Sequence[Encoded]) -> Inputs:
+    def inputs(self, rows: Sequence[Encoded]) -> Inputs:
+        """The rows, padded to the longest."""
         config, every = self.config, np.arange(len(rows))
         inputs = pad_rows(Ragged.of([row.ids for row in rows]), every, config.pad_id)
         if (largest := int(inputs.tokens.max())) >= config.vocab_size:
