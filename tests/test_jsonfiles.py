@@ -29,6 +29,8 @@ HOSTILE = {
     "a long integer": (b'{"a": ' + b"9" * 5000 + b"}", "largest integer"),
     "a large integer": (b'{"a": 9007199254740993}', "largest integer"),
     "not UTF-8": (b'{"a": "\xff"}', "byte 7 is not UTF-8"),
+    "half of a character": (b'{"a": ["x\\ud800"]}', r"a string contains U\+D800, an unpaired surrogate"),
+    "half of a character in a key": (b'{"\\udfff": 1}', r"a string contains U\+DFFF"),
     "deep": (b'{"a":' * 100_000, "nested too deeply"),
 }
 
@@ -41,6 +43,11 @@ def test_hostile_json_is_rejected_with_its_file(case: str, tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match=expected) as caught:
         read_json(path)
     assert str(path) in str(caught.value)
+
+
+def test_escaped_characters_are_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b'{"a": "\\u00e9 \\ud83d\\ude00 \\\\ud800"}')
+    assert read_json(tmp_path / "config.json") == {"a": "é 😀 \\ud800"}
 
 
 def test_a_too_large_file_is_not_read(tmp_path: Path) -> None:

@@ -51,6 +51,10 @@ GOOD = {"owner": "me"}
             "cart.wheel.material: input should be 'wood' or 'steel', got 'tin'",
         ),
         (GOOD | {"wheel": {"names": 5}}, "cart.wheel.names: input should be a valid string, got 5"),
+        (
+            {"owner": "m\ud800"},
+            "cart.owner: 'm\\ud800' contains U+D800, an unpaired surrogate; remove it, or write the whole character",
+        ),
         (GOOD | {"load": 99.0}, "cart: load 99.0 is too much for a wheel of 10"),
         (GOOD | {"load": True}, "cart.load: input should be a valid number, got True"),
     ],

@@ -26,6 +26,16 @@ def json_line(value: Any, *, ensure_ascii: bool = False) -> str:
         return json.dumps(finite, ensure_ascii=ensure_ascii)
 
 
+def lone_surrogate(text: str) -> str | None:
+    """A description of the first unpaired surrogate (half of a character) in a text; None if it has none."""
+    found = next((sign for sign in text if 0xD800 <= ord(sign) < 0xE000), None)
+    return (
+        None
+        if found is None
+        else f"U+{ord(found):04X}, an unpaired surrogate; remove it, or write the whole character"
+    )
+
+
 def read_json(path: Path, *, largest: int = MAX_INTEGER) -> dict[str, Any]:
     """The object in a JSON file of at most MAX_JSON bytes.
 
@@ -95,9 +105,13 @@ def parse_json(content: bytes, place: str, *, largest: int = MAX_INTEGER) -> dic
             parse_float=_parse_finite,
             parse_int=parse_int,
         )
+        if b"\\u" in content:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails for an unpaired surrogate
     except json.JSONDecodeError as error:
         where = f"{place}:{error.lineno}:{error.colno}"
         raise CheckpointError(f"{where}: not JSON ({error.msg.lower()}); copy the file again") from None
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{place}: a string contains {lone_surrogate(error.object)}") from None
     except RecursionError:
         raise CheckpointError(f"{place}: nested too deeply to be a config") from None
     except ValueError as error:

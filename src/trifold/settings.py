@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, TypeAlias, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from trifold.errors import SettingsError
+from trifold.jsonfiles import lone_surrogate
 
 # pydantic's `loc` of an error: keys from the outermost group inwards.
 Location: TypeAlias = tuple[int | str, ...]
@@ -18,8 +19,14 @@ Location: TypeAlias = tuple[int | str, ...]
 class Settings(BaseModel):
     """Base of every settings class. Instances are immutable, have no unknown keys, and their numbers are finite."""
 
+    # The minimum length makes pydantic check that strings are valid Unicode.
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        str_min_length=0,
     )
 
     # Names of the previous release, accepted with a warning: {"old_key": "new_key", "key": {"old": "new"}}.
@@ -126,6 +133,8 @@ def _explain(cls: type[Settings], problem: Any) -> str:
             return "a value is required"
         case "model_type" | "model_attributes_type":
             return f"a group of keys is required, got {problem['input']!r}"
+        case "string_unicode":
+            return f"{problem['input']!r:.60} contains {lone_surrogate(problem['input'])}"
         case "value_error":
             return str(problem["ctx"]["error"])
         case "union_tag_invalid":

@@ -221,6 +221,10 @@ DAMAGED = {
     ),
     "a name that is null": ({"id2label": {"0": "a", "1": None}}, "id2label.1: None is not a class name"),
     "names and weights that disagree": ({"id2label": {"0": "a", "1": "b"}}, "wrong shape: classifier"),
+    "half of a character": (
+        {"id2label": {"0": "a", "1": "\ud800", "2": "c"}},
+        "config.json: a string contains U+D800",
+    ),
     "an unknown problem type": ({"problem_type": "ranking"}, "problem_type: 'ranking' is not known"),
 }
 

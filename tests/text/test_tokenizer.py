@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 from tokenizers import Tokenizer as Library, models, pre_tokenizers, processors
 
-from trifold.errors import DataError, SettingsError
+from trifold.errors import DataError, SettingsError, UsageError
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer, train_tokenizer
 from trifold.text.annotation import count_unknown
 
@@ -110,6 +110,19 @@ def test_blank_text_has_no_tokens() -> None:
         assert TRAINED[kind, True].encode(["", " \t\u2028"]) == [[], []]
     assert TRAINED["byte-bpe", True].encode([""]) == TRAINED["char", True].encode([""]) == [[]]
     assert TRAINED["bpe", True].encode([]) == TRAINED["bpe", True].decode([]) == []
+
+
+@pytest.mark.parametrize("segmented", [False, True])
+def test_a_text_that_is_not_a_string_of_characters_is_an_error(segmented: bool) -> None:
+    plain = train_tokenizer(["abc"], TokenizerSettings(kind="char", min_frequency=1))
+    tokenizer = Tokenizer(plain.library, segment=str.split) if segmented else plain
+    for read in (tokenizer.encode, tokenizer.rows):
+        with pytest.raises(DataError, match=r"'a.udc80' cannot be read: U\+DC80, an unpaired surrogate"):
+            read(["b", "a\udc80"])
+        with pytest.raises(DataError, match="a text is a string, not 3 of type int"):
+            read(["b", 3])  # type: ignore[list-item]
+        with pytest.raises(UsageError, match=r"expected; write \[text\]"):
+            read("abc")
 
 
 def test_unknown_tokens_are_counted() -> None:

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer as Library, decoders, models
 from trifold import disk
 from trifold.deprecated import renamed
 from trifold.errors import CheckpointError, DataError, UsageError
+from trifold.jsonfiles import lone_surrogate
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
 from trifold.text.encoded import Cut, Encoded, add_special_tokens, split_encoding, truncate
@@ -127,7 +128,10 @@ class Tokenizer:
     # --- text to ids -----------------------------------------------------------------------------------
 
     def encode(self, texts: Sequence[str], *, special_in_text: bool = False) -> list[list[int]]:
-        """Token ids of every text, without special tokens around it and without truncation."""
+        """Token ids of every text, without special tokens around it and without truncation.
+
+        Raises DataError for a text that is not a string of whole characters.
+        """
         batches = (self._encode(batch, special_in_text, fast=True) for batch in _batches(texts))
         return [encoding.ids for batch in batches for encoding in batch]
 
@@ -204,12 +208,14 @@ class Tokenizer:
         return found
 
     def _run(self, library: Library, texts: Sequence[str], segment: Segment | None, fast: bool) -> list[Any]:
-        check_patterns(self._patterns, texts)
-        inputs = texts if self._segment is None or segment is None else [segment(text) for text in texts]
         encode = library.encode_batch_fast if fast else library.encode_batch
         try:
+            check_patterns(self._patterns, texts)
+            inputs = texts if self._segment is None or segment is None else [segment(text) for text in texts]
             return list(encode(inputs, is_pretokenized=self._segment is not None, add_special_tokens=False))
         except BaseException as error:  # some invalid files fail only when a text is encoded
+            for text in texts:
+                _check_text(text)
             if not is_panic(error):
                 raise
             message = f"the tokenizer's files are damaged: encoding a text failed ({error})"
@@ -394,4 +400,14 @@ def _write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    if isinstance(texts, str):
+        raise UsageError("a single text where a list of texts is expected; write [text]")
     return (texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH))
+
+
+def _check_text(text: object) -> None:
+    """Raises DataError if `text` is not a string of whole characters."""
+    if not isinstance(text, str):
+        raise DataError(f"a text is a string, not {text!r:.60} of type {type(text).__name__}")
+    if problem := lone_surrogate(text):
+        raise DataError(f"the text {text!r:.60} cannot be read: {problem}")
