@@ -92,7 +92,7 @@ T5: Options = {
     **{"relative_attention_max_distance": [128, 5, 3], "layer_norm_epsilon": [1e-3], "n_positions": [512]},
     "feed_forward_proj": ["relu", "gelu", "gated-gelu", "gated-silu", "gelu_new", "gated-mish"],
     **{"dense_act_fn": ["relu", "gelu_new"], "is_gated_act": [True, False], **COMMON},
-    **{"scale_decoder_outputs": [True, False], "decoder_start_token_id": [3, None]},
+    **{"scale_decoder_outputs": [True, False, None], "decoder_start_token_id": [3, None]},
     **{"eos_token_id": [[1, 5]], "pad_token_id": [3]},
 }
 

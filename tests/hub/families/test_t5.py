@@ -11,6 +11,7 @@ from tests.hub.parity import make
 
 from trifold.errors import CheckpointError
 from trifold.hub import load_model
+from trifold.nn import Inputs
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -30,6 +31,19 @@ def test_old_flan_files_have_fewer_keys(tmp_path: Path) -> None:
     edit(tmp_path, feed_forward_proj="gated-swiglu")
     with pytest.raises(CheckpointError, match="feed_forward_proj: 'swiglu' is not known"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@torch.no_grad()
+def test_scaling_that_is_null_means_none(tied: bool, tmp_path: Path) -> None:
+    make("t5", tie_word_embeddings=tied, own_head=not tied).save_pretrained(tmp_path)
+    edit(tmp_path, scale_decoder_outputs=None)
+    model, tokens = load_model(tmp_path)[0], torch.tensor([[5, 6, 7]])
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path)
+    assert theirs.config.scale_decoder_outputs is None and model.config.logits_scale == 1.0
+    expected = theirs(input_ids=tokens, decoder_input_ids=tokens).logits
+    found = model.head_outputs(Inputs(tokens), Inputs(tokens))["lm"]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_old_t5_files_repeat_or_rename_the_embeddings(tmp_path: Path) -> None:
