@@ -21,7 +21,9 @@ from trifold.hub.rules import (
     load,
     permuted,
     save,
+    saving,
     stacked,
+    unused,
 )
 
 TABLE = [
@@ -190,6 +192,13 @@ def test_unused_tensors_may_be_missing_or_have_any_value(unused: dict[str, torch
         load(UNUSED, {"decoder.bias": parameters_of_model["bias"]} | unused, parameters_of_model, "here")
     )
     assert torch.equal(loaded["bias"], parameters_of_model["bias"])
+
+
+def test_unused_tensors_that_fit_are_kept() -> None:
+    bias, other = torch.randn(3), torch.randn(3)
+    for fits, tensor in ((True, other), (False, torch.zeros(5)), (False, other.half())):
+        kept = unused(UNUSED, {"decoder.bias": bias, "bias": tensor})
+        assert torch.equal(saving(UNUSED, {"bias": bias}, kept)["bias"], other if fits else bias)
 
 
 def test_unused_tensors_are_written_as_a_copy() -> None:

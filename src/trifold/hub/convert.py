@@ -93,7 +93,8 @@ def convert(
         theirs = rules.checked(table, weights, parameters, str(old))
 
         def translate(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-            made = rules.saving(target.rules(config), rules.loading(table, tensors, parameters))
+            kept = rules.unused(table, tensors)
+            made = rules.saving(target.rules(config), rules.loading(table, tensors, parameters), kept)
             return made if dtype is None else TransformedTensors(made, partial(_cast, dtype))
 
         # The same steps on the meta device give the shapes.

@@ -64,7 +64,8 @@ def save_model(
     parameters, table = dict(model.named_parameters()), family.rules(config)
     content = TransformedTensors(parameters, lambda name, p: p.detach().to("cpu", dtype))
     meta = TransformedTensors(parameters, lambda name, p: torch.empty_like(p, dtype=dtype, device="meta"))
-    tensors, shapes = rules.saving(table, content), rules.saving(table, meta)
+    kept = {name: tensor.to("cpu", dtype) for name, tensor in model.unused.items()}
+    tensors, shapes = rules.saving(table, content, kept), rules.saving(table, meta)
     write_weights(folder, tensors, shapes=shapes, max_shard_size=max_shard_size)
     write_settings(folder, family, config, generation or {}, dtype)
 
@@ -140,7 +141,8 @@ def load_model(
     family, config = parse_config(values, folder / CONFIG)
     weights = read_weights(folder)
     config, parameters = infer_config(family, config, weights, folder / CONFIG)
-    tensors = rules.load(family.rules(config), weights, parameters, str(folder))
+    table = family.rules(config)
+    tensors = rules.load(table, weights, parameters, str(folder))
     generation = read_generation_settings(folder, config, values)
     new: tuple[str, ...] = ()
     if heads is not None:
@@ -149,6 +151,7 @@ def load_model(
     model = Transformer(config, initialize=heads is not None)
     fill_model(model, tensors, dtype, device, new=new, stored=stored)
     model.family = family.model_type
+    model.unused = {name: tensor.clone() for name, tensor in rules.unused(table, weights).items()}
     return model.eval(), generation
 
 

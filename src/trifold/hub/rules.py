@@ -176,7 +176,7 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Unused:
-    """A tensor of theirs that nothing uses: it may be missing or hold anything, and is written as a copy of another."""
+    """A tensor of theirs that nothing uses: it may be missing or hold anything. Without it, a copy is written."""
 
     theirs: str
     like: str
@@ -254,22 +254,30 @@ def _zeros(rules: Iterable[AnyRule], ours: Iterable[str]) -> dict[str, tuple[Zer
     }
 
 
-def saving(rules: Sequence[AnyRule], ours: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Our parameters under their names and in their form, each made on demand."""
+def unused(rules: Sequence[AnyRule], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Their tensors that nothing uses, to be saved unchanged: those of the shape and type that are written."""
+    pairs = [(rule.theirs, rule.like) for rule in rules if isinstance(rule, Unused)]
+    found = [(name, theirs[name], theirs[like]) for name, like in pairs if name in theirs and like in theirs]
+    return {name: own for name, own, other in found if (own.shape, own.dtype) == (other.shape, other.dtype)}
+
+
+def saving(
+    rules: Sequence[AnyRule], ours: Mapping[str, Tensor], kept: Mapping[str, Tensor] | None = None
+) -> Mapping[str, Tensor]:
+    """Our parameters under their names and in their form, each made on demand; kept: from `unused`."""
 
     def zeros(rule: Zeros, beside: str) -> Tensors:
         return [ours[beside].new_zeros(rule.shape(ours[beside]))]
 
-    def copy(like: str) -> Tensors:
-        return [used[like].clone()]
+    def copy(rule: Unused) -> Tensors:
+        return [kept[rule.theirs] if kept and rule.theirs in kept else used[rule.like].clone()]
 
     makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
         step.theirs: partial(_run, step.transform.save, ours, step.ours) for step in _steps(rules, ours)
     }
     makers |= {(name,): partial(zeros, *entry) for name, entry in _zeros(rules, ours).items()}
     used = LazyTensors(makers)
-    unused = [rule for rule in rules if isinstance(rule, Unused)]
-    return LazyTensors({**makers, **{(rule.theirs,): partial(copy, rule.like) for rule in unused}})
+    return LazyTensors(makers | {(r.theirs,): partial(copy, r) for r in rules if isinstance(r, Unused)})
 
 
 def loading(
@@ -317,11 +325,11 @@ def _check(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], place: str
 ) -> None:
     zeros, expected, tied = _zeros(rules, ours), save(rules, ours), _copies(rules, theirs)
-    unused = {rule.theirs for rule in rules if isinstance(rule, Unused)}
-    optional = unused | zeros.keys()
+    unread = {rule.theirs for rule in rules if isinstance(rule, Unused)}
+    optional = unread | zeros.keys()
     problems = [f"missing: {name}" for name in expected if name not in theirs and name not in optional]
     for name in theirs:
-        if name in unused:
+        if name in unread:
             continue
         if name not in expected and name not in tied:
             rule = next(

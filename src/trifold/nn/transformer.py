@@ -51,6 +51,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.family: str | None = None  # the format of the folder it was loaded from, preferred for saving
+        self.unused: dict[str, Tensor] = {}  # its tensors that nothing uses, under its names
         encodes, decodes = config.encoder_layers > 0, config.decoder_layers > 0
         has_tokens = config.patch_size is None
         source = TokenEmbedding(config.vocab_size, config.embedding_width) if has_tokens else None
