@@ -240,3 +240,18 @@ def test_missing_model(trifold, tmp_path):
     done = trifold("generate", str(tmp_path / "none"), "x")
     assert (done.code, done.out) == (1, "")
     assert "none" in done.err
+
+
+@pytest.mark.parametrize(
+    "command", ["generate {} one", "predict {} one --task embed", "eval {}", "look {} one --json"]
+)
+def test_tokenizer_names_another_folder(trifold, run, tmp_path, command):
+    shutil.copytree(run, tmp_path / "run")
+    for file in (tmp_path / "run" / "model").glob("*token*"):
+        file.unlink()
+    name, _, *more = command.split()
+    failed = trifold(name, str(tmp_path / "run"), *more)
+    assert (failed.code, failed.out) == (2 if name != "eval" else failed.code, "")
+    assert "tokenizer" in failed.err and "name the folder of one with --tokenizer" in failed.err
+    done = trifold(name, str(tmp_path / "run"), *more, "--tokenizer", str(run))
+    assert (done.code, done.out) == (0, trifold(name, str(run), *more).out), done.err

@@ -52,13 +52,22 @@ def load_pipeline(
     device: str | None,
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     weights: Literal["int8"] | None = None,
+    tokenizer: str | None = None,
+    *,
+    reads_text: bool = True,
 ) -> Pipeline:
-    """Load a model to the named or the best device. Raises UsageError for a device that does not exist."""
+    """Load a model to the named or the best device.
+
+    Raises UsageError for a device that does not exist, and for a model of text without a tokenizer if it `reads_text`.
+    """
     from trifold.pipeline import load
     from trifold.train.device import find_device
 
     place = None if device in (None, "auto") else str(find_device(device))
-    return load(model, device=place, dtype=dtype, weights=weights)
+    pipeline = load(model, device=place, dtype=dtype, weights=weights, tokenizer=tokenizer)
+    if reads_text and pipeline.tokenizer is None and pipeline.config.patch_size is None:
+        raise UsageError(f"{model}: the folder has no tokenizer; name the folder of one with --tokenizer")
+    return pipeline
 
 
 def generate_batches(

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from trifold.cli.batch import generate_batches, load_pipeline, one_line
-from trifold.cli.options import BatchSize, Device, Dtype, Json, Model, given, option, with_options
+from trifold.cli.options import (
+    BatchSize,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    TokenizerFolder,
+    given,
+    option,
+    with_options,
+)
 from trifold.cli.terminal import open_output, print_json, print_note
 from trifold.errors import CheckpointError, UsageError
 
@@ -81,14 +91,17 @@ def run(
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
+    tokenizer: TokenizerFolder = None,
     json: Json = False,
     **options: Any,
 ) -> None:
     """Score a model. Translations: BLEU, chrF and exact match with their signatures. Language models: loss,
     perplexity, bits per byte and accuracy. Other tasks: the scores of their validation.
     """
-    load = partial(load_pipeline, model, device, dtype)
-    request = Request(model, find_recipe(model), data or [], split, batch_size, given(**options), load)
+    load = partial(load_pipeline, model, device, dtype, tokenizer=tokenizer)
+    request = Request(
+        model, find_recipe(model), data or [], split, batch_size, given(**options), load, tokenizer
+    )
     data_kind = _data_kind(request)
     for name in request.options:
         kind, description = ("pairs", "translations") if name in FOR_PAIRS else ("documents", "raw text")
@@ -119,6 +132,7 @@ class Request(NamedTuple):
     batch_size: int | None
     options: dict[str, Any]
     load: Callable[[], Pipeline]
+    tokenizer: str | None = None
 
     def no_data_error(self, what: str, example: str) -> UsageError:
         """The error for a request that names no data; `example` completes the command."""
@@ -273,10 +287,10 @@ def _task_of_run(request: Request, recipe: Recipe) -> Evaluate:
     from trifold.objectives.objective import TOKENIZER_FILE, BuildContext
 
     settings, data_settings = _select_data(request, recipe)
-    folder = resolve(request.model)
+    folder = resolve(request.tokenizer or request.model)
     if not (folder / TOKENIZER_FILE).is_file():
         raise CheckpointError(
-            f"{folder / TOKENIZER_FILE}: the tokenizer of the model is missing, so no text can be read"
+            f"{folder / TOKENIZER_FILE}: the tokenizer of the model is missing; name the folder of one with --tokenizer"
         )
     # The data to measure also stands in for the training data, and would be reported twice.
     print_once = cache(print_note)

@@ -26,6 +26,7 @@ from trifold.cli.options import (
     Json,
     Model,
     Out,
+    TokenizerFolder,
     Weights,
     generation_options,
     generation_settings,
@@ -62,6 +63,7 @@ def run(
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
+    tokenizer: TokenizerFolder = None,
     weights: Weights = None,
     json: Json = False,
     out: Out = None,
@@ -80,9 +82,9 @@ def run(
     from trifold.data import iter_lines
     from trifold.text.annotation import unknown_words
 
-    pipeline = load_pipeline(model, device, dtype, weights)
+    pipeline = load_pipeline(model, device, dtype, weights, tokenizer)
     if draft is not None:
-        settings["draft"] = load_pipeline(draft, device, dtype, weights)
+        settings["draft"] = load_pipeline(draft, device, dtype, weights, reads_text=False)
     count = settings.get("num_return_sequences", pipeline.generation.num_return_sequences)
     with open_output(out) as results:
         if is_piped or text is None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trifold.cli.options import Device, Json, Model
+from trifold.cli.options import Device, Json, Model, TokenizerFolder
 from trifold.cli.terminal import check_utf8, print_json, print_note
 from trifold.errors import UsageError
 
@@ -42,6 +42,7 @@ def run(
     layer: Annotated[int | None, typer.Option(metavar="N", help="Only this layer, from 1.")] = None,
     head: Annotated[int | None, typer.Option(metavar="N", help="Only this head, from 1.")] = None,
     device: Device = None,
+    tokenizer: TokenizerFolder = None,
     json: Json = False,
 ) -> None:
     """Draw what a model attends to. With --json, print the weights, and draw only with --out."""
@@ -55,7 +56,7 @@ def run(
     picture = None if json and out is None else out or Path("attention.png")
     if picture is not None:
         check_picture(picture)  # before the model runs
-    maps = read_attention(load_pipeline(model, device), text, target)
+    maps = read_attention(load_pipeline(model, device, tokenizer=tokenizer), text, target)
     if kind is None:
         kind = "alignment" if "cross" in maps.patterns and layer is None and head is None else "all"
     kinds = tuple(maps.patterns) if kind == "all" else ("cross" if kind == "alignment" else kind,)

@@ -22,6 +22,12 @@ Device: TypeAlias = Annotated[
 Dtype: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision of the computation.")
 ]
+TokenizerFolder: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer", metavar="FOLDER", help="Folder of the tokenizer.", show_default="that of the model"
+    ),
+]
 Weights: TypeAlias = Annotated[
     Literal["int8"] | None,
     typer.Option(help="Store matrices as int8: faster, slightly less exact.", show_default="as --dtype"),

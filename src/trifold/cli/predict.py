@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 
 from trifold.cli.batch import BATCH, Progress, in_batches, load_pipeline, one_line, reads_stdin, warn_unknown
-from trifold.cli.options import BatchSize, Device, Dtype, Json, Model, Out, given, option, with_options
+from trifold.cli.options import BatchSize, Device, Dtype, Json, Model, Out, TokenizerFolder, given, option, with_options
 from trifold.cli.terminal import check_utf8, open_output, print_note
 from trifold.errors import DataError, UsageError, printable
 from trifold.jsonfiles import json_line
@@ -78,6 +78,7 @@ def run(
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
+    tokenizer: TokenizerFolder = None,
     json: Json = False,
     out: Out = None,
     **options: Any,
@@ -98,7 +99,7 @@ def run(
     from trifold.predict.predict import TASKS, choose_task
     from trifold.text.annotation import unknown_words
 
-    pipeline = load_pipeline(model, device, dtype)
+    pipeline = load_pipeline(model, device, dtype, tokenizer=tokenizer)
     name = choose_task(pipeline.config, task)
     is_split = tsv or (TASKS[name].pairs == "must" and not pairs)
     count = None if is_piped else len(texts)

@@ -179,7 +179,10 @@ class ModelReader:
 def require_tokenizer(tokenizer: Tokenizer | None, alternative: str) -> Tokenizer:
     """Raises UsageError if there is no tokenizer; `alternative` names methods that take ids."""
     if tokenizer is None:
-        raise UsageError(f"the model folder has no tokenizer; use {alternative}, which take ids")
+        raise UsageError(
+            "the model folder has no tokenizer; load the model with tokenizer=FOLDER, or use "
+            f"{alternative}, which take ids"
+        )
     return tokenizer
 
 
