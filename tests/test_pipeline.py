@@ -282,7 +282,7 @@ def test_generate_encodes_and_decodes_text(shape: str, tokenizer: Tokenizer) -> 
 @pytest.mark.parametrize("shape", ["encoder", "classifier", "bare"])
 def test_an_encoder_cannot_generate(shape: str, tokenizer: Tokenizer) -> None:
     pipe = make_pipeline(shape, tokenizer)
-    with pytest.raises(UsageError, match="cannot generate text; use `trifold predict`"):
+    with pytest.raises(UsageError, match="cannot generate text; use `predict`"):
         pipe.generate(TEXTS[0])
     with pytest.raises(UsageError, match="predict"):
         pipe.generate_tokens(torch.ones(1, 3).long())
@@ -290,9 +290,7 @@ def test_an_encoder_cannot_generate(shape: str, tokenizer: Tokenizer) -> None:
 
 def test_a_decoder_without_language_model_head_cannot_generate(tokenizer: Tokenizer) -> None:
     pipe = make_pipeline("decoder", tokenizer, heads=("sequence",), classifier_input="last")
-    with pytest.raises(
-        UsageError, match=r"no language-model head \(its heads: sequence\); use `trifold predict`"
-    ):
+    with pytest.raises(UsageError, match=r"no language-model head \(its heads: sequence\); use `predict`"):
         pipe.generate(TEXTS[0])
 
 
@@ -300,6 +298,17 @@ def test_a_decoder_without_language_model_head_cannot_generate(tokenizer: Tokeni
 def test_a_text_without_tokens_is_an_error(shape: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match="text 2 of 2 has no tokens: nothing to"):
         make_pipeline(shape, tokenizer).generate([TEXTS[0], ""])
+
+
+def test_the_representation_describes_the_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    pipe = make_pipeline("classifier", tokenizer)
+    size, text = f"{sum(p.numel() for p in pipe.model.parameters()):,}", f"{tokenizer.vocab_size} tokens"
+    assert (
+        repr(pipe) == f"<Pipeline: trifold encoder; cpu; {size} parameters; heads: pooler, sequence; {text}>"
+    )
+    pipe = make_pipeline("bare")
+    pipe.save(tmp_path)
+    assert repr(load(tmp_path, device="cpu")).endswith("heads: none; no tokenizer>")
 
 
 def test_unknown_arguments_are_errors(tokenizer: Tokenizer) -> None:
@@ -350,8 +359,23 @@ def test_a_folder_without_a_tokenizer_accepts_ids(tmp_path: Path) -> None:
     assert again.generate_tokens(tokens, attend, max_new_tokens=4) == pipe.generate_tokens(
         tokens, attend, max_new_tokens=4
     )
-    with pytest.raises(UsageError, match="no tokenizer; use generate_tokens"):
+    with pytest.raises(
+        UsageError, match="no tokenizer; load the model with tokenizer=FOLDER, or use generate_tokens"
+    ):
         again.generate("a dog")
+
+
+def test_the_tokenizer_of_another_folder_is_read(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    pipe = make_pipeline("decoder", tokenizer)
+    pipe.save(tmp_path / "whole")
+    Pipeline(pipe.model).save(tmp_path / "bare")
+    again = load(tmp_path / "bare", tokenizer=tmp_path / "whole")
+    assert again.generate(TEXTS, max_new_tokens=4) == pipe.generate(TEXTS, max_new_tokens=4)
+    with pytest.raises(CheckpointError, match=r"bare: no tokenizer, but .*whole needs"):
+        load(tmp_path / "whole", tokenizer=tmp_path / "bare")
+    make_pipeline("decoder", vocab_size=5).save(tmp_path / "small")
+    with pytest.raises(CheckpointError, match=r"tokens, but .*small needs a tokenizer of at most 5"):
+        load(tmp_path / "small", tokenizer=tmp_path / "whole")
 
 
 def test_an_invalid_tokenizer_is_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -24,13 +24,24 @@ def printable(text: str) -> str:
     return "\n".join(x if len(x) <= MAX_LINE else f"{x[:1300]} … {x[-600:]}" for x in lines)
 
 
+# Options and commands in messages -> their names in Python.
+PYTHON_NAMES = {"--resume auto": 'resume="auto"', "--data-changed": "data_changed=True", "--out": "`out`"}
+PYTHON_NAMES |= {"`trifold predict`": "`predict`", "`trifold generate`": "`generate`"}
+
+
 class TrifoldError(Exception):
-    """An error that a user can fix (exit code 1). The message is made `printable`."""
+    """An error that a user can fix (exit code 1). The message is made `printable`.
+
+    `message` names options of the command line, and `str` the arguments of Python.
+    """
 
     exit_code = 1
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(printable(message))
+        self.message = text = printable(message)
+        for option, argument in PYTHON_NAMES.items():
+            text = text.replace(option, argument)
+        super().__init__(text)
 
 
 class UsageError(TrifoldError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from trifold.ragged import Ragged
 from trifold.text import Tokenizer, read_tokenizer
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+TokensOrText: TypeAlias = Tensor | str | Sequence[str]
 
 # Files of a tokenizer; a folder with one of them has a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
@@ -65,6 +66,13 @@ class Pipeline(PredictMixin):
         self.target_tokenizer = target_tokenizer or tokenizer
         self.generation = GenerationConfig.parse(generation or {}, at="generation_config.json")
 
+    def __repr__(self) -> str:
+        heads = ", ".join(self.config.chosen_heads) or "none"
+        codec = f"{self.tokenizer.vocab_size:,} tokens" if self.tokenizer else "no tokenizer"
+        size = f"{self.model.count_parameters():,} parameters"
+        family = f"{self.model.family or 'trifold'} {self.config.shape}"
+        return f"<Pipeline: {family}; {self.device}; {size}; heads: {heads}; {codec}>"
+
     @property
     def config(self) -> ModelConfig:
         return self.model.config
@@ -87,7 +95,7 @@ class Pipeline(PredictMixin):
 
     def logits(
         self,
-        tokens: Tensor | str | Sequence[str],
+        tokens: TokensOrText,
         attend: Tensor | None = None,
         decoder_tokens: Tensor | None = None,
         *,
@@ -111,7 +119,7 @@ class Pipeline(PredictMixin):
 
     def hidden_states(
         self,
-        tokens: Tensor | str | Sequence[str],
+        tokens: TokensOrText,
         attend: Tensor | None = None,
         decoder_tokens: Tensor | None = None,
         *,
@@ -139,23 +147,17 @@ class Pipeline(PredictMixin):
 
     @contextmanager
     def _inputs(
-        self,
-        tokens: Tensor | str | Sequence[str],
-        attend: Tensor | None,
-        decoder_tokens: Tensor | None,
-        segments: Tensor | None,
+        self, tokens: TokensOrText, attend: Tensor | None, other: Tensor | None, segments: Tensor | None
     ) -> Iterator[tuple[Inputs, Inputs | None]]:
         """The inputs of the encoder and the decoder; a ValueError of the model becomes a DataError."""
         first = self._first_inputs(tokens, attend, segments)
-        second = None if decoder_tokens is None else self._decoder_inputs(decoder_tokens, len(first.tokens))
+        second = None if other is None else self._decoder_inputs(other, len(first.tokens))
         try:
             yield first, second
         except ValueError as error:
             raise DataError(str(error)) from error
 
-    def _first_inputs(
-        self, tokens: Tensor | str | Sequence[str], attend: Tensor | None, segments: Tensor | None
-    ) -> Inputs:
+    def _first_inputs(self, tokens: TokensOrText, attend: Tensor | None, segments: Tensor | None) -> Inputs:
         config, device = self.config, self.device
         if config.patch_size is not None:
             pixels = _tensor("tokens", tokens, "pixels of shape (B, channels, height, width)")
@@ -333,13 +335,19 @@ def _ids(name: str, values: Any, count: int, limit: str = "vocabulary has {:,} t
 
 
 def load(
-    name: str | Path, *, device: str | None = None, dtype: Dtype = "float32", weights: Stored | None = None
+    name: str | Path,
+    *,
+    device: str | None = None,
+    dtype: Dtype = "float32",
+    weights: Stored | None = None,
+    tokenizer: str | Path | None = None,
 ) -> Pipeline:
     """Load a run folder, a model folder or a hub id on `device`; by default a GPU if there is one.
 
     dtype: type of the computation and the weights. weights: "int8" stores matrices with one byte per weight, which is
-    faster, slightly less accurate, and can neither be trained nor saved.
-    Raises CheckpointError if there is no model, or if it is damaged or of an unknown family.
+    faster, slightly less accurate, and can neither be trained nor saved. tokenizer: the folder of the tokenizer, if it
+    is not that of the model. Raises CheckpointError if there is no model or no such tokenizer, if it is damaged or of
+    an unknown family, and if the tokenizer has more tokens than the model.
     """
     fast.enable()
     folder = find_folder(str(name))
@@ -349,7 +357,13 @@ def load(
     if weights not in (None, "int8"):
         raise UsageError(f"weights {weights!r} is not known; remove it, or give 'int8'")
     model, generation = load_model(folder, dtype=getattr(torch, dtype), device=place, stored=weights)
-    return Pipeline(model, *_tokenizers(folder), generation, read_image_settings(folder))
+    reader, writer = _tokenizers(folder if tokenizer is None else find_folder(str(tokenizer)))
+    if tokenizer is not None and (reader is None or reader.vocab_size > model.config.vocab_size):
+        has = "no tokenizer" if reader is None else f"{reader.vocab_size:,} tokens"
+        raise CheckpointError(
+            f"{tokenizer}: {has}, but {name} needs a tokenizer of at most {model.config.vocab_size:,}"
+        )
+    return Pipeline(model, reader, writer, generation, read_image_settings(folder))
 
 
 def _tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:

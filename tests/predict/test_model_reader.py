@@ -99,7 +99,7 @@ def test_the_tokenizer_of_another_model_is_an_error(pipes):
 
 
 def test_a_missing_tokenizer_is_an_error(pipes):
-    with pytest.raises(UsageError, match="no tokenizer; use logits"):
+    with pytest.raises(UsageError, match="no tokenizer; load the model with tokenizer=FOLDER, or use logits"):
         Pipeline(pipes["classify"].model).classify("fox")
 
 

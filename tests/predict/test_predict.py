@@ -39,10 +39,10 @@ AMBIGUOUS = {
         config("encoder", "lm", "pooler", "next-sentence"),
         "name one of fill-mask, next-sentence, embed",
     ),
-    "a decoder": (config("decoder", "lm"), "this is a generation model; use `trifold generate`"),
+    "a decoder": (config("decoder", "lm"), "this is a generation model; use `generate`"),
     "an encoder-decoder": (
         config("encoder-decoder", "lm"),
-        "this is a generation model; use `trifold generate`",
+        "this is a generation model; use `generate`",
     ),
 }
 

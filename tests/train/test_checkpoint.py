@@ -172,7 +172,7 @@ def test_load_newest_fails_if_no_checkpoint_is_intact(save_checkpoints, tmp_path
     assert checkpoint.load_newest(tmp_path) is None
     for path in save_checkpoints(1, 2):
         damage(path, "progress.json")
-    message = r"step-00000002(.|\n)*step-00000001(.|\n)*no intact checkpoint remains.*--out"
+    message = r"step-00000002(.|\n)*step-00000001(.|\n)*no intact checkpoint remains.*`out`"
     with pytest.raises(CheckpointError, match=message):
         checkpoint.load_newest(tmp_path)
 

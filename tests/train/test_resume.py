@@ -114,7 +114,7 @@ def test_other_recipe_is_rejected_with_all_keys(run):
     changes = {"model__d_ff": 48, "train__beta2": 0.9, "train__optimizer": "muon"}
     with pytest.raises(SettingsError) as error:
         run(resume="auto", train__steps=3, train__validate_every=3, **changes)
-    for word in ("model.d_ff", "train.beta2", "train.optimizer", "recipe.yaml", "--out"):
+    for word in ("model.d_ff", "train.beta2", "train.optimizer", "recipe.yaml", "`out`"):
         assert word in str(error.value)
     assert "d_model" not in str(error.value)
 
@@ -195,7 +195,7 @@ def test_other_threads_and_versions_are_reported(run, tmp_path, recorder):
 
 def test_changed_data_is_rejected_by_name_unless_confirmed(folder, recorder):
     edit(Path("pairs.tsv"), "one 7\t7", "one 7\t8")
-    with pytest.raises(DataError, match=r"pairs\.tsv: the content has changed .*--data-changed"):
+    with pytest.raises(DataError, match=r"pairs\.tsv: the content has changed .*data_changed=True"):
         continue_run()
     train("smoke", out="run", resume="auto", data_changed=True, view=recorder, **CHANGES)
     continue_run()
@@ -212,7 +212,7 @@ def test_other_rows_from_the_same_files_are_rejected_unless_confirmed(folder, mo
         return data
 
     monkeypatch.setattr(loop, "load_data", load_fewer)
-    with pytest.raises(DataError, match=r"now gives 50 rows, .* gave 60 rows.*--data-changed"):
+    with pytest.raises(DataError, match=r"now gives 50 rows, .* gave 60 rows.*data_changed=True"):
         continue_run()
     continue_run(data_changed=True)
     continue_run()

@@ -83,7 +83,7 @@ def test_validation_data_copied_over_training_data_is_rejected(put, record):
     train, valid = put("train.tsv", "valid.tsv")
     again = record(data__train=train, data__valid=valid)
     shutil.copy(valid, train)
-    with pytest.raises(DataError, match=r"train\.tsv: the content .*--data-changed"):
+    with pytest.raises(DataError, match=r"train\.tsv: the content .*data_changed=True"):
         again()
     assert len(again(changed=True)) == 1
     assert again() == []

@@ -16,7 +16,7 @@ from trifold.jsonfiles import read_json
 from trifold.recipe import load_recipe
 from trifold.train import checkpoint, train
 from trifold.train.device import Machine, environment
-from trifold.train.monitor import MetricsLog
+from trifold.train.monitor import MetricsLog, View
 from trifold.train.run_folder import RunFolder
 from trifold.train.trainer import Trainer
 
@@ -71,13 +71,20 @@ def test_default_folder_is_named_after_the_recipe(tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "smoke" / "model" / "config.json").is_file()
 
 
+def test_progress_is_shown_unless_the_view_is_empty(tmp_path, capsys):
+    for view, shown in ((None, True), (View(), False)):
+        train("smoke", out=tmp_path / str(shown), view=view, **TINY | {"train.steps": 2, "train.warmup": 1})
+        out, err = capsys.readouterr()
+        assert (out, "step 2/2" in err, bool(err)) == ("", shown, shown)
+
+
 # --- folders that exist ---------------------------------------------------------------------------------------
 
 
 def test_folder_with_files_is_rejected(run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("precious", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"contains files; .*--resume auto"):
+    with pytest.raises(UsageError, match=r"contains files; .*resume=\"auto\""):
         run()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
 
@@ -106,7 +113,7 @@ def test_checkpoints_without_a_recipe_are_rejected(run, tmp_path):
 
 def test_path_of_a_file_is_a_usage_error(run, tmp_path):
     (tmp_path / "run").touch()
-    with pytest.raises(UsageError, match=r"run: cannot be written .*choose another --out"):
+    with pytest.raises(UsageError, match=r"run: cannot be written .*choose another `out`"):
         run()
 
 
@@ -244,7 +251,7 @@ def test_run_continues_after_a_full_disk_while_saving(run, tmp_path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, "write", full)
-        message = r"step-00000009: could not be written .*No space.*--resume auto"
+        message = r"step-00000009: could not be written .*No space.*resume=\"auto\""
         with pytest.raises(CheckpointError, match=message):
             run()
     run(resume="auto")
@@ -289,7 +296,7 @@ def test_disk_error_names_the_file_and_the_remedy(run, fail_in_step_5, number, p
     fail_in_step_5(OSError(number, os.strerror(number), place))
     reason = rf"could not be written \({os.strerror(number)}\)"
     with pytest.raises(
-        CheckpointError, match=rf"^/some/file: {reason}; {remedy} the command with --resume auto"
+        CheckpointError, match=rf"^/some/file: {reason}; {remedy} the command with resume=\"auto\""
     ):
         run()
 
@@ -309,7 +316,7 @@ def test_out_of_memory_error_names_settings_and_the_run_can_be_continued(
 ):
     run("whole")
     fail_in_step_5(error)
-    with pytest.raises(TrifoldError, match=r"out of memory \(.+\).*--resume auto.*train.recompute=blocks"):
+    with pytest.raises(TrifoldError, match=r"out of memory \(.+\).*resume=\"auto\".*train.recompute=blocks"):
         run()
     monkeypatch.undo()
     run(resume="auto", train__recompute="blocks")

@@ -58,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except OtherRankError as error:
         if is_main_process() and not error.reported:
-            print_error(str(error))
+            print_error(error.message)
         return error.exit_code
     except TrifoldError as error:
-        print_error(str(error))
+        print_error(error.message)
         return error.exit_code
     except typer.TyperException as error:
         message = error.format_message().replace("Value error, ", "").rstrip(".?")

@@ -66,7 +66,9 @@ def load_pipeline(
     place = None if device in (None, "auto") else str(find_device(device))
     pipeline = load(model, device=place, dtype=dtype, weights=weights, tokenizer=tokenizer)
     if reads_text and pipeline.tokenizer is None and pipeline.config.patch_size is None:
-        raise UsageError(f"{model}: the folder has no tokenizer; name the folder of one with --tokenizer")
+        raise UsageError(
+            f"{model}: the model folder has no tokenizer; name the folder of one with --tokenizer"
+        )
     return pipeline
 
 

@@ -15,17 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from trifold.cli.batch import generate_batches, load_pipeline, one_line
-from trifold.cli.options import (
-    BatchSize,
-    Device,
-    Dtype,
-    Json,
-    Model,
-    TokenizerFolder,
-    given,
-    option,
-    with_options,
-)
+from trifold.cli.options import BatchSize, Codec, Device, Dtype, Json, Model, given, option, with_options
 from trifold.cli.terminal import open_output, print_json, print_note
 from trifold.errors import CheckpointError, UsageError
 
@@ -91,7 +81,7 @@ def run(
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
-    tokenizer: TokenizerFolder = None,
+    tokenizer: Codec = None,
     json: Json = False,
     **options: Any,
 ) -> None:
@@ -257,7 +247,7 @@ def _read_pairs(request: Request) -> Pairs:
 
 def _validate(request: Request) -> Report:
     """The loss and the scores of a validation."""
-    import torch
+    from torch import tensor
 
     from trifold.batches import BatchSettings
     from trifold.generate import GenerationConfig
@@ -274,7 +264,7 @@ def _validate(request: Request) -> Report:
     pipeline, start = request.load(), time.perf_counter()
     found, unit = evaluate(pipeline, EvalContext(batches, generation, samples=0, seed=1, poll=lambda: None))
     seconds = time.perf_counter() - start
-    refuse_non_finite(torch.tensor(found.loss))
+    refuse_non_finite(tensor(found.loss))
     values = {"loss": found.loss, "scores": found.scores, "signatures": list(found.signatures)}
     scores = [score_text(*each) for each in found.scores.items()]
     lines = [f"loss {found.loss:.4f} nats per {unit.removesuffix('s')}", *scores]

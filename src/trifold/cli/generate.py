@@ -21,12 +21,12 @@ from trifold.cli.batch import (
 )
 from trifold.cli.options import (
     BatchSize,
+    Codec,
     Device,
     Dtype,
     Json,
     Model,
     Out,
-    TokenizerFolder,
     Weights,
     generation_options,
     generation_settings,
@@ -63,7 +63,7 @@ def run(
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
-    tokenizer: TokenizerFolder = None,
+    tokenizer: Codec = None,
     weights: Weights = None,
     json: Json = False,
     out: Out = None,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trifold.cli.options import Device, Json, Model, TokenizerFolder
+from trifold.cli.options import Codec, Device, Json, Model
 from trifold.cli.terminal import check_utf8, print_json, print_note
 from trifold.errors import UsageError
 
@@ -42,7 +42,7 @@ def run(
     layer: Annotated[int | None, typer.Option(metavar="N", help="Only this layer, from 1.")] = None,
     head: Annotated[int | None, typer.Option(metavar="N", help="Only this head, from 1.")] = None,
     device: Device = None,
-    tokenizer: TokenizerFolder = None,
+    tokenizer: Codec = None,
     json: Json = False,
 ) -> None:
     """Draw what a model attends to. With --json, print the weights, and draw only with --out."""

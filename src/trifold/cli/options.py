@@ -22,7 +22,7 @@ Device: TypeAlias = Annotated[
 Dtype: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision of the computation.")
 ]
-TokenizerFolder: TypeAlias = Annotated[
+Codec: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--tokenizer", metavar="FOLDER", help="Folder of the tokenizer.", show_default="that of the model"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 
 from trifold.cli.batch import BATCH, Progress, in_batches, load_pipeline, one_line, reads_stdin, warn_unknown
-from trifold.cli.options import BatchSize, Device, Dtype, Json, Model, Out, TokenizerFolder, given, option, with_options
+from trifold.cli.options import BatchSize, Codec, Device, Dtype, Json, Model, Out, given, option, with_options
 from trifold.cli.terminal import check_utf8, open_output, print_note
 from trifold.errors import DataError, UsageError, printable
 from trifold.jsonfiles import json_line
@@ -78,7 +78,7 @@ def run(
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
-    tokenizer: TokenizerFolder = None,
+    tokenizer: Codec = None,
     json: Json = False,
     out: Out = None,
     **options: Any,

@@ -56,13 +56,13 @@ def run(
         from trifold.hub.folder import describe_folder
         from trifold.recipe import is_run, load_recipe
         from trifold.train import train
-        from trifold.train.monitor import choose_view, score_text
+        from trifold.train.monitor import score_text
         from trifold.train.ranks import join_ranks
 
         with join_ranks() as ranks:
             chosen = ranks.in_turn(lambda: load_recipe(recipe, changes or ()))
             out = Path(recipe) if out is None and is_run(recipe) else out
-            outcome = train(chosen, out=out, resume=resume, data_changed=data_changed, view=choose_view())
+            outcome = train(chosen, out=out, resume=resume, data_changed=data_changed)
     except (KeyboardInterrupt, SystemExit):
         if is_main_process():
             print_note("stopped immediately; continue with the same command and --resume auto")

@@ -83,7 +83,8 @@ class ProcessGroup(Ranks):
             self._publish_last(key, {"interrupted": interrupted.signal})
             raise
         except BaseException as error:
-            self._publish_last(key, {"failed": str(error), "exit_code": getattr(error, "exit_code", 1)})
+            message, code = getattr(error, "message", str(error)), getattr(error, "exit_code", 1)
+            self._publish_last(key, {"failed": message, "exit_code": code})
             raise
         self._publish(key, {"result": result})
         return result

@@ -39,7 +39,7 @@ from trifold.train.device import (
     reduce_interpreter_pauses,
 )
 from trifold.train.memory import check_fits, estimate_memory
-from trifold.train.monitor import Meter, MetricsLog, Outcome, Snapshot, StoppedBy, View
+from trifold.train.monitor import Meter, MetricsLog, Outcome, Snapshot, StoppedBy, View, choose_view
 from trifold.train.ranks import Interrupted, Ranks, handle_signals, join_ranks
 from trifold.train.rejected import choose_action, save_batches
 from trifold.train.resume import check_same_data, check_same_rows, check_same_run, environment_changes
@@ -68,7 +68,7 @@ def train(
 
     `resume="auto"` continues an existing run, or starts a new one. With `data_changed`, the data files may differ from
     those at the beginning of the run. Overrides are dotted recipe keys: `train("smoke", **{"train.steps": 50})`.
-    Raises TrifoldError. An interrupted run is not an error.
+    view: shows progress, by default on stderr; `View()` shows none. Raises TrifoldError, but not for an interruption.
 
     Under `torchrun`, all processes return the same outcome. If one fails, the others raise OtherRankError.
     """
@@ -79,7 +79,7 @@ def train(
             recipe = ranks.in_turn(load_recipe, recipe, overrides)
         path = Path(out) if out is not None else Path("runs") / recipe.name
         with closing(RunFolder(path, ranks.command)) as folder:
-            view = view if view is not None and ranks.is_first else View()
+            view = (view or choose_view()) if ranks.is_first else View()
             run = Run(recipe, folder, ranks, view, resume=resume == "auto", data_changed=data_changed)
             return run.train()
 

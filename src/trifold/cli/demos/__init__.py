@@ -66,10 +66,9 @@ def _check_not_running(folder: Path) -> None:
 def train_demo(recipe: Recipe, out: Path) -> Outcome:
     """Train in the cleared folder; exit if training was interrupted."""
     from trifold.train import train
-    from trifold.train.monitor import choose_view
 
     # "auto" starts a new run in a folder with nothing but the marker.
-    outcome = train(recipe, out=out, resume="auto", view=choose_view())
+    outcome = train(recipe, out=out, resume="auto")
     if not outcome.finished:
         raise typer.Exit(outcome.exit_code)
     return outcome

@@ -28,6 +28,9 @@ CLASSES: dict[str, Fields] = {
 }
 
 
+FLAG = bool | None
+
+
 def _scale(scaled: bool | str | None, fields: Fields) -> float:
     scaled = fields["tie_lm_head"] if scaled == "" else scaled  # "": the key is missing; null means no
     return float(fields["d_model"] ** -0.5) if scaled and "lm" in fields["heads"] else 1.0
@@ -132,14 +135,7 @@ FAMILY = Family(
             _save_activation,
         ),
         row("tie_word_embeddings", "tie_lm_head", True, load=lambda tied, f: tied or "lm" not in f["heads"]),
-        row(
-            "scale_decoder_outputs",
-            "logits_scale",
-            "",
-            kind=bool | None,
-            load=_scale,
-            save=lambda s: s != 1.0,
-        ),
+        row("scale_decoder_outputs", "logits_scale", "", kind=FLAG, load=_scale, save=lambda s: s != 1.0),
         # The class decides.
         Entry(
             {"is_encoder_decoder": (bool, True)},
