@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
 
-from trifold.errors import UsageError
+from trifold.errors import DataError, UsageError
+from trifold.jsonfiles import lone_surrogate
 
 Cut = Literal["longest_first", "only_first", "only_second"]
+_BATCH = 10_000  # texts encoded at once: enough for all cores, few enough to bound the memory
 
 
 @dataclass(frozen=True)
@@ -81,3 +83,19 @@ def report(rows: Iterable[Encoded]) -> str:
     if not cut:
         return ""
     return f"{len(cut):,} texts were cut to fit, {sum(cut):,} tokens in all (at most {max(cut):,} in one)"
+
+
+def batched(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The texts in groups that are encoded together. Raises UsageError for a single text."""
+    if isinstance(texts, str):
+        raise UsageError("a single text where a list of texts is expected; write [text]")
+    return (texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH))
+
+
+def verify(texts: Iterable[object]) -> None:
+    """Raises DataError if a text is not a string of whole characters."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise DataError(f"a text is a string, not {text!r:.60} of type {type(text).__name__}")
+        if problem := lone_surrogate(text):
+            raise DataError(f"the text {text!r:.60} cannot be read: {problem}")

@@ -16,10 +16,9 @@ from tokenizers import AddedToken, Regex, Tokenizer as Library, decoders, models
 from trifold import disk
 from trifold.deprecated import renamed
 from trifold.errors import CheckpointError, DataError, UsageError
-from trifold.jsonfiles import lone_surrogate
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
-from trifold.text.encoded import Cut, Encoded, add_special_tokens, split_encoding, truncate
+from trifold.text.encoded import Cut, Encoded, add_special_tokens, batched, split_encoding, truncate, verify
 from trifold.text.patterns import PatternGuard, check_patterns
 from trifold.text.special_tokens import NAMED_ROLES, complete_names, read_names, read_settings
 from trifold.text.streaming import TextStream, clean_up_spaces
@@ -31,8 +30,6 @@ Segment: TypeAlias = Callable[[str], list[str]]  # text -> pieces
 # Entries of tokenizer_config.json.
 TOKEN_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
 NO_LIMITS = {"split_special_tokens": True, "model_max_length": int(1e30)}
-
-_BATCH = 10_000  # texts encoded at once: enough for all cores, few enough to bound the memory
 
 
 class Tokenizer:
@@ -128,16 +125,13 @@ class Tokenizer:
     # --- text to ids -----------------------------------------------------------------------------------
 
     def encode(self, texts: Sequence[str], *, special_in_text: bool = False) -> list[list[int]]:
-        """Token ids of every text, without special tokens around it and without truncation.
-
-        Raises DataError for a text that is not a string of whole characters.
-        """
-        batches = (self._encode(batch, special_in_text, fast=True) for batch in _batches(texts))
+        """Token ids of every text, without special tokens around it or truncation. Raises DataError for non-text."""
+        batches = (self._encode(batch, special_in_text, fast=True) for batch in batched(texts))
         return [encoding.ids for batch in batches for encoding in batch]
 
     def encodings(self, texts: Sequence[str]) -> Iterator[Any]:
         """The library's encodings (`ids`, `word_ids`, `offsets`, …), without special tokens around the text."""
-        for batch in _batches(texts):
+        for batch in batched(texts):
             yield from self._encode(batch, False)
 
     def rows(
@@ -159,7 +153,7 @@ class Tokenizer:
             raise UsageError(f"{len(both[0]):,} texts and {len(both[-1]):,} second texts are not pairs")
         special = self.library.num_special_tokens_to_add(pairs is not None)
         found = []
-        for batch in zip(*map(_batches, both), strict=True):
+        for batch in zip(*map(batched, both), strict=True):
             columns = [self._encode(column, special_in_text) for column in batch]
             for first, *rest in zip(*columns, strict=True):
                 second = rest[0] if rest else None
@@ -214,8 +208,7 @@ class Tokenizer:
             inputs = texts if self._segment is None or segment is None else [segment(text) for text in texts]
             return list(encode(inputs, is_pretokenized=self._segment is not None, add_special_tokens=False))
         except BaseException as error:  # some invalid files fail only when a text is encoded
-            for text in texts:
-                _check_text(text)
+            verify(texts)
             if not is_panic(error):
                 raise
             message = f"the tokenizer's files are damaged: encoding a text failed ({error})"
@@ -397,17 +390,3 @@ class Tokenizer:
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:
     disk.replace_text(file, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
-
-
-def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    if isinstance(texts, str):
-        raise UsageError("a single text where a list of texts is expected; write [text]")
-    return (texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH))
-
-
-def _check_text(text: object) -> None:
-    """Raises DataError if `text` is not a string of whole characters."""
-    if not isinstance(text, str):
-        raise DataError(f"a text is a string, not {text!r:.60} of type {type(text).__name__}")
-    if problem := lone_surrogate(text):
-        raise DataError(f"the text {text!r:.60} cannot be read: {problem}")
