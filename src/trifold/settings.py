@@ -85,7 +85,7 @@ def nearest(value: str, known: list[str], kind: str = "names") -> str:
 
 def similar(value: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """End of an error message about an unknown value: the name that it begins, or a similar one; empty without one."""
-    names = sorted(known)
+    names = sorted(known, key=lambda name: (len(name), name))
     begun = [name for name in names if len(value) > 1 and name.startswith(value)]
     close = begun or difflib.get_close_matches(value, names, n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""

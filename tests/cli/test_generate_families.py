@@ -105,7 +105,8 @@ def test_every_family_generates_the_reference_text(trifold, case, family):
     it = case(family)
     text = f"translate English to French: {TEXT}" if "t5" in family else TEXT
     once = trifold("generate", str(it.folder), text, *LENGTH)
-    assert (once.code, once.err) == (0, "")
+    assert once.code == 0
+    assert not once.err or ("t5" in family and once.err.startswith("warning: unknown words"))
     assert once.out == expected(it, text)[0] + "\n"
     assert once.out.strip()
 

@@ -15,13 +15,14 @@ import torch.nn.functional as F
 from tests.faults.runs import TINY, Box, forked, lines_of, state_of, training
 from torch import Tensor
 
+from trifold import memory
 from trifold.errors import SettingsError
 from trifold.fast import attention
 from trifold.fast.attention import Kernel
 from trifold.nn import losses
 from trifold.nn.masks import Mask
 from trifold.recipe import Recipe, load_recipe
-from trifold.train import checkpoint, data, memory, rejected
+from trifold.train import checkpoint, data, rejected
 from trifold.train.device import Machine
 from trifold.train.monitor import View
 from trifold.train.trainer import Trainer
