@@ -220,7 +220,7 @@ def training(folder: Path, changes: Mapping[str, Any], log: Path, **more: Any) -
             return train("smoke", out=folder, resume="auto", view=Written(log), **more, **overrides).exit_code
         except TrifoldError as error:
             if not isinstance(error, OtherRankError):
-                Written(log).say(f"error: {error}")
+                Written(log).say(f"error: {error.message}")
             return error.exit_code
 
     return work

@@ -138,7 +138,8 @@ def test_files_of_teacher_and_tokenizer_are_checked(put, record):
     own, *_ = put("own/tokenizer.json", "own/tokenizer_config.json", "own/notes.md")
     text = put("text.txt")[0]
     task = {"kind": "distill", "of": {"kind": "causal"}, "teacher": str(Path(weights).parents[1])}
-    keys = {"task": task, "tokenizer__file": str(Path(own).parent), "data__train": text, "data__valid": text}
+    keys = {"task": task, "model__shape": "decoder", "tokenizer__file": str(Path(own).parent)}
+    keys |= {"data__train": text, "data__valid": text}
     files = data_files(recipe_of(**keys))
     named = {key: [Path(name).name for name in names] for key, names in files.items()}
     assert named["task.teacher"] == ["config.json", "model.safetensors"]
