@@ -295,11 +295,6 @@ def _run(
     return transform([tensors[name] for name in names])
 
 
-def save(rules: Sequence[AnyRule], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`saving` as a dictionary."""
-    return dict(saving(rules, ours))
-
-
 def load(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], place: str
 ) -> Iterator[tuple[str, Tensor]]:
@@ -316,15 +311,9 @@ def checked(
     must be, or not equal to the tensor it is tied to.
     """
     shapes = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in ours.items()}
-    theirs = _renamed(rules, theirs, save(rules, shapes))
-    _check(rules, theirs, shapes, place)
-    return theirs
-
-
-def _check(
-    rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], place: str
-) -> None:
-    zeros, expected, tied = _zeros(rules, ours), save(rules, ours), _copies(rules, theirs)
+    zeros, expected = _zeros(rules, ours), dict(saving(rules, shapes))
+    theirs = _renamed(rules, theirs, expected)
+    tied = _copies(rules, theirs)
     unread = {rule.theirs for rule in rules if isinstance(rule, Unused)}
     optional = unread | zeros.keys()
     problems = [f"missing: {name}" for name in expected if name not in theirs and name not in optional]
@@ -351,6 +340,7 @@ def _check(
             problems.append(f"not equal: {name} and {original}, which are one tensor in this model")
     if problems:
         raise list_problems(f"{place}: the weights do not fit config.json", problems)
+    return theirs
 
 
 def _wrong_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> list[str]:
