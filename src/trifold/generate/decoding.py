@@ -122,7 +122,7 @@ class DecodingState:
         self.attend = prompt.attend
         self.position = None if prompt.attend is None else prompt_lengths
         self.hidden = self._read_prompt(prompt, config.prefill_chunk_size or prompt.tokens.shape[1])
-        last = _last_real(prompt)
+        last = prompt.last_columns()
         self.logits = self.head(self.hidden[torch.arange(len(last), device=last.device), last])
         self.tokens = _right_align(prompt, prompt_lengths)
 
@@ -266,13 +266,6 @@ def _trim(inputs: Inputs) -> Inputs:
     attend = inputs.attend[:, :width]
     positions = None if inputs.positions is None else inputs.positions[:, :width]
     return Inputs(inputs.tokens[:, :width], None if bool(attend.all()) else attend, positions)
-
-
-def _last_real(inputs: Inputs) -> Tensor:
-    """(B,) column of each row's last real token."""
-    rows, width = inputs.tokens.shape
-    columns = torch.arange(width, device=inputs.tokens.device).expand(rows, width)
-    return columns[:, -1] if inputs.attend is None else (columns * inputs.attend).amax(1)
 
 
 def _right_align(inputs: Inputs, lengths: Tensor) -> Tensor:

@@ -62,6 +62,18 @@ class Inputs:
             return real_positions(self.attend)[:, start:end]
         return torch.arange(start, end, device=self.tokens.device)[None]
 
+    def first_columns(self) -> Tensor:
+        """(B,) the column of each row's first real token."""
+        if self.attend is not None:
+            return self.attend.long().argmax(1)
+        rows = self.tokens if self.pixels is None else self.pixels
+        return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+
+    def last_columns(self) -> Tensor:
+        """(B,) the column of each row's last real token."""
+        columns = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)
+        return columns[:, -1] if self.attend is None else (columns * self.attend).amax(1)
+
     def to(self, device: torch.device) -> Inputs:
         """A copy on another device."""
         moved: dict[str, Any] = {}

@@ -65,7 +65,7 @@ class Pooler(nn.Module):
         """hidden (B, T, E) -> (B, pooler_width)."""
         first = hidden[:, 0]
         if inputs.attend is not None:  # padding may be on the left
-            first = hidden[torch.arange(len(hidden), device=hidden.device), _first_column(inputs)]
+            first = hidden[torch.arange(len(hidden), device=hidden.device), inputs.first_columns()]
         return self.activation(self.dense(first))
 
 
@@ -116,19 +116,6 @@ class SequenceClasses(nn.Module):
         return logits.float()
 
 
-def _first_column(inputs: Inputs, eos_id: int = 0) -> Tensor:
-    if inputs.attend is not None:
-        return inputs.attend.long().argmax(1)
-    rows = inputs.tokens if inputs.pixels is None else inputs.pixels
-    return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-
-
-def _last_column(inputs: Inputs, eos_id: int) -> Tensor:
-    columns = torch.arange(inputs.tokens.shape[1], device=inputs.tokens.device)
-    real = torch.ones_like(inputs.tokens) if inputs.attend is None else inputs.attend
-    return (columns * real).amax(1)
-
-
 def _eos_column(inputs: Inputs, eos_id: int) -> Tensor:
     ends = inputs.tokens == eos_id
     ends = ends if inputs.attend is None else ends & inputs.attend
@@ -140,8 +127,8 @@ def _eos_column(inputs: Inputs, eos_id: int) -> Tensor:
 
 
 _COLUMNS: dict[str, Callable[[Inputs, int], Tensor]] = {
-    "first": _first_column,
-    "last": _last_column,
+    "first": lambda inputs, eos_id: inputs.first_columns(),
+    "last": lambda inputs, eos_id: inputs.last_columns(),
     "eos": _eos_column,
 }
 
