@@ -218,7 +218,10 @@ def test_a_preset_gets_the_heads_of_the_task(write, preset):
     model = load_recipe(write(text)).model
     assert "sequence" in model.chosen_heads
     assert model.classifier_input == ("last" if preset == "gpt2" else "pooler")
-    assert load_recipe(write(text), ["model.heads=[lm]"]).model.heads == ("lm",)
+    chosen = ["model.heads=[sequence, token]", "model.classifier_input=first"]
+    assert load_recipe(write(text), chosen).model.heads == ("sequence", "token")
+    with pytest.raises(SettingsError, match=r"model\.heads: .*sequence is missing; set model\.heads="):
+        load_recipe(write(text), ["model.heads=[lm]"])
 
 
 @pytest.mark.parametrize("shape", ["encoder", "decoder"])

@@ -253,12 +253,12 @@ class Recipe(Settings):
         if "task" not in info.data:  # it has an error of its own
             return model
         task: ObjectiveSettings = info.data["task"].evaluated
+        if model.heads is None:
+            chosen = {key: getattr(model, key) for key in model.model_fields_set - {"heads"}}
+            model = task.with_heads(model).model_copy(update=chosen)
         if problem := task.model_problem(model):
             raise ValueError(problem)
-        if model.heads is not None:
-            return model
-        chosen = {key: getattr(model, key) for key in model.model_fields_set - {"heads"}}
-        return task.with_heads(model).model_copy(update=chosen)
+        return model
 
     @model_validator(mode="after")
     def _check_relations(self) -> Self:

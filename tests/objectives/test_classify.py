@@ -98,8 +98,8 @@ def test_an_unknown_label_is_an_error_with_its_line(tokenizer):
 
 def test_a_missing_head_is_an_error(tokenizer):
     config = model_of(tokenizer).config.model_copy(update={"heads": ("lm",)})
-    with pytest.raises(SettingsError, match="pooler, sequence is missing"):
-        Classify(ClassifySettings(), tokenizer, config)
+    problem = "model.heads: pooler, sequence is missing; set model.heads=[pooler, sequence]"
+    assert ClassifySettings().model_problem(config) == problem
 
 
 def test_a_missing_end_token_is_an_error(tokenizer):
@@ -194,6 +194,10 @@ def test_training_starts_from_a_masked_language_model(table, tmp_path):
         (
             {"model.shape": "encoder-decoder", "model.heads": None, "model.classifier_input": "first"},
             "model.shape",
+        ),
+        (
+            {"model.shape": "decoder", "model.heads": None, "model.classifier_input": "pooler"},
+            r"model: classifier_input: pooler needs pooler in heads",
         ),
         ({"data.valid": None}, "data.valid"),
         ({"data.target": "nothing"}, "nothing"),

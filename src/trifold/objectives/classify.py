@@ -33,7 +33,6 @@ from trifold.objectives.objective import (
     ObjectiveSettings,
     TaskBundle,
     pack_rows,
-    require_heads,
     select_readable,
 )
 from trifold.ragged import Ragged
@@ -167,7 +166,6 @@ class Classify(Objective):
         self.names = config.labels
         self.numbers = {name: number for number, name in enumerate(self.names)}
         self.classifier_input, self.eos_id = config.classifier_input, config.eos_id
-        require_heads(config, *["pooler"] * (self.classifier_input == "pooler"), "sequence")
 
     def examples(self, rows: Pairs, draw: int | None = None) -> Examples:
         """Encode texts and number labels. Raises DataError for a label that is not in the training data."""

@@ -25,6 +25,7 @@ from trifold.data import DataSettings, Documents, Pairs, read_splits
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Head, Shape
+from trifold.nn.config_checks import first_problem
 from trifold.nn.losses import linear_cross_entropy, score_targets
 from trifold.nn.packing import Packing
 from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation, Scores
@@ -183,14 +184,6 @@ class BuildContext:
         return self.model.model_copy(update={"vocab_size": tokenizer.vocab_size} | ids)
 
 
-def require_heads(config: ModelConfig, *heads: str) -> None:
-    """Raises SettingsError if the model lacks one of the heads."""
-    if missing := set(heads).difference(config.chosen_heads):
-        raise SettingsError(
-            f"model.heads: {', '.join(sorted(missing))} is missing; set model.heads=[{', '.join(heads)}]"
-        )
-
-
 @dataclass(frozen=True)
 class TaskBundle:
     """An objective with its rows and the model's config, completed by the tokenizers.
@@ -253,7 +246,7 @@ class ObjectiveSettings(Settings):
         return config if complete else config.model_copy(update={"heads": cls.heads})
 
     def model_problem(self, config: ModelConfig) -> str | None:
-        """Why the objective does not support the model: its shape, or a cap of its logits; None if it does."""
+        """Why the objective does not support the model: its shape, its heads, or a cap of its logits; None if it does."""
         if config.shape not in self.shapes:
             return (
                 f"model.shape: {config.shape} does not support task.kind: {self.kind}, which requires shape "
@@ -261,7 +254,10 @@ class ObjectiveSettings(Settings):
             )
         if config.logit_soft_cap is not None and "lm" in self.heads:
             return "model.logit_soft_cap: not supported in training, which never materializes the logits; remove it"
-        return None
+        needed = self.with_heads(config).chosen_heads
+        if missing := sorted(set(needed).difference(config.chosen_heads)):
+            return f"model.heads: {', '.join(missing)} is missing; set model.heads=[{', '.join(needed)}]"
+        return first_problem(config)
 
     def check_unused_keys(self, context: BuildContext) -> None:
         """Raises SettingsError if the recipe sets a key that this objective ignores."""

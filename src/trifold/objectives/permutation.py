@@ -39,7 +39,6 @@ from trifold.objectives.objective import (
     Batch as BaseBatch,
     LossTerm,
     measure_tokens,
-    require_heads,
     token_loss,
 )
 from trifold.text import Tokenizer
@@ -93,7 +92,6 @@ class Permutation(DocumentObjective):
                 "model.query_stream: the model has no query stream; set "
                 "model.query_stream=true model.positions=relative-sinusoidal"
             )
-        require_heads(config, "lm")
         self.is_special = special_flags(tokenizer)
         super().__init__(settings, tokenizer, width, SpecialTokens.of(tokenizer), cut)
 

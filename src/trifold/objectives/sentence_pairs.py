@@ -28,7 +28,7 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentObjective, SpecialTokens
 from trifold.objectives.evaluation import EvalRun, Scores
 from trifold.objectives.masked import MaskedBatch, MaskedLM, MaskingSettings
-from trifold.objectives.objective import UNUSED_KEYS, Batch as BaseBatch, LossTerm, require_heads
+from trifold.objectives.objective import UNUSED_KEYS, Batch as BaseBatch, LossTerm
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
 from trifold.text.spans import Flags, Ids, Rng, example_rng
@@ -128,7 +128,6 @@ class SentencePairs(DocumentObjective):
         self, settings: SentencePairSettings, tokenizer: Tokenizer, config: ModelConfig, width: int
     ) -> None:
         self.masked_lm = MaskedLM(settings, tokenizer, config, width)
-        require_heads(config, "lm", "pooler", "next-sentence")
         special = SpecialTokens.of(tokenizer, pair=True)
         if not len(special.before):
             raise SettingsError(
