@@ -9,6 +9,7 @@ system can limit it, and is killed when it exceeds its time.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -59,6 +60,7 @@ class Sandbox:
         """
         line = json.dumps({"memory": memory, "message": message}, allow_nan=False)
         with self._lock:
+            # A forked process has no such child, and starts its own.
             if self._process is None or self._process.poll() is not None:
                 self._start()
             assert self._process is not None and self._process.stdin is not None
@@ -85,6 +87,7 @@ class Sandbox:
                 with contextlib.suppress(OSError):  # unsent input is lost
                     self._process.stdin.close()
             self._process = None
+            atexit.unregister(self.stop)
 
     def _start(self) -> None:
         command = [sys.executable, "-P", "-X", "utf8", __file__, str(self._handler)]
@@ -99,6 +102,7 @@ class Sandbox:
             encoding="utf-8",
             env=inherited | self._environment,
         )
+        atexit.register(self.stop)
         threading.Thread(target=_read_lines, args=(self._process, self._lines), daemon=True).start()
         try:
             ready = self._lines.get(timeout=_START_TIMEOUT)

@@ -246,7 +246,7 @@ class ObjectiveSettings(Settings):
         return config if complete else config.model_copy(update={"heads": cls.heads})
 
     def model_problem(self, config: ModelConfig) -> str | None:
-        """Why the objective does not support the model: its shape, its heads, or a cap of its logits; None if it does."""
+        """Why the objective does not support the model: shape, heads, or a cap of the logits; None if it does."""
         if config.shape not in self.shapes:
             return (
                 f"model.shape: {config.shape} does not support task.kind: {self.kind}, which requires shape "

@@ -5,9 +5,7 @@ Templates run in a sandbox process (`chat_handler`), which is started by the fir
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,7 @@ from trifold.sandbox import Sandbox, SandboxError
 MAX_TEMPLATE = 1 << 20  # bytes; the longest in use have about 30,000
 TIMEOUT = 5.0  # seconds for one rendering; usual ones take a thousandth
 _MEMORY = 1 << 30  # bytes for one rendering
-
-
-@cache
-def _sandbox() -> Sandbox:
-    sandbox = Sandbox(Path(__file__).with_name("chat_handler.py"))
-    atexit.register(sandbox.stop)
-    return sandbox
+_SANDBOX = Sandbox(Path(__file__).with_name("chat_handler.py"))
 
 
 def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -57,7 +49,7 @@ def render(template: str, values: Mapping[str, Any], *, timeout: float = TIMEOUT
     """
     try:
         request = {"template": template, "values": dict(values)}
-        found = _sandbox().request(request, timeout=timeout, memory=_MEMORY)
+        found = _SANDBOX.request(request, timeout=timeout, memory=_MEMORY)
     except SandboxError as error:
         raise CheckpointError(f"the chat template was stopped: {error}") from None
     except (TypeError, ValueError) as error:

@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from trifold.sandbox import Sandbox, SandboxError
 
 TIMEOUT, TIME_PER_CHARACTER = 2.0, 1e-5  # seconds; a harmless pattern takes a microsecond per character
 _MEMORY = 1 << 29  # bytes
+_SANDBOX = Sandbox(Path(__file__).with_name("pattern_handler.py"))
 PARTS = ("normalizer", "pre_tokenizer", "decoder")
 
 # Patterns of published tokenizers, and of those that are trained here, take linear time.
@@ -38,54 +36,44 @@ KNOWN = {
 }
 
 
-@cache
-def _sandbox(process: int) -> Sandbox:
-    """The sandbox of a process; a forked one needs its own."""
-    sandbox = Sandbox(Path(__file__).with_name("pattern_handler.py"))
-    atexit.register(sandbox.stop)
-    return sandbox
-
-
 class PatternGuard:
-    """Runs the parts of a tokenizer on texts in a sandbox process. decodes: whether its decoder has a pattern."""
+    """Runs the parts of a tokenizer.json on texts in a sandbox process, unless all of its patterns are known.
+
+    decodes: whether its decoder has a pattern.
+    """
 
     def __init__(self, document: Mapping[str, Any], place: str) -> None:
-        self._parts = json.dumps({name: document.get(name) for name in PARTS})
-        self._place = place
-        self.decodes = any(iter_patterns(document.get("decoder")))
+        parts = {name: document.get(name) for name in PARTS}
+        self._parts, self._place = json.dumps(parts), place
+        self._is_needed = any(pattern not in KNOWN for part in parts.values() for pattern in _patterns(part))
+        self.decodes = self._is_needed and any(_patterns(parts["decoder"]))
         self.check([])  # a pattern may be too large
 
     def check(self, texts: Sequence[str], tokens: Sequence[Sequence[str]] = ()) -> None:
         """Raises CheckpointError if encoding the texts, or decoding the tokens, takes too much time or memory."""
+        if not self._is_needed:
+            return
         size = sum(map(len, texts)) + sum(len(token) for row in tokens for token in row)
         request = {"parts": self._parts, "texts": list(texts), "tokens": list(tokens)}
         try:
             timeout = TIMEOUT + TIME_PER_CHARACTER * size
-            _sandbox(os.getpid()).request(request, timeout=timeout, memory=_MEMORY + 1000 * size)
+            _SANDBOX.request(request, timeout=timeout, memory=_MEMORY + 1000 * size)
         except SandboxError as error:
             raise CheckpointError(
                 f"{self._place}: its regular expressions cannot be run on this text: {error}; use another tokenizer"
             ) from None
 
 
-def check_patterns(guard: PatternGuard | None, texts: Sequence[str]) -> None:
-    """Raises CheckpointError if there is a guard and it does."""
-    if guard is not None:
-        guard.check(texts)
-
-
-def pattern_guard(document: Mapping[str, Any], place: str) -> PatternGuard | None:
-    """The guard of a tokenizer.json, or None if all of its patterns are known. Raises CheckpointError like `check`."""
-    found = {pattern for name in PARTS for pattern in iter_patterns(document.get(name))}
-    return None if found <= KNOWN else PatternGuard(document, place)
-
-
-def iter_patterns(part: object) -> Iterator[str]:
+def _patterns(part: object) -> Iterator[str]:
     """The regular expressions in a part of a tokenizer.json."""
+    found = (entry.get("Regex") for entry in iter_objects(part))
+    return (pattern for pattern in found if isinstance(pattern, str))
+
+
+def iter_objects(part: object) -> Iterator[dict[str, Any]]:
+    """The objects in nested objects and lists."""
     if isinstance(part, dict):
-        if isinstance(part.get("Regex"), str):
-            yield part["Regex"]
-        part = [*part.values()]
-    if isinstance(part, list):
-        for entry in part:
-            yield from iter_patterns(entry)
+        yield part
+    if isinstance(part, (dict, list)):
+        for value in part.values() if isinstance(part, dict) else part:
+            yield from iter_objects(value)

@@ -19,7 +19,7 @@ from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
 from trifold.text.encoded import Cut, Encoded, add_special_tokens, batched, split_encoding, truncate, verify
-from trifold.text.patterns import PatternGuard, check_patterns
+from trifold.text.patterns import PatternGuard
 from trifold.text.special_tokens import NAMED_ROLES, complete_names, read_names, read_settings
 from trifold.text.streaming import TextStream, clean_up_spaces
 from trifold.text.validation import is_panic, read_library
@@ -67,7 +67,7 @@ class Tokenizer:
         self.dropout = dropout
         self.settings = dict(settings or {})
         self.files, self.templates = dict(files or {}), dict(templates or {})
-        self._segment, self._patterns = segment, guard
+        self._segment, self._patterns = segment, guard or PatternGuard({}, "")
         cleans_up = bool(self.settings.get("clean_up_tokenization_spaces"))
         self._cleans_up = cleans_up and not isinstance(library.model, models.BPE)
         ids = [self._id(role) for role in NAMED_ROLES]
@@ -181,7 +181,7 @@ class Tokenizer:
         """
         if not self.dropout:
             return self.encode(texts)
-        check_patterns(self._patterns, texts)
+        self._patterns.check(texts)
         return self._bpe_dropout.encode(texts, seed, range(len(texts)) if indices is None else indices)
 
     @cached_property
@@ -204,7 +204,7 @@ class Tokenizer:
     def _run(self, library: Library, texts: Sequence[str], segment: Segment | None, fast: bool) -> list[Any]:
         encode = library.encode_batch_fast if fast else library.encode_batch
         try:
-            check_patterns(self._patterns, texts)
+            self._patterns.check(texts)
             inputs = texts if self._segment is None or segment is None else [segment(text) for text in texts]
             return list(encode(inputs, is_pretokenized=self._segment is not None, add_special_tokens=False))
         except BaseException as error:  # some invalid files fail only when a text is encoded
@@ -263,7 +263,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[Sequence[int]], *, keep_special: bool = False) -> list[str]:
         """The text of every sequence, without special tokens unless `keep_special`."""
         rows = [list(row) for row in ids]
-        if self._patterns is not None and self._patterns.decodes:
+        if self._patterns.decodes:
             pieces = [[str(self.library.id_to_token(token)) for token in row] for row in rows]
             self._patterns.check([], pieces)
         texts = self.library.decode_batch(rows, skip_special_tokens=not keep_special)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import parse_json, read_bytes
-from trifold.text.patterns import PARTS, PatternGuard, pattern_guard
+from trifold.text.patterns import PARTS, PatternGuard, iter_objects
 
 MAX_FILE = 100 * 2**20  # bytes; the largest in use has 33 MB
 MAX_TOKENS = 4_000_000
@@ -31,15 +31,15 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def read_library(path: Path) -> tuple[Library, dict[str, Any], PatternGuard | None]:
-    """The tokenizer in a `tokenizer.json`, its content, and a guard of its patterns if they are not known.
+def read_library(path: Path) -> tuple[Library, dict[str, Any], PatternGuard]:
+    """The tokenizer in a `tokenizer.json`, its content, and the guard of its patterns.
 
     Raises CheckpointError if it is invalid or unsafe.
     """
     content = read_bytes(path, MAX_FILE)
     document = parse_json(content, str(path))
     validate(document, str(path))
-    guard = pattern_guard(document, str(path))
+    guard = PatternGuard(document, str(path))
     try:
         library = Library.from_str(content.decode("utf-8"))
     except BaseException as error:
@@ -109,29 +109,24 @@ def _check_added(tokens: object) -> None:
         _check_id(entry.get("id"), f"added_tokens: {entry['content'][:40]!r}")
 
 
-def _check_part(part: object, where: str) -> None:
+def _check_part(part: object, where: str, longest: int = _MAX_STRING) -> None:
     if isinstance(part, dict):
         for key, value in part.items():
-            if key == "Regex" and isinstance(value, str):
-                if len(value) > _MAX_PATTERN:
-                    raise Rejected(
-                        f"{where}: a pattern of {len(value):,} characters; at most {_MAX_PATTERN:,} are read"
-                    )
-            elif key != "precompiled_charsmap":  # binary, and bounded by the file size
-                _check_part(value, f"{where}.{key}")
+            if key != "precompiled_charsmap":  # binary, and bounded by the file size
+                _check_part(value, f"{where}.{key}", _MAX_PATTERN if key == "Regex" else _MAX_STRING)
     elif isinstance(part, list):
         if len(part) > _MAX_LIST:
             raise Rejected(f"{where}: a list of {len(part):,} entries; at most {_MAX_LIST} are read")
         for entry in part:
             _check_part(entry, where)
-    elif isinstance(part, str) and len(part) > _MAX_STRING:
-        raise Rejected(f"{where}: a text of {len(part):,} characters; at most {_MAX_STRING:,} are read")
+    elif isinstance(part, str) and len(part) > longest:
+        raise Rejected(f"{where}: a text of {len(part):,} characters; at most {longest:,} are read")
 
 
 def _growth(part: object) -> float:
     """The factor by which all replacements, applied in sequence, can lengthen a text."""
     product = 1.0
-    for entry in _iter_objects(part):
+    for entry in iter_objects(part):
         content = entry.get("content")
         if isinstance(content, str):
             pattern = entry.get("pattern")
@@ -140,14 +135,6 @@ def _growth(part: object) -> float:
         elif isinstance(entry.get("prepend"), str):
             product *= 1 + len(entry["prepend"])
     return product
-
-
-def _iter_objects(part: object) -> Iterator[dict[str, Any]]:
-    if isinstance(part, dict):
-        yield part
-    if isinstance(part, (dict, list)):
-        for value in part.values() if isinstance(part, dict) else part:
-            yield from _iter_objects(value)
 
 
 def _as_object(value: object, where: str) -> dict[str, Any]:
