@@ -233,23 +233,3 @@ def test_classifier_dropout_is_written(saved: Saved, tmp_path: Path) -> None:
     )
     distilbert = families.FAMILIES["distilbert"]
     assert not distilbert.fits(masked.model_copy(update={"classifier_transform": None}))
-
-
-def test_new_heads_keep_the_weights_of_the_body(saved: Saved, tmp_path: Path) -> None:
-    folder = saved("llama")
-    original, _ = load_model(folder)
-    model, _ = load_model(folder, heads=["sequence"], n_labels=5)
-    assert model.config.chosen_heads == ("sequence",)
-    assert (model.config.n_labels, model.config.classifier_input) == (5, "last")
-    assert model.head_outputs(Inputs(torch.arange(3, 15)[None]))["sequence"].shape == (1, 5)
-    before = dict(original.named_parameters())
-    for name, parameter in model.named_parameters():
-        assert name.startswith("heads.") or torch.equal(parameter, before[name])
-
-    save_model(tmp_path / "classes", model)
-    again, _ = load_model(tmp_path / "classes", heads=["sequence"])
-    assert torch.equal(again.heads["sequence"].out_proj.weight, model.heads["sequence"].out_proj.weight)
-    other, _ = load_model(tmp_path / "classes", heads=["sequence"], n_labels=3)
-    assert other.heads["sequence"].out_proj.weight.shape == (3, 16)
-    with pytest.raises(CheckpointError, match=r"the family llama has no class with the heads \('pooler',\)"):
-        load_model(folder, heads=["pooler"])

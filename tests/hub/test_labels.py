@@ -90,7 +90,3 @@ def test_the_native_form_keeps_class_names(tmp_path) -> None:
     assert json.loads((tmp_path / "config.json").read_text("utf-8"))["model_type"] == "trifold"
     loaded, _ = load_model(tmp_path)
     assert loaded.config == model.config
-    other, _ = load_model(tmp_path, heads=["sequence"], n_labels=4)
-    assert other.config.labels == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
-    same_names, _ = load_model(tmp_path, heads=["sequence"])
-    assert same_names.config.labels == ("x", "y")

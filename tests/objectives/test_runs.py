@@ -200,11 +200,9 @@ def test_model_trained_on_pairs_predicts_the_next_sentence(trained):
     assert 0 <= found.score <= 1
 
 
-def test_boundary_head_is_saved_and_optional(trained):
+def test_boundary_head_is_saved(trained):
     model, _ = load_model(trained("spans") / "model")
     assert model.config.chosen_heads == ("lm", "boundary")
-    plain, _ = load_model(trained("spans") / "model", heads=("lm",))
-    assert plain.config.chosen_heads == ("lm",)
 
 
 @pytest.mark.parametrize("name", ["denoise", "sentinels"])

@@ -36,42 +36,30 @@ def fill_model(
     tensors: Iterable[tuple[str, Tensor]],
     dtype: torch.dtype,
     device: str | torch.device,
-    *,
-    new: tuple[str, ...] = (),
     stored: Stored | None = None,
 ) -> None:
     """Copy the tensors into the model's parameters and convert them to `dtype`.
 
-    new: prefixes of parameters that may be missing or have another shape in `tensors`; these keep their values.
     stored: "int8" stores linear weights and token embeddings in one byte per weight.
     """
     for buffer in model.buffers():
         buffer.data = buffer.to(device=device, dtype=dtype)
     parameters = dict(model.named_parameters())
     matrices = _quantizable(model) if stored == "int8" else {}
-    kept = {name: p for name, p in parameters.items() if name.startswith(new)}
-    for parameter in kept.values():
-        parameter.data = parameter.to(device=device, dtype=dtype)
     kinds = {p: torch.int8 if p in matrices else dtype for p in parameters.values()}
-    places = _allocate({n: (p.shape, kinds[p]) for n, p in parameters.items() if n not in kept}, device)
+    places = _allocate({n: (p.shape, kinds[p]) for n, p in parameters.items()}, device)
     with _copying(device, sum(place.numel() for place in places.values())) as copy:
         for name, tensor in tensors:
-            fits = name in parameters and parameters[name].shape == tensor.shape
-            if not fits and name.startswith(new):
-                continue
             parameter = parameters.pop(name)
             if parameter in matrices:
-                small = Int8Weight.quantize(tensor.to(device), dtype, places.get(name))
+                small = Int8Weight.quantize(tensor.to(device), dtype, places[name])
                 for module in matrices[parameter]:
                     del module.weight
                     module.weight = small
-            elif name in kept:
-                parameter.copy_(tensor)
             else:
                 parameter.data = places[name]
                 copy(tensor, places[name])
-    missing = [name for name in parameters if name not in kept]
-    assert not missing, f"not read: {', '.join(missing)}"
+    assert not parameters, f"not read: {', '.join(parameters)}"
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from trifold.hub.tensors import TransformedTensors
 from trifold.hub.weights import MAX_SHARD, dtype_name, has_weights, read_weights, write_weights
 from trifold.jsonfiles import read_json
 from trifold.nn import ModelConfig, Transformer
-from trifold.nn.config import Head
 from trifold.settings import similar
 
 if TYPE_CHECKING:  # training does not need the families before it saves
@@ -125,13 +124,10 @@ def load_model(
     *,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
-    heads: Sequence[Head] | None = None,
-    n_labels: int | None = None,
     stored: Stored | None = None,
 ) -> tuple[Transformer, dict[str, object]]:
     """The model in a folder, in evaluation mode, and its generation settings by our names.
 
-    heads: heads (with `n_labels` classes) instead of the folder's; missing ones are freshly initialized.
     stored: "int8" stores matrices in one byte per weight, for inference only; `dtype` is that of the computation.
     Raises CheckpointError if something is missing, damaged, of an unknown family, or does not fit.
     """
@@ -144,12 +140,8 @@ def load_model(
     table = family.rules(config)
     tensors = rules.load(table, weights, parameters, str(folder))
     generation = read_generation_settings(folder, config, values)
-    new: tuple[str, ...] = ()
-    if heads is not None:
-        config = _with_heads(family, config, values, tuple(heads), n_labels, folder / CONFIG)
-        new = ("heads.", "lm_head.")
-    model = Transformer(config, initialize=heads is not None)
-    fill_model(model, tensors, dtype, device, new=new, stored=stored)
+    model = Transformer(config, initialize=False)
+    fill_model(model, tensors, dtype, device, stored=stored)
     model.family = family.model_type
     model.unused = {name: tensor.clone() for name, tensor in rules.unused(table, weights).items()}
     return model.eval(), generation
@@ -204,30 +196,6 @@ def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path
     widest = max(config.d_ff, config.vocab_size, config.output_vocab_size, config.n_heads * config.head_width)
     if widest * config.d_model > 2**48:
         raise CheckpointError(f"{place}: a matrix of {widest} x {config.d_model} is too large")
-
-
-def _with_heads(
-    family: Family,
-    config: ModelConfig,
-    values: Mapping[str, Any],
-    heads: tuple[Head, ...],
-    n_labels: int | None,
-    place: Path,
-) -> ModelConfig:
-    """The config that the family reads from a file of the class with these heads."""
-    try:
-        named = family.architecture(config.model_copy(update={"heads": heads}))
-    except StopIteration:
-        raise CheckpointError(
-            f"{place}: the family {family.model_type} has no class with the heads {heads}"
-        ) from None
-    other: dict[str, object] = {"architectures": [named]}
-    if n_labels is not None:
-        other |= {"num_labels": n_labels, "id2label": None, "label_names": None}
-    if "heads" in values:  # the native form
-        other |= {"heads": list(heads), "n_labels": n_labels or config.n_labels}
-    with naming(place):
-        return family.read({**values, **other})
 
 
 def read_generation_settings(
