@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,8 @@ def json_line(value: Any, *, ensure_ascii: bool = False) -> str:
 
 def lone_surrogate(text: str) -> str | None:
     """A description of the first unpaired surrogate (half of a character) in a text; None if it has none."""
-    found = next((sign for sign in text if 0xD800 <= ord(sign) < 0xE000), None)
-    return (
-        None
-        if found is None
-        else f"U+{ord(found):04X}, an unpaired surrogate; remove it, or write the whole character"
-    )
+    found = re.search("[\ud800-\udfff]", text)
+    return found and f"U+{ord(found[0]):04X}, an unpaired surrogate; remove it, or write the whole character"
 
 
 def read_json(path: Path, *, largest: int = MAX_INTEGER) -> dict[str, Any]:

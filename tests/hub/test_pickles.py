@@ -179,7 +179,6 @@ def test_anything_but_tensors_by_name_is_refused(name: str, answer: Any) -> None
     reply = answer(content)
     assert set(reply) == {"error"}
     assert any(word in reply["error"] for word in message.split("|")), reply
-    assert reply["error"].isprintable()
 
 
 @pytest.mark.parametrize("zipped", [True, False])

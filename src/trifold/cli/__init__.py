@@ -125,12 +125,8 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
             help = help.replace("[", "\\[") if is_rich else help  # brackets are literal, not markup
             app.command(name, short_help=description, help=help)(command.run)
         else:
-            app.command(name, short_help=description)(_placeholder)
+            app.command(name, short_help=description)(lambda: None)  # not called
     return app
-
-
-def _placeholder() -> None:
-    """Stands for a command that is not called."""
 
 
 def _without_command(

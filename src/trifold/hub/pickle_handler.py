@@ -25,14 +25,14 @@ def answer(request: dict[str, str]) -> dict[str, Any]:
     try:
         return {"tied": save(read(Path(request["file"])), Path(request["output"]))}
     except Refused as error:
-        return {"error": _printable(str(error))}
+        return {"error": str(error)}
     except SafetensorError as error:
-        return {"error": f"its tensors cannot be converted ({_printable(str(error))})"}
+        return {"error": f"its tensors cannot be converted ({error})"}
     except Exception as error:  # PyTorch raises many kinds for a broken file
         first = (str(error).strip().splitlines() or [""])[0]
         if isinstance(error, MemoryError) or "allocate memory" in first:
             return {"error": "needs more memory than its size explains; do not trust this file"}
-        what = _printable(f"{type(error).__name__}: {first[:300]}")
+        what = f"{type(error).__name__}: {first[:300]}"
         return {"error": f"damaged, truncated or no weights ({what}); copy the file again"}
 
 
@@ -87,8 +87,3 @@ def save(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, str]:
         storages.add(storage)
     save_file(saved, path, metadata={"format": "pt"})
     return tied
-
-
-def _printable(text: str) -> str:
-    """Names from an untrusted file must not control the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
