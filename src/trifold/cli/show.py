@@ -12,7 +12,6 @@ import typer
 
 from trifold.cli.options import Json
 from trifold.cli.terminal import print_json, print_table
-from trifold.errors import CheckpointError
 
 if TYPE_CHECKING:
     from trifold.nn.config import ModelConfig
@@ -97,7 +96,6 @@ def find_subject(what: str) -> Subject:
     from trifold.hub.presets import PRESETS as PUBLISHED
     from trifold.nn.config import PRESETS
     from trifold.recipe import load_recipe, recipe_names
-    from trifold.settings import similar
     from trifold.text import make_tokenizer
 
     is_folder = Path(what).is_dir()
@@ -119,13 +117,7 @@ def find_subject(what: str) -> Subject:
         return Subject(
             recipe.name, recipe.model.model_copy(update=sizes), recipe.batch.tokens, remark, recipe
         )
-    try:
-        folder = resolve(what)
-    except CheckpointError as error:
-        if "did you mean" in str(error):
-            raise
-        raise CheckpointError(f"{error}{similar(what, [*PRESETS, *PUBLISHED, *recipe_names()])}") from None
-    return Subject(what, read_config(folder))
+    return Subject(what, read_config(resolve(what, others=[*PRESETS, *PUBLISHED, *recipe_names()])))
 
 
 def collect_facts(subject: Subject, tokens: int, length: int, precision: Precision | None) -> dict[str, Any]:

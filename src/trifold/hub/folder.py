@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,11 +220,11 @@ def read_generation_settings(
 # --- names ---------------------------------------------------------------------------------------------
 
 
-def resolve(name: str, *, pickled: bool = False) -> Path:
+def resolve(name: str, *, pickled: bool = False, others: Iterable[str] = ()) -> Path:
     """The model folder for a name: a local folder (of a model, or of a run that holds one), or a hub id.
 
-    pickled: also download pickled weights if the model has no others. Raises CheckpointError if the name is neither,
-    or the model cannot be downloaded.
+    pickled: also download pickled weights if the model has no others. others: names that an error may suggest besides
+    folders. Raises CheckpointError if the name is neither, or the model cannot be downloaded.
     """
     folder = Path(name).expanduser()
     if name and folder.is_dir():
@@ -233,17 +233,17 @@ def resolve(name: str, *, pickled: bool = False) -> Path:
     if folder.is_file():
         raise CheckpointError(f"{name}: a file, not the folder of a model")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII):
-        raise CheckpointError(f"{name!r}: no such folder{similar_folder(folder)}")
+        raise CheckpointError(f"{name!r}: no such folder{similar_folder(folder, others)}")
     try:
         found = _download(name, DOWNLOADED)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}{similar_folder(folder)}") from None
+        raise CheckpointError(f"{error}{similar_folder(folder, others)}") from None
     return _download(name, DOWNLOADED + PICKLED) if pickled and not has_weights(found) else found
 
 
-def similar_folder(folder: Path) -> str:
-    """End of an error message about a missing folder: a folder beside it with a similar name; empty without one."""
-    return similar(folder.name, (path.name for path in folder.parent.glob("*") if path.is_dir()))
+def similar_folder(folder: Path, others: Iterable[str] = ()) -> str:
+    """End of an error message about a missing folder: a similar name of a folder beside it, or of `others`, if any."""
+    return similar(folder.name, [*(path.name for path in folder.parent.glob("*") if path.is_dir()), *others])
 
 
 def _download(name: str, files: list[str]) -> Path:
