@@ -18,12 +18,8 @@ def load(text: str) -> Any:
     """Parse a value. Raises YAMLError."""
     try:
         return yaml.load(text, _Loader)
-    except (
-        ValueError,
-        KeyError,
-        AttributeError,
-        TypeError,
-    ) as error:  # a number of thousands of digits, or !!int x
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        # A number of thousands of digits, or !!int x.
         raise YAMLError(str(error)) from None
 
 

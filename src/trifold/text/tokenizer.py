@@ -285,17 +285,14 @@ class Tokenizer:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         r"""Every token in readable form: ▁ for a space, \xNN for bytes that form no character."""
-        byte_level, added = isinstance(self.library.decoder, decoders.ByteLevel), self._added_ids
+        byte_level = isinstance(self.library.decoder, decoders.ByteLevel)
+        added = self.library.get_added_tokens_decoder()
         found = [str(self.library.id_to_token(token)) for token in ids]
         for at, token in enumerate(ids):
             if byte_level and token not in added:
                 raw = bytes(BYTE_ALPHABET[character] for character in found[at])
                 found[at] = raw.decode("utf-8", "backslashreplace").replace(" ", SPACE)
         return found
-
-    @cached_property
-    def _added_ids(self) -> set[int]:
-        return set(self.library.get_added_tokens_decoder())
 
     def chat(
         self,
