@@ -19,8 +19,9 @@ from trifold.hub.rules import (
     Unused,
     Zeros,
     chain,
+    checked,
     interleaved,
-    load,
+    loading,
     permuted,
     saving,
     stacked,
@@ -43,6 +44,10 @@ TABLE = [
 
 def save(*arguments: Any) -> dict[str, torch.Tensor]:
     return dict(saving(*arguments))
+
+
+def load(rules: Any, theirs: Any, ours: Any, place: str) -> Any:
+    return loading(rules, checked(rules, theirs, ours, place), ours).items()
 
 
 def parameters(layers: int = 2) -> dict[str, torch.Tensor]:

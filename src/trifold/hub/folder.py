@@ -138,10 +138,11 @@ def load_model(
     weights = read_weights(folder)
     config, parameters = infer_config(family, config, weights, folder / CONFIG)
     table = family.rules(config)
-    tensors = rules.load(table, weights, parameters, str(folder))
+    theirs = rules.checked(table, weights, parameters, str(folder))
     generation = read_generation_settings(folder, config, values)
     model = Transformer(config, initialize=False)
-    fill_model(model, tensors, dtype, device, stored=stored)
+    tensors = rules.loading(table, theirs, parameters)
+    fill_model(model, tensors.items(), dtype, device, stored=stored)
     model.family = family.model_type
     model.unused = {name: tensor.clone() for name, tensor in rules.unused(table, weights).items()}
     return model.eval(), generation

@@ -295,13 +295,6 @@ def _run(
     return transform([tensors[name] for name in names])
 
 
-def load(
-    rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], place: str
-) -> Iterator[tuple[str, Tensor]]:
-    """Our parameters from their tensors, made one by one; arguments and errors are those of `checked`."""
-    return iter(loading(rules, checked(rules, theirs, ours, place), ours).items())
-
-
 def checked(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], place: str
 ) -> Mapping[str, Tensor]:
