@@ -137,10 +137,14 @@ def test_decimal_and_hexadecimal_numbers_are_numbers(text, value):
 
 
 def test_repeated_overrides_are_reported(capsys):
-    load_recipe("smoke", ["train.steps=60", "train.seed=5", "train.steps=70"])
+    load_recipe(
+        "smoke", ["train.steps=60", "train.seed=5", "train.steps=70", "task={}", "task.kind=translate"]
+    )
     assert capsys.readouterr().err == (
         "warning: train.steps is set more than once; 70 replaces the earlier value\n"
     )
+    load_recipe("smoke", ["train.steps=60", "train={steps: 3, warmup: 1}"])
+    assert capsys.readouterr().err.startswith("warning: train is set more than once; {'steps': 3")
 
 
 def test_the_last_override_wins():

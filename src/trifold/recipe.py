@@ -305,7 +305,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
     pairs = overrides.items() if isinstance(overrides, Mapping) else map(_split_override, overrides)
     given: set[str] = set()
     for key, value in pairs:
-        if key in given:
+        if any(f"{earlier}.".startswith(f"{key}.") for earlier in given):
             print(
                 f"warning: {key} is set more than once; {value!r} replaces the earlier value", file=sys.stderr
             )

@@ -103,6 +103,13 @@ def test_sample_shows_the_reference_only_if_it_differs():
     assert "Va." in other
 
 
+def test_long_sample_has_a_line_for_each_text():
+    texts = ("a" * 40, "b" * 40, "c" * 40)
+    _, *lines = validation_lines(RESULT._replace(samples=[texts]))
+    assert [line.split()[-1].rstrip(")") for line in lines] == [texts[0], texts[2], texts[1]]
+    assert max(map(len, lines)) <= 80
+
+
 def test_sample_without_reference_shows_prompt_and_continuation_in_few_lines():
     result = Validated(8, 1.25, {"bits_per_byte": 2.38124}, False, [("To be", None, ",\nor not")])
     first, *lines = validation_lines(result)

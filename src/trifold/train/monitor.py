@@ -209,7 +209,8 @@ def validation_lines(result: Validated) -> list[str]:
             lines += ["    ·", *(f"    {line}" for line in f"{source}{output}".splitlines()[:SHOWN_LINES])]
             continue
         verdict = "✓" if output == reference else f"(reference: {reference})"
-        lines.append(f"    {source}  →  {output}  {verdict}")
+        line = f"    {source}  →  {output}  {verdict}"
+        lines += [line] if len(line) <= WIDTH else [f"    {source}", f"      →  {output}", f"      {verdict}"]
     return lines
 
 
