@@ -170,6 +170,7 @@ HEADERS = {
 FIRST_ROWS = {  # of data
     "dog,hund": {}, "Text,Ein Hund schläft.": {}, "no,is": {}, "text,text": {}, "label one two three,text": {},
     "german,english": {"header": False}, "english,A dog barks.": {}, "2 texts,label": {},
+    "the score,der Punktestand": {}, "label,etikett": {}, "i speak english,ich spreche englisch": {}, "title,titel": {},
 }  # fmt: skip
 
 

@@ -19,11 +19,11 @@ NumberedRow: TypeAlias = tuple[int, str, Mapping[str, Any] | None]
 # A quoted field may contain commas, line ends and doubled quotes. The loop is unrolled to avoid backtracking.
 _CSV_FIELD = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^",]*))(,|\Z)')
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?:@(?P<config>[^:]+))?:(?P<split>.+)")
-# A first row is a header if each cell looks like a name, and one has such a word or all are codes of languages.
-_NAME = re.compile(r"#?[^\W\d]\w*(?:[ .#-]\w+){0,2}")
-_LABELS = frozenset("class category genre intent label labels rating score sentiment topic".split())
+# A first row is a header if each cell looks like a name, and two consist of such words or all are codes of languages.
+_NAME = re.compile(r"#?\w+(?:[ .#-]\w+){0,2}")
+_LABELS = frozenset("class category genre intent label labels rating score sentiment stars topic".split())
 _WORDS = _LABELS | set(
-    "answer article comment completion context document hypothesis id input output premise prompt query question "
+    "answer article body comment completion context document hypothesis id input output premise prompt query question "
     "review sentence sentence1 sentence2 source src summary target text tgt title translation trg tweet utterance "
     "arabic chinese czech danish deutsch dutch english englisch finnish français french german greek hindi hungarian "
     "italian japanese korean norwegian polish portuguese romanian russian spanish swedish turkish ukrainian".split()
@@ -107,19 +107,21 @@ def _read_header(first: list[str], rows: list[list[str]], settings: DataSettings
     if settings.header is not None or any(name in first for name in requested if not name.isdigit()):
         return [] if settings.header is False else first
     cells = [cell.strip().casefold() for cell in first]
-    is_known = any(_WORDS.intersection(re.split(r"[\W_]+", cell)) for cell in cells) or _CODES.issuperset(
-        cells
-    )
+    is_known = _CODES.issuperset(cells) or sum(_WORDS.issuperset(_words(cell)) for cell in cells) > 1
     is_named = is_known and all(map(_NAME.fullmatch, cells)) and len(set(cells)) == len(cells)
     recurs = (a == b for row in rows for a, b in zip(first, row, strict=False) if row is not first)
     return first if is_named and not any(recurs) else []
+
+
+def _words(cell: str) -> list[str]:
+    return re.findall(r"[^\W\d_]+", cell) or [cell]
 
 
 def _find_columns(first: list[str], names: list[str], place: str, settings: DataSettings) -> tuple[int, int]:
     """The indices of the two columns. names: those of the header, if there is one."""
     requested = [str(settings.source), str(settings.target)]
     if requested == ["source", "target"] and len(first) == 2 and not {*names}.intersection(requested):
-        labels = [bool(_LABELS.intersection(re.split(r"[\W_]+", name.casefold()))) for name in names]
+        labels = [not _LABELS.isdisjoint(_words(name.casefold())) for name in names]
         requested = ["1", "0"] if labels == [True, False] else ["0", "1"]  # the only two columns
     found = []
     for column in requested:
