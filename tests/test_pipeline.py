@@ -184,6 +184,8 @@ INVALID: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         DataError,
         "tokens is not a tensor, but .*ids of shape",
     ),
+    "no ids": ({"tokens": torch.ones(3, 0).long(), "attend": None}, DataError, "give ids of shape"),
+    "a mask that is no tensor": ({"attend": "x"}, DataError, "give booleans of shape"),
     "text without a tokenizer": ({"tokens": "a dog", "attend": None}, UsageError, "no tokenizer"),
     "a mask for text": ({"tokens": "a dog"}, UsageError, "attend and segments belong to ids"),
     "no end token": (

@@ -171,6 +171,7 @@ class Pipeline(PredictMixin):
         tokens = _ids("tokens", tokens, config.vocab_size).to(device)
         if segments is not None and config.n_token_types:
             segments = _ids("segments", segments, config.n_token_types, "model has {:,} token types")
+        attend = None if attend is None else _tensor("attend", attend, "booleans of shape (B, T)")
         for name, given in (("attend", attend), ("segments", segments)):
             if given is not None and given.shape != tokens.shape:
                 raise DataError(
@@ -314,6 +315,9 @@ class Pipeline(PredictMixin):
         return None if draft is None else draft.model, options
 
 
+ID_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def _tensor(name: str, values: Any, expected: str) -> Tensor:
     try:
         return torch.as_tensor(values)
@@ -324,11 +328,11 @@ def _tensor(name: str, values: Any, expected: str) -> Tensor:
 def _ids(name: str, values: Any, count: int, limit: str = "vocabulary has {:,} tokens") -> Tensor:
     """values (B, T) as integers below `count`; `limit` describes it."""
     tokens = _tensor(name, values, "ids of shape (B, T)")
-    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+    if tokens.dim() != 2 or not tokens.numel() or tokens.dtype not in ID_TYPES:
         raise DataError(
             f"{name} has the shape {tuple(tokens.shape)} and the type {tokens.dtype}; give ids of shape (B, T)"
         )
-    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < count:
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < count:
         wrong = tokens.max() if int(tokens.min()) >= 0 else tokens.min()
         raise DataError(f"{name} has the id {int(wrong)}, but the {limit.format(count)}")
     return tokens.long()

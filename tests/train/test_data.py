@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+import shutil
 import threading
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from trifold.objectives.causal import Causal, CausalSettings, Corpus
 from trifold.pipeline import Pipeline
 from trifold.ragged import Ragged
 from trifold.recipe import load_recipe
+from trifold.text import Tokenizer
 from trifold.train.data import batches_of_all_ranks, iterate_batches, load_data, prefetch, start_from
 
 
@@ -206,6 +208,21 @@ def test_start_from_keeps_the_initialization_of_missing_heads(tmp_path: Path) ->
     found = dict(model.named_parameters())
     assert all(torch.equal(found[name], p) for name, p in heads.items())
     assert all(torch.equal(found[name], p) for name, p in saved.named_parameters() if name in found)
+
+
+def test_start_from_keeps_unused_rows_of_the_embeddings(tmp_path: Path, load_raw) -> None:
+    texts, folder = ["a b c d"] * 20, tmp_path / "start"
+    load_raw(texts, texts)
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer")
+    shutil.rmtree(tmp_path / "tokenizer")
+    save_small_model(folder, shape="encoder", vocab_size=tokenizer.vocab_size + 7)
+    tokenizer.save(folder)
+    loaded = {"tokenizer.file": str(folder), "train.start_from": str(folder)}
+    assert load_raw(texts, texts, **loaded).config.vocab_size == tokenizer.vocab_size + 7
+    assert (
+        load_raw(texts, texts, **loaded | {"train.start_from": None}).config.vocab_size
+        == tokenizer.vocab_size
+    )
 
 
 def test_start_from_another_architecture_is_rejected_and_changes_nothing(tmp_path: Path) -> None:

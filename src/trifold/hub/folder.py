@@ -243,8 +243,9 @@ def resolve(name: str, *, pickled: bool = False, others: Iterable[str] = ()) -> 
 
 
 def similar_folder(folder: Path, others: Iterable[str] = ()) -> str:
-    """End of an error message about a missing folder: a similar name of a folder beside it, or of `others`, if any."""
-    return similar(folder.name, [*(path.name for path in folder.parent.glob("*") if path.is_dir()), *others])
+    """End of an error message about a missing folder: one beside it with a similar name, or one of `others`, if any."""
+    near = similar(folder.name, [*(path.name for path in folder.parent.glob("*") if path.is_dir()), *others])
+    return near if folder.parent == Path() else near.replace("mean '", f"mean '{folder.parent.as_posix()}/")
 
 
 def _download(name: str, files: list[str]) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import zlib
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -19,7 +19,7 @@ import torch
 from trifold.batches import BatchSettings, Blocks, deal_batch, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
 from trifold.errors import DataError, SettingsError
-from trifold.hub import load_model, resolve
+from trifold.hub import load_model, read_config, resolve
 from trifold.hub.folder import describe_misfit
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.objective import Batch, BuildContext, Examples, Objective, TaskBundle
@@ -122,6 +122,10 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
             "rate only rises"
         )
     bundle = recipe.task.build(context)
+    start = recipe.train.start_from
+    if start is not None and start == recipe.tokenizer.file:  # its table of embeddings may have unused rows
+        size = max(bundle.config.vocab_size, read_config(resolve(start)).vocab_size)
+        bundle = replace(bundle, config=bundle.config.model_copy(update={"vocab_size": size}))
     train, valid = (bundle.objective.examples(rows) for rows in (bundle.train, bundle.valid))
     data = TrainingData(recipe, bundle, train, valid)
     _report(data, view)
