@@ -62,7 +62,7 @@ def test_show_without_a_model_lists_the_presets(trifold):
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("bert", "bert-base"), ("gtp2", "gpt2"), ("runs/dmeo", "demo"), ("smok", "smoke")]
+    ("name", "near"), [("bert", "bert-base"), ("gtp2", "gpt2"), ("runs/dmeo", "runs/demo"), ("smok", "smoke")]
 )
 def test_a_mistyped_name_gets_a_suggestion(trifold, tmp_path, monkeypatch, name, near):
     (tmp_path / "runs" / "demo").mkdir(parents=True)

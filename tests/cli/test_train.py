@@ -67,7 +67,8 @@ def test_only_a_run_is_continued(trifold, tmp_path):
     (tmp_path / "smoke").mkdir()
     done = trifold("resume", str(tmp_path / "smoek"))
     assert (done.code, done.out) == (2, "")
-    assert "smoek: not a run, because it has no recipe.yaml; did you mean 'smoke'?" in done.err
+    assert "smoek: not a run, because it has no recipe.yaml" in done.err
+    assert f"did you mean '{(tmp_path / 'smoke').as_posix()}'?" in done.err
 
 
 @pytest.mark.parametrize("code", [130, 143])
