@@ -202,7 +202,7 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "tokenizer.json: a model of code": (in_model(type="pickle"), "'pickle' is unknown"),
     "tokenizer.json: a path for a vocabulary": (in_model(vocab="/etc/passwd"), "model.vocab is not"),
     "tokenizer.json: an id beyond all": (in_model(vocab={"a": 2**32 - 1}), "has the id 4294967295"),
-    "tokenizer.json: a pattern without end": (changed(pre_tokenizer=split("a" * 20_000)), "a pattern of 20,000 "),
+    "tokenizer.json: a pattern without end": (changed(pre_tokenizer=split("a" * 20_000)), "a text of 20,000 "),
     "tokenizer.json: a part that imports": (changed(pre_tokenizer={"type": "Import", "module": "evil"}), "tokenizer"),
     "tokenizer.json: text that grows": (
         changed(normalizer={"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10**5}), "a text of 100,000"
