@@ -281,6 +281,13 @@ def test_generate_encodes_and_decodes_text(shape: str, tokenizer: Tokenizer) -> 
     assert all(first.score >= second.score for first, second in found)
 
 
+def test_an_end_token_outside_the_vocabulary_is_not_appended(tokenizer: Tokenizer) -> None:
+    pipe = make_pipeline("encoder-decoder", tokenizer, eos_id=2**31)
+    assert max(pipe.read(["a dog"])[0]) < tokenizer.vocab_size
+    assert isinstance(pipe.generate("a dog", max_new_tokens=3), str)
+    assert len(pipe.logits(["a dog"]).shape) == 3
+
+
 @pytest.mark.parametrize("shape", ["encoder", "classifier", "bare"])
 def test_an_encoder_cannot_generate(shape: str, tokenizer: Tokenizer) -> None:
     pipe = make_pipeline(shape, tokenizer)

@@ -268,7 +268,8 @@ class Pipeline(PredictMixin):
             what = "translate" if both else "continue"
             raise DataError(f"text {empty.index(True) + 1} of {len(texts)} has no tokens: nothing to {what}")
         end = self.config.eos_id
-        return [[*row.ids, end] if both and row.ids[-1] != end else list(row.ids) for row in encoded]
+        appends = both and end < self.config.vocab_size
+        return [[*row.ids, end] if appends and row.ids[-1] != end else list(row.ids) for row in encoded]
 
     def decode(self, outputs: Sequence[Sequence[int]], **arguments: Any) -> list[str]:
         """The text of each output, up to the first of the stop strings in these arguments of `generate`."""

@@ -141,10 +141,10 @@ class ModelReader:
     @property
     def _missing_end(self) -> int | None:
         """The end token that an encoder-decoder requires after a text, if the tokenizer does not append it."""
-        end = self.config.eos_id
-        if self.config.shape != "encoder-decoder" or self.required_tokenizer.rows([""])[0].ids[-1:] == [end]:
+        end, config = self.config.eos_id, self.config
+        if config.shape != "encoder-decoder" or end >= config.vocab_size:
             return None
-        return end
+        return None if self.required_tokenizer.rows([""])[0].ids[-1:] == [end] else end
 
     def _images(self, images: Sequence[Any], chosen: Sequence[int]) -> Inputs:
         config, settings = self.config, self.pictures
