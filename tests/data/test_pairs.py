@@ -165,7 +165,8 @@ def test_tables_give_the_same_pairs(tmp_path: Path, name: str) -> None:
 ROWS = [("Ein Hund bellt laut.", "A dog barks."), ("Ein Hund schläft.", "A dog sleeps.")]
 HEADERS = {
     "german,english": {}, "src_text,tgt_text": {}, "de,en": {}, "Source sentence,Translation": {},
-    "question,answer": {"source": 0, "target": "1"}, "SOURCE,TARGET": {},
+    "question,answer": {"source": 0, "target": "1"}, "SOURCE,TARGET": {}, "en_US,de-DE": {}, "Kommentar,Klasse": {},
+    "foo,bar": {"source": 0, "target": 1, "header": True},
 }  # fmt: skip
 FIRST_ROWS = {  # of data
     "dog,hund": {}, "Text,Ein Hund schläft.": {}, "no,is": {}, "text,text": {}, "label one two three,text": {},
@@ -189,7 +190,7 @@ def test_other_first_rows_are_data(tmp_path: Path, first: str) -> None:
     pairs = read_pairs(table(tmp_path, "a.csv", content), DataSettings(**FIRST_ROWS[first]))  # type: ignore[arg-type]
     source, target = first.split(",")
     assert as_list(pairs) == [(source, target), *ROWS]
-    assert str(pairs.report).endswith("3 pairs" if FIRST_ROWS[first] else ", no header")
+    assert str(pairs.report) == "a.csv: 3 pairs, no header"
 
 
 def test_a_label_is_not_a_header_if_it_occurs_again(tmp_path: Path) -> None:
@@ -235,6 +236,11 @@ def test_any_quoted_csv_is_read_back(tmp_path_factory: pytest.TempPathFactory, r
             r"a\.tsv:1: no column 'source'; its first row is \['en', 'de', 'id'\]",
         ),
         ("a.tsv", "only\n", r"a\.tsv:1: no column 'source'"),
+        (
+            "a.csv",
+            "text;label\nso bad;0\n",
+            r"a\.csv:1: no column .*';' does not separate columns; use commas",
+        ),
         ("a.csv", 'a,x\n"b,y\nc,z\n', r"a\.csv:2: a quote is opened and not closed"),
         ("a.csv", 'a,x\nb"b"b,y\n', r"a\.csv:2: a quote in the wrong place near character 1"),
         ("a.csv", 'a,x\n"b"b,y\n', r"a\.csv:2: a quote in the wrong place"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -220,18 +221,53 @@ def test_swapped_columns_are_pointed_out(tmp_path):
         )
 
 
-def test_few_of_many_labels_are_reported(tmp_path):
-    path, lines = tmp_path / "many.tsv", []
-    path.write_text("".join(f"text {n}\tlabel{n % 100} {'x' * 99}\n" for n in range(300)), encoding="utf-8")
-    files = {"data.train": str(path), "data.valid": str(path), "data.test": None}
-    recipe = load_recipe("demo-read-packages", SMALL | files | {"data.source": 0, "data.target": 1})
-    view = View()
-    view.say = lines.append
-    load_data(recipe, tmp_path / "tokenizer", view)
+@pytest.fixture
+def report_of(tmp_path):
+    """The lines reported about the data of a file with this content, used for training and validation."""
+
+    def read(content, **changes):
+        path, lines, view = tmp_path / "rows.tsv", [], View()
+        path.write_text(content, encoding="utf-8")
+        files = {"data.train": str(path), "data.valid": str(path), "data.test": None}
+        recipe = load_recipe(
+            "demo-read-packages", SMALL | files | {"data.source": 0, "data.target": 1} | changes
+        )
+        view.say = lines.append
+        with suppress(DataError):  # a label of the validation rows that is not in the training rows
+            load_data(recipe, tmp_path / "tokenizer", view)
+        return lines
+
+    return read
+
+
+@pytest.mark.parametrize(
+    "names", [[f"label{n} {'x' * 99}" for n in range(100)], [f"name{n}" for n in range(30)]]
+)
+def test_few_of_many_labels_are_reported(report_of, names):
+    lines = report_of("".join(f"text {n}\t{name}\n" for n, name in enumerate(names * 2)))
     (reported,) = (line for line in lines if line.startswith("labels: "))
-    assert "label0 xx" in reported
-    assert reported.endswith("… (100 labels)")
-    assert len(reported) < 1000
+    assert names[0][:20] in reported
+    assert reported.endswith(f" … ({len(names)} labels)")
+    assert 40 < len(reported) <= 80
+
+
+DATA = "".join(f"text {n}\t{n % 2}\n" for n in range(8))
+
+
+@pytest.mark.parametrize(
+    ("first", "changes", "warns"),
+    [
+        ("foo\tbar\n", {}, True),
+        ("foo\tbar\n", {"data.valid": None, "data.holdout": 4}, True),
+        ("foo\tbar\n", {"data.header": True}, False),
+        ("foo\tbar\n", {"data.header": False}, False),
+        ("text\tlabel\n", {}, False),
+        ("foo\t1\n", {}, False),
+    ],
+)
+def test_a_label_of_the_first_row_only_is_reported(report_of, first, changes, warns):
+    lines = report_of(first + DATA, **changes)
+    assert any("'bar' is in row 1 only" in line for line in lines) == warns
 
 
 def test_a_single_label_is_an_error(tmp_path):

@@ -23,9 +23,9 @@ _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?:@(?P<config>[^:]+))?:(?P<split
 _NAME = re.compile(r"#?\w+(?:[ .#-]\w+){0,2}")
 _LABELS = frozenset("class category genre intent label labels rating score sentiment stars topic".split())
 _WORDS = _LABELS | set(
-    "answer article body comment completion context document hypothesis id input output premise prompt query question "
-    "review sentence sentence1 sentence2 source src summary target text tgt title translation trg tweet utterance "
-    "arabic chinese czech danish deutsch dutch english englisch finnish français french german greek hindi hungarian "
+    "answer article body comment completion context document hypothesis id input klasse kommentar output premise prompt "
+    "query question review sentence sentence1 sentence2 source src summary target text tgt title translation trg tweet "
+    "utterance arabic chinese czech danish deutsch dutch english englisch finnish français french german greek hindi hungarian "
     "italian japanese korean norwegian polish portuguese romanian russian spanish swedish turkish ukrainian".split()
 )
 _CODES = frozenset("ar bg cs da de el en es fi fr he hi hu ja ko nl pl pt ro ru sv th tr uk vi zh".split())
@@ -88,9 +88,8 @@ def read_columns(
             names = _read_header(record, [row for _, row in compared], settings)
             columns = _find_columns(record, names, f"{name}:{number}", settings)
             width = len(record)
-            if settings.header is None:
-                source, target = (f"{record[column]!r:.40}" for column in columns)
-                report(f"header: source {source}, target {target}" if names else "no header")
+            source, target = (f"{record[column]!r:.40}" for column in columns)
+            report(f"header: source {source}, target {target}" if names else "no header")
             if names:
                 continue
         if len(record) != width:
@@ -107,7 +106,8 @@ def _read_header(first: list[str], rows: list[list[str]], settings: DataSettings
     if settings.header is not None or any(name in first for name in requested if not name.isdigit()):
         return [] if settings.header is False else first
     cells = [cell.strip().casefold() for cell in first]
-    is_known = _CODES.issuperset(cells) or sum(_WORDS.issuperset(_words(cell)) for cell in cells) > 1
+    codes = {re.sub(r"[_-][a-z]{2,4}$", "", cell) for cell in cells}  # without regions: en_US, zh-Hant
+    is_known = codes <= _CODES or sum(_WORDS.issuperset(_words(cell)) for cell in cells) > 1
     is_named = is_known and all(map(_NAME.fullmatch, cells)) and len(set(cells)) == len(cells)
     recurs = (a == b for row in rows for a, b in zip(first, row, strict=False) if row is not first)
     return first if is_named and not any(recurs) else []
@@ -132,6 +132,8 @@ def _find_columns(first: list[str], names: list[str], place: str, settings: Data
         else:
             known = f"its first row is {first}" if len(first) < 20 else f"it has {len(first)} columns"
             remedy = "set data.source and data.target to names or numbers of columns (from 0)"
+            if len(first) == 1 and (sign := re.search("[;\t|]", first[0])):
+                remedy = f"{sign[0]!r} does not separate columns; use commas, or tabs in a .tsv file"
             raise DataError(f"{place}: no column {column!r}; {known}; {remedy}")
     return found[0], found[1]
 

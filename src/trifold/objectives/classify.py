@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -74,8 +75,15 @@ class ClassifySettings(ObjectiveSettings):
         train, valid = context.read(read_pairs)
         tokenizer = context.load_or_train_tokenizer(lambda: train.sources)
         config = _with_labels(context.config_for(tokenizer), train)
-        more = f" … ({len(config.labels):,} labels)" if len(config.labels) > SHOWN_LABELS else ""
-        context.report(f"labels: {', '.join(f'{name:.40}' for name in config.labels[:SHOWN_LABELS])}{more}")
+        labels, end = ", ".join(f"{name:.40}" for name in config.labels), f" … ({len(config.labels):,} labels)"
+        context.report(shorten(f"labels: {labels}", 80, placeholder=end))
+        if context.data.header is None and train.report.header and context.model.label_names is None:
+            rows = [*zip(train.lines + valid.lines, train.targets + valid.targets, strict=True)]
+            first = {label for line, label in rows if line == 1}
+            for label in first.difference(label for line, label in rows if line > 1):
+                context.report(
+                    f"warning: the label {label!r:.40} is in row 1 only; if that is a header, data.header=true skips it"
+                )
         truncates = context.batches.on_overflow == "truncate"
         objective = Classify(self, tokenizer, config, context.width if truncates else None, context.report)
         if not truncates:
