@@ -23,10 +23,11 @@ _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?:@(?P<config>[^:]+))?:(?P<split
 _NAME = re.compile(r"#?\w+(?:[ .#-]\w+){0,2}")
 _LABELS = frozenset("class category genre intent label labels rating score sentiment stars topic".split())
 _WORDS = _LABELS | set(
-    "answer article body comment completion context document hypothesis id input klasse kommentar output premise prompt "
-    "query question review sentence sentence1 sentence2 source src summary target text tgt title translation trg tweet "
-    "utterance arabic chinese czech danish deutsch dutch english englisch finnish français french german greek hindi hungarian "
-    "italian japanese korean norwegian polish portuguese romanian russian spanish swedish turkish ukrainian".split()
+    "answer article body comment completion context document hypothesis id input klasse kommentar output premise "
+    "prompt query question review sentence sentence1 sentence2 source src summary target text tgt title translation "
+    "trg tweet utterance arabic chinese czech danish deutsch dutch english englisch finnish français french german "
+    "greek hindi hungarian italian japanese korean norwegian polish portuguese romanian russian spanish swedish "
+    "turkish ukrainian".split()
 )
 _CODES = frozenset("ar bg cs da de el en es fi fr he hi hu ja ko nl pl pt ro ru sv th tr uk vi zh".split())
 _COMPARED_ROWS = 200  # in which no name of a header occurs again

@@ -75,7 +75,10 @@ class ClassifySettings(ObjectiveSettings):
         train, valid = context.read(read_pairs)
         tokenizer = context.load_or_train_tokenizer(lambda: train.sources)
         config = _with_labels(context.config_for(tokenizer), train)
-        labels, end = ", ".join(f"{name:.40}" for name in config.labels), f" … ({len(config.labels):,} labels)"
+        labels, end = (
+            ", ".join(f"{name:.40}" for name in config.labels),
+            f" … ({len(config.labels):,} labels)",
+        )
         context.report(shorten(f"labels: {labels}", 80, placeholder=end))
         if context.data.header is None and train.report.header and context.model.label_names is None:
             rows = [*zip(train.lines + valid.lines, train.targets + valid.targets, strict=True)]
