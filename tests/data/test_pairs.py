@@ -208,6 +208,37 @@ def test_a_column_of_labels_is_the_target(tmp_path: Path, first: str, rows: list
     assert str(pairs.report).endswith("header: source 'text', target 'label'")
 
 
+OTHERS = {
+    "id,text,label": (1, 2), "label,label_text,text": (2, 0), "Class,Title,Review": (2, 0),
+    "sentence,source_url,topic,score": (0, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", OTHERS)
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_text_and_a_label_are_chosen_among_other_columns(tmp_path: Path, names: str, kind: str) -> None:
+    keys, (source, target) = names.split(","), OTHERS[names]
+    rows = [[f"{key} {number}" for key in keys] for number in range(2)]
+    lines = [names, *map(",".join, rows)]
+    if kind == "jsonl":
+        lines = [json.dumps(dict(zip(keys, row, strict=True))) for row in rows]
+    pairs = read_pairs(table(tmp_path, f"a.{kind}", "\n".join(lines) + "\n"), PLAIN)
+    assert as_list(pairs) == [(row[source], row[target]) for row in rows]
+    assert str(pairs.report).endswith(f"source {keys[source]!r}, target {keys[target]!r}")
+
+
+@pytest.mark.parametrize("names", ["sentence1,sentence2,label", "id,question,answer", "id,text,source"])
+def test_columns_without_a_text_and_a_label_must_be_named(tmp_path: Path, names: str) -> None:
+    path = table(tmp_path, "a.csv", f"{names}\n1,2,3\n")
+    with pytest.raises(DataError, match=r"no column '\w+'; its first row is"):
+        read_pairs(path, PLAIN)
+
+
+def test_chosen_labels_of_objects_may_be_numbers(tmp_path: Path) -> None:
+    rows = '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n'
+    assert as_list(read_pairs(table(tmp_path, "a.jsonl", rows), PLAIN)) == [("a", "0"), ("b", "1")]
+
+
 def test_quoted_csv_fields_may_contain_line_ends(tmp_path: Path) -> None:
     path = table(tmp_path, "a.csv", 'source,target\n"a\nb",x\r\n\n"c\r","y\u2028"\n')
     pairs = read_pairs(path, PLAIN)

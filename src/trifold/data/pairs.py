@@ -14,7 +14,7 @@ from trifold.data import embedded
 from trifold.data.files import FORMATS, is_dataset
 from trifold.data.lines import inner_suffix, iter_lines
 from trifold.data.settings import DataSettings, Source
-from trifold.data.tables import NumberedRow, Row, iter_hub, read_columns, read_objects
+from trifold.data.tables import NumberedRow, Row, choose_columns, iter_hub, read_columns, read_objects
 from trifold.errors import DataError, SettingsError
 
 # Characters that other programs treat as line ends. Here they are part of the line.
@@ -167,7 +167,8 @@ def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> 
 def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Report, Iterator[Row]]:
     """A report with a short name of the source, and its rows."""
     if is_dataset(source):
-        return Report(source), _rows_of_objects(iter_dataset(source, split), settings)
+        report = Report(source)
+        return report, _rows_of_objects(iter_dataset(source, split), settings, report)
     files = _split_source(source)
     report = Report(" + ".join(PurePath(file).name for file in files))
     if len(files) == 2:
@@ -175,7 +176,7 @@ def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Repo
     kind = _table_format(files[0], settings)
     lines = iter_lines(files[0], settings.max_line_bytes)
     if kind == "jsonl":
-        return report, _rows_of_objects(read_objects(lines, files[0]), settings)
+        return report, _rows_of_objects(read_objects(lines, files[0]), settings, report)
     return report, read_columns(lines, files[0], kind, settings, report.header.append)
 
 
@@ -184,12 +185,14 @@ def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
     return iter_hub(source) if source.startswith("hub:") else embedded.iter_rows(source, split)
 
 
-def _rows_of_objects(rows: Iterable[NumberedRow], settings: DataSettings) -> Iterator[Row]:
+def _rows_of_objects(rows: Iterable[NumberedRow], settings: DataSettings, report: Report) -> Iterator[Row]:
+    keys = named = [str(settings.source), str(settings.target)]
     for number, place, row in rows:
-        source, target = (
-            "" if row is None else text_at(row, key, place) for key in (settings.source, settings.target)
-        )
-        yield Row(source, target, number)
+        if row and number == 1 and (keys := choose_columns(row, settings)) != named:
+            report.header.append("source {!r:.40}, target {!r:.40}".format(*keys))
+        if row and keys != named and isinstance(label := row.get(keys[1]), int):  # the number of a class
+            row = {**row, keys[1]: str(label)}
+        yield Row(*("" if row is None else text_at(row, key, place) for key in keys), number)
 
 
 def text_at(

@@ -21,13 +21,13 @@ _CSV_FIELD = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^",]*))(,|\Z)')
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?:@(?P<config>[^:]+))?:(?P<split>.+)")
 # A first row is a header if each cell looks like a name, and two consist of such words or all are codes of languages.
 _NAME = re.compile(r"#?\w+(?:[ .#-]\w+){0,2}")
-_LABELS = frozenset("class category genre intent label labels rating score sentiment stars topic".split())
-_WORDS = _LABELS | set(
-    "answer article body comment completion context document hypothesis id input klasse kommentar output premise "
-    "prompt query question review sentence sentence1 sentence2 source src summary target text tgt title translation "
-    "trg tweet utterance arabic chinese czech danish deutsch dutch english englisch finnish français french german "
-    "greek hindi hungarian italian japanese korean norwegian polish portuguese romanian russian spanish swedish "
-    "turkish ukrainian".split()
+_LABELS = "label labels class category sentiment topic intent genre rating stars score".split()  # best first
+_TEXTS = "text sentence review comment tweet utterance message post content body article document".split()
+_WORDS = {*_LABELS, *_TEXTS} | set(
+    "answer completion context hypothesis id input klasse kommentar output premise prompt query question sentence1 "
+    "sentence2 source src summary target tgt title translation trg arabic chinese czech danish deutsch dutch english "
+    "englisch finnish français french german greek hindi hungarian italian japanese korean norwegian polish portuguese "
+    "romanian russian spanish swedish turkish ukrainian".split()
 )
 _CODES = frozenset("ar bg cs da de el en es fi fr he hi hu ja ko nl pl pt ro ru sv th tr uk vi zh".split())
 _COMPARED_ROWS = 200  # in which no name of a header occurs again
@@ -120,9 +120,9 @@ def _words(cell: str) -> list[str]:
 
 def _find_columns(first: list[str], names: list[str], place: str, settings: DataSettings) -> tuple[int, int]:
     """The indices of the two columns. names: those of the header, if there is one."""
-    requested = [str(settings.source), str(settings.target)]
+    requested = choose_columns(names, settings)
     if requested == ["source", "target"] and len(first) == 2 and not {*names}.intersection(requested):
-        labels = [not _LABELS.isdisjoint(_words(name.casefold())) for name in names]
+        labels = [not {*_LABELS}.isdisjoint(_words(name.casefold())) for name in names]
         requested = ["1", "0"] if labels == [True, False] else ["0", "1"]  # the only two columns
     found = []
     for column in requested:
@@ -137,6 +137,20 @@ def _find_columns(first: list[str], names: list[str], place: str, settings: Data
                 remedy = f"{sign[0]!r} does not separate columns; use commas, or tabs in a .tsv file"
             raise DataError(f"{place}: no column {column!r}; {known}; {remedy}")
     return found[0], found[1]
+
+
+def choose_columns(names: Iterable[str], settings: DataSettings) -> list[str]:
+    """The names or numbers of source and target in the settings.
+
+    If no column has the default names, the first of `_TEXTS` and of `_LABELS` that are columns.
+    """
+    requested, known = (
+        [str(settings.source), str(settings.target)],
+        {name.strip().casefold(): name for name in names},
+    )
+    found = [next((known[word] for word in words if word in known), "") for words in (_TEXTS, _LABELS)]
+    is_open = requested == ["source", "target"] and not known.keys() & requested
+    return found if is_open and all(found) else requested
 
 
 # The csv module is not used: even in strict mode it accepts a quote inside an unquoted field, it rejects a lone
