@@ -5,17 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from trifold.fast.attention import Kernel, attend
-from trifold.nn import Inputs, Mask, Transformer, capture
+from trifold.fast import attention
+from trifold.nn import Inputs, Mask, Transformer, capture, ops
 
-KERNELS = [*get_args(Kernel), None]
+
+def attend_with(most_short_scores: float) -> Callable[..., Tensor]:
+    def attend(*tensors: Any, **options: Any) -> Tensor:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attention, "MAX_SHORT_SCORES", most_short_scores)
+            return attention.attend(*tensors, **options)
+
+    return attend
+
+
+KERNELS = {"plain": ops.PLAIN["attend"], "short": attend_with(math.inf), "fused": attend_with(0)}
+KERNELS["chosen"] = attention.attend
 
 
 @dataclass
@@ -77,8 +88,8 @@ def cases(draw: st.DrawFn) -> Case:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(cases())
-def test_attend_equals_equation_1_with_its_gradients(kernel: Kernel | None, case: Case) -> None:
-    plain = kernel in ("plain", None)  # the others cover neither soft caps nor gradients of the bias
+def test_attend_equals_equation_1_with_its_gradients(kernel: str, case: Case) -> None:
+    plain = kernel in ("plain", "chosen")  # the others cover neither soft caps nor gradients of the bias
     soft_cap = case.soft_cap if plain else None
     results = []
     for dtype in (torch.float64, torch.float32):
@@ -87,7 +98,7 @@ def test_attend_equals_equation_1_with_its_gradients(kernel: Kernel | None, case
         if dtype is torch.float64:
             out = case.reference(q, k, v, bias, soft_cap)
         else:
-            out = attend(q, k, v, case.mask, bias=bias, soft_cap=soft_cap, kernel=kernel)
+            out = KERNELS[kernel](q, k, v, case.mask, bias=bias, soft_cap=soft_cap)
         loss = (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum()
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         results.append([x.double() for x in (out.detach(), *gradients)])
@@ -97,10 +108,10 @@ def test_attend_equals_equation_1_with_its_gradients(kernel: Kernel | None, case
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_fully_masked_row_gives_0_and_finite_gradients(kernel: Kernel | None, causal: bool) -> None:
+def test_a_fully_masked_row_gives_0_and_finite_gradients(kernel: str, causal: bool) -> None:
     q, k, v = (torch.randn(2, 2, 3, 4, requires_grad=True) for _ in range(3))
     keys = torch.tensor([[True, True, False], [False, False, False]])
-    out = attend(q, k, v, Mask(keys, causal=causal), kernel=kernel)
+    out = KERNELS[kernel](q, k, v, Mask(keys, causal=causal))
     assert not out[1].any()
     assert out[0].all()
     for gradient in torch.autograd.grad(out.sum(), (q, k, v)):

@@ -24,23 +24,11 @@ _blocked = False
 
 @cache
 def _versions() -> dict[str, Callable[..., Any]]:
-    from trifold.fast.attention import attend, attention
-    from trifold.fast.cross_entropy import cross_entropy
-    from trifold.fast.decoding_step import decoding_step
-    from trifold.fast.layers import (
-        activation_linear,
-        add_dropout,
-        dropout,
-        embedding,
-        gelu_tanh,
-        layer_norm,
-        linear,
-        linears,
-    )
-
-    layers = (embedding, linear, linears, activation_linear, gelu_tanh, layer_norm, dropout, add_dropout)
-    operations = (*layers, attend, attention, cross_entropy, decoding_step)
-    return {operation.__name__: operation for operation in operations}
+    """The functions of these modules that have the name of a plain operation."""
+    functions: dict[str, Any] = {}
+    for module in ("layers", "attention", "cross_entropy", "decoding_step"):
+        functions |= vars(import_module(f"{__name__}.{module}"))
+    return {name: functions[name] for name in ops.PLAIN}
 
 
 def enable() -> None:
@@ -91,11 +79,14 @@ def _import(name: str) -> Any:
         return None
 
 
+def is_eager_cpu(x: Tensor) -> bool:
+    """Whether x is on a CPU, and no graph is being compiled."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def supports_loops(x: Tensor) -> bool:
     """Whether the loops can run on x: bf16 or fp32 on a CPU, and not in a graph, whose compiler fuses operators."""
-    if torch.compiler.is_compiling() or x.device.type != "cpu":
-        return False
-    return x.dtype in (torch.bfloat16, torch.float32) and compiled_loops() is not None
+    return is_eager_cpu(x) and x.dtype in (torch.bfloat16, torch.float32) and compiled_loops() is not None
 
 
 def trains_with_loops(x: Tensor) -> bool:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.fast import as_array, compiled_interpreter, compiled_loops, trains_with_loops
+from trifold.fast import as_array, compiled_interpreter, compiled_loops, is_eager_cpu, trains_with_loops
 from trifold.fast.instruction import ATTENTION
 from trifold.fast.layers import concatenated_linears
 from trifold.fast.thread_pool import DTYPES, execute_one
@@ -30,8 +30,6 @@ from trifold.nn.ops import attend as plain_attend, share_keys, unshare_keys
 from trifold.nn.packing import Packing
 from trifold.nn.relative import ScoreBias
 from trifold.nn.rotary import Rotations
-
-Kernel: TypeAlias = Literal["plain", "short", "fused"]
 
 MAX_SHORT_SCORES = 128 * 128  # queries × keys up to which short_attention is faster
 MAX_PACKED_SCORES = 512 * 512  # the same for packed_attention, which saves the weights for the backward pass
@@ -48,32 +46,19 @@ def attend(
     soft_cap: float | None = None,
     drop: Dropout | None = None,
     pattern: HookPoint | None = None,
-    kernel: Kernel | None = None,
 ) -> Tensor:
-    """See `nn.ops.attend`. `kernel` selects one of "plain", "short" and "fused"; by default the fastest that covers
-    the case.
-    """
+    """See `nn.ops.attend`."""
     reads_weights = (pattern is not None and pattern.watched) or (drop is not None and drop.active)
-    if kernel is None and not reads_weights and supports_attend_one_query(q, k, mask):
+    if not reads_weights and supports_attend_one_query(q, k, mask):
         return attend_one_query(q, k, v, mask, bias, soft_cap)
     trains_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
-    if kernel is None:
-        plain = trains_bias or soft_cap is not None or reads_weights
-        kernel = "plain" if plain else _fastest(q, k)
-    if kernel == "plain":
+    if trains_bias or soft_cap is not None or reads_weights:
         return plain_attend(q, k, v, mask, bias=bias, soft_cap=soft_cap, drop=drop, pattern=pattern)
     rows = q.shape[0]
     q, k, v = share_keys(q, k, v)
-    if kernel == "short":
+    if is_eager_cpu(q) and q.shape[2] * k.shape[2] <= MAX_SHORT_SCORES:
         return unshare_keys(short_attention(q, k, v, mask.additive_rows(q, k.shape[2], bias)), rows)
     return unshare_keys(fused_attention(q, k, v, mask, bias), rows)
-
-
-def _fastest(q: Tensor, k: Tensor) -> Kernel:
-    if q.device.type != "cpu" or torch.compiler.is_compiling():
-        return "fused"
-    queries = q.shape[2] * (q.shape[0] // k.shape[0])
-    return "short" if queries * k.shape[2] <= MAX_SHORT_SCORES else "fused"
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:

@@ -25,6 +25,7 @@ from trifold.fast import (
     compiled_interpreter,
     compiled_loops,
     copy_parameter,
+    is_eager_cpu,
     trains_with_loops,
 )
 from trifold.fast.instruction import BFLOAT16, DEQUANTIZE, QUANTIZE
@@ -49,7 +50,7 @@ MIN_WEIGHTS = 2**20  # elements of a weight from which instructions are worth th
 
 def embedding(indices: Tensor, weight: Weight) -> Tensor:
     """See `nn.ops.embedding`. Called once per forward pass, and therefore adapts to other processes."""
-    if indices.device.type == "cpu" and not torch.compiler.is_compiling():
+    if is_eager_cpu(indices):
         adapt_to_contention()
     return weight.rows(indices) if isinstance(weight, Int8Weight) else F.embedding(indices, weight)
 
@@ -223,18 +224,14 @@ def dropout(x: Tensor, p: float) -> Tensor:
     """See `nn.ops.dropout`. The loop draws the same mask; on other devices and in graphs, PyTorch draws its own."""
     if trains_with_loops(x):
         return _Dropout.apply(None, x, *_dropout_arguments(p))  # type: ignore[no-any-return, no-untyped-call]
-    return plain_dropout(x, p) if _is_eager_cpu(x) else F.dropout(x, p)
+    return plain_dropout(x, p) if is_eager_cpu(x) else F.dropout(x, p)
 
 
 def add_dropout(x: Tensor, y: Tensor, p: float) -> Tensor:
     """See `nn.ops.add_dropout`; as `dropout`, in one pass with the addition."""
     if trains_with_loops(y):
         return _Dropout.apply(x, y, *_dropout_arguments(p))  # type: ignore[no-any-return, no-untyped-call]
-    return plain_add_dropout(x, y, p) if _is_eager_cpu(y) else x + F.dropout(y, p)
-
-
-def _is_eager_cpu(x: Tensor) -> bool:
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return plain_add_dropout(x, y, p) if is_eager_cpu(y) else x + F.dropout(y, p)
 
 
 def _dropout_arguments(p: float) -> tuple[np.uint32, np.uint32, np.float32]:
