@@ -95,10 +95,9 @@ class GrowingKeys:
         """Key s of row r becomes that of row beam_index[r, s]."""
         if self.buffers is None:
             return
-        filled, device = self._filled, beam_index.device
+        filled = self._filled
         heads, tokens = (
-            torch.arange(self.buffers[0].shape[1], device=device),
-            torch.arange(filled, device=device),
+            torch.arange(n, device=beam_index.device) for n in (self.buffers[0].shape[1], filled)
         )
         for buffer in self.buffers:
             buffer[:, :, :filled] = buffer[beam_index[:, None, :filled], heads[:, None], tokens]

@@ -183,18 +183,16 @@ def copy_layers(student: Transformer, teacher: Transformer, layers: Sequence[int
             )
     learned = dict(teacher.named_parameters())
     parameters = dict(student.named_parameters())
-    sources = {name: learned.get(_source_name(name, layers)) for name in parameters}
-    missing = [
-        f"{name} of shape {tuple(parameter.shape)}"
+    sources = {
+        name: source
         for name, parameter in parameters.items()
-        if (source := sources[name]) is None or source.shape != parameter.shape
-    ]
+        if (source := learned.get(_source_name(name, layers))) is not None and source.shape == parameter.shape
+    }
+    missing = [f"{name} of shape {tuple(p.shape)}" for name, p in parameters.items() if name not in sources]
     if missing:
         raise ValueError(f"the teacher has no {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}")
-    for name, parameter in parameters.items():
-        source = sources[name]
-        assert source is not None
-        parameter.copy_(source)
+    for name, source in sources.items():
+        parameters[name].copy_(source)
 
 
 def _source_name(name: str, layers: Sequence[int]) -> str:

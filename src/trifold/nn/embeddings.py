@@ -76,14 +76,8 @@ class Inputs:
 
     def to(self, device: torch.device) -> Inputs:
         """A copy on another device."""
-        moved: dict[str, Any] = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, Tensor):
-                moved[each.name] = value.to(device, non_blocking=True)
-            elif value is not None:
-                moved[each.name] = value.to(device)
-        return replace(self, **moved)
+        present = {each.name: x for each in fields(self) if (x := getattr(self, each.name)) is not None}
+        return replace(self, **{name: x.to(device, non_blocking=True) for name, x in present.items()})
 
 
 class _Lookup(torch.autograd.Function):
@@ -222,20 +216,14 @@ class PatchEmbeddings(nn.Module):
         if pixels is None or tuple(pixels.shape[1:]) != self.shape:
             given = "no pixels" if pixels is None else f"images of shape {tuple(pixels.shape[1:])}"
             raise ValueError(f"{given}; this model needs images of (channels, height, width) = {self.shape}")
-        x = self.patches(split_patches(pixels, self.patch))
+        # (B, C, H, W) -> (B, patches, C·h·w) for patches of (h, w), row by row
+        x = self.patches(F.unfold(pixels, self.patch, stride=self.patch).mT.contiguous())
         x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1)
         x = self.positions(x, torch.arange(x.shape[1], device=x.device)[None])
         if self.norm is not None:
             x = self.norm(x)
         out: Tensor = self.output(self.drop(x))
         return out
-
-
-def split_patches(pixels: Tensor, patch: tuple[int, int]) -> Tensor:
-    """(B, C, H, W) -> (B, patches, C·h·w) for patches of (h, w), row by row."""
-    height, width = patch
-    tiles = pixels.unfold(2, height, height).unfold(3, width, width)  # (B, C, H / h, W / w, h, w)
-    return tiles.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
 
 
 def _dropout(config: ModelConfig) -> float:

@@ -63,10 +63,8 @@ class Pooler(nn.Module):
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
         """hidden (B, T, E) -> (B, pooler_width)."""
-        first = hidden[:, 0]
-        if inputs.attend is not None:  # padding may be on the left
-            first = hidden[torch.arange(len(hidden), device=hidden.device), inputs.first_columns()]
-        return self.activation(self.dense(first))
+        rows = torch.arange(len(hidden), device=hidden.device)
+        return self.activation(self.dense(hidden[rows, inputs.first_columns()]))  # padding may be on the left
 
 
 class NextSentence(nn.Module):

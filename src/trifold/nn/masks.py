@@ -8,7 +8,7 @@ may attend to nothing gives 0, with finite gradients.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
@@ -84,23 +84,18 @@ class Mask:
         """Boolean (B or 1, 1, T or 1, S), or None if nothing is forbidden."""
         evicted = self._evicted(queries, keys)
         start = self.offset - evicted  # the key at the position of the first query
-        allowed = None if self.keys is None else self.keys[:, None, None, evicted:]
+        allowed = [] if self.keys is None else [self.keys[:, None, None, evicted:]]
         if self.order is not None:
-            earlier = self._earlier(self.order)[:, None]
-            allowed = earlier if allowed is None else allowed & earlier
+            ranks = self.order[:, None, None]
+            if self.query_index is None:
+                allowed.append(ranks <= self.order[:, None, :, None])
+            else:
+                allowed.append(ranks < self.order.gather(1, self.query_index)[:, None, :, None])
         if self.causal and start < keys - 1:
-            past = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(start)
-            allowed = past if allowed is None else allowed & past
+            allowed.append(torch.ones(1, 1, queries, keys, dtype=torch.bool, device=device).tril(start))
         if self.window is not None and max(start + queries, keys) > self.window:
-            near = self.distances(queries, device)[:, None, :, evicted:].abs() < self.window
-            allowed = near if allowed is None else allowed & near
-        return allowed if allowed is None or allowed.dim() == 4 else allowed[None, None]
-
-    def _earlier(self, order: Tensor) -> Tensor:
-        """(B, T, S) which keys are early enough in the order."""
-        if self.query_index is None:
-            return order[:, None, :] <= order[..., None]
-        return order[:, None, :] < order.gather(1, self.query_index)[..., None]
+            allowed.append(self.distances(queries, device)[:, None, :, evicted:].abs() < self.window)
+        return reduce(torch.logical_and, allowed) if allowed else None
 
     def _evicted(self, queries: int, keys: int) -> int:
         """How many of the first keys a cache no longer holds."""

@@ -179,19 +179,10 @@ def decoding_step(stack: Stack, *inputs: Any) -> Tensor:
 
 # --- the table -----------------------------------------------------------------------------------------
 
-_ELEMENTWISE = (gelu_tanh, layer_norm, dropout, add_dropout)
-_OPERATIONS = (
-    embedding,
-    linear,
-    linears,
-    activation_linear,
-    *_ELEMENTWISE,
-    attend,
-    attention,
-    cross_entropy,
-    decoding_step,
-)
-PLAIN: dict[str, Callable[..., Any]] = {operation.__name__: operation for operation in _OPERATIONS}
+_LAYERS = (embedding, linear, linears, activation_linear, gelu_tanh, layer_norm, dropout, add_dropout)
+PLAIN: dict[str, Callable[..., Any]] = {
+    operation.__name__: operation for operation in (*_LAYERS, attend, attention, cross_entropy, decoding_step)
+}
 
 
 def install(versions: dict[str, Callable[..., Any]]) -> None:

@@ -70,10 +70,10 @@ class Packing:
         """(B, T, E) -> (1, N, E)."""
         return _Gather.apply(x.flatten(0, 1), self.cell_of_token, self.token_of_cell, None)[None]  # type: ignore[no-untyped-call]
 
-    def to(self, device: torch.device) -> Packing:
-        """A copy on another device."""
+    def to(self, device: torch.device, **options: bool) -> Packing:
+        """A copy on another device; `options` are those of `Tensor.to`."""
         moved = {name: getattr(self, name) for name in ("token_of_cell", "cell_of_token", "attend")}
-        return replace(self, **{name: x.to(device) for name, x in moved.items() if x is not None})
+        return replace(self, **{name: x.to(device, **options) for name, x in moved.items() if x is not None})
 
 
 def round_up(tokens: int) -> int:

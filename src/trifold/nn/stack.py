@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import call
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -56,15 +56,6 @@ class Block(nn.Module):
         return self.feed_forward(g)
 
 
-class Branch(nn.Module):
-    """A norm and a sub-layer of a parallel block; the parameters are named as in `Residual`."""
-
-    def __init__(self, sublayer: nn.Module, config: ModelConfig, *, has_norm: bool) -> None:
-        super().__init__()
-        self.enter = new_norm(config) if has_norm else nn.Identity()
-        self.sublayer = sublayer
-
-
 class ParallelBlock(nn.Module):
     """x + drop(attention(norm x) + feed-forward(norm x)), with one shared norm or two (Wang & Komatsuzaki 2021).
 
@@ -75,25 +66,24 @@ class ParallelBlock(nn.Module):
         super().__init__()
         assert not crosses, "a parallel block has no cross-attention"
         self.two_norms = config.residual == "parallel-two-norms"
-        self.self_attention = Branch(Attention(config, layer), config, has_norm=True)
-        self.feed_forward = Branch(FeedForward(config), config, has_norm=self.two_norms)
+        norm = new_norm(config) if self.two_norms else nn.Identity()
+        self.self_attention = nn.ModuleDict({"enter": new_norm(config), "sublayer": Attention(config, layer)})
+        self.feed_forward = nn.ModuleDict({"enter": norm, "sublayer": FeedForward(config)})
         self.drop = Dropout(config.dropout)
 
     def forward(
         self,
         x: Tensor,
         mask: Mask,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
+        memory: None = None,
+        memory_mask: None = None,
         cache: LayerCache | None = None,
-        *,
-        bias: ScoreBias | None = None,
-        rotary: Rotations | None = None,
+        **options: Any,
     ) -> Tensor:
-        """x (B, T, E) -> (B, T, E)."""
-        normed = self.self_attention.enter(x)
-        attended = self.self_attention.sublayer(normed, mask=mask, bias=bias, rotary=rotary, cache=cache)
-        inner = self.feed_forward.sublayer(self.feed_forward.enter(x) if self.two_norms else normed)
+        """x (B, T, E) -> (B, T, E); options: bias and rotary, as in `Block`."""
+        normed = self.self_attention["enter"](x)
+        attended = self.self_attention["sublayer"](normed, mask=mask, cache=cache, **options)
+        inner = self.feed_forward["sublayer"](self.feed_forward["enter"](x) if self.two_norms else normed)
         return self.drop.add(x, attended + inner)
 
 
