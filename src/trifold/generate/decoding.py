@@ -120,7 +120,6 @@ class DecodingState:
 
         # Padding remains between a short prompt and its output; its keys are masked.
         self.attend = prompt.attend
-        self.position = None if prompt.attend is None else prompt_lengths
         self.hidden = self._read_prompt(prompt, config.prefill_chunk_size or prompt.tokens.shape[1])
         last = prompt.last_columns()
         self.logits = self.head(self.hidden[torch.arange(len(last), device=last.device), last])
@@ -176,12 +175,9 @@ class DecodingState:
 
     def read(self, tokens: Tensor) -> Tensor:
         """The next tokens (R, T) of every row -> hidden states (R, T, E); advances the cache."""
-        positions = None
-        if self.attend is not None and self.position is not None:
+        if self.attend is not None:
             self.attend = torch.cat([self.attend, self.attend.new_ones(tokens.shape)], dim=1)
-            positions = self.position[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-            self.position = self.position + tokens.shape[1]
-        return self.decode(Inputs(tokens, self.attend, positions), self.memory, self.cache)
+        return self.decode(Inputs(tokens, self.attend), self.memory, self.cache)
 
     def rollback(self, count: int) -> None:
         """Remove the last `count` tokens from the cache; the rows must have no padding."""
@@ -197,16 +193,11 @@ class DecodingState:
 
     def _read_prompt(self, prompt: Inputs, chunk: int) -> Tensor:
         """-> hidden states (B, S, E), computed in chunks of at most `chunk` tokens."""
-        tokens, attend = prompt.tokens, prompt.attend
-        positions = None if attend is None else (attend.long().cumsum(1) - 1).clamp(min=0)
         hidden = []
-        for start in range(0, tokens.shape[1], chunk):
-            columns = slice(start, start + chunk)
-            part = Inputs(
-                tokens[:, columns],
-                None if attend is None else attend[:, : start + chunk],
-                None if positions is None else positions[:, columns],
-            )
+        for start in range(0, prompt.tokens.shape[1], chunk):
+            end = start + chunk
+            attend = None if prompt.attend is None else prompt.attend[:, :end]
+            part = Inputs(prompt.tokens[:, start:end], attend)
             hidden.append(self.decode(part, self.memory, self.cache))
         return hidden[0] if len(hidden) == 1 else torch.cat(hidden, dim=1)
 
@@ -216,7 +207,6 @@ class DecodingState:
     def _select_rows(self, rows: Tensor) -> None:
         self.tokens = self.tokens[rows]
         self.attend = None if self.attend is None else self.attend[rows]
-        self.position = None if self.position is None else self.position[rows]
 
 
 def _choose_cache(model: ModelConfig, width: int, capacity: int) -> CacheKind:
