@@ -16,8 +16,8 @@ from torch import Tensor
 from trifold.errors import UsageError
 from trifold.generate.config import GenerationConfig, end_ids
 from trifold.generate.stopping import Codec, StoppingCriteria
-from trifold.generate.streaming import REPLACEMENT
 from trifold.nn import ModelConfig
+from trifold.text.streaming import REPLACEMENT
 
 ABSENT = -1  # padding of rows of tokens; no token has this id
 NEVER = float("-inf")  # logit of a forbidden token

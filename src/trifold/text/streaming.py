@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-_WINDOW = 256  # maximum number of ids decoded per step; half of them are kept as context
-_INCOMPLETE = "\ufffd"  # decoded from bytes that do not (yet) form a character
+_WINDOW = 64  # maximum number of ids decoded per step; half of them are kept as context
+REPLACEMENT = "\ufffd"  # decoded from bytes that do not (yet) form a character
 
 Decode = Callable[[list[int]], str]
 
@@ -48,7 +48,7 @@ class TextStream:
             closed -= 1
         if closed < len(self._ids):
             text = self._decode(self._ids[:closed])
-        end = len(text.rstrip(_INCOMPLETE))
+        end = len(text.rstrip(REPLACEMENT))
         if self._closes_up:
             for _ in range(2):
                 end = max(text.rfind(" ", 0, end), 0)
@@ -59,7 +59,7 @@ class TextStream:
         kept = self._ids[-_WINDOW // 2 :]
         tail = self._decode(kept)
         before = len(text) - len(tail)
-        if _INCOMPLETE not in tail[:8] and text.endswith(tail) and before <= self._returned:
+        if REPLACEMENT not in tail[:8] and text.endswith(tail) and before <= self._returned:
             self._ids, self._returned = kept, self._returned - before
 
 
