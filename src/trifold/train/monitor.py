@@ -228,12 +228,8 @@ def fold(parts: Sequence[str]) -> list[str]:
 
 def score_text(key: str, value: float) -> str:
     """`BLEU 41.20`, `bits per byte 2.3812`."""
-    return f"{score_name(key)} {value:.{DIGITS.get(key, 2)}f}"
-
-
-def score_name(key: str) -> str:
-    """The name of a score in text: `exact_match` -> `exact match`, `bleu` -> `BLEU`."""
-    return {"bleu": "BLEU", "chrf": "chrF2"}.get(key, key.replace("_", " "))
+    name = {"bleu": "BLEU", "chrf": "chrF2"}.get(key, key.replace("_", " "))
+    return f"{name} {value:.{DIGITS.get(key, 2)}f}"
 
 
 # Scores of language models differ in the third digit; the others are percentages.
