@@ -150,6 +150,10 @@ SETTINGS = {
     ),
     "seed that no generator takes": Case({}, f"{SMOKE} train.seed={2**64}", 2, ("train.seed: ", "less than 18446744073709551616")),
     "integer of 5,000 digits": Case({}, f"{SMOKE} train.steps={'9' * 5000}", 2, ("train.steps: ", "valid integer")),
+    "integer of 5,000 hexadecimal digits": Case({}, f"{SMOKE} train.seed=0x{'f' * 5000}", 2, ("train.seed: ", "valid integer")),
+    "integer of 5,000 hexadecimal digits in a file": Case(
+        {"my.yaml": b"train: {steps: 0x" + b"f" * 5000 + b"}\n"}, "train {here}/my.yaml", 2, ("my.yaml: not valid YAML",)
+    ),
     "integer of 5,000 digits in a file": Case(
         {"my.yaml": b"train: {steps: " + b"9" * 5000 + b"}\n"}, "train {here}/my.yaml", 2, ("my.yaml: not valid YAML",)
     ),

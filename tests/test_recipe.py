@@ -24,7 +24,7 @@ from trifold.recipe import (
     recipe_names,
 )
 from trifold.train.optimizers import learning_rate
-from trifold.yaml_dialect import dump, load
+from trifold.yaml_dialect import YAMLError, dump, load
 
 
 @pytest.fixture
@@ -136,15 +136,35 @@ def test_decimal_and_hexadecimal_numbers_are_numbers(text, value):
     assert load(text) == value
 
 
+@pytest.mark.parametrize("key", ["train.seed", "train.steps", "train.learning_rate", "data.train", "train"])
+def test_huge_integers_are_rejected(key):
+    for value in (10**5000, -(10**5000), [10**5000]):
+        with pytest.raises(SettingsError, match=rf"^{re.escape(key)}: .*(beyond 2\^64|thousands of digits)"):
+            load_recipe("smoke", {key: value})
+    with pytest.raises(SettingsError, match=r"^train\.steps: an integer beyond 2\^64 is too large$"):
+        load_recipe("smoke", {"train.steps": 2**64 + 1})
+
+
+@pytest.mark.parametrize("digits", ["9", "0xf", "0x_f", "-0xf", "0b1"])
+def test_numbers_of_thousands_of_digits_are_not_integers(digits):
+    text = digits + digits[-1] * 20_000
+    with pytest.raises(YAMLError, match="4300 digits"):
+        load(f"[{text}]")
+    with pytest.raises(
+        SettingsError, match=r"^train\.steps: input should be a valid integer, got '.{1,300}$"
+    ):
+        load_recipe("smoke", [f"train.steps={text}"])
+
+
 def test_repeated_overrides_are_reported(capsys):
     load_recipe(
         "smoke", ["train.steps=60", "train.seed=5", "train.steps=70", "task={}", "task.kind=translate"]
     )
-    assert capsys.readouterr().err == (
-        "warning: train.steps is set more than once; 70 replaces the earlier value\n"
-    )
+    assert capsys.readouterr().err == ("warning: train.steps is set again; 70 replaces the earlier value\n")
     load_recipe("smoke", ["train.steps=60", "train={steps: 3, warmup: 1}"])
-    assert capsys.readouterr().err.startswith("warning: train is set more than once; {'steps': 3")
+    assert capsys.readouterr().err.startswith("warning: train is set again; {'steps': 3")
+    load_recipe("smoke", ["train.steps=60", "train.steps=60", "train.seed=5", "train.seed=0x5"])
+    assert capsys.readouterr().err == ""
 
 
 def test_the_last_override_wins():

@@ -303,13 +303,12 @@ def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
     """
     values, default_name = _read(name)
     pairs = overrides.items() if isinstance(overrides, Mapping) else map(_split_override, overrides)
-    given: set[str] = set()
+    given: dict[str, Any] = {}
     for key, value in pairs:
-        if any(f"{earlier}.".startswith(f"{key}.") for earlier in given):
-            print(
-                f"warning: {key} is set more than once; {value!r} replaces the earlier value", file=sys.stderr
-            )
-        given.add(key)
+        replaced = {name: old for name, old in given.items() if f"{name}.".startswith(f"{key}.")}
+        if replaced and replaced != {key: value}:
+            print(f"warning: {key} is set again; {value!r} replaces the earlier value", file=sys.stderr)
+        given[key] = value
         _set(values, key, value)
     values.setdefault("name", default_name)
     _complete_model(values)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, TypeAlias, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from trifold.errors import SettingsError
 from trifold.jsonfiles import lone_surrogate
@@ -49,6 +49,13 @@ class Settings(BaseModel):
                 value = new[value]
             current[key] = value
         return current
+
+    @field_validator("*")
+    @classmethod
+    def _check_integer(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > 2**64:
+            raise ValueError("an integer beyond 2^64 is too large")
+        return value
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], at: str = "") -> Self:
@@ -132,7 +139,7 @@ def _explain(cls: type[Settings], problem: Any) -> str:
         case "missing":
             return "a value is required"
         case "model_type" | "model_attributes_type":
-            return f"a group of keys is required, got {problem['input']!r}"
+            return f"a group of keys is required, got {_represent(problem['input'])}"
         case "string_unicode":
             return f"{problem['input']!r:.60} contains {lone_surrogate(problem['input'])}"
         case "value_error":
@@ -141,7 +148,15 @@ def _explain(cls: type[Settings], problem: Any) -> str:
             tag = problem["ctx"]["tag"]
             return f"kind {tag!r} is not known{nearest(tag, _kinds_at(cls, problem['loc']), 'kinds')}"
         case _:
-            return f"{problem['msg'].lower()}, got {problem['input']!r}"
+            return f"{problem['msg'].lower()}, got {_represent(problem['input'])}"
+
+
+def _represent(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:
+        return "an integer of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:200]} …"
 
 
 def _kinds_at(cls: type[Settings], path: Location) -> list[str]:

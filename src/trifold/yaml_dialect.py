@@ -58,6 +58,11 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value: int = super().construct_yaml_int(node)
+        str(value)  # raises ValueError for thousands of digits, in any base
+        return value
+
 
 class _Dumper(yaml.SafeDumper):
     """Quotes strings that `_Loader` would not read back unchanged."""
@@ -68,6 +73,7 @@ class _Dumper(yaml.SafeDumper):
         return self.represent_scalar("tag:yaml.org,2002:str", text, style)
 
 
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 _Loader.add_implicit_resolver(
