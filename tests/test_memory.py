@@ -1,4 +1,4 @@
-"""The available memory: limits of the machine, of containers and of the shell."""
+"""The devices, and the available memory: limits of the machine, of containers and of the shell."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from trifold import memory
-from trifold.memory import available_memory
+from trifold.errors import UsageError
+from trifold.memory import available_memory, find_device
 
 GIB = 2**30
 CPU = torch.device("cpu")
@@ -64,3 +65,23 @@ def test_processes_share_the_available_memory(monkeypatch):
     monkeypatch.setattr(memory, "_system_limits", lambda: [(4 * GIB, "on this machine")])
     monkeypatch.setattr(memory, "_container_limits", lambda: [])
     assert available_memory(CPU, 4) == (GIB, "on this machine, shared by 4 ranks")
+
+
+# --- devices --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("found", ["cuda", "mps", "cpu"])
+def test_auto_prefers_an_accelerator_and_cpu_is_always_available(monkeypatch, found):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: found == "cuda")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: found == "mps")
+    assert find_device("auto").type == found
+    assert find_device("cpu").type == "cpu"
+
+
+def test_unavailable_device_error_lists_the_available_ones(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=r"device 'cuda:3' is not available; available devices: cpu$"):
+        find_device("cuda:3")
+    with pytest.raises(UsageError, match=r"unknown device 'gpu'; use auto, cpu, cuda"):
+        find_device("gpu")

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from trifold.pipeline import generate, load
     from trifold.recipe import Recipe
     from trifold.text import Tokenizer
-    from trifold.train import train
+    from trifold.train.loop import resume, train
 
 __version__ = "0.1.0"
 
-__all__ = ["ModelConfig", "Recipe", "Tokenizer", "Transformer", "__version__", "generate", "load", "train"]
+__all__ = ["ModelConfig", "Recipe", "Tokenizer", "Transformer", "__version__"]
+__all__ += ["generate", "load", "resume", "train"]
 
 _MODULES = {
     "ModelConfig": "trifold.nn",
@@ -34,6 +35,7 @@ _MODULES = {
     "Transformer": "trifold.nn",
     "generate": "trifold.pipeline",
     "load": "trifold.pipeline",
+    "resume": "trifold.train.loop",
     "train": "trifold.train",
 }
 

@@ -27,6 +27,10 @@ def printable(text: str) -> str:
 # Options and commands in messages -> their names in Python.
 PYTHON_NAMES = {"--resume auto": 'resume="auto"', "--data-changed": "data_changed=True", "--out": "`out`"}
 PYTHON_NAMES |= {"`trifold predict`": "`predict`", "`trifold generate`": "`generate`"}
+PYTHON_NAMES |= {"trifold recipes": "trifold.recipe.recipe_names()", "leave out --to ": "leave out `to` "}
+PYTHON_NAMES |= {"--stream ": "`stream` ", "--num-beams 1": "num_beams=1"}
+PYTHON_NAMES |= {"--num-return-sequences 1": "num_return_sequences=1"}
+PYTHON_NAMES |= {"--on-overflow truncate": 'on_overflow="truncate"'}
 
 
 class TrifoldError(Exception):
@@ -48,6 +52,15 @@ class UsageError(TrifoldError):
     """The command line or the arguments are invalid (exit code 2)."""
 
     exit_code = 2
+
+
+def check_utf8(text: str, name: str) -> None:
+    """Raise UsageError if the text, which `name` describes, contains bytes or characters that are not UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        place = f"{name}: character {error.start + 1}"
+        raise UsageError(f"{place} is not valid UTF-8; correct it, or the encoding of the terminal") from None
 
 
 class SettingsError(UsageError):

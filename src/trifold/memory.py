@@ -1,4 +1,4 @@
-"""The memory that this process may use: of the machine, the container and the shell, or of a GPU."""
+"""The devices, and the memory that this process may use: of the machine, the container and the shell, or of a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,24 @@ from pathlib import Path
 
 import torch
 
+from trifold.errors import UsageError
+
 Limit = tuple[int, str]  # available bytes, and the origin of the limit
+
+
+def find_device(name: str = "auto") -> torch.device:
+    """The named device, or the first of CUDA, MPS and CPU. Raises UsageError if there is no such device."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(key for key, value in available.items() if value))
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise UsageError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:0 or mps") from None
+    if not available.get(device.type, False):
+        found = ", ".join(sorted(key for key, value in available.items() if value))
+        raise UsageError(f"device {name!r} is not available; available devices: {found}")
+    return device
 
 
 def available_memory(device: torch.device, processes: int = 1) -> Limit:

@@ -58,6 +58,7 @@ BAD = {
     "three files": (("a", "b", "c"), 2, "3 data files"),
     "no such file": (("a.en", "b.en"), 1, "a.en"),
     "one file that does not exist": (("nosuch.txt",), 1, "nosuch.txt: no such file"),
+    "a file name that is not UTF-8": (("caf\udce9",), 2, "DATA: character 4 is not valid UTF-8"),
     "no such split": (("--split", "train"), 2, "choose test or valid"),
     "no such tokenizer": (("--tokenize", "14a"), 2, "13a"),
 }

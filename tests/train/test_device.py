@@ -14,7 +14,7 @@ from trifold.train.device import (
     check_sharding,
     choose_precision,
     choose_workers,
-    find_device,
+    device_of_rank,
     find_machine,
     reduce_interpreter_pauses,
 )
@@ -27,40 +27,23 @@ CPU = torch.device("cpu")
 # --- device ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("found", ["cuda", "mps", "cpu"])
-def test_auto_prefers_an_accelerator_and_cpu_is_always_available(monkeypatch, found):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: found == "cuda")
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: found == "mps")
-    assert find_device("auto").type == found
-    assert find_device("cpu").type == "cpu"
-
-
-def test_unavailable_device_error_lists_the_available_ones(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(UsageError, match=r"device 'cuda:3' is not available; available devices: cpu$"):
-        find_device("cuda:3")
-    with pytest.raises(UsageError, match=r"unknown device 'gpu'; use auto, cpu, cuda"):
-        find_device("gpu")
-
-
 class SecondOfFour(Ranks):
     rank, world, local_rank, local_world = 1, 4, 1, 4
 
 
 def test_each_rank_has_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert find_device("auto", SecondOfFour()).type == "cpu"
+    assert device_of_rank("auto", SecondOfFour()).type == "cpu"
     message = r"train\.device: 'cuda:0' is a single device, but there are 4 ranks"
     with pytest.raises(UsageError, match=message):
-        find_device("cuda:0", SecondOfFour())
+        device_of_rank("cuda:0", SecondOfFour())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match=r"4 ranks on this machine, but only 2 GPUs; .*--nproc-per-node 2"):
-        find_device("auto", SecondOfFour())
+        device_of_rank("auto", SecondOfFour())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
-    assert find_device("cuda", SecondOfFour()) == torch.device("cuda:1")
+    assert device_of_rank("cuda", SecondOfFour()) == torch.device("cuda:1")
 
 
 # --- precision and workers ------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ import pytest
 import torch
 from tests.train.runs import InterruptingView, assert_equal_runs, lines_of, overrides, state_of
 
-from trifold.errors import CheckpointError
+import trifold
+from trifold.errors import CheckpointError, UsageError
 from trifold.jsonfiles import read_json
-from trifold.train import checkpoint, train
+from trifold.train import View, checkpoint, train
 from trifold.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -137,6 +138,32 @@ def test_resume_auto_starts_a_new_run_in_an_empty_place(run, tmp_path):
     run("one", resume="auto")
     run("two")
     assert_equal_runs(tmp_path / "one", tmp_path / "two")
+
+
+def test_resume_continues_a_run_with_its_recipe(run, tmp_path):
+    run(view=InterruptingView(2), train__steps=4)
+    outcome = trifold.resume(tmp_path / "run", view=View())
+    assert (outcome.folder, outcome.steps, outcome.finished) == (tmp_path / "run", 4, True)
+    with pytest.raises(UsageError, match=r"none: not a run, because it has no recipe\.yaml"):
+        trifold.resume(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"recipe": None}, TypeError, "^recipe is a name, a path or a Recipe, not None$"),
+        ({"resume": "must"}, UsageError, "^resume 'must' is not known; give 'auto', or leave it out$"),
+        ({"resume": True}, UsageError, "^resume True is not known; give 'auto'"),
+        ({"out": "x\udcff"}, UsageError, "^`out`: character 2 is not valid UTF-8"),
+        ({"out": "x"}, UsageError, '^x: contains files; .* resume="auto", or choose another `out`$'),
+    ],
+)
+def test_wrong_argument_is_an_error_that_names_it(tmp_path, monkeypatch, arguments, error, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x" / "y").mkdir(parents=True)
+    with pytest.raises(error, match=message):
+        train(**{"recipe": "smoke"} | arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 # --- damage ---------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from itertools import islice
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from trifold.cli.terminal import check_utf8, print_note
-from trifold.errors import DataError, UsageError
+from trifold.cli.terminal import print_note
+from trifold.errors import DataError, UsageError, check_utf8
 
 if TYPE_CHECKING:
     from trifold.generate import Hypothesis
@@ -56,15 +56,10 @@ def load_pipeline(
     *,
     reads_text: bool = True,
 ) -> Pipeline:
-    """Load a model to the named or the best device.
-
-    Raises UsageError for a device that does not exist, and for a model of text without a tokenizer if it `reads_text`.
-    """
+    """`trifold.load`, which raises UsageError for a model of text without a tokenizer if it `reads_text`."""
     from trifold.pipeline import load
-    from trifold.train.device import find_device
 
-    place = None if device in (None, "auto") else str(find_device(device))
-    pipeline = load(model, device=place, dtype=dtype, weights=weights, tokenizer=tokenizer)
+    pipeline = load(model, device=device, dtype=dtype, weights=weights, tokenizer=tokenizer)
     if reads_text and pipeline.tokenizer is None and pipeline.config.patch_size is None:
         raise UsageError(
             f"{model}: the model folder has no tokenizer; name the folder of one with --tokenizer"

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from trifold.cli.options import Json
-from trifold.cli.terminal import byte_progress, check_utf8, print_json
+from trifold.cli.terminal import byte_progress, print_json
+from trifold.errors import check_utf8
 
 EXAMPLES = (
     "trifold convert runs/demo demo-bf16 --dtype bfloat16",

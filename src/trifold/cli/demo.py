@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 import typer
 
 from trifold.cli.options import Json
-from trifold.cli.terminal import check_utf8, print_note
+from trifold.cli.terminal import print_note
+from trifold.errors import check_utf8
 
 EXAMPLES = (
     "trifold demo",

@@ -39,8 +39,8 @@ def describe_machine() -> dict[str, Any]:
 
     import torch
 
-    from trifold.memory import available_memory
-    from trifold.train.device import Machine, choose_precision, environment, find_device
+    from trifold.memory import available_memory, find_device
+    from trifold.train.device import Machine, choose_precision, environment
 
     device = find_device()
     report = environment(Machine(device, choose_precision("auto", device), workers=1))

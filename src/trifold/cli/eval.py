@@ -17,7 +17,7 @@ import typer
 from trifold.cli.batch import generate_batches, load_pipeline, one_line
 from trifold.cli.options import BatchSize, Codec, Device, Dtype, Json, Model, given, option, with_options
 from trifold.cli.terminal import open_output, print_json, print_note
-from trifold.errors import CheckpointError, UsageError
+from trifold.errors import CheckpointError, UsageError, check_utf8
 
 if TYPE_CHECKING:
     from trifold.data import DataSettings, Pairs
@@ -88,6 +88,8 @@ def run(
     """Score a model. Translations: BLEU, chrF and exact match with their signatures. Language models: loss,
     perplexity, bits per byte and accuracy. Other tasks: the scores of their validation.
     """
+    for file in data or []:
+        check_utf8(file, "DATA")
     load = partial(load_pipeline, model, device, dtype, tokenizer=tokenizer)
     request = Request(
         model, find_recipe(model), data or [], split, batch_size, given(**options), load, tokenizer

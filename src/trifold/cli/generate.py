@@ -107,16 +107,6 @@ def run(
 
 def _stream(pipeline: Pipeline, text: str, settings: dict[str, Any], results: TextIO) -> list[Output]:
     """Print the output while it is generated."""
-    from trifold.generate import resolve
-
-    given = {name: value for name, value in settings.items() if name != "draft"}
-    config = resolve(pipeline.generation, given)
-    for name in ("num_beams", "num_return_sequences"):
-        if name not in given and (value := getattr(config, name)) > 1:
-            raise UsageError(
-                f"--stream prints a single output, and generation_config.json of the model (the recipe's `generate`) "
-                f"sets {name} to {value}; add --{name.replace('_', '-')} 1"
-            )
     ended: list[Hypothesis] = []
     parts = []
     for part in pipeline.stream(text, on_end=ended.append, **settings):

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from trifold.cli.options import Codec, Device, Json, Model
-from trifold.cli.terminal import check_utf8, print_json, print_note
-from trifold.errors import UsageError
+from trifold.cli.terminal import print_json, print_note
+from trifold.errors import UsageError, check_utf8
 
 EXAMPLES = (
     'trifold look runs/demo "I love dogs."',

@@ -10,8 +10,8 @@ import typer
 
 from trifold.cli.batch import BATCH, Progress, in_batches, load_pipeline, one_line, reads_stdin, warn_unknown
 from trifold.cli.options import BatchSize, Codec, Device, Dtype, Json, Model, Out, given, option, with_options
-from trifold.cli.terminal import check_utf8, open_output, print_note
-from trifold.errors import DataError, UsageError, printable
+from trifold.cli.terminal import open_output, print_note
+from trifold.errors import DataError, UsageError, check_utf8, printable
 from trifold.jsonfiles import json_line
 
 EXAMPLES = (

@@ -10,7 +10,6 @@ import typer
 from trifold.cli import train
 from trifold.cli.options import Json
 from trifold.cli.train import Changes, DataChanged
-from trifold.errors import UsageError
 
 EXAMPLES = ("trifold resume runs/demo", "trifold resume runs/demo train.steps=3000")
 
@@ -22,9 +21,6 @@ def run(
     json: Json = False,
 ) -> None:
     """Continue a run from its last checkpoint, as if it had not stopped."""
-    recipe = folder / "recipe.yaml"
-    if not recipe.is_file():
-        from trifold.hub.folder import similar_folder
+    from trifold.train.run_folder import recipe_of_run
 
-        raise UsageError(f"{folder}: not a run, because it has no recipe.yaml{similar_folder(folder)}")
-    train.run(str(recipe), changes, folder, "auto", data_changed, json)
+    train.run(str(recipe_of_run(folder)), changes, folder, "auto", data_changed, json)

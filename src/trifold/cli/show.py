@@ -156,8 +156,9 @@ def training_needs(subject: Subject, tokens: int, length: int, precision: Precis
     """
     import torch
 
+    from trifold.memory import find_device
     from trifold.recipe import TrainSettings
-    from trifold.train.device import Machine, choose_precision, choose_workers, find_device
+    from trifold.train.device import Machine, choose_precision, choose_workers
     from trifold.train.memory import estimate_memory
 
     device = find_device()

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from trifold.errors import UsageError, printable
+from trifold.errors import UsageError, check_utf8, printable
 from trifold.jsonfiles import json_line
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a write, whose OSError has no file name
@@ -107,17 +107,6 @@ def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=total)
         yield lambda more: progress.update(task, advance=more)
-
-
-def check_utf8(text: str, name: str) -> str:
-    """The argument, unchanged. Raises UsageError if its bytes are not UTF-8."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"{name}: character {error.start + 1} is not valid UTF-8; check the terminal's encoding"
-        ) from None
-    return text
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 from trifold.cli.options import Json
-from trifold.cli.terminal import check_utf8, is_main_process, print_json, print_note
+from trifold.cli.terminal import is_main_process, print_json, print_note
 
 EXAMPLES = (
     "trifold train demo",
@@ -47,7 +47,6 @@ def run(
     json: Json = False,
 ) -> None:
     """Train a model from a recipe. Ctrl-C saves a checkpoint and prints how to continue."""
-    check_utf8(str(out), "--out")
     with suppress(
         AttributeError, ValueError
     ):  # missing on some systems; only the main thread may set handlers

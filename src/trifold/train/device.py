@@ -22,6 +22,7 @@ from trifold import fast
 from trifold.errors import SettingsError, UsageError
 from trifold.fast import compiled_loops
 from trifold.fast.int8_training import int8_training_obstacle
+from trifold.memory import find_device
 from trifold.recipe import TrainSettings
 from trifold.train.ranks import SINGLE, Ranks
 
@@ -66,7 +67,7 @@ class Machine(NamedTuple):
 
 def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
     """The machine for batches of `tokens` tokens. Raises UsageError if it lacks what the recipe requires."""
-    device = find_device(settings.device, ranks)
+    device = device_of_rank(settings.device, ranks)
     dtype = choose_precision(settings.precision, device)
     sharded = settings.sharding == "full" and ranks.world > 1
     if sharded:
@@ -112,28 +113,13 @@ def compile_obstacle(device: torch.device) -> str:
     return ""
 
 
-def find_device(name: str = "auto", ranks: Ranks = SINGLE) -> torch.device:
-    """The named device, or the first of CUDA, MPS and CPU. Each rank of a machine gets its own GPU.
+def device_of_rank(name: str, ranks: Ranks) -> torch.device:
+    """The named device; the GPU with the local number of this rank, or the CPU, if there are several.
 
     Raises UsageError if there is no such device.
     """
-    if ranks.world > 1:
-        return _device_of_rank(name, ranks)
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        return torch.device(next(key for key, value in available.items() if value))
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:0 or mps") from None
-    if not available.get(device.type, False):
-        found = ", ".join(sorted(key for key, value in available.items() if value))
-        raise UsageError(f"device {name!r} is not available; available devices: {found}")
-    return device
-
-
-def _device_of_rank(name: str, ranks: Ranks) -> torch.device:
-    """The GPU with the local number of this rank, or the CPU."""
+    if ranks.world == 1:
+        return find_device(name)
     if name not in ("auto", "cuda", "cpu"):
         raise UsageError(
             f"train.device: {name!r} is a single device, but there are {ranks.world} ranks; use auto, cuda or cpu"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trifold import fast
+from trifold.errors import UsageError
 from trifold.memory import available_memory
 from trifold.recipe import Recipe, is_run, load_recipe
 from trifold.train import checkpoint
@@ -43,13 +44,7 @@ from trifold.train.monitor import Meter, MetricsLog, Outcome, Snapshot, StoppedB
 from trifold.train.ranks import Interrupted, Ranks, handle_signals, join_ranks
 from trifold.train.rejected import choose_action, save_batches
 from trifold.train.resume import check_same_data, check_same_rows, check_same_run, environment_changes
-from trifold.train.run_folder import (
-    RunFolder,
-    explain_resource_errors,
-    hash_data_files,
-    run_identity,
-    write_data_json,
-)
+from trifold.train.run_folder import RunFolder, explain_resource_errors, recipe_of_run, run_identity
 from trifold.train.sharding import gather_on_first
 from trifold.train.trainer import RejectedUpdate, Trainer, Update, append_loss, spike_threshold
 from trifold.train.validate import Validator
@@ -72,6 +67,10 @@ def train(
 
     Under `torchrun`, all processes return the same outcome. If one fails, the others raise OtherRankError.
     """
+    if not isinstance(recipe, str | Path | Recipe):
+        raise TypeError(f"recipe is a name, a path or a Recipe, not {recipe!r:.60}")
+    if resume not in (None, "auto"):
+        raise UsageError(f"resume {resume!r} is not known; give 'auto', or leave it out")
     fast.enable()
     with join_ranks() as ranks:
         if not isinstance(recipe, Recipe):
@@ -82,6 +81,14 @@ def train(
             view = (view or choose_view()) if ranks.is_first else View()
             run = Run(recipe, folder, ranks, view, resume=resume == "auto", data_changed=data_changed)
             return run.train()
+
+
+def resume(run: str | Path, **arguments: Any) -> Outcome:
+    """Continue a run from its last checkpoint, as if it had not stopped. The arguments are those of `train`.
+
+    Raises UsageError if it is not a run.
+    """
+    return train(recipe_of_run(run), out=run, resume="auto", **arguments)
 
 
 class Run:
@@ -148,10 +155,7 @@ class Run:
 
     def _load_data(self) -> TrainingData:
         if self.ranks.is_first:
-            if self.continues:
-                self.changed_files = check_same_data(self.folder, self.recipe, changed=self.data_changed)
-            elif files := hash_data_files(self.recipe):
-                write_data_json(self.folder, files)
+            self.changed_files = check_same_data(self.folder, self.recipe, changed=self.data_changed)
         data = load_data(self.recipe, self.folder.tokenizer, self.view)
         if self.settings.check_memory:
             tokens, length = self.recipe.batch.tokens, max(1, int(data.train.lengths.mean()))
@@ -208,9 +212,7 @@ class Run:
                 self.view.say(line)
                 self.log.event(progress.step, "data changed", what=line)
             if self.log.lacks_tensorboard:
-                self.view.say(
-                    "TensorBoard is not installed (pip install 'trifold[plots]'); metrics are in metrics.jsonl"
-                )
+                self.view.say("no TensorBoard (pip install 'trifold[plots]'); metrics are in metrics.jsonl")
             self.view.begin(settings.steps, progress.step)
             self.meter = Meter(settings.steps, progress.seconds, progress.step)
             if self.ranks.first(bool, self.changed_files) and progress.step:
@@ -376,9 +378,7 @@ class Run:
         except Interrupted:
             return None
         if result.damaged:
-            self.view.say(
-                f"warning: {'; '.join(result.damaged)}; the average of the last weights excludes it"
-            )
+            self.view.say(f"warning: {'; '.join(result.damaged)}; the average of last weights excludes it")
             self.log.event(self.progress.step, "averaged without", rejected=result.damaged)
         self.view.validated(result)
         scores = {f"valid/{name}": value for name, value in result.scores.items()}

@@ -26,9 +26,9 @@ from filelock import FileLock, Timeout
 from trifold import disk
 from trifold.data import FileDigest, Source, compute_digests, digests_in_caches, expand_path, list_files
 from trifold.data.files import sha256_of_file
-from trifold.errors import CheckpointError, TrifoldError, UsageError
+from trifold.errors import CheckpointError, TrifoldError, UsageError, check_utf8
 from trifold.hub import resolve
-from trifold.hub.folder import DOWNLOADED
+from trifold.hub.folder import DOWNLOADED, similar_folder
 from trifold.recipe import Recipe
 from trifold.train import checkpoint
 from trifold.train.ranks import Interrupted
@@ -39,10 +39,19 @@ IDENTITY = "run"  # the key of the run's identity in the progress of a checkpoin
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
+def recipe_of_run(folder: str | Path) -> Path:
+    """The recipe.yaml of a run. Raises UsageError if the folder is none."""
+    path = Path(folder) / "recipe.yaml"
+    if not path.is_file():
+        raise UsageError(f"{folder}: not a run, because it has no recipe.yaml{similar_folder(Path(folder))}")
+    return path
+
+
 class RunFolder:
     """The paths of one run, and the command that continues it."""
 
     def __init__(self, path: Path, command: str = "trifold") -> None:
+        check_utf8(str(path), "--out")
         self.path, self._command = path, command
         self.recipe = path / "recipe.yaml"
         self.environment = path / "environment.json"
