@@ -201,8 +201,35 @@ INVALID: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "pixels of another shape": (
         {"tokens": torch.zeros(1, 3, 4, 8), "shape": "images"},
         DataError,
-        r"this model needs images of \(channels, height, width\) = \(3, 8, 8\)",
+        r"shape \(1, 3, 4, 8\); this model needs B images \(channels, height, width\) = \(3, 8, 8\)",
     ),
+    "one image without its axis": (
+        {"tokens": torch.zeros(3, 8, 8), "shape": "images"},
+        DataError,
+        r"shape \(3, 8, 8\); this model needs B images",
+    ),
+    "no image": (
+        {"tokens": torch.zeros(0, 3, 8, 8), "shape": "images"},
+        DataError,
+        "is empty, .*give pixels",
+    ),
+    "no rows": ({"tokens": torch.ones(0, 7).long(), "attend": None}, DataError, "is empty, .*give ids"),
+    "no texts": ({"tokens": [], "attend": None}, DataError, "is empty, .*give ids"),
+    "no decoder rows": (
+        {"decoder_tokens": torch.ones(0, 2).long(), "shape": "encoder-decoder"},
+        DataError,
+        "decoder_tokens is empty",
+    ),
+    "sparse ids": ({"tokens": torch.ones(3, 7).long().to_sparse()}, DataError, "sparse .*give ids of shape"),
+    "ids without values": (
+        {"tokens": torch.ones(3, 7, device="meta").long()},
+        DataError,
+        "on the meta device",
+    ),
+    "a sparse mask": ({"attend": torch.ones(3, 7).bool().to_sparse()}, DataError, "attend is .*sparse"),
+    "complex ids": ({"tokens": torch.ones(3, 7) * 1j}, DataError, "torch.complex64; give ids"),
+    "booleans": ({"tokens": torch.ones(3, 7).bool()}, DataError, "torch.bool; give ids"),
+    "a list of segments without types": ({"segments": [[0] * 7] * 3}, DataError, "does not use segments"),
     "two inputs": ({"decoder_tokens": torch.ones(3, 2).long()}, UsageError, "require an encoder-decoder"),
 }
 
@@ -219,6 +246,42 @@ def test_invalid_tensors_are_errors(case: str) -> None:
         if case != "no end token" or call == pipe.logits:
             with pytest.raises(error, match=message):
                 call(**given)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int16])
+def test_ids_of_every_integer_type_are_read(dtype: torch.dtype) -> None:
+    pipe, (tokens, attend) = make_pipeline("decoder"), batch()
+    assert torch.equal(pipe.logits(tokens.to(dtype), attend), pipe.logits(tokens, attend))
+    with pytest.raises(DataError, match="id 100, but the vocabulary has 40"):
+        pipe.logits(torch.full((3, 7), 100).to(dtype))
+
+
+def test_a_long_text_is_an_error_without_options_of_predictions(tokenizer: Tokenizer) -> None:
+    pipe = make_pipeline("classifier", tokenizer)
+    with pytest.raises(DataError, match=r"reads at most 64; shorten the text$"):
+        pipe.logits("a dog " * 100)
+    with pytest.raises(DataError, match=r"reads at most 64; shorten .* \(on_overflow=\"truncate\"\)$"):
+        pipe.classify("a dog " * 100)
+
+
+@pytest.mark.parametrize("text", [None, 5, [None], b"x", ["a dog", 3.5]])
+def test_what_is_not_text_is_an_error(text: Any, tokenizer: Tokenizer) -> None:
+    pipe = make_pipeline("decoder", tokenizer)
+    for call in (pipe.generate, pipe.embed, pipe.limit, lambda text: list(pipe.stream(text))):
+        with pytest.raises(DataError, match="a text is a string, not "):
+            call(text)
+    for read in (pipe.read, pipe.hypotheses, tokenizer.encode, tokenizer.rows):
+        with pytest.raises(
+            (DataError, UsageError), match=r"a text is a string, not |a list of texts is expected"
+        ):
+            read(text)
+
+
+@pytest.mark.parametrize("ids", [None, 5, [4, 5], ["a"], [["a"]], [[4.5]], [[-1]], [[2**40]], [None], "abc"])
+def test_what_is_no_list_of_ids_cannot_be_decoded(ids: Any, tokenizer: Tokenizer) -> None:
+    for decode in (make_pipeline("decoder", tokenizer).decode, tokenizer.decode):
+        with pytest.raises(DataError, match="a list of lists of token ids is expected, not "):
+            decode(ids)
 
 
 def test_logits_require_a_head() -> None:
@@ -320,6 +383,19 @@ def test_the_representation_describes_the_model(tokenizer: Tokenizer, tmp_path: 
     assert repr(load(tmp_path, device="cpu")).endswith("heads: none; no tokenizer>")
 
 
+def test_a_stream_of_beams_is_an_error_that_names_the_source(tokenizer: Tokenizer) -> None:
+    pipe = make_pipeline("decoder", tokenizer)
+    pipe.generation = pipe.generation.model_copy(update={"num_beams": 3})
+    message = (
+        r"^`stream` has a single output, and generation_config\.json .* sets num_beams to 3; add num_beams=1$"
+    )
+    with pytest.raises(UsageError, match=message):
+        list(pipe.stream(TEXTS[0]))
+    with pytest.raises(UsageError, match=r"^num_beams 2: only one output"):
+        list(pipe.stream(TEXTS[0], num_beams=2))
+    assert "".join(pipe.stream(TEXTS[0], num_beams=1)) == pipe.generate(TEXTS[0], num_beams=1)
+
+
 def test_unknown_arguments_are_errors(tokenizer: Tokenizer) -> None:
     with pytest.raises(SettingsError, match="did you mean 'num_beams'"):
         make_pipeline("decoder", tokenizer).generate(TEXTS[0], num_beam=3)
@@ -385,6 +461,21 @@ def test_the_tokenizer_of_another_folder_is_read(tokenizer: Tokenizer, tmp_path:
     make_pipeline("decoder", vocab_size=5).save(tmp_path / "small")
     with pytest.raises(CheckpointError, match=r"tokens, but .*small needs a tokenizer of at most 5"):
         load(tmp_path / "small", tokenizer=tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "x"}, "dtype 'x' is not known; give 'float32' or 'bfloat16' or 'float16'"),
+        ({"dtype": torch.float32}, "dtype torch.float32 is not known; give 'float32' or"),
+        ({"device": "x"}, "unknown device 'x'; use auto, cpu, cuda, cuda:0 or mps"),
+        ({"device": "meta"}, "device 'meta' is not available; available devices: cpu"),
+        ({"weights": "int4"}, "weights 'int4' is not known; remove it, or give 'int8'"),
+    ],
+)
+def test_load_states_the_values_of_an_argument(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}"):
+        load("nowhere/at/all", **arguments)
 
 
 def test_an_invalid_tokenizer_is_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:

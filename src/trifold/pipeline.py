@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, get_args, overload
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from trifold.generate import (
 from trifold.hub import load_model, resolve as find_folder, save_model
 from trifold.hub.fill import Stored
 from trifold.hub.images import read_image_settings, write_image_settings
+from trifold.memory import find_device
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.predict.generate_texts import generate_rows
 from trifold.predict.model_reader import ModelReader, require_tokenizer
@@ -166,11 +167,12 @@ class Pipeline(PredictMixin):
         if isinstance(texts, list | tuple) and any(isinstance(text, str) for text in texts):
             if attend is not None or segments is not None:
                 raise UsageError("attend and segments belong to ids; leave them out for text")
-            reader = ModelReader(self.model, self.tokenizer)
+            reader = ModelReader(self.model, self.tokenizer, on_overflow=None)
             return reader.inputs(reader.encode(texts)).to(device)
         tokens = _ids("tokens", tokens, config.vocab_size).to(device)
-        if segments is not None and config.n_token_types:
-            segments = _ids("segments", segments, config.n_token_types, "model has {:,} token types")
+        if segments is not None:
+            count = config.n_token_types or 2**31
+            segments = _ids("segments", segments, count, "model has {:,} token types")
         attend = None if attend is None else _tensor("attend", attend, "booleans of shape (B, T)")
         for name, given in (("attend", attend), ("segments", segments)):
             if given is not None and given.shape != tokens.shape:
@@ -207,10 +209,11 @@ class Pipeline(PredictMixin):
         with more tokens than the model has positions, SettingsError for unknown or contradictory arguments, UsageError
         for a model that cannot generate or has no tokenizer.
         """
-        texts = [text] if isinstance(text, str) else list(text)
+        single = isinstance(text, str) or not hasattr(text, "__iter__")
+        texts: list[Any] = [text] if single else list(text)
         best = [found[0].tokens for found in self.hypotheses(texts, **arguments)]
         outputs = self.decode(best, **arguments)
-        return outputs[0] if isinstance(text, str) else outputs
+        return outputs[0] if single else outputs
 
     translate = generate
 
@@ -242,6 +245,12 @@ class Pipeline(PredictMixin):
         beam search, whose output is only known at the end.
         """
         draft, config = self._options(arguments)
+        for name in ("num_beams", "num_return_sequences"):
+            if name not in arguments and (value := getattr(config, name)) > 1:
+                raise UsageError(
+                    "--stream has a single output, and generation_config.json of the model (the recipe's `generate`) "
+                    f"sets {name} to {value}; add --{name.replace('_', '-')} 1"
+                )
         inputs = Inputs(torch.tensor(self.read([text]), device=self.device))
 
         def ended(outputs: list[Hypothesis]) -> None:
@@ -305,9 +314,7 @@ class Pipeline(PredictMixin):
         settings = {key: value for key, value in arguments.items() if key != "draft"}
         draft, options = arguments.get("draft"), resolve(self.generation, settings)
         if not self.config.decoder_layers:
-            raise UsageError(
-                "an encoder cannot generate text; use `trifold predict`, or a model with a decoder"
-            )
+            raise UsageError("an encoder cannot generate text; use `trifold predict`, or another model")
         if "lm" not in self.config.chosen_heads:
             heads = ", ".join(self.config.chosen_heads) or "none"
             raise UsageError(
@@ -316,27 +323,27 @@ class Pipeline(PredictMixin):
         return None if draft is None else draft.model, options
 
 
-ID_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-
 def _tensor(name: str, values: Any, expected: str) -> Tensor:
     try:
-        return torch.as_tensor(values)
+        tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):
         raise DataError(f"{name} is not a tensor, but {values!r:.60}; give {expected}") from None
+    if not tensor.numel() or tensor.layout != torch.strided or tensor.is_meta:
+        raise DataError(f"{name} is empty, sparse or on the meta device; give {expected}")
+    return tensor
 
 
 def _ids(name: str, values: Any, count: int, limit: str = "vocabulary has {:,} tokens") -> Tensor:
     """values (B, T) as integers below `count`; `limit` describes it."""
     tokens = _tensor(name, values, "ids of shape (B, T)")
-    if tokens.dim() != 2 or not tokens.numel() or tokens.dtype not in ID_TYPES:
-        raise DataError(
-            f"{name} has the shape {tuple(tokens.shape)} and the type {tokens.dtype}; give ids of shape (B, T)"
-        )
+    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        has = f"the shape {tuple(tokens.shape)} and the type {tokens.dtype}"
+        raise DataError(f"{name} has {has}; give ids of shape (B, T)")
+    tokens = tokens.long()  # other types lack operations
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < count:
         wrong = tokens.max() if int(tokens.min()) >= 0 else tokens.min()
         raise DataError(f"{name} has the id {int(wrong)}, but the {limit.format(count)}")
-    return tokens.long()
+    return tokens
 
 
 def load(
@@ -347,20 +354,23 @@ def load(
     weights: Stored | None = None,
     tokenizer: str | Path | None = None,
 ) -> Pipeline:
-    """Load a run folder, a model folder or a hub id on `device`; by default a GPU if there is one.
+    """Load a run folder, a model folder or a hub id on `device` (cpu, cuda, cuda:1, mps, auto: a GPU if there is one).
 
     dtype: type of the computation and the weights. weights: "int8" stores matrices with one byte per weight, which is
     faster, slightly less accurate, and can neither be trained nor saved. tokenizer: the folder of the tokenizer, if it
     is not that of the model. Raises CheckpointError if there is no model or no such tokenizer, if it is damaged or of
-    an unknown family, and if the tokenizer has more tokens than the model.
+    an unknown family, and if the tokenizer has more tokens than the model; UsageError for another argument or device.
     """
+    if dtype not in get_args(Dtype):
+        raise UsageError(f"dtype {dtype!r} is not known; give {' or '.join(map(repr, get_args(Dtype)))}")
+    if weights not in (None, "int8"):
+        raise UsageError(f"weights {weights!r} is not known; remove it, or give 'int8'")
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    place = find_device(best if device is None or device == "auto" else device)
     fast.enable()
     folder = find_folder(str(name))
     if (folder / "recipe.yaml").is_file():
         raise CheckpointError(f"{name}: the run has no model yet; it is written at the first validation")
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if weights not in (None, "int8"):
-        raise UsageError(f"weights {weights!r} is not known; remove it, or give 'int8'")
     model, generation = load_model(folder, dtype=getattr(torch, dtype), device=place, stored=weights)
     reader, writer = _tokenizers(folder if tokenizer is None else find_folder(str(tokenizer)))
     if tokenizer is not None and (reader is None or reader.vocab_size > model.config.vocab_size):

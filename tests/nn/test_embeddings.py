@@ -109,7 +109,7 @@ def test_patch_embeddings_are_a_class_token_and_a_convolution() -> None:
     patches = F.conv2d(pixels, kernel, embeddings.patches.bias, stride=(3, 2)).flatten(2).transpose(1, 2)
     x = torch.cat([embeddings.class_token.expand(3, 1, 8), patches], 1) + embeddings.positions.weight
     torch.testing.assert_close(embeddings(Inputs(pixels=pixels)), x, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match=r"images of shape \(2, 8, 6\)"):
+    with pytest.raises(ValueError, match=r"pixels of shape \(3, 2, 8, 6\)"):
         embeddings(Inputs(pixels=pixels.transpose(2, 3)))
     with pytest.raises(ValueError, match="no pixels"):
         embeddings(Inputs(TOKENS))

@@ -121,8 +121,9 @@ def test_a_text_that_is_not_a_string_of_characters_is_an_error(segmented: bool) 
             read(["b", "a\udc80"])
         with pytest.raises(DataError, match="a text is a string, not 3 of type int"):
             read(["b", 3])  # type: ignore[list-item]
-        with pytest.raises(UsageError, match=r"expected; write \[text\]"):
-            read("abc")
+        for value in ("abc", None, 5, {"abc"}):
+            with pytest.raises(UsageError, match="a list of texts is expected, not "):
+                read(value)  # type: ignore[arg-type]
 
 
 def test_unknown_tokens_are_counted() -> None:

@@ -214,8 +214,8 @@ class PatchEmbeddings(nn.Module):
         """-> (B, 1 + patches, E). Raises ValueError without images, or for images of another size."""
         pixels = inputs.pixels
         if pixels is None or tuple(pixels.shape[1:]) != self.shape:
-            given = "no pixels" if pixels is None else f"images of shape {tuple(pixels.shape[1:])}"
-            raise ValueError(f"{given}; this model needs images of (channels, height, width) = {self.shape}")
+            given = "no pixels" if pixels is None else f"pixels of shape {tuple(pixels.shape)}"
+            raise ValueError(f"{given}; this model needs B images (channels, height, width) = {self.shape}")
         # (B, C, H, W) -> (B, patches, C·h·w) for patches of (h, w), row by row
         x = self.patches(F.unfold(pixels, self.patch, stride=self.patch).mT.contiguous())
         x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1)

@@ -32,15 +32,15 @@ class ModelReader:
     """A model with its tokenizer, and options of how inputs are read.
 
     on_overflow: what to do with a text that has more tokens than the model has positions: "error", or "truncate", which
-        calls `on_cut` with a summary. places: names of the inputs in errors. on_done: called with the number of inputs
-        of each finished batch.
+        calls `on_cut` with a summary; None: an error that does not name this option. places: names of the inputs in
+        errors. on_done: called with the number of inputs of each finished batch.
     """
 
     model: Transformer
     tokenizer: Tokenizer | None = None
     pictures: ImageSettings | None = None
     batch_tokens: int = 4096
-    on_overflow: Overflow = "error"
+    on_overflow: Overflow | None = "error"
     places: Sequence[str] | None = None
     on_done: Callable[[int], None] | None = None
     on_cut: Callable[[str], None] | None = None
@@ -87,9 +87,9 @@ class ModelReader:
             if any(which not in row.texts for which in range(1 if pairs is None else 2)):
                 raise DataError(f"{place} has no tokens{' on one side' if pairs else ''}: nothing to read")
             if len(row.ids) > limit:
+                remedy = ", or truncate it (--on-overflow truncate)" if self.on_overflow else ""
                 raise DataError(
-                    f"{place}: {len(row.ids):,} tokens, but the model reads at most {limit:,}; "
-                    "shorten the text, or truncate it (on_overflow: truncate)"
+                    f"{place}: {len(row.ids):,} tokens, but the model reads at most {limit:,}; shorten the text{remedy}"
                 )
         if truncates and self.on_cut is not None and (summary := report(rows)):
             self.on_cut(summary)

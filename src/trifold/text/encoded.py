@@ -86,9 +86,9 @@ def report(rows: Iterable[Encoded]) -> str:
 
 
 def batched(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The texts in groups that are encoded together. Raises UsageError for a single text."""
-    if isinstance(texts, str):
-        raise UsageError("a single text where a list of texts is expected; write [text]")
+    """The texts in groups that are encoded together. Raises UsageError for a single text, and for no list."""
+    if isinstance(texts, str) or not hasattr(texts, "__getitem__"):
+        raise UsageError(f"a list of texts is expected, not {texts!r:.60}; for a single text, write [text]")
     return (texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH))
 
 

@@ -149,11 +149,12 @@ class Tokenizer:
         too short.
         """
         both = [texts] if pairs is None else [texts, pairs]
+        batches = zip(*map(batched, both), strict=True)
         if len(both[0]) != len(both[-1]):
             raise UsageError(f"{len(both[0]):,} texts and {len(both[-1]):,} second texts are not pairs")
         special = self.library.num_special_tokens_to_add(pairs is not None)
         found = []
-        for batch in zip(*map(batched, both), strict=True):
+        for batch in batches:
             columns = [self._encode(column, special_in_text) for column in batch]
             for first, *rest in zip(*columns, strict=True):
                 second = rest[0] if rest else None
@@ -261,12 +262,15 @@ class Tokenizer:
     # --- ids to text -----------------------------------------------------------------------------------
 
     def decode(self, ids: Sequence[Sequence[int]], *, keep_special: bool = False) -> list[str]:
-        """The text of every sequence, without special tokens unless `keep_special`."""
-        rows = [list(row) for row in ids]
-        if self._patterns.decodes:
-            pieces = [[str(self.library.id_to_token(token)) for token in row] for row in rows]
-            self._patterns.check([], pieces)
-        texts = self.library.decode_batch(rows, skip_special_tokens=not keep_special)
+        """The text of every sequence, without special tokens unless `keep_special`. Raises DataError for no ids."""
+        try:
+            rows = [list(row) for row in ids]
+            if self._patterns.decodes:
+                pieces = [[str(self.library.id_to_token(token)) for token in row] for row in rows]
+                self._patterns.check([], pieces)
+            texts = self.library.decode_batch(rows, skip_special_tokens=not keep_special)
+        except (TypeError, OverflowError):
+            raise DataError(f"a list of lists of token ids is expected, not {ids!r:.60}") from None
         if self._segment is not None:
             texts = [text.strip() for text in texts]
         return [clean_up_spaces(text) for text in texts] if self._cleans_up else list(texts)
