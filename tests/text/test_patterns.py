@@ -74,6 +74,49 @@ def test_a_slow_pattern_is_stopped_with_dropout(tmp_path: Path) -> None:
         ours.sample([TEXT], seed=0)
 
 
+# Slow only in a part of the text without the token `c`, where the text is split.
+AFTER_SPLIT, SPLIT_TEXT = r"(?![\s\S]*c).*.*.*=", "a b " * 625 + "\n=c"
+FLAGS = {"special": False, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_a_pattern_that_an_added_token_makes_slow_is_stopped(file: str, tmp_path: Path) -> None:
+    token = {"id": 2, "content": "c", **FLAGS}
+    in_file = {"added_tokens": [token]} if file == "tokenizer.json" else {}
+    write(tmp_path, pre_tokenizer=split(AFTER_SPLIT), **in_file)
+    listed = {"added_tokens_decoder": {"2": token}}, {"additional_special_tokens": ["c"]}
+    if not in_file:
+        content = listed[file == "special_tokens_map.json"]
+        (tmp_path / file).write_text(json.dumps(content), encoding="utf-8")
+    ours = read_tokenizer(tmp_path)
+    with pytest.raises(CheckpointError, match=r"ran for more than 0\.4"):
+        ours.encode([SPLIT_TEXT], special_in_text=True)
+    if file == "special_tokens_map.json":  # text is not split at special tokens otherwise
+        assert ours.encode([SPLIT_TEXT])[0][-1] == 2
+
+
+def test_a_pattern_that_is_slow_on_an_added_token_is_stopped(tmp_path: Path) -> None:
+    settings = {"added_tokens_decoder": {"7": {"content": SPLIT_TEXT[:-1], "normalized": True}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"ran for more than 0\.4"):
+        read_tokenizer(write(tmp_path, normalizer=replaced(AFTER_SPLIT)))
+
+
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "decoder"])
+def test_a_pattern_that_fails_is_an_error_without_a_backtrace(
+    part: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = split("(a|aa)+$") if part == "pre_tokenizer" else replaced("(a|aa)+$")
+    decoder = {"type": "Sequence", "decoders": [{"type": "Fuse"}, given]}
+    ours = read_tokenizer(write(tmp_path, **{part: decoder if part == "decoder" else given}))
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer\.json: its regular .*retry-limit-in-match over; use"
+    ):
+        ours.decode([[0] * 200 + [2]]) if part == "decoder" else ours.encode(["a" * 200 + "!"])
+    assert capfd.readouterr().err == ""
+    assert ours.encode(["b"]) == [[1]]
+
+
 def test_a_slow_pattern_of_a_decoder_is_stopped(tmp_path: Path) -> None:
     decoder = {"type": "Sequence", "decoders": [{"type": "Fuse"}, replaced(CUBIC)]}
     ours = read_tokenizer(write(tmp_path, decoder=decoder))

@@ -20,10 +20,10 @@ from trifold.text.segmenters import read_bertweet, read_marian
 from trifold.text.special_tokens import (
     ROLES,
     Names,
-    add_tokens,
     added_tokens,
     content_of,
     names_of,
+    new_tokens,
     read_optional,
 )
 from trifold.text.tokenizer import TOKEN_TYPES, Tokenizer
@@ -103,7 +103,10 @@ def _read(path: Path, settings: Mapping[str, Any], name: str | None) -> Tokenize
     else:
         if row is not None and row.model == "BPE":
             _set_prefix_space(library, settings)
-        add_tokens(library, [], settings, names)
+        new = new_tokens(library, [], settings, names)
+        if guard is not None:
+            guard.add(new)
+        library.add_tokens(new)
         if row is not None and row.drop_post_processor:
             library.post_processor = bos_and_eos(library, {}, names)
     templates = read_templates(path, settings)
@@ -144,7 +147,8 @@ def _build(
             f"{path}: its files hold no {row.model} vocabulary, which the tokenizer's class needs"
         )
     built = row.build(vocabulary, settings, names)
-    add_tokens(built, [*added_tokens(document, settings), *vocabulary.added], settings, names)
+    first = [*added_tokens(document, settings), *vocabulary.added]
+    built.add_tokens(new_tokens(built, first, settings, names))
     around = library.post_processor if library is not None and row.around is bos_and_eos else None
     built.post_processor = row.post_processor(built, settings, names) if around is None else around
     return built
@@ -174,7 +178,7 @@ def _build_sentencepiece(path: Path, settings: Mapping[str, Any], names: Names) 
     for role, fallback in (("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")):
         if role not in settings and library.token_to_id(fallback) is not None:
             names.setdefault(role, fallback)
-    add_tokens(library, vocabulary.added, settings, names)
+    library.add_tokens(new_tokens(library, vocabulary.added, settings, names))
     library.post_processor = bos_and_eos(library, settings, names)
     return library
 

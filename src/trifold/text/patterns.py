@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from tokenizers import AddedToken
 
 from trifold.errors import CheckpointError
 from trifold.sandbox import Sandbox, SandboxError
@@ -43,25 +46,45 @@ class PatternGuard:
     """
 
     def __init__(self, document: Mapping[str, Any], place: str) -> None:
-        parts = {name: document.get(name) for name in PARTS}
-        self._parts, self._place = json.dumps(parts), place
-        self._is_needed = any(pattern not in KNOWN for part in parts.values() for pattern in _patterns(part))
-        self.decodes = self._is_needed and any(_patterns(parts["decoder"]))
-        self.check([])  # a pattern may be too large
+        self._parts, self._place = {name: document.get(name) for name in PARTS}, place
+        self._added = list(document.get("added_tokens") or [])
+        patterns = {name: list(_patterns(part)) for name, part in self._parts.items()}
+        self._is_needed = not KNOWN.issuperset(chain(*patterns.values()))
+        self.decodes = self._is_needed and bool(patterns["decoder"])
+        self.add([])
 
-    def check(self, texts: Sequence[str], tokens: Sequence[Sequence[str]] = ()) -> None:
-        """Raises CheckpointError if encoding the texts, or decoding the tokens, takes too much time or memory."""
+    def add(self, tokens: Iterable[AddedToken]) -> None:
+        """To be called before tokens are added to the tokenizer, which splits texts at them and normalizes them.
+
+        Raises CheckpointError like `check`, also if a pattern is too large.
+        """
+        if self._is_needed:
+            self._added += [token.__getstate__() for token in tokens]
+            added = [{**token, "id": number} for number, token in enumerate(self._added)]
+            self._whole, self._split = (json.dumps(self._parts | {"added_tokens": x}) for x in ([], added))
+            self.check([])
+
+    def check(
+        self, texts: Sequence[str], tokens: Sequence[Sequence[str]] = (), *, special: bool | None = False
+    ) -> None:
+        """Raises CheckpointError if encoding the texts, or decoding the tokens, fails or exceeds its time or memory.
+
+        special: whether texts are split at special tokens too; None: they are not split at any added token.
+        """
         if not self._is_needed:
             return
         size = sum(map(len, texts)) + sum(len(token) for row in tokens for token in row)
-        request = {"parts": self._parts, "texts": list(texts), "tokens": list(tokens)}
+        parts = self._whole if special is None else self._split
+        request = {"parts": parts, "special": bool(special), "texts": list(texts), "tokens": list(tokens)}
         try:
             timeout = TIMEOUT + TIME_PER_CHARACTER * size
-            _SANDBOX.request(request, timeout=timeout, memory=_MEMORY + 1000 * size)
+            problem = _SANDBOX.request(request, timeout=timeout, memory=_MEMORY + 1000 * size).get("error")
         except SandboxError as error:
+            problem = str(error)
+        if problem is not None:
             raise CheckpointError(
-                f"{self._place}: its regular expressions cannot be run on this text: {error}; use another tokenizer"
-            ) from None
+                f"{self._place}: its regular expressions cannot be run on this text: {problem}; use another tokenizer"
+            )
 
 
 def _patterns(part: object) -> Iterator[str]:

@@ -18,7 +18,7 @@ from trifold.errors import CheckpointError
 from trifold.jsonfiles import read_bytes
 from trifold.text.chat import read_templates
 from trifold.text.classes import FAIRSEQ, T5, template
-from trifold.text.special_tokens import Names, add_tokens, names_of
+from trifold.text.special_tokens import Names, names_of, new_tokens
 from trifold.text.tokenizer import Segment, Tokenizer
 from trifold.text.vocabulary import MAX_MODEL, SETTINGS, SPACE, read_ids, read_lines, read_sentencepiece
 
@@ -77,7 +77,7 @@ def _make_tokenizer(
     if unknown not in ids:
         raise CheckpointError(f"{path}: the vocabulary lacks {unknown!r}, the unknown token")
     library = Library(models.WordLevel(ids, unk_token=unknown))
-    add_tokens(library, [], settings, names)
+    library.add_tokens(new_tokens(library, [], settings, names))
     library.decoder = decoders.Sequence(decoder)
     library.post_processor = template(library, *around)
     return Tokenizer(

@@ -86,8 +86,10 @@ def added_tokens(document: Mapping[str, Any], settings: Mapping[str, Any]) -> li
     return [_make_token(entry) for entry in document.get("added_tokens") or []]
 
 
-def add_tokens(library: Library, first: list[AddedToken], settings: Mapping[str, Any], names: Names) -> None:
-    """Add `first`, then tokens that the settings list by id, then those of the roles, then other special tokens."""
+def new_tokens(
+    library: Library, first: list[AddedToken], settings: Mapping[str, Any], names: Names
+) -> list[AddedToken]:
+    """`first`, tokens that the settings list by id, those of the roles, other special tokens: what `library` lacks."""
     tokens = {token.content: token for token in first}
     tokens |= {str(token.content): token for token in _listed_tokens(settings)}
     for role in ROLES:
@@ -103,8 +105,7 @@ def add_tokens(library: Library, first: list[AddedToken], settings: Mapping[str,
         if name is not None:
             tokens.setdefault(name, _make_special(entry, name))
     special = {token.content: token.special for token in library.get_added_tokens_decoder().values()}
-    new = [token for name, token in tokens.items() if name not in special or token.special > special[name]]
-    library.add_tokens(new)
+    return [token for name, token in tokens.items() if name not in special or token.special > special[name]]
 
 
 def _listed_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:

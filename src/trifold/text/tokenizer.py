@@ -61,13 +61,15 @@ class Tokenizer:
         library.no_padding()
         self.names = complete_names(library, names or {}) if complete else names or {}
         missing = [name for name in self.names.values() if library.token_to_id(name) is None]
-        library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in missing])
+        new = [AddedToken(name, special=True, normalized=False) for name in missing]
+        self._segment, self._patterns = segment, guard or PatternGuard({}, "")
+        self._patterns.add(new)
+        library.add_special_tokens(new)
         library.encode_special_tokens = True
         self.library = library
         self.dropout = dropout
         self.settings = dict(settings or {})
         self.files, self.templates = dict(files or {}), dict(templates or {})
-        self._segment, self._patterns = segment, guard or PatternGuard({}, "")
         cleans_up = bool(self.settings.get("clean_up_tokenization_spaces"))
         self._cleans_up = cleans_up and not isinstance(library.model, models.BPE)
         ids = [self._id(role) for role in NAMED_ROLES]
@@ -182,7 +184,7 @@ class Tokenizer:
         """
         if not self.dropout:
             return self.encode(texts)
-        self._patterns.check(texts)
+        self._patterns.check(texts, special=None)
         return self._bpe_dropout.encode(texts, seed, range(len(texts)) if indices is None else indices)
 
     @cached_property
@@ -205,7 +207,7 @@ class Tokenizer:
     def _run(self, library: Library, texts: Sequence[str], segment: Segment | None, fast: bool) -> list[Any]:
         encode = library.encode_batch_fast if fast else library.encode_batch
         try:
-            self._patterns.check(texts)
+            self._patterns.check(texts, special=not library.encode_special_tokens)
             inputs = texts if self._segment is None or segment is None else [segment(text) for text in texts]
             return list(encode(inputs, is_pretokenized=self._segment is not None, add_special_tokens=False))
         except BaseException as error:  # some invalid files fail only when a text is encoded
