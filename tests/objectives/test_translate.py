@@ -7,10 +7,12 @@ from tests.objectives.common import eval_context, random_model
 from torch.nn import functional as F
 
 from trifold.data import Pairs
-from trifold.errors import DataError, SettingsError
+from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig
 from trifold.objectives import Translate, TranslateSettings
+from trifold.objectives.translate import with_end
+from trifold.predict.generate_texts import generate_rows
 from trifold.text import TokenizerSettings, train_tokenizer
 
 PAIRS = Pairs(
@@ -136,12 +138,17 @@ def test_the_packed_gradient_equals_that_of_a_padded_batch(objective, examples, 
 TEXTS = ["ab", "f", "abcdefabc", "fedcba", "b", "aa", "cdef"]
 
 
+def predict(objective, model, texts, config, **options):
+    sources = with_end(objective.source, objective.source.encode(texts))
+    return generate_rows(model, sources, config, codec=objective.target, **options)
+
+
 def test_predictions_do_not_depend_on_order_or_batches(objective, model):
     config = GenerationConfig(num_beams=2, num_return_sequences=2, max_new_tokens=9)
-    found = objective.predict(model, TEXTS, config)
-    again = objective.predict(model, TEXTS[::-1], config)[::-1]
-    alone = [objective.predict(model, [text], config)[0] for text in TEXTS]
-    small = objective.predict(model, TEXTS, config, batch_tokens=12)
+    found = predict(objective, model, TEXTS, config)
+    again = predict(objective, model, TEXTS[::-1], config)[::-1]
+    alone = [predict(objective, model, [text], config)[0] for text in TEXTS]
+    small = predict(objective, model, TEXTS, config, batch_tokens=12)
     for other in (again, alone, small):
         assert [[h.tokens for h in each] for each in other] == [[h.tokens for h in each] for each in found]
         for one, two in zip(other, found, strict=True):
@@ -151,24 +158,14 @@ def test_predictions_do_not_depend_on_order_or_batches(objective, model):
 
 def test_on_done_counts_every_text_once(objective, model):
     heard = []
-    objective.predict(model, TEXTS, GenerationConfig(max_new_tokens=2), batch_tokens=12, on_done=heard.append)
+    predict(
+        objective, model, TEXTS, GenerationConfig(max_new_tokens=2), batch_tokens=12, on_done=heard.append
+    )
     assert sum(heard) == len(TEXTS) and len(heard) > 1
 
 
-def test_translate_returns_the_best_hypothesis(objective, model):
-    config = GenerationConfig(max_new_tokens=5)
-    best = [found[0].tokens for found in objective.predict(model, TEXTS, config)]
-    assert objective.translate(model, TEXTS, config) == objective.target.decode(best)
-
-
-@pytest.mark.parametrize(("texts", "which"), [([""], "text 1 of 1"), (["a", "b", ""], "text 3 of 3")])
-def test_a_text_without_tokens_is_an_error(objective, model, texts, which):
-    with pytest.raises(DataError, match=rf"{which} has no tokens"):
-        objective.predict(model, texts, GenerationConfig())
-
-
 def test_no_texts_give_no_predictions(objective, model):
-    assert objective.predict(model, [], GenerationConfig()) == []
+    assert predict(objective, model, [], GenerationConfig()) == []
 
 
 # --- scores and settings -------------------------------------------------------------------------------------

@@ -20,9 +20,7 @@ from sacrebleu.metrics.bleu import BLEU
 from torch import Tensor
 
 from trifold.data import Pairs, read_pairs
-from trifold.errors import DataError
 from trifold.generate.config import GenerationConfig
-from trifold.generate.stopping import Hypothesis
 from trifold.nn import Inputs, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.objective import (
@@ -177,22 +175,6 @@ class Translate(Objective):
         greedy = GenerationConfig(max_new_tokens=run.context.generation.max_new_tokens)
         found = generate_rows(run.model, sources, greedy, codec=self.target, poll=run.context.poll)
         return self.target.decode([best[0].tokens for best in found])
-
-    def predict(
-        self, model: Transformer, texts: Sequence[str], config: GenerationConfig, **options: Any
-    ) -> list[list[Hypothesis]]:
-        """Hypotheses of each text, best first; `options` go to `generate_rows`.
-
-        Raises DataError for a text without tokens.
-        """
-        sources = _encode(self.source, texts, None)
-        if len(empty := np.flatnonzero(sources.lengths == 1)):
-            raise DataError(f"text {empty[0] + 1} of {len(texts)} has no tokens: nothing to translate")
-        return generate_rows(model, sources, config, codec=self.target, **options)
-
-    def translate(self, model: Transformer, texts: Sequence[str], config: GenerationConfig) -> list[str]:
-        """The best hypothesis of each text, as text."""
-        return self.target.decode([best[0].tokens for best in self.predict(model, texts, config)])
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json, and target_tokenizer.json if the target side has its own."""
