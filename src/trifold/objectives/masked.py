@@ -194,12 +194,13 @@ class MaskedLM(DocumentObjective):
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
-    def loss(self, model: Transformer, batch: MaskedBatch) -> dict[str, LossTerm]:
-        """Cross-entropy of the masked tokens, and of the span-boundary objective, in nats."""
-        return self.loss_terms(model, batch, model(batch.inputs)[0])
-
-    def loss_terms(self, model: Transformer, batch: MaskedBatch, states: Tensor) -> dict[str, LossTerm]:
-        """The loss from the last states (N, E)."""
+    def loss(
+        self, model: Transformer, batch: MaskedBatch, states: Tensor | None = None
+    ) -> dict[str, LossTerm]:
+        """Cross-entropy of the masked tokens, and of the span-boundary objective, in nats. states (N, E): the last
+        ones, if they are known.
+        """
+        states = model(batch.inputs)[0] if states is None else states
         own = states.index_select(0, batch.positions)
         terms = {"tokens": token_loss(model, own, batch.labels, batch.tokens)}
         if batch.left is not None and batch.right is not None and batch.offset is not None:
@@ -212,12 +213,9 @@ class MaskedLM(DocumentObjective):
             terms["boundary"] = LossTerm(sums.loss, batch.boundary_tokens, self.settings.boundary)
         return terms
 
-    def measure(self, model: Transformer, batch: MaskedBatch) -> dict[str, Any]:
-        """Negative log-likelihood and correct predictions of the masked tokens."""
-        return self.statistics(model, batch, model(batch.inputs)[0])
-
-    def statistics(self, model: Transformer, batch: MaskedBatch, states: Tensor) -> dict[str, Any]:
-        """The result of `measure` from the last states (N, E)."""
+    def measure(self, model: Transformer, batch: MaskedBatch, states: Tensor | None = None) -> dict[str, Any]:
+        """Negative log-likelihood and correct predictions of the masked tokens. states: as for `loss`."""
+        states = model(batch.inputs)[0] if states is None else states
         return measure_tokens(model, states.index_select(0, batch.positions), batch.labels, batch.tokens)
 
     def compute_scores(self, run: EvalRun) -> Scores:

@@ -242,7 +242,7 @@ class SentencePairs(DocumentObjective):
         """Cross-entropy of the masked tokens and of the pairs."""
         states = model(batch.masked.inputs)[0]
         nll = F.cross_entropy(self._logits(model, batch, states), batch.labels, reduction="sum")
-        terms = self.masked_lm.loss_terms(model, batch.masked, states)
+        terms = self.masked_lm.loss(model, batch.masked, states)
         return terms | {"pairs": LossTerm(nll, len(batch.labels), self.settings.weight)}
 
     def _logits(self, model: Transformer, batch: Batch, states: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ class SentencePairs(DocumentObjective):
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
         """Statistics of the masked tokens, and correct predictions of the pairs."""
         states = model(batch.masked.inputs)[0]
-        sums = self.masked_lm.statistics(model, batch.masked, states)
+        sums = self.masked_lm.measure(model, batch.masked, states)
         correct = int((self._logits(model, batch, states).argmax(-1) == batch.labels).sum())
         return sums | {"pairs_correct": correct, "pairs": len(batch.labels)}
 
