@@ -87,7 +87,7 @@ def orthogonalize_by_svd(x: Tensor, name: str, iterations: int) -> Tensor:
     """The polynomial of the singular values of x (n, m), computed with a singular value decomposition."""
     u, s, v = torch.linalg.svd(x.double(), full_matrices=False)
     s = s / (s.pow(8).sum() ** (1 / 8) if name == "polar-express" else s.norm())
-    for a, b, c in POLYNOMIALS[name].steps(iterations):
+    for a, b, c in POLYNOMIALS[name](iterations):
         s = a * s + b * s**3 + c * s**5
     return u @ torch.diag(s) @ v
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class Muon:
         self._adam.step(gradient, rate)
         rate *= settings.muon_rate
         gradients = self._weights.named(gradient)
-        decay, polynomial = 1 - rate * settings.weight_decay, POLYNOMIALS[settings.muon_polynomial]
+        decay = 1 - rate * settings.weight_decay
         for shape, names in self._by_shape.items():
             momenta = self._momenta[shape]
             directions = torch.empty_like(momenta, dtype=self._dtype)
@@ -64,7 +64,7 @@ class Muon:
             for name, momentum, direction in zip(names, momenta, directions, strict=True):
                 momentum.lerp_(gradients[name], 1 - settings.momentum)
                 direction.copy_(gradients[name].lerp(momentum, settings.momentum))
-            updates = orthogonalize(directions, polynomial, settings.muon_iterations)
+            updates = orthogonalize(directions, settings.muon_polynomial, settings.muon_iterations)
             scale = rate * SCALES[settings.muon_scale](*shape)
             for name, update in zip(names, updates, strict=True):
                 self._views[name].mul_(decay).add_(update, alpha=-scale)
@@ -110,37 +110,27 @@ LATER_STEPS: tuple[Quintic, ...] = (
 )
 
 
-class Polynomial(NamedTuple):
-    """The quintics of n steps, and the norm that scales the matrix before the first, so that no value exceeds 1.
-
-    That norm is (Σ s²)^½, or with `tight` (Σ s⁸)^⅛ = ‖g²‖^¼, an upper bound much closer to the largest singular value,
-    obtained from the products of the first step.
-    """
-
-    steps: Callable[[int], Sequence[Quintic]]
-    tight: bool
-
-
-# train.muon_polynomial -> the polynomial
-POLYNOMIALS = {
-    "jordan": Polynomial(lambda n: [JORDAN] * n, tight=False),
-    "polar-express": Polynomial(
-        lambda n: [FIRST_STEP[n], *LATER_STEPS[len(LATER_STEPS) + 1 - n :]], tight=True
-    ),
+# train.muon_polynomial -> the quintics of n steps
+POLYNOMIALS: dict[str, Callable[[int], Sequence[Quintic]]] = {
+    "jordan": lambda n: [JORDAN] * n,
+    "polar-express": lambda n: [FIRST_STEP[n], *LATER_STEPS[len(LATER_STEPS) + 1 - n :]],
 }
+# The matrix is first divided by a norm, so that no value exceeds 1: (Σ s²)^½, and for these also (Σ s⁸)^⅛ = ‖g²‖^¼, an
+# upper bound much closer to the largest singular value, obtained from the products of the first step.
+TIGHT = ("polar-express",)
 
 
-def orthogonalize(x: Tensor, polynomial: Polynomial, iterations: int) -> Tensor:
+def orthogonalize(x: Tensor, polynomial: str, iterations: int) -> Tensor:
     """(N, n, m) -> matrices with the same singular vectors and singular values near 1, in the dtype of x."""
     if x.shape[-2] > x.shape[-1]:  # use the smaller Gram matrix
         return orthogonalize(x.mT, polynomial, iterations).mT
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp_min(1e-7)
-    steps = polynomial.steps(iterations)
+    steps = POLYNOMIALS[polynomial](iterations)
     wide = 2 * x.shape[-2] <= x.shape[-1]
     for number, (a, b, c) in enumerate(steps, start=1):
         gram = x @ x.mT
         square = gram @ gram
-        if polynomial.tight and number == 1:
+        if polynomial in TIGHT and number == 1:
             largest = torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True).clamp_min(1e-9) ** 0.25
             x, gram, square = x / largest, gram / largest**2, square / largest**4
         change = square.mul_(c).add_(gram, alpha=b)
