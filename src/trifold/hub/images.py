@@ -87,7 +87,7 @@ def _to_ours(file: PreprocessorFile) -> ImageSettings:
     return ImageSettings.parse(
         {
             **(_resizing(file) if file.do_resize else {"size": None}),
-            "crop": _size("crop_size", file.crop_size) if file.do_center_crop else None,
+            "crop": height_and_width("crop_size", file.crop_size) if file.do_center_crop else None,
             "resample": FILTERS[file.resample],
             "scale": file.rescale_factor if file.do_rescale else None,
             "mean": _channels(file.image_mean) if file.do_normalize else None,
@@ -104,28 +104,24 @@ def _resizing(file: PreprocessorFile) -> dict[str, Any]:
     if isinstance(size, dict) and size.get("shortest_edge") is not None:
         edges = {edge: side for edge, side in size.items() if side is not None}
         if edges.keys() <= {"shortest_edge", "longest_edge"}:
-            _check_sides("size", *edges.values())
+            if not 1 <= min(edges.values()) <= max(edges.values()) <= MAX_SIDE:
+                raise SettingsError(f"size: {edges} are not sides of 1 to {MAX_SIDE:,} pixels")
             return {"size": None, **edges}
-    return {"size": _size("size", size)}
+    return {"size": height_and_width("size", size)}
 
 
-def _size(key: str, size: Any) -> tuple[int, int]:
-    """Height and width: a side, [height, width] or an object of both."""
+def height_and_width(key: str, size: Any) -> tuple[int, int]:
+    """Height and width: a side, [height, width] or an object of both. Raises SettingsError for others."""
     if isinstance(size, dict):
         given = {edge: side for edge, side in size.items() if side is not None}
         if given.keys() != {"height", "width"}:
             raise SettingsError(f"{key}: {size} is not supported; give height and width in pixels")
         size = [given["height"], given["width"]]
     sides = [size, size] if isinstance(size, int) else size
-    if len(sides) != 2:
-        raise SettingsError(f"{key}: {sides} is not a height and a width")
-    _check_sides(key, *sides)
+    if len(sides) != 2 or not 1 <= min(sides) <= max(sides) <= MAX_SIDE:
+        limits = f"of 1 to {MAX_SIDE:,} pixels"
+        raise SettingsError(f"{key}: {size} is neither a side nor [height, width] {limits}")
     return sides[0], sides[1]
-
-
-def _check_sides(key: str, *sides: int) -> None:
-    if not 1 <= min(sides) <= max(sides) <= MAX_SIDE:
-        raise SettingsError(f"{key}: {list(sides)} are not sides of 1 to {MAX_SIDE:,} pixels")
 
 
 def _sides(size: tuple[int, int]) -> dict[str, int]:

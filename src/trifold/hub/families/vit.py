@@ -9,6 +9,7 @@ import torch
 from trifold.errors import SettingsError
 from trifold.hub.families.bert import BERT, BUFFERS, ENCODER
 from trifold.hub.family import PART, Family, TensorRules, in_layer
+from trifold.hub.images import height_and_width
 from trifold.hub.rows import ACTIVATIONS, Entry, Fields, revise, row, up_to
 from trifold.hub.rules import LEADING_AXIS, AnyRule, Ignored, Renamed, Rule, chain, each
 from trifold.nn import ModelConfig
@@ -17,20 +18,13 @@ TEXT_KEYS = """
     vocab_size max_position_embeddings type_vocab_size pad_token_id tie_word_embeddings classifier_dropout
     position_embedding_type
 """
-MAX_SIDE = 10_000
 Size = int | list[int]  # the side of a square, or [height, width]
 
 
-def _pair(key: str, size: int | list[int]) -> tuple[int, int]:
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or not 1 <= min(pair) <= max(pair) <= MAX_SIDE:
-        wanted = f"a side nor [height, width] in pixels, {MAX_SIDE:,} at most"
-        raise SettingsError(f"{key}: {size} is neither {wanted}")
-    return pair[0], pair[1]
-
-
 def _load_sizes(file: Any, fields: Fields) -> Fields:
-    (height, width), (tall, wide) = _pair("image_size", file.image_size), _pair("patch_size", file.patch_size)
+    (height, width), (tall, wide) = (
+        height_and_width(key, getattr(file, key)) for key in ("image_size", "patch_size")
+    )
     positions = (height // tall) * (width // wide) + 1
     return {"image_size": (height, width), "patch_size": (tall, wide), "max_positions": positions}
 
