@@ -19,7 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from tests.models import add_noise
 
-from trifold import fast
+from trifold import errors, fast
 from trifold.nn import ModelConfig, Transformer
 from trifold.train import device
 
@@ -31,6 +31,14 @@ settings.register_profile(
     "trifold", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("trifold")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _messages_in_one_line() -> Iterator[None]:
+    """Do not wrap messages, so that tests find their words. Tests of `errors.wrapped` give a width."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(errors, "COLUMNS", 100_000)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trifold.errors import CheckpointError, SettingsError, printable
+from trifold.errors import CheckpointError, SettingsError, printable, wrapped
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,17 @@ def test_long_lines_lose_their_middle_and_long_messages_their_end() -> None:
     assert len(short) <= 2_000 and short.startswith("file: xxx") and short.endswith("xxx; remedy")
     assert printable(short) == short
     many = printable("\n".join(map(str, range(5_000)))).splitlines()
-    assert many[:2] == ["0", "1"] and many[200:] == ["  and 4,800 more lines"]
+    assert many[:2] == ["0", "1"] and many[200:] == ["  and 4,800 more"]
+
+
+def test_lines_are_wrapped_between_words_but_not_in_commands() -> None:
+    command, path = "`trifold resume 'runs/of this week/en-de' train.steps=3000`", "/data/" + "x" * 90
+    text = f"error: {path}: no such file, so nothing was read; continue with {command} or leave it - {'a ' * 60}b"
+    lines = wrapped(text, 40).split("\n")
+    assert " ".join(line.strip() for line in lines) == text
+    assert all(len(line) <= 40 or line.strip() in (command, f"error: {path}:") for line in lines)
+    assert [line[:4].isspace() for line in lines] == [False, *[True] * (len(lines) - 1)]
+    assert wrapped("  a  b\n\n\x1bc", 40) == "  a  b\n\n\\x1bc"
 
 
 @pytest.mark.parametrize("kind", [CheckpointError, SettingsError])

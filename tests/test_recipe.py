@@ -290,7 +290,7 @@ def test_a_run_folder_stands_for_its_recipe(write, tmp_path):
     recipe = load_recipe("smoke", ["train.steps=7"])
     write(recipe.resolved(), "recipe.yaml")
     assert load_recipe(tmp_path) == recipe
-    with pytest.raises(UsageError, match=rf"unknown recipe .*; did you mean '{tmp_path.name}'\?"):
+    with pytest.raises(UsageError, match=rf"no such run .*; did you mean '{tmp_path}'\?"):
         load_recipe(f"{tmp_path}x")
 
 

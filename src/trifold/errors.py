@@ -7,8 +7,10 @@ Internal errors stay `AssertionError`s with a traceback.
 from __future__ import annotations
 
 import re
+from textwrap import wrap
 
 MAX_LINE, MAX_LINES = 2_000, 200  # characters of a line and lines of a message
+COLUMNS = 80  # of lines for files and pipes
 # Control characters except tab and line feed, line separators, marks of direction, and lone surrogates.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -20,8 +22,22 @@ def printable(text: str) -> str:
     """
     lines = _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text).split("\n")
     more = len(lines) - MAX_LINES
-    lines = lines[:MAX_LINES] + ([f"  and {more:,} more lines"] if more > 0 else [])
+    lines = lines[:MAX_LINES] + ([f"  and {more:,} more"] if more > 0 else [])
     return "\n".join(x if len(x) <= MAX_LINE else f"{x[:1300]} … {x[-600:]}" for x in lines)
+
+
+def wrapped(text: str, columns: int | None = None) -> str:
+    """The `printable` text in lines of at most `columns` characters, by default 80.
+
+    Words, and commands in backticks, are not broken, so that they can be copied.
+    """
+    lines, size = [], columns or COLUMNS
+    for line in printable(text).split("\n"):
+        line = re.sub("^(?:error|warning): |`[^`]*`", lambda found: found[0].replace(" ", "\0"), line)
+        rest = " " * (len(line) - len(line.lstrip()) + 4)
+        found = wrap(line, size, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
+        lines += found or [""]
+    return "\n".join(lines).replace("\0", " ")
 
 
 # Options and commands in messages -> their names in Python.

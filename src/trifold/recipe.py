@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.resources
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -21,10 +20,11 @@ from trifold.data.files import is_dataset
 from trifold.errors import SettingsError, UsageError
 from trifold.generate.config import GenerationConfig
 from trifold.hub import read_config, resolve
+from trifold.hub.folder import no_run_error
 from trifold.nn.config import PRESETS, ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.objective import ObjectiveSettings
-from trifold.settings import Settings, nearest, similar
+from trifold.settings import Settings, nearest, warn
 from trifold.text import TokenizerSettings
 from trifold.yaml_dialect import YAMLError, dump, load, parse
 
@@ -307,7 +307,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
     for key, value in pairs:
         replaced = {name: old for name, old in given.items() if f"{name}.".startswith(f"{key}.")}
         if replaced and replaced != {key: value}:
-            print(f"warning: {key} is set again; {value!r} replaces the earlier value", file=sys.stderr)
+            warn(f"{key} is set again; {value!r} replaces the earlier value")
         given[key] = value
         _set(values, key, value)
     values.setdefault("name", default_name)
@@ -335,9 +335,10 @@ def _read(name: str | Path) -> tuple[dict[str, Any], str]:
             raise UsageError(f"{path}: cannot read the file ({error.strerror})") from None
     included = INCLUDED / f"{name}.yaml"
     if not included.is_file():
-        near = similar(path.name, (each.parent.name for each in path.parent.glob("*/recipe.yaml")))
-        near = near or nearest(str(name), list(recipe_names()))
-        raise UsageError(f"unknown recipe {str(name)!r}{near}\n  list them with: trifold recipes")
+        if path.name != str(name):
+            raise no_run_error(path)
+        near = nearest(path.name, list(recipe_names()))
+        raise UsageError(f"unknown recipe {path.name!r}{near}\n  list them with: trifold recipes")
     return parse(included.read_text("utf-8"), str(name)), str(name)
 
 

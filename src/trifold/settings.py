@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, TypeAlias, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
-from trifold.errors import SettingsError
+from trifold.errors import SettingsError, wrapped
 from trifold.jsonfiles import lone_surrogate
 
 # pydantic's `loc` of an error: keys from the outermost group inwards.
@@ -82,7 +82,12 @@ def warn_renamed(old: str, new: str) -> None:
     """Print a deprecation warning to stderr, once per process and old name."""
     if old not in _warned:
         _warned.add(old)
-        print(f"warning: {old!r} is deprecated; use {new!r}", file=sys.stderr)
+        warn(f"{old!r} is deprecated; use {new!r}")
+
+
+def warn(line: str) -> None:
+    """Print a warning to stderr."""
+    print(wrapped(f"warning: {line}"), file=sys.stderr)
 
 
 def nearest(value: str, known: list[str], kind: str = "names") -> str:
@@ -91,10 +96,15 @@ def nearest(value: str, known: list[str], kind: str = "names") -> str:
 
 
 def similar(value: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """End of an error message about an unknown value: the name that it begins, or a similar one; empty without one."""
+    """End of an error message about an unknown value: the closest name; empty if none is similar.
+
+    First the shortest name that the value begins, then one with few differences, then one that begins the value.
+    """
     names = sorted(known, key=lambda name: (len(name), name))
     begun = [name for name in names if len(value) > 1 and name.startswith(value)]
-    close = begun or difflib.get_close_matches(value, names, n=1, cutoff=cutoff)
+    close = begun or difflib.get_close_matches(value, names, n=1, cutoff=0.8)
+    close = close or [name for name in reversed(names) if value.startswith(f"{name}-")]
+    close = close or difflib.get_close_matches(value, names, n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

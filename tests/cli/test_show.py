@@ -62,10 +62,15 @@ def test_show_without_a_model_lists_the_presets(trifold):
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("bert", "bert-base"), ("gtp2", "gpt2"), ("runs/dmeo", "runs/demo"), ("smok", "smoke")]
-)
+    ("name", "near"),
+    [
+        ("bert", "bert-base"), ("gtp2", "gpt2"), ("runs/dmeo", "runs/demo"), ("smok", "smoke"), ("gpt2-smal", "gpt2"),
+        ("gpt2-lrge", "gpt2-large"), ("tran-fr", "runs/tran-fr-1"),
+    ],
+)  # fmt: skip
 def test_a_mistyped_name_gets_a_suggestion(trifold, tmp_path, monkeypatch, name, near):
-    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    for run in ("demo", "tran-fr-1"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     done = trifold("show", name)

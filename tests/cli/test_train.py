@@ -53,7 +53,7 @@ def test_existing_run_is_never_replaced(trifold, tmp_path):
     assert (more.code, json.loads(more.out)["steps"]) == (0, 3)
 
 
-@pytest.mark.parametrize("command", ["resume {run}", "train {run} --resume auto"])
+@pytest.mark.parametrize("command", ["resume {run}", "resume {run}/recipe.yaml", "train {run} --resume auto"])
 def test_a_run_is_continued_by_its_folder(trifold, tmp_path, command):
     run = tmp_path / "r"
     assert trifold("train", "smoke", "train.steps=2", "train.warmup=1", "--out", str(run)).code == 0
@@ -63,12 +63,17 @@ def test_a_run_is_continued_by_its_folder(trifold, tmp_path, command):
     assert (report["steps"], report["folder"]) == (3, str(run))
 
 
-def test_only_a_run_is_continued(trifold, tmp_path):
+@pytest.mark.parametrize("command", ["resume {run}", "train {run} --resume auto"])
+@pytest.mark.parametrize(
+    ("name", "end"), [("smoek", "; did you mean '{run}/smoke'?"), ("x", "; known runs: {run}/smoke")]
+)
+def test_only_a_run_is_continued(trifold, tmp_path, command, name, end):
     (tmp_path / "smoke").mkdir()
-    done = trifold("resume", str(tmp_path / "smoek"))
+    (tmp_path / "smoke" / "recipe.yaml").touch()
+    done = trifold(*command.format(run=tmp_path / name).split())
     assert (done.code, done.out) == (2, "")
-    assert "smoek: not a run, because it has no recipe.yaml" in done.err
-    assert f"did you mean '{(tmp_path / 'smoke').as_posix()}'?" in done.err
+    message = f"error: {tmp_path / name}: no such run (a run has a recipe.yaml){end}\n"
+    assert done.err == message.format(run=tmp_path.as_posix())
 
 
 @pytest.mark.parametrize("code", [130, 143])

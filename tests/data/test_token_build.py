@@ -126,7 +126,7 @@ def test_sigterm_stops_a_build_that_continues_later(tmp_path: Path, monkeypatch:
     finally:
         process.kill()
     assert process.returncode == 143, output
-    assert "while preparing; continue with: trifold train" in output.splitlines()[-1]
+    assert "while preparing; continue with `trifold resume " in " ".join(output.split())
     done = len(list((tmp_path / "cache").glob(".*.partial/0*.json")))
     assert 3 <= done < 20
     monkeypatch.setattr(token_stream, "open_tokens", partial(open_tokens, part_bytes=400, workers=2))

@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trifold import errors
 from trifold.errors import OtherRankError, TrifoldError
 from trifold.train import checkpoint, train
 from trifold.train.monitor import View
 
+errors.COLUMNS = 100_000  # one line per message, in which the trials find words
 # Every key that matters, so that the shipped recipe may change.
 TINY: dict[str, Any] = {
     "model.norm_placement": "post",

@@ -95,8 +95,8 @@ def signals_save(box: Box) -> None:
     box.expect(code == 128 + number, f"{number.name} while {phase}: exit code {code}")
     box.expect_all_saved(phase)
     line = box.output().splitlines()[-1]
-    if "; continue with: trifold " in line:
-        command = shlex.split(line.split("; continue with: trifold ")[1])
+    if "; continue with `trifold " in line:
+        command = shlex.split(line.split("; continue with `trifold ")[1].rstrip("`"))
     else:
         box.expect("same command" in line, f"{phase}: no command that continues")
     code = forked(_command(command, box), log=box.log)

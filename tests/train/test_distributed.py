@@ -143,7 +143,7 @@ def test_only_rank_0_writes_and_prints(made: Made) -> None:
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
 def test_a_signal_to_any_rank_stops_all_at_the_same_step(made: Made, name: str, code: int) -> None:
     assert made.codes[f"stopped by {name}"] == [code, code]
-    command = "continue with: torchrun --nproc-per-node 2 -m trifold train "
+    command = "continue with `torchrun --nproc-per-node 2 -m trifold resume "
     assert f"stopped at step 5; {command}" in made.output(f"stopped by {name}")
     assert made.codes[f"continued after {name}"] == [0, 0]
     assert made.is_undisturbed(f"stopped by {name}")

@@ -144,7 +144,7 @@ def test_resume_continues_a_run_with_its_recipe(run, tmp_path):
     run(view=InterruptingView(2), train__steps=4)
     outcome = trifold.resume(tmp_path / "run", view=View())
     assert (outcome.folder, outcome.steps, outcome.finished) == (tmp_path / "run", 4, True)
-    with pytest.raises(UsageError, match=r"none: not a run, because it has no recipe\.yaml"):
+    with pytest.raises(UsageError, match=r"none: no such run"):
         trifold.resume(tmp_path / "none")
 
 

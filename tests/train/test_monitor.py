@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from tests.train.runs import lines_of, values_of
 
+from trifold import errors
 from trifold.train.monitor import (
     LiveView,
     MetricsLog,
@@ -125,6 +126,18 @@ def test_long_lines_are_folded_between_values():
     assert max(map(len, lines)) <= 80 and len(lines) == 3
     assert " · ".join(line.strip() for line in lines) == " · ".join(parts)
     assert fold(["x" * 90, "y"]) == ["x" * 90, "    y"]
+
+
+def test_messages_fit_the_width_of_the_view(monkeypatch):
+    monkeypatch.setattr(errors, "COLUMNS", 80)
+    view, stream = plain()
+    view.say("word " * 60 + "x" * 200)
+    *lines, last = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80 and last.split() == ["x" * 200]
+    view, stream = live()
+    view.say("word " * 60 + "x" * 200)
+    *lines, last = stream.getvalue().splitlines()
+    assert 80 < max(map(len, lines)) <= 120 and last.split() == ["x" * 200]
 
 
 def test_speed_names_the_tokens_of_the_task():

@@ -45,8 +45,7 @@ def test_signal_stops_the_run_and_handlers_are_restored(run, number, code):
     outcome = run(view=view)
     assert (outcome.exit_code, outcome.stopped_by, outcome.steps) == (code, "signal", 5)
     assert signal.getsignal(number) is before
-    assert view.lines[-1].startswith("stopped at step 5; continue with: trifold train ")
-    assert view.lines[-1].endswith("--resume auto")
+    assert view.lines[-1] == f"stopped at step 5; continue with `trifold resume {outcome.folder}`"
 
 
 class TwiceInterruptingView(InterruptingView):
@@ -87,7 +86,7 @@ def test_signal_during_preparation_ends_at_once_and_the_run_can_be_continued(
         assert time.monotonic() - start < 10
     done.set()
     assert (outcome.exit_code, outcome.stopped_by, outcome.steps) == (143, "signal", 0)
-    assert "continue with: trifold train " in recorder.lines[-1]
+    assert f"continue with `trifold resume {outcome.folder}`" in recorder.lines[-1]
     assert (tmp_path / "run" / "recipe.yaml").is_file()
     assert run(resume="auto").stopped_by == "steps"
 
@@ -164,8 +163,8 @@ def test_interrupted_process_saves_and_prints_the_command_that_continues_it(inte
     returned, errors, folder = interrupted[number]
     assert returned == code, errors
     assert "Traceback" not in errors
-    *_, last = errors.splitlines()
-    step, line = last.removeprefix("stopped at step ").split("; continue with: ")
+    last = " ".join(errors.split()).rpartition("stopped at step ")[2]
+    step, line = last.rstrip("`").split("; continue with `")
     step = int(step.replace(",", ""))
     program, *arguments = shlex.split(line)
     assert program == "trifold"

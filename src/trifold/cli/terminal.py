@@ -13,9 +13,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any, TextIO
 
-from trifold.errors import UsageError, check_utf8, printable
+from trifold.errors import UsageError, check_utf8, printable, wrapped
 from trifold.jsonfiles import json_line
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a write, whose OSError has no file name
@@ -35,10 +36,11 @@ def is_main_process() -> bool:
 
 
 def print_note(line: str) -> None:
-    """Print a line on standard error; a leading `error:` or `warning:` is colored on a terminal."""
-    line = printable(line)
+    """Print a line on standard error, wrapped; a leading `error:` or `warning:` is colored on a terminal."""
+    is_terminal = sys.stderr.isatty()
+    line = wrapped(line, get_terminal_size().columns if is_terminal else None)
     label = next((label for label in STYLES if line.startswith(label)), "")
-    if label and sys.stderr.isatty():
+    if label and is_terminal:
         from rich.console import Console
         from rich.text import Text
 

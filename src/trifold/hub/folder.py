@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trifold.costs import position_table
-from trifold.errors import CheckpointError
+from trifold.errors import CheckpointError, UsageError
 from trifold.hub.families import FAMILIES, NATIVE
 from trifold.hub.files import naming, write_json
 from trifold.hub.fill import Stored, fill_model
@@ -107,7 +106,7 @@ def describe_misfit(config: ModelConfig) -> str:
         nearest = min(possible, key=lambda name: len(possible[name]))
         values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in possible[nearest].items()}
         note += f"; it fits {nearest} with {' '.join(f'model.{k}={v}' for k, v in values.items())}"
-    return textwrap.fill(note, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return note
 
 
 def describe_folder(folder: Path) -> str:
@@ -245,7 +244,16 @@ def resolve(name: str, *, pickled: bool = False, others: Iterable[str] = ()) -> 
 def similar_folder(folder: Path, others: Iterable[str] = ()) -> str:
     """End of an error message about a missing folder: one beside it with a similar name, or one of `others`, if any."""
     near = similar(folder.name, [*(path.name for path in folder.parent.glob("*") if path.is_dir()), *others])
+    if not near and folder.parent == Path():
+        return similar_folder(Path("runs", folder))
     return near if folder.parent == Path() else near.replace("mean '", f"mean '{folder.parent.as_posix()}/")
+
+
+def no_run_error(folder: Path) -> UsageError:
+    """The error for a folder that is not a run; it names a similar folder beside it, or runs."""
+    runs = ", ".join(sorted(file.parent.as_posix() for file in folder.parent.glob("*/recipe.yaml"))[:10])
+    near = similar_folder(folder) or (f"; known runs: {runs}" if runs else "")
+    return UsageError(f"{folder}: no such run (a run has a recipe.yaml){near}")
 
 
 def _download(name: str, files: list[str]) -> Path:

@@ -75,11 +75,8 @@ class ClassifySettings(ObjectiveSettings):
         train, valid = context.read(read_pairs)
         tokenizer = context.load_or_train_tokenizer(lambda: train.sources)
         config = _with_labels(context.config_for(tokenizer), train)
-        labels, end = (
-            ", ".join(f"{name:.40}" for name in config.labels),
-            f" … ({len(config.labels):,} labels)",
-        )
-        context.report(shorten(f"labels: {labels}", 80, placeholder=end))
+        labels = ", ".join(f"{name:.40}" for name in config.labels)
+        context.report(shorten(f"labels: {labels}", 80, placeholder=f" … ({len(config.labels):,} labels)"))
         if context.data.header is None and train.report.header and context.model.label_names is None:
             rows = [*zip(train.lines + valid.lines, train.targets + valid.targets, strict=True)]
             first = {label for line, label in rows if line == 1}

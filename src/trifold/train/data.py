@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from textwrap import fill
 from threading import Thread
 from typing import NamedTuple, TypeVar
 
@@ -18,13 +17,14 @@ import torch
 
 from trifold.batches import BatchSettings, Blocks, deal_batch, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
+from trifold.data.pairs import plural
 from trifold.errors import DataError, SettingsError
 from trifold.hub import load_model, read_config, resolve
 from trifold.hub.folder import describe_misfit
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.objective import Batch, BuildContext, Examples, Objective, TaskBundle
 from trifold.recipe import Recipe
-from trifold.train.monitor import WIDTH, View
+from trifold.train.monitor import View
 
 T = TypeVar("T")
 
@@ -147,8 +147,9 @@ def _report(data: TrainingData, view: View) -> None:
         used = np.concatenate(plan)
         size = f"{len(used):,} {objective.row_name}, {int(lengths[used, -1].sum()):,} {objective.read_name}"
         padding = "packed" if objective.packs else f"{padding_share(lengths, plan):.1%} padding"
-    line = f"an epoch: {size}, {len(plan):,} batches, {padding}; vocabulary {data.bundle.vocabulary}"
-    view.say(fill(line, WIDTH, subsequent_indent="    "))
+    view.say(
+        f"an epoch: {size}, {plural(len(plan), 'batch', 'es')}, {padding}; vocabulary {data.bundle.vocabulary}"
+    )
 
 
 # --- the initial weights -------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ def resume(run: str | Path, **arguments: Any) -> Outcome:
 
     Raises UsageError if it is not a run.
     """
-    return train(recipe_of_run(run), out=run, resume="auto", **arguments)
+    recipe = recipe_of_run(run)
+    return train(recipe, out=recipe.parent, resume="auto", **arguments)
 
 
 class Run:
@@ -129,7 +130,7 @@ class Run:
                 saved = checkpoint.list_checkpoints(self.folder.checkpoints)
                 steps = checkpoint.step_of(saved[-1]) if saved else 0
                 command = self.folder.continue_command
-                self.view.say(f"stopped at step {steps:,}, while preparing; continue with: {command}")
+                self.view.say(f"stopped at step {steps:,}, while preparing; continue with {command}")
                 return Outcome(self.folder.path, steps, 0.0, {}, "signal", self.stop.exit_code)
             finally:
                 self.view.end()
@@ -223,7 +224,7 @@ class Run:
             if stopped_by == "signal":
                 self.log.event(progress.step, "interrupted", signal=self.stop.name)
         if stopped_by == "signal":
-            self.view.say(f"stopped at step {progress.step:,}; continue with: {self.folder.continue_command}")
+            self.view.say(f"stopped at step {progress.step:,}; continue with {self.folder.continue_command}")
         ended = stopped_by, self.stop.exit_code, progress.best.step
         return Outcome(self.folder.path, progress.step, progress.seconds, progress.scores, *ended)
 

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from trifold import disk
-from trifold.errors import printable
+from trifold.errors import wrapped
 from trifold.jsonfiles import json_line
 from trifold.train.run_folder import RunFolder
 
@@ -118,7 +118,7 @@ class Plain(View):
 
     def say(self, line: str) -> None:
         # sys.stderr is looked up here, so that it can be redirected later.
-        print(printable(line), file=self._stream or sys.stderr, flush=True)
+        print(wrapped(line), file=self._stream or sys.stderr, flush=True)
 
     def begin(self, total: int, done: int = 0) -> None:
         self._next = -math.inf  # show the first step
@@ -152,7 +152,7 @@ class LiveView(View):
         self._progress: Progress | None = None
 
     def say(self, line: str) -> None:
-        self._console.print(Text(printable(line)))
+        self._console.print(Text(wrapped(line, self._console.width)), soft_wrap=True)
 
     def begin(self, total: int, done: int = 0) -> None:
         columns = [

@@ -28,7 +28,7 @@ from trifold.data import FileDigest, Source, compute_digests, digests_in_caches,
 from trifold.data.files import sha256_of_file
 from trifold.errors import CheckpointError, TrifoldError, UsageError, check_utf8
 from trifold.hub import resolve
-from trifold.hub.folder import DOWNLOADED, similar_folder
+from trifold.hub.folder import DOWNLOADED, no_run_error
 from trifold.recipe import Recipe
 from trifold.train import checkpoint
 from trifold.train.ranks import Interrupted
@@ -40,10 +40,10 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def recipe_of_run(folder: str | Path) -> Path:
-    """The recipe.yaml of a run. Raises UsageError if the folder is none."""
-    path = Path(folder) / "recipe.yaml"
+    """The recipe.yaml of a run, which may be named itself. Raises UsageError if the folder is no run."""
+    path = Path(folder) if Path(folder).name == "recipe.yaml" else Path(folder) / "recipe.yaml"
     if not path.is_file():
-        raise UsageError(f"{folder}: not a run, because it has no recipe.yaml{similar_folder(Path(folder))}")
+        raise no_run_error(path.parent)
     return path
 
 
@@ -175,9 +175,8 @@ class RunFolder:
 
     @property
     def continue_command(self) -> str:
-        """The command that continues this run."""
-        words = ["train", str(self.recipe), "--out", str(self.path), "--resume", "auto"]
-        return f"{self._command} {shlex.join(words)}"
+        """The command that continues this run, in backticks."""
+        return f"`{self._command} resume {shlex.quote(str(self.path))}`"
 
     def write_recipe(self, recipe: Recipe, environment: Mapping[str, Any]) -> str:
         """Write recipe.yaml and environment.json, keeping its list of sessions. Returns the digest of the recipe."""
