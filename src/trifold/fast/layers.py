@@ -223,42 +223,36 @@ def _activate(
 def dropout(x: Tensor, p: float) -> Tensor:
     """See `nn.ops.dropout`. The loop draws the same mask; on other devices and in graphs, PyTorch draws its own."""
     if trains_with_loops(x):
-        return _Dropout.apply(None, x, *_dropout_arguments(p))  # type: ignore[no-any-return, no-untyped-call]
+        return _Dropout.apply(None, x, p)  # type: ignore[no-any-return, no-untyped-call]
     return plain_dropout(x, p) if is_eager_cpu(x) else F.dropout(x, p)
 
 
 def add_dropout(x: Tensor, y: Tensor, p: float) -> Tensor:
     """See `nn.ops.add_dropout`; as `dropout`, in one pass with the addition."""
     if trains_with_loops(y):
-        return _Dropout.apply(x, y, *_dropout_arguments(p))  # type: ignore[no-any-return, no-untyped-call]
+        return _Dropout.apply(x, y, p)  # type: ignore[no-any-return, no-untyped-call]
     return plain_add_dropout(x, y, p) if is_eager_cpu(y) else x + F.dropout(y, p)
-
-
-def _dropout_arguments(p: float) -> tuple[np.uint32, np.uint32, np.float32]:
-    """The seed, the threshold of the random bits, and the scale."""
-    seed = int(torch.randint(2**32, (), generator=thread_rng()))
-    return np.uint32(seed), np.uint32(min(round(p * 2**32), 2**32 - 1)), np.float32(1 / (1 - p))
 
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor | None, y: Tensor, seed: np.uint32, threshold: np.uint32, scale: np.float32
-    ) -> Tensor:
-        ctx.arguments, ctx.adds = (seed, threshold, scale), x is not None
-        out = torch.empty(y.shape, dtype=y.dtype)
-        compiled_loops().dropout(None if x is None else _flat(x), _flat(y), *ctx.arguments, _flat(out))
-        return out
+    def forward(ctx: Any, x: Tensor | None, y: Tensor, p: float) -> Tensor:
+        seed, threshold = int(torch.randint(2**32, (), generator=thread_rng())), round(p * 2**32)
+        ctx.arguments = np.uint32(seed), np.uint32(min(threshold, 2**32 - 1)), np.float32(1 / (1 - p))
+        ctx.adds = x is not None
+        return _elementwise(compiled_loops().dropout, y, x, y, *ctx.arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        d_y = torch.empty(gradients[0].shape, dtype=gradients[0].dtype)
-        compiled_loops().dropout(None, _flat(gradients[0]), *ctx.arguments, _flat(d_y))
-        return gradients[0] if ctx.adds else None, d_y, None, None, None
+        d_y = _elementwise(compiled_loops().dropout, gradients[0], None, gradients[0], *ctx.arguments)
+        return gradients[0] if ctx.adds else None, d_y, None
 
 
-def _flat(x: Tensor) -> Any:
-    return as_array(x).reshape(-1)
+def _elementwise(loop: Callable[..., None], like: Tensor, *inputs: Any) -> Tensor:
+    """The output of a loop over all elements of its inputs, a tensor of the shape and type of `like`."""
+    out = torch.empty(like.shape, dtype=like.dtype)
+    loop(*(as_array(x).reshape(-1) if isinstance(x, Tensor) else x for x in (*inputs, out)))
+    return out
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -272,16 +266,12 @@ class _GeluTanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        out = torch.empty(x.shape, dtype=x.dtype)
-        compiled_loops().gelu_tanh(_flat(x), _flat(out))
-        return out
+        return _elementwise(compiled_loops().gelu_tanh, x, x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        d_x = torch.empty(x.shape, dtype=x.dtype)
-        compiled_loops().gelu_tanh_backward(_flat(gradients[0]), _flat(x), _flat(d_x))
-        return d_x
+        return _elementwise(compiled_loops().gelu_tanh_backward, x, gradients[0], x)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
