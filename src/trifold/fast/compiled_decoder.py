@@ -263,8 +263,8 @@ class CompiledDecoder:
                 set_fields(self.program, indices, **{name: value})
 
     def _set_memory_keys(self, index: np.int64, layer: LayerCache, rows: int) -> None:
-        assert layer.memory.buffers is not None, "the prompt fills the keys of cross-attention"
-        keys, values = layer.memory.buffers
+        assert layer.memory is not None, "the prompt fills the keys of cross-attention"
+        keys, values = layer.memory
         self._set_keys(index, keys, values)
         self.program[index]["length"], self.program[index]["beams"] = keys.shape[2], rows // keys.shape[0]
 
@@ -273,9 +273,8 @@ class CompiledDecoder:
             return
         assert keys.stride() == values.stride() and keys.stride(3) == 1 and keys.dtype in DTYPES
         self.keys_of[index] = keys
-        set_fields(self.program, index, keys=keys, values=values, dtype=DTYPES[keys.dtype])
         strides = dict(zip(("row_stride", "head_stride", "key_stride"), keys.stride(), strict=False))
-        set_fields(self.program, index, **strides)
+        set_fields(self.program, index, keys=keys, values=values, dtype=DTYPES[keys.dtype], **strides)
 
 
 def _float(vector: Tensor | None) -> Tensor | None:

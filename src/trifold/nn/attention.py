@@ -121,11 +121,11 @@ class Attention(nn.Module):
         self, memory: Tensor, packing: Packing | None, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H', S, D) of the memory, from the cache if it has them."""
-        if cache is not None and cache.memory.buffers is not None:
-            return cache.memory.buffers
+        if cache is not None and cache.memory is not None:
+            return cache.memory
         k, v = (self._heads(y, packing) for y in ops.linears(memory, (self.k_proj, self.v_proj)))
         if cache is not None:
-            cache.memory.buffers = k, v
+            cache.memory = k, v
         return k, v
 
     def _heads(self, x: Tensor, packing: Packing | None) -> Tensor:

@@ -179,24 +179,12 @@ class SlidingKeys(GrowingKeys):
         super().truncate(length)
 
 
-class MemoryKeys:
-    """Keys and values (B, H, S, D) of the encoder's output; None until they are computed."""
-
-    def __init__(self) -> None:
-        self.buffers: tuple[Tensor, Tensor] | None = None
-
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows."""
-        if self.buffers is not None:
-            self.buffers = self.buffers[0][rows], self.buffers[1][rows]
-
-
 class LayerCache:
-    """The keys and values of one decoder layer: its own, and those of the memory."""
+    """The keys and values of one decoder layer: its own, and those (B, H, S, D) of the memory, once computed."""
 
     def __init__(self, own: GrowingKeys | None = None) -> None:
         self.own = own or GrowingKeys()
-        self.memory = MemoryKeys()
+        self.memory: tuple[Tensor, Tensor] | None = None
 
 
 class Cache:
@@ -265,7 +253,8 @@ class Cache:
         self.gather_beams()
         for layer in self.layers:
             layer.own.select(rows)
-            layer.memory.select(sources)
+            if layer.memory is not None:
+                layer.memory = layer.memory[0][sources], layer.memory[1][sources]
 
     def expand(self, beams: int) -> None:
         """Repeat every row `beams` times, one after the other; the memory keeps its rows."""
