@@ -13,7 +13,7 @@ from trifold.generate.config import GenerationConfig, end_ids
 from trifold.generate.constrained_beam_search import constrained_beam_search
 from trifold.generate.decoding import DecodingState, Model, SearchSetup, StepCallback, eval_mode
 from trifold.generate.processors import processor
-from trifold.generate.sampling import Sampler, greedy, sampler
+from trifold.generate.sampling import greedy, sampler
 from trifold.generate.speculative import DraftModel, Proposer, check_draft, look_up, speculative_search
 from trifold.generate.stopping import Codec, Hypothesis, StoppingCriteria
 from trifold.generate.streaming import TextStreamer
@@ -149,13 +149,12 @@ def _search_without_beams(
     if draft is not None or config.prompt_lookup_num_tokens is not None:
         return _speculate(model, inputs, setup, numbers, draft)
     state = DecodingState(model, inputs, config)
-    choose: Sampler = greedy
-    if config.is_sampling:
-        each = config.num_return_sequences
-        state.copy(each)
-        keys = [(number, sample) for number in numbers for sample in range(each)]
-        choose = sampler(config, keys, int(state.limits.max()), state.logits.device)
-    return token_search(state, setup, choose)
+    if not config.is_sampling:
+        return token_search(state, setup, greedy)
+    each = config.num_return_sequences
+    state.copy(each)
+    keys = [(number, sample) for number in numbers for sample in range(each)]
+    return token_search(state, setup, sampler(config, keys, int(state.limits.max()), state.logits.device))
 
 
 def _speculate(
@@ -175,10 +174,8 @@ def _speculate(
         single = Inputs((tokens if inputs.attend is None else tokens[inputs.attend[row]])[None])
         for sample in range(each):
             state = DecodingState(model, single, config)
-            limit = int(state.limits[0])
-            choose: Sampler = greedy
-            if config.is_sampling:
-                choose = sampler(config, [(number, sample)], limit, state.logits.device)
+            limit, key = int(state.limits[0]), (number, sample)
+            choose = sampler(config, [key], limit, state.logits.device) if config.is_sampling else greedy
             propose: Proposer
             if draft is not None:
                 propose = DraftModel(draft, single, setup, choose, state.sentences, limit).propose

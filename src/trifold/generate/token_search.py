@@ -6,7 +6,6 @@ Shapes: B sentences, K candidates, E model width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -84,7 +83,9 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Ste
         history = torch.cat([history, hidden[sentences, best][:, None]], dim=1)
         real = None if real is None else torch.cat([real, real.new_ones(len(real), 1)], dim=1)
 
-        before = partial(_tokens_before, state, chosen)
+        def before(positions: Tensor, rows: Tensor = chosen) -> Tensor:
+            return state.generated_tokens(rows[positions])[:, :-1]  # without the token of this step
+
         step, remaining = _step(state, setup, taken, scores, before, state.generated)
         yield step
         if remaining is not None:
@@ -125,11 +126,6 @@ def _step(
     found = stopping.hypotheses(before(done), tokens[done], final, by_string[done], full[done])
     outputs = dict(zip(state.sentences[done].tolist(), found, strict=True))
     return Step(state.sentences, tokens, outputs), remaining
-
-
-def _tokens_before(state: DecodingState, rows: Tensor, positions: Tensor) -> Tensor:
-    """The generated tokens of the sentences at `positions`, whose rows are `rows`, without the last."""
-    return state.generated_tokens(rows[positions])[:, :-1]
 
 
 def _limit_to_positions(state: DecodingState) -> None:
