@@ -31,6 +31,7 @@ from trifold.objectives.masked import MaskedBatch, MaskedLM, MaskingSettings
 from trifold.objectives.objective import UNUSED_KEYS, Batch as BaseBatch, LossTerm
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
+from trifold.text.encoded import share_room
 from trifold.text.spans import Flags, Ids, Rng, example_rng
 
 
@@ -158,7 +159,7 @@ class SentencePairs(DocumentObjective):
             )
         # The longer text loses its outer tokens, so that the texts stay adjacent.
         middle = whole[:, 1]
-        kept = [_share_room(a, b, self.room) for a, b in np.diff(whole).tolist()]
+        kept = [share_room(a, b, self.room) for a, b in np.diff(whole).tolist()]
         first, second = np.array(kept, dtype=np.int64).reshape(-1, 2).T
         bounds = np.stack([middle - first, middle, middle + second], axis=1)
         rng, own = example_rng(draw or 0, 2**62), np.arange(len(document))
@@ -225,7 +226,7 @@ class SentencePairs(DocumentObjective):
         first, second = examples.text(row, 0), examples.text(int(examples.other[row]), 1)
         if examples.negative[row] and self.settings.pairs == "order":
             first, second = second, first
-        a, b = _share_room(len(first[0]), len(second[0]), self.room)
+        a, b = share_room(len(first[0]), len(second[0]), self.room)
         special = self.special
         parts = [_no_words(special.before), (first[0][:a], first[1][:a]), _no_words(special.between)]
         parts += [(second[0][:b], second[1][:b]), _no_words(special.after)]
@@ -282,11 +283,3 @@ def _count_unused(rows: AnnotatedTexts, document: Ids, whole: Ids, bounds: Ids) 
     rest, paired = rows.lengths - used, used > 0
     lost = (whole[:, 2] - whole[:, 0]) - (bounds[:, 2] - bounds[:, 0])
     return Unused(*map(Count.of, (rest[~paired], rest[paired], lost)))
-
-
-def _share_room(first: int, second: int, room: int) -> tuple[int, int]:
-    """The tokens that two texts keep: the longer one is truncated to the length of the other, then both are."""
-    if first + second <= room:
-        return first, second
-    half = min(first, second, room // 2)
-    return (half, room - half) if first <= second else (room - half, half)

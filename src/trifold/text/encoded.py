@@ -61,8 +61,7 @@ def truncate(first: Any, second: Any | None, size: int, cut: Cut) -> int:
     if size < 0:
         raise UsageError(f"max_length leaves no room for text: special tokens alone take {-size} more")
     if cut == "longest_first":
-        shorter = min(*lengths, size // 2)
-        kept = [shorter, size - shorter] if lengths[0] <= lengths[1] else [size - shorter, shorter]
+        kept = list(share_room(*lengths, size))
     else:
         which = 0 if cut == "only_first" else 1
         if lengths[which] <= excess:
@@ -75,6 +74,14 @@ def truncate(first: Any, second: Any | None, size: int, cut: Cut) -> int:
         if encoding is not None and keep < length:
             encoding.truncate(keep)
     return excess
+
+
+def share_room(first: int, second: int, room: int) -> tuple[int, int]:
+    """The tokens that two texts keep: the longer one is truncated to the length of the other, then both are."""
+    if first + second <= room:
+        return first, second
+    half = min(first, second, room // 2)
+    return (half, room - half) if first <= second else (room - half, half)
 
 
 def report(rows: Iterable[Encoded]) -> str:
