@@ -166,13 +166,10 @@ class CompiledDecoder:
     def _add_sublayer(
         self, layer: Any, x: Tensor, out: Tensor, mode: int = ADD, *, crosses: bool = False
     ) -> None:
-        if isinstance(layer, FeedForward):
-            self._add_feed_forward(layer, x, out, mode)
-        else:
-            assert isinstance(layer, Attention)
+        if isinstance(layer, Attention):
             self._add_attention(layer, x, out, mode, crosses=crosses)
-
-    def _add_feed_forward(self, layer: FeedForward, x: Tensor, out: Tensor, mode: int) -> None:
+            return
+        assert isinstance(layer, FeedForward)
         inner = self._buffer("inner", layer.in_proj.weight.shape[0])
         if layer.gate_proj is None:
             self._add_linear(layer.in_proj, x, inner, activation=layer.activation_name)
