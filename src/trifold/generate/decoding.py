@@ -110,10 +110,9 @@ class DecodingState:
         self._check_memory(len(lengths), key, getattr(config, key))
         self.memory = model.encode(inputs) if model_config.encoder_layers else None
 
-        prompt, prompt_lengths = inputs, lengths
+        prompt = inputs
         if self.memory is not None:
             prompt = Inputs(inputs.tokens.new_full((len(lengths), 1), model_config.start_id))
-            prompt_lengths = torch.ones_like(lengths)
         kind = config.cache or _choose_cache(model_config, width, capacity)
         rollback = max(config.num_assistant_tokens, config.prompt_lookup_num_tokens or 0)
         self.cache = model.new_cache(kind, capacity=capacity, rollback=rollback)
@@ -123,7 +122,7 @@ class DecodingState:
         self.hidden = self._read_prompt(prompt, config.prefill_chunk_size or prompt.tokens.shape[1])
         last = prompt.last_columns()
         self.logits = self.head(self.hidden[torch.arange(len(last), device=last.device), last])
-        self.tokens = _right_align(prompt, prompt_lengths)
+        self.tokens = _right_align(prompt, lengths)
 
     @property
     def context(self) -> Context:

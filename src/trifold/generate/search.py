@@ -14,7 +14,7 @@ from trifold.generate.constrained_beam_search import constrained_beam_search
 from trifold.generate.decoding import DecodingState, Model, SearchSetup, StepCallback, eval_mode
 from trifold.generate.processors import processor
 from trifold.generate.sampling import greedy, sampler
-from trifold.generate.speculative import DraftModel, Proposer, check_draft, look_up, speculative_search
+from trifold.generate.speculative import Proposer, check_draft, draft_proposer, look_up, speculative_search
 from trifold.generate.stopping import Codec, Hypothesis, StoppingCriteria
 from trifold.generate.streaming import TextStreamer
 from trifold.generate.token_search import Step, contrastive_search, token_search
@@ -178,7 +178,7 @@ def _speculate(
             choose = sampler(config, [key], limit, state.logits.device) if config.is_sampling else greedy
             propose: Proposer
             if draft is not None:
-                propose = DraftModel(draft, single, setup, choose, state.sentences, limit).propose
+                propose = draft_proposer(draft, single, setup, choose, state.sentences, limit)
                 count = config.num_assistant_tokens
             else:
                 shared = state.memory is not None and model.config.target_vocab_size is None

@@ -60,42 +60,41 @@ def speculative_search(
         logits = state.head(state.read(tokens)[0])
 
 
-class DraftModel:
-    """Proposes the tokens that a smaller model with the same vocabulary would choose."""
+def draft_proposer(
+    model: Model, inputs: Inputs, setup: SearchSetup, choose: Sampler, sentence: Tensor, limit: int
+) -> Proposer:
+    """Proposes the tokens that a smaller model with the same vocabulary would choose.
 
-    def __init__(
-        self, model: Model, inputs: Inputs, setup: SearchSetup, choose: Sampler, sentence: Tensor, limit: int
-    ) -> None:
-        """sentence: (1,) index of the row's random stream. limit: maximum number of generated tokens."""
-        config = setup.config.model_copy(update={"max_length": None, "max_new_tokens": limit})
-        self._state = DecodingState(model, inputs, config)
-        self._setup, self._choose, self._sentence = setup, choose, sentence
-        self._available = model.config.max_positions - self._state.tokens.shape[1]
-        self._prompt, self._read = self._state.tokens, list[int]()
+    sentence: (1,) index of the row's random stream. limit: maximum number of generated tokens.
+    """
+    config = setup.config.model_copy(update={"max_length": None, "max_new_tokens": limit})
+    state = DecodingState(model, inputs, config)
+    prompt, read = state.tokens, list[int]()
 
-    def propose(self, generated: Sequence[int], count: int) -> list[int]:
-        """See Proposer."""
-        state, common = self._state, _common_prefix(generated[:-1], self._read)
-        count = min(count, self._available - len(generated))
+    def propose(generated: Sequence[int], count: int) -> list[int]:
+        count = min(count, model.config.max_positions - prompt.shape[1] - len(generated))
         if count < 1:
             return []
-        state.rollback(len(self._read) - common)
-        self._read = list(generated)
-        new = torch.tensor([list(generated)[common:]], device=self._prompt.device)
+        common = _common_prefix(generated[:-1], read)
+        state.rollback(len(read) - common)
+        read[:] = generated
+        new = torch.tensor([list(generated)[common:]], device=prompt.device)
         proposed: list[int] = []
         while True:
             logits = state.head(state.read(new)[:, -1])
             known = torch.tensor([[*generated, *proposed]], device=new.device)
             length = known.shape[1]
             remaining = torch.full((1,), count + 1, device=new.device)
-            context = Context(torch.cat([self._prompt, known], dim=1), length, remaining)
-            log_probs = self._setup.process(logits, context).log_softmax(-1)
-            token = self._choose(log_probs, self._sentence, length)
+            context = Context(torch.cat([prompt, known], dim=1), length, remaining)
+            log_probs = setup.process(logits, context).log_softmax(-1)
+            token = choose(log_probs, sentence, length)
             proposed.append(int(token))
-            if len(proposed) == count or proposed[-1] in self._setup.stopping.ids:
+            if len(proposed) == count or proposed[-1] in setup.stopping.ids:
                 return proposed
-            self._read.append(proposed[-1])
+            read.append(proposed[-1])
             new = token[:, None]
+
+    return propose
 
 
 def look_up(prompt: Sequence[int], max_ngram: int, generated: Sequence[int], count: int) -> list[int]:
