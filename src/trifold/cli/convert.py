@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from trifold.cli.options import Json
-from trifold.cli.terminal import byte_progress, print_json
+from trifold.cli.terminal import byte_progress, print_json, print_note
 from trifold.errors import check_utf8
 
 EXAMPLES = (
@@ -78,3 +78,5 @@ def run(
     print(f"{new}: {family}, {done.tensors:,} tensors, {size} of {done.dtype}")
     for file in done.files:
         print(f"  {file}")
+    if done.unused:
+        print_note(f"unused tensors, not written: {len(done.unused):,}; --json lists them")

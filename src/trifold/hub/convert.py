@@ -53,7 +53,7 @@ MAX_INTEGER = 10**31  # these files write 10^30 for "no limit"
 
 
 class Converted(NamedTuple):
-    """The families before and after, the number of tensors, their bytes and precision, and the files written."""
+    """The families before and after; the tensors, bytes, precision and files written; tensors that nothing uses."""
 
     was: str
     family: str
@@ -61,6 +61,7 @@ class Converted(NamedTuple):
     bytes: int
     dtype: str
     files: list[str]
+    unused: list[str]
 
 
 def convert(
@@ -110,8 +111,9 @@ def convert(
         kept = dtype or _most_common(shapes)
         generation = read_generation_settings(old, config, values)
         write_settings(folder, target, config, generation, kept, _describe(values, source, target))
+        lost = [name for name in theirs if name not in shapes and rules.ignored(table, name)]
         files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return Converted(source.model_type, target.model_type, len(shapes), total, dtype_name(kept), files)
+    return Converted(source.model_type, target.model_type, len(shapes), total, dtype_name(kept), files, lost)
 
 
 def _target(source: Family, config: ModelConfig, came_from: object, to: Form | None, old: Path) -> Family:

@@ -63,7 +63,7 @@ def save_model(
     content = TransformedTensors(parameters, lambda name, p: p.detach().to("cpu", dtype))
     meta = TransformedTensors(parameters, lambda name, p: torch.empty_like(p, dtype=dtype, device="meta"))
     kept = {name: tensor.to("cpu", dtype) for name, tensor in model.unused.items()}
-    tensors, shapes = rules.saving(table, content, kept), rules.saving(table, meta)
+    tensors, shapes = rules.saving(table, content, kept), rules.saving(table, meta, kept)
     write_weights(folder, tensors, shapes=shapes, max_shard_size=max_shard_size)
     write_settings(folder, family, config, generation or {}, dtype)
 

@@ -255,10 +255,15 @@ def _zeros(rules: Iterable[AnyRule], ours: Iterable[str]) -> dict[str, tuple[Zer
 
 
 def unused(rules: Sequence[AnyRule], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Their tensors that nothing uses, to be saved unchanged: those of the shape and type that are written."""
-    pairs = [(rule.theirs, rule.like) for rule in rules if isinstance(rule, Unused)]
-    found = [(name, theirs[name], theirs[like]) for name, like in pairs if name in theirs and like in theirs]
-    return {name: own for name, own, other in found if (own.shape, own.dtype) == (other.shape, other.dtype)}
+    """Their tensors that nothing uses, to be saved unchanged."""
+    names = [rule.theirs for rule in rules if isinstance(rule, Unused)]
+    return {name: theirs[name] for name in names if name in theirs}
+
+
+def ignored(rules: Iterable[AnyRule], name: str) -> Ignored | Unused | None:
+    """The rule of a tensor of theirs that nothing uses, if it is one."""
+    found = (r for r in rules if isinstance(r, Ignored | Unused) and _match(r.theirs, name) is not None)
+    return next(found, None)
 
 
 def saving(
@@ -314,12 +319,9 @@ def checked(
         if name in unread:
             continue
         if name not in expected and name not in tied:
-            rule = next(
-                (r for r in rules if isinstance(r, Ignored) and _match(r.theirs, name) is not None), None
-            )
-            if rule is None:
+            if (rule := ignored(rules, name)) is None:
                 problems.append(f"not known: {name!r}")
-            elif rule.shape is not None:
+            elif isinstance(rule, Ignored) and rule.shape is not None:
                 problems += _wrong_shape(name, theirs[name], rule.shape)
             continue
         tensor, original = theirs[name], tied.get(name, name)
@@ -364,11 +366,10 @@ def _renamed(
     renames = [rule for rule in rules if isinstance(rule, Renamed)]
     if not renames:
         return theirs
-    ignored = [rule.theirs for rule in rules if isinstance(rule, Ignored)]
     names: dict[str, str] = {}
 
     def is_known(name: str) -> bool:
-        known = name in expected or any(_match(pattern, name) is not None for pattern in ignored)
+        known = name in expected or ignored(rules, name) is not None
         return known or _copies(rules, [name]).get(name) in names
 
     # Current names first, then old ones; copies last, because one whose original is missing may replace it.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from tests.command_line import run_command
 from tests.hub.checkpoints import equal, read, write
 from tests.hub.parity import make
 from tests.hub.tiny import TINY
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from trifold.errors import CheckpointError
 from trifold.hub import load_model, save_model
+from trifold.hub.convert import convert
 from trifold.hub.families import bert
 from trifold.nn import Inputs, Transformer
 
@@ -42,6 +44,21 @@ def test_untied_output_layers_have_an_unused_bias(family: str, tmp_path: Path) -
         expected = model(TOKENS).logits
         torch.testing.assert_close(logits(ours), expected, rtol=0, atol=1e-4)
         torch.testing.assert_close(reloaded.eval()(TOKENS).logits, expected, rtol=0, atol=1e-5)
+
+
+def test_tensors_that_nothing_uses_are_written_back_or_reported(tmp_path: Path) -> None:
+    make("bert", "ForMaskedLM", tie_word_embeddings=False).save_pretrained(tmp_path / "old")
+    other, ignored = "cls.predictions.bias", "cls.seq_relationship.bias"
+    tensors = {other: torch.arange(5, dtype=torch.float16), ignored: torch.ones(2)}
+    write(tmp_path / "old", read(tmp_path / "old") | tensors)
+    save_model(tmp_path / "saved", load_model(tmp_path / "old")[0])
+    assert torch.equal(read(tmp_path / "saved")[other], tensors[other].float())
+    assert convert(tmp_path / "old", tmp_path / "new").unused == [ignored]
+    kept = read(tmp_path / "new")[other]
+    assert kept.dtype == torch.float16 and torch.equal(kept, tensors[other])
+    assert set(convert(tmp_path / "old", tmp_path / "native", to="native").unused) == {other, ignored}
+    done = run_command("convert", str(tmp_path / "old"), str(tmp_path / "again"))
+    assert (done.code, done.err) == (0, "unused tensors, not written: 1; --json lists them\n")
 
 
 BERT_2018 = {
