@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trifold.errors import CheckpointError, SettingsError, printable, wrapped
+from trifold.recipe import load_recipe
 
 
 @pytest.mark.parametrize(
@@ -14,6 +15,7 @@ from trifold.errors import CheckpointError, SettingsError, printable, wrapped
         ("a\r\x7f\x00b\x85\u2028c", r"a\r\x7f\x00b\x85\u2028c"),
         ("\u202eright to left", r"\u202eright to left"),
         ("\ud800", r"\ud800"),
+        ("a\u200bb\u200ec\u061cd\u2060\ufeff\U000e0041", r"a\u200bb\u200ec\u061cd\u2060\ufeff\U000e0041"),
         ("a\tb\nc é 日 👩‍💻 می‌خواهم \\x1b", "a\tb\nc é 日 👩‍💻 می‌خواهم \\x1b"),
     ],
 )
@@ -26,8 +28,15 @@ def test_long_lines_lose_their_middle_and_long_messages_their_end() -> None:
     short = printable("file: " + "x" * 100_000 + "; remedy")
     assert len(short) <= 2_000 and short.startswith("file: xxx") and short.endswith("xxx; remedy")
     assert printable(short) == short
-    many = printable("\n".join(map(str, range(5_000)))).splitlines()
-    assert many[:2] == ["0", "1"] and many[200:] == ["  and 4,800 more"]
+    many = printable("\n".join(map(str, range(5_000))))
+    assert many.splitlines()[:2] == ["0", "1"] and many.splitlines()[19:] == ["  and 4,981 more"]
+    assert printable(many) == many
+
+
+def test_thousands_of_unknown_keys_are_a_short_error() -> None:
+    with pytest.raises(SettingsError, match=r"\n  and 9,981 more$") as caught:
+        load_recipe("smoke", {"train": {f"key{number}": 1 for number in range(10_000)}})
+    assert len(str(caught.value)) < 10_000
 
 
 def test_lines_are_wrapped_between_words_but_not_in_commands() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -15,6 +16,13 @@ def test_numbers_that_json_does_not_have_are_null() -> None:
     values = {"a": [math.nan, 1.5], "b": {"c": -math.inf}, "é": math.inf}
     assert json_line(values) == '{"a": [null, 1.5], "b": {"c": null}, "é": null}'
     assert json_line({"é": 0.1}, ensure_ascii=True) == r'{"\u00e9": 0.1}'
+
+
+def test_control_characters_are_escaped_in_json() -> None:
+    text = "\x9b31m \u202e \u200b \x7f \U000e0041 é \n"
+    line = json_line({"label": text})
+    assert line == r'{"label": "\u009b31m \u202e \u200b \u007f \udb40\udc41 é \n"}'
+    assert json.loads(line) == {"label": text}
 
 
 HOSTILE = {

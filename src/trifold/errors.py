@@ -9,20 +9,26 @@ from __future__ import annotations
 import re
 from textwrap import wrap
 
-MAX_LINE, MAX_LINES = 2_000, 200  # characters of a line and lines of a message
+MAX_LINE, MAX_LINES = 2_000, 20  # characters of a line and lines of a message
 COLUMNS = 80  # of lines for files and pipes
-# Control characters except tab and line feed, line separators, marks of direction, and lone surrogates.
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters except tab and line feed; line separators, marks of direction, invisible marks; lone surrogates.
+_INVISIBLE = r"\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f"
+UNPRINTABLE = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_INVISIBLE}\ud800-\udfff]")
+
+
+def escape(text: str) -> str:
+    """The text with control characters and invisible marks as in a Python string."""
+    return UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def printable(text: str) -> str:
-    """The text for a terminal: control characters are escaped; long lines lose their middle, and many lines their end.
+    """The escaped text of a message; long lines lose their middle, and many lines their end.
 
     Messages contain names and values of untrusted files.
     """
-    lines = _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text).split("\n")
-    more = len(lines) - MAX_LINES
-    lines = lines[:MAX_LINES] + ([f"  and {more:,} more"] if more > 0 else [])
+    lines = escape(text).split("\n")
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES - 1 :] = [f"  and {len(lines) - MAX_LINES + 1:,} more"]
     return "\n".join(x if len(x) <= MAX_LINE else f"{x[:1300]} … {x[-600:]}" for x in lines)
 
 
@@ -72,11 +78,9 @@ class UsageError(TrifoldError):
 
 def check_utf8(text: str, name: str) -> None:
     """Raise UsageError if the text, which `name` describes, contains bytes or characters that are not UTF-8."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        place = f"{name}: character {error.start + 1}"
-        raise UsageError(f"{place} is not valid UTF-8; correct it, or the encoding of the terminal") from None
+    if found := re.search("[\ud800-\udfff]", text):
+        place = f"{name}: character {found.start() + 1}"
+        raise UsageError(f"{place} is not valid UTF-8; correct it, or the encoding of the terminal")
 
 
 class SettingsError(UsageError):

@@ -12,19 +12,20 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from trifold.errors import CheckpointError
+from trifold.errors import UNPRINTABLE, CheckpointError
 
 MAX_JSON = 10 * 2**20  # bytes; the largest config or index in use is below 1 MB
 MAX_INTEGER = 2**53  # larger integers are rounded by other JSON readers
 
 
 def json_line(value: Any, *, ensure_ascii: bool = False) -> str:
-    """The value as one line of JSON. NaN and infinity, which JSON does not have, become null."""
+    """The value as one line of JSON. NaN and infinity become null; control characters and marks are escaped."""
     try:
-        return json.dumps(value, ensure_ascii=ensure_ascii, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=ensure_ascii, allow_nan=False)
     except ValueError:
         finite = json.loads(json.dumps(value), parse_constant=lambda name: None)
-        return json.dumps(finite, ensure_ascii=ensure_ascii)
+        text = json.dumps(finite, ensure_ascii=ensure_ascii)
+    return UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def lone_surrogate(text: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, TypeAlias, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
-from trifold.errors import SettingsError, wrapped
+from trifold.errors import MAX_LINES, SettingsError, wrapped
 from trifold.jsonfiles import lone_surrogate
 
 # pydantic's `loc` of an error: keys from the outermost group inwards.
@@ -68,7 +68,8 @@ class Settings(BaseModel):
         except ValidationError as error:
             lines: dict[str, str] = {}
             for problem in error.errors():  # a union reports an error for each of its members
-                key, explanation = _key(cls, problem["loc"], at), _explain(cls, problem)
+                key = _key(cls, problem["loc"], at)
+                explanation = _explain(cls, problem) if len(lines) < MAX_LINES else ""  # not printed
                 # The message of a nested `parse` already begins with the key.
                 complete = explanation.startswith((f"{key}.", f"{key}: "))
                 lines.setdefault(key, explanation if complete else f"{key}: {explanation}")
@@ -163,10 +164,9 @@ def _explain(cls: type[Settings], problem: Any) -> str:
 
 def _represent(value: Any) -> str:
     try:
-        text = repr(value)
+        return f"{value!r:.200}"
     except ValueError:
         return "an integer of thousands of digits"
-    return text if len(text) <= 200 else f"{text[:200]} …"
 
 
 def _kinds_at(cls: type[Settings], path: Location) -> list[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from trifold.cli.generate import run as command
 from trifold.generate import GenerationConfig
+from trifold.text import Tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +22,17 @@ def test_one_text_gives_one_line(trifold, run):
     assert done.code == 0
     assert done.out.count("\n") == 1
     assert done.err == ""
+
+
+@pytest.mark.parametrize("options", [(), ("--stream",), ("--num-beams", "2", "--num-return-sequences", "2")])
+def test_control_characters_are_escaped_on_a_terminal_only(trifold, run, monkeypatch, options):
+    text = "\x1b[2J\u202e\ttwo"
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, rows, **_: [text if row else "" for row in rows])
+    count = 2 if "2" in options else 1
+    assert trifold("generate", str(run), "one", *options).out == f"{text}\n" * count
+    terminal = type("Terminal", (io.TextIOWrapper,), {"isatty": lambda self: True})
+    monkeypatch.setattr("tests.command_line.io.TextIOWrapper", terminal)
+    assert trifold("generate", str(run), "one", *options).out == "\\x1b[2J\\u202e\ttwo\n" * count
 
 
 def test_unknown_words_are_reported_in_one_line(trifold, run):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from trifold.cli.terminal import print_note
 from trifold.errors import DataError, UsageError, check_utf8
@@ -47,19 +47,11 @@ def reads_stdin(texts: Sequence[str]) -> bool:
     return False
 
 
-def load_pipeline(
-    model: str,
-    device: str | None,
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
-    weights: Literal["int8"] | None = None,
-    tokenizer: str | None = None,
-    *,
-    reads_text: bool = True,
-) -> Pipeline:
+def load_pipeline(model: str, *, reads_text: bool = True, **options: Any) -> Pipeline:
     """`trifold.load`, which raises UsageError for a model of text without a tokenizer if it `reads_text`."""
     from trifold.pipeline import load
 
-    pipeline = load(model, device=device, dtype=dtype, weights=weights, tokenizer=tokenizer)
+    pipeline = load(model, **options)
     if reads_text and pipeline.tokenizer is None and pipeline.config.patch_size is None:
         raise UsageError(
             f"{model}: the model folder has no tokenizer; name the folder of one with --tokenizer"

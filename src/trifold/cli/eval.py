@@ -90,7 +90,7 @@ def run(
     """
     for file in data or []:
         check_utf8(file, "DATA")
-    load = partial(load_pipeline, model, device, dtype, tokenizer=tokenizer)
+    load = partial(load_pipeline, model, device=device, dtype=dtype, tokenizer=tokenizer)
     request = Request(
         model, find_recipe(model), data or [], split, batch_size, given(**options), load, tokenizer
     )

@@ -32,7 +32,7 @@ from trifold.cli.options import (
     generation_settings,
     with_options,
 )
-from trifold.cli.terminal import open_output
+from trifold.cli.terminal import open_output, print_result
 from trifold.errors import UsageError
 from trifold.jsonfiles import json_line
 
@@ -82,9 +82,10 @@ def run(
     from trifold.data import iter_lines
     from trifold.text.annotation import unknown_words
 
-    pipeline = load_pipeline(model, device, dtype, weights, tokenizer)
+    precision: dict[str, Any] = {"device": device, "dtype": dtype, "weights": weights}
+    pipeline = load_pipeline(model, tokenizer=tokenizer, **precision)
     if draft is not None:
-        settings["draft"] = load_pipeline(draft, device, dtype, weights, reads_text=False)
+        settings["draft"] = load_pipeline(draft, reads_text=False, **precision)
     count = settings.get("num_return_sequences", pipeline.generation.num_return_sequences)
     with open_output(out) as results:
         if is_piped or text is None:
@@ -100,7 +101,7 @@ def run(
             if json or count > 1:
                 _print(text, outputs, count, json, results)
             else:  # a single output may have several lines
-                print(outputs[0].text, file=results, flush=True)
+                print_result(outputs[0].text, results)
         warn_unknown(pipeline, unknown_words(pipeline.reader, [text]))
         warn_limits(pipeline, [each.limit for each in outputs])
 
@@ -111,8 +112,8 @@ def _stream(pipeline: Pipeline, text: str, settings: dict[str, Any], results: Te
     parts = []
     for part in pipeline.stream(text, on_end=ended.append, **settings):
         parts.append(part)
-        print(part, end="", file=results, flush=True)
-    print(file=results, flush=True)
+        print_result(part, results, end="")
+    print_result("", results)
     return [to_output(pipeline, text, "".join(parts), output, settings) for output in ended]
 
 
@@ -125,4 +126,4 @@ def _print(source: str, outputs: Sequence[Output], count: int, json: bool, resul
         lines = [one_line(each.text) for each in outputs]
         lines += [""] * (count - len(lines))
     for line in lines:
-        print(line, file=results, flush=True)
+        print_result(line, results)

@@ -56,7 +56,7 @@ def run(
     picture = None if json and out is None else out or Path("attention.png")
     if picture is not None:
         check_picture(picture)  # before the model runs
-    maps = read_attention(load_pipeline(model, device, tokenizer=tokenizer), text, target)
+    maps = read_attention(load_pipeline(model, device=device, tokenizer=tokenizer), text, target)
     if kind is None:
         kind = "alignment" if "cross" in maps.patterns and layer is None and head is None else "all"
     kinds = tuple(maps.patterns) if kind == "all" else ("cross" if kind == "alignment" else kind,)

@@ -10,7 +10,7 @@ import typer
 
 from trifold.cli.batch import BATCH, Progress, in_batches, load_pipeline, one_line, reads_stdin, warn_unknown
 from trifold.cli.options import BatchSize, Codec, Device, Dtype, Json, Model, Out, given, option, with_options
-from trifold.cli.terminal import open_output, print_note
+from trifold.cli.terminal import open_output, print_note, print_result
 from trifold.errors import DataError, UsageError, check_utf8, printable
 from trifold.jsonfiles import json_line
 
@@ -99,7 +99,7 @@ def run(
     from trifold.predict.predict import TASKS, choose_task
     from trifold.text.annotation import unknown_words
 
-    pipeline = load_pipeline(model, device, dtype, tokenizer=tokenizer)
+    pipeline = load_pipeline(model, device=device, dtype=dtype, tokenizer=tokenizer)
     name = choose_task(pipeline.config, task)
     is_split = tsv or (TASKS[name].pairs == "must" and not pairs)
     count = None if is_piped else len(texts)
@@ -127,7 +127,7 @@ def run(
     size = 1 if is_typed else batch_size or (PICTURE_BATCH if pipeline.config.n_patches else BATCH)
     with open_output(out) as results:
         for one, found in in_batches(inputs, size, contents, predict):
-            print(_format(one, name, found, json), file=results, flush=True)
+            print_result(_format(one, name, found, json), results)
     warn_unknown(pipeline, unknown)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, TextIO
 
-from trifold.errors import UsageError, check_utf8, printable, wrapped
+from trifold.errors import UsageError, check_utf8, escape, printable, wrapped
 from trifold.jsonfiles import json_line
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a write, whose OSError has no file name
@@ -109,6 +109,11 @@ def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=total)
         yield lambda more: progress.update(task, advance=more)
+
+
+def print_result(text: str, results: TextIO, end: str = "\n") -> None:
+    """Print generated text at once: escaped on a terminal, and unchanged to a file or a pipe."""
+    print(escape(text) if results.isatty() else text, end=end, file=results, flush=True)
 
 
 @contextmanager
