@@ -361,10 +361,9 @@ def load(
     is not that of the model. Raises CheckpointError if there is no model or no such tokenizer, if it is damaged or of
     an unknown family, and if the tokenizer has more tokens than the model; UsageError for another argument or device.
     """
-    if dtype not in get_args(Dtype):
-        raise UsageError(f"dtype {dtype!r} is not known; give {' or '.join(map(repr, get_args(Dtype)))}")
-    if weights not in (None, "int8"):
-        raise UsageError(f"weights {weights!r} is not known; remove it, or give 'int8'")
+    for option, value, known in (("dtype", dtype, get_args(Dtype)), ("weights", weights, (None, "int8"))):
+        if value not in known:
+            raise UsageError(f"{option} {value!r} is not known; give {' or '.join(map(repr, known))}")
     best = "cuda" if torch.cuda.is_available() else "cpu"
     place = find_device(best if device is None or device == "auto" else device)
     fast.enable()
