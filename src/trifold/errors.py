@@ -50,9 +50,8 @@ def wrapped(text: str, columns: int | None = None) -> str:
 PYTHON_NAMES = {"--resume auto": 'resume="auto"', "--data-changed": "data_changed=True", "--out": "`out`"}
 PYTHON_NAMES |= {"`trifold predict`": "`predict`", "`trifold generate`": "`generate`"}
 PYTHON_NAMES |= {"trifold recipes": "trifold.recipe.recipe_names()", "leave out --to ": "leave out `to` "}
-PYTHON_NAMES |= {"--stream ": "`stream` ", "--num-beams 1": "num_beams=1"}
-PYTHON_NAMES |= {"--num-return-sequences 1": "num_return_sequences=1"}
-PYTHON_NAMES |= {"--on-overflow truncate": 'on_overflow="truncate"'}
+PYTHON_NAMES |= {"--num-beams 1": "num_beams=1", "--num-return-sequences 1": "num_return_sequences=1"}
+PYTHON_NAMES |= {"--stream ": "`stream` ", "--on-overflow truncate": 'on_overflow="truncate"'}
 
 
 class TrifoldError(Exception):
@@ -79,8 +78,7 @@ class UsageError(TrifoldError):
 def check_utf8(text: str, name: str) -> None:
     """Raise UsageError if the text, which `name` describes, contains bytes or characters that are not UTF-8."""
     if found := re.search("[\ud800-\udfff]", text):
-        place = f"{name}: character {found.start() + 1}"
-        raise UsageError(f"{place} is not valid UTF-8; correct it, or the encoding of the terminal")
+        raise UsageError(f"{name}: character {found.start() + 1} is not valid UTF-8; correct or remove it")
 
 
 class SettingsError(UsageError):

@@ -169,20 +169,16 @@ class Pipeline(PredictMixin):
                 raise UsageError("attend and segments belong to ids; leave them out for text")
             reader = ModelReader(self.model, self.tokenizer, on_overflow=None)
             return reader.inputs(reader.encode(texts)).to(device)
-        tokens = _ids("tokens", tokens, config.vocab_size).to(device)
+        tokens = _ids("tokens", tokens, config.vocab_size)
         if segments is not None:
-            count = config.n_token_types or 2**31
-            segments = _ids("segments", segments, count, "model has {:,} token types")
+            segments = _ids("segments", segments, config.n_token_types or 2**31, "model has {:,} token types")
         attend = None if attend is None else _tensor("attend", attend, "booleans of shape (B, T)")
         for name, given in (("attend", attend), ("segments", segments)):
             if given is not None and given.shape != tokens.shape:
-                raise DataError(
-                    f"{name} has the shape {tuple(given.shape)}, tokens {tuple(tokens.shape)}; they must be equal"
-                )
+                raise DataError(f"{name} has the shape {tuple(given.shape)}, not {tuple(tokens.shape)}")
         if attend is not None and attend.dtype != torch.bool:
             raise DataError(f"attend has the type {attend.dtype}; give booleans, True at real tokens")
-        attend = None if attend is None else attend.to(device)
-        return Inputs(tokens, attend, segments=None if segments is None else segments.to(device))
+        return Inputs(tokens, attend, segments=segments).to(device)
 
     def _decoder_inputs(self, tokens: Tensor, rows: int) -> Inputs:
         shape = self.config.shape

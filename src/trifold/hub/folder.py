@@ -56,9 +56,7 @@ def save_model(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(
-            f"{folder}: cannot be created ({error.strerror}); choose another folder"
-        ) from None
+        raise CheckpointError(f"{folder}: cannot be created ({error.strerror}); choose another") from None
     parameters, table = dict(model.named_parameters()), family.rules(config)
     content = TransformedTensors(parameters, lambda name, p: p.detach().to("cpu", dtype))
     meta = TransformedTensors(parameters, lambda name, p: torch.empty_like(p, dtype=dtype, device="meta"))
