@@ -192,7 +192,8 @@ def _rows_of_objects(rows: Iterable[NumberedRow], settings: DataSettings, report
             report.header.append("source {!r:.40}, target {!r:.40}".format(*keys))
         if row and keys != named and isinstance(label := row.get(keys[1]), int):  # the number of a class
             row = {**row, keys[1]: str(label)}
-        yield Row(*("" if row is None else text_at(row, key, place) for key in keys), number)
+        source, target = ("" if row is None else text_at(row, key, place) for key in keys)
+        yield Row(source, target, number)
 
 
 def text_at(

@@ -61,7 +61,7 @@ def truncate(first: Any, second: Any | None, size: int, cut: Cut) -> int:
     if size < 0:
         raise UsageError(f"max_length leaves no room for text: special tokens alone take {-size} more")
     if cut == "longest_first":
-        kept = list(share_room(*lengths, size))
+        kept = list(share_room(lengths[0], lengths[1], size))
     else:
         which = 0 if cut == "only_first" else 1
         if lengths[which] <= excess:
