@@ -30,7 +30,7 @@ LATIN = "fein\nschön\n".encode("latin-1")
 # --- text files ----------------------------------------------------------------------------------------------
 
 TEXT = {
-    "missing file": Case({}, OWN, 1, ("a.en: no such file", "check the path", "TRIFOLD_DATA", "hub:NAME:SPLIT")),
+    "missing file": Case({}, OWN, 1, ("a.en: no such file; check the path",)),
     "empty file": Case(pair(b""), OWN, 1, ("a.en: the file is empty",)),
     "different lengths": Case(pair(ONE, b"eins\nzwei\n"), OWN, 1, ("a.en has 3 lines", "a.de has 2", "line n of")),
     "invalid UTF-8": Case(
@@ -57,7 +57,7 @@ TEXT = {
     "three files": Case({}, f"{SMOKE} data.train=a,b,c", 2, ("neither one table", "nor two files")),
     "variable not set": Case(
         {}, f"{SMOKE} data.train=${{{{TRIFOLD_NOWHERE}}}}/a.en,${{{{TRIFOLD_NOWHERE}}}}/a.de", 1,
-        ("the environment variable TRIFOLD_NOWHERE is not set", "set TRIFOLD_NOWHERE to the folder"),
+        ("the environment variable TRIFOLD_NOWHERE is not set", "set it to the folder"),
     ),
     "TSV without the column": Case(
         {"a.tsv": b"english\tfrench\na\tb\n"}, f"{SMOKE} data.train={{here}}/a.tsv data.source=english data.target=german",
@@ -132,8 +132,8 @@ VALID = {
 
 SETTINGS = {
     "unknown recipe": Case({}, "train multi30k-en-fr", 2, ("unknown recipe 'multi30k-en-fr'", "'multi30k-en-de'")),
-    "recipe file missing": Case({}, "train {here}/my.yaml", 2, ("my.yaml: file not found",)),
-    "recipe that is a folder": Case({"my.yaml/x": b""}, "train {here}/my.yaml", 2, ("my.yaml: file not found",)),
+    "recipe file missing": Case({}, "train {here}/my.yaml", 2, ("my.yaml: cannot read the file (No such file",)),
+    "recipe that is a folder": Case({"my.yaml/x": b""}, "train {here}/my.yaml", 2, ("my.yaml: cannot read the file (Is a",)),
     "bad YAML": Case({"my.yaml": b"train: {steps: 5\n"}, "train {here}/my.yaml", 2, ("my.yaml: not valid YAML", "line 2")),
     "YAML that is not a mapping": Case({"my.yaml": b"- a\n"}, "train {here}/my.yaml", 2, ("a recipe is a mapping",)),
     "YAML that is not UTF-8": Case({"my.yaml": LATIN}, "train {here}/my.yaml", 2, ("my.yaml: byte 9 is not valid UTF-8",)),

@@ -355,7 +355,7 @@ def test_invalid_utf_8_is_an_error_with_its_byte(tmp_path):
 
 
 def test_a_missing_file_is_an_error():
-    with pytest.raises(UsageError, match=r"nowhere\.yaml: file not found"):
+    with pytest.raises(UsageError, match=r"nowhere\.yaml: cannot read the file \(No such file"):
         load_recipe("nowhere.yaml")
 
 

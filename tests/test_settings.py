@@ -11,7 +11,7 @@ import trifold.hub
 import trifold.recipe  # noqa: F401 (the modules that define settings)
 from trifold.errors import SettingsError
 from trifold.objectives import KINDS, settings_class
-from trifold.settings import Settings, nearest
+from trifold.settings import Settings, nearest, warn_renamed
 
 
 class Wheel(Settings):
@@ -197,8 +197,8 @@ class Renamed(Settings):
         ({"color": "blue", "colour": "green"}, {"color": "green", "cut": "chunks"}, "'colour' is deprecated"),
     ],
 )
-def test_deprecated_names_are_accepted_with_one_warning(values, expected, warning, capsys, monkeypatch):
-    monkeypatch.setattr("trifold.settings._warned", set())
+def test_deprecated_names_are_accepted_with_one_warning(values, expected, warning, capsys):
+    warn_renamed.cache_clear()
     for _ in range(2):
         assert Renamed.parse(values).model_dump() == expected
     printed = capsys.readouterr().err

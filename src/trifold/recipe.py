@@ -19,8 +19,7 @@ from trifold.data import DataSettings
 from trifold.data.files import is_dataset
 from trifold.errors import SettingsError, UsageError
 from trifold.generate.config import GenerationConfig
-from trifold.hub import read_config, resolve
-from trifold.hub.folder import no_run_error
+from trifold.hub.folder import no_run_error, read_config, resolve
 from trifold.nn.config import PRESETS, ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.objective import ObjectiveSettings
@@ -323,8 +322,6 @@ def is_run(name: str | Path) -> bool:
 def _read(name: str | Path) -> tuple[dict[str, Any], str]:
     path = Path(name) / "recipe.yaml" if is_run(name) else Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
-        if not path.is_file():
-            raise UsageError(f"{path}: file not found")
         try:
             return parse(path.read_text("utf-8"), str(path)), path.stem
         except UnicodeDecodeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, ClassVar, Self, TypeAlias, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
@@ -76,14 +77,10 @@ class Settings(BaseModel):
             raise SettingsError("\n".join(lines.values())) from None
 
 
-_warned: set[str] = set()
-
-
+@cache
 def warn_renamed(old: str, new: str) -> None:
-    """Print a deprecation warning to stderr, once per process and old name."""
-    if old not in _warned:
-        _warned.add(old)
-        warn(f"{old!r} is deprecated; use {new!r}")
+    """Print a deprecation warning to stderr, once per process and name."""
+    warn(f"{old!r} is deprecated; use {new!r}")
 
 
 def warn(line: str) -> None:
@@ -97,10 +94,7 @@ def nearest(value: str, known: list[str], kind: str = "names") -> str:
 
 
 def similar(value: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """End of an error message about an unknown value: the closest name; empty if none is similar.
-
-    First the shortest name that the value begins, then one with few differences, then one that begins the value.
-    """
+    """End of an error message about an unknown value: the name that it begins, or a similar one; empty without one."""
     names = sorted(known, key=lambda name: (len(name), name))
     begun = [name for name in names if len(value) > 1 and name.startswith(value)]
     close = begun or difflib.get_close_matches(value, names, n=1, cutoff=0.8)

@@ -160,8 +160,8 @@ def test_invalid_settings(values: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("a.csv", {}, r"a\.csv is not raw text according to its suffix; .*data\.format=text"),
-        ("a.json.gz", {}, "data.format=jsonl"),
+        ("a.csv", {}, r"a\.csv is not raw text according to its suffix; name it \.txt .*data\.format"),
+        ("a.json.gz", {}, "name it .* .jsonl if each"),
         ("a.txt", {"format": "tsv"}, "tsv holds pairs"),
         ("a.jsonl", {"documents": "blank"}, "blank applies to plain text, but in .*a.jsonl each row"),
     ],
@@ -169,6 +169,11 @@ def test_invalid_settings(values: dict[str, Any], message: str) -> None:
 def test_invalid_sources(tmp_path: Path, name: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         read_documents(written(tmp_path, name, '{"text": "a"}\n'), DataSettings(**settings))
+
+
+def test_a_missing_table_is_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.tsv: no such file"):
+        read_documents(str(tmp_path / "a.tsv"), DataSettings())
 
 
 # --- files -------------------------------------------------------------------------------------------

@@ -104,16 +104,17 @@ def test_errors_name_the_place(tmp_path: Path, content: bytes, message: str) -> 
     assert caught.value.exit_code == 1
 
 
-def test_a_missing_file_has_two_remedies(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"none\.en: no such file; .*TRIFOLD_DATA.*hub:NAME:SPLIT"):
+def test_a_missing_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"none\.en: no such file; check the path$"):
         read_lines(tmp_path / "none.en")
+    monkeypatch.setenv("TRIFOLD_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"none\.en: no such file; check the path and variables$"):
+        read_lines("${TRIFOLD_DATA}/none.en")
 
 
 def test_an_unset_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRIFOLD_DATA", raising=False)
-    with pytest.raises(
-        DataError, match=r"variable TRIFOLD_DATA is not set; set TRIFOLD_DATA to the folder .*hub:"
-    ):
+    with pytest.raises(DataError, match=r"variable TRIFOLD_DATA is not set; set it to the folder .*hub:"):
         read_lines("${TRIFOLD_DATA}/a.en")
 
 

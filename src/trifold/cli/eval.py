@@ -193,7 +193,6 @@ def _score_translations(request: Request) -> Report:
     """The scores of the translations of the sources."""
     from sacrebleu.metrics.bleu import BLEU
 
-    from trifold.data.pairs import plural
     from trifold.objectives.translate import TranslateSettings
 
     pairs, options = _read_pairs(request), request.options
@@ -219,7 +218,7 @@ def _score_translations(request: Request) -> Report:
         "sentences": len(outputs),
         "scores": {n: {"value": s.value, "signature": s.signature} for n, s in scores.items()},
     }
-    note = f"{plural(len(outputs), 'sentence')} in {seconds:.1f} s"
+    note = f"{len(outputs):,} sentence{'s' * (len(outputs) != 1)} in {seconds:.1f} s"
     return Report(seconds, values, [str(each) for each in scores.values()], [note])
 
 

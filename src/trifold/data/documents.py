@@ -209,9 +209,10 @@ def _file_kind(file: str, settings: DataSettings) -> str:
     suffix = inner_suffix(file)
     kind = FORMATS.get(suffix, "text")
     if kind in ("tsv", "csv") or suffix == ".json":
+        next(iter_lines(file, settings.max_line_bytes), None)  # raises DataError if there is no such file
         raise SettingsError(
-            f"data: {file} is not raw text according to its suffix; set data.format=jsonl if each line is an object, "
-            "or data.format=text to read its lines as they are"
+            f"data: {file} is not raw text according to its suffix; name it .txt to read its lines as they are or "
+            ".jsonl if each is an object, or set data.format"
         )
     return kind
 

@@ -95,15 +95,11 @@ def expand_path(path: str | Path) -> Path:
     """Expand `~` and `${VARIABLES}`. Raises DataError for a variable that is not set."""
     for variable in _VARIABLE.findall(str(path)):
         if variable not in os.environ:
-            raise DataError(f"{path}: the environment variable {variable} is not set; {_remedies(variable)}")
+            raise DataError(
+                f"{path}: the environment variable {variable} is not set; set it to the folder that holds the file, or "
+                "use a dataset of the hub with data.train=hub:NAME:SPLIT"
+            )
     return Path(os.path.expandvars(path)).expanduser()
-
-
-def _remedies(variable: str = "TRIFOLD_DATA") -> str:
-    return (
-        f"set {variable} to the folder that holds the file, "
-        "or use a dataset of the hub with data.train=hub:NAME:SPLIT"
-    )
 
 
 @contextmanager
@@ -118,7 +114,7 @@ def _open(path: str | Path, name: str) -> Iterator[BinaryIO]:
                 raise IsADirectoryError
             yield _decompress(file, name)
     except FileNotFoundError:
-        raise DataError(f"{name}: no such file; check the path, {_remedies()}") from None
+        raise DataError(f"{name}: no such file; check the path{' and variables' * ('$' in name)}") from None
     except IsADirectoryError:
         raise DataError(f"{name}: this is a folder; name a file in it") from None
     except PermissionError:

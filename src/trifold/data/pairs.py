@@ -87,9 +87,9 @@ class Report(ReadReport):
         return ", ".join(parts) + used
 
 
-def plural(count: int, noun: str, ending: str = "s") -> str:
+def plural(count: int, noun: str) -> str:
     """`1 pair` or `1,234 pairs`."""
-    return f"{count:,} {noun}{'' if count == 1 else ending}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @dataclass

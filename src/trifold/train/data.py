@@ -17,7 +17,6 @@ import torch
 
 from trifold.batches import BatchSettings, Blocks, deal_batch, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
-from trifold.data.pairs import plural
 from trifold.errors import DataError, SettingsError
 from trifold.hub import load_model, read_config, resolve
 from trifold.hub.folder import describe_misfit
@@ -147,9 +146,8 @@ def _report(data: TrainingData, view: View) -> None:
         used = np.concatenate(plan)
         size = f"{len(used):,} {objective.row_name}, {int(lengths[used, -1].sum()):,} {objective.read_name}"
         padding = "packed" if objective.packs else f"{padding_share(lengths, plan):.1%} padding"
-    view.say(
-        f"an epoch: {size}, {plural(len(plan), 'batch', 'es')}, {padding}; vocabulary {data.bundle.vocabulary}"
-    )
+    batches = f"{len(plan):,} batch{'es' * (len(plan) != 1)}"
+    view.say(f"an epoch: {size}, {batches}, {padding}; vocabulary {data.bundle.vocabulary}")
 
 
 # --- the initial weights -------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ import torch
 
 import trifold
 from trifold import fast
-from trifold.data.pairs import plural
 from trifold.errors import SettingsError, UsageError
 from trifold.fast import compiled_loops
 from trifold.fast.int8_training import int8_training_obstacle
@@ -53,7 +52,8 @@ class Machine(NamedTuple):
 
     def __str__(self) -> str:
         parts = [f"device {self.device if self.ranks.world == 1 else self.device.type}"]
-        parts += [plural(torch.get_num_threads(), "thread")] if self.device.type == "cpu" else []
+        threads = torch.get_num_threads()
+        parts += [f"{threads} thread{'s' * (threads != 1)}"] if self.device.type == "cpu" else []
         parts += [f"{self.workers} workers"] if self.workers > 1 else []
         if self.ranks.world > 1:
             parts.append(f"{self.ranks.world} ranks{' with a sharded model' if self.sharded else ''}")

@@ -88,8 +88,7 @@ def resume(run: str | Path, **arguments: Any) -> Outcome:
 
     Raises UsageError if it is not a run.
     """
-    recipe = recipe_of_run(run)
-    return train(recipe, out=recipe.parent, resume="auto", **arguments)
+    return train(recipe := recipe_of_run(run), out=recipe.parent, resume="auto", **arguments)
 
 
 class Run:

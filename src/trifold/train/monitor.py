@@ -120,9 +120,6 @@ class Plain(View):
         # sys.stderr is looked up here, so that it can be redirected later.
         print(wrapped(line), file=self._stream or sys.stderr, flush=True)
 
-    def begin(self, total: int, done: int = 0) -> None:
-        self._next = -math.inf  # show the first step
-
     def step(self, snapshot: Snapshot) -> None:
         now = self._clock()
         if now < self._next and snapshot.step < snapshot.total:
