@@ -163,9 +163,7 @@ def evenly_spaced(student: int, teacher: int) -> tuple[int, ...]:
 
     6 of 12 are 0, 2, 4, 7, 9, 11, as in DistilBERT's code.
     """
-    if student == 1:
-        return (0,)
-    return tuple(round(layer * (teacher - 1) / (student - 1)) for layer in range(student))
+    return tuple(round(layer * (teacher - 1) / max(student - 1, 1)) for layer in range(student))
 
 
 @torch.no_grad()

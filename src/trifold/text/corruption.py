@@ -81,8 +81,6 @@ def choose_spans(
     bounds = find_words(free, starts)
     lengths = draw_span_lengths(len(bounds), rate, distribution, rng)
     first = place_spans(lengths, len(bounds), rng)
-    if not len(first):
-        return np.zeros(0, np.int64)
     positions = expand_spans(np.stack([bounds[first, 0], bounds[first + lengths - 1, 1]], axis=1))
     return positions[free[positions]]
 
