@@ -5,10 +5,11 @@ from __future__ import annotations
 import platform
 import zlib
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Thread
 from typing import NamedTuple, TypeVar
 
@@ -244,32 +245,27 @@ def prefetch(batches: Iterator[T], stop: Callable[[], bool] = lambda: False) -> 
     Ends if `stop()` is true before a batch is ready. Building one takes long if an epoch begins with tokenization; the
     thread is then abandoned.
     """
-    requests, results = SimpleQueue[bool](), SimpleQueue[tuple[list[T], BaseException | None]]()
+    requests = SimpleQueue[Future[T | None] | None]()
 
     def build_batches() -> None:
-        while requests.get():
+        for future in iter(requests.get, None):
             try:
-                results.put(([next(batches)], None))
+                future.set_result(next(batches, None))
             except BaseException as error:  # raised again in the consumer
-                results.put(([], error))
+                future.set_exception(error)
 
     thread = Thread(target=build_batches, name="batches", daemon=True)
     thread.start()
-    requests.put(True)
+    requests.put(ready := Future[T | None]())
     try:
         while True:
-            try:
-                batch, error = results.get(timeout=POLL_INTERVAL)
-            except Empty:
+            while not wait([ready], POLL_INTERVAL).done:
                 if stop():
                     return
-                continue
-            if isinstance(error, StopIteration):
+            if (batch := ready.result()) is None:
                 return
-            if error is not None:
-                raise error
-            requests.put(True)
-            yield batch[0]
+            requests.put(ready := Future())
+            yield batch
     finally:
-        requests.put(False)
+        requests.put(None)
         thread.join(POLL_INTERVAL)
