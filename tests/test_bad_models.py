@@ -25,6 +25,14 @@ USING = {
         1,
         ("r: the run has no model yet", "first validation"),
     ),
+    "eval of a run without a model": Case(
+        {
+            "r/recipe.yaml": b"task: {kind: masked}\ndata: {train: a.txt, valid: b.txt}\nmodel: {preset: bert-base}"
+        },
+        "eval {here}/r",
+        1,
+        ("r: the run has no model yet", "train.validate_every"),
+    ),
     "empty text": Case({}, f"{GENERATE} ''", 1, ("text 1 of 1 has no tokens", "nothing to translate")),
     "text longer than the model's input": Case({}, f"{GENERATE} '{'one ' * 60}'", 1, ("241", "128")),
     "a long line on standard input": Case(

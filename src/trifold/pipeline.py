@@ -364,8 +364,6 @@ def load(
     place = find_device(best if device is None or device == "auto" else device)
     fast.enable()
     folder = find_folder(str(name))
-    if (folder / "recipe.yaml").is_file():
-        raise CheckpointError(f"{name}: the run has no model yet; it is written at the first validation")
     model, generation = load_model(folder, dtype=getattr(torch, dtype), device=place, stored=weights)
     reader, writer = _tokenizers(folder if tokenizer is None else find_folder(str(tokenizer)))
     if tokenizer is not None and (reader is None or reader.vocab_size > model.config.vocab_size):

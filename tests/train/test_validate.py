@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from tests.train.runs import RecordingView, assert_equal_runs, lines_of, values_of
+from tests.train.runs import InterruptingView, RecordingView, assert_equal_runs, lines_of, values_of
 
 from trifold.hub import load_model
 from trifold.objectives.translate import TranslateSettings
@@ -87,6 +87,20 @@ def test_patience_ends_a_run_that_no_longer_improves(run, set_scores):
     set_scores(10, 30, 20, 30, 29, 40)
     outcome = run(train__validate_every=2, train__steps=100, train__patience=3)
     assert (outcome.stopped_by, outcome.steps) == ("patience", 10)
+
+
+def test_a_run_stopped_before_its_first_validation_leaves_its_weights(run):
+    changes = {"train__steps": 6, "train__validate_every": 3}
+    folder = run(view=InterruptingView(2), **changes).folder
+    assert are_equal(best_weights(folder), weights_of(folder, 2))
+    assert values_of(folder, "valid/loss") == []
+
+
+def test_a_run_stopped_later_keeps_its_best_weights(run):
+    folder = run(
+        view=InterruptingView(5), train__steps=6, train__validate_every=3, train__save_every=1
+    ).folder
+    assert are_equal(best_weights(folder), weights_of(folder, 3))
 
 
 # --- the mean of checkpoints ----------------------------------------------------------------------------------

@@ -91,16 +91,17 @@ def families_for(config: ModelConfig, first: object = None) -> Iterator[Family]:
     return (FAMILIES[name] for name in names if FAMILIES[name].fits(config))
 
 
-def describe_misfit(config: ModelConfig) -> str:
+def describe_misfit(config: ModelConfig, start: Path | None = None) -> str:
     """Why transformers cannot load the model, and the fewest changes of its settings with which it can.
 
-    Empty if it can.
+    Empty if it can. start: the folder of the initial weights, whose family is the only one to change to.
     """
+    own = None if start is None else read_json(start / CONFIG)["model_type"]
     found = {name: family.changes(config) for name, family in FAMILIES.items() if name != NATIVE}
     if {} in found.values():
         return ""
     note = "transformers cannot load this model, which fits none of its families"
-    if possible := {name: changes for name, changes in found.items() if changes}:
+    if possible := {name: changes for name, changes in found.items() if changes and own in (None, name)}:
         nearest = min(possible, key=lambda name: len(possible[name]))
         values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in possible[nearest].items()}
         note += f"; it fits {nearest} with {' '.join(f'model.{k}={v}' for k, v in values.items())}"
@@ -226,8 +227,11 @@ def resolve(name: str, *, pickled: bool = False, others: Iterable[str] = ()) -> 
     """
     folder = Path(name).expanduser()
     if name and folder.is_dir():
-        inner = folder / "model"
-        return inner if not (folder / CONFIG).is_file() and (inner / CONFIG).is_file() else folder
+        found = next((f for f in (folder, folder / "model") if (f / CONFIG).is_file()), folder)
+        if found == folder and (folder / "recipe.yaml").is_file():
+            remedy = "which the first validation writes; continue the run, or lower train.validate_every"
+            raise CheckpointError(f"{name}: the run has no model yet, {remedy}")
+        return found
     if folder.is_file():
         raise CheckpointError(f"{name}: a file, not the folder of a model")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII):

@@ -99,8 +99,7 @@ class Run:
     ) -> None:
         self.recipe, self.settings = recipe, recipe.train
         self.folder, self.ranks, self.view = folder, ranks, view
-        self.resume, self.data_changed = resume, data_changed
-        self.progress = Progress()
+        self.resume, self.data_changed, self.progress = resume, data_changed, Progress()
         self.identity: dict[str, Any] = {}  # on rank 0
         self.changed_files: list[str] = []  # on rank 0
 
@@ -351,7 +350,8 @@ class Run:
         return "steps" if progress.step >= settings.steps else None
 
     def _validation_is_due(self, stopped_by: StoppedBy | None) -> bool:
-        step, is_last = self.progress.step, stopped_by not in (None, "signal")
+        step, has_model = self.progress.step, self.progress.best.score is not None
+        is_last = stopped_by is not None and not (stopped_by == "signal" and has_model)
         return step > self.progress.validated and (is_last or step % self.settings.validate_every == 0)
 
     def _validate(self) -> StoppedBy | None:

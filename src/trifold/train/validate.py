@@ -17,6 +17,7 @@ from trifold.train import checkpoint
 from trifold.train.checkpoint import Best
 from trifold.train.data import TrainingData
 from trifold.train.monitor import Validated, score_text
+from trifold.train.ranks import Interrupted
 from trifold.train.run_folder import RunFolder
 
 
@@ -49,14 +50,22 @@ class Validator:
     ) -> tuple[Validated, Best]:
         """Evaluate, write samples, and save the weights to model/ if they are the best.
 
-        poll: called now and then; it may raise Interrupted.
+        poll: called now and then; it may raise Interrupted, and without an earlier model the weights are saved.
         """
         weights, damaged = self.averaged(step, current)
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
         recipe = self.data.recipe
         context = EvalContext(recipe.batch, recipe.generate, recipe.train.samples, recipe.train.seed, poll)
-        result = self.data.objective.evaluate(self.model, self.data.bundle.valid, self.data.valid, context)
+        try:
+            poll()
+            result = self.data.objective.evaluate(
+                self.model, self.data.bundle.valid, self.data.valid, context
+            )
+        except Interrupted:
+            if best.score is None:  # there is no other model to use
+                self.save_model()
+            raise
         is_best = best.score is None or result.value > best.score
         if is_best:
             self.save_model()
