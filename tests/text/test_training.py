@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trifold.errors import SettingsError
-from trifold.text import TokenizerSettings, train_tokenizer
+from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer, train_tokenizer
 
 WORDS = "haus baum straße garten kind hund katze wasser feuer erde luft stein blume vogel fisch".split()
 CORPUS = [
@@ -22,6 +23,19 @@ sys.path[:0] = {path!r}
 from trifold.text import TokenizerSettings, train_tokenizer
 print(train_tokenizer({texts!r}, TokenizerSettings(kind={kind!r}, vocab_size=300)).fingerprint)
 """
+
+
+def test_the_file_of_a_tokenizer_may_be_a_folder_with_a_vocabulary_only(tmp_path: Path) -> None:
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ha", "##us", "."]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    tokenizer = make_tokenizer([], TokenizerSettings(file=str(tmp_path)))
+    assert tokenizer.vocab_size == len(vocabulary)
+    assert tokenizer.rows(["Haus."])[0].ids == [2, 5, 6, 7, 3]
+    assert [tokenizer.required(role) for role in ("pad", "bos", "eos", "unk", "mask")] == [0, 2, 3, 1, 4]
+    (tmp_path / "saved").mkdir()
+    tokenizer.save(tmp_path / "saved")
+    again = Tokenizer.load(tmp_path / "saved")
+    assert (again.rows(["Haus."])[0].ids, again.names) == ([2, 5, 6, 7, 3], tokenizer.names)
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "word", "char"])
@@ -75,9 +89,3 @@ def test_rare_words_are_unknown_and_frequent_ones_first() -> None:
     tokenizer = train_tokenizer(texts, TokenizerSettings(kind="word", min_frequency=2))
     assert tokenizer.encode(["often seldom often"]) == [[4, 3, 4]]
     assert tokenizer.vocab_size == 5
-
-
-def test_progress_counts_every_text() -> None:
-    heard: list[int] = []
-    train_tokenizer(iter(CORPUS * 8), TokenizerSettings(vocab_size=60), progress=heard.append)
-    assert heard == [1000, 2000, 2400]

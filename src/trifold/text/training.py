@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
-from typing import Any, Literal, Self, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from tokenizers import (
@@ -16,17 +18,16 @@ from tokenizers import (
     models,
     normalizers,
     pre_tokenizers,
+    processors,
     trainers,
 )
 
 from trifold.errors import SettingsError
 from trifold.settings import Settings
-from trifold.text.classes import template
+from trifold.text.folder import read_tokenizer
 from trifold.text.special_tokens import SPECIAL, UNK
 from trifold.text.tokenizer import NO_LIMITS, TOKEN_TYPES, Tokenizer
 from trifold.text.vocabulary import SPACE
-
-Progress: TypeAlias = Callable[[int], None]
 
 _ROUNDS = 4  # of Viterbi training; further rounds change one token in a thousand
 
@@ -68,19 +69,19 @@ class TokenizerSettings(Settings):
         return self
 
 
-def make_tokenizer(
-    texts: Iterable[str], settings: TokenizerSettings, progress: Progress | None = None
-) -> Tokenizer:
+def make_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
     """The tokenizer in `settings.file` if it is set, else one trained on `texts`."""
     if settings.file is not None:
-        return Tokenizer.load(settings.file, dropout=settings.dropout)
-    return train_tokenizer(texts, settings, progress)
+        folder = Path(os.path.expandvars(settings.file)).expanduser()
+        if (folder / "tokenizer.json").is_file() or not (folder / "vocab.txt").is_file():
+            return Tokenizer.load(settings.file, dropout=settings.dropout)
+        found = read_tokenizer(folder)
+        return Tokenizer(found.library, dropout=settings.dropout, names=found.names, settings=found.settings)
+    return train_tokenizer(texts, settings)
 
 
-def train_tokenizer(
-    texts: Iterable[str], settings: TokenizerSettings, progress: Progress | None = None
-) -> Tokenizer:
-    """Train on `texts`; a pure function of texts and settings. `progress` is called every 1000 texts.
+def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
+    """Train on `texts`; a pure function of texts and settings.
 
     Raises SettingsError if the vocabulary is smaller than the number of characters that occur.
     """
@@ -88,13 +89,17 @@ def train_tokenizer(
     texts = list(texts)
     if settings.kind != "word":
         _check_alphabet(library, texts, settings)
-    library.train_from_iterator(_report_progress(texts, progress), trainer)
+    library.train_from_iterator(texts, trainer)
     if settings.kind == "unigram":
         _recompute_scores(library, texts, special_tokens(settings))
     names = {f"{role}_token": f"<{role}>" for role in settings.special}
     if "cls_token" not in names:
         return Tokenizer(library, dropout=settings.dropout, names=names)
-    library.post_processor = template(library, "<cls> $A <sep>", "<cls> $A <sep> $B:1 <sep>:1")
+    library.post_processor = processors.TemplateProcessing(
+        single="<cls> $A <sep>",
+        pair="<cls> $A <sep> $B:1 <sep>:1",
+        special_tokens=[(name, library.token_to_id(name)) for name in ("<cls>", "<sep>")],
+    )
     return Tokenizer(library, dropout=settings.dropout, names=names, settings=NO_LIMITS | TOKEN_TYPES)
 
 
@@ -201,10 +206,3 @@ def _unigram_model(counts: dict[str, int], special: list[str]) -> Any:
     scores = [(piece, round(math.log(max(count, 0.5) / total), 6)) for piece, count in counts.items()]
     scores.sort(key=lambda entry: (-entry[1], entry[0]))
     return models.Unigram([*((name, 0.0) for name in special), *scores], unk_id=special.index(UNK))
-
-
-def _report_progress(texts: list[str], progress: Progress | None) -> Iterator[str]:
-    for number, text in enumerate(texts, start=1):
-        yield text
-        if progress is not None and (number % 1000 == 0 or number == len(texts)):
-            progress(number)
