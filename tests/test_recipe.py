@@ -13,7 +13,6 @@ from trifold.hub import save_model
 from trifold.hub.folder import describe_misfit, families_for
 from trifold.nn import Transformer
 from trifold.nn.config import PRESETS, ModelConfig
-from trifold.objectives.objective import SIZES
 from trifold.recipe import (
     Recipe,
     TrainSettings,
@@ -231,7 +230,7 @@ def test_the_task_chooses_the_shape_the_heads_and_the_special_tokens(write, kind
     recipe = load_recipe(write(f"task: {{kind: {kind}}}\ndata: {{train: a.txt}}\nmodel: {{n_layers: 2}}\n"))
     model = recipe.model
     assert (model.shape, set(model.chosen_heads), recipe.tokenizer.special) == TASKS[kind]
-    assert (model.n_layers, model.d_model) == (2, SIZES["d_model"])
+    assert (model.n_layers, model.d_model) == (2, 256)
     assert next(families_for(model)).model_type != "trifold"  # other libraries can load it
     assert load_recipe(write(recipe.resolved())) == recipe
 

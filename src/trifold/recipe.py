@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.resources
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -17,11 +18,12 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, mod
 from trifold.batches import BatchSettings
 from trifold.data import DataSettings
 from trifold.data.files import is_dataset
-from trifold.errors import SettingsError, UsageError
+from trifold.errors import SettingsError, UsageError, wrapped
 from trifold.generate.config import GenerationConfig
-from trifold.hub.folder import no_run_error, read_config, resolve
-from trifold.nn.config import PRESETS, ModelConfig
+from trifold.hub.folder import no_run_error
+from trifold.nn.config import ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
+from trifold.objectives.defaults import complete
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.settings import Settings, nearest, warn
 from trifold.text import TokenizerSettings
@@ -310,7 +312,8 @@ def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
         given[key] = value
         _set(values, key, value)
     values.setdefault("name", default_name)
-    _complete_model(values)
+    if (chosen := complete(values)) and os.environ.get("RANK", "0") == "0":
+        print(wrapped(f"for the size of the data: {' '.join(chosen)}"), file=sys.stderr)
     return Recipe.parse(values)
 
 
@@ -356,42 +359,3 @@ def _set(values: dict[str, Any], dotted: str, value: Any) -> None:
         if not isinstance(values, dict):
             raise SettingsError(f"{dotted}: {part} is a value, not a group of keys")
     values[last] = value
-
-
-def _complete_model(values: dict[str, Any]) -> None:
-    """Add the defaults of the task to a recipe that leaves the model to it, and expand the preset.
-
-    With train.start_from, the model and the tokenizer are those of that folder.
-    """
-    task, model, train = (values.get(group, {}) for group in ("task", "model", "train"))
-    kind = str(task.get("kind", DEFAULT_KIND)) if isinstance(task, Mapping) else ""
-    if kind not in KINDS or not isinstance(model, Mapping):
-        return  # an error, which `Recipe` reports
-    objective = settings_class(kind)
-    defaults = {} if {"preset", "shape"} & model.keys() else objective.defaults
-    name = train.get("start_from") if defaults and isinstance(train, Mapping) else None
-    start = resolve(name) if isinstance(name, str) else None
-    if start is not None:
-        defaults = {**defaults, "model": {}, "tokenizer": {"file": str(start)}}
-    for group, settings in defaults.items():
-        given = values.get(group, {})
-        if isinstance(given, Mapping) and "file" not in given:
-            values[group] = {**settings, **given}
-    chosen = dict(values.get("model", {}))
-    preset = chosen.pop("preset", None)
-    if start is not None:
-        labels = ModelConfig().model_dump(include={"n_labels", "label_names", "problem_type"})
-        config = read_config(start).model_copy(update=labels)
-    elif preset is not None:
-        config = _preset(preset)
-    else:
-        return
-    values["model"] = {**objective.with_heads(config).model_dump(), **chosen}
-
-
-def _preset(name: Any) -> ModelConfig:
-    from trifold.hub.presets import PRESETS as PUBLISHED_PRESETS
-
-    if name not in (known := [*PRESETS, *PUBLISHED_PRESETS]):
-        raise SettingsError(f"model.preset: unknown preset {name!r}{nearest(str(name), known)}")
-    return PRESETS[name] if name in PRESETS else PUBLISHED_PRESETS[name].config

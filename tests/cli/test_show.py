@@ -7,6 +7,7 @@ from tests.cli.readers import HEADS, folder_of, pictures_folder
 
 from trifold.hub.presets import PRESETS as PUBLISHED
 from trifold.nn import PRESETS
+from trifold.objectives import KINDS
 from trifold.recipe import recipe_names
 
 pytestmark = pytest.mark.slow
@@ -46,6 +47,37 @@ def test_show_and_train_resolve_a_recipe_to_the_same_model(trifold, tmp_path, ki
         "attention_dropout",
     }
     assert {key for key in shown if shown[key] != trained[key]} <= ids
+
+
+REJECTED = {("text-to-text", "{}"), ("distill", "{}"), ("permutation", "{preset: bert-base}")}
+GIVEN = {
+    "masked": "bert-base",
+    "pairs": "bert-base",
+    "permutation": "bert-base",
+    "denoise": "transformer-tiny",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [*((kind, "{}") for kind in KINDS), *((k, f"{{preset: {name}}}") for k, name in GIVEN.items())],
+)
+def test_what_show_accepts_trains(trifold, tmp_path, kind, model):
+    """A bare recipe of every kind of task, or one with a preset, and smaller sizes."""
+    text = tmp_path / "text.tsv"
+    text.write_text("text\tlabel\n" + "A b c. C b a.\tgood\nC b a. A b.\tbad\n" * 20, encoding="utf-8")
+    table = kind in ("classify", "translate")
+    data = f"data: {{train: {text}, format: {'tsv' if table else 'text'}, holdout: 5}}"
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        f"task: {{kind: {kind}}}\n{data}\ntokenizer: {{kind: word}}\nmodel: {model}\n", encoding="utf-8"
+    )
+    shown = trifold("show", str(recipe))
+    sizes = "model.d_model=12 model.d_ff=32 model.n_layers=1 model.n_heads=4"
+    train = "train.steps=1 train.warmup=0 train.device=cpu"
+    done = trifold("train", str(recipe), *f"{sizes} {train}".split(), "--out", str(tmp_path / "run"))
+    assert shown.code == done.code, done.err
+    assert (shown.code == 0) == ((kind, model) not in REJECTED)
 
 
 def test_show_without_a_model_lists_the_presets(trifold):

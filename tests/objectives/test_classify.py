@@ -270,6 +270,11 @@ def test_a_label_of_the_first_row_only_is_reported(report_of, first, changes, wa
     assert any("'bar' is in row 1 only" in line for line in lines) == warns
 
 
+def test_labels_of_held_out_rows_are_labels(report_of):
+    lines = report_of(DATA + "text\trare\n", **{"data.valid": None, "data.holdout": 8})
+    assert "labels: 0, 1, rare" in lines
+
+
 def test_a_single_label_is_an_error(tmp_path):
     path = tmp_path / "one.tsv"
     path.write_text("text\tlabel\na b\tx\nb c\tx\n", encoding="utf-8")

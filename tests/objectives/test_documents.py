@@ -203,6 +203,35 @@ def test_reports_from_a_cache_equal_those_from_memory(folder, tmp_path):
         assert "task.prompts: 1 have more than 512 tokens and are truncated" in lines
 
 
+def build_with(tokenizer, here):
+    """Build a masked language model with a loaded tokenizer; what it reports."""
+    text, said = str(here / "text.txt"), []
+    (here / "text.txt").write_text("w1 w2 unheard\n" * 3, encoding="utf-8")
+    task, model = TASKS["masked"]
+    data, settings = DataSettings(train=text, valid=text), TokenizerSettings(file=str(tokenizer))
+    run = here / f"run of {len(list(here.iterdir()))}"
+    task.build(BuildContext(data, settings, ModelConfig.parse(model), BatchSettings(), 1, run, said.append))
+    return said
+
+
+def test_reports_name_the_file_and_the_unknown_token_of_a_loaded_tokenizer(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nw1\nw2\n", encoding="utf-8")
+    said = build_with(tmp_path, tmp_path)
+    assert f"tokenizer: {tmp_path} …" in said
+    assert "text.txt: 3 of 9 tokens are unknown ([UNK]): inputs, but never targets" in said
+
+
+def test_a_loaded_tokenizer_without_a_mask_token_is_an_error_with_its_remedy(tmp_path):
+    (tmp_path / "words").mkdir()
+    make_tokenizer(["w1 w2"], TokenizerSettings(kind="word", min_frequency=1)).save(tmp_path / "words")
+    with pytest.raises(
+        SettingsError, match=r"no mask token; .* name a mask_token in the tokenizer_config\.json"
+    ):
+        build_with(tmp_path / "words", tmp_path)
+    (tmp_path / "words" / "tokenizer_config.json").write_text('{"mask_token": "[M]"}', encoding="utf-8")
+    assert build_with(tmp_path / "words", tmp_path)
+
+
 def test_unknown_tokens_and_single_sentences_are_reported(folder):
     _, said = built(folder, "denoise", [[4], [2, 2], *ALWAYS], 30, "pieces")
     assert said[1:] == ["train.txt: 1 of 4 documents are a single sentence: nothing to permute"]

@@ -294,3 +294,10 @@ def test_the_pair_loss_reads_the_first_state(make, rows):
         ]
         <= 100
     )
+
+
+def test_the_command_that_uses_a_model_names_its_mask_token(tmp_path):
+    folder = tmp_path / "a run"
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "special_tokens_map.json").write_text('{"mask_token": "[MASK]"}', encoding="utf-8")
+    assert MaskedSettings().usage(folder) == f"trifold predict '{folder}' \"a text with a [MASK]\""

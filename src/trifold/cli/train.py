@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -85,5 +84,5 @@ def run(
             print(f"validation:   {scores} at step {outcome.best_step:,}, the best")
         print(f"model:        {describe_folder(folder / 'model')}")
         print(f"run folder:   {folder}")
-        print(f"use it:       {chosen.task.usage(Path(shlex.quote(str(folder))))}")
+        print(f"use it:       {chosen.task.usage(folder)}")
     raise typer.Exit(outcome.exit_code)

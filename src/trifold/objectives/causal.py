@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,10 +26,9 @@ from trifold.data import TokenCache, read_documents
 from trifold.errors import DataError, SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import Inputs, Transformer
-from trifold.objectives.documents import Cut, DocumentChunks, describe_long, require_documents
+from trifold.objectives.documents import Cut, DocumentChunks, describe_long
 from trifold.objectives.evaluation import EvalContext, EvalRun, Sample, Scores
 from trifold.objectives.objective import (
-    SIZES,
     Batch as BaseBatch,
     BuildContext,
     LossTerm,
@@ -62,7 +60,7 @@ class CausalSettings(ObjectiveSettings):
 
     supports_cache = True
     shapes = ("decoder",)
-    defaults = MappingProxyType({"model": {"preset": "gpt2", **SIZES}})
+    defaults = {"model": {"preset": "gpt2"}}  # noqa: RUF012
 
     kind: Literal["causal"] = "causal"
     best_by: Literal["loss", "accuracy"] = "loss"
@@ -75,7 +73,7 @@ class CausalSettings(ObjectiveSettings):
     )
 
     def build(self, context: BuildContext) -> TaskBundle:
-        require_documents(context)
+        context.require_data()
         build = self._read_into_memory if context.data.cache is None else self._open_cache
         objective, train, valid, name = build(context)
         tokenizer, width, redraws = objective.tokenizer, objective.width, context.data.cut == "windows"
@@ -145,7 +143,8 @@ def _count_single_tokens(starts: Any) -> int:
 
 def _describe_unknown(tokenizer: Tokenizer, corpus: Corpus) -> Iterator[str]:
     if count := count_unknown(tokenizer, corpus.tokens.ids):
-        yield f"{count:,} of {len(corpus.tokens.ids):,} tokens are unknown: input and label are <unk>"
+        unknown, total = tokenizer.names["unk_token"], len(corpus.tokens.ids)
+        yield f"{count:,} of {total:,} tokens are unknown: input and label are {unknown}"
 
 
 # --- examples, batches -----------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -51,7 +50,7 @@ class ClassifySettings(ObjectiveSettings):
     command = 'predict {folder} "your text"'
     shapes = ("encoder", "decoder")
     heads = ("sequence",)
-    defaults = MappingProxyType({**ENCODER, "batch": {"on_overflow": "truncate"}})
+    defaults = {**ENCODER, "batch": {"on_overflow": "truncate"}}  # noqa: RUF012
 
     kind: Literal["classify"] = "classify"
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="probability mass spread over all labels")
@@ -68,13 +67,10 @@ class ClassifySettings(ObjectiveSettings):
         return config.model_copy(update={"heads": heads, "classifier_input": reads, **unused})
 
     def build(self, context: BuildContext) -> TaskBundle:
-        context.require_data(
-            "data.train=FILE (.tsv, .csv or .jsonl), data.source and data.target to the columns of texts and labels",
-            "data.valid=…, or data.holdout=0.1 to hold out a tenth",
-        )
         train, valid = context.read(read_pairs)
         tokenizer = context.load_or_train_tokenizer(lambda: train.sources)
-        config = _with_labels(context.config_for(tokenizer), train)
+        held_out = valid.targets if context.data.holdout else []  # a rare label may be there only
+        config = _with_labels(context.config_for(tokenizer), train, held_out)
         labels = ", ".join(f"{name:.40}" for name in config.labels)
         context.report(shorten(f"labels: {labels}", 80, placeholder=f" … ({len(config.labels):,} labels)"))
         if context.data.header is None and train.report.header and context.model.label_names is None:
@@ -92,19 +88,19 @@ class ClassifySettings(ObjectiveSettings):
         return TaskBundle(objective, config, train, valid)
 
 
-def _with_labels(config: ModelConfig, rows: Pairs) -> ModelConfig:
-    """The config with the labels of the rows, unless it names them already."""
+def _with_labels(config: ModelConfig, rows: Pairs, more: Sequence[str]) -> ModelConfig:
+    """The config with the labels of the rows, and `more`, unless it names them already."""
     if config.problem_type in ("regression", "multi_label_classification"):
         raise SettingsError(
             f"model.problem_type: {config.problem_type} does not support task.kind: classify, which predicts one of "
             "several classes; remove it"
         )
-    labels = sort_labels(rows.targets)
+    labels = sort_labels([*rows.targets, *more])
     if config.label_names is not None or set(labels) <= set(config.labels):
         return config
-    if len(labels) > len(set(rows.sources)):
+    if (count := len(set(rows.targets))) > len(set(rows.sources)):
         raise DataError(
-            f"{rows.report.name}: {len(set(rows.sources)):,} different texts with {len(labels):,} different labels; "
+            f"{rows.report.name}: {len(set(rows.sources)):,} different texts with {count:,} different labels; "
             "the columns are likely swapped; set data.source to that of the texts and data.target to that of the "
             "labels, by name or by number from 0"
         )

@@ -25,6 +25,7 @@ from trifold.errors import SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import (
+    NO_MASK,
     Cut,
     DocumentChunks,
     DocumentObjective,
@@ -93,6 +94,8 @@ class Noise(Settings):
 class DenoiseSettings(DenoisingSettings):
     """Settings of BART's denoising."""
 
+    special = {"special": ["mask"]}  # noqa: RUF012
+
     kind: Literal["denoise"] = "denoise"
     noise: Noise = Field(Noise(), description="how texts are corrupted")
 
@@ -100,9 +103,7 @@ class DenoiseSettings(DenoisingSettings):
         """Raises SettingsError if masks are required and the tokenizer has none."""
         rates = self.noise.model_dump()
         if tokenizer.mask_id is None and (rates["mask"] or rates["infill"]):
-            raise SettingsError(
-                "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[mask]"
-            )
+            raise SettingsError(NO_MASK)
         special, mask = special_flags(tokenizer), -1 if tokenizer.mask_id is None else tokenizer.mask_id
 
         def corrupt(ids: Ids, sentences: Flags, rng: Rng) -> tuple[Ids, Ids]:
@@ -115,6 +116,8 @@ class DenoiseSettings(DenoisingSettings):
 
 class SpansSettings(DenoisingSettings):
     """Settings of T5's span corruption."""
+
+    special = {"sentinels": 100}  # noqa: RUF012
 
     kind: Literal["spans"] = "spans"
     rate: float = Field(0.15, gt=0, le=0.5, description="share of the tokens that are removed")

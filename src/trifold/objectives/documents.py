@@ -32,14 +32,10 @@ from trifold.text.spans import Flags, Ids, example_rng
 
 Cut = Literal["pieces", "windows", "drop"]
 PLACEHOLDER = "_"  # stands for a hidden token in samples, if the tokenizer has no mask token
-
-
-def require_documents(context: BuildContext) -> None:
-    """Raises SettingsError if the recipe names no training or no validation text."""
-    context.require_data(
-        "data.train=FILE, a folder or a pattern of files",
-        "data.valid=FILE, or data.holdout=0.1 to hold out a tenth of the text",
-    )
+NO_MASK = (
+    "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[cls, sep, mask], or, for a "
+    "tokenizer.file, name a mask_token in the tokenizer_config.json next to it"
+)
 
 
 def describe_long(lengths: Ids, long: Flags, size: int, cut: Cut) -> Iterator[str]:
@@ -192,7 +188,6 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         raise NotImplementedError
 
     def build(self, context: BuildContext) -> TaskBundle:
-        require_documents(context)
         train, valid = context.read(read_documents)
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, append_eos=self.append_eos)
         config = context.config_for(tokenizer)
@@ -220,8 +215,11 @@ class DocumentObjectiveSettings(ObjectiveSettings):
                 raise DataError(f"{name}: no document has a token; is the tokenizer for this text?")
             context.report(f"{name}: {empty:,} documents without a token: left out")
         if count := count_unknown(tokenizer, annotated.ids):
+            unknown = (
+                f"{count:,} of {len(annotated.ids):,} tokens are unknown ({tokenizer.names['unk_token']})"
+            )
             use = "inputs and targets" if self.append_eos else "inputs, but never targets"
-            context.report(f"{name}: {count:,} of {len(annotated.ids):,} tokens are unknown (<unk>): {use}")
+            context.report(f"{name}: {unknown}: {use}")
         try:
             for line in objective.describe(annotated):
                 context.report(f"{name}: {line}")

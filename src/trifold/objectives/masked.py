@@ -30,6 +30,7 @@ from trifold.nn.heads import SpanBoundary
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import round_up
 from trifold.objectives.documents import (
+    NO_MASK,
     Cut,
     DocumentChunks,
     DocumentObjective,
@@ -37,7 +38,7 @@ from trifold.objectives.documents import (
     SpecialTokens,
 )
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.objective import FILL_MASK, Batch, LossTerm, measure_tokens, pack, token_loss
+from trifold.objectives.objective import ENCODER, FILL_MASK, Batch, LossTerm, measure_tokens, pack, token_loss
 from trifold.text import Tokenizer
 from trifold.text.annotation import special_flags
 from trifold.text.corruption import MASK_CHOICES, MaskedRow, Replacement, choose_spans, mask_tokens
@@ -48,6 +49,8 @@ from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, example_rng, expand_sp
 
 class MaskingSettings(DocumentObjectiveSettings):
     """Which tokens are masked, and what replaces them."""
+
+    special = ENCODER["tokenizer"]
 
     mask: Literal["plain", "words", "spans"] = Field(
         "plain", description="what is masked: single tokens, whole words, or spans of whole words"
@@ -118,9 +121,7 @@ class MaskedLM(DocumentObjective):
         self, settings: Any, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut = "pieces"
     ) -> None:
         if tokenizer.mask_id is None:
-            raise SettingsError(
-                "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[cls, sep, mask]"
-            )
+            raise SettingsError(NO_MASK)
         if settings.mask == "spans" and settings.rate > MAX_SPAN_RATE:
             raise SettingsError(
                 f"task.rate: {settings.rate} of the words do not fit into separate spans; set at most "

@@ -7,6 +7,7 @@ number of target tokens of a batch.
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -33,14 +34,14 @@ from trifold.ragged import Ragged
 from trifold.settings import Settings
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
 from trifold.text.spans import Ids
+from trifold.text.special_tokens import read_names
 
 TOKENIZER_FILE, TARGET_TOKENIZER_FILE = "tokenizer.json", "target_tokenizer.json"
-FILL_MASK = 'predict {folder} "a text with a <mask>"'  # command that uses a model
+FILL_MASK = 'predict {folder} "a text with a {mask}"'  # command that uses a model
 Rows = TypeVar("Rows", Pairs, Documents)
-# Defaults of a recipe that leaves the model to its task: a small model of a published family.
-SIZES: Mapping[str, Any] = {"d_model": 256, "n_layers": 4, "n_heads": 4, "d_ff": 1024, "max_positions": 512}
+# Defaults of a recipe that leaves the model to its task: a model of a published family.
 ENCODER: Mapping[str, Mapping[str, Any]] = {
-    "model": {"preset": "bert-base", **SIZES},
+    "model": {"preset": "bert-base"},
     "tokenizer": {"special": ["cls", "sep", "mask"]},
 }
 UNUSED_KEYS = ("tokenizer.dropout", "tokenizer.dropout_epochs")  # without effect, except in translation
@@ -149,15 +150,17 @@ class BuildContext:
         """Largest number of tokens of a row: the recipe's limit, at most the model's positions."""
         return min(self.batches.max_length or self.model.max_positions, self.model.max_positions)
 
-    def require_data(self, train_remedy: str, valid_remedy: str) -> None:
+    def require_data(self) -> None:
         """Raises SettingsError if the recipe has no training data or no validation data."""
         if self.data.train is None:
-            raise SettingsError(f"data.train: no training data; set {train_remedy}")
+            raise SettingsError("data.train: no training data; set data.train=FILE, or FILE,FILE for pairs")
         if self.data.valid is None and not self.data.holdout:
-            raise SettingsError(f"data.valid: no validation data; set {valid_remedy}")
+            held_out = "data.holdout=0.1 (a share) or data.holdout=500 (a number) to hold out training data"
+            raise SettingsError(f"data.valid: no validation data; set data.valid=FILE, or {held_out}")
 
     def read(self, read: Callable[[Any, DataSettings, str], Rows]) -> tuple[Rows, Rows]:
-        """Training and validation rows, whose reports are printed; call `require_data` first."""
+        """Training and validation rows, whose reports are printed."""
+        self.require_data()
         train, valid, _ = read_splits(self.data, self.seed, read)
         self.report(str(train.report))
         self.report(str(valid.report))
@@ -172,7 +175,7 @@ class BuildContext:
         """
         if (path := self.folder / name).is_file():
             return Tokenizer.load(path, dropout=self.tokenizer.dropout)
-        self.report(f"tokenizer: {self.tokenizer.kind}{note} …")
+        self.report(f"tokenizer: {self.tokenizer.file or self.tokenizer.kind}{note} …")
         tokenizer = make_tokenizer(texts(), self.tokenizer)
         self.folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(self.folder, name, **save)
@@ -213,6 +216,7 @@ class ObjectiveSettings(Settings):
     command: the command that uses a trained model. unused_keys: recipe keys that have no effect and are rejected.
     supports_cache: whether it reads tokens from data.cache. shapes, heads: model shapes that the objective supports,
     and heads that it requires. defaults: settings, by group, of a recipe with neither model.preset nor model.shape.
+    special: settings of a new tokenizer that the objective requires with any model.
     """
 
     data_kind: ClassVar[Literal["pairs", "documents", "parts"]] = "documents"
@@ -222,6 +226,7 @@ class ObjectiveSettings(Settings):
     shapes: ClassVar[tuple[Shape, ...]] = ("encoder-decoder",)
     heads: ClassVar[tuple[Head, ...]] = ("lm",)
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    special: ClassVar[Mapping[str, Any]] = {}
 
     if TYPE_CHECKING:  # declared by each subclass, whose fields keep their order
 
@@ -236,8 +241,9 @@ class ObjectiveSettings(Settings):
         return self
 
     def usage(self, folder: Path) -> str:
-        """The command that uses a model trained with these settings."""
-        return f"trifold {self.evaluated.command.format(folder=folder)}"
+        """The command that uses the model of a run with these settings."""
+        mask = read_names(folder / "model", ["mask_token"]).get("mask_token", "<mask>")
+        return f"trifold {self.evaluated.command.format(folder=shlex.quote(str(folder)), mask=mask)}"
 
     @classmethod
     def with_heads(cls, config: ModelConfig) -> ModelConfig:

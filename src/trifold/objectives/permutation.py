@@ -12,7 +12,6 @@ share their weights, and only the query stream reaches the head.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +20,6 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
 from trifold.objectives.documents import (
@@ -35,7 +33,6 @@ from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.objective import (
     ENCODER,
     FILL_MASK,
-    SIZES,
     Batch as BaseBatch,
     LossTerm,
     measure_tokens,
@@ -51,7 +48,7 @@ class PermutationSettings(DocumentObjectiveSettings):
     """Settings of a permutation language model."""
 
     command = FILL_MASK
-    defaults = MappingProxyType({**ENCODER, "model": {"preset": "xlnet-base", **SIZES}})
+    defaults = {**ENCODER, "model": {"preset": "xlnet-base"}}  # noqa: RUF012
 
     kind: Literal["permutation"] = "permutation"
     best_by: Literal["loss", "accuracy"] = "loss"
@@ -63,6 +60,13 @@ class PermutationSettings(DocumentObjectiveSettings):
         description="which tokens are last in the order: spans with context around each, or any tokens",
     )
     longest: int = Field(5, ge=1, description="spans: largest length in tokens")
+
+    def model_problem(self, config: ModelConfig) -> str | None:
+        remedy = "set model.query_stream=true model.positions=relative-sinusoidal"
+        missing = (
+            None if config.query_stream else f"model.query_stream: the model has no query stream; {remedy}"
+        )
+        return super().model_problem(config) or missing
 
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> Permutation:
         return Permutation(self, tokenizer, config, width, cut)
@@ -87,11 +91,6 @@ class Permutation(DocumentObjective):
     def __init__(
         self, settings: Any, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut = "pieces"
     ) -> None:
-        if not config.query_stream:
-            raise SettingsError(
-                "model.query_stream: the model has no query stream; set "
-                "model.query_stream=true model.positions=relative-sinusoidal"
-            )
         self.is_special = special_flags(tokenizer)
         super().__init__(settings, tokenizer, width, SpecialTokens.of(tokenizer), cut)
 

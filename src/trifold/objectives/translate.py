@@ -65,10 +65,6 @@ class TranslateSettings(ObjectiveSettings):
         return name
 
     def build(self, context: BuildContext) -> TaskBundle:
-        context.require_data(
-            "data.train=FILE.source,FILE.target or one table",
-            "data.valid=…, or data.holdout=500 to hold out pairs",
-        )
         train, valid = context.read(read_pairs)
         source, target = _load_or_train_tokenizers(context, train)
         config = context.config_for(source)

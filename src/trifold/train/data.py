@@ -106,15 +106,8 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
 
     Raises SettingsError or DataError.
     """
-    context = BuildContext(
-        recipe.data,
-        recipe.tokenizer,
-        recipe.model,
-        recipe.batch,
-        recipe.train.seed,
-        tokenizer_folder,
-        view.say,
-    )
+    parts = recipe.data, recipe.tokenizer, recipe.model, recipe.batch
+    context = BuildContext(*parts, recipe.train.seed, tokenizer_folder, view.say)
     recipe.task.check_unused_keys(context)
     if recipe.train.warmup >= recipe.train.steps:
         view.say(
@@ -122,14 +115,14 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
             "rate only rises"
         )
     bundle = recipe.task.build(context)
-    start = recipe.train.start_from
-    if start is not None and start == recipe.tokenizer.file:  # its table of embeddings may have unused rows
-        size = max(bundle.config.vocab_size, read_config(resolve(start)).vocab_size)
+    start = None if recipe.train.start_from is None else resolve(recipe.train.start_from)
+    if start is not None and recipe.tokenizer.file in (recipe.train.start_from, str(start)):
+        size = max(bundle.config.vocab_size, read_config(start).vocab_size)  # its table may have unused rows
         bundle = replace(bundle, config=bundle.config.model_copy(update={"vocab_size": size}))
     train, valid = (bundle.objective.examples(rows) for rows in (bundle.train, bundle.valid))
     data = TrainingData(recipe, bundle, train, valid)
     _report(data, view)
-    if misfit := describe_misfit(data.config):
+    if misfit := describe_misfit(data.config, start):
         view.say(misfit)
     return data
 

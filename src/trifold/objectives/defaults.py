@@ -1,0 +1,118 @@
+"""Defaults of a recipe that depend on its task and its data: model, special tokens, steps, held-out data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trifold.data import expand_path, iter_lines, list_files
+from trifold.errors import SettingsError, TrifoldError
+from trifold.hub import read_config, resolve
+from trifold.hub.families import FAMILIES
+from trifold.hub.presets import PRESETS as PUBLISHED_PRESETS
+from trifold.jsonfiles import read_json
+from trifold.nn.config import PRESETS, ModelConfig
+from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
+from trifold.objectives.objective import ObjectiveSettings
+from trifold.settings import nearest
+
+WIDTHS = ((50_000, 64, 2), (1_000_000, 128, 2), (inf, 256, 4))  # below these tokens: width and layers
+LARGE = 20_000_000  # bytes of files from which on only their sizes are read
+HELD_OUT = 500_000  # most tokens of the held-out tenth
+
+
+def complete(values: dict[str, Any]) -> list[str]:
+    """Add the defaults of the task to the values of a recipe, and expand its preset.
+
+    A recipe that leaves the model to its task also gets defaults for the size of its data, which are returned as
+    key=value. With train.start_from, its model and its tokenizer are those of that folder.
+    """
+    groups = {name: values.get(name, {}) for name in ("task", "data", "tokenizer", "model", "batch", "train")}
+    kind = str(groups["task"].get("kind", DEFAULT_KIND)) if isinstance(groups["task"], Mapping) else ""
+    if kind not in KINDS or not all(isinstance(group, Mapping) for group in groups.values()):
+        return []  # an error, which `Recipe` reports
+    objective, chosen, config = settings_class(kind), {}, None
+    defaults: Mapping[str, Mapping[str, Any]] = {"tokenizer": objective.special}
+    if objective.defaults and not {"preset", "shape"} & groups["model"].keys():
+        defaults = objective.defaults
+        if isinstance(name := groups["train"].get("start_from"), str):
+            start = resolve(name)
+            config = _with_heads(start, objective)
+            defaults = {**defaults, "model": config.model_dump(), "tokenizer": {"file": str(start)}}
+        chosen = _for_size(groups, config)
+    for name, given in groups.items():
+        more = {**defaults.get(name, {}), **chosen.get(name, {})}
+        if more and "file" not in given:
+            values[name] = {**more, **given}
+    model = dict(values.get("model", {}))
+    if (preset := model.pop("preset", None)) is not None:
+        values["model"] = {**objective.with_heads(_preset(preset)).model_dump(), **model}
+    return [f"{g}.{key}={more[key]}" for g, more in chosen.items() for key in more if key not in groups[g]]
+
+
+def _preset(name: Any) -> ModelConfig:
+    if name not in (known := [*PRESETS, *PUBLISHED_PRESETS]):
+        raise SettingsError(f"model.preset: unknown preset {name!r}{nearest(str(name), known)}")
+    return PRESETS[name] if name in PRESETS else PUBLISHED_PRESETS[name].config
+
+
+def _with_heads(folder: Path, objective: type[ObjectiveSettings]) -> ModelConfig:
+    """The config of a model folder, with the heads for the objective as its family has them, and without labels."""
+    config, family = read_config(folder), FAMILIES[read_json(folder / "config.json")["model_type"]]
+    counts = {
+        len(fields["heads"]): name
+        for name, fields in family.architectures.items()
+        if fields["shape"] == config.shape and {*objective.heads} <= {*fields["heads"]}
+    }
+    if counts:
+        config = family.read({"architectures": [counts[min(counts)]], **family.write(config)})
+    labels = ModelConfig().model_dump(include={"n_labels", "label_names", "problem_type"})
+    return objective.with_heads(config).model_copy(update=labels)
+
+
+def _for_size(
+    groups: Mapping[str, Mapping[str, Any]], start: ModelConfig | None
+) -> dict[str, dict[str, Any]]:
+    """Settings, by group, for the size of the training data. start: the config of train.start_from.
+
+    The peak of the learning rate is that of 4,000 steps of warmup for this width, or a tenth of it with `start`.
+    """
+    data, batch, train = groups["data"], groups["batch"], groups["train"]
+    tokens, longest = _measure(data, 1 if groups["tokenizer"].get("kind") == "char" else 4)
+    width, layers = next((width, layers) for limit, width, layers in WIDTHS if tokens < limit)
+    width = _number(groups["model"], "d_model", width) if start is None else start.d_model
+    epoch = tokens / (_number(batch, "tokens", 4096) * _number(train, "accumulate", 1))
+    steps = _number(train, "steps", min(10_000, max(100, round(10 * epoch))))
+    rate, every = (4000 * width) ** -0.5 / (1 if start is None else 10), max(1, min(500, steps // 10))
+    chosen: dict[str, dict[str, Any]] = {"model": {}, "train": {"steps": steps, "warmup": steps // 10}}
+    chosen["train"] |= {"learning_rate": float(f"{rate:.2g}"), "validate_every": every, "save_every": every}
+    if start is None:
+        sizes = {"d_model": width, "n_layers": layers, "n_heads": 4, "d_ff": 4 * width}
+        positions = min(512, max(64, 1 << int(1.5 * longest).bit_length()))
+        chosen["model"] = {**sizes, "max_positions": positions}
+    if data.get("train") and not data.get("valid"):
+        chosen["data"] = {"holdout": float(f"{min(0.1, HELD_OUT / tokens):.2g}")}
+    return chosen
+
+
+def _number(group: Mapping[str, Any], key: str, default: int) -> int:
+    value = group.get(key)  # another type is an error, which `Recipe` reports
+    return value if isinstance(value, int) and value > 0 else default
+
+
+def _measure(data: Mapping[str, Any], token_bytes: int) -> tuple[int, float]:
+    """Estimates of the tokens of the training files, and of a long row. What cannot be read, training reports."""
+    size, lengths = 0, []
+    with suppress(TrifoldError, OSError, TypeError, AttributeError):
+        files = list_files(data.get("train"))
+        size = sum(expand_path(file).stat().st_size for file in files)
+        if size <= LARGE:
+            lines = (line for file in files for line in iter_lines(file, LARGE, allow_empty=True))
+            lengths = [len(line.encode()) / token_bytes + 2 for line in lines]
+    longest = np.percentile(lengths, 99) if lengths and data.get("documents", "line") == "line" else 512
+    return int(sum(lengths)) or (size or LARGE) // token_bytes, float(longest)

@@ -1,0 +1,134 @@
+"""A recipe that leaves the model to its task gets defaults for the size of its data."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.recipes import BERT
+
+from trifold.hub import save_model
+from trifold.hub.families import FAMILIES
+from trifold.hub.folder import describe_misfit
+from trifold.nn import ModelConfig, Transformer
+from trifold.recipe import TrainSettings, load_recipe
+
+SENTENCE = "a sentence of some words . "  # 27 bytes
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a text and a recipe that reads it, and return the path of the recipe."""
+
+    def write(text: str, more: str = "", kind: str = "causal"):
+        (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+        path = tmp_path / "mine.yaml"
+        path.write_text(
+            f"task: {{kind: {kind}}}\ndata: {{train: {tmp_path / 'text.txt'}}}\n{more}", encoding="utf-8"
+        )
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("lines", "repeats", "size", "positions", "steps", "holdout"),
+    [
+        (100, 2, (64, 2), 64, 100, 0.1),
+        (1_000, 20, (128, 2), 256, 334, 0.1),
+        (5_000, 35, (256, 4), 512, 2_908, 0.1),
+        (40_000, 20, (256, 4), 512, 10_000, 0.092),
+    ],
+)
+def test_sizes_and_steps_follow_the_data(write, lines, repeats, size, positions, steps, holdout):
+    recipe = load_recipe(write(f"{SENTENCE * repeats}\n" * lines))
+    model, train = recipe.model, recipe.train
+    assert (model.d_model, model.n_layers) == size
+    assert (model.d_ff, model.n_heads, model.max_positions) == (4 * size[0], 4, positions)
+    every = min(500, steps // 10)
+    assert (train.steps, train.warmup, train.validate_every, train.save_every) == (
+        steps,
+        steps // 10,
+        every,
+        every,
+    )
+    assert train.learning_rate == pytest.approx((4000 * size[0]) ** -0.5, rel=0.05)
+    assert recipe.data.holdout == holdout
+
+
+def test_characters_and_larger_batches_are_counted(write):
+    text = f"{SENTENCE * 20}\n" * 1_000
+    assert load_recipe(write(text, "tokenizer: {kind: char}\n")).train.steps == 1_323
+    assert load_recipe(write(text), {"batch.tokens": 2048}).train.steps == 669
+    assert load_recipe(write(text), {"train.accumulate": 2}).train.steps == 167
+
+
+EXPLICIT = {
+    "model.d_model": 32, "model.n_layers": 1, "model.d_ff": 40, "model.n_heads": 2, "model.max_positions": 8,
+    "train.steps": 7, "train.warmup": 3, "train.learning_rate": 0.5, "train.validate_every": 2, "train.save_every": 4,
+    "data.holdout": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", EXPLICIT)
+def test_explicit_values_win(write, capsys, key):
+    path = write(SENTENCE * 3 + "\n" + SENTENCE)
+    group, name = key.split(".")
+    recipe = load_recipe(path, {key: EXPLICIT[key]})
+    assert getattr(getattr(recipe, group), name) == EXPLICIT[key]
+    printed = capsys.readouterr().err.split()
+    assert [each.split("=")[0] for each in printed[6:]] == [other for other in PRINTED if other != key]
+
+
+PRINTED = [
+    *("model.d_model", "model.n_layers", "model.n_heads", "model.d_ff", "model.max_positions", "train.steps"),
+    *("train.warmup", "train.learning_rate", "train.validate_every", "train.save_every", "data.holdout"),
+]
+
+
+def test_a_recipe_that_names_a_model_keeps_the_fixed_defaults(write, capsys):
+    for model in ("preset: gpt2", "shape: decoder"):
+        recipe = load_recipe(write(SENTENCE, f"model: {{{model}}}\n"))
+        assert recipe.train == TrainSettings()
+        assert (recipe.data.holdout, capsys.readouterr().err) == (0, "")
+
+
+def test_a_run_keeps_its_values_when_the_data_changes(write, tmp_path, capsys):
+    recipe = load_recipe(write(SENTENCE))
+    (tmp_path / "recipe.yaml").write_text(recipe.resolved(), encoding="utf-8")
+    capsys.readouterr()
+    write(f"{SENTENCE * 20}\n" * 1_000)
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe
+    assert capsys.readouterr().err == ""
+
+
+def test_the_sizes_are_those_of_start_from_and_the_steps_those_of_the_data(write, tmp_path):
+    save_model(tmp_path / "bert", Transformer(ModelConfig(**BERT)))
+    start = f"train: {{start_from: {tmp_path / 'bert'}}}\n"
+    recipe = load_recipe(write(f"{SENTENCE * 20}\n" * 1_000, start, "masked"))
+    assert (recipe.model.d_model, recipe.model.n_layers) == (BERT["d_model"], BERT["n_layers"])
+    assert (recipe.train.steps, recipe.train.warmup, recipe.data.holdout) == (334, 33, 0.1)
+    assert recipe.train.learning_rate == pytest.approx(0.1 * (4000 * BERT["d_model"]) ** -0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["masked", "classify"])
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "albert"])
+def test_a_model_gets_the_head_of_the_family_of_start_from(write, tmp_path, model_type, kind):
+    family = FAMILIES[model_type]
+    for name in family.architectures:
+        config = family.write(family.read({"architectures": [name]}))
+        (tmp_path / "config.json").write_text(
+            json.dumps(config | {"model_type": model_type, "architectures": [name]})
+        )
+        recipe = load_recipe(write("", f"train: {{start_from: {tmp_path}}}\n", kind))
+        assert (describe_misfit(recipe.model), recipe.model.n_labels) == ("", 2)
+        assert family.fits(recipe.model)
+
+
+def test_advice_keeps_the_family_of_start_from(tmp_path):
+    family = FAMILIES["roberta"]
+    config = family.read({"architectures": ["RobertaForMaskedLM"]})
+    (tmp_path / "config.json").write_text(json.dumps(family.write(config) | {"model_type": "roberta"}))
+    other = config.model_copy(update={"lm_head_transform": "tanh", "activation": "tanh"})
+    assert "position_offset" in describe_misfit(other)  # no longer the positions of the weights
+    assert describe_misfit(other, tmp_path).endswith("roberta with model.lm_head_transform=gelu")
