@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 import zlib
@@ -99,3 +100,15 @@ def test_missing_pillow(monkeypatch, tmp_path):
 def test_one_mean_per_channel(noise):
     with pytest.raises(DataError, match="2 means or deviations for 3 channels"):
         read_image(image.fromarray(noise), ImageSettings(mean=(0.1, 0.2)), 3)
+
+
+@pytest.mark.parametrize("size", [(6, 9), (4, 4), (5, 6), (9, 12), (3, 12), (7, 2)])
+def test_a_crop_is_the_center_or_is_padded_with_zeros(noise, size):
+    found = read_image(image.fromarray(noise), PLAIN.model_copy(update={"crop": size}), 3)
+    top, left = ((target - side) / 2 for target, side in zip(size, noise.shape, strict=False))
+    expected = np.zeros((3, *size), np.float32)
+    for row, column in np.ndindex(*size):
+        inner = row - math.ceil(top), column - math.ceil(left)
+        if all(0 <= at < side for at, side in zip(inner, noise.shape, strict=False)):
+            expected[:, row, column] = noise[inner]
+    np.testing.assert_array_equal(found, expected)

@@ -86,7 +86,7 @@ def test_written_values_are_read_back(settings, tmp_path):
         ({"image_std": [0.0, 1.0, 1.0]}, "image_std: .* numbers above 0"),
         ({"image_std": []}, "image_std: "),
         ({"do_resise": True}, "do_resise: unknown key; did you mean 'do_resize'"),
-        ({"rescale_factor": -1}, "scale: "),
+        ({"rescale_factor": -1}, "json: rescale_factor: "),
     ],
 )
 def test_an_unsupported_step_is_rejected(values, message, tmp_path):

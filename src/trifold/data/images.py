@@ -80,18 +80,20 @@ def read_image(
     """
     name = str(image) if name is None else name
     decoded = _decode(image, name, channels)
+    height, width = settings.resized(decoded.height, decoded.width)
     if settings.size is not None or settings.shortest_edge is not None:
-        height, width = settings.resized(decoded.height, decoded.width)
         if not 1 <= height * width <= MAX_PIXELS:
             raise DataError(
                 f"{name}: an image of {decoded.width:,} x {decoded.height:,} pixels is too narrow to be resized"
             )
         resampling = _import_pillow()[0].Resampling[settings.resample.upper()]
         decoded = decoded.resize((width, height), resample=resampling)
+    if settings.crop is not None:
+        # If the difference is odd, the larger half is cut at the end, and padded at the start.
+        top, left = (height - settings.crop[0]) // 2, (width - settings.crop[1]) // 2
+        decoded = decoded.crop((left, top, left + settings.crop[1], top + settings.crop[0]))
     pixels = np.asarray(decoded)
     pixels = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
-    if settings.crop is not None:
-        pixels = _center_crop(pixels, settings.crop)
     values = pixels.astype(np.float64)
     with np.errstate(all="ignore"):  # the caller checks for infinite pixels
         values = values if settings.scale is None else values * settings.scale
@@ -128,24 +130,6 @@ def _decode(image: Any, name: str, channels: int) -> Any:
         raise DataError(f"{name}: the image is too large; the limit is {MAX_PIXELS:,} pixels") from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # raised by the decoders
         raise DataError(f"{name}: damaged or truncated ({error}); copy the file again") from None
-
-
-def _center_crop(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The center of (channels, height, width), padded with zeros where the image is smaller.
-
-    If the difference is odd, the larger half is cut at the end, and padded at the start.
-    """
-    for axis, target in ((1, size[0]), (2, size[1])):
-        current = pixels.shape[axis]
-        if current >= target:
-            start = (current - target) // 2
-            pixels = pixels.take(range(start, start + target), axis)
-        else:
-            before = -(-(target - current) // 2)
-            padding = [(0, 0)] * 3
-            padding[axis] = before, target - current - before
-            pixels = np.pad(pixels, padding)
-    return pixels
 
 
 def _normalize(values: NDArray[np.float32], settings: ImageSettings) -> NDArray[np.float32]:

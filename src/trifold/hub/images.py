@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from trifold.data.images import Filter, ImageSettings
 from trifold.errors import SettingsError
 from trifold.hub.files import naming, write_json
@@ -32,7 +34,7 @@ class PreprocessorFile(Settings):
     default_to_square: bool = True  # a single number is both sides, or else the shorter one
     resample: int = 2
     do_rescale: bool = True
-    rescale_factor: float = 1 / 255
+    rescale_factor: float = Field(1 / 255, gt=0)
     do_normalize: bool = True
     image_mean: float | list[float] = 0.5
     image_std: float | list[float] = 0.5

@@ -153,10 +153,13 @@ class ModelReader:
                 "the model folder has no preprocessor_config.json, which defines how images are preprocessed; "
                 "copy the file of the original model, or use logits, which takes pixels"
             )
-        if settings.fixed_size not in (None, config.image_size):
+        size, edge = settings.fixed_size, settings.shortest_edge
+        if size is None and edge is not None and edge > max(config.image_size or ()):
+            size = (edge, edge)  # or larger; rejected before it is allocated
+        if size not in (None, config.image_size):
             key = "size" if settings.crop is None else "crop_size"
             raise CheckpointError(
-                f"preprocessor_config.json: {key}: images become {settings.fixed_size} pixels high and wide, "
+                f"preprocessor_config.json: {key}: images become {size} pixels high and wide, "
                 f"but the model reads {config.image_size}"
             )
         pixels = []
