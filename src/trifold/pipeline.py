@@ -29,6 +29,7 @@ from trifold.generate import (
     with_generation_options,
 )
 from trifold.hub import load_model, resolve as find_folder, save_model
+from trifold.hub.files import naming
 from trifold.hub.fill import Stored
 from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.memory import find_device
@@ -37,13 +38,11 @@ from trifold.predict.generate_texts import generate_rows
 from trifold.predict.model_reader import ModelReader, require_tokenizer
 from trifold.predict.predict import PredictMixin
 from trifold.ragged import Ragged
-from trifold.text import Tokenizer, read_tokenizer
+from trifold.text import Tokenizer
+from trifold.text.folder import read_tokenizers
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 TokensOrText: TypeAlias = Tensor | str | Sequence[str]
-
-# Files of a tokenizer; a folder with one of them has a tokenizer.
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
 
 
 class Pipeline(PredictMixin):
@@ -65,7 +64,7 @@ class Pipeline(PredictMixin):
         self.tokenizer = tokenizer
         self.pictures = pictures
         self.target_tokenizer = target_tokenizer or tokenizer
-        self.generation = GenerationConfig.parse(generation or {}, at="generation_config.json")
+        self.generation = GenerationConfig.parse(generation or {})
 
     def __repr__(self) -> str:
         heads = ", ".join(self.config.chosen_heads) or "none"
@@ -365,25 +364,25 @@ def load(
     fast.enable()
     folder = find_folder(str(name))
     model, generation = load_model(folder, dtype=getattr(torch, dtype), device=place, stored=weights)
-    reader, writer = _tokenizers(folder if tokenizer is None else find_folder(str(tokenizer)))
-    if tokenizer is not None and (reader is None or reader.vocab_size > model.config.vocab_size):
-        has = "no tokenizer" if reader is None else f"{reader.vocab_size:,} tokens"
-        raise CheckpointError(
-            f"{tokenizer}: {has}, but {name} needs a tokenizer of at most {model.config.vocab_size:,}"
-        )
-    return Pipeline(model, reader, writer, generation, read_image_settings(folder))
+    if tokenizer is None:
+        reader, writer = read_tokenizers(folder)
+    else:
+        reader, writer = read_fitting_tokenizers(tokenizer, model.config, name)
+    file = folder / "generation_config.json"
+    with naming(file if file.is_file() else folder / "config.json"):
+        return Pipeline(model, reader, writer, generation, read_image_settings(folder))
 
 
-def _tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
-    """The tokenizers of input and output; the second is None if it is the same."""
-    if not any(True for pattern in TOKENIZER_FILES for _ in folder.glob(pattern)):
-        return None, None
-    reader, target = read_tokenizer(folder), folder / "target_tokenizer.json"
-    if target.is_file():
-        return reader, Tokenizer.load(target)
-    if (folder / "target.spm").is_file():
-        return reader, read_tokenizer(folder, target=True)
-    return reader, None
+def read_fitting_tokenizers(
+    name: str | Path, config: ModelConfig, model: str | Path
+) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """The tokenizers of a folder or hub id for another model. Raises CheckpointError if it has none, or more tokens."""
+    reader, writer = read_tokenizers(find_folder(str(name)))
+    for codec, size in ((reader, config.vocab_size), (writer or reader, config.output_vocab_size)):
+        if codec is None or codec.vocab_size > size:
+            has = "no tokenizer" if codec is None else f"{codec.vocab_size:,} tokens"
+            raise CheckpointError(f"{name}: {has}, but {model} needs a tokenizer of at most {size:,}")
+    return reader, writer
 
 
 @with_generation_options

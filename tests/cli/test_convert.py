@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
 
 import pytest
 
 from trifold.cli.terminal import byte_progress
+from trifold.text import Tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -89,3 +91,27 @@ def test_progress_bar_is_shown_on_terminals_only(monkeypatch):
         for _ in range(4):
             advance(8_000_000, 2_000_000)
     assert "converting" in seen.getvalue() and "8.0/8.0 MB" in seen.getvalue()
+
+
+def test_tokenizer_is_that_of_another_folder(trifold, run, tmp_path):
+    shutil.copytree(run / "model", tmp_path / "bare")
+    for file in (tmp_path / "bare").glob("*token*"):
+        file.unlink()
+    arguments = ("convert", str(tmp_path / "bare"), str(tmp_path / "new"), "--tokenizer")
+    done = trifold(*arguments, str(run))
+    assert done.code == 0, done.err
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {
+        path.name for path in (run / "model").iterdir()
+    }
+    larger = Tokenizer.load(run / "model")
+    larger.library.add_tokens([f"new {number}" for number in range(100)])
+    (tmp_path / "larger").mkdir()
+    larger.save(tmp_path / "larger", "tokenizer.json")
+    for command in (
+        (*arguments[:2], str(tmp_path / "no")),
+        ("generate", str(run), "one"),
+    ):
+        failed = trifold(*command, "--tokenizer", str(tmp_path / "larger"))
+        assert (failed.code, failed.out) == (1, "")
+        assert f"{larger.vocab_size:,} tokens, but" in failed.err
+    assert not (tmp_path / "no").exists()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trifold.cli.options import Json
+from trifold.cli.options import Codec, Json
 from trifold.cli.terminal import byte_progress, print_json, print_note
 from trifold.errors import check_utf8
 
@@ -44,6 +44,7 @@ def run(
             help="Read pickled weights (pytorch_model.bin), tensors only and in a separate process.",
         ),
     ] = False,
+    tokenizer: Codec = None,
     json: Json = False,
 ) -> None:
     """Write a model in another format, precision or shard size, with its tokenizer and its settings.
@@ -55,10 +56,14 @@ def run(
 
     import torch
 
-    from trifold.hub import resolve
+    from trifold.hub import read_config, resolve
     from trifold.hub.convert import convert
+    from trifold.pipeline import read_fitting_tokenizers
 
     folder = resolve(old, pickled=trust_pickle)
+    source = None if tokenizer is None else resolve(tokenizer)
+    if tokenizer is not None:
+        read_fitting_tokenizers(tokenizer, read_config(folder), old)
     with byte_progress("converting") as advance:
         done = convert(
             folder,
@@ -67,6 +72,7 @@ def run(
             dtype=None if dtype is None else getattr(torch, dtype),
             max_shard_size=shard_size,
             trust_pickle=trust_pickle,
+            tokenizer=source,
             on_written=advance,
         )
     if json:

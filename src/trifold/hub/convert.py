@@ -39,14 +39,14 @@ Form = Literal["hugging-face", "native"]
 
 # Descriptive keys of config.json.
 DESCRIPTIVE = ("id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task")
-# Files that are copied unchanged.
-COPIED = """
+# Files that are copied unchanged, except for the names of code in SETTINGS.
+SETTINGS = ("tokenizer_config.json", "preprocessor_config.json")
+COPIED = "preprocessor_config.json README.md LICENSE LICENSE.txt LICENSE.md NOTICE".split()
+TOKENIZER = """
     tokenizer.json target_tokenizer.json special_tokens_map.json added_tokens.json chat_template.jinja
-    vocab.json target_vocab.json vocab.txt merges.txt bpe.codes
+    vocab.json target_vocab.json vocab.txt merges.txt bpe.codes tokenizer_config.json
     spiece.model sentencepiece.bpe.model tokenizer.model source.spm target.spm
-    README.md LICENSE LICENSE.txt LICENSE.md NOTICE
 """.split()
-SETTINGS = ("tokenizer_config.json", "preprocessor_config.json")  # copied without the names of code
 TEMPLATES = "additional_chat_templates"
 MAX_FILE = 100 * 2**20  # bytes of a copied file
 MAX_INTEGER = 10**31  # these files write 10^30 for "no limit"
@@ -72,14 +72,15 @@ def convert(
     dtype: torch.dtype | None = None,
     max_shard_size: int | str = MAX_SHARD,
     trust_pickle: bool = False,
+    tokenizer: Path | None = None,
     on_written: Callable[[int, int], None] | None = None,
 ) -> Converted:
     """Write the model in the folder `old` to `new`, which must not exist or be empty.
 
     to: by default a family stays, and the native form becomes the first family that can represent the model.
     dtype: of every tensor; unchanged by default. max_shard_size: larger weights are split into shards.
-    trust_pickle: read pickled weights, in a sandbox process. `on_written` is called with the bytes of all tensors
-    and of the one just written.
+    trust_pickle: read pickled weights, in a sandbox process. tokenizer: its folder, by default `old`. `on_written` is
+    called with the bytes of all tensors and of the one just written.
 
     Raises CheckpointError if `old` is invalid or does not fit the form or the precision, and if `new` exists or cannot
     be written; then nothing is left of it. Raises UsageError for an invalid size.
@@ -107,7 +108,7 @@ def convert(
             folder, translate(theirs), shapes=shapes, max_shard_size=max_shard_size, on_written=report
         )
 
-        _copy_files(old, folder)
+        _copy_files(old, folder, tokenizer or old)
         kept = dtype or _most_common(shapes)
         generation = read_generation_settings(old, config, values)
         write_settings(folder, target, config, generation, kept, _describe(values, source, target))
@@ -171,15 +172,16 @@ def _describe(values: Mapping[str, Any], source: Family, target: Family) -> dict
     return kept
 
 
-def _copy_files(old: Path, new: Path) -> None:
+def _copy_files(old: Path, new: Path, tokenizer: Path) -> None:
     """Copy files without weights. Names of code are removed from settings: code is never passed on."""
-    for name in (name for name in [*COPIED, *SETTINGS] if (old / name).is_file()):
-        settings = read_json(old / name, largest=MAX_INTEGER) if name in SETTINGS else {}
+    sources = [*(old / name for name in COPIED), *(tokenizer / name for name in TOKENIZER)]
+    for path in filter(Path.is_file, sources):
+        settings = read_json(path, largest=MAX_INTEGER) if path.name in SETTINGS else {}
         if settings.pop("auto_map", None) is None:
-            (new / name).write_bytes(read_bytes(old / name, MAX_FILE))
+            (new / path.name).write_bytes(read_bytes(path, MAX_FILE))
         else:
-            write_json(new / name, settings)
-    check_inside(old / TEMPLATES)
-    for path in sorted((old / TEMPLATES).glob("*.jinja"))[:32]:
+            write_json(new / path.name, settings)
+    check_inside(tokenizer / TEMPLATES)
+    for path in sorted((tokenizer / TEMPLATES).glob("*.jinja"))[:32]:
         (new / TEMPLATES).mkdir(exist_ok=True)
         (new / TEMPLATES / path.name).write_bytes(read_bytes(path, MAX_FILE))

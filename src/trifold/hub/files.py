@@ -68,7 +68,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def naming(place: Path) -> Iterator[None]:
+def naming(place: Path | str) -> Iterator[None]:
     """Raise the SettingsError of the block as a CheckpointError whose lines name the file."""
     try:
         yield

@@ -38,6 +38,8 @@ from trifold.text.vocabulary import (
     read_sentencepiece,
 )
 
+# A folder with one of these files has a tokenizer.
+FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
 # Folders of these models name classes that `transformers` overrides.
 _OVERRIDDEN = ("mistral", "mixtral", "gpt_bigcode", "umt5")
 
@@ -63,6 +65,16 @@ def read_tokenizer(folder: str | Path, *, target: bool = False) -> Tokenizer:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise CheckpointError(f"{path}: its tokenizer files do not fit together ({error})") from None
+
+
+def read_tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """The tokenizers of input and output, if any; the second is None if it is the same."""
+    if not any(True for pattern in FILES for _ in folder.glob(pattern)):
+        return None, None
+    reader, target = read_tokenizer(folder), folder / "target_tokenizer.json"
+    if target.is_file():
+        return reader, Tokenizer.load(target)
+    return reader, read_tokenizer(folder, target=True) if (folder / "target.spm").is_file() else None
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
