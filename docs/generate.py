@@ -13,7 +13,7 @@ import json
 import re
 import textwrap
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -155,18 +155,26 @@ def _comments(cls: type[Settings]) -> dict[str, str]:
 
 
 def _type(field: FieldInfo) -> str:
+    return _bounded(_words(field.annotation), field.metadata)
+
+
+def _bounded(words: str, metadata: Sequence[Any]) -> str:
+    """The words with the bounds that they lack."""
+    limits = [inner for limit in metadata for inner in getattr(limit, "metadata", [limit])]
     bounds = [
         f"{sign} {getattr(limit, name):g}"
-        for limit in field.metadata
+        for limit in limits
         for name, sign in BOUNDS.items()
         if getattr(limit, name, None) is not None
     ]
-    return " ".join([_words(field.annotation), *[", ".join(bounds)] * bool(bounds)])
+    if not bounds:
+        return words
+    return f"{words}{', ' if re.search('[≥≤<>]', words) else ' '}{', '.join(bounds)}"
 
 
 def _words(annotation: Any) -> str:
     if get_origin(annotation) is Annotated:
-        return _words(get_args(annotation)[0])
+        return _bounded(_words(get_args(annotation)[0]), get_args(annotation)[1:])
     if get_origin(annotation) is Literal:
         return ", ".join(_code(value) for value in get_args(annotation))
     if get_origin(annotation) in (Union, UnionType):

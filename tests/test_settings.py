@@ -25,6 +25,7 @@ class Cart(Settings):
     wheel: Wheel = Wheel()
     spare: Wheel | None = None
     owner: str
+    slope: float = Field(1.0, ge=1e-30, le=1e30)
 
     @model_validator(mode="after")
     def _carries(self) -> Self:
@@ -41,7 +42,7 @@ GOOD = {"owner": "me"}
     [
         ({}, "cart.owner: a value is required"),
         (GOOD | {"laod": 2.0}, "cart.laod: unknown key; did you mean 'load'?"),
-        (GOOD | {"zzz": 2.0}, "cart.zzz: unknown key; known keys: load, owner, spare, wheel"),
+        (GOOD | {"zzz": 2.0}, "cart.zzz: unknown key; known keys: load, owner, slope, spare, wheel"),
         (GOOD | {"wheel": {"sise": 3}}, "cart.wheel.sise: unknown key; did you mean 'size'?"),
         (GOOD | {"spare": {"matrial": 3}}, "cart.spare.matrial: unknown key; did you mean 'material'?"),
         (GOOD | {"wheel": {"size": "3"}}, "cart.wheel.size: input should be a valid integer, got '3'"),
@@ -55,6 +56,8 @@ GOOD = {"owner": "me"}
             {"owner": "m\ud800"},
             "cart.owner: 'm\\ud800' contains U+D800, an unpaired surrogate; remove it, or write the whole character",
         ),
+        (GOOD | {"slope": 1e-31}, "cart.slope: input should be greater than or equal to 1e-30, got 1e-31"),
+        (GOOD | {"slope": 1e31}, "cart.slope: input should be less than or equal to 1e+30, got 1e+31"),
         (GOOD | {"load": 99.0}, "cart: load 99.0 is too much for a wheel of 10"),
         (GOOD | {"load": True}, "cart.load: input should be a valid number, got True"),
     ],

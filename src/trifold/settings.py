@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -72,7 +73,7 @@ class Settings(BaseModel):
                 key = _key(cls, problem["loc"], at)
                 explanation = _explain(cls, problem) if len(lines) < MAX_LINES else ""  # not printed
                 # The message of a nested `parse` already begins with the key.
-                complete = explanation.startswith((f"{key}.", f"{key}: "))
+                complete = not key or explanation.startswith((f"{key}.", f"{key}: "))
                 lines.setdefault(key, explanation if complete else f"{key}: {explanation}")
             raise SettingsError("\n".join(lines.values())) from None
 
@@ -106,7 +107,7 @@ def similar(value: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 def _key(cls: type[Settings], path: Location, at: str) -> str:
     """The dotted key of an error, without the entries that pydantic adds for members of a union."""
     keys, _ = _walk(cls, path)
-    return ".".join([*([at] if at else []), *keys]) or "settings"
+    return ".".join([*([at] if at else []), *keys])
 
 
 def _walk(cls: type[Settings], path: Location) -> tuple[list[str], type[Settings] | None]:
@@ -153,7 +154,9 @@ def _explain(cls: type[Settings], problem: Any) -> str:
             tag = problem["ctx"]["tag"]
             return f"kind {tag!r} is not known{nearest(tag, _kinds_at(cls, problem['loc']), 'kinds')}"
         case _:
-            return f"{problem['msg'].lower()}, got {_represent(problem['input'])}"
+            # Bounds such as 1e-30 are printed with all their digits.
+            message = re.sub(r"\d[\d.]{20,}", lambda bound: f"{float(bound[0]):g}", problem["msg"].lower())
+            return f"{message}, got {_represent(problem['input'])}"
 
 
 def _represent(value: Any) -> str:

@@ -147,7 +147,7 @@ def test_every_family_reports_wrong_input(trifold, case, family):
         assert long.code == 0
     for arguments, code, message in (
         (("",), 1, "no tokens"),
-        ((TEXT, "--temperature", "0"), 2, "temperature 0.0 is below 1e-30"),
+        ((TEXT, "--temperature", "0"), 2, "temperature: 0.0 is below 1e-30"),
         ((TEXT, "--force-words", "dog"), 2, "set num_beams to 2 or more"),
         ((TEXT, "--num-beams", "2", "--stream"), 2, "only one output per row can be streamed"),
     ):

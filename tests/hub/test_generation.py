@@ -144,8 +144,6 @@ def test_absent_keys_have_the_defaults_of_the_reference() -> None:
     [
         {"pad_token_id": 7},
         {"encoder_no_repeat_ngram_size": 2},
-        {"early_stopping": "soon"},
-        {"max_length": "long"},
         {"suppress_tokens": [1]},
         {"custom_generate": "https://example.org/code.py"},
     ],
@@ -153,6 +151,42 @@ def test_absent_keys_have_the_defaults_of_the_reference() -> None:
 def test_an_unsupported_key_is_named(theirs: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match=f"here: {next(iter(theirs))}: "):
         read_generation(CONFIG, theirs, "here")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("num_beams", 1.5, "num_beams: input should be a valid integer, got 1.5"),
+        ("num_beams", 1001, "num_beams: 1001 is more than 1,000, "),
+        ("early_stopping", "soon", "early_stopping: "),
+        ("typical_p", True, "typical_p: input should be a valid number, got True"),
+        ("num_beam_groups", 2, "num_beam_groups 2 does not divide num_beams 1"),
+        (
+            "encoder_no_repeat_ngram_size",
+            2,
+            "encoder_no_repeat_ngram_size: 2 is not supported; remove the key",
+        ),
+    ],
+)
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_every_error_names_the_file(
+    key: str, value: object, reason: str, file: str, make_model: Make, tmp_path: Path
+) -> None:
+    save_model(tmp_path, make_model(**GPT2))
+    if file == "config.json":
+        (tmp_path / "generation_config.json").unlink()
+    sampling = {"do_sample": True} if key == "typical_p" else {}
+    edit(tmp_path, file, **{key: value}, **sampling)
+    with pytest.raises(CheckpointError) as caught:
+        trifold.load(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / file}: {reason}")
+
+
+def test_a_file_cannot_set_a_static_cache() -> None:
+    for kind in ("static", "sliding", "growing"):
+        assert read_generation(CONFIG, {"cache": kind}, "x").get("cache") == (
+            None if kind == "static" else kind
+        )
 
 
 # --- end tokens ----------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "generation_config.json: an end that no token has": (changed(eos_token_id=[2, 10**9]), "1000000000 is not a token"),
     "generation_config.json: a negative end": (changed(eos_token_id=-7), "-7 is not a token"),
     "generation_config.json: an end in words": (changed(eos_token_id="</s>"), "eos_token_id: "),
-    "generation_config.json: a length in words": (changed(max_length="long"), "'long' is not a number"),
+    "generation_config.json: a length in words": (changed(max_new_tokens="long"), "max_new_tokens: .* got 'long'"),
     "generation_config.json: deep words": (changed(bad_words_ids=[[[[[[1]]]]]]), "bad_words_ids"),
     **{
         f"generation_config.json: {key} of {value}": (changed(**{key: value}), rf"{key}: {value} is more than \d+")

@@ -28,6 +28,8 @@ MODELS: dict[str, dict[str, Any]] = {
              "attention_bias": True, "activation": "gelu-tanh"},
     "marian": {},
     "classes": {"shape": "encoder", "positions": "learned", "heads": ("sequence",)},
+    "llama": {"shape": "decoder", "positions": "rotary", "norm": "rms", "norm_placement": "pre", "gated": True,
+              "scale_embeddings": False, "feed_forward_bias": False, "activation": "silu", "max_positions": 2**24},
 }  # fmt: skip
 # name: model, file, values, commands, text, words of the message
 FOLDERS: dict[str, tuple[str, str, dict[str, Any], str, str, str]] = {
@@ -42,6 +44,15 @@ FOLDERS: dict[str, tuple[str, str, dict[str, Any], str, str, str]] = {
     "outputs": ("gpt2", "generation_config.json", {"num_return_sequences": 10**5, "do_sample": True}, "generate", TEXT,
                 "num_return_sequences: 100000"),
     "tokens": ("gpt2", "generation_config.json", {"max_new_tokens": 2**53}, "generate", TEXT, "max_new_tokens: "),
+    "static cache": ("llama", "generation_config.json", {"max_length": 2**24, "cache": "static"}, "generate", TEXT,
+                     "max_length: 16777216"),
+    "groups": ("gpt2", "generation_config.json", {"num_beams": 1000, "num_beam_groups": 1000, "diversity_penalty": 1.0},
+               "generate", TEXT, "num_beam_groups: 1000"),
+    "phrases": ("gpt2", "generation_config.json", {"bad_words_ids": [[1] * 500] * 2000}, "generate", TEXT,
+                "bad_words_ids: 1000000 tokens or characters is more than 10,000"),
+    "words": ("gpt2", "generation_config.json", {"bad_words": ["x" * 999] * 9999}, "generate", TEXT, "bad_words: "),
+    "words that are read": ("gpt2", "generation_config.json", {"bad_words": ["the quick " * 100 + "x"] * 9}, "generate",
+                            TEXT, ""),
     "pattern": ("gpt2", "tokenizer.json", {"pre_tokenizer": split(".*.*.*.*=")}, "generate", LINES, "cannot be run"),
     "key": ("gpt2", "config.json", {"evil\x1b[2J" * 10**5: 1}, "show generate", TEXT, r"evil\x1b[2J"),
 }  # fmt: skip
@@ -82,6 +93,8 @@ def test_commands_on_hostile_folders_take_little_memory_and_time(
         if "model_type" in values:
             (folder / file).write_text("{}", encoding="utf-8")
         edit(folder, file, **values)
+        if "max_length" in values:  # without the key that takes precedence
+            edit(folder, file, max_new_tokens=None)
         requests += [[command, str(folder), text] for command in commands.split()]
         words += [message] * len(commands.split())
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[2])])}

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trifold.settings import Settings
 
@@ -68,7 +68,7 @@ class GenerationConfig(Settings):
     renormalize_logits: bool = Field(False, description="beams: renormalize probabilities of allowed tokens")
     num_beam_groups: int = Field(1, gt=0, description="groups of beams that avoid each other's tokens")
     diversity_penalty: Positive | None = Field(
-        None, gt=0, description="penalty for a token for each beam of an earlier group that just chose it"
+        None, description="penalty for a token for each beam of an earlier group that just chose it"
     )
     force_words_ids: list[Phrase | Annotated[list[Phrase], Field(min_length=1)]] | None = Field(
         None, min_length=1, description="phrases that must appear, as ids; a list of phrases: any one of them"
@@ -78,15 +78,18 @@ class GenerationConfig(Settings):
     do_sample: bool | None = Field(
         None, description="sample; default: whether temperature, top_k, top_p, min_p or typical_p is set"
     )
-    temperature: Bounded | None = Field(
+    temperature: Positive | None = Field(
         None, description="sampling temperature; below 1 favours likely tokens"
     )
     top_k: int | None = Field(None, gt=0, description="sample among the k most likely tokens")
     top_k_form: Literal["proportional", "uniform"] = Field(
         "proportional", description="draw from the top k by probability, or uniformly"
     )
-    top_p: Positive | None = Field(
-        None, gt=0, le=1, description="sample among the fewest tokens whose probabilities reach this sum"
+    top_p: float | None = Field(
+        None,
+        ge=SMALLEST,
+        le=1,
+        description="sample among the fewest tokens whose probabilities reach this sum",
     )
     min_p: float | None = Field(
         None, ge=0, le=1, description="sample among tokens of at least this share of the highest probability"
@@ -116,7 +119,7 @@ class GenerationConfig(Settings):
     )
 
     repetition_penalty: Positive | None = Field(
-        None, gt=0, description="above 1, tokens that already occurred become less likely"
+        None, description="above 1, tokens that already occurred become less likely"
     )
     presence_penalty: Bounded | None = Field(
         None, description="subtracted from the logits of generated tokens"
@@ -158,6 +161,14 @@ class GenerationConfig(Settings):
             for key in SAMPLING
             if getattr(self, key) is not None and key not in {"top_k_form", *contrastive}
         ]
+
+    @field_validator("temperature", mode="before")
+    @classmethod
+    def _check_temperature(cls, value: object) -> object:
+        if isinstance(value, (int, float)) and 0 <= value < SMALLEST:
+            remedy = "for greedy decoding, leave it out and set do_sample to false"
+            raise ValueError(f"{value} is below {SMALLEST:g}; {remedy}")
+        return value
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:
@@ -252,11 +263,6 @@ def _conflicts(config: GenerationConfig) -> Iterator[str]:
 
 
 def _sampling_conflicts(config: GenerationConfig) -> Iterator[str]:
-    if config.temperature is not None and config.temperature < SMALLEST:
-        yield (
-            f"temperature {config.temperature} is below {SMALLEST}; for greedy decoding, leave it out and set "
-            "do_sample to false"
-        )
     if config.do_sample is False and (keys := config.sampling_keys):
         remedy = f"leave out {keys[0]}, or set do_sample to true"
         yield _contradiction(_value(config, keys[0]), "do_sample false", remedy)

@@ -209,7 +209,7 @@ class BannedText:
         self._codec, self._criteria = codec, StoppingCriteria([], strings, codec)
         self._texts = _token_texts(codec, vocabulary)
         self._stripped = [_without_spaces(text) for text in self._texts]
-        self._strings = [(string, _without_spaces(string)) for string in strings]
+        self._strings = [(string, _without_spaces(string)) for string in dict.fromkeys(strings)]
         self._incomplete = [token for token, text in enumerate(self._texts) if REPLACEMENT in text]
         self._always = {token for pair in self._strings for token in self._containing(*pair)}
         self._starting_with = cache(self._find_starting_with)
@@ -232,7 +232,7 @@ class BannedText:
         stripped = _without_spaces(text)
         found = set(self._always)
         for string, target in self._strings:
-            for done in range(1, len(target)):
+            for done in range(1, min(len(target), len(stripped) + 1)):
                 if stripped.endswith(target[:done]):
                     found.update(self._starting_with(target[done:]))
             if string[-1:].isspace() and stripped.endswith(target):

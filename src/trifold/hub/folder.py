@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trifold.costs import position_table
-from trifold.errors import CheckpointError, UsageError
+from trifold.errors import CheckpointError, SettingsError, UsageError
 from trifold.hub.families import FAMILIES, NATIVE
 from trifold.hub.files import naming, write_json
 from trifold.hub.fill import Stored, fill_model
@@ -186,15 +186,18 @@ def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path
     own = layers if config.block_of_layer is None else len(set(config.block_of_layer))
     if 4 * own > len(weights):  # a block has at least four
         raise CheckpointError(f"{place}: {layers} layers, but the weights are {len(weights)} tensors")
-    table = position_table(config)
-    if table > MAX_POSITION_TABLE and table > sum(weights[name].numel() for name in weights):
-        raise CheckpointError(
-            f"{place}: {config.max_positions} positions of width {config.embedding_width} are too many: their table "
-            "would be larger than the weights"
-        )
+    with naming(place):
+        check_positions(config, sum(weights[name].numel() for name in weights))
     widest = max(config.d_ff, config.vocab_size, config.output_vocab_size, config.n_heads * config.head_width)
     if widest * config.d_model > 2**48:
         raise CheckpointError(f"{place}: a matrix of {widest} x {config.d_model} is too large")
+
+
+def check_positions(config: ModelConfig, elements: int, at: str = "") -> None:
+    """Raise SettingsError, which begins with `at`, for too many positions beside weights of so many elements."""
+    if position_table(config) > max(MAX_POSITION_TABLE, elements):
+        what = f"{at}{config.max_positions} positions of width {config.embedding_width}"
+        raise SettingsError(f"{what} are too many: their table would be larger than the weights")
 
 
 def read_generation_settings(

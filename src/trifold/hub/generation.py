@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trifold.errors import CheckpointError
+from trifold.errors import CheckpointError, SettingsError
+from trifold.hub.files import naming
 from trifold.nn import ModelConfig
 
 # Keys with the same name and meaning in both.
@@ -60,9 +61,11 @@ UNSUPPORTED: dict[str, object] = {
     "token_healing": False,
 }
 
-# Largest values that a file may set, beyond any in use; arguments may be larger.
-SEARCH = ("num_beams", "num_beam_groups", "num_return_sequences", "num_assistant_tokens", *LOOKUP)
-MAX_VALUES = dict.fromkeys(SEARCH, 1_000) | dict.fromkeys(("max_new_tokens", "max_length"), 2**24)
+# Largest values that a file may set, beyond any in use; arguments may be larger. Of phrases: all tokens or characters.
+SEARCH = ("num_beams", "num_return_sequences", "num_assistant_tokens", *LOOKUP)
+PHRASES = ("stop_strings", "bad_words", "bad_words_ids", "force_words", "force_words_ids")
+MAX_VALUES = dict.fromkeys(SEARCH, 1_000) | dict.fromkeys(PHRASES, 10_000) | {"num_beam_groups": 100}
+MAX_VALUES |= dict.fromkeys(("max_new_tokens", "max_length"), 2**17)
 
 IDS = {"pad_token_id": "pad_id", "bos_token_id": "bos_id", "decoder_start_token_id": "start_id"}
 TOKENS = ("eos_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "force_words_ids")
@@ -106,10 +109,14 @@ def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) 
     config.json.
     """
     given = {key: value for key, value in theirs.items() if value is not None}
+    with naming(place):
+        check_limits(given)
     for key, value in given.items():
         _check(config, key, value, place)
-    ours: dict[str, object] = {
-        key: given[key] for key in SHARED if key in given and given[key] != OFF.get(key)
+    ours: dict[str, Any] = {
+        key: given[key]
+        for key in SHARED
+        if key in given and (given[key] is True or given[key] != OFF.get(key))
     }
     for length, new in LENGTHS.items():
         if new in theirs:  # takes precedence, as in `transformers`
@@ -128,15 +135,26 @@ def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) 
         ours = {key: value for key, value in ours.items() if key not in useless}
     if (ours.get("do_sample") or contrastive) and "top_k" not in given:
         ours["top_k"] = TOP_K
+    if ours.get("cache") == "static":  # may be large; a small cache is static by default
+        del ours["cache"]
     return ours
 
 
+def check_limits(settings: Mapping[str, Any], at: str = "") -> None:
+    """Raise SettingsError for settings that are too large to be read from a file; `at` is the start of their keys."""
+    for key, largest in MAX_VALUES.items():
+        value, unit = settings.get(key), ""
+        if isinstance(value, list):
+            unit = " tokens or characters"
+            value = sum(len(leaf) if isinstance(leaf, str) else 1 for leaf in _leaves(value))
+        if isinstance(value, int) and value > largest:
+            raise SettingsError(
+                f"{at}{key}: {value}{unit} is more than {largest:,}, the largest that is read from a file; "
+                "lower it, or remove it and give it as an argument"
+            )
+
+
 def _check(config: ModelConfig, key: str, value: object, place: str) -> None:
-    if isinstance(value, int) and value > MAX_VALUES.get(key, value):
-        raise CheckpointError(
-            f"{place}: {key}: {value} is more than {MAX_VALUES[key]:,}, the largest that is read from a file; "
-            "lower it, or remove it and give it as an argument"
-        )
     if key in IDS:
         expected = getattr(config, IDS[key])
         # A decoder starts with its prompt, and never generates or reads padding.
@@ -145,14 +163,9 @@ def _check(config: ModelConfig, key: str, value: object, place: str) -> None:
     elif key in UNSUPPORTED:
         if value != UNSUPPORTED[key]:
             raise CheckpointError(f"{place}: {key}: {value!r} is not supported; remove the key")
-    elif key == "early_stopping":
-        if not isinstance(value, bool) and value != "never":
-            raise CheckpointError(f"{place}: {key}: {value!r} is not true, false or never")
-    elif key in LENGTHS:
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise CheckpointError(f"{place}: {key}: {value!r} is not a number of tokens")
     elif key in TOKENS:
-        invalid = [id for id in _iter_integers(value) if not 0 <= id < config.output_vocab_size]
+        numbers = (leaf for leaf in _leaves(value) if isinstance(leaf, int))
+        invalid = [id for id in numbers if not 0 <= id < config.output_vocab_size]
         if invalid and value not in (config.eos_id, [config.eos_id]):
             raise CheckpointError(
                 f"{place}: {key}: {invalid[0]} is not a token of a vocabulary of {config.output_vocab_size}"
@@ -161,12 +174,12 @@ def _check(config: ModelConfig, key: str, value: object, place: str) -> None:
         raise CheckpointError(f"{place}: {key}: this key is not known; remove it")
 
 
-def _iter_integers(value: object) -> Iterator[int]:
-    """The integers in nested lists; the types of the settings check everything else."""
+def _leaves(value: object) -> Iterator[object]:
+    """The values in nested lists; the types of the settings check the nesting."""
     left = [value]
     while left:
         one = left.pop()
         if isinstance(one, list):
             left += one
-        elif isinstance(one, int):
+        else:
             yield one

@@ -18,9 +18,11 @@ import torch
 
 from trifold.batches import BatchSettings, Blocks, deal_batch, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
+from trifold.costs import count_parameters
 from trifold.errors import DataError, SettingsError
 from trifold.hub import load_model, read_config, resolve
-from trifold.hub.folder import describe_misfit
+from trifold.hub.folder import check_positions, describe_misfit
+from trifold.hub.generation import check_limits
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.objective import Batch, BuildContext, Examples, Objective, TaskBundle
 from trifold.recipe import Recipe
@@ -121,6 +123,9 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
         bundle = replace(bundle, config=bundle.config.model_copy(update={"vocab_size": size}))
     train, valid = (bundle.objective.examples(rows) for rows in (bundle.train, bundle.valid))
     data = TrainingData(recipe, bundle, train, valid)
+    # The saved folder must load again.
+    check_limits(recipe.generate.model_dump(), "generate.")
+    check_positions(data.config, count_parameters(data.config), "model.max_positions: ")
     _report(data, view)
     if misfit := describe_misfit(data.config, start):
         view.say(misfit)
