@@ -18,6 +18,7 @@ from trifold.deprecated import renamed
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
+from trifold.text.classes import template
 from trifold.text.encoded import Cut, Encoded, add_special_tokens, batched, split_encoding, truncate, verify
 from trifold.text.patterns import PatternGuard
 from trifold.text.special_tokens import NAMED_ROLES, complete_names, read_names, read_settings
@@ -357,13 +358,10 @@ class Tokenizer:
         library = self.library
         if append_eos or prepend_bos:
             library = Library.from_str(library.to_str())
-            roles = ["bos"] * prepend_bos + ["eos"] * append_eos
-            begin, end = (self.names[f"{role}_token"] if role in roles else "" for role in ("bos", "eos"))
-            library.post_processor = processors.TemplateProcessing(
-                single=f"{begin} $A {end}".strip(),
-                pair=f"{begin} $A $B {end}".strip(),
-                special_tokens=[(self.names[f"{role}_token"], self.required(role)) for role in roles],
-            )
+            begin = self.names["bos_token"] if prepend_bos else ""
+            end = self.names["eos_token"] if append_eos else ""
+            around = (f"{begin} $A {end}".strip(), f"{begin} $A $B {end}".strip())
+            library.post_processor = template(library, *around)
         # Last: if it exists, the files that belong to it do too.
         _write_json(folder / name, json.loads(library.to_str()))
 

@@ -18,12 +18,12 @@ from tokenizers import (
     models,
     normalizers,
     pre_tokenizers,
-    processors,
     trainers,
 )
 
 from trifold.errors import SettingsError
 from trifold.settings import Settings
+from trifold.text.classes import template
 from trifold.text.folder import read_tokenizer
 from trifold.text.special_tokens import SPECIAL, UNK
 from trifold.text.tokenizer import NO_LIMITS, TOKEN_TYPES, Tokenizer
@@ -95,11 +95,7 @@ def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokeni
     names = {f"{role}_token": f"<{role}>" for role in settings.special}
     if "cls_token" not in names:
         return Tokenizer(library, dropout=settings.dropout, names=names)
-    library.post_processor = processors.TemplateProcessing(
-        single="<cls> $A <sep>",
-        pair="<cls> $A <sep> $B:1 <sep>:1",
-        special_tokens=[(name, library.token_to_id(name)) for name in ("<cls>", "<sep>")],
-    )
+    library.post_processor = template(library, "<cls> $A <sep>", "<cls> $A <sep> $B:1 <sep>:1")
     return Tokenizer(library, dropout=settings.dropout, names=names, settings=NO_LIMITS | TOKEN_TYPES)
 
 
