@@ -8,7 +8,8 @@ captured["decoder.blocks.0.cross_attention.sublayer.pattern"]     # (B, H, T, S)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -37,26 +38,17 @@ def capture(model: nn.Module, ending: str = "", *, kind: str | None = None) -> I
     A point that is passed more than once (in a block that several layers share) keeps the last tensor.
     """
     captured: dict[str, Tensor] = {}
-    points = {
-        name: point
-        for name, point in model.named_modules()
-        if isinstance(point, HookPoint) and name.endswith(ending) and kind in (None, point.kind)
-    }
-    hooks = [
-        point.register_forward_hook(
-            lambda _module, _args, out, name=name: captured.__setitem__(name, out.detach())
-        )
-        for name, point in points.items()
-    ]
-    for point in points.values():
-        point.watched = True
-    try:
+
+    def record(name: str, _module: nn.Module, _args: Any, out: Tensor) -> None:
+        captured[name] = out.detach()
+
+    with ExitStack() as hooks:
+        for name, point in model.named_modules():
+            if isinstance(point, HookPoint) and name.endswith(ending) and kind in (None, point.kind):
+                hooks.enter_context(point.register_forward_hook(partial(record, name)))
+                hooks.callback(setattr, point, "watched", False)
+                point.watched = True
         yield captured
-    finally:
-        for point in points.values():
-            point.watched = False
-        for hook in hooks:
-            hook.remove()
 
 
 class ModuleCall(NamedTuple):
@@ -71,10 +63,7 @@ class ModuleCall(NamedTuple):
 def record_calls(module: nn.Module) -> Iterator[list[ModuleCall]]:
     """Record every call of a module, which must not be shared with another thread meanwhile."""
     recorded: list[ModuleCall] = []
-    hook = module.register_forward_hook(
+    with module.register_forward_hook(
         lambda _module, args, kwargs, out: recorded.append(ModuleCall(args, kwargs, out)), with_kwargs=True
-    )
-    try:
+    ):
         yield recorded
-    finally:
-        hook.remove()
