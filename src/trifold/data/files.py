@@ -47,10 +47,7 @@ def find_files(source: str | list[str]) -> tuple[list[str], Counter[str]]:
             f"data: {source!r} names no file; give a file, a folder, or a pattern such as *.txt"
         )
     skipped: Counter[str] = Counter()
-    files: dict[str, None] = {}  # an ordered set
-    for name in names:
-        files.update(dict.fromkeys(_files_of_name(name, skipped)))
-    return list(files), skipped
+    return list(dict.fromkeys(file for name in names for file in _files_of_name(name, skipped))), skipped
 
 
 def _files_of_name(name: str, skipped: Counter[str]) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -110,18 +110,11 @@ class FastBPE:
     def __init__(self, codes: Path) -> None:
         pairs = [tuple(line.split()[:-1]) for line in read_lines(codes)]
         self._ranks = {pair: rank for rank, pair in enumerate(pairs)}
-        self._cache: dict[str, list[str]] = {}
+        self._pieces = lru_cache(_MAX_CACHE)(self._segment)
 
     def __call__(self, text: str) -> list[str]:
         """The pieces of every word; a line end directly after a word belongs to it."""
-        found: list[str] = []
-        for word in _WORD.findall(text):
-            if word not in self._cache:
-                if len(self._cache) > _MAX_CACHE:
-                    self._cache.clear()
-                self._cache[word] = self._segment(word)
-            found += self._cache[word]
-        return found
+        return [piece for word in _WORD.findall(text) for piece in self._pieces(word)]
 
     def _segment(self, word: str) -> list[str]:
         parts = [*word[:-1], word[-1] + "</w>"]
