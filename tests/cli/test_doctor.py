@@ -15,6 +15,7 @@ def test_doctor_reports_versions_and_resources(trifold):
         assert word in done.out
     report = json.loads(trifold("doctor", "--json").out)
     assert report["threads"] == torch.get_num_threads()
+    assert not {"workers", "ranks", "compiled", "fast"} & report.keys()  # they describe a run
     assert report["memory_free"] > 0 and report["disk_free"] > 0
 
 

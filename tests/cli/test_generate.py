@@ -111,7 +111,9 @@ def test_default_limit_is_reported(trifold, run):
     done = trifold("generate", str(run), "one", "--min-new-tokens", "90", "--json")
     (output,) = json.loads(done.out)["outputs"]
     assert (output["finish_reason"], output["limit"]) == ("length", "default")
-    assert done.err == "warning: the output stopped at the default length; raise --max-new-tokens\n"
+    assert done.err.startswith(
+        "warning: the output stopped at the default length; raise max_new_tokens, with --max"
+    )
     ended = trifold("generate", str(run), "one", "--json")
     assert (json.loads(ended.out)["outputs"][0]["limit"], ended.err) == (None, "")
 

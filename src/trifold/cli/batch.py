@@ -116,7 +116,8 @@ def warn_limits(pipeline: Pipeline, limits: Sequence[str | None]) -> None:
     """Print a warning for each limit, of those of all outputs, that the user did not request."""
     reasons = {
         "positions": f"stopped at the last position of the model (max_positions {pipeline.config.max_positions:,})",
-        "default": "stopped at the default length; raise --max-new-tokens",
+        "default": "stopped at the default length; raise max_new_tokens, with --max-new-tokens of `generate` or in "
+        "generation_config.json",
     }
     for limit, reason in reasons.items():
         if count := limits.count(limit):

@@ -44,7 +44,8 @@ def describe_machine() -> dict[str, Any]:
 
     device = find_device()
     report = environment(Machine(device, choose_precision("auto", device), workers=1))
-    del report["workers"]
+    for name in ("workers", "ranks", "compiled", "fast"):  # of a run
+        del report[name]
     free, limit = available_memory(device)
     return {
         **report,

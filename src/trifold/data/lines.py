@@ -96,8 +96,8 @@ def expand_path(path: str | Path) -> Path:
     for variable in _VARIABLE.findall(str(path)):
         if variable not in os.environ:
             raise DataError(
-                f"{path}: the environment variable {variable} is not set; set it to the folder that holds the file, or "
-                "use a dataset of the hub with data.train=hub:NAME:SPLIT"
+                f"{path}: the environment variable {variable} is not set; set it to the folder of the data, or use a "
+                "dataset of the hub with data.train=hub:NAME:SPLIT"
             )
     return Path(os.path.expandvars(path)).expanduser()
 
