@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from trifold.fast import openmp
+from trifold import fast
+from trifold.fast import layers, openmp
 from trifold.fast.layers import few_row_linear
+from trifold.nn import Inputs, Transformer
 
 TASKS = Path("/proc/self/task")
 needs_statistics = pytest.mark.skipif(
@@ -86,6 +88,21 @@ def test_contention_keeps_more_threads_than_cores_until_it_ends(state: openmp._S
     assert wait_for(lambda: len(list(TASKS.iterdir())) > threads + len(os.sched_getaffinity(0)))
     openmp._update(0.0, state.end + 1)
     assert wait_for(lambda: len(list(TASKS.iterdir())) <= threads)
+
+
+def test_every_forward_pass_samples_contention_once(
+    make_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples: list[None] = []
+    monkeypatch.setattr(layers, "adapt_to_contention", lambda: samples.append(None))
+    model, inputs = make_model(shape="decoder"), Inputs(torch.ones(2, 3, dtype=torch.long))
+    for count, training in ((1, True), (2, False)):
+        with torch.set_grad_enabled(training):
+            model(inputs)
+        assert len(samples) == count
+    with fast.disabled():
+        model(inputs)
+    assert len(samples) == 2
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

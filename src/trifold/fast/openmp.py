@@ -23,9 +23,7 @@ import torch
 StartParallel: TypeAlias = Callable[[int, int | None, int, int], None]
 
 SAMPLE_SECONDS = 0.1  # a few time slices of the scheduler
-CONTENDED = (
-    0.2  # share of the time that a thread waits for a core; without other processes it is at most 0.04
-)
+CONTENDED = 0.2  # share of the time that a thread waits for a core; alone on its cores at most 0.04
 MAX_PAUSE = 16.0  # seconds until the next test whether the cores are free
 SCHEDULER_STATISTICS = Path("/proc/thread-self/schedstat")
 

@@ -87,7 +87,7 @@ class _Lookup(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, tokens: Tensor) -> Tensor:
         ctx.save_for_backward(tokens)
         ctx.rows, ctx.dtype = weight.shape[0], weight.dtype
-        return F.embedding(tokens, weight)
+        return ops.embedding(tokens, weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
