@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -119,19 +120,17 @@ def environment() -> Environment:
     return env
 
 
-_compiled: dict[str, jinja2.Template] = {}  # the last template
+@lru_cache(maxsize=1)
+def _compile(template: str) -> jinja2.Template:
+    return environment().from_string(template)
 
 
 def answer(request: dict[str, Any]) -> dict[str, str]:
     """{"text": …}, {"refused": …} if the template rejects the messages, or {"error": …}."""
     try:
-        source = request["template"]
-        if source not in _compiled:
-            _compiled.clear()
-            _compiled[source] = environment().from_string(source)
         parts: list[str] = []
         length = 0
-        for part in _compiled[source].generate(**request["values"]):
+        for part in _compile(request["template"]).generate(**request["values"]):
             length += len(part)
             _check_length(length)
             parts.append(part)
