@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from threading import Thread
 from types import FrameType
 from typing import ParamSpec, TypeVar
@@ -198,13 +198,8 @@ def handle_signals(ranks: Ranks = SINGLE) -> Iterator[StopRequest]:
     it, since their launcher ends processes that do not stop.
     """
     request = StopRequest(ranks)
-    try:
-        before = {number: signal.signal(number, request.handle) for number in (*STOP_SIGNALS, *SAVE_SIGNALS)}
-    except ValueError:  # not the main thread, which owns the signal handlers
+    with ExitStack() as handlers:
+        with suppress(ValueError):  # raised outside the main thread, which owns the signal handlers
+            for number in (*STOP_SIGNALS, *SAVE_SIGNALS):
+                handlers.callback(signal.signal, number, signal.signal(number, request.handle))
         yield request
-        return
-    try:
-        yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
