@@ -209,6 +209,13 @@ def test_predictions_that_are_not_finite_are_errors(trifold, photos, tmp_path, j
     assert "correct rescale_factor, image_mean and image_std in preprocessor_config.json" in done.err
 
 
+def test_images_that_become_larger_than_those_of_the_model_are_rejected(trifold, photos, tmp_path):
+    folder = pictures_folder(tmp_path, size={"shortest_edge": 10_000})
+    done = trifold("predict", str(folder), photos[0])
+    assert (done.code, done.out) == (1, "")
+    assert "size: images become (10000, 10000) pixels high and wide, but the model reads (8, 12)" in done.err
+
+
 DAMAGED = {
     "names that are not an object": (
         {"id2label": ["a", "b"]},

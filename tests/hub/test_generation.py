@@ -98,6 +98,15 @@ def test_special_ids_and_the_length_are_written() -> None:
     assert read_generation(CONFIG, written, "here") == {}
 
 
+def test_the_settings_of_a_model_with_many_positions_can_be_read() -> None:
+    """A program that drops the null reads the longest output that a file may set."""
+    config = ModelConfig(shape="decoder", positions="rotary", max_positions=2**20)
+    written = write_generation(config, {})
+    assert read_generation(config, written, "here") == {}
+    del written["max_new_tokens"]
+    assert read_generation(config, written, "here") == {"max_length": 2**17}
+
+
 def test_absent_keys_have_the_defaults_of_the_reference() -> None:
     marian = {
         "bad_words_ids": [[0]],

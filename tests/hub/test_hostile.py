@@ -137,7 +137,7 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     **{
         f"generation_config.json: {key} of {value}": (changed(**{key: value}), rf"{key}: {value} is more than \d+")
         for key, value in (
-            ("num_beams", 10**5), ("num_return_sequences", 10**5), ("max_new_tokens", 2**53), ("max_length", 2**53),
+            ("num_beams", 10**5), ("num_return_sequences", 10**5), ("max_new_tokens", 2**53),
             ("prompt_lookup_num_tokens", 2**40), ("num_assistant_tokens", 2**40),
         )
     },

@@ -94,7 +94,7 @@ def test_commands_on_hostile_folders_take_little_memory_and_time(
             (folder / file).write_text("{}", encoding="utf-8")
         edit(folder, file, **values)
         if "max_length" in values:  # without the key that takes precedence
-            edit(folder, file, max_new_tokens=None)
+            edit(folder, file, max_new_tokens="absent")
         requests += [[command, str(folder), text] for command in commands.split()]
         words += [message] * len(commands.split())
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[2])])}

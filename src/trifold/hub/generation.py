@@ -90,7 +90,7 @@ def write_generation(config: ModelConfig, ours: Mapping[str, object]) -> dict[st
         given.setdefault("top_k", 0)
     if not LENGTHS.keys() & given.keys() and "max_new_tokens" not in given:
         # By default `transformers` would stop after 20 tokens. The null restores our default when read.
-        given |= {"max_new_tokens": None, "max_length": config.max_positions}
+        given |= {"max_new_tokens": None, "max_length": min(config.max_positions, MAX_VALUES["max_length"])}
     if FORBIDDEN not in given and config.pad_id != config.eos_id:
         given[FORBIDDEN] = [[config.pad_id]]
     elif given.get(FORBIDDEN) == []:
@@ -109,8 +109,6 @@ def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) 
     config.json.
     """
     given = {key: value for key, value in theirs.items() if value is not None}
-    with naming(place):
-        check_limits(given)
     for key, value in given.items():
         _check(config, key, value, place)
     ours: dict[str, Any] = {
@@ -137,6 +135,8 @@ def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) 
         ours["top_k"] = TOP_K
     if ours.get("cache") == "static":  # may be large; a small cache is static by default
         del ours["cache"]
+    with naming(place):
+        check_limits(ours)
     return ours
 
 

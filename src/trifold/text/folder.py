@@ -102,22 +102,21 @@ def _class_name(path: Path, settings: Mapping[str, Any]) -> str | None:
 
 def _read(path: Path, settings: Mapping[str, Any], name: str | None) -> Tokenizer:
     library: Library | None = None
-    guard: PatternGuard | None = None
+    guard = PatternGuard({}, "")
     document: dict[str, Any] = {}
     if (path / "tokenizer.json").is_file():
         library, document, guard = read_library(path / "tokenizer.json")
     row = CLASSES.get(name or "") or (_guess_class(path) if library is None else None)
     names = names_of(settings, row.names if row else {})
     if row is not None and (library is None or (row.rebuild and _matches(row, document))):
-        library, guard = _build(row, path, document, library, settings, names), None
+        library, guard = _build(row, path, document, library, settings, names), PatternGuard({}, "")
     elif library is None:
         library = _build_sentencepiece(path, settings, names)
     else:
         if row is not None and row.model == "BPE":
             _set_prefix_space(library, settings)
         new = new_tokens(library, [], settings, names)
-        if guard is not None:
-            guard.add(new)
+        guard.add(new)
         library.add_tokens(new)
         if row is not None and row.drop_post_processor:
             library.post_processor = bos_and_eos(library, {}, names)

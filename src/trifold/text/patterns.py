@@ -54,10 +54,7 @@ class PatternGuard:
         self.add([])
 
     def add(self, tokens: Iterable[AddedToken]) -> None:
-        """To be called before tokens are added to the tokenizer, which splits texts at them and normalizes them.
-
-        Raises CheckpointError like `check`, also if a pattern is too large.
-        """
+        """Split texts at these tokens too. Raises CheckpointError if a pattern is too large, or too slow on a token."""
         if self._is_needed:
             self._added += [token.__getstate__() for token in tokens]
             added = [{**token, "id": number} for number, token in enumerate(self._added)]

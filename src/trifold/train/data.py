@@ -123,7 +123,6 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
         bundle = replace(bundle, config=bundle.config.model_copy(update={"vocab_size": size}))
     train, valid = (bundle.objective.examples(rows) for rows in (bundle.train, bundle.valid))
     data = TrainingData(recipe, bundle, train, valid)
-    # The saved folder must load again.
     check_limits(recipe.generate.model_dump(), "generate.")
     check_positions(data.config, count_parameters(data.config), "model.max_positions: ")
     _report(data, view)
