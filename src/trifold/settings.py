@@ -72,6 +72,9 @@ class Settings(BaseModel):
             for problem in error.errors():  # a union reports an error for each of its members
                 key = _key(cls, problem["loc"], at)
                 explanation = _explain(cls, problem) if len(lines) < MAX_LINES else ""  # not printed
+                explanation, label, known = explanation.partition("; known keys: ")
+                if known and not any(line.endswith(known) for line in lines.values()):
+                    explanation += label + known
                 # The message of a nested `parse` already begins with the key.
                 complete = not key or explanation.startswith((f"{key}.", f"{key}: "))
                 lines.setdefault(key, explanation if complete else f"{key}: {explanation}")
