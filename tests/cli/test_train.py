@@ -7,6 +7,7 @@ import sys
 import pytest
 import yaml
 
+from trifold import errors
 from trifold.train import Outcome
 
 pytestmark = pytest.mark.slow
@@ -74,6 +75,15 @@ def test_only_a_run_is_continued(trifold, tmp_path, command, name, end):
     assert (done.code, done.out) == (2, "")
     message = f"error: {tmp_path / name}: no such run (a run has a recipe.yaml){end}\n"
     assert done.err == message.format(run=tmp_path.as_posix())
+
+
+def test_the_last_scores_fit_80_columns(trifold, run, monkeypatch):
+    scores = {"perplexity": 2482.04, "bits_per_byte": 4.2839, "accuracy": 2.2, "macro_f1": 12.345}
+    outcome = Outcome(run, 6, 1.0, scores, "steps", 0, 6)
+    monkeypatch.setattr(sys.modules["trifold.train"], "train", lambda *_, **__: outcome)
+    monkeypatch.setattr(errors, "COLUMNS", 80)
+    first, second, *_ = trifold("train", "smoke").out.splitlines()
+    assert max(len(first), len(second)) <= 80 and f"{first} {second.strip()}".endswith(" at step 6, the best")
 
 
 @pytest.mark.parametrize("code", [130, 143])

@@ -11,6 +11,7 @@ import typer
 
 from trifold.cli.options import Json
 from trifold.cli.terminal import is_main_process, print_json, print_note
+from trifold.errors import wrapped
 
 EXAMPLES = (
     "trifold train demo",
@@ -81,7 +82,7 @@ def run(
     elif outcome.finished:
         if outcome.scores:
             scores = ", ".join(score_text(name, value) for name, value in outcome.scores.items())
-            print(f"validation:   {scores} at step {outcome.best_step:,}, the best")
+            print(wrapped(f"validation:   {scores} at step {outcome.best_step:,}, the best"))
         print(f"model:        {describe_folder(folder / 'model')}")
         print(f"run folder:   {folder}")
         print(f"use it:       {chosen.task.usage(folder)}")
