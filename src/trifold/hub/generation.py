@@ -164,12 +164,10 @@ def _check(config: ModelConfig, key: str, value: object, place: str) -> None:
         if value != UNSUPPORTED[key]:
             raise CheckpointError(f"{place}: {key}: {value!r} is not supported; remove the key")
     elif key in TOKENS:
-        numbers = (leaf for leaf in _leaves(value) if isinstance(leaf, int))
-        invalid = [id for id in numbers if not 0 <= id < config.output_vocab_size]
+        size = config.output_vocab_size
+        invalid = [id for id in _leaves(value) if isinstance(id, int) and not 0 <= id < size]
         if invalid and value not in (config.eos_id, [config.eos_id]):
-            raise CheckpointError(
-                f"{place}: {key}: {invalid[0]} is not a token of a vocabulary of {config.output_vocab_size}"
-            )
+            raise CheckpointError(f"{place}: {key}: {invalid[0]} is not a token of a vocabulary of {size}")
     elif key not in SHARED and key not in HARMLESS:
         raise CheckpointError(f"{place}: {key}: this key is not known; remove it")
 

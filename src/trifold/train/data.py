@@ -111,6 +111,7 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
     parts = recipe.data, recipe.tokenizer, recipe.model, recipe.batch
     context = BuildContext(*parts, recipe.train.seed, tokenizer_folder, view.say)
     recipe.task.check_unused_keys(context)
+    check_limits(recipe.generate.model_dump(), "generate.")
     if recipe.train.warmup >= recipe.train.steps:
         view.say(
             f"warning: warmup ({recipe.train.warmup:,}) is not below steps ({recipe.train.steps:,}); the learning "
@@ -123,7 +124,6 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
         bundle = replace(bundle, config=bundle.config.model_copy(update={"vocab_size": size}))
     train, valid = (bundle.objective.examples(rows) for rows in (bundle.train, bundle.valid))
     data = TrainingData(recipe, bundle, train, valid)
-    check_limits(recipe.generate.model_dump(), "generate.")
     check_positions(data.config, count_parameters(data.config), "model.max_positions: ")
     _report(data, view)
     if misfit := describe_misfit(data.config, start):
