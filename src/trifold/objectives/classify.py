@@ -39,8 +39,6 @@ from trifold.ragged import Ragged
 from trifold.text import Tokenizer, report
 from trifold.text.spans import Ids
 
-SHOWN_LABELS = 20
-
 # --- settings -> rows ------------------------------------------------------------------------------------
 
 
@@ -177,7 +175,7 @@ class Classify(Objective):
             if label not in self.numbers:
                 raise DataError(
                     f"{rows.report.name}:{line}: the label {label!r} is not among those of the training data: "
-                    f"{', '.join(self.names[:SHOWN_LABELS])}"
+                    f"{', '.join(self.names[:20])}"
                 )
         encoded = self.tokenizer.rows(rows.sources, max_length=self.width)
         if self.report is not None and (truncated := report(encoded)):

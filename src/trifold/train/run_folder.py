@@ -48,11 +48,11 @@ def recipe_of_run(folder: str | Path) -> Path:
 
 
 class RunFolder:
-    """The paths of one run, and the command that continues it."""
+    """The paths of one run, and the command, in backticks, that continues it."""
 
     def __init__(self, path: Path, command: str = "trifold") -> None:
         check_utf8(str(path), "--out")
-        self.path, self._command = path, command
+        self.path, self.continue_command = path, f"`{command} resume {shlex.quote(str(path))}`"
         self.recipe = path / "recipe.yaml"
         self.environment = path / "environment.json"
         self.tokenizer = path / "tokenizer"
@@ -172,11 +172,6 @@ class RunFolder:
                 if isinstance(digests, dict) and digests.get(file.name) == sha256_of_file(file):
                     return dict(read_object(file).get(IDENTITY, {}))
         return {}
-
-    @property
-    def continue_command(self) -> str:
-        """The command that continues this run, in backticks."""
-        return f"`{self._command} resume {shlex.quote(str(self.path))}`"
 
     def write_recipe(self, recipe: Recipe, environment: Mapping[str, Any]) -> str:
         """Write recipe.yaml and environment.json, keeping its list of sessions. Returns the digest of the recipe."""
