@@ -15,14 +15,7 @@ import trifold
 from trifold.data import Pairs
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig
-from trifold.objectives.classify import (
-    Classify,
-    ClassifySettings,
-    accuracy,
-    confusion_matrix,
-    macro_f1,
-    sort_labels,
-)
+from trifold.objectives.classify import Classify, ClassifySettings, sort_labels
 from trifold.recipe import load_recipe
 from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.train.data import load_data
@@ -117,13 +110,6 @@ def test_labels_are_sorted_by_name_and_number():
     assert sort_labels(["10 stars", "2 stars", "1 star", "2 stars"]) == ("1 star", "2 stars", "10 stars")
     assert sort_labels([f"LABEL_{n}" for n in range(12)]) == tuple(f"LABEL_{n}" for n in range(12))
     assert sort_labels(["b", "1", "a", "", "01"]) == sort_labels(["01", "", "a", "1", "b"])
-
-
-def test_scores_of_a_confusion_matrix():
-    table = confusion_matrix(np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 0, 0]), 4)
-    assert table.tolist() == [[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
-    assert accuracy(table) == pytest.approx(100 * 3 / 6)
-    assert macro_f1(table) == pytest.approx(100 * (4 / 7 + 2 / 4 + 0) / 3)
 
 
 # --- runs ----------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from trifold.objectives.objective import (
     select_readable,
 )
 from trifold.ragged import Ragged
+from trifold.scores.classification import accuracy, confusion_matrix, macro_f1
 from trifold.text import Tokenizer, report
 from trifold.text.spans import Ids
 
@@ -241,21 +242,3 @@ class Classify(Objective):
         predictions = [self.names[number] for number in self.logits(run.model, batch).argmax(-1).tolist()]
         samples = zip(rows.sources, rows.targets, predictions, strict=False)  # the first ones
         return Scores(scores, [Sample(*each) for each in samples])
-
-
-def confusion_matrix(labels: Ids, predictions: Ids, classes: int) -> Ids:
-    """(C, C) the number of texts with the row's label and the column's prediction."""
-    counts = np.bincount(labels * classes + predictions, minlength=classes * classes)
-    return counts.reshape(classes, classes)
-
-
-def accuracy(table: Ids) -> float:
-    """Percent of correct predictions."""
-    return 100 * float(np.trace(table)) / max(int(table.sum()), 1)
-
-
-def macro_f1(table: Ids) -> float:
-    """Percent: 2 · correct / (labels + predictions), mean over the classes that occur as label or prediction."""
-    both = table.sum(0) + table.sum(1)
-    occurs = both > 0
-    return 100 * float((2 * np.diag(table)[occurs] / both[occurs]).mean()) if occurs.any() else 0.0

@@ -179,7 +179,7 @@ def draw(labels: list[str], ours: list[str], scores: Mapping[str, float]) -> Fig
     import numpy as np
 
     from trifold.look import plots
-    from trifold.objectives.classify import confusion_matrix
+    from trifold.scores.classification import confusion_matrix
 
     names = sorted({*labels, *ours})
     true, predicted = (np.array([names.index(each) for each in column]) for column in (labels, ours))
