@@ -23,7 +23,7 @@ MODULES = {
 NAMES = {
     "trifold.batches.shares": "split_batch",
     "trifold.data.DocumentSplits": "Splits",
-    "trifold.data.Row": "tables.Row",
+    "trifold.data.Row": "pairs.Row",
     "trifold.data.hold_out": "Pairs.hold_out",
     "trifold.data.hold_out_documents": "Documents.hold_out",
     "trifold.data.pictures.MOST_PIXELS": "MAX_PIXELS",

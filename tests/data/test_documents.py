@@ -162,7 +162,7 @@ def test_invalid_settings(values: dict[str, Any], message: str) -> None:
     [
         ("a.csv", {}, r"a\.csv is not raw text according to its suffix; name it \.txt .*data\.format"),
         ("a.json.gz", {}, "name it .* .jsonl if each"),
-        ("a.txt", {"format": "tsv"}, "tsv holds pairs"),
+        ("a.txt", {"format": "tsv"}, "tsv holds rows"),
         ("a.jsonl", {"documents": "blank"}, "blank applies to plain text, but in .*a.jsonl each row"),
     ],
 )

@@ -239,6 +239,13 @@ def test_chosen_labels_of_objects_may_be_numbers(tmp_path: Path) -> None:
     assert as_list(read_pairs(table(tmp_path, "a.jsonl", rows), PLAIN)) == [("a", "0"), ("b", "1")]
 
 
+def test_pairs_of_a_parquet_file(tmp_path: Path) -> None:
+    arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"id": [1, 2], "source": ["a", "b"], "target": ["x", "y"]}), path)
+    assert as_list(read_pairs(str(path), PLAIN)) == [("a", "x"), ("b", "y")]
+
+
 def test_quoted_csv_fields_may_contain_line_ends(tmp_path: Path) -> None:
     path = table(tmp_path, "a.csv", 'source,target\n"a\nb",x\r\n\n"c\r","y\u2028"\n')
     pairs = read_pairs(path, PLAIN)

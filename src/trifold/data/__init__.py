@@ -1,4 +1,4 @@
-"""Read data: files, datasets of the hub and embedded text, as aligned pairs or as documents of raw text."""
+"""Read data: files, datasets of the hub and embedded text, as aligned pairs, labelled rows or raw documents."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -7,6 +7,7 @@ from trifold.data.documents import DocumentReport, Documents, Splits, read_docum
 from trifold.data.files import FileDigest, compute_digests, list_files
 from trifold.data.lines import expand_path, iter_lines
 from trifold.data.pairs import Pairs, Report, read_pairs
+from trifold.data.records import Records, Role, read_records
 from trifold.data.settings import DataSettings, Source
 from trifold.data.token_build import Encoder, Side
 from trifold.data.token_cache import TokenCache, digests_in_caches, open_tokens, sample_documents
@@ -19,7 +20,9 @@ __all__ = [
     "Encoder",
     "FileDigest",
     "Pairs",
+    "Records",
     "Report",
+    "Role",
     "Side",
     "Source",
     "Splits",
@@ -32,6 +35,7 @@ __all__ = [
     "open_tokens",
     "read_documents",
     "read_pairs",
+    "read_records",
     "read_splits",
     "sample_documents",
 ]

@@ -18,9 +18,8 @@ from trifold.data.documents import (
 )
 from trifold.data.files import is_dataset
 from trifold.data.lines import MAX_LINE_BYTES, iter_lines
-from trifold.data.pairs import open_pairs
+from trifold.data.pairs import Row, open_pairs
 from trifold.data.settings import DataSettings, Source
-from trifold.data.tables import Row
 
 
 class Document(NamedTuple):

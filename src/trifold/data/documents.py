@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trifold.data.files import FORMATS, find_files, is_dataset
+from trifold.data.files import FORMATS, TEXT_FORMATS, find_files, is_dataset
 from trifold.data.lines import WHOLE_FILE, FileRange, display_name, inner_suffix, iter_lines, read_text
 from trifold.data.pairs import (
     INNER_BREAK,
@@ -22,10 +22,9 @@ from trifold.data.pairs import (
     iter_dataset,
     plural,
     read_pairs,
-    text_at,
 )
 from trifold.data.settings import DataSettings
-from trifold.data.tables import NumberedRow, iter_parquet, read_objects
+from trifold.data.tables import NumberedRow, check_text, iter_parquet, read_objects, value_at
 from trifold.deprecated import renamed
 from trifold.errors import DataError, SettingsError
 
@@ -200,9 +199,9 @@ def filter_documents(
 
 
 def _file_kind(file: str, settings: DataSettings) -> str:
-    if settings.format in ("tsv", "csv"):
+    if settings.format not in ("auto", *TEXT_FORMATS.values()):
         raise SettingsError(
-            f"data.format: {settings.format} holds pairs; the format of raw text is text, jsonl or parquet"
+            f"data.format: {settings.format} holds rows; the format of raw text is text, jsonl or parquet"
         )
     if settings.format != "auto":
         return settings.format
@@ -241,4 +240,8 @@ def _blocks(lines: Iterable[str]) -> Iterator[str]:
 
 def _fields(rows: Iterable[NumberedRow], settings: DataSettings) -> Iterator[str]:
     for _, place, row in rows:
-        yield "" if row is None else text_at(row, settings.field, place, "data.field to the key of the text")
+        if row is None:
+            yield ""
+            continue
+        text = value_at(row, settings.field, place, "data.field to the key of the text")
+        yield check_text(text, f"{place}: {settings.field!r}")

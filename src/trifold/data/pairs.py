@@ -4,21 +4,47 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 from trifold.data import embedded
 from trifold.data.files import FORMATS, is_dataset
 from trifold.data.lines import inner_suffix, iter_lines
 from trifold.data.settings import DataSettings, Source
-from trifold.data.tables import NumberedRow, Row, choose_columns, iter_hub, read_columns, read_objects
+from trifold.data.tables import (
+    LABELS,
+    TEXTS,
+    NumberedRow,
+    Role,
+    check_text,
+    choose_columns,
+    iter_file,
+    iter_hub,
+    read_roles,
+)
 from trifold.errors import DataError, SettingsError
 
+_SIDES = {"source": Role(("source",), check_text), "target": Role(("target",), check_text)}
+# Of a classification, whose labels may be integers.
+_CLASSES = {
+    "source": Role(TEXTS, check_text),
+    "target": Role(
+        LABELS, lambda value, place: check_text(str(value) if isinstance(value, int) else value, place)
+    ),
+}
 # Characters that other programs treat as line ends. Here they are part of the line.
 INNER_BREAK = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+
+
+class Row(NamedTuple):
+    """A pair, and the number of its line in the file or of its row in the dataset, counted from 1."""
+
+    source: str
+    target: str
+    line: int
 
 
 @dataclass
@@ -74,6 +100,7 @@ class Report(ReadReport):
     pairs: int = 0
     header: list[str] = field(default_factory=list)
 
+    noun: ClassVar[str] = "pair"
     blank_name: ClassVar[str] = "with a blank side"
 
     @property
@@ -83,7 +110,7 @@ class Report(ReadReport):
 
     def __str__(self) -> str:
         used = f"; {self.kept:,} used" if self.dropped else ""
-        parts = [f"{self.name}: {plural(self.pairs, 'pair')}", *self.counts(), *self.header]
+        parts = [f"{self.name}: {plural(self.pairs, self.noun)}", *self.counts(), *self.header]
         return ", ".join(parts) + used
 
 
@@ -119,11 +146,29 @@ class Pairs:
         The held-out pairs are the last of a shuffle by `seed`; both parts keep the order of the file. Raises DataError
         if no training pair would be left.
         """
-        name = self.report.name
-        rest, held = hold_out_indices(len(self), count, seed, "pairs")
-        train = self.select(rest, name)
-        train.report = self.report  # keeps the counts of dropped rows
-        return train, self.select(held, f"held out of {name}")
+        return hold_out_rows(self, count, seed, "pairs")
+
+
+class Selectable(Protocol):
+    """Rows of which some can be selected."""
+
+    report: Report
+
+    def __len__(self) -> int: ...
+
+    def select(self, indices: list[int], name: str) -> Self: ...
+
+
+Rows = TypeVar("Rows", bound=Selectable)
+
+
+def hold_out_rows(rows: Rows, count: int | float, seed: int, noun: str) -> tuple[Rows, Rows]:
+    """`Pairs.hold_out` of rows that errors call `noun`."""
+    name = rows.report.name
+    rest, held = hold_out_indices(len(rows), count, seed, noun)
+    train = rows.select(rest, name)
+    train.report = rows.report  # keeps the counts of dropped rows
+    return train, rows.select(held, f"held out of {name}")
 
 
 def hold_out_indices(total: int, count: int | float, seed: int, noun: str) -> tuple[list[int], list[int]]:
@@ -168,16 +213,14 @@ def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Repo
     """A report with a short name of the source, and its rows."""
     if is_dataset(source):
         report = Report(source)
-        return report, _rows_of_objects(iter_dataset(source, split), settings, report)
+        return report, _rows_of_columns(iter_dataset(source, split), settings, report, is_table=False)
     files = _split_source(source)
     report = Report(" + ".join(PurePath(file).name for file in files))
     if len(files) == 2:
         return report, _read_aligned(files, settings)
     kind = _table_format(files[0], settings)
-    lines = iter_lines(files[0], settings.max_line_bytes)
-    if kind == "jsonl":
-        return report, _rows_of_objects(read_objects(lines, files[0]), settings, report)
-    return report, read_columns(lines, files[0], kind, settings, report.header.append)
+    rows = iter_file(files[0], kind, settings, report=report.header.append)
+    return report, _rows_of_columns(rows, settings, report, is_table=kind in ("tsv", "csv"))
 
 
 def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
@@ -185,38 +228,27 @@ def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
     return iter_hub(source) if source.startswith("hub:") else embedded.iter_rows(source, split)
 
 
-def _rows_of_objects(rows: Iterable[NumberedRow], settings: DataSettings, report: Report) -> Iterator[Row]:
-    keys = named = [str(settings.source), str(settings.target)]
+def _rows_of_columns(
+    rows: Iterable[NumberedRow], settings: DataSettings, report: Report, *, is_table: bool
+) -> Iterator[Row]:
+    """The pair in each row; a blank line is two empty texts."""
+    roles, columns = _SIDES, dict[str, str]()
     for number, place, row in rows:
-        if row and number == 1 and (keys := choose_columns(row, settings)) != named:
-            report.header.append("source {!r:.40}, target {!r:.40}".format(*keys))
-        if row and keys != named and isinstance(label := row.get(keys[1]), int):  # the number of a class
-            row = {**row, keys[1]: str(label)}
-        source, target = ("" if row is None else text_at(row, key, place) for key in keys)
+        if row is None:
+            yield Row("", "", number)
+            continue
+        if not columns:
+            names = {name.strip().casefold() for name in row}
+            if names.isdisjoint(_SIDES) and all(names.intersection(role.names) for role in _CLASSES.values()):
+                roles = _CLASSES
+            columns = choose_columns(row, roles, settings, place, is_table=is_table)
+            chosen = "source {source!r:.40}, target {target!r:.40}".format(**columns)
+            if report.header == ["header: "]:
+                report.header[0] += chosen
+            elif not is_table and roles is _CLASSES:
+                report.header.append(chosen)
+        source, target = read_roles(row, roles, columns, place)
         yield Row(source, target, number)
-
-
-def text_at(
-    row: Mapping[str, Any], key: str | int, place: str, setting: str = "data.source and data.target"
-) -> str:
-    """The text under `key`; `translation.en` also means row["translation"]["en"].
-
-    Raises DataError if it is missing, not a string, or contains a NUL character or an unpaired surrogate.
-    """
-    value: Any = row
-    for part in [key] if key in row else str(key).split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            known = ", ".join(map(str, value)) if isinstance(value, Mapping) else "none"
-            raise DataError(f"{place}: no value {key!r}; found: {known}; set {setting}")
-        value = value[part]
-    if not isinstance(value, str):
-        kind = "null" if value is None else f"a value of type {type(value).__name__}"
-        raise DataError(f"{place}: {key!r} is {kind}, expected text")
-    if "\0" in value:
-        raise DataError(f"{place}: {key!r} contains a NUL character; remove it")
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise DataError(f"{place}: {key!r} contains an unpaired surrogate, which is not a character")
-    return value
 
 
 def _split_source(source: Source) -> list[str]:
@@ -232,15 +264,15 @@ def _split_source(source: Source) -> list[str]:
 
 def _table_format(file: str, settings: DataSettings) -> str:
     kind = FORMATS.get(inner_suffix(file), "text") if settings.format == "auto" else settings.format
-    if kind == "parquet":
+    if kind in ("conll", "squad"):
         raise SettingsError(
-            f"data.format: parquet is read as raw text, not as pairs; give {file} as .jsonl, .csv or .tsv"
+            f"data.format: {kind} holds no pairs; give {file} as .jsonl, .csv, .tsv or .parquet"
         )
     if kind == "text":
         next(iter_lines(file, settings.max_line_bytes), None)  # raises DataError if there is no such file
         raise SettingsError(
             f"data: {file} is one file of plain lines, but pairs have two sides; give two files "
-            "(train.en,train.de) or a .tsv, .csv or .jsonl file, or set data.format"
+            "(train.en,train.de) or a .tsv, .csv, .jsonl or .parquet file, or set data.format"
         )
     return kind
 

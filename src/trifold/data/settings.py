@@ -17,7 +17,7 @@ class DataSettings(Settings):
     For pairs (translation, classification), `train`, `valid` and `test` each name one source:
 
     - `a.en,a.de` or `[a.en, a.de]`: two files of lines, aligned by line number;
-    - `pairs.tsv`, `.csv`, `.jsonl` (each also `.gz` or `.zst`): one file with both sides;
+    - `pairs.tsv`, `.csv`, `.jsonl` (each also `.gz` or `.zst`), `.parquet`: one file with both sides;
     - `hub:NAME@CONFIG:SPLIT`: a dataset of the Hugging Face hub (`@CONFIG` is optional);
     - `embedded:NAME`: text that is part of trifold.
 
@@ -33,7 +33,12 @@ class DataSettings(Settings):
 
     source: str | int = "source"  # column: name or number from 0 (TSV, CSV), or dotted key (JSONL, hub)
     target: str | int = "target"
-    format: Literal["auto", "text", "tsv", "csv", "jsonl", "parquet"] = "auto"  # auto: by the file suffix
+    columns: dict[str, str | int | None] = Field(
+        {}, description="column of a part of a row of a labelled task, such as `{text: review, pair: null}`"
+    )
+    format: Literal["auto", "text", "tsv", "csv", "jsonl", "parquet", "conll", "squad"] = (
+        "auto"  # auto: by suffix
+    )
     header: bool | None = None  # whether the first row of a TSV or CSV file has column names; null: detect
 
     documents: Literal["line", "blank", "file"] = Field(

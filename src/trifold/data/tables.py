@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
-from trifold.data.lines import FileRange, expand_path
+from trifold.data.lines import WHOLE_FILE, FileRange, expand_path, iter_lines
 from trifold.data.settings import DataSettings
 from trifold.errors import DataError, SettingsError
 
@@ -21,9 +21,9 @@ _CSV_FIELD = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^",]*))(,|\Z)')
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?:@(?P<config>[^:]+))?:(?P<split>.+)")
 # A first row is a header if each cell looks like a name, and two consist of such words or all are codes of languages.
 _NAME = re.compile(r"#?\w+(?:[ .#-]\w+){0,2}")
-_LABELS = "label labels class category sentiment topic intent genre rating stars score".split()  # best first
-_TEXTS = "text sentence review comment tweet utterance message post content body article document".split()
-_WORDS = {*_LABELS, *_TEXTS} | set(
+LABELS = "label labels class category sentiment topic intent genre rating stars score".split()  # best first
+TEXTS = "text sentence review comment tweet utterance message post content body article document".split()
+_WORDS = {*LABELS, *TEXTS} | set(
     "answer completion context hypothesis id input klasse kommentar output premise prompt query question sentence1 "
     "sentence2 source src summary target tgt title translation trg arabic chinese czech danish deutsch dutch english "
     "englisch finnish français french german greek hindi hungarian italian japanese korean norwegian polish portuguese "
@@ -34,12 +34,39 @@ _COMPARED_ROWS = 200  # in which no name of a header occurs again
 _PARQUET_BATCH_ROWS = 1024  # rows in memory at once
 
 
-class Row(NamedTuple):
-    """A pair, and the number of its line in the file or of its row in the dataset, counted from 1."""
+class Role(NamedTuple):
+    """A part of a row. names: of columns that hold it, in lower case, best first.
 
-    source: str
-    target: str
-    line: int
+    convert: makes the value of one from that of its column and its place. may_be_empty: whether an empty text is valid.
+    """
+
+    names: Sequence[str]
+    convert: Callable[[Any, str], Any]
+    required: bool = True
+    may_be_empty: bool = False
+
+
+Roles: TypeAlias = Mapping[str, Role]
+
+
+def iter_file(
+    file: str,
+    kind: str,
+    settings: DataSettings,
+    known: Container[str] = (),
+    report: Callable[[str], None] = lambda line: None,
+) -> Iterator[NumberedRow]:
+    """The rows of a file of kind `tsv`, `csv`, `jsonl` or `parquet`.
+
+    known: names of columns, in lower case, which indicate that the first row of a table is its header. report: receives
+    whether it was taken for one.
+    """
+    if kind == "parquet":
+        return iter_parquet(file, "", WHOLE_FILE)
+    lines = iter_lines(file, settings.max_line_bytes)
+    if kind == "jsonl":
+        return read_objects(lines, file)
+    return _read_table(lines, file, kind, settings, known, report)
 
 
 def read_objects(lines: Iterable[str], name: str, first_line: int = 1) -> Iterator[NumberedRow]:
@@ -62,53 +89,54 @@ def read_objects(lines: Iterable[str], name: str, first_line: int = 1) -> Iterat
         yield number, place, row
 
 
-def read_columns(
+def _read_table(
     lines: Iterable[str],
     name: str,
     kind: str,
     settings: DataSettings,
-    report: Callable[[str], None] = lambda line: None,
-) -> Iterator[Row]:
-    r"""Two columns of a table; a blank line is two empty texts. Every record must have as many columns as the first.
+    known: Container[str],
+    report: Callable[[str], None],
+) -> Iterator[NumberedRow]:
+    r"""The rows of a table by the names in its header, else by the numbers of the columns ("0", "1", …).
 
-    kind: `tsv` (separated by tabs, without quoting) or `csv` (RFC 4180: commas, double quotes, and line ends inside
-    quotes, which become `\n`). report: receives whether the first row was taken for a header.
+    Every record must have as many columns as the first. kind: `tsv` (separated by tabs, without quoting) or `csv` (RFC
+    4180: commas, double quotes, and line ends inside quotes, which become `\n`).
     """
     if kind == "csv":
         records = _csv_records(lines, name, settings.max_line_bytes)
     else:
         records = ((number, line.split("\t")) for number, line in enumerate(lines, start=1))
-    columns: tuple[int, int] | None = None
-    width = 0
+    keys: list[str] = []
     compared = list(islice(records, _COMPARED_ROWS))
     for number, record in chain(compared, records):
         if record == [""]:
-            yield Row("", "", number)
+            yield number, f"{name}:{number}", None
             continue
-        if columns is None:
-            names = _read_header(record, [row for _, row in compared], settings)
-            columns = _find_columns(record, names, f"{name}:{number}", settings)
-            width = len(record)
-            source, target = (f"{record[column]!r:.40}" for column in columns)
-            report(f"header: source {source}, target {target}" if names else "no header")
+        if not keys:
+            names = _read_header(record, [row for _, row in compared], settings, known)
+            keys = [str(column) if cell in names[:column] else cell for column, cell in enumerate(names)]
+            keys = keys or [str(column) for column in range(len(record))]
+            report("header: " if names else "no header")
             if names:
                 continue
-        if len(record) != width:
+        if len(record) != len(keys):
             raise DataError(
-                f"{name}:{number}: {len(record)} columns where the first row has {width}; "
+                f"{name}:{number}: {len(record)} columns where the first row has {len(keys)}; "
                 "a stray tab, comma or quote?"
             )
-        yield Row(record[columns[0]], record[columns[1]], number)
+        yield number, f"{name}:{number}", dict(zip(keys, record, strict=True))
 
 
-def _read_header(first: list[str], rows: list[list[str]], settings: DataSettings) -> list[str]:
+def _read_header(
+    first: list[str], rows: list[list[str]], settings: DataSettings, known: Container[str]
+) -> list[str]:
     """The first record if it is a header, else nothing; `rows` begin with it."""
-    requested = {str(settings.source), str(settings.target)}
+    requested = {str(name) for name in (settings.source, settings.target, *settings.columns.values())}
     if settings.header is not None or any(name in first for name in requested if not name.isdigit()):
         return [] if settings.header is False else first
     cells = [cell.strip().casefold() for cell in first]
     codes = {re.sub(r"[_-][a-z]{2,4}$", "", cell) for cell in cells}  # without regions: en_US, zh-Hant
-    is_known = codes <= _CODES or sum(_WORDS.issuperset(_words(cell)) for cell in cells) > 1
+    is_known = codes <= _CODES or sum(cell in known or _WORDS.issuperset(_words(cell)) for cell in cells) > 1
     is_named = is_known and all(map(_NAME.fullmatch, cells)) and len(set(cells)) == len(cells)
     recurs = (a == b for row in rows for a, b in zip(first, row, strict=False) if row is not first)
     return first if is_named and not any(recurs) else []
@@ -118,39 +146,107 @@ def _words(cell: str) -> list[str]:
     return re.findall(r"[^\W\d_]+", cell) or [cell]
 
 
-def _find_columns(first: list[str], names: list[str], place: str, settings: DataSettings) -> tuple[int, int]:
-    """The indices of the two columns. names: those of the header, if there is one."""
-    requested = choose_columns(names, settings)
-    if requested == ["source", "target"] and len(first) == 2 and not {*names}.intersection(requested):
-        labels = [not {*_LABELS}.isdisjoint(_words(name.casefold())) for name in names]
-        requested = ["1", "0"] if labels == [True, False] else ["0", "1"]  # the only two columns
-    found = []
-    for column in requested:
-        if column in names:
-            found.append(names.index(column))
-        elif column.isdigit() and int(column) < len(first):
-            found.append(int(column))
-        else:
-            known = f"its first row is {first}" if len(first) < 20 else f"it has {len(first)} columns"
-            remedy = "set data.source and data.target to names or numbers of columns (from 0)"
-            if len(first) == 1 and (sign := re.search("[;\t|]", first[0])):
-                remedy = f"{sign[0]!r} does not separate columns; use commas, or tabs in a .tsv file"
-            raise DataError(f"{place}: no column {column!r}; {known}; {remedy}")
-    return found[0], found[1]
+def choose_columns(
+    row: Mapping[str, Any], roles: Roles, settings: DataSettings, place: str, *, is_table: bool
+) -> dict[str, str]:
+    """The column of each role: the one in the settings; else the first of its names; else, in a table, the only rest.
 
-
-def choose_columns(names: Iterable[str], settings: DataSettings) -> list[str]:
-    """The names or numbers of source and target in the settings.
-
-    If no column has the default names, the first of `_TEXTS` and of `_LABELS` that are columns.
+    An optional role may have none. Raises DataError if a column is missing in a table; in an object, `value_at` does.
+    Raises SettingsError for a role in the settings that is not one of `roles`.
     """
-    requested, known = (
-        [str(settings.source), str(settings.target)],
-        {name.strip().casefold(): name for name in names},
-    )
-    found = [next((known[word] for word in words if word in known), "") for words in (_TEXTS, _LABELS)]
-    is_open = requested == ["source", "target"] and not known.keys() & requested
-    return found if is_open and all(found) else requested
+    keys, chosen = list(row), dict[str, str]()
+    requested = _requested_columns(roles, settings)
+    for role, column in requested.items():
+        if column is not None:
+            is_number = is_table and column not in keys and column.isdigit() and int(column) < len(keys)
+            chosen[role] = keys[int(column)] if is_number else column
+    names = {key.strip().casefold(): key for key in keys if key not in chosen.values()}
+    for role, (known, *_) in roles.items():
+        if role not in requested and (found := next((name for name in known if name in names), None)):
+            chosen[role] = names.pop(found)
+    missing = [role for role, each in roles.items() if each.required and role not in chosen]
+    rest = [key for key in keys if key not in chosen.values()]
+    if is_table and len(rest) == len(missing):
+        rest.sort(key=lambda key: not {*LABELS}.isdisjoint(_words(key.casefold())))  # labels last
+        chosen |= zip(missing, rest, strict=True)
+    chosen = {**{role: role for role in missing}, **chosen}
+    for role, key in chosen.items():
+        if is_table and key not in keys:
+            raise _missing_column(row, key, place, _setting(role))
+    return {role: chosen[role] for role in roles if role in chosen}
+
+
+def _requested_columns(roles: Roles, settings: DataSettings) -> dict[str, str | None]:
+    requested: dict[str, str | None] = {}
+    for role, value in settings.columns.items():
+        if role not in roles:
+            known = ", ".join(roles)
+            raise SettingsError(f"data.columns.{role}: this task reads no {role!r}; it reads {known}")
+        requested[role] = None if value is None else str(value)
+        if value is None and roles[role].required:
+            raise SettingsError(
+                f"data.columns.{role}: this task requires a column; name it, or remove the key"
+            )
+    for value, default, role in ((settings.source, "source", "text"), (settings.target, "target", "label")):
+        role = role if role in roles else default
+        if value != default and role in roles:
+            requested.setdefault(role, str(value))
+    return requested
+
+
+def _setting(role: str) -> str:
+    """The settings that name the column of a role."""
+    return "data.source and data.target" if role in ("source", "target") else f"data.columns.{role}"
+
+
+def _missing_column(row: Mapping[str, Any], column: str, place: str, setting: str) -> DataError:
+    is_header = "0" not in row
+    first = [*row] if is_header else [*row.values()]
+    known = f"its first row is {first}" if len(first) < 20 else f"it has {len(first)} columns"
+    remedy = f"set {setting} to names or numbers of columns (from 0)"
+    if len(first) == 1 and (sign := re.search("[;\t|]", first[0])):
+        remedy = f"{sign[0]!r} does not separate columns; use commas, or tabs in a .tsv file"
+    place = f"{place.rpartition(':')[0]}:1" if is_header else place
+    return DataError(f"{place}: no column {column!r}; {known}; {remedy}")
+
+
+def value_at(row: Mapping[str, Any], key: str, place: str, setting: str) -> Any:
+    """The value under `key`; `translation.en` also means row["translation"]["en"].
+
+    Raises DataError, which names the `setting`, if it is missing.
+    """
+    value: Any = row
+    for part in [key] if key in row else key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            known = ", ".join(map(str, value)) if isinstance(value, Mapping) else "none"
+            raise DataError(f"{place}: no value {key!r}; found: {known}; set {setting}")
+        value = value[part]
+    return value
+
+
+def read_roles(row: Mapping[str, Any], roles: Roles, columns: Mapping[str, str], place: str) -> list[Any]:
+    """The value of each role; None for one without a column, and for an optional one that the row lacks."""
+    values: list[Any] = []
+    for role, (_, convert, required, _) in roles.items():
+        key = columns.get(role)
+        is_there = key is not None and row.get(key, row.get(key.partition(".")[0])) is not None
+        if key is None or not (required or is_there):
+            values.append(None)
+        else:
+            values.append(convert(value_at(row, key, place, _setting(role)), f"{place}: {key!r}"))
+    return values
+
+
+def check_text(value: Any, place: str) -> str:
+    """The value. Raises DataError if it is not a string, or contains a NUL character or an unpaired surrogate."""
+    if not isinstance(value, str):
+        kind = "null" if value is None else f"a value of type {type(value).__name__}"
+        raise DataError(f"{place} is {kind}, expected text")
+    if "\0" in value:
+        raise DataError(f"{place} contains a NUL character; remove it")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise DataError(f"{place} contains an unpaired surrogate, which is not a character")
+    return value
 
 
 # The csv module is not used: even in strict mode it accepts a quote inside an unquoted field, it rejects a lone

@@ -1,0 +1,50 @@
+"""Sentences in columns (CoNLL): one token per line, a blank line between sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from trifold.data.lines import iter_lines
+from trifold.data.settings import DataSettings
+from trifold.data.tables import NumberedRow
+from trifold.errors import DataError
+
+_COMMENT = re.compile(r"# ?(?:(?:id|newdoc|newpar)\b|[\w.]+ = )")
+
+
+def iter_conll(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
+    """The sentences of a file, numbered by their first lines.
+
+    A row has the list of "words" (the first column), that of "tags" (the last), and that of each column by its number
+    ("0", "1", …). Columns are separated by tabs, or by spaces in a line without tabs; `-DOCSTART-` lines and comments
+    (`# id …`, `# text = …`) are skipped. Raises DataError for a line with another number of columns than the first.
+    """
+    tokens: list[list[str]] = []
+    first = width = 0
+    for number, line in enumerate(iter_lines(file, settings.max_line_bytes), start=1):
+        if not line.strip():
+            yield from _sentence(file, first, tokens)
+            tokens = []
+        if not line.strip() or line.startswith("-DOCSTART-") or _COMMENT.match(line):
+            continue
+        fields = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
+        fields = [field.strip(" ") for field in fields]
+        width = width or len(fields)
+        if len(fields) != width or width < 2 or not all(fields):
+            found = f"{len(fields)} columns" if all(fields) else "an empty column"
+            expected = "a word and its tag are required" if width < 2 else f"the first line has {width}"
+            raise DataError(
+                f"{file}:{number}: {found}, but {expected}; separate columns by tabs or spaces, and sentences by a "
+                "blank line"
+            )
+        first = first if tokens else number
+        tokens.append(fields)
+    yield from _sentence(file, first, tokens)
+
+
+def _sentence(file: str, line: int, tokens: list[list[str]]) -> Iterator[NumberedRow]:
+    if tokens:
+        columns = [list(column) for column in zip(*tokens, strict=True)]
+        numbered = {str(number): column for number, column in enumerate(columns)}
+        yield line, f"{file}:{line}", {"words": columns[0], "tags": columns[-1], **numbered}

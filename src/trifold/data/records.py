@@ -1,0 +1,155 @@
+"""Labelled rows: values by role (text, label, …) from files, datasets of the hub and embedded text.
+
+A task names its roles and the columns that hold them. Every format becomes an iterator of mappings, whose columns are
+chosen by their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import PurePath
+from textwrap import shorten
+from typing import Any, ClassVar
+
+from trifold.data.conll import iter_conll
+from trifold.data.files import FORMATS, find_files, is_dataset
+from trifold.data.lines import display_name, inner_suffix, iter_lines
+from trifold.data.pairs import INNER_BREAK, Report, hold_out_rows, iter_dataset, plural
+from trifold.data.settings import DataSettings, Source
+from trifold.data.squad import iter_squad
+from trifold.data.tables import NumberedRow, Role, Roles, check_text, choose_columns, iter_file, read_roles
+from trifold.errors import DataError, SettingsError
+
+__all__ = ["RecordReport", "Records", "Role", "Roles", "check_text", "read_records"]
+
+_READERS: dict[str, Callable[[str, DataSettings], Iterator[NumberedRow]]] = {
+    "conll": iter_conll,
+    "squad": iter_squad,
+}
+_FORMATS = FORMATS | {".conll": "conll", ".bio": "conll", ".iob": "conll", ".iob2": "conll", ".json": "squad"}
+
+
+@dataclass
+class RecordReport(Report):
+    """The counts of a source of labelled rows, in `pairs`. A row is blank if a text or a label that it needs is blank.
+
+    header: the columns of the roles.
+    """
+
+    noun: ClassVar[str] = "row"
+    blank_name: ClassVar[str] = "with an empty text or label"
+
+
+@dataclass
+class Records:
+    """Labelled rows: row i is on line `lines[i]` and has the value `columns[role][i]` for each role.
+
+    The values of an optional role that the source does not have are None.
+    """
+
+    columns: dict[str, list[Any]]
+    lines: list[int] = field(default_factory=list)
+    report: Report = field(default_factory=lambda: RecordReport("nothing"))
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def select(self, indices: list[int], name: str) -> Records:
+        """The rows at `indices` as a new set called `name`."""
+        columns = {role: [values[i] for i in indices] for role, values in self.columns.items()}
+        return Records(columns, [self.lines[i] for i in indices], RecordReport(name, pairs=len(indices)))
+
+    def hold_out(self, count: int | float, seed: int) -> tuple[Records, Records]:
+        """Split into training and held-out rows, as `Pairs.hold_out` does; a float is a share."""
+        return hold_out_rows(self, count, seed, "rows")
+
+
+def read_records(
+    source: Source, settings: DataSettings, roles: Roles, split: str = "train", plain: str | None = None
+) -> Records:
+    """Read all rows of `source` into memory and count those that the settings drop.
+
+    The source is a table, JSONL, Parquet, CoNLL or SQuAD file, several of them, `hub:…` or `embedded:…`. split: the
+    split of an embedded source that names none. plain: the format of a file with another suffix, if it has one.
+    Raises DataError if the data is unreadable or malformed or has no usable row; SettingsError if a setting is invalid.
+    """
+    if is_dataset(source):
+        report = RecordReport(source)
+        found = _read_rows(iter_dataset(source, split), settings, roles, report, is_table=False)
+    else:
+        files = find_files(source or "")[0]
+        report = RecordReport(PurePath(display_name(files[0])).name)
+        if len(files) > 1:
+            report.name += f" and {plural(len(files) - 1, 'more file')}"
+        found = chain.from_iterable(_read_file(file, settings, roles, report, plain) for file in files)
+    records, seen = Records({role: [] for role in roles}, report=report), set[tuple[str, ...]]()
+    for number, values in found:
+        report.pairs += 1
+        if _is_blank(values, roles) and report.count_blank(settings):
+            continue
+        texts = [value for value in values if isinstance(value, str)]
+        key = tuple(value if isinstance(value, str) else repr(value) for value in values)
+        if key in seen and report.count_duplicate(settings):
+            continue
+        seen.add(key)
+        report.inner_breaks += any(INNER_BREAK.search(text) for text in texts)
+        for column, value in zip(records.columns.values(), values, strict=True):
+            column.append(value)
+        records.lines.append(number)
+    if not records:
+        raise DataError(
+            f"{report.name}: no row is left ({report.pairs:,} read, {report.blank_dropped:,} blank)"
+        )
+    return records
+
+
+def _is_blank(values: list[Any], roles: Roles) -> bool:
+    checked = (value for value, role in zip(values, roles.values(), strict=True) if not role.may_be_empty)
+    return any(isinstance(value, str) and not value.strip() for value in checked)
+
+
+def _read_file(
+    file: str, settings: DataSettings, roles: Roles, report: Report, plain: str | None
+) -> Iterator[tuple[int, list[Any]]]:
+    kind = _FORMATS.get(inner_suffix(file), "text") if settings.format == "auto" else settings.format
+    kind = plain if kind == "text" and plain is not None else kind
+    if kind == "text":
+        next(iter_lines(file, settings.max_line_bytes), None)  # raises DataError if there is no such file
+        raise SettingsError(
+            f"data: {file} holds plain lines according to its suffix, but this task reads columns; give a .csv, .tsv, "
+            ".jsonl or .parquet file, or set data.format"
+        )
+    if kind in _READERS:
+        rows, named = _READERS[kind](file, settings), []
+    else:
+        known = {name for role in roles.values() for name in role.names}
+        rows = iter_file(file, kind, settings, known, (named := list[str]()).append)
+    return _read_rows(rows, settings, roles, report, is_table=kind in ("tsv", "csv"), header=named)
+
+
+def _read_rows(
+    rows: Iterator[NumberedRow],
+    settings: DataSettings,
+    roles: Roles,
+    report: Report,
+    *,
+    is_table: bool,
+    header: Sequence[str] = (),
+) -> Iterator[tuple[int, list[Any]]]:
+    """The values of each row; those of a blank line are empty texts. header: whether a table has one."""
+    columns: dict[str, str] = {}
+    for number, place, row in rows:
+        if row is None:
+            yield number, [""] * len(roles)
+            continue
+        if not columns:
+            columns = choose_columns(row, roles, settings, place, is_table=is_table)
+            chosen = ", ".join(f"{role} {column!r:.40}" for role, column in columns.items())
+            line = "".join(header).replace("no header", "no header: ") + chosen
+            unused = [key for key in row if key not in columns.values() and not key.isdigit()]
+            line += f"; not used: {shorten(', '.join(unused), 40, placeholder=' …')}" if unused else ""
+            if line not in report.header:
+                report.header.append(line)
+        yield number, read_roles(row, roles, columns, place)

@@ -1,0 +1,90 @@
+"""Questions about contexts, and their answers, in the JSON of SQuAD 1.1 and 2.0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trifold.data.lines import read_text
+from trifold.data.settings import DataSettings
+from trifold.data.tables import NumberedRow, check_text
+from trifold.errors import DataError
+
+_FORM = 'SQuAD files are {"data": [{"paragraphs": [{"context": …, "qas": [{"id": …, "question": …, "answers": …}]}]}]}'
+
+
+def iter_squad(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
+    """The questions of a file, numbered from 1.
+
+    A row has "id", "question", "context", "answers" (a list of {"text", "start"}, start in characters of the context)
+    and "impossible", whether the context has no answer. Raises DataError if the file has another form, if an answer is
+    not in its context, or if an id occurs twice.
+    """
+    try:
+        content = json.loads(read_text(file))
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{file}:{error.lineno}:{error.colno}: not valid JSON ({error.msg}); {_FORM}"
+        ) from None
+    except (ValueError, RecursionError):
+        raise DataError(f"{file}: not readable JSON (nested too deeply, or a number too long)") from None
+    number, ids = 0, set[str]()
+    for article in _list(content, "data", file):
+        for paragraph in _list(article, "paragraphs", file):
+            context = check_text(paragraph.get("context"), f"{file}: the context after question {number}")
+            for entry in _list(paragraph, "qas", file):
+                number += 1
+                name = str(entry.get("id", number))
+                place = f"{file}, question {name!r:.80}"
+                if name in ids:
+                    raise DataError(f"{place}: the id occurs twice; give each question its own")
+                ids.add(name)
+                question = check_text(entry.get("question"), f"{place}: its text")
+                answers = check_answers(_list(entry, "answers", place), context, place)
+                impossible = entry.get("is_impossible", not answers)
+                if impossible is not (not answers):
+                    raise DataError(
+                        f"{place}: is_impossible is {json.dumps(impossible)}, but it has {len(answers)} answers; "
+                        "correct one of them"
+                    )
+                row = {"id": name, "question": question, "context": context, "answers": answers}
+                yield number, place, {**row, "impossible": impossible}
+
+
+def check_answers(answers: Any, context: str, place: str) -> list[dict[str, Any]]:
+    """The answers as {"text", "start"}, from a list of objects with "answer_start", or an object of two lists.
+
+    Raises DataError if the text of one is empty or does not stand at its start in the context.
+    """
+    if isinstance(answers, Mapping):  # as in the datasets of the hub
+        texts, starts = answers.get("text"), answers.get("answer_start", answers.get("start"))
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+            raise DataError(f"{place}: the lists `text` and `answer_start` of its answers differ in length")
+        answers = [{"text": text, "start": start} for text, start in zip(texts, starts, strict=True)]
+    found = []
+    for answer in answers:
+        if not isinstance(answer, Mapping):
+            raise DataError(f"{place}: an answer is {answer!r:.40}, expected an object; {_FORM}")
+        text = check_text(answer.get("text"), f"{place}: the text of an answer")
+        start = answer.get("answer_start", answer.get("start"))
+        if not isinstance(start, int) or isinstance(start, bool):
+            raise DataError(
+                f"{place}: answer_start of {text!r:.80} is {start!r:.40}, expected a whole number"
+            )
+        there = context[start : start + len(text)] if start >= 0 else ""
+        if there != text or not text.strip():
+            raise DataError(
+                f"{place}: the answer {text!r:.80} is not at character {start} of its context, where {there!r:.80} "
+                "stands; correct answer_start, which counts characters from 0"
+            )
+        found.append({"text": text, "start": start})
+    return found
+
+
+def _list(value: Any, key: str, place: str) -> list[Any]:
+    """The objects in the list under `key`."""
+    found = value.get(key) if isinstance(value, Mapping) else None
+    if not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
+        raise DataError(f"{place}: {key!r} is not a list of objects; {_FORM}")
+    return found

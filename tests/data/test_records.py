@@ -1,0 +1,220 @@
+"""Labelled rows: every format gives the same rows, and the columns of the roles are found by their names."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from trifold.data import DataSettings, Records, Role, read_records, read_splits
+from trifold.data.tables import check_text
+from trifold.errors import DataError, SettingsError
+
+PLAIN = DataSettings()
+ROLES = {
+    "text": Role(("sentence1", "#1 string", "question", "text", "sentence", "review"), check_text),
+    "pair": Role(("sentence2", "#2 string", "sentence"), check_text, required=False),
+    "label": Role(("label", "quality", "score"), lambda value, place: value),
+}
+SIDES = {"text": Role(("source",), check_text), "label": Role(("target",), check_text)}
+ROWS = [("so good, so\nfine", "5"), ('the "worst"', "1"), ("Grüße 😀", "3")]
+
+
+def write(folder: Path, name: str, content: str | bytes) -> str:
+    path = folder / name
+    raw = content if isinstance(content, bytes) else content.encode()
+    path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    return str(path)
+
+
+def read(path: Any, roles: Any = ROLES, **values: Any) -> Records:
+    return read_records(path, DataSettings(**values), roles)
+
+
+def as_csv(header: list[str], rows: list[tuple[str, ...]]) -> str:
+    csv.writer(out := io.StringIO(), lineterminator="\n").writerows([header, *rows])
+    return out.getvalue()
+
+
+# --- formats ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "bom.csv", "a.csv.gz"])
+def test_every_format_gives_the_same_rows(tmp_path: Path, name: str) -> None:
+    objects = [{"id": n, "text": text, "label": label} for n, (text, label) in enumerate(ROWS)]
+    path = tmp_path / name
+    if name == "a.parquet":
+        arrow, parquet = (pytest.importorskip(each) for each in ("pyarrow", "pyarrow.parquet"))
+        parquet.write_table(arrow.Table.from_pylist(objects), path)
+    elif name == "a.jsonl":
+        write(tmp_path, name, "".join(json.dumps(row) + "\n" for row in objects))
+    else:
+        table = as_csv(["id", "text", "label"], [(str(n), *row) for n, row in enumerate(ROWS)])
+        write(tmp_path, name, "\ufeff" * (name == "bom.csv") + table)
+    records = read(str(path))
+    assert [*zip(records.columns["text"], records.columns["label"], strict=True)] == ROWS
+    assert records.columns["pair"] == [None] * 3
+    assert str(records.report).endswith("text 'text', label 'label'; not used: id")
+
+
+@given(
+    st.lists(
+        st.tuples(*[st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)] * 2), min_size=1
+    )
+)
+def test_a_table_is_read_back_with_its_duplicates_and_blanks(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
+) -> None:
+    path = write(tmp_path_factory.getbasetemp(), "any.csv", as_csv(["text", "label"], rows))
+    records = read(path, header=True, blank="keep")
+    assert [*zip(records.columns["text"], records.columns["label"], strict=True)] == rows
+    assert records.report.duplicates == len(rows) - len(set(rows))
+
+
+def test_several_files_are_read_in_order(tmp_path: Path) -> None:
+    files = [write(tmp_path, f"{n}.tsv", f"text\tlabel\nsome {n}\tx\n") for n in range(3)]
+    records = read(files)
+    assert records.columns["text"] == ["some 0", "some 1", "some 2"]
+    assert records.lines == [2, 2, 2]
+    assert str(records.report) == "0.tsv and 2 more files: 3 rows, header: text 'text', label 'label'"
+    assert read(str(tmp_path / "*.tsv")).columns == records.columns
+
+
+def test_an_embedded_source_has_splits() -> None:
+    valid = read_records("embedded:smoke", PLAIN, SIDES, "valid")
+    assert len(valid) == 28
+    assert valid.columns["label"][0] == "2 3"
+
+
+# --- columns ------------------------------------------------------------------------------------------------
+
+CHOICES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
+    "names": ("id,sentence1,sentence2,label", {}, {"text": 1, "pair": 2, "label": 3}),
+    "case and signs": ("Quality,#1 ID,#2 ID,#1 String,#2 String", {}, {"text": 3, "pair": 4, "label": 0}),
+    "a name of two roles": ("question,sentence,label", {}, {"text": 0, "pair": 1, "label": 2}),
+    "the same name alone": ("sentence,label", {}, {"text": 0, "label": 1}),
+    "the only other column": ("review,topic", {}, {"text": 0, "label": 1}),
+    "label and text": ("label,question", {}, {"text": 1, "label": 0}),
+    "settings": ("a,b,c", {"columns": {"text": "b", "label": 2}}, {"text": 1, "label": 2}),
+    "one setting": ("text,other,label", {"columns": {"label": "other"}}, {"text": 0, "label": 1}),
+    "no pair": ("sentence1,sentence2,label", {"columns": {"pair": None}}, {"text": 0, "label": 2}),
+    "source and target": ("a,b,c", {"source": "c", "target": 0}, {"text": 2, "label": 0}),
+    "twice": ("text,text,label", {"header": True}, {"text": 0, "label": 2}),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_the_columns_of_roles_are_found(tmp_path: Path, case: str, kind: str) -> None:
+    header, settings, expected = CHOICES[case]
+    sign = "," if kind == "csv" else "\t"
+    rows = [[f"value {row} {column}" for column in range(header.count(",") + 1)] for row in range(2)]
+    content = "\n".join([header.replace(",", sign), *map(sign.join, rows)]) + "\n"
+    records = read(write(tmp_path, f"a.{kind}", content), **settings)
+    for role in ROLES:
+        found = [row[expected[role]] if role in expected else None for row in rows]
+        assert records.columns[role] == found
+    assert "header: " in str(records.report)
+
+
+def test_a_table_without_a_header_has_numbered_columns(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", "7,so good,1\n8,so bad,0\n")
+    records = read(path, columns={"text": 1, "label": "2"})
+    assert (records.columns["text"], records.lines) == (["so good", "so bad"], [1, 2])
+    assert str(records.report) == "a.csv: 2 rows, no header: text '1', label '2'"
+    assert read(write(tmp_path, "b.csv", "so good,1\nso bad,0\n")).columns["label"] == ["1", "0"]
+
+
+def test_keys_of_objects_may_be_dotted_and_absent(tmp_path: Path) -> None:
+    rows = [{"a": {"en": "x"}, "b": {"en": "y"}, "label": 3}, {"a": {"en": "z"}, "label": [1, 2]}]
+    path = write(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    records = read(path, columns={"text": "a.en", "pair": "b.en"})
+    assert records.columns == {"text": ["x", "z"], "pair": ["y", None], "label": [3, [1, 2]]}
+
+
+# --- counts and errors --------------------------------------------------------------------------------------
+
+
+def test_empty_texts_and_duplicates_are_counted(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.tsv", "text\tlabel\ngood\t1\n \t0\ngood\t1\n\nbad\t\n")
+    records = read(path, duplicates="drop")
+    assert records.columns["text"] == ["good"]
+    assert str(records.report) == (
+        "a.tsv: 5 rows, 3 with an empty text or label (dropped), 1 seen before (dropped), header: text 'text', "
+        "label 'label'; 1 used"
+    )
+    optional = {**ROLES, "label": ROLES["label"]._replace(may_be_empty=True)}
+    assert read(path, optional).columns["text"] == ["good", "good", "bad"]
+
+
+def test_held_out_rows_are_disjoint_and_depend_on_the_seed(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.tsv", "text\tlabel\n" + "".join(f"text {n}\t{n % 2}\n" for n in range(50)))
+    settings = DataSettings(train=path, holdout=10)
+    splits = [
+        read_splits(settings, seed, lambda *each: read_records(*each[:2], ROLES, each[2]))
+        for seed in (1, 1, 2)
+    ]
+    train, valid, _ = splits[0]
+    assert (len(train), len(valid)) == (40, 10)
+    assert len({*train.columns["text"], *valid.columns["text"]}) == 50
+    assert valid.columns == splits[1].valid.columns != splits[2].valid.columns
+    assert valid.columns["text"] == [f"text {line - 2}" for line in valid.lines]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "settings", "message"),
+    [
+        ("a.csv", "text;label\nso bad;0\n", {}, r"a\.csv:1: no column .*';' does not separate columns; use commas"),
+        ("a.csv", "id,text,topic,note\n1,a,b,c\n", {}, r"a\.csv:1: no column 'label'; .* set data\.columns\.label"),
+        ("a.csv", "text,label\n", {}, r"a\.csv: no row is left \(0 read"),
+        ("a.csv", 'text,label\n"a,b\n', {}, r"a\.csv:2: a quote is opened and not closed"),
+        ("a.csv", 'text,label\na "b" c,1\n', {}, r"a\.csv:2: a quote in the wrong place"),
+        ("a.csv", "text,label\na,b,1\n", {}, r"a\.csv:2: 3 columns where the first row has 2"),
+        ("a.csv", "text,label\na,b\n", {"columns": {"label": 7}}, r"a\.csv:1: no column '7'"),
+        ("a.csv", "text,label\n ,1\n", {}, r"no row is left \(1 read, 1 blank\)"),
+        ("a.csv", b"text,label\n\xff,1\n", {}, r"a\.csv:2:1: byte 0xff is not valid UTF-8"),
+        ("a.csv", b"\xff\xfet\x00", {}, "this is UTF-16"),
+        ("a.jsonl", '{"text": "a", "class": 1}\n', {}, r"a\.jsonl:1: no value 'label'; found: text, class; set data.c"),
+        ("a.jsonl", '{"text": 3, "label": 1}\n', {}, r"a\.jsonl:1: 'text' is a value of type int, expected text"),
+        ("a.jsonl", '{"text": null, "label": 1}\n', {}, r"a\.jsonl:1: 'text' is null"),
+        ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', {}, r"a\.jsonl:2: no value 'label'"),
+        ("a.parquet", "text", {}, r"a\.parquet: not a readable Parquet file"),
+    ],
+)  # fmt: skip
+def test_invalid_rows_name_the_place(
+    tmp_path: Path, name: str, content: Any, settings: Any, message: str
+) -> None:
+    if name == "a.parquet":
+        pytest.importorskip("pyarrow.parquet")
+    with pytest.raises(DataError, match=message):
+        read(write(tmp_path, name, content), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"columns": {"lable": "x"}}, r"data\.columns\.lable: .* reads text, pair, label"),
+        ({"columns": {"text": None}}, r"data\.columns\.text: this task requires a column"),
+        ({}, "holds plain lines"),
+    ],
+)
+def test_invalid_settings_name_their_key(tmp_path: Path, settings: Any, message: str) -> None:
+    path = write(tmp_path, "a.tsv" if settings else "a.txt", "text\tlabel\na\tb\n")
+    with pytest.raises(SettingsError, match=message):
+        read(path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("folder", "count"), [("mrpc/val.tsv", 500), ("stsb/dev.tsv", 1500), ("sst2/dev.tsv", 872)]
+)
+def test_public_datasets_need_no_settings(data_folder: Path, folder: str, count: int) -> None:
+    records = read_records(str(data_folder / folder), PLAIN, ROLES)
+    assert len(records) == count
+    assert (records.columns["pair"][0] is None) == folder.startswith("sst2")
+    assert len(set(records.columns["label"])) < 300
