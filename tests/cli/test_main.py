@@ -102,7 +102,7 @@ def test_version_option(trifold):
 
 WRONG = {
     (): "Usage",
-    ("trian", "smoke"): "train",
+    ("trian", "smoke"): "Did you mean 'train'? See `trifold --help`",
     ("train",): "RECIPE",
     ("train", "smoke", "--resume", "always"): "auto",
     ("generate", "x", "y", "--num-beams", "many"): "--num-beams",

@@ -64,9 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(error.message)
         return error.exit_code
     except typer.TyperException as error:
-        message = error.format_message().replace("Value error, ", "").rstrip(".?")
+        message = error.format_message().replace("Value error, ", "").rstrip(".")
         context = getattr(error, "ctx", None)
-        print_error(f"{message}; see `{context.command_path if context else 'trifold'} --help`")
+        see = " See" if message.endswith("?") else "; see"
+        print_error(f"{message}{see} `{context.command_path if context else 'trifold'} --help`")
         return error.exit_code
     except Terminated:
         return 143
