@@ -134,7 +134,7 @@ SETTINGS = {
     "unknown recipe": Case({}, "train multi30k-en-fr", 2, ("unknown recipe 'multi30k-en-fr'", "'multi30k-en-de'")),
     "recipe file missing": Case({}, "train {here}/my.yaml", 2, ("my.yaml: cannot read the file (No such file",)),
     "recipe that is a folder": Case({"my.yaml/x": b""}, "train {here}/my.yaml", 2, ("my.yaml: cannot read the file (Is a",)),
-    "bad YAML": Case({"my.yaml": b"train: {steps: 5\n"}, "train {here}/my.yaml", 2, ("my.yaml: not valid YAML", "line 2")),
+    "bad YAML": Case({"my.yaml": b"train: {steps: 5\n"}, "train {here}/my.yaml", 2, ("my.yaml:2:1: not valid YAML",)),
     "YAML that is not a mapping": Case({"my.yaml": b"- a\n"}, "train {here}/my.yaml", 2, ("a recipe is a mapping",)),
     "YAML that is not UTF-8": Case({"my.yaml": LATIN}, "train {here}/my.yaml", 2, ("my.yaml: byte 9 is not valid UTF-8",)),
     "recipe without data": Case({"my.yaml": b"train: {seed: 3}\n"}, "train {here}/my.yaml", 2, ("data: a value is required",)),
@@ -152,12 +152,12 @@ SETTINGS = {
     "integer of 5,000 digits": Case({}, f"{SMOKE} train.steps={'9' * 5000}", 2, ("train.steps: ", "valid integer")),
     "integer of 5,000 hexadecimal digits": Case({}, f"{SMOKE} train.seed=0x{'f' * 5000}", 2, ("train.seed: ", "valid integer")),
     "integer of 5,000 hexadecimal digits in a file": Case(
-        {"my.yaml": b"train: {steps: 0x" + b"f" * 5000 + b"}\n"}, "train {here}/my.yaml", 2, ("my.yaml: not valid YAML",)
+        {"my.yaml": b"train: {steps: 0x" + b"f" * 5000 + b"}\n"}, "train {here}/my.yaml", 2, ("not valid YAML: an integer of thousands of digits",)
     ),
     "integer of 5,000 digits in a file": Case(
-        {"my.yaml": b"train: {steps: " + b"9" * 5000 + b"}\n"}, "train {here}/my.yaml", 2, ("my.yaml: not valid YAML",)
+        {"my.yaml": b"train: {steps: " + b"9" * 5000 + b"}\n"}, "train {here}/my.yaml", 2, ("not valid YAML: an integer of thousands of digits",)
     ),
-    "tag that does not fit": Case({"my.yaml": b"name: !!timestamp x\n"}, "train {here}/my.yaml", 2, ("my.yaml: not valid YAML",)),
+    "tag that does not fit": Case({"my.yaml": b"name: !!timestamp x\n"}, "train {here}/my.yaml", 2, ("not valid YAML: an integer of thousands of digits",)),
     "group for a value": Case({}, f"{SMOKE} train.steps.more=5", 2, ("train.steps.more: steps is a value",)),
     "value for a group": Case({}, "train smoke train=5 --out {here}/run", 2, ("train: a group of keys is required, got 5",)),
     "negative steps": Case({}, f"{SMOKE} train.steps=-5", 2, ("train.steps: ", "greater than 0, got -5")),

@@ -23,7 +23,7 @@ USING = {
         {"r/recipe.yaml": b"{}", "r/checkpoints/x": b""},
         "generate {here}/r hello",
         1,
-        ("r: the run has no model yet", "first validation"),
+        ("r: the run has no model yet", "trifold resume"),
     ),
     "eval of a run without a model": Case(
         {
@@ -31,7 +31,7 @@ USING = {
         },
         "eval {here}/r",
         1,
-        ("r: the run has no model yet", "train.validate_every"),
+        ("r: the run has no model yet", "trifold resume"),
     ),
     "empty text": Case({}, f"{GENERATE} ''", 1, ("text 1 of 1 has no tokens", "nothing to translate")),
     "text longer than the model's input": Case({}, f"{GENERATE} '{'one ' * 60}'", 1, ("241", "128")),

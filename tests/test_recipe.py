@@ -147,7 +147,7 @@ def test_huge_integers_are_rejected(key):
 @pytest.mark.parametrize("digits", ["9", "0xf", "0x_f", "-0xf", "0b1"])
 def test_numbers_of_thousands_of_digits_are_not_integers(digits):
     text = digits + digits[-1] * 20_000
-    with pytest.raises(YAMLError, match="4300 digits"):
+    with pytest.raises(YAMLError, match="thousands of digits"):
         load(f"[{text}]")
     with pytest.raises(
         SettingsError, match=r"^train\.steps: input should be a valid integer, got '.{1,300}$"
@@ -327,13 +327,16 @@ def test_the_default_name_is_the_stem_of_the_file(write):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: [1", ["mine.yaml: not valid YAML", "line 1"]),
-        ("a: b: c", ["mine.yaml: not valid YAML", "line 1, column 5"]),
-        ("train: {steps: 5}\ntrain: {steps: 6}", ["mine.yaml: not valid YAML", "duplicate key 'train'"]),
+        ("a: [1", ["mine.yaml:1:6: not valid YAML"]),
+        ("a: b: c", ["mine.yaml:1:5: not valid YAML"]),
+        ("train: {steps: 5}\ntrain: {steps: 6}", ["mine.yaml:1:1: not valid YAML", "duplicate key 'train'"]),
         ("- a\n- b", ["mine.yaml: a recipe is a mapping"]),
         ("", ["mine.yaml: a recipe is a mapping"]),
         ("just text", ["mine.yaml: a recipe is a mapping"]),
-        ("data: !!python/object/apply:os.system ['true']", ["mine.yaml: not valid YAML", "python/object"]),
+        (
+            "data: !!python/object/apply:os.system ['true']",
+            ["mine.yaml:1:7: not valid YAML", "python/object"],
+        ),
         ("[" * 1500, ["mine.yaml: not valid YAML"]),
         ("data: {train: a.tsv}\ntrian: {steps: 5}", ["trian: unknown key", "did you mean 'train'"]),
         ("data: {train: a.tsv}\ntrain: 5", ["train: ", "got 5"]),

@@ -338,7 +338,7 @@ def _read(name: str | Path) -> tuple[dict[str, Any], str]:
         if path.name != str(name):
             raise no_run_error(path)
         near = nearest(path.name, list(recipe_names()))
-        raise UsageError(f"unknown recipe {path.name!r}{near}\n  list them with: trifold recipes")
+        raise UsageError(f"unknown recipe {path.name!r}{near}; list them with `trifold recipes`")
     return parse(included.read_text("utf-8"), str(name)), str(name)
 
 

@@ -32,6 +32,10 @@ def parse(text: str, place: str) -> dict[str, Any]:
     """Parse the mapping of the file named `place`. Raises SettingsError."""
     try:
         values = load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{place}:{mark.line + 1}:{mark.column + 1}" if mark else place
+        raise SettingsError(f"{where}: not valid YAML: {error.problem or error.context}") from None
     except (YAMLError, RecursionError) as error:
         raise SettingsError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
@@ -59,8 +63,11 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        if len(node.value) > 1_000:
+            raise yaml.constructor.ConstructorError(
+                None, None, "an integer of thousands of digits", node.start_mark
+            )
         value: int = super().construct_yaml_int(node)
-        str(value)  # raises ValueError for thousands of digits, in any base
         return value
 
 

@@ -109,7 +109,7 @@ WRONG = {
     ("generate", "x", "y", "--nun-beams", "2"): "--num-beams",
     ("show", "transformer-base", "--length", "0"): "--length",
     ("look", "x"): "TEXT",
-    ("train", "no-such-recipe"): "list them with: trifold recipes",
+    ("train", "no-such-recipe"): "list them with `trifold recipes`",
     ("train", "smoke", "train.stesp=3"): "steps",
     ("train", "smoke", "train.steps=many"): "train.steps",
     ("train", "smoke", "train.steps"): "key=value",

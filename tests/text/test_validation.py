@@ -80,6 +80,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "an absurd added token": (changed("added_tokens", [entry(2**40)]), "has the id"),
     "an added token of no text": (changed("added_tokens", [entry(3, 7)]), "not a token"),
     "added tokens in text": (changed("added_tokens", "x"), "not a list"),
+    "words without end": (changed("model.max_input_chars_per_word", 10**15), "max_input_chars_per_word is not from 0"),
+    "words of no length": (changed("pre_tokenizer", {"type": "FixedLength", "length": 0}), "pre_tokenizer.length is 0"),
     "a pattern without end": (changed("pre_tokenizer", split("a" * 20_000)), "a text of 20,000 characters"),
     "no pattern": (changed("pre_tokenizer", split(r"(a")), "cannot be run.*unmatched parenthesis"),
     "growth": (changed("normalizer", sequence([replace("a", "aa")] * 60)), "times as long"),
@@ -190,3 +192,11 @@ def test_dropout_in_a_file_is_removed(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(changed("model.dropout", 0.5)())
     ours = read_tokenizer(tmp_path)
     assert ours.encode(["ab"] * 50) == [[2]] * 50
+
+
+def test_a_model_that_cannot_read_a_text_is_an_error(tmp_path: Path) -> None:
+    model = {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0], ["b", -2.0]], "byte_fallback": False}
+    (tmp_path / "tokenizer.json").write_bytes(changed("model", model)())
+    tokenizer = read_tokenizer(tmp_path)
+    with pytest.raises(CheckpointError, match="encoding a text failed"):
+        tokenizer.encode(["cat"])

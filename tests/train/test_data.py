@@ -345,7 +345,7 @@ def test_errors_of_the_prefetching_thread_are_raised_by_next():
         ),
         ({"generate__num_beams": 1001}, "generate.num_beams: 1001 is more than 1,000"),
         ({"generate__max_new_tokens": 2**20}, "generate.max_new_tokens: 1048576 is more than 131,072"),
-        ({"generate__bad_words": ["x" * 10_001]}, "generate.bad_words: 10001 tokens or characters"),
+        ({"generate__bad_words": ["x" * 10_001]}, "generate.bad_words: 10001 ids or characters"),
     ],
 )
 def test_a_run_whose_folder_could_not_be_loaded_is_rejected(load_tiny, changes, message):

@@ -7,7 +7,7 @@ perplexity, bits per byte, …), or on the validation rows of each part of a tex
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from trifold.pipeline import Pipeline
     from trifold.recipe import Recipe
 
-DataKind = Literal["pairs", "documents", "parts"]
+DataKind = Literal["pairs", "table", "documents", "parts"]
 
-# Options for one kind of data only.
+# Options for some kinds of data only.
+FOR_TABLES = {
+    "source": option(str, "Column of the source or the text: a name or a number.", metavar="COLUMN"),
+    "target": option(str, "Column of the reference or the label.", metavar="COLUMN"),
+}
 FOR_PAIRS = {
-    "source": option(str, "Column of the source: a name or a number.", metavar="COLUMN"),
-    "target": option(str, "Column of the reference.", metavar="COLUMN"),
     "tokenize": option(
         str,
         "sacreBLEU tokenizer: 13a, none, intl, zh, …",
@@ -49,6 +51,12 @@ FOR_DOCUMENTS = {
         show_default="the recipe's, or file",
     )
 }
+# Options, the kinds of data that have them, and the tasks with such data.
+GROUPS: tuple[tuple[Mapping[str, Any], tuple[DataKind, ...], str], ...] = (
+    (FOR_TABLES, ("pairs", "table"), "translations and classification"),
+    (FOR_PAIRS, ("pairs",), "translations"),
+    (FOR_DOCUMENTS, ("documents",), "raw text"),
+)
 # Shape of a model without a run -> the data on which it is measured.
 BY_SHAPE: dict[str, DataKind] = {"decoder": "documents", "encoder-decoder": "pairs"}
 
@@ -60,7 +68,7 @@ EXAMPLES = (
 )
 
 
-@with_options(FOR_PAIRS | FOR_DOCUMENTS)
+@with_options(FOR_TABLES | FOR_PAIRS | FOR_DOCUMENTS)
 def run(
     model: Model,
     data: Annotated[
@@ -96,8 +104,8 @@ def run(
     )
     data_kind = _data_kind(request)
     for name in request.options:
-        kind, description = ("pairs", "translations") if name in FOR_PAIRS else ("documents", "raw text")
-        if kind != data_kind:
+        kinds, description = next(group[1:] for group in GROUPS if name in group[0])
+        if data_kind not in kinds:
             raise UsageError(
                 f"--{name.replace('_', '-')} is for {description}, and this model does another task: leave it out"
             )

@@ -232,8 +232,9 @@ def resolve(name: str, *, pickled: bool = False, others: Iterable[str] = ()) -> 
     if name and folder.is_dir():
         found = next((f for f in (folder, folder / "model") if (f / CONFIG).is_file()), folder)
         if found == folder and (folder / "recipe.yaml").is_file():
-            remedy = "which the first validation writes; continue the run, or lower train.validate_every"
-            raise CheckpointError(f"{name}: the run has no model yet, {remedy}")
+            raise CheckpointError(
+                f"{name}: the run has no model yet; continue it with `trifold resume {name}`"
+            )
         return found
     if folder.is_file():
         raise CheckpointError(f"{name}: a file, not the folder of a model")
@@ -248,16 +249,22 @@ def resolve(name: str, *, pickled: bool = False, others: Iterable[str] = ()) -> 
 
 def similar_folder(folder: Path, others: Iterable[str] = ()) -> str:
     """End of an error message about a missing folder: one beside it with a similar name, or one of `others`, if any."""
-    near = similar(folder.name, [*(path.name for path in folder.parent.glob("*") if path.is_dir()), *others])
+    beside = (path.name for path in folder.parent.glob("*") if path.is_dir() and path != folder)
+    near = similar(folder.name, [*beside, *others])
     if not near and folder.parent == Path():
         return similar_folder(Path("runs", folder))
     return near if folder.parent == Path() else near.replace("mean '", f"mean '{folder.parent.as_posix()}/")
 
 
 def no_run_error(folder: Path) -> UsageError:
-    """The error for a folder that is not a run; it names a similar folder beside it, or runs."""
-    runs = ", ".join(sorted(file.parent.as_posix() for file in folder.parent.glob("*/recipe.yaml"))[:10])
-    near = similar_folder(folder) or (f"; known runs: {runs}" if runs else "")
+    """The error for a folder that is not a run; it names a similar folder beside it, or runs around it."""
+    files = [
+        *folder.parent.glob("recipe.yaml"),
+        *folder.parent.glob("*/recipe.yaml"),
+        *folder.glob("*/recipe.yaml"),
+    ]
+    runs = ", ".join(sorted(file.parent.as_posix() for file in files)[:10])
+    near = (not folder.exists() and similar_folder(folder)) or (f"; known runs: {runs}" if runs else "")
     return UsageError(f"{folder}: no such run (a run has a recipe.yaml){near}")
 
 
@@ -278,5 +285,5 @@ def _download(name: str, files: list[str]) -> Path:
             "go online once (and unset HF_HUB_OFFLINE), or give the path of a folder"
         ) from None
     except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].rstrip(".")
         raise CheckpointError(f"{missing} the download failed: {reason}") from None

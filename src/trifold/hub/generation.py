@@ -61,14 +61,14 @@ UNSUPPORTED: dict[str, object] = {
     "token_healing": False,
 }
 
-# Largest values that a file may set, beyond any in use; arguments may be larger. Of phrases: all tokens or characters.
+# Largest values that a file may set, beyond any in use; arguments may be larger. Of lists: all ids or characters.
 SEARCH = ("num_beams", "num_return_sequences", "num_assistant_tokens", *LOOKUP)
-PHRASES = ("stop_strings", "bad_words", "bad_words_ids", "force_words", "force_words_ids")
-MAX_VALUES = dict.fromkeys(SEARCH, 1_000) | dict.fromkeys(PHRASES, 10_000) | {"num_beam_groups": 100}
+TOKENS = ("eos_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "force_words_ids")
+LISTS = (*TOKENS, "stop_strings", "bad_words", "force_words")
+MAX_VALUES = dict.fromkeys(SEARCH, 1_000) | dict.fromkeys(LISTS, 10_000) | {"num_beam_groups": 100}
 MAX_VALUES |= dict.fromkeys(("max_new_tokens", "max_length"), 2**17)
 
 IDS = {"pad_token_id": "pad_id", "bos_token_id": "bos_id", "decoder_start_token_id": "start_id"}
-TOKENS = ("eos_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "force_words_ids")
 END = "eos_token_id"  # may be several, or differ from config.json; generation uses this one
 # We forbid the padding token by default; `transformers` does so only if this key lists it, as in Marian's files.
 FORBIDDEN = "bad_words_ids"
@@ -144,13 +144,13 @@ def check_limits(settings: Mapping[str, Any], at: str = "") -> None:
     """Raise SettingsError for settings that are too large to be read from a file; `at` is the start of their keys."""
     for key, largest in MAX_VALUES.items():
         value, unit = settings.get(key), ""
-        if isinstance(value, list):
-            unit = " tokens or characters"
+        if key in LISTS:
+            unit = " ids or characters"
             value = sum(len(leaf) if isinstance(leaf, str) else 1 for leaf in _leaves(value))
         if isinstance(value, int) and value > largest:
+            remedy = "lower it" if at else "lower it, or remove it and give it as an argument"
             raise SettingsError(
-                f"{at}{key}: {value}{unit} is more than {largest:,}, the largest that is read from a file; "
-                "lower it, or remove it and give it as an argument"
+                f"{at}{key}: {value}{unit} is more than {largest:,}, the largest in the file of a model; {remedy}"
             )
 
 

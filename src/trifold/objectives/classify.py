@@ -46,6 +46,7 @@ from trifold.text.spans import Ids
 class ClassifySettings(ObjectiveSettings):
     """Settings of classification; `data.source` and `data.target` name the columns of texts and labels."""
 
+    data_kind = "table"
     command = 'predict {folder} "your text"'
     shapes = ("encoder", "decoder")
     heads = ("sequence",)

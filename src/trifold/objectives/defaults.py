@@ -44,6 +44,8 @@ def complete(values: dict[str, Any]) -> list[str]:
             start = resolve(name)
             config = _with_heads(start, objective)
             defaults = {**defaults, "model": config.model_dump(), "tokenizer": {"file": str(start)}}
+        if not groups["data"].get("train"):
+            raise SettingsError("data.train: no training data; set data.train=FILE")
         chosen = _for_size(groups, config)
     for name, given in groups.items():
         more = {**defaults.get(name, {}), **chosen.get(name, {})}
@@ -88,7 +90,7 @@ def _for_size(
     width = _number(groups["model"], "d_model", width) if start is None else start.d_model
     epoch = tokens / (_number(batch, "tokens", 4096) * _number(train, "accumulate", 1))
     steps = _number(train, "steps", min(10_000, max(100, round(10 * epoch))))
-    rate, every = (4000 * width) ** -0.5 / (1 if start is None else 10), max(1, min(500, steps // 10))
+    rate, every = (4000 * width) ** -0.5 / (1 if start is None else 10), min(steps, 500, max(20, steps // 10))
     chosen: dict[str, dict[str, Any]] = {"model": {}, "train": {"steps": steps, "warmup": steps // 10}}
     chosen["train"] |= {"learning_rate": float(f"{rate:.2g}"), "validate_every": every, "save_every": every}
     if start is None:

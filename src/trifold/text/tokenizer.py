@@ -213,7 +213,7 @@ class Tokenizer:
             return list(encode(inputs, is_pretokenized=self._segment is not None, add_special_tokens=False))
         except BaseException as error:  # some invalid files fail only when a text is encoded
             verify(texts)
-            if not is_panic(error):
+            if type(error) is not Exception and not is_panic(error):  # the library raises both
                 raise
             message = f"the tokenizer's files are damaged: encoding a text failed ({error})"
             raise CheckpointError(message) from None

@@ -20,6 +20,9 @@ _MAX_LIST = 128
 _MAX_GROWTH = 1_000  # factor by which all replacements together may lengthen a text
 _MODELS = ("BPE", "WordPiece", "WordLevel", "Unigram", None)  # None: files from before 2020
 _MAX_PATTERN = 10_000  # characters; the longest in use has about 1,000
+_MAX_WORD = (
+    1_000  # characters of a word that WordPiece splits, which takes quadratic time; the usual limit is 100
+)
 
 
 class Rejected(ValueError):
@@ -57,6 +60,8 @@ def validate(document: Mapping[str, Any], place: str) -> None:
         model = _as_object(document.get("model"), "model")
         if model.get("type") not in _MODELS:
             raise Rejected(f"model.type {model.get('type')!r} is unknown")
+        if model.get("max_input_chars_per_word", 0) not in range(_MAX_WORD + 1):
+            raise Rejected(f"model.max_input_chars_per_word is not from 0 to {_MAX_WORD:,}")
         check_vocabulary(model.get("vocab"))
         _check_merges(model.get("merges", []))
         _check_added(document.get("added_tokens") or [])
@@ -111,6 +116,8 @@ def _check_added(tokens: object) -> None:
 
 def _check_part(part: object, where: str, longest: int = _MAX_STRING) -> None:
     if isinstance(part, dict):
+        if part.get("type") == "FixedLength" and not part.get("length"):
+            raise Rejected(f"{where}.length is 0")
         for key, value in part.items():
             if key != "precompiled_charsmap":  # binary, and bounded by the file size
                 _check_part(value, f"{where}.{key}", _MAX_PATTERN if key == "Regex" else _MAX_STRING)
