@@ -66,10 +66,15 @@ def test_a_run_is_continued_by_its_folder(trifold, tmp_path, command):
 
 @pytest.mark.parametrize("command", ["resume {run}", "train {run} --resume auto"])
 @pytest.mark.parametrize(
-    ("name", "end"), [("smoek", "; did you mean '{run}/smoke'?"), ("x", "; known runs: {run}/smoke")]
+    ("name", "end"),
+    [
+        ("smoek", "; did you mean '{run}/smoke'?"),
+        ("x", "; known runs: {run}/smoke"),
+        ("smoke/model", "; known runs: {run}/smoke"),
+    ],
 )
 def test_only_a_run_is_continued(trifold, tmp_path, command, name, end):
-    (tmp_path / "smoke").mkdir()
+    (tmp_path / "smoke" / "model").mkdir(parents=True)
     (tmp_path / "smoke" / "recipe.yaml").touch()
     done = trifold(*command.format(run=tmp_path / name).split())
     assert (done.code, done.out) == (2, "")
@@ -91,3 +96,15 @@ def test_interrupted_training_sets_the_exit_code(trifold, monkeypatch, tmp_path,
     outcome = Outcome(tmp_path, 7, 1.0, {}, "signal", code)
     monkeypatch.setattr(sys.modules["trifold.train"], "train", lambda *_, **__: outcome)
     assert trifold("train", "smoke", "--out", str(tmp_path / "r"))[:2] == (code, "")
+
+
+def test_a_classifier_is_measured_on_named_columns(trifold, tmp_path):
+    rows = [("good film", "pos"), ("bad film", "neg")] * 20
+    for name, header in (("train.csv", "text,label"), ("other.csv", "Kommentar,Urteil")):
+        (tmp_path / name).write_text("\n".join([header, *map(",".join, rows)]) + "\n", encoding="utf-8")
+    (tmp_path / "c.yaml").write_text("task: {kind: classify}\n", encoding="utf-8")
+    small = ["model.d_model=8", "model.n_layers=1", "train.steps=2", "tokenizer.vocab_size=40"]
+    run, data = str(tmp_path / "c"), f"data.train={tmp_path / 'train.csv'}"
+    assert trifold("train", str(tmp_path / "c.yaml"), data, "--out", run, *small).code == 0
+    done = trifold("eval", run, str(tmp_path / "other.csv"), "--source", "Kommentar", "--target", "Urteil")
+    assert done.code == 0 and "40 pairs, header: source 'Kommentar'" in done.err
