@@ -1,4 +1,8 @@
-"""Scores of generated text; each equals the value of its reference tool."""
+"""Scores; each equals the value of its reference tool.
+
+BLEU and chrF are functions of a whole corpus. The other modules have a class for each task: `add` references and
+predictions, batch by batch, then read `values()` by name. `signature` states how they are computed.
+"""
 
 from collections.abc import Callable
 

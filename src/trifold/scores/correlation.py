@@ -1,0 +1,50 @@
+"""Pearson and Spearman correlation, equal to scipy's."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trifold.errors import DataError
+from trifold.scores.counts import check_lengths
+
+Values = NDArray[np.float64]
+
+
+def pearson(x: Values, y: Values) -> float:
+    """Correlation of two vectors, -1 to 1; 0 if one of them is constant, where scipy returns NaN."""
+    if not len(x) or x.min() == x.max() or y.min() == y.max():
+        return 0.0
+    x, y = x - x.mean(), y - y.mean()
+    x, y = x / np.abs(x).max(), y / np.abs(y).max()  # squares of large values overflow
+    return float(np.clip(x @ y / (np.linalg.norm(x) * np.linalg.norm(y)), -1, 1))
+
+
+def ranks(x: Values) -> Values:
+    """Ranks from 1; equal values have the mean of their ranks."""
+    _, places, counts = np.unique(x, return_inverse=True, return_counts=True)
+    means: Values = np.cumsum(counts) - (counts - 1) / 2
+    return means[places]
+
+
+class CorrelationScore:
+    """Pearson and Spearman correlation. Ranks depend on all values, so 16 bytes per example are kept."""
+
+    signature = "ties:mean_rank|constant:0"
+
+    def __init__(self) -> None:
+        self.batches: list[Values] = []
+
+    def add(self, references: ArrayLike, predictions: ArrayLike) -> None:
+        """Add values (B,). Raises DataError for NaN and infinity."""
+        labels, found = np.asarray(references, np.float64), np.asarray(predictions, np.float64)
+        check_lengths(labels, found)
+        batch = np.stack([labels, found])
+        if not np.isfinite(batch).all():
+            raise DataError("correlation: a reference or prediction is non-finite (NaN or infinity)")
+        self.batches.append(batch)
+
+    def values(self) -> dict[str, float]:
+        """pearson and spearman, -1 to 1."""
+        x, y = np.concatenate([np.zeros((2, 0)), *self.batches], 1)
+        return {"pearson": pearson(x, y), "spearman": pearson(ranks(x), ranks(y))}

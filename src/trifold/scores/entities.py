@@ -1,0 +1,73 @@
+"""Precision, recall and F1 of entities in tagged words, equal to seqeval's.
+
+By default any sequence of tags has entities, as in conlleval: I-PER after O or after I-LOC begins one. With a scheme,
+only entities that follow it count, as in seqeval's strict mode.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from trifold.errors import DataError
+from trifold.scores.counts import check_lengths, f1
+
+Scheme = Literal["BIO", "BIOES"]
+FORMS = {None: "[^O]+", "BIO": "BI*", "BIOES": "S|BI*E"}  # prefixes of an entity
+
+
+class Entity(NamedTuple):
+    """Words `start` to `end` - 1, of one type."""
+
+    type: str
+    start: int
+    end: int
+
+
+def find_entities(tags: Sequence[str], scheme: Scheme | None = None) -> Iterator[Entity]:
+    """The entities of the tags of a sentence, such as B-PER, I-PER and O. Raises DataError for an invalid tag."""
+    for tag in tags:
+        if tag[:1] not in tuple(scheme or "BIOES") or tag[1:2] not in ("", "-"):
+            known = f"a tag of the scheme {scheme or 'BIOES'}; a tag is O, or a prefix such as B- and a type"
+            raise DataError(f"{tag!r} is not {known}")
+    prefixes, types = "".join(tag[0] for tag in tags) + "O", [*(tag[2:] or "_" for tag in tags), ""]
+    start = 0
+    for end in range(1, len(prefixes)):
+        if prefixes[end - 1] in "OES" or prefixes[end] in "OBS" or types[end - 1] != types[end]:
+            if re.fullmatch(FORMS[scheme], prefixes[start:end]):
+                yield Entity(types[start], start, end)
+            start = end
+
+
+class EntityScore:
+    """An entity is correct if its words and its type are. scheme: see `find_entities`."""
+
+    def __init__(self, scheme: Scheme | None = None) -> None:
+        self.scheme = scheme
+        self.counts = Counter[str](), Counter[str](), Counter[str]()  # correct, references, predictions
+        self.signature = f"average:micro|mode:{'strict' if scheme else 'default'}|scheme:{scheme or 'any'}"
+
+    def add(self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> None:
+        """Add the tags of sentences, one per word. Raises DataError for numbers of tags that differ."""
+        check_lengths(references, predictions, "sentences")
+        for expected, tags in zip(references, predictions, strict=True):
+            check_lengths(expected, tags, "words in a sentence")
+            labels, found = ({*find_entities(each, self.scheme)} for each in (expected, tags))
+            for counter, entities in zip(self.counts, (labels & found, labels, found), strict=True):
+                counter.update(entity.type for entity in entities)
+
+    def values(self) -> dict[str, float]:
+        """precision, recall and f1 over all entities, in percent."""
+        return _values(*(counter.total() for counter in self.counts))
+
+    def by_type(self) -> dict[str, dict[str, float]]:
+        """`values` of each type that occurs."""
+        types = sorted(self.counts[1] | self.counts[2])
+        return {name: _values(*(counter[name] for counter in self.counts)) for name in types}
+
+
+def _values(correct: int, references: int, predictions: int) -> dict[str, float]:
+    precision, recall = 100 * correct / max(predictions, 1), 100 * correct / max(references, 1)
+    return {"precision": precision, "recall": recall, "f1": 100 * f1(correct, references, predictions)}

@@ -1,0 +1,58 @@
+"""ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004), equal to rouge-score: F1 of word n-grams and common subsequences."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from trifold.errors import DataError
+from trifold.scores.counts import as_texts, check_lengths, f1, overlap_f1
+
+
+def tokenize(text: str) -> list[str]:
+    """Lower-case words of ASCII letters and digits; all other characters separate words."""
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
+    """Length of the longest common subsequence (bit-parallel: Hyyrö 2004)."""
+    places: defaultdict[str, int] = defaultdict(int)
+    for place, word in enumerate(first):
+        places[word] |= 1 << place
+    # Bit i of `row` is 0 if the first i + 1 words have a longer common subsequence with `second` than the first i.
+    every = row = (1 << len(first)) - 1
+    for word in second:
+        matches = row & places[word]
+        row = (row + matches | row - matches) & every
+    return len(first) - row.bit_count()
+
+
+class RougeScore:
+    """Mean F1 over examples; of several references, the best for each score. Words are not stemmed."""
+
+    signature = "measure:f1|stemming:no|references:best"
+
+    def __init__(self) -> None:
+        self.sums = {"rouge1": 0.0, "rouge2": 0.0, "rougeL": 0.0}
+        self.examples = 0
+
+    def add(self, references: Sequence[str | Sequence[str]], predictions: Sequence[str]) -> None:
+        """Add texts. Raises DataError for an example without a reference."""
+        check_lengths(references, predictions)
+        for texts, prediction in zip(references, predictions, strict=True):
+            found = tokenize(prediction)
+            expected = [tokenize(text) for text in as_texts(texts)]
+            if not expected:
+                raise DataError(f"ROUGE: the prediction {prediction!r:.40} has no reference")
+            self.sums["rouge1"] += max(overlap_f1(words, found) for words in expected)
+            self.sums["rouge2"] += max(overlap_f1(pairwise(words), pairwise(found)) for words in expected)
+            self.sums["rougeL"] += max(
+                f1(common_subsequence(words, found), len(words), len(found)) for words in expected
+            )
+            self.examples += 1
+
+    def values(self) -> dict[str, float]:
+        """rouge1, rouge2 and rougeL, in percent."""
+        return {name: 100 * total / max(self.examples, 1) for name, total in self.sums.items()}

@@ -1,0 +1,114 @@
+"""Scores of entities equal those of seqeval."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from trifold.errors import DataError
+from trifold.scores.entities import Entity, EntityScore, find_entities
+
+TYPES = ("PER", "LOC", "work-of-art")
+
+
+def draw(source, prefixes):
+    """Tags of some sentences, and predictions that differ in some; any prefix follows any other."""
+    tags = ["O", *(f"{prefix}-{name}" for prefix in prefixes for name in TYPES)]
+    sentences = [source.choices(tags, k=source.randint(1, 9)) for _ in range(source.randint(1, 5))]
+    change = source.random()
+    predictions = [
+        [source.choice(tags) if source.random() < change else tag for tag in sentence]
+        for sentence in sentences
+    ]
+    return sentences, predictions
+
+
+def score_of(references, predictions, scheme=None):
+    score = EntityScore(scheme)
+    for pair in zip(references, predictions, strict=True):
+        score.add(*([each] for each in pair))
+    return score
+
+
+def check(score, report):
+    """Compare with a report of seqeval."""
+    micro = report.pop("micro avg", None)
+    names = ("precision", "recall", "f1-score")
+    assert [*score.values().values()] == pytest.approx([100 * micro[name] for name in names])
+    found = {name: [*values.values()] for name, values in score.by_type().items()}
+    types = {name: each for name, each in report.items() if not name.endswith(" avg")}
+    assert found.keys() == types.keys()
+    for name, each in types.items():
+        assert found[name] == pytest.approx([100 * each[key] for key in names])
+
+
+@pytest.mark.parametrize("prefixes", ["BI", "BIES"])
+def test_scores_equal_seqeval(prefixes):
+    seqeval = pytest.importorskip("seqeval.metrics")
+    source = random.Random(1)
+    compared = 0
+    while compared < 200:
+        references, predictions = draw(source, prefixes)
+        score = score_of(references, predictions)
+        if not score.by_type():
+            continue  # seqeval raises an exception if there is no entity
+        check(
+            score, seqeval.classification_report(references, predictions, output_dict=True, zero_division=0)
+        )
+        compared += 1
+
+
+@pytest.mark.parametrize(("scheme", "name"), [("BIO", "IOB2"), ("BIOES", "IOBES")])
+def test_strict_scores_equal_seqeval(scheme, name):
+    seqeval = pytest.importorskip("seqeval.metrics")
+    from seqeval import scheme as schemes
+
+    options = {"mode": "strict", "scheme": getattr(schemes, name), "output_dict": True, "zero_division": 0}
+    source = random.Random(2)
+    compared = 0
+    while compared < 200:
+        references, predictions = draw(source, scheme.replace("O", ""))
+        score = score_of(references, predictions, scheme)
+        if not score.by_type():
+            continue
+        check(score, seqeval.classification_report(references, predictions, **options))
+        compared += 1
+
+
+def test_entities_of_invalid_sequences():
+    def found(tags, scheme=None):
+        return [tuple(entity) for entity in find_entities(tags.split(), scheme)]
+
+    assert [*find_entities(["B-PER", "I-PER", "O"])] == [Entity("PER", 0, 2)]
+    assert found("O I-PER I-PER") == [("PER", 1, 3)]
+    assert found("O I-PER I-PER", "BIO") == []
+    assert found("B-PER I-LOC") == [("PER", 0, 1), ("LOC", 1, 2)]
+    assert found("B-PER I-LOC", "BIO") == [("PER", 0, 1)]
+    assert found("B-PER B-PER") == [("PER", 0, 1), ("PER", 1, 2)]
+    assert found("B I O S", "BIOES") == [("_", 3, 4)]
+    assert found("B-PER E-PER E-PER", "BIOES") == [("PER", 0, 2)]
+    assert found("") == []
+
+
+def test_nothing_scores_zero():
+    score = score_of([["O", "O"], []], [["O", "O"], []])
+    assert score.values() == {"precision": 0, "recall": 0, "f1": 0}
+    assert score.by_type() == {}
+
+
+def test_the_signature_names_the_mode():
+    assert EntityScore().signature == "average:micro|mode:default|scheme:any"
+    assert EntityScore("BIO").signature == "average:micro|mode:strict|scheme:BIO"
+
+
+def test_invalid_tags_are_errors():
+    for tag in ("PER", "Other", "", "B_PER"):
+        with pytest.raises(DataError, match=f"'{tag}' is not a tag of the scheme BIOES"):
+            [*find_entities(["O", tag])]
+    with pytest.raises(DataError, match="'S-PER' is not a tag of the scheme BIO;"):
+        [*find_entities(["S-PER"], "BIO")]
+    with pytest.raises(DataError, match="1 predictions but 2 words in a sentence"):
+        EntityScore().add([["O", "O"]], [["O"]])
+    with pytest.raises(DataError, match="1 predictions but 0 sentences"):
+        EntityScore().add([], [["O"]])
