@@ -13,6 +13,7 @@ from trifold.errors import TrifoldError, UsageError
 from trifold.look import plots
 from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline
+from trifold.scores.classification import reliability_table
 from trifold.text import TokenizerSettings, train_tokenizer
 
 numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=30)
@@ -44,6 +45,20 @@ def test_confusions_and_bars_show_their_values():
     assert sorted(text.get_text() for text in left.texts) == ["1", "2", "3"]
     plots.draw_bars(right, {"mine": 80.0, "theirs": 20.0}, "mine")
     assert [bar.get_width() for bar in right.patches] == [80.0, 20.0]
+
+
+def test_the_calibration_plot_shows_confidences_and_accuracies():
+    pytest.importorskip("matplotlib")
+    labels, predictions = np.array([0, 0, 1, 1]), np.array([0, 0, 0, 1])
+    table = reliability_table(labels, predictions, np.array([0.95, 0.99, 0.97, 0.5]))
+    axis = plots.new_figure(3, 3).subplots()
+    plots.draw_calibration(axis, table)
+    bars = [(bar.get_x(), bar.get_height()) for bar in axis.patches]
+    assert np.allclose(bars, [(7 / 15, 1), (14 / 15, 2 / 3)])
+    diagonal, points = (np.transpose(line.get_data()) for line in axis.lines)
+    assert (diagonal == [(0, 0), (1, 1)]).all()
+    assert np.allclose(points, [(0.5, 1), (0.97, 2 / 3)])
+    plots.draw_calibration(axis, np.zeros((15, 3)))  # nothing to draw
 
 
 TEXT = "def f(a):\n    return a + 1"

@@ -106,6 +106,17 @@ def draw_confusion(axis: Any, table: NDArray[np.int64], names: Sequence[str]) ->
     axis.tick_params(length=0)
 
 
+def draw_calibration(axis: Any, table: NDArray[np.float64]) -> None:
+    """Accuracy by confidence, from `scores.classification.reliability_table`; on the diagonal they are equal."""
+    places = np.flatnonzero(table[:, 0])
+    count, confidence, correct = table[places].T
+    width = 1 / len(table)
+    axis.bar(places * width, correct / count, width, align="edge", color=MUTED, edgecolor="white")
+    axis.plot([0, 1], [0, 1], color="0.25", linewidth=1)
+    axis.plot(confidence / count, correct / count, color=HIGHLIGHT, marker="o", markersize=4)
+    axis.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+
+
 def draw_bars(axis: Any, values: Mapping[str, float], highlighted: str) -> None:
     """Percentages by name, one of them highlighted."""
     colors = [HIGHLIGHT if name == highlighted else MUTED for name in values]
