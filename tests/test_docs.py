@@ -170,6 +170,7 @@ def reader(
 ) -> Reader:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRIFOLD_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     shutil.copytree(smoke_model(tmp_path_factory.getbasetemp()), tmp_path / "runs" / "demo")
     return Reader(capsys, monkeypatch)
 

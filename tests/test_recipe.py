@@ -310,6 +310,7 @@ def test_missing_files_of_a_recipe_are_named(tmp_path, monkeypatch):
     named = ["${TRIFOLD_DATA}/a.en", "${TRIFOLD_DATA}/a.de", "b.tsv", "runs/teacher", "runs/other/model"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRIFOLD_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert missing_files(recipe) == named
     monkeypatch.setenv("TRIFOLD_DATA", str(tmp_path))
     for name in ("a.en", "b.tsv", "runs/teacher"):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from trifold.batches import BatchSettings
-from trifold.data import DataSettings
+from trifold.data import DataSettings, expand_path
 from trifold.data.files import is_dataset
 from trifold.errors import SettingsError, UsageError, wrapped
 from trifold.generate.config import GenerationConfig
@@ -294,7 +294,7 @@ def missing_files(recipe: Mapping[str, Any]) -> list[str]:
     named = [group.get(key) for group in groups for key in ("train", "valid", "test")]
     named += [task.get("teacher"), recipe.get("tokenizer", {}).get("file")]
     files = [file for each in named if each for file in ([each] if isinstance(each, str) else each)]
-    return [f for f in files if not is_dataset(f) and not Path(os.path.expandvars(f)).expanduser().exists()]
+    return [file for file in files if not is_dataset(file) and not expand_path(file).exists()]
 
 
 def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:

@@ -58,6 +58,9 @@ def test_standard_output_on_a_full_disk_is_named():
 
 NARROW = [
     ["recipes"],
+    ["data"],
+    ["data", "tatoeba_ende"],
+    ["data", "multi31k"],
     ["doctor"],
     ["show", "smoke"],
     ["show", "multi30k-en-de"],

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 from trifold.recipe import included_recipes, missing_files, recipe_names
 
 
@@ -17,19 +19,33 @@ def test_recipes_are_listed_as_table_and_json(trifold):
     assert max(map(len, table.splitlines())) <= 80
 
 
-def test_recipes_whose_data_is_missing_are_marked(trifold, monkeypatch):
+@pytest.fixture
+def no_data(monkeypatch, tmp_path):
     monkeypatch.delenv("TRIFOLD_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_recipes_whose_data_is_missing_are_marked(trifold, no_data):
     lines = trifold("recipes").out.splitlines()
     listed = {row["name"]: row["missing"] for row in json.loads(trifold("recipes", "--json").out)}
     assert listed["smoke"] == listed["demo"] == []
     for name, missing in listed.items():
         (line,) = (line for line in lines if line.startswith(f"{name} "))
-        assert ("TRIFOLD_DATA" in line) == any("TRIFOLD_DATA" in file for file in missing)
+        first = next((file.removeprefix("${TRIFOLD_DATA}/").split("/")[0] for file in missing), "")
+        assert first in line and ("TRIFOLD_DATA" in line) is False
     assert "TRIFOLD_DATA" in "".join(listed["multi30k-en-de"])
 
 
-def test_help_advertises_only_recipes_that_need_no_data(trifold, monkeypatch):
-    monkeypatch.delenv("TRIFOLD_DATA", raising=False)
+def test_data_in_the_cache_folder_is_found(trifold, no_data, tmp_path):
+    for file in ("train.tsv", "dev.tsv"):
+        path = tmp_path / "trifold" / "data" / "stsb" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (row,) = (row for row in json.loads(trifold("recipes", "--json").out) if row["name"] == "text-to-text")
+    assert row["missing"] == ["${TRIFOLD_DATA}/mrpc/train.tsv", "${TRIFOLD_DATA}/mrpc/val.tsv"]
+
+
+def test_help_advertises_only_recipes_that_need_no_data(trifold, no_data):
     ready = {name for name, recipe in included_recipes().items() if not missing_files(recipe)}
     named = [
         re.findall(r"trifold train ([\w-]+)", trifold(*words).out)

@@ -113,9 +113,10 @@ def test_a_missing_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_unset_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRIFOLD_DATA", raising=False)
-    with pytest.raises(DataError, match=r"variable TRIFOLD_DATA is not set; set it to the folder .*hub:"):
-        read_lines("${TRIFOLD_DATA}/a.en")
+    monkeypatch.delenv("MY_TEXTS", raising=False)
+    for path in ("${MY_TEXTS}/a.en", "$MY_TEXTS/a.en"):
+        with pytest.raises(DataError, match=r"variable MY_TEXTS is not set; set it to the folder .*hub:"):
+            read_lines(path)
 
 
 def test_variables_in_paths_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

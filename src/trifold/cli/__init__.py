@@ -26,6 +26,7 @@ from trifold.errors import OtherRankError, TrifoldError
 COMMANDS = {
     "demo": "train a small model in a few minutes and use it",
     "recipes": "list the recipes that `train` knows",
+    "data": "list and download the datasets that recipes use",
     "train": "train a model from a recipe",
     "resume": "continue a run",
     "eval": "score a model on test data",

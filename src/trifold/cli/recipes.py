@@ -6,15 +6,16 @@ from trifold.cli.options import Json
 from trifold.cli.terminal import print_json, print_table
 
 EXAMPLES = ("trifold recipes", "trifold recipes --json")
-DATASETS = "TRIFOLD_DATA"
 
 
 def run(json: Json = False) -> None:
     """List the recipes that come with trifold; each is a whole experiment for `trifold train`.
 
-    The column "missing" names a file or run that a recipe reads and that is not here, or the variable TRIFOLD_DATA,
-    to be set to the folder of the datasets.
+    The column "missing" names a dataset, file or run that a recipe reads and that is not here; `trifold data NAME`
+    downloads a dataset.
     """
+    from trifold.data import expand_path
+    from trifold.data.catalog import find_dataset
     from trifold.recipe import included_recipes, missing_files
 
     recipes = [
@@ -23,8 +24,9 @@ def run(json: Json = False) -> None:
     if json:
         print_json([dict(zip(("name", "missing", "description"), recipe, strict=True)) for recipe in recipes])
         return
-    rows = [
-        (name, DATASETS if any(DATASETS in file for file in missing) else ", ".join(missing), description)
-        for name, missing, description in recipes
-    ]
-    print_table([("recipe", "missing", "what it trains"), *rows])
+    rows = [("recipe", "missing", "what it trains")]
+    for name, missing, description in recipes:
+        found = {file: find_dataset(expand_path(file)) for file in missing}
+        names = dict.fromkeys(dataset.name if dataset else file for file, dataset in found.items())
+        rows.append((name, ", ".join(names), description))
+    print_table(rows)

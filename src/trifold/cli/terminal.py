@@ -70,7 +70,8 @@ def print_table(rows: Sequence[Sequence[str]], right: str = "") -> None:
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for index, title in enumerate(rows[0]):
-        table.add_column(Text(title), justify="right" if right[index : index + 1] == "r" else "left")
+        is_right = right[index : index + 1] == "r"
+        table.add_column(Text(title), justify="right" if is_right else "left", overflow="fold")
     for row in rows[1:]:
         table.add_row(*map(Text, row))
     console = Console()
@@ -80,16 +81,20 @@ def print_table(rows: Sequence[Sequence[str]], right: str = "") -> None:
 
 
 @contextmanager
-def byte_progress(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar of bytes on standard error, updated with (total, newly done); None without a terminal."""
+def byte_progress(title: str) -> Iterator[Callable[[int | None, int], None] | None]:
+    """A progress bar of bytes on standard error, updated with (total, newly done); None without a terminal.
+
+    The total is None while it is not known.
+    """
     if not sys.stderr.isatty():
         yield None
         return
+    from rich import progress as bar
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    numbers = (bar.DownloadColumn(), bar.TransferSpeedColumn(), bar.TimeRemainingColumn())
+    columns = (bar.TextColumn(title), bar.BarColumn(), *numbers)
+    with bar.Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=None)
         yield lambda total, done: progress.update(task, total=total, advance=done)
 

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from trifold.data.catalog import VARIABLE, data_folder, missing_remedy
 from trifold.errors import DataError
 
 STANDARD_INPUT = "-"
@@ -31,7 +32,7 @@ _MAGIC_BYTES = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _ZSTD_READ_BYTES = 4096
 _BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
-_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
 class FileRange(NamedTuple):
@@ -92,14 +93,15 @@ def display_name(path: str | Path) -> str:
 
 
 def expand_path(path: str | Path) -> Path:
-    """Expand `~` and `${VARIABLES}`. Raises DataError for a variable that is not set."""
-    for variable in _VARIABLE.findall(str(path)):
-        if variable not in os.environ:
+    """Expand `~` and `${VARIABLES}`, of which TRIFOLD_DATA has a default. Raises DataError for one that is not set."""
+    variables = os.environ | {VARIABLE: str(data_folder())}
+    for plain, braced in _VARIABLE.findall(str(path)):
+        if plain + braced not in variables:
             raise DataError(
-                f"{path}: the environment variable {variable} is not set; set it to the folder of the data, or use a "
-                "dataset of the hub with data.train=hub:NAME:SPLIT"
+                f"{path}: the environment variable {plain or braced} is not set; set it to the folder of the data, or "
+                "use a dataset of the hub with data.train=hub:NAME:SPLIT"
             )
-    return Path(os.path.expandvars(path)).expanduser()
+    return Path(_VARIABLE.sub(lambda found: variables[found[1] or found[2]], str(path))).expanduser()
 
 
 @contextmanager
@@ -114,7 +116,8 @@ def _open(path: str | Path, name: str) -> Iterator[BinaryIO]:
                 raise IsADirectoryError
             yield _decompress(file, name)
     except FileNotFoundError:
-        raise DataError(f"{name}: no such file; check the path{' and variables' * ('$' in name)}") from None
+        remedy = missing_remedy(expand_path(path)) or f"check the path{' and variables' * ('$' in name)}"
+        raise DataError(f"{name}: no such file; {remedy}") from None
     except IsADirectoryError:
         raise DataError(f"{name}: this is a folder; name a file in it") from None
     except PermissionError:

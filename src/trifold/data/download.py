@@ -1,0 +1,185 @@
+"""Download the files of a dataset: resumed, retried, verified, and stored only when they are right."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from filelock import FileLock
+
+from trifold import disk
+from trifold.data import conversions
+from trifold.data.catalog import VARIABLE, Dataset, File, data_folder
+from trifold.data.lines import is_compressed
+from trifold.errors import DataError
+
+ATTEMPTS = 5  # in a row that bring nothing new
+BACK_OFF = 1.0  # seconds before the second attempt; doubles with each further one
+TIMEOUT = 30.0  # seconds without a byte
+CHUNK = 1 << 16
+RETRIED = (408, 425, 429)  # HTTP status codes, besides those from 500 on
+
+Report: TypeAlias = Callable[[str], None]
+# A progress bar: title -> a function of (all bytes, if known, and the new ones), or None.
+Watch: TypeAlias = Callable[[str], AbstractContextManager[Callable[[int | None, int], None] | None]]
+
+
+def download(dataset: Dataset, report: Report, watch: Watch) -> None:
+    """Download the files of a dataset that are missing in the data folder, and verify the others.
+
+    An interrupted download leaves NAME.part, which a later call continues. Raises DataError.
+    """
+    folder = data_folder()
+    try:
+        for file in dataset.present():
+            _verify(file)
+        if missing := [file for file in dataset.files if not (folder / file.path).exists()]:
+            disk.make_folder(folder)
+            with FileLock(folder / f".{dataset.name}.lock"):
+                for file in missing:
+                    _obtain(file, report, watch)
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or folder}: cannot be written ({error.strerror or error}); {disk.remedy(error)}, or set "
+            f"{VARIABLE} to another folder"
+        ) from None
+
+
+def _verify(file: File) -> None:
+    target = data_folder() / file.path
+    if file.urls and _sha256(_convert("", [target], _limit(file))) != file.sha256:
+        remedy = "move the file away to download it"
+        raise DataError(f"{target}: not the published content, whose SHA-256 is {file.sha256}; {remedy}")
+
+
+def _obtain(file: File, report: Report, watch: Watch) -> None:
+    target = data_folder() / file.path
+    if target.exists():  # another process has stored it meanwhile
+        return
+    disk.make_folder(target.parent)
+    parts = [target.with_name(f"{target.name}{n or ''}.part") for n in range(len(file.urls))]
+    is_resumed = any(part.exists() for part in parts)
+    for url, part in zip(file.urls, parts, strict=True):
+        _fetch(url, part, _limit(file), report, watch)
+    content = _convert(file.conversion, parts, _limit(file))
+    if is_right := _sha256(content) == file.sha256:
+        disk.replace_bytes(target, gzip.compress(content, 6, mtime=0) if target.suffix == ".gz" else content)
+    for part in parts:
+        part.unlink()
+    if is_right:
+        report(f"{file.path}: downloaded and verified")
+    elif is_resumed:
+        report(f"{file.path}: what an earlier download left does not fit; starting again")
+        _obtain(file, report, watch)
+    else:
+        raise DataError(
+            f"{' and '.join(file.urls)}: gives {len(content):,} bytes with the SHA-256 {_sha256(content)}, and not "
+            f"{file.size:,} with {file.sha256}; nothing is stored. The file has changed at its source or on the way; "
+            "try another network, or a newer trifold"
+        )
+
+
+def _convert(conversion: str, files: list[Path], limit: int) -> bytes:
+    """The converted content of files, of which at most `limit` bytes are decompressed; empty if they do not fit."""
+    sources = []
+    try:
+        for file in files:
+            with gzip.open(file) if is_compressed(file) else file.open("rb") as stream:
+                sources.append(stream.read(limit))
+        return getattr(conversions, conversion)(*sources) if conversion else sources[0]
+    except (ValueError, LookupError, TypeError, EOFError, gzip.BadGzipFile, zlib.error):
+        return b""
+
+
+def _limit(file: File) -> int:
+    """The most bytes that are read of a file, and of each of the published ones that it is made from."""
+    return 2 * file.size + CHUNK
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+# --- one file over HTTP ---------------------------------------------------------------------------------
+
+
+class _Interrupted(Exception):
+    """The server or the connection failed in a way that may pass."""
+
+
+class _Redirects(HTTPRedirectHandler):
+    """Follows redirects to addresses of the same scheme, which is https for all datasets."""
+
+    def redirect_request(self, request: Any, *arguments: Any) -> Any:
+        if urlsplit(arguments[-1]).scheme != request.type:
+            raise DataError(
+                f"{request.full_url}: is redirected to {arguments[-1]}, which is not {request.type}"
+            )
+        return super().redirect_request(request, *arguments)
+
+
+def _fetch(url: str, part: Path, limit: int, report: Report, watch: Watch) -> None:
+    """Download to `part`, or continue it, in several attempts. Raises DataError above `limit` bytes."""
+    failures, most = 0, _size(part)
+    while True:
+        try:
+            return _attempt(url, part, limit, watch)
+        except _Interrupted as error:
+            failures = 1 if _size(part) > most else failures + 1
+            most = max(most, _size(part))
+            if failures == ATTEMPTS:
+                remedy = f"check the network and repeat the command, which continues after {most:,} bytes"
+                raise DataError(f"{url}: {error}, {ATTEMPTS} times in a row; {remedy}") from None
+            seconds = BACK_OFF * 2 ** (failures - 1)
+            report(f"{part.stem}: {error}; trying again in {seconds:g} s")
+            time.sleep(seconds)
+
+
+def _attempt(url: str, part: Path, limit: int, watch: Watch) -> None:
+    start = _size(part)
+    headers = {"User-Agent": "trifold"} | ({"Range": f"bytes={start}-"} if start else {})
+    try:
+        response = build_opener(_Redirects).open(Request(url, headers=headers), timeout=TIMEOUT)
+    except (OSError, HTTPException) as error:
+        code = getattr(error, "code", 500)
+        if code == 416 and start:  # nothing follows the part; the digest shows whether it is the whole file
+            return
+        if code in RETRIED or code >= 500:
+            raise _Interrupted(str(error)) from None
+        raise DataError(
+            f"{url}: {error}; the file may have moved: see its source in `trifold data`"
+        ) from None
+    with response, watch(part.stem) as advance:
+        size = start = start if response.status == 206 else 0
+        length = response.length  # None if the server does not send it
+        with part.open("ab" if start else "wb") as file:
+            while max(size, start + (length or 0)) <= limit and (chunk := _next_chunk(response)):
+                disk.put(file, chunk)
+                size += len(chunk)
+                if advance:
+                    advance(length, len(chunk))
+    if max(size, start + (length or 0)) > limit:
+        part.unlink()
+        raise DataError(f"{url}: more than {limit:,} bytes, so not the published file; nothing is stored")
+    if length is not None and size < start + length:
+        raise _Interrupted(f"the connection ended after {size:,} of {start + length:,} bytes")
+
+
+def _next_chunk(response: Any) -> bytes:
+    try:
+        return bytes(response.read1(CHUNK))
+    except (OSError, HTTPException) as error:
+        raise _Interrupted(f"the connection broke ({error})") from None
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
