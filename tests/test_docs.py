@@ -44,6 +44,8 @@ SHORTENED = {
     "trifold resume runs/fr-en": "train.steps=6",
     "trifold train smoke": f"{SMALL} train.warmup=2",
     "trifold train teacher.yaml": TINY,
+    "trifold train classify data.train=reviews": TINY,
+    "trifold train classify data.train=pairs": TINY.removeprefix("model.d_model=16 "),
     "trifold train student.yaml": TINY,
 }
 SHORTENED_KEYS = {

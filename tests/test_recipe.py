@@ -5,7 +5,7 @@ import re
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
-from tests.recipes import BERT
+from tests.recipes import BERT, load_included
 
 from trifold.cli import main
 from trifold.errors import SettingsError, UsageError
@@ -43,7 +43,7 @@ def write(tmp_path):
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_included_recipe_is_valid(name):
-    recipe = load_recipe(name)
+    recipe, needs_data = load_included(name), not included_recipes()[name]["data"]
     assert recipe.name == name
     assert recipe.description.strip() == recipe.description != ""
     if recipe.task.evaluated.data_kind == "parts":
@@ -51,7 +51,7 @@ def test_every_included_recipe_is_valid(name):
         return
     assert recipe.data.train
     # Objectives on raw text are evaluated on their validation text.
-    tested = recipe.data.test or recipe.task.evaluated.data_kind == "documents"
+    tested = recipe.data.test or needs_data or recipe.task.evaluated.data_kind == "documents"
     assert (recipe.data.valid and tested) or recipe.data.holdout
 
 
@@ -274,6 +274,21 @@ def test_the_model_defaults_to_that_of_start_from(write, tmp_path):
     assert recipe.tokenizer.file == str(tmp_path / "bert")
 
 
+def test_start_from_is_a_key_of_the_recipe_with_an_alias(write, tmp_path):
+    save_model(tmp_path / "bert", Transformer(ModelConfig(**BERT)))
+    folder = str(tmp_path / "bert")
+    values = {"data.train": "a.csv"}
+    recipe = load_recipe("classify", values | {"start_from": folder})
+    assert recipe == load_recipe("classify", values | {"train.start_from": folder})
+    assert recipe == load_recipe("classify", values | {"start_from": folder, "train.start_from": folder})
+    assert (recipe.start_from, recipe.train.start_from) == (folder, None)
+    assert load_recipe(write(recipe.resolved())).start_from == folder
+    with pytest.raises(
+        SettingsError, match=rf"start_from: {folder} and train\.start_from: other differ; remove one"
+    ):
+        load_recipe("classify", values | {"start_from": folder, "train.start_from": "other"})
+
+
 # --- files ---------------------------------------------------------------------------------------------------
 
 
@@ -372,7 +387,7 @@ def test_an_unknown_name_shows_the_nearest():
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_resolved_parses_to_the_same_recipe(write, name):
-    recipe = load_recipe(name)
+    recipe = load_included(name)
     text = recipe.resolved()
     assert load_recipe(write(text)) == recipe
     assert "beta2: " in text and "max_positions:" in text and "length_penalty_form:" in text

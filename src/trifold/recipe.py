@@ -101,9 +101,7 @@ class TrainSettings(Settings):
         None, gt=0, lt=1, description="decay of the moving average of weights that is validated and saved"
     )
 
-    start_from: str | None = Field(
-        None, description="model folder, run or hub id with the initial weights; the heads may differ"
-    )
+    start_from: str | None = Field(None, description="the same as the key `start_from` of the recipe")
     precision: Literal["auto", "float32", "bfloat16", "int8", "float64"] = "auto"
     recompute: Literal["none", "blocks"] = Field(
         "none",
@@ -219,6 +217,11 @@ class Recipe(Settings):
 
     name: str
     description: str = ""
+    start_from: str | None = Field(
+        None,
+        description="model folder, run or hub id with the initial weights, and with the model and the tokenizer of a "
+        "recipe that names none; the heads may differ",
+    )
     task: SerializeAsAny[ObjectiveSettings] = Field({}, validate_default=True)  # its `kind` selects the class
     data: DataSettings
     tokenizer: TokenizerSettings = TokenizerSettings()
@@ -226,6 +229,19 @@ class Recipe(Settings):
     batch: BatchSettings = BatchSettings()
     train: TrainSettings = TrainSettings()
     generate: GenerationConfig = GenerationConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _move_start_from(cls, values: Any) -> Any:
+        """Values with `train.start_from` at the top."""
+        train = values.get("train") if isinstance(values, Mapping) else None
+        if not isinstance(train, Mapping) or (inner := train.get("start_from")) is None:
+            return values
+        if values.get("start_from") not in (None, inner):
+            raise ValueError(
+                f"start_from: {values['start_from']} and train.start_from: {inner} differ; remove one of them"
+            )
+        return {**values, "start_from": inner, "train": {**train, "start_from": None}}
 
     @field_validator("name")
     @classmethod
@@ -288,8 +304,13 @@ def recipe_names() -> dict[str, str]:
 
 
 def missing_files(recipe: Mapping[str, Any]) -> list[str]:
-    """The files and folders that an included recipe reads and that do not exist, as the recipe names them."""
+    """The files and folders that an included recipe reads and that do not exist, as the recipe names them.
+
+    `data.train=FILE` if it names no data.
+    """
     task, data = recipe.get("task", {}), recipe["data"]
+    if not data.get("train") and not task.get("parts"):
+        return ["data.train=FILE"]
     groups = (data, *task.get("parts", {}).values())
     named = [group.get(key) for group in groups for key in ("train", "valid", "test")]
     named += [task.get("teacher"), recipe.get("tokenizer", {}).get("file")]

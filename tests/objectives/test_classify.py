@@ -12,10 +12,15 @@ from tests.objectives.common import random_model
 from torch.nn import functional as F
 
 import trifold
-from trifold.data import Pairs
+from trifold.batches import BatchSettings
+from trifold.data import Records
 from trifold.errors import DataError, SettingsError
+from trifold.generate.config import GenerationConfig
 from trifold.nn import Inputs, ModelConfig
-from trifold.objectives.classify import Classify, ClassifySettings, sort_labels
+from trifold.objectives.classify import Classify, ClassifySettings
+from trifold.objectives.evaluation import EvalContext
+from trifold.objectives.labels import label_sets, read_label, sort_labels
+from trifold.predict.model_reader import ModelReader
 from trifold.recipe import load_recipe
 from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.train.data import load_data
@@ -26,8 +31,9 @@ LABELS = ["glad", "sad", "glad", "glad", "sad"]
 READS = ("pooler", "first", "last", "eos")
 
 
-def rows(texts=TEXTS, labels=LABELS):
-    return Pairs(list(texts), list(labels), list(range(1, len(texts) + 1)))
+def rows(texts=TEXTS, labels=LABELS, pairs=None):
+    columns = {"text": list(texts), "pair": pairs or [None] * len(texts), "label": list(labels)}
+    return Records(columns, list(range(1, len(texts) + 1)))
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +42,13 @@ def tokenizer():
     return train_tokenizer(TEXTS, settings)
 
 
-def model_of(tokenizer, reads="pooler", shape="encoder"):
+def model_of(tokenizer, reads="pooler", shape="encoder", **more):
+    names = None if "n_labels" in more else ["glad", "sad"]
     config = ModelConfig(
         shape=shape, vocab_size=tokenizer.vocab_size, max_positions=16, positions="learned", d_model=16, n_layers=2,
         n_heads=2, d_ff=24, dropout=0.0, heads=["pooler", "sequence"] if reads == "pooler" else ["sequence"],
-        classifier_input=reads, label_names=["glad", "sad"], eos_id=tokenizer.sep_id, pad_id=tokenizer.pad_id,
+        classifier_input=reads, label_names=names, eos_id=tokenizer.sep_id, pad_id=tokenizer.pad_id,
+        **more,
     )  # fmt: skip
     return random_model(config)
 
@@ -83,11 +91,176 @@ def test_long_texts_are_truncated_and_reported(tokenizer):
     assert any("2 texts were cut" in line for line in lines)
 
 
-def test_an_unknown_label_is_an_error_with_its_line(tokenizer):
-    objective = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config)
-    with pytest.raises(DataError, match="'angry'") as error:
-        objective.examples(rows(["good", "bad"], ["glad", "angry"]))
-    assert ":2:" in str(error.value)
+@pytest.mark.parametrize("types", [0, 2])
+def test_packed_logits_of_pairs_equal_those_of_prediction(tokenizer, types):
+    more = {"n_token_types": types} if types else {}
+    model, seconds = model_of(tokenizer, **more), ["bad", "it is sad", "good", "fine and good", "bad"]
+    objective = Classify(ClassifySettings(), tokenizer, model.config, pairs=True)
+    found = objective.logits(
+        model, objective.batch(objective.examples(rows(pairs=seconds)), np.array([2, 4, 0]))
+    )
+    reader = ModelReader(model, tokenizer)
+    alone = reader.run(TEXTS, seconds, reader.head("sequence"))
+    assert all(torch.allclose(found[place], alone[row], atol=1e-5) for place, row in enumerate([2, 4, 0]))
+    swapped = objective.logits(
+        model, objective.batch(objective.examples(rows(seconds, pairs=TEXTS)), np.arange(1))
+    )
+    assert not torch.allclose(swapped[0], found[2], atol=1e-3)
+
+
+@pytest.mark.parametrize(("pairs", "message"), [(True, "1: no second text"), (False, "1: a second text")])
+def test_second_texts_are_in_all_rows_or_in_none(tokenizer, pairs, message):
+    objective = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config, pairs=pairs)
+    with pytest.raises(DataError, match=message):
+        objective.examples(rows(pairs=None if pairs else TEXTS))
+
+
+def test_labels_that_training_has_not_count_as_wrong(tokenizer):
+    lines, model = [], model_of(tokenizer).eval()
+    objective = Classify(ClassifySettings(), tokenizer, model.config, None, lines.append)
+    known = evaluate(objective, model, rows())
+    more = rows([*TEXTS, "fine", "bad"], [*LABELS, "angry", "odd"])
+    found = evaluate(objective, model, more)
+    assert found.scores["accuracy"] == pytest.approx(known.scores["accuracy"] * 5 / 7)
+    assert found.loss == pytest.approx(known.loss)
+    metrics = pytest.importorskip("sklearn.metrics")
+    truth = [*LABELS, "angry", "odd"]
+    predictions = [objective.config.labels[int(row.argmax())] for row in all_logits(objective, model, more)]
+    assert found.scores["macro_f1"] == pytest.approx(
+        100 * metrics.f1_score(truth, predictions, average="macro")
+    )
+    assert found.scores["matthews"] == pytest.approx(metrics.matthews_corrcoef(truth, predictions))
+    assert lines == ["nothing: 2 rows with labels that training has not, counted as wrong: angry, odd"]
+
+
+def all_logits(objective, model, records):
+    batch = objective.batch(objective.examples(records), np.arange(len(records)))
+    return objective.logits(model, batch).detach()
+
+
+def evaluate(objective, model, records):
+    context = EvalContext(BatchSettings(tokens=20), GenerationConfig(), 2, 1, lambda: None)
+    return objective.evaluate(model, records, objective.examples(records), context)
+
+
+# --- several labels, numbers, weights -------------------------------------------------------------------------
+
+
+def test_the_loss_of_several_labels_is_a_sum_over_all(tokenizer):
+    config = {"problem_type": "multi_label_classification"}
+    model = model_of(tokenizer, **config).eval()
+    objective = Classify(ClassifySettings(), tokenizer, model.config)
+    records = rows(labels=["glad,sad", "", ["sad"], "glad , sad", "sad"])
+    batch = objective.batch(objective.examples(records), np.arange(5))
+    assert batch.labels.tolist() == [[1, 1], [0, 0], [0, 1], [1, 1], [0, 1]]
+    probabilities = objective.logits(model, batch).sigmoid()
+    expected = -torch.where(batch.labels > 0, probabilities, 1 - probabilities).log().sum()
+    assert torch.allclose(objective.loss(model, batch)["tokens"].sum, expected, rtol=1e-5)
+    found = evaluate(objective, model, rows(labels=["glad,sad", "", ["sad"], "glad , sad", "odd"]))
+    metrics = pytest.importorskip("sklearn.metrics")
+    truth = np.array([[1, 1, 0], [0, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]])
+    predictions = np.pad((probabilities > 0.5).numpy(), ((0, 0), (0, 1)))
+    expected = {
+        kind: metrics.f1_score(truth, predictions, average=kind, zero_division=0)
+        for kind in ("micro", "macro")
+    }
+    assert found.value == found.scores["micro_f1"] == pytest.approx(100 * expected["micro"])
+    assert found.scores["macro_f1"] == pytest.approx(100 * expected["macro"])
+    assert found.samples[0].reference == "glad,sad"
+
+
+def test_regression_predicts_numbers(tokenizer):
+    model = model_of(tokenizer, problem_type="regression", n_labels=1).eval()
+    objective = Classify(ClassifySettings(), tokenizer, model.config)
+    records = rows(labels=["0.5", "1", "-2e1", "3", "2.25"])
+    batch = objective.batch(objective.examples(records), np.arange(5))
+    outputs = objective.logits(model, batch)[:, 0].detach()
+    labels = torch.tensor([0.5, 1, -20, 3, 2.25])
+    assert torch.allclose(
+        objective.loss(model, batch)["tokens"].sum, ((outputs - labels) ** 2).sum(), rtol=1e-5
+    )
+    found = evaluate(objective, model, records)
+    stats = pytest.importorskip("scipy.stats")
+    assert (
+        found.value == found.scores["pearson"] == pytest.approx(stats.pearsonr(labels, outputs)[0], abs=1e-5)
+    )
+    assert found.scores["spearman"] == pytest.approx(stats.spearmanr(labels, outputs)[0], abs=1e-9)
+
+
+def test_class_weights_are_factors_of_the_loss(tokenizer):
+    model = model_of(tokenizer).eval()
+
+    def loss(weights, texts=TEXTS, labels=LABELS):
+        objective = Classify(ClassifySettings(class_weights=weights), tokenizer, model.config)
+        objective.weights = objective.class_weights(rows())
+        batch = objective.batch(objective.examples(rows(texts, labels)), np.arange(len(texts)))
+        term = objective.loss(model, batch)["tokens"]
+        return float(term.sum.detach()), float(term.nll)
+
+    whole, glad = loss(None), loss(None, [TEXTS[0], TEXTS[2], TEXTS[3]], ["glad"] * 3)
+    assert loss({"sad": 3.0}) == pytest.approx((3 * whole[0] - 2 * glad[0], whole[1]), rel=1e-5)
+    balanced = 5 / (2 * 3) * glad[0] + 5 / (2 * 2) * (whole[0] - glad[0])
+    assert loss("balanced") == pytest.approx((balanced, whole[1]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "message"),
+    [
+        (
+            {"best_by": "pearson"},
+            {},
+            r"task\.best_by: pearson is no score of single_label.*choose loss, accuracy",
+        ),
+        (
+            {"best_by": "f1"},
+            {"n_labels": 3, "label_names": ["a", "b", "c"]},
+            r"task\.best_by: f1 .* with 3 labels",
+        ),
+        (
+            {"class_weights": "balanced"},
+            {"problem_type": "multi_label_classification"},
+            r"task\.class_weights: has no",
+        ),
+        (
+            {"label_smoothing": 0.1},
+            {"problem_type": "multi_label_classification"},
+            r"task\.label_smoothing: has no",
+        ),
+        (
+            {"class_weights": {"gald": 2.0}},
+            {},
+            r"task\.class_weights\.gald: no such label; did you mean 'glad'",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_the_problem_are_errors(tokenizer, settings, config, message):
+    config = model_of(tokenizer).config.model_copy(update=config)
+    with pytest.raises(SettingsError, match=message):
+        Classify(ClassifySettings(**settings), tokenizer, config).class_weights(rows())
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem", "message"),
+    [
+        ([["a"], "b"], "single_label_classification", "nothing:1: a list of labels; set model.problem_type"),
+        (["1.5", "much"], "regression", "nothing:2: the label 'much' is not a number"),
+        (["1.5", "nan"], "regression", "nothing:2: the label 'nan' is not a number"),
+        ([["1"], "2"], "regression", r"nothing:1: the label \['1'\] is not a number"),
+    ],
+)
+def test_labels_that_do_not_fit_the_problem_are_errors_with_their_line(tokenizer, labels, problem, message):
+    config = model_of(tokenizer).config.model_copy(update={"problem_type": problem})
+    with pytest.raises(DataError, match=message):
+        Classify(ClassifySettings(), tokenizer, config).examples(rows(["good", "bad"], labels))
+
+
+def test_labels_are_read_from_text_numbers_and_lists():
+    found = [read_label(value, "here") for value in ("a", 3, 1.5, True, [1, "b"], [])]
+    assert found == ["a", "3", "1.5", "True", ["1", "b"], []]
+    for value in (None, {"a": 1}, [None]):
+        with pytest.raises(DataError, match="here is "):
+            read_label(value, "here")
+    assert label_sets(rows(["x"], ["a; b;;c"]), "multi_label_classification", ";") == [["a", "b", "c"]]
 
 
 def test_a_missing_head_is_an_error(tokenizer):
@@ -141,7 +314,7 @@ def test_a_trained_classifier_loads_and_predicts(table, tmp_path):
     settings = SMALL | {"data.train": str(table), "data.valid": str(table), "data.test": str(table)}
     steps = {"train.steps": 60, "train.validate_every": 60, "train.save_every": 60, "train.samples": 1}
     outcome = trifold.train("demo-read-packages", out=tmp_path / "run", **settings, **steps)
-    assert outcome.scores == {"accuracy": 100.0, "macro_f1": 100.0}
+    assert outcome.scores == pytest.approx({"accuracy": 100.0, "macro_f1": 100.0, "matthews": 1.0})
     loaded = trifold.load(tmp_path / "run")
     assert loaded.config.labels == ("3 glad", "20 sad", "100 odd")
     found = loaded.classify(["some dull words", "some odd words"])
@@ -149,10 +322,10 @@ def test_a_trained_classifier_loads_and_predicts(table, tmp_path):
     from tests.command_line import run_command
 
     result = json.loads(run_command("eval", str(tmp_path / "run"), "--json").out)
-    assert result["scores"] == {"accuracy": 100.0, "macro_f1": 100.0}
+    assert result["scores"] == outcome.scores
     assert run_command("eval", str(tmp_path / "run")).out.splitlines()[0].endswith(" nats per text")
     written = tmp_path / "run" / "samples" / "step-00000060.scores.txt"
-    assert written.read_text("utf-8") == "accuracy 100.00\nmacro f1 100.00\n"
+    assert written.read_text("utf-8") == "accuracy 100.00\nmacro f1 100.00\nmatthews 1.00\n"
 
 
 @pytest.mark.slow
@@ -188,7 +361,16 @@ def test_training_starts_from_a_masked_language_model(table, tmp_path):
         ),
         ({"data.valid": None}, "data.valid"),
         ({"data.target": "nothing"}, "nothing"),
-        ({"model.problem_type": "regression"}, "problem_type"),
+        ({"model.problem_type": "regression"}, r"labels.jsonl:1: the label '3 glad' is not a number"),
+        (
+            {
+                "model.label_names": ["3 glad", "20 sad"],
+                "model.n_labels": 2,
+                "data.valid": None,
+                "data.holdout": 9,
+            },
+            "the label '100 odd' is not in model.label_names",
+        ),
     ],
 )
 def test_contradictory_settings_are_errors(table, tmp_path, changes, words):
@@ -259,6 +441,29 @@ def test_a_label_of_the_first_row_only_is_reported(report_of, first, changes, wa
 def test_labels_of_held_out_rows_are_labels(report_of):
     lines = report_of(DATA + "text\trare\n", **{"data.valid": None, "data.holdout": 8})
     assert "labels: 0, 1, rare" in lines
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "line"),
+    [
+        ("text\tscore\na b\t0.5\nc\t3\n", {}, "'score' has decimals: regression"),
+        ("text\tlabel\na b\t0.5\nc\t3\n", {}, "warning: labels with decimals; model.problem_type=regression"),
+        (
+            "text\tlabel\na b\t1\nc\t3\n",
+            {"model.problem_type": "regression"},
+            "numbers from 1 to 3: regression",
+        ),
+        ("text\tscore\na b\t1\nc\t3\n", {}, "labels: 1, 3"),
+        (
+            "text\tlabel\na b\tx,y\nc\ty\n",
+            {"model.problem_type": "multi_label_classification"},
+            "labels: x, y",
+        ),
+    ],
+)
+def test_the_choice_of_the_problem_is_reported(report_of, content, changes, line):
+    named = {"data.source": "source", "data.target": "target"}
+    assert any(found.startswith(line) for found in report_of(content, **named | changes))
 
 
 def test_a_single_label_is_an_error(tmp_path):

@@ -1,4 +1,4 @@
-"""ROUGE equals rouge-score, and its stemmer equals NLTK's."""
+"""ROUGE equals rouge-score."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 import pytest
 
 from trifold.errors import DataError
-from trifold.scores.porter import stem
 from trifold.scores.rouge import RougeScore, common_subsequence, tokenize
 
 WORDS = """the The cat cats sat sitting runs running ran relational conditioning happily flies dies died skies news
@@ -21,13 +20,12 @@ def draw(source):
     )
 
 
-@pytest.mark.parametrize("stemming", [False, True])
-def test_scores_equal_rouge_score(stemming):
+def test_scores_equal_rouge_score():
     rouge = pytest.importorskip("rouge_score.rouge_scorer")
     names = ["rouge1", "rouge2", "rougeL"]
-    scorer = rouge.RougeScorer(names, use_stemmer=stemming)
+    scorer = rouge.RougeScorer(names, use_stemmer=False)
     source = random.Random(1)
-    score, sums = RougeScore(stemming), dict.fromkeys(names, 0.0)
+    score, sums = RougeScore(), dict.fromkeys(names, 0.0)
     for count in range(1, 301):
         references = [draw(source) for _ in range(source.choice([1, 1, 3]))]
         prediction = source.choice([references[0] + " " + draw(source), draw(source)])
@@ -39,24 +37,6 @@ def test_scores_equal_rouge_score(stemming):
             assert mine == pytest.approx(expected[name].fmeasure, abs=1e-9), (references, prediction)
             sums[name] += expected[name].fmeasure
     assert score.values() == pytest.approx({name: 100 * total / 300 for name, total in sums.items()})
-
-
-SUFFIXES = """ational tional enci izer bli alli entli eli ousli ization ation ator alism iveness fulness ousness aliti
-    iviti biliti fulli logi icate ative alize iciti ical ful ness al ance ence er ic able ible ant ement ment ent ion
-    sion ou ism ate iti ous ive ize e ll y ied ies ing ed eed s ss sses yy at bl iz""".split()
-
-
-def test_stems_equal_nltk():
-    porter = pytest.importorskip("nltk.stem.porter").PorterStemmer()
-    source = random.Random(2)
-    made = [
-        "".join(source.choices("abeiouytlsz1rp", k=source.randint(1, 5)))
-        + "".join(source.choices(SUFFIXES, k=source.randint(1, 3)))
-        for _ in range(5000)
-    ]
-    for word in [*made, *" ".join(WORDS).lower().split(), *porter.pool]:
-        if len(word) > 2:
-            assert stem(word) == porter.stem(word), word
 
 
 def test_the_common_subsequence_is_the_longest():
@@ -76,7 +56,6 @@ def test_the_common_subsequence_is_the_longest():
 def test_words_are_ascii_letters_and_digits():
     assert tokenize("Café-1990s don't!") == ["caf", "1990s", "don", "t"]
     assert tokenize("cats running as") == ["cats", "running", "as"]
-    assert tokenize("cats running as", stemming=True) == ["cat", "run", "as"]
 
 
 def test_nothing_scores_zero():
@@ -84,11 +63,6 @@ def test_nothing_scores_zero():
     assert score.values() == {"rouge1": 0, "rouge2": 0, "rougeL": 0}
     score.add(["", "—", "a cat"], ["", "a cat", ""])
     assert score.values() == {"rouge1": 0, "rouge2": 0, "rougeL": 0}
-
-
-def test_the_signature_names_the_stemmer():
-    assert RougeScore().signature == "measure:f1|stemming:no|references:best"
-    assert RougeScore(stemming=True).signature == "measure:f1|stemming:porter|references:best"
 
 
 def test_texts_without_a_reference_are_errors():

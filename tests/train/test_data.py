@@ -204,8 +204,9 @@ def test_start_from_keeps_the_initialization_of_missing_heads(tmp_path: Path) ->
     model = Transformer(ModelConfig.parse(SMALL | values))
     heads = {name: p.clone() for name, p in model.named_parameters() if name.startswith("heads.")}
     assert heads
-    start_from(str(tmp_path), model)
+    line = start_from(str(tmp_path), model)
     found = dict(model.named_parameters())
+    assert re.search(r"weights copied, 2 new \(heads\.sequence\.out_proj\.bias, .*\), \d not used", line)
     assert all(torch.equal(found[name], p) for name, p in heads.items())
     assert all(torch.equal(found[name], p) for name, p in saved.named_parameters() if name in found)
 
@@ -229,7 +230,7 @@ def test_start_from_another_architecture_is_rejected_and_changes_nothing(tmp_pat
     save_small_model(tmp_path)
     model = Transformer(ModelConfig.parse(SMALL | {"d_ff": 48, "n_layers": 3}))
     before = [p.clone() for p in model.parameters()]
-    with pytest.raises(SettingsError, match=re.escape("train.start_from")) as error:
+    with pytest.raises(SettingsError, match="start_from: ") as error:
         start_from(str(tmp_path), model)
     assert "feed_forward" in str(error.value) and "more" in str(error.value)
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))

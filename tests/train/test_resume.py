@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.recipes import load_included
 from tests.train.runs import TINY, InterruptingView, assert_equal_runs, events_of, lines_of
 
 import trifold
@@ -141,7 +142,7 @@ def test_original_recipe_replaces_an_edited_one(folder):
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_recipe_can_be_restored_from_a_checkpoint(name):
-    recipe = load_recipe(name)
+    recipe = load_included(name)
     free = run_folder.free_settings(recipe)
     bound = json.loads(json.dumps(run_folder._bound_settings(recipe.model_dump(), free)))
     assert resume._original_recipe(bound, recipe) == recipe

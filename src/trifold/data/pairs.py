@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
-from typing import ClassVar, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 from trifold.data import embedded
 from trifold.data.files import FORMATS, is_dataset
@@ -149,21 +149,8 @@ class Pairs:
         return hold_out_rows(self, count, seed, "pairs")
 
 
-class Selectable(Protocol):
-    """Rows of which some can be selected."""
-
-    report: Report
-
-    def __len__(self) -> int: ...
-
-    def select(self, indices: list[int], name: str) -> Self: ...
-
-
-Rows = TypeVar("Rows", bound=Selectable)
-
-
-def hold_out_rows(rows: Rows, count: int | float, seed: int, noun: str) -> tuple[Rows, Rows]:
-    """`Pairs.hold_out` of rows that errors call `noun`."""
+def hold_out_rows(rows: Any, count: int | float, seed: int, noun: str) -> tuple[Any, Any]:
+    """`hold_out` of `Pairs` or of other rows, which errors call `noun`."""
     name = rows.report.name
     rest, held = hold_out_indices(len(rows), count, seed, noun)
     train = rows.select(rest, name)

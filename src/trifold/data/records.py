@@ -35,8 +35,10 @@ _FORMATS = FORMATS | {".conll": "conll", ".bio": "conll", ".iob": "conll", ".iob
 class RecordReport(Report):
     """The counts of a source of labelled rows, in `pairs`. A row is blank if a text or a label that it needs is blank.
 
-    header: the columns of the roles.
+    header: the columns of the roles, as text. columns: the same by role.
     """
+
+    columns: dict[str, str] = field(default_factory=dict)
 
     noun: ClassVar[str] = "row"
     blank_name: ClassVar[str] = "with an empty text or label"
@@ -51,7 +53,7 @@ class Records:
 
     columns: dict[str, list[Any]]
     lines: list[int] = field(default_factory=list)
-    report: Report = field(default_factory=lambda: RecordReport("nothing"))
+    report: RecordReport = field(default_factory=lambda: RecordReport("nothing"))
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -111,7 +113,7 @@ def _is_blank(values: list[Any], roles: Roles) -> bool:
 
 
 def _read_file(
-    file: str, settings: DataSettings, roles: Roles, report: Report, plain: str | None
+    file: str, settings: DataSettings, roles: Roles, report: RecordReport, plain: str | None
 ) -> Iterator[tuple[int, list[Any]]]:
     kind = _FORMATS.get(inner_suffix(file), "text") if settings.format == "auto" else settings.format
     kind = plain if kind == "text" and plain is not None else kind
@@ -133,7 +135,7 @@ def _read_rows(
     rows: Iterator[NumberedRow],
     settings: DataSettings,
     roles: Roles,
-    report: Report,
+    report: RecordReport,
     *,
     is_table: bool,
     header: Sequence[str] = (),
@@ -147,6 +149,7 @@ def _read_rows(
         if not columns:
             columns = choose_columns(row, roles, settings, place, is_table=is_table)
             chosen = ", ".join(f"{role} {column!r:.40}" for role, column in columns.items())
+            report.columns = columns
             line = "".join(header).replace("no header", "no header: ") + chosen
             unused = [key for key in row if key not in columns.values() and not key.isdigit()]
             line += f"; not used: {shorten(', '.join(unused), 40, placeholder=' …')}" if unused else ""

@@ -1,29 +1,40 @@
-"""Classification of texts: one label per text.
+"""Classification of texts and of pairs of texts: one label, any number of labels, or a number (regression).
 
-rows -> example    a text with the tokenizer's special tokens, and the number of its label
+rows -> example    a text or a pair with the tokenizer's special tokens, and its labels
 example -> batch   packed texts
-loss               - Σ log P(label | text), label-smoothed
-scores             accuracy; macro F1, the mean over the labels that occur
+loss               - Σ log P(label | text), label-smoothed; of several labels, the sum over all; Σ (number - output)²
+scores             accuracy, macro F1, F1 of two classes, Matthews; micro and macro F1; Pearson and Spearman
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat, field_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.data import Pairs, read_pairs
+from trifold.data import Records, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.labels import (
+    MULTI,
+    REGRESSION,
+    ROLES,
+    SCORES,
+    SINGLE,
+    config_with_labels,
+    label_sets,
+    read_numbers,
+    sort_labels,
+)
 from trifold.objectives.objective import (
     ENCODER,
     Batch as BaseBatch,
@@ -35,8 +46,11 @@ from trifold.objectives.objective import (
     pack_rows,
     select_readable,
 )
+from trifold.predict.classify import choose_labels
 from trifold.ragged import Ragged
-from trifold.scores.classification import accuracy, confusion_matrix, macro_f1
+from trifold.scores.classification import ClassificationScore, MultiLabelScore, binary_f1
+from trifold.scores.correlation import CorrelationScore
+from trifold.settings import nearest
 from trifold.text import Tokenizer, report
 from trifold.text.spans import Ids
 
@@ -44,7 +58,7 @@ from trifold.text.spans import Ids
 
 
 class ClassifySettings(ObjectiveSettings):
-    """Settings of classification; `data.source` and `data.target` name the columns of texts and labels."""
+    """Settings of classification; `data.columns` names the columns of text, pair (the second text) and label."""
 
     data_kind = "table"
     command = 'predict {folder} "your text"'
@@ -54,7 +68,35 @@ class ClassifySettings(ObjectiveSettings):
 
     kind: Literal["classify"] = "classify"
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="probability mass spread over all labels")
-    best_by: Literal["loss", "accuracy", "macro_f1"] = "accuracy"
+    class_weights: Literal["balanced"] | dict[str, NonNegativeFloat] | None = Field(
+        None,
+        description="factors of the loss by label, by default 1; balanced: so that all labels have the same share",
+    )
+    label_separator: str = Field(
+        ",", min_length=1, description="sign between the labels of a text that may have several"
+    )
+    best_by: Literal[
+        "auto",
+        "loss",
+        "accuracy",
+        "macro_f1",
+        "f1",
+        "matthews",
+        "micro_f1",
+        "subset_accuracy",
+        "pearson",
+        "spearman",
+    ] = Field(
+        "auto", description="auto: accuracy; of several labels, micro F1; of numbers, Pearson correlation"
+    )
+
+    @field_validator("class_weights", mode="before")
+    @classmethod
+    def _name_labels(cls, weights: Any) -> Any:
+        """The weights with text as keys; YAML reads the label 1 as a number."""
+        return (
+            {str(name): value for name, value in weights.items()} if isinstance(weights, Mapping) else weights
+        )
 
     @classmethod
     def with_heads(cls, config: ModelConfig) -> ModelConfig:
@@ -67,59 +109,22 @@ class ClassifySettings(ObjectiveSettings):
         return config.model_copy(update={"heads": heads, "classifier_input": reads, **unused})
 
     def build(self, context: BuildContext) -> TaskBundle:
-        train, valid = context.read(read_pairs)
-        tokenizer = context.load_or_train_tokenizer(lambda: train.sources)
-        held_out = valid.targets if context.data.holdout else []  # a rare label may be there only
-        config = _with_labels(context.config_for(tokenizer), train, held_out)
-        labels = ", ".join(f"{name:.40}" for name in config.labels)
-        context.report(shorten(f"labels: {labels}", 80, placeholder=f" … ({len(config.labels):,} labels)"))
-        if context.data.header is None and train.report.header and context.model.label_names is None:
-            rows = [*zip(train.lines + valid.lines, train.targets + valid.targets, strict=True)]
-            first = {label for line, label in rows if line == 1}
-            for label in first.difference(label for line, label in rows if line > 1):
-                context.report(
-                    f"warning: the label {label!r:.40} is in row 1 only; if that is a header, data.header=true skips it"
-                )
+        is_multi = context.model.problem_type == MULTI
+        roles = ROLES | {"label": ROLES["label"]._replace(may_be_empty=is_multi)}
+        train, valid = context.read(lambda source, data, split: read_records(source, data, roles, split))
+        pairs = [pair for pair in train.columns["pair"] if pair is not None]
+        tokenizer = context.load_or_train_tokenizer(lambda: [*train.columns["text"], *pairs])
+        config = config_with_labels(
+            context, context.config_for(tokenizer), train, valid, self.label_separator
+        )
         truncates = context.batches.on_overflow == "truncate"
-        objective = Classify(self, tokenizer, config, context.width if truncates else None, context.report)
+        width = context.width if truncates else None
+        objective = Classify(self, tokenizer, config, width, context.report, pairs=bool(pairs))
+        objective.weights = objective.class_weights(train)
         if not truncates:
             remedy = ", or set batch.on_overflow=truncate"
             valid = select_readable(valid, objective.examples(valid), context, "texts", remedy)
         return TaskBundle(objective, config, train, valid)
-
-
-def _with_labels(config: ModelConfig, rows: Pairs, more: Sequence[str]) -> ModelConfig:
-    """The config with the labels of the rows, and `more`, unless it names them already."""
-    if config.problem_type in ("regression", "multi_label_classification"):
-        raise SettingsError(
-            f"model.problem_type: {config.problem_type} does not support task.kind: classify, which predicts one of "
-            "several classes; remove it"
-        )
-    labels = sort_labels([*rows.targets, *more])
-    if config.label_names is not None or set(labels) <= set(config.labels):
-        return config
-    if (count := len(set(rows.targets))) > len(set(rows.sources)):
-        raise DataError(
-            f"{rows.report.name}: {len(set(rows.sources)):,} different texts with {count:,} different labels; "
-            "the columns are likely swapped; set data.source to that of the texts and data.target to that of the "
-            "labels, by name or by number from 0"
-        )
-    if len(labels) < 2:
-        raise DataError(
-            f"{rows.report.name}: the only label is {labels[0]!r}, and classification requires two; is data.target the "
-            "column of the labels?"
-        )
-    return config.model_copy(update={"n_labels": len(labels), "label_names": labels})
-
-
-def sort_labels(labels: Sequence[str]) -> tuple[str, ...]:
-    """The distinct labels in alphabetical order, numbers in them by value: "2 stars" before "10 stars"."""
-
-    def key(label: str) -> list[Any]:
-        parts = re.split(r"([0-9]+)", label)  # text and number alternate
-        return [int(part) if place % 2 else part for place, part in enumerate(parts)]
-
-    return tuple(sorted(set(labels), key=lambda label: (key(label), label)))
 
 
 # --- examples, batches -----------------------------------------------------------------------------------
@@ -127,10 +132,11 @@ def sort_labels(labels: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts as tokens, and the numbers of their labels."""
+    """Texts as tokens, with their token types, if any; labels (N,): classes or numbers, or (N, C) 0 and 1."""
 
     texts: Ragged
-    labels: Ids
+    types: Ragged | None
+    labels: NDArray[Any]
 
     @property
     def lengths(self) -> Ids:
@@ -140,7 +146,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Batch(BaseBatch):
-    """Packed texts. positions (B,): of the state that represents each text; labels (B,)."""
+    """Packed texts. positions (B,): of the state that represents each text; labels (B,) or (B, C)."""
 
     inputs: Inputs
     positions: Tensor
@@ -148,14 +154,19 @@ class Batch(BaseBatch):
 
     @property
     def tokens(self) -> int:
-        """Number of labels."""
+        """Number of texts."""
         return len(self.labels)
 
 
 class Classify(Objective):
-    """Classification. width: texts are truncated to it, unless None. report: receives the number of truncated texts."""
+    """Classification. Classes beyond those of the model are labels that training has not; they count as wrong.
+
+    width: texts are truncated to it, unless None. report: receives the number of truncated texts and of such labels.
+    pairs: whether rows have a second text. weights (C,): factors of the loss by class.
+    """
 
     token_name = "texts"
+    weights: Tensor | None = None
 
     def __init__(
         self,
@@ -164,30 +175,94 @@ class Classify(Objective):
         config: ModelConfig,
         width: int | None = None,
         report: Callable[[str], None] | None = None,
+        *,
+        pairs: bool = False,
     ) -> None:
-        self.settings: ClassifySettings = settings
-        self.tokenizer, self.width, self.report = tokenizer, width, report
-        self.names = config.labels
-        self.numbers = {name: number for number, name in enumerate(self.names)}
+        self.tokenizer, self.config, self.width, self.report, self.pairs = (
+            tokenizer,
+            config,
+            width,
+            report,
+            pairs,
+        )
+        self.problem, self.classes = config.problem_type or SINGLE, config.n_labels
+        self.numbers = {name: number for number, name in enumerate(config.labels)}
         self.classifier_input, self.eos_id = config.classifier_input, config.eos_id
-
-    def examples(self, rows: Pairs, draw: int | None = None) -> Examples:
-        """Encode texts and number labels. Raises DataError for a label that is not in the training data."""
-        for label, line in zip(rows.targets, rows.lines, strict=True):
-            if label not in self.numbers:
-                raise DataError(
-                    f"{rows.report.name}:{line}: the label {label!r} is not among those of the training data: "
-                    f"{', '.join(self.names[:20])}"
+        scores = [name for name in SCORES[self.problem] if name != "f1" or self.classes == 2]
+        best_by = scores[0] if settings.best_by == "auto" else settings.best_by
+        if best_by not in ("loss", *scores):
+            raise SettingsError(
+                f"task.best_by: {best_by} is no score of {self.problem} with {self.classes} labels; choose loss, "
+                f"{', '.join(scores)}"
+            )
+        for key in ("label_smoothing", "class_weights"):
+            if self.problem != SINGLE and getattr(settings, key):
+                raise SettingsError(
+                    f"task.{key}: has no effect with model.problem_type={self.problem}; remove it"
                 )
-        encoded = self.tokenizer.rows(rows.sources, max_length=self.width)
+        self.settings: ClassifySettings = settings.model_copy(update={"best_by": best_by})
+
+    def examples(self, rows: Records, draw: int | None = None) -> Examples:
+        """Encode texts and number labels. Raises DataError for a second text that is missing or not expected."""
+        texts, pairs = rows.columns["text"], rows.columns["pair"]
+        for pair, line in zip(pairs, rows.lines, strict=True):
+            if (pair is None) == self.pairs:
+                raise DataError(
+                    f"{rows.report.name}:{line}: {'no' if self.pairs else 'a'} second text, unlike the training data; "
+                    "use the same columns, or set data.columns.pair"
+                )
+        encoded = self.tokenizer.rows(texts, pairs if self.pairs else None, max_length=self.width)
         if self.report is not None and (truncated := report(encoded)):
             self.report(f"{rows.report.name}: {truncated}")
-        labels = np.array([self.numbers[label] for label in rows.targets], dtype=np.int64)
-        return Examples(Ragged.of([row.ids for row in encoded]), labels)
+        has_types = self.tokenizer.has_token_types and (
+            self.config.n_token_types > 1 or self.config.segment_offsets
+        )
+        has_types = has_types and any(any(row.types) for row in encoded)
+        types = Ragged.of([row.types for row in encoded]) if has_types else None
+        return Examples(Ragged.of([row.ids for row in encoded]), types, self._number_labels(rows))
+
+    def _number_labels(self, rows: Records) -> NDArray[Any]:
+        if self.problem == REGRESSION:
+            return read_numbers(rows)
+        sets = label_sets(rows, self.problem, self.settings.label_separator)
+        if new := sort_labels([name for names in sets for name in names if name not in self.numbers]):
+            self.numbers |= {name: number for number, name in enumerate(new, start=len(self.numbers))}
+            count, listed = (
+                sum(not names_known.isdisjoint(new) for names_known in map(set, sets)),
+                ", ".join(new),
+            )
+            if self.report is not None:
+                self.report(
+                    f"{rows.report.name}: {count:,} rows with labels that training has not, counted as wrong: "
+                    f"{shorten(listed, 60, placeholder=' …')}"
+                )
+        if self.problem == SINGLE:
+            return np.array([self.numbers[names[0]] for names in sets], dtype=np.int64)
+        table = np.zeros((len(sets), len(self.numbers)), dtype=np.float32)
+        for row, names in zip(table, sets, strict=True):
+            row[[self.numbers[name] for name in names]] = 1
+        return table
+
+    def class_weights(self, rows: Records) -> Tensor | None:
+        """(C,) the factors of the settings, or of the training rows. Raises SettingsError for an unknown label."""
+        given, names = self.settings.class_weights, self.config.labels
+        if given == "balanced":
+            counts = np.bincount(self._number_labels(rows), minlength=self.classes)[: self.classes]
+            return torch.from_numpy(len(rows) / (self.classes * np.maximum(counts, 1))).float()
+        if given is not None and (unknown := sorted({*given}.difference(names))):
+            raise SettingsError(
+                f"task.class_weights.{unknown[0]}: no such label{nearest(unknown[0], [*names])}"
+            )
+        return None if given is None else torch.tensor([given.get(name, 1.0) for name in names])
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given texts, truncated to `width` tokens if given. Not random."""
         inputs, packing = pack_rows(examples.texts, rows, width, self.tokenizer)
+        if examples.types is not None:
+            segments = torch.zeros_like(inputs.tokens)
+            lengths = np.diff(packing.starts.numpy())
+            segments[0, : packing.real] = torch.from_numpy(examples.types.joined(rows, lengths)).long()
+            inputs = replace(inputs, segments=segments)
         positions = self._positions(inputs.tokens[0].numpy(), packing.starts.numpy())
         return Batch(inputs, torch.from_numpy(positions), torch.from_numpy(examples.labels[rows]))
 
@@ -211,11 +286,23 @@ class Classify(Objective):
     # --- loss, scores ------------------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        """Label-smoothed cross-entropy over the texts, in nats."""
+        """The loss over the texts: label-smoothed and weighted cross-entropy in nats, or squared errors."""
         logits, smoothing = self.logits(model, batch), self.settings.label_smoothing
-        loss = F.cross_entropy(logits, batch.labels, reduction="sum", label_smoothing=smoothing)
-        nll = F.cross_entropy(logits.detach(), batch.labels, reduction="sum") if smoothing else loss.detach()
+        loss = self._loss(logits, batch.labels, smoothing, self.weights)
+        is_plain = not smoothing and self.weights is None
+        nll = loss.detach() if is_plain else self._loss(logits.detach(), batch.labels)
         return {"tokens": LossTerm(loss, batch.tokens, nll=nll)}
+
+    def _loss(
+        self, logits: Tensor, labels: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
+    ) -> Tensor:
+        if self.problem == REGRESSION:
+            return F.mse_loss(logits[:, 0], labels, reduction="sum")
+        if self.problem == MULTI:
+            return F.binary_cross_entropy_with_logits(logits, labels[:, : self.classes], reduction="sum")
+        known = labels.masked_fill(labels >= self.classes, -100)  # which is ignored
+        weights = None if weights is None else weights.to(logits)
+        return F.cross_entropy(logits, known, weights, reduction="sum", label_smoothing=smoothing)
 
     def logits(self, model: Transformer, batch: Batch) -> Tensor:
         """(B, C)."""
@@ -226,20 +313,44 @@ class Classify(Objective):
         return logits
 
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
-        """Negative log-likelihood and confusion matrix."""
-        logits = self.logits(model, batch)
-        nll = float(F.cross_entropy(logits, batch.labels, reduction="sum"))
-        labels, predictions = batch.labels.cpu().numpy(), logits.argmax(-1).cpu().numpy()
-        table = confusion_matrix(labels, predictions, len(self.names))
-        return {"nll": nll, "confusion": table, "tokens": batch.tokens}
+        """Negative log-likelihood of the known labels, or squared errors; labels and predictions."""
+        logits, labels = self.logits(model, batch), batch.labels
+        count = int((labels < self.classes).sum()) if self.problem == SINGLE else len(labels)
+        found = {
+            "labels": [labels.cpu().numpy()],
+            "outputs": [choose_labels(logits, self.config).cpu().numpy()],
+        }
+        return {"nll": float(self._loss(logits, labels)), "tokens": count, **found}
 
     def compute_scores(self, run: EvalRun) -> Scores:
-        """Accuracy and macro F1, and the first texts with their labels and predictions."""
-        table, rows = run.sums["confusion"], run.rows
-        scores = {"accuracy": accuracy(table), "macro_f1": macro_f1(table)}
+        """Scores of the problem, and the first texts with their labels and predictions."""
+        labels, outputs = (np.concatenate(run.sums[name]) for name in ("labels", "outputs"))
+        score: ClassificationScore | MultiLabelScore | CorrelationScore
+        if self.problem == SINGLE:
+            score = ClassificationScore(len(self.numbers))
+        elif self.problem == MULTI:
+            score = MultiLabelScore(labels.shape[1])
+            outputs = np.pad(outputs, ((0, 0), (0, labels.shape[1] - self.classes)))
+        else:
+            score = CorrelationScore()
+        score.add(labels, outputs)
+        values = score.values()
+        if isinstance(score, ClassificationScore) and self.classes == 2:
+            values["f1"] = binary_f1(score.table)  # also with other labels in the data
+        values = {name: values[name] for name in SCORES[self.problem] if name in values}
         if not len(run.sample_rows):
-            return Scores(scores)
+            return Scores(values)
         batch = self.batch(run.examples, run.sample_rows).to(run.device)
-        predictions = [self.names[number] for number in self.logits(run.model, batch).argmax(-1).tolist()]
-        samples = zip(rows.sources, rows.targets, predictions, strict=False)  # the first ones
-        return Scores(scores, [Sample(*each) for each in samples])
+        found = choose_labels(self.logits(run.model, batch), self.config).tolist()
+        return Scores(values, [self._sample(run.rows, row, output) for row, output in enumerate(found)])
+
+    def _sample(self, rows: Records, row: int, output: Any) -> Sample:
+        text, pair, label = (rows.columns[role][row] for role in ("text", "pair", "label"))
+        if self.problem == MULTI:
+            output = [name for name, applies in zip(self.config.labels, output, strict=True) if applies]
+        elif self.problem == SINGLE:
+            output = self.config.labels[output]
+        source, given, found = (
+            ", ".join(x) if isinstance(x, list) else str(x) for x in (text, label, output)
+        )
+        return Sample(source if pair is None else f"{source} | {pair}", given, found)

@@ -30,7 +30,7 @@ def complete(values: dict[str, Any]) -> list[str]:
     """Add the defaults of the task to the values of a recipe, and expand its preset.
 
     A recipe that leaves the model to its task also gets defaults for the size of its data, which are returned as
-    key=value. With train.start_from, its model and its tokenizer are those of that folder.
+    key=value. With start_from, its model and its tokenizer are those of that folder.
     """
     groups = {name: values.get(name, {}) for name in ("task", "data", "tokenizer", "model", "batch", "train")}
     kind = str(groups["task"].get("kind", DEFAULT_KIND)) if isinstance(groups["task"], Mapping) else ""
@@ -40,7 +40,7 @@ def complete(values: dict[str, Any]) -> list[str]:
     defaults: Mapping[str, Mapping[str, Any]] = {"tokenizer": objective.special}
     if objective.defaults and not {"preset", "shape"} & groups["model"].keys():
         defaults = objective.defaults
-        if isinstance(name := groups["train"].get("start_from"), str):
+        if isinstance(name := values.get("start_from") or groups["train"].get("start_from"), str):
             start = resolve(name)
             config = _with_heads(start, objective)
             defaults = {**defaults, "model": config.model_dump(), "tokenizer": {"file": str(start)}}
@@ -80,7 +80,7 @@ def _with_heads(folder: Path, objective: type[ObjectiveSettings]) -> ModelConfig
 def _for_size(
     groups: Mapping[str, Mapping[str, Any]], start: ModelConfig | None
 ) -> dict[str, dict[str, Any]]:
-    """Settings, by group, for the size of the training data. start: the config of train.start_from.
+    """Settings, by group, for the size of the training data. start: the config of start_from.
 
     The peak of the learning rate is that of 4,000 steps of warmup for this width, or a tenth of it with `start`.
     """

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from trifold.batches import BatchSettings, plan_epoch
 from trifold.batches.plan import Plan
-from trifold.data import DataSettings, Documents, Pairs, read_splits
+from trifold.data import DataSettings, Documents, Pairs, Records, read_splits
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Head, Shape
@@ -38,7 +38,8 @@ from trifold.text.special_tokens import read_names
 
 TOKENIZER_FILE, TARGET_TOKENIZER_FILE = "tokenizer.json", "target_tokenizer.json"
 FILL_MASK = 'predict {folder} "a text with a {mask}"'  # command that uses a model
-Rows = TypeVar("Rows", Pairs, Documents)
+Rows = TypeVar("Rows", Pairs, Documents, Records)
+Table = TypeVar("Table", Pairs, Records)
 # Defaults of a recipe that leaves the model to its task: a model of a published family.
 ENCODER: Mapping[str, Mapping[str, Any]] = {
     "model": {"preset": "bert-base"},
@@ -325,7 +326,10 @@ class Objective(ABC):
         """Loss terms by name; "tokens" is the one that is logged, in nats per token."""
 
     def measure(self, model: Transformer, batch: Any) -> dict[str, Any]:
-        """Statistics of one validation batch, which are added up over all batches; "nll" and "tokens" are required."""
+        """Statistics of one validation batch, which are added over all batches (lists: joined).
+
+        "nll" and "tokens" are required.
+        """
         term = self.loss(model, batch)["tokens"]
         return {"nll": float(term.sum if term.nll is None else term.nll), "tokens": term.count}
 
@@ -341,7 +345,10 @@ class Objective(ABC):
         for chosen in plan_all(examples, context.batches):
             context.poll()
             for name, value in self.measure(model, self.batch(examples, chosen).to(device)).items():
-                sums[name] += value
+                if isinstance(value, list):
+                    sums.setdefault(name, []).extend(value)
+                else:
+                    sums[name] += value
         sums["loss"] = loss = sums["nll"] / max(sums["tokens"], 1)
         scores, samples, signatures = self.compute_scores(EvalRun(model, rows, examples, context, sums))
         best_by = self.settings.best_by
@@ -361,8 +368,8 @@ def plan_all(examples: Examples, settings: BatchSettings) -> Plan:
 
 
 def select_readable(
-    rows: Pairs, examples: Examples, context: BuildContext, noun: str, remedy: str = ""
-) -> Pairs:
+    rows: Table, examples: Examples, context: BuildContext, noun: str, remedy: str = ""
+) -> Table:
     """The validation rows whose examples fit the model's positions. Reports how many are left out."""
     positions, name = context.model.max_positions, rows.report.name
     fits = examples.lengths.max(axis=1) <= positions

@@ -44,6 +44,15 @@ def activate(logits: Tensor, config: ModelConfig) -> Tensor:
     return logits.softmax(-1)
 
 
+def choose_labels(logits: Tensor, config: ModelConfig) -> Tensor:
+    """logits (B, C) -> classes (B,), whether each class applies (B, C), or the numbers (B,) of a regression."""
+    if config.problem_type == "regression":
+        return logits[:, 0]
+    if config.problem_type == "multi_label_classification":
+        return logits > 0  # a probability above ½
+    return logits.argmax(-1)
+
+
 class Follows(NamedTuple):
     """Whether the second text follows the first, and the probability of that."""
 

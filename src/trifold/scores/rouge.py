@@ -9,13 +9,11 @@ from itertools import pairwise
 
 from trifold.errors import DataError
 from trifold.scores.counts import as_texts, check_lengths, f1, overlap_f1
-from trifold.scores.porter import stem
 
 
-def tokenize(text: str, stemming: bool = False) -> list[str]:
-    """Lower-case words of ASCII letters and digits; all other characters separate words. Longer words are stemmed."""
-    words = re.findall(r"[a-z0-9]+", text.lower())
-    return [stem(word) if len(word) > 3 else word for word in words] if stemming else words
+def tokenize(text: str) -> list[str]:
+    """Lower-case words of ASCII letters and digits; all other characters separate words."""
+    return re.findall(r"[a-z0-9]+", text.lower())
 
 
 def common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
@@ -32,11 +30,11 @@ def common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 class RougeScore:
-    """Mean F1 over examples; of several references, the best for each score. stemming: with Porter's stemmer."""
+    """Mean F1 over examples; of several references, the best for each score. Words are not stemmed."""
 
-    def __init__(self, stemming: bool = False) -> None:
-        self.stemming = stemming
-        self.signature = f"measure:f1|stemming:{'porter' if stemming else 'no'}|references:best"
+    signature = "measure:f1|stemming:no|references:best"
+
+    def __init__(self) -> None:
         self.sums = {"rouge1": 0.0, "rouge2": 0.0, "rougeL": 0.0}
         self.examples = 0
 
@@ -44,8 +42,8 @@ class RougeScore:
         """Add texts. Raises DataError for an example without a reference."""
         check_lengths(references, predictions)
         for texts, prediction in zip(references, predictions, strict=True):
-            found = tokenize(prediction, self.stemming)
-            expected = [tokenize(text, self.stemming) for text in as_texts(texts)]
+            found = tokenize(prediction)
+            expected = [tokenize(text) for text in as_texts(texts)]
             if not expected:
                 raise DataError(f"ROUGE: the prediction {prediction!r:.40} has no reference")
             self.sums["rouge1"] += max(overlap_f1(words, found) for words in expected)

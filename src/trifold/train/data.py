@@ -39,6 +39,7 @@ class TrainingData:
     bundle: TaskBundle
     train: Examples
     valid: Examples
+    report: Callable[[str], None]
 
     @property
     def objective(self) -> Objective:
@@ -93,11 +94,11 @@ class TrainingData:
             )
 
     def new_model(self) -> Transformer:
-        """A model with weights drawn from the seed, or with those of `train.start_from`."""
+        """A model with weights drawn from the seed, or with those of `start_from`."""
         torch.manual_seed(self.recipe.train.seed)
         model = Transformer(self.config)
-        if self.recipe.train.start_from is not None:
-            start_from(self.recipe.train.start_from, model)
+        if self.recipe.start_from is not None:
+            self.report(start_from(self.recipe.start_from, model))
         if self.bundle.initialize is not None:
             self.bundle.initialize(model)
         return model
@@ -118,12 +119,12 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
             "rate only rises"
         )
     bundle = recipe.task.build(context)
-    start = None if recipe.train.start_from is None else resolve(recipe.train.start_from)
-    if start is not None and recipe.tokenizer.file in (recipe.train.start_from, str(start)):
+    start = None if recipe.start_from is None else resolve(recipe.start_from)
+    if start is not None and recipe.tokenizer.file in (recipe.start_from, str(start)):
         size = max(bundle.config.vocab_size, read_config(start).vocab_size)  # its table may have unused rows
         bundle = replace(bundle, config=bundle.config.model_copy(update={"vocab_size": size}))
     train, valid = (bundle.objective.examples(rows) for rows in (bundle.train, bundle.valid))
-    data = TrainingData(recipe, bundle, train, valid)
+    data = TrainingData(recipe, bundle, train, valid, view.say)
     check_positions(data.config, count_parameters(data.config), "model.max_positions: ")
     _report(data, view)
     if misfit := describe_misfit(data.config, start):
@@ -153,26 +154,35 @@ def _report(data: TrainingData, view: View) -> None:
 HEADS = ("heads.", "lm_head.")  # these parameters may be missing on either side
 
 
-def start_from(folder: str, model: Transformer) -> None:
-    """Copy the weights of the model in `folder` (or hub id) to `model`. Missing heads keep their initial values.
+def start_from(folder: str, model: Transformer) -> str:
+    """Copy the weights of the model in `folder` (or hub id) to `model`. Heads that are
+    missing or have other sizes keep their initial values.
 
-    Raises CheckpointError if the folder cannot be read, SettingsError listing the parameters that do not fit.
+    Returns a line about the weights that are new or not used. Raises CheckpointError if the folder cannot be read,
+    SettingsError listing the parameters that do not fit.
     """
     source, _ = load_model(resolve(folder))
     theirs, ours = (dict(each.named_parameters()) for each in (source, model))
     common = {name for name in theirs.keys() | ours.keys() if not name.startswith(HEADS)}
     wrong = sorted(name for name in common if _shape(theirs, name) != _shape(ours, name))
-    wrong += sorted(n for n in ours.keys() & theirs.keys() - common if _shape(theirs, n) != _shape(ours, n))
     if wrong:
         listed = ", ".join(f"{n} ({_shape(theirs, n)} there, {_shape(ours, n)} here)" for n in wrong[:8])
         more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
         raise SettingsError(
-            f"train.start_from: {folder}: the model of the recipe has other parameters: {listed}{more}; set the sizes "
+            f"start_from: {folder}: the model of the recipe has other parameters: {listed}{more}; set the sizes "
             "under `model` to those of that folder's config.json, and tokenizer.file to its tokenizer"
         )
+    copied = {name for name in ours.keys() & theirs.keys() if ours[name].shape == theirs[name].shape}
     with torch.no_grad():
-        for name in ours.keys() & theirs.keys():
+        for name in copied:
             ours[name].copy_(theirs[name])
+    counts = [_count("new", ours.keys() - copied), _count("not used", theirs.keys() - copied)]
+    return f"start_from: {len(copied):,} weights copied, {', '.join(counts)}"
+
+
+def _count(what: str, names: set[str]) -> str:
+    listed = ", ".join(sorted(names)[:3]) + ", …" * (len(names) > 3)
+    return f"{len(names):,} {what}" + f" ({listed})" * bool(names)
 
 
 def _shape(parameters: dict[str, torch.nn.Parameter], name: str) -> str:
