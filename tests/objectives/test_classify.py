@@ -187,6 +187,23 @@ def test_regression_predicts_numbers(tokenizer):
     assert found.scores["spearman"] == pytest.approx(stats.spearmanr(labels, outputs)[0], abs=1e-9)
 
 
+@pytest.mark.slow
+def test_a_regression_on_pairs_trains_and_scores(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    lines = [f"word {n}\tword {n % 3}\t{n % 3 + 0.5}\n" for n in range(24)]
+    path.write_text("sentence1\tsentence2\tscore\n" + "".join(lines), encoding="utf-8")
+    files = {"data.train": str(path), "data.valid": str(path), "data.test": None}
+    settings = {key: value for key, value in SMALL.items() if not key.startswith("data.")} | files
+    steps = {"train.steps": 40, "train.validate_every": 40, "train.save_every": 40, "train.samples": 1}
+    outcome = trifold.train("classify", out=tmp_path / "run", **settings, **steps)
+    assert outcome.scores["pearson"] > 0.9
+    from tests.command_line import run_command
+
+    assert "mean squared error\npearson " in run_command("eval", str(tmp_path / "run"), str(path)).out
+    found = run_command("predict", str(tmp_path / "run"), "word 5", "--pair", "word 2").out
+    assert found.startswith("score ")
+
+
 def test_class_weights_are_factors_of_the_loss(tokenizer):
     model = model_of(tokenizer).eval()
 
@@ -325,7 +342,7 @@ def test_a_trained_classifier_loads_and_predicts(table, tmp_path):
     assert result["scores"] == outcome.scores
     assert run_command("eval", str(tmp_path / "run")).out.splitlines()[0].endswith(" nats per text")
     written = tmp_path / "run" / "samples" / "step-00000060.scores.txt"
-    assert written.read_text("utf-8") == "accuracy 100.00\nmacro f1 100.00\nmatthews 1.00\n"
+    assert written.read_text("utf-8") == "accuracy 100.00\nmacro f1 100.00\nmatthews 1.000\n"
 
 
 @pytest.mark.slow

@@ -148,7 +148,7 @@ class Report(NamedTuple):
     notes: list[str]
 
 
-# Returns the result, and what its loss is a mean over.
+# Returns the result, and the unit of its loss.
 Evaluate = Callable[["Pipeline", "EvalContext"], tuple["Evaluation", str]]
 
 
@@ -277,7 +277,7 @@ def _validate(request: Request) -> Report:
     refuse_non_finite(tensor(found.loss))
     values = {"loss": found.loss, "scores": found.scores, "signatures": list(found.signatures)}
     scores = [score_text(*each) for each in found.scores.items()]
-    lines = [f"loss {found.loss:.4f} nats per {unit.removesuffix('s')}", *scores]
+    lines = [f"loss {found.loss:.4f} {unit}", *scores]
     return Report(seconds, values, lines, [*found.signatures, f"{seconds:.1f} s"])
 
 
@@ -301,7 +301,7 @@ def _task_of_run(request: Request, recipe: Recipe) -> Evaluate:
             BuildContext(data_settings, recipe.tokenizer, config, context.batches, seed, folder, print_once)
         )
         rows, task = bundle.valid, bundle.objective
-        return task.evaluate(pipeline.model, rows, task.examples(rows), context), task.token_name
+        return task.evaluate(pipeline.model, rows, task.examples(rows), context), task.loss_unit
 
     return evaluate
 
@@ -343,7 +343,7 @@ def _language_model(request: Request) -> Evaluate:
         begins = reader.bos_id is not None and reader.rows(["a"])[0].ids[0] == reader.bos_id
         task = Causal(CausalSettings(begin=begins, end=False), reader, pipeline.config.max_positions)
         corpus = task.encode(text.texts)
-        return task.evaluate(pipeline.model, corpus, task.examples(corpus), context), task.token_name
+        return task.evaluate(pipeline.model, corpus, task.examples(corpus), context), task.loss_unit
 
     return evaluate
 

@@ -202,6 +202,10 @@ class Classify(Objective):
                 )
         self.settings: ClassifySettings = settings.model_copy(update={"best_by": best_by})
 
+    @property
+    def loss_unit(self) -> str:
+        return "mean squared error" if self.problem == REGRESSION else super().loss_unit
+
     def examples(self, rows: Records, draw: int | None = None) -> Examples:
         """Encode texts and number labels. Raises DataError for a second text that is missing or not expected."""
         texts, pairs = rows.columns["text"], rows.columns["pair"]
@@ -348,8 +352,8 @@ class Classify(Objective):
         text, pair, label = (rows.columns[role][row] for role in ("text", "pair", "label"))
         if self.problem == MULTI:
             output = [name for name, applies in zip(self.config.labels, output, strict=True) if applies]
-        elif self.problem == SINGLE:
-            output = self.config.labels[output]
+        else:
+            output = self.config.labels[output] if self.problem == SINGLE else f"{output:.3f}"
         source, given, found = (
             ", ".join(x) if isinstance(x, list) else str(x) for x in (text, label, output)
         )

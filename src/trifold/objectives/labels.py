@@ -71,7 +71,7 @@ def config_with_labels(
     if problem == REGRESSION:
         numbers = read_numbers(train)
         context.report(f"numbers from {numbers.min():g} to {numbers.max():g}: regression")
-        names = config.label_names if config.n_labels == 1 else None
+        names = config.label_names if config.n_labels == 1 else (train.report.columns["label"],)
         return config.model_copy(update={"n_labels": 1, "label_names": names, "problem_type": REGRESSION})
     found = {*chain.from_iterable(label_sets(train, problem, separator))}
     held_out = label_sets(valid, problem, separator) if context.data.holdout else []

@@ -305,6 +305,11 @@ class Objective(ABC):
     tokenizer: Tokenizer
     save_options: Mapping[str, Any] = {}
 
+    @property
+    def loss_unit(self) -> str:
+        """The unit of the logged loss."""
+        return f"nats per {self.token_name.removesuffix('s')}"
+
     @abstractmethod
     def examples(self, rows: Any, draw: int | None = None) -> Examples:
         """Encode rows. `draw` (64 bits of seed and epoch) is given if they are encoded again in each epoch."""

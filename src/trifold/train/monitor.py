@@ -229,8 +229,8 @@ def score_text(key: str, value: float) -> str:
     return f"{name} {value:.{DIGITS.get(key, 2)}f}"
 
 
-# Scores of language models differ in the third digit; the others are percentages.
-DIGITS = {"bits_per_byte": 4, "perplexity": 3}
+# Scores of language models differ in the third digit, and correlations are at most 1; the others are percentages.
+DIGITS = {"bits_per_byte": 4, "perplexity": 3} | dict.fromkeys(("matthews", "pearson", "spearman"), 3)
 
 
 def clock_time(seconds: float) -> str:
