@@ -54,8 +54,8 @@ def run(
     try:
         from trifold.hub.folder import describe_folder
         from trifold.recipe import is_run, load_recipe
+        from trifold.scores import score_text
         from trifold.train import train
-        from trifold.train.monitor import score_text
         from trifold.train.ranks import join_ranks
 
         with join_ranks() as ranks:

@@ -326,9 +326,9 @@ class Classify(Objective):
         }
         return {"nll": float(self._loss(logits, labels)), "tokens": count, **found}
 
-    def compute_scores(self, run: EvalRun) -> Scores:
-        """Scores of the problem, and the first texts with their labels and predictions."""
-        labels, outputs = (np.concatenate(run.sums[name]) for name in ("labels", "outputs"))
+    def scores_of_sums(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """Scores of the problem."""
+        labels, outputs = (np.concatenate(sums[name]) for name in ("labels", "outputs"))
         score: ClassificationScore | MultiLabelScore | CorrelationScore
         if self.problem == SINGLE:
             score = ClassificationScore(len(self.numbers))
@@ -341,7 +341,11 @@ class Classify(Objective):
         values = score.values()
         if isinstance(score, ClassificationScore) and self.classes == 2:
             values["f1"] = binary_f1(score.table)  # also with other labels in the data
-        values = {name: values[name] for name in SCORES[self.problem] if name in values}
+        return {name: values[name] for name in SCORES[self.problem] if name in values}
+
+    def compute_scores(self, run: EvalRun) -> Scores:
+        """Scores of the problem, and the first texts with their labels and predictions."""
+        values = self.scores_of_sums(run.sums)
         if not len(run.sample_rows):
             return Scores(values)
         batch = self.batch(run.examples, run.sample_rows).to(run.device)

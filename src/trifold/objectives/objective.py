@@ -342,6 +342,10 @@ class Objective(ABC):
     def compute_scores(self, run: EvalRun) -> Scores:
         """Scores from the sums of `measure`, and samples."""
 
+    def scores_of_sums(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """The scores that are functions of the sums of `measure`, which `trifold compare` resamples."""
+        return {"accuracy": 100 * sums["correct"] / max(sums["tokens"], 1)} if "correct" in sums else {}
+
     @torch.no_grad()
     def evaluate(self, model: Transformer, rows: Any, examples: Any, context: EvalContext) -> Evaluation:
         """Evaluate a model in evaluation mode on rows and their examples; none is dropped or truncated."""

@@ -38,6 +38,8 @@ from trifold.objectives.objective import (
 from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Ragged
 from trifold.scores import SCORES, Score
+from trifold.scores.bleu import text_scorer
+from trifold.scores.bootstrap import Scorer
 from trifold.settings import nearest
 from trifold.text import Tokenizer
 from trifold.text.spans import Ids
@@ -82,11 +84,15 @@ class TranslateSettings(ObjectiveSettings):
 
     def scores(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Score]:
         """All scores of texts, by name."""
-        options = {"bleu": {"tokenize": self.tokenize}}
-        return {
-            name: score(hypotheses, references, lowercase=self.lowercase, **options.get(name, {}))
-            for name, score in SCORES.items()
-        }
+        return {name: score(hypotheses, references, **self._options(name)) for name, score in SCORES.items()}
+
+    def scorer(self, hypotheses: Sequence[str], references: Sequence[str]) -> Scorer:
+        """The values of `scores` for some of the texts."""
+        scorers = [text_scorer(name, hypotheses, references, **self._options(name)) for name in SCORES]
+        return lambda rows: {name: value for each in scorers for name, value in each(rows).items()}
+
+    def _options(self, name: str) -> dict[str, Any]:
+        return {"lowercase": self.lowercase} | ({"tokenize": self.tokenize} if name == "bleu" else {})
 
 
 def _load_or_train_tokenizers(context: BuildContext, pairs: Pairs) -> tuple[Tokenizer, Tokenizer]:

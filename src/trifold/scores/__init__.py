@@ -4,10 +4,16 @@ BLEU and chrF are functions of a whole corpus. The other modules have a class fo
 predictions, batch by batch, then read `values()` by name. `signature` states how they are computed.
 """
 
-from collections.abc import Callable
+from trifold.scores.bleu import SCORES, Score, bleu, chrf, exact_match
 
-from trifold.scores.bleu import Score, bleu, chrf, exact_match
+# Scores of language models differ in the third digit, and correlations are at most 1; the others are percentages.
+DIGITS = {"bits_per_byte": 4, "loss": 4} | dict.fromkeys(("matthews", "pearson", "perplexity", "spearman"), 3)
 
-SCORES: dict[str, Callable[..., Score]] = {"bleu": bleu, "chrf": chrf, "exact_match": exact_match}
 
-__all__ = ["SCORES", "Score", "bleu", "chrf", "exact_match"]
+def score_text(key: str, value: float) -> str:
+    """`BLEU 41.20`, `bits per byte 2.3812`."""
+    name = {"bleu": "BLEU", "chrf": "chrF2"}.get(key, key.replace("_", " "))
+    return f"{name} {value:.{DIGITS.get(key, 2)}f}"
+
+
+__all__ = ["DIGITS", "SCORES", "Score", "bleu", "chrf", "exact_match", "score_text"]

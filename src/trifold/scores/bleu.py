@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from trifold.errors import DataError
+from trifold.scores.bootstrap import Scorer, sums_scorer
 
 
 class Score(NamedTuple):
@@ -51,6 +53,20 @@ def exact_match(hypotheses: Sequence[str], references: Sequence[str], lowercase:
     equal = sum(normalize(hypothesis) == normalize(reference) for hypothesis, reference in pairs)
     case = "lc" if lowercase else "mixed"
     return Score("exact match", 100 * equal / len(references), f"nrefs:1|case:{case}|space:stripped")
+
+
+SCORES: dict[str, Callable[..., Score]] = {"bleu": bleu, "chrf": chrf, "exact_match": exact_match}
+
+
+def text_scorer(name: str, hypotheses: Sequence[str], references: Sequence[str], **options: Any) -> Scorer:
+    """The values of one of SCORES for some of the texts, to resample it. options: those of the score."""
+    if name not in ("bleu", "chrf"):  # the mean over the texts
+        pairs = zip(hypotheses, references, strict=True)
+        values = np.array([SCORES[name]([ours], [theirs], **options).value for ours, theirs in pairs])
+        return lambda rows: {name: float(values[rows].mean())}
+    metric: Any = BLEU(force=True, **options) if name == "bleu" else CHRF(**options)
+    counts = [{name: np.array(x)} for x in metric._extract_corpus_statistics(hypotheses, [references])]
+    return sums_scorer(counts, lambda sums: {name: metric._compute_score_from_stats(sums[name]).score})
 
 
 def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:

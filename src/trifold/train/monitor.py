@@ -19,6 +19,7 @@ from rich.text import Text
 from trifold import disk
 from trifold.errors import wrapped
 from trifold.jsonfiles import json_line
+from trifold.scores import score_text
 from trifold.train.run_folder import RunFolder
 
 WIDTH = 80  # columns of lines for files and pipes
@@ -221,16 +222,6 @@ def fold(parts: Sequence[str]) -> list[str]:
         else:
             lines.append(f"    {part}")
     return lines
-
-
-def score_text(key: str, value: float) -> str:
-    """`BLEU 41.20`, `bits per byte 2.3812`."""
-    name = {"bleu": "BLEU", "chrf": "chrF2"}.get(key, key.replace("_", " "))
-    return f"{name} {value:.{DIGITS.get(key, 2)}f}"
-
-
-# Scores of language models differ in the third digit, and correlations are at most 1; the others are percentages.
-DIGITS = {"bits_per_byte": 4, "perplexity": 3} | dict.fromkeys(("matthews", "pearson", "spearman"), 3)
 
 
 def clock_time(seconds: float) -> str:

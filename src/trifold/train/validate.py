@@ -13,10 +13,11 @@ from trifold.errors import CheckpointError
 from trifold.hub import save_model
 from trifold.nn import Transformer
 from trifold.objectives.evaluation import EvalContext, Evaluation
+from trifold.scores import score_text
 from trifold.train import checkpoint
 from trifold.train.checkpoint import Best
 from trifold.train.data import TrainingData
-from trifold.train.monitor import Validated, score_text
+from trifold.train.monitor import Validated
 from trifold.train.ranks import Interrupted
 from trifold.train.run_folder import RunFolder
 
