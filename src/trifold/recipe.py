@@ -10,6 +10,7 @@ import importlib.resources
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -287,6 +288,11 @@ class Recipe(Settings):
             )
         return self
 
+    @cached_property
+    def overrides(self) -> dict[str, Any]:
+        """The overrides that `load_recipe` applied: dotted key -> value. They are not part of the settings."""
+        return {}
+
     def resolved(self) -> str:
         """YAML with all defaults."""
         return dump(self.model_dump())
@@ -335,7 +341,9 @@ def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
     values.setdefault("name", default_name)
     if (chosen := complete(values)) and os.environ.get("RANK", "0") == "0":
         print(wrapped(f"for the size of the data: {' '.join(chosen)}"), file=sys.stderr)
-    return Recipe.parse(values)
+    recipe = Recipe.parse(values)
+    recipe.overrides.update(given)
+    return recipe
 
 
 def is_run(name: str | Path) -> bool:

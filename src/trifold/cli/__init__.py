@@ -29,6 +29,7 @@ COMMANDS = {
     "data": "list and download the datasets that recipes use",
     "train": "train a model from a recipe",
     "resume": "continue a run",
+    "runs": "list runs with their scores",
     "eval": "score a model on test data",
     "generate": "translate or continue text",
     "predict": "classify, tag, answer questions, fill in masks, embed",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from trifold.errors import UsageError, check_utf8, escape, printable, wrapped
 from trifold.jsonfiles import json_line
@@ -61,8 +61,12 @@ def print_json(value: Any = None, **values: Any) -> None:
     print(json_line(values if value is None else value), flush=True)
 
 
-def print_table(rows: Sequence[Sequence[str]], right: str = "") -> None:
-    """Print rows, of which the first is the heading; columns marked `r` in `right` are right-aligned."""
+def print_table(rows: Sequence[Sequence[str]], right: str = "", cut: int = 0) -> None:
+    """Print rows, of which the first is the heading; columns marked `r` in `right` are right-aligned.
+
+    Cells that are too wide are wrapped; or, with `cut`, every row is one line, and the first `cut` columns lose their
+    ends.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -70,10 +74,12 @@ def print_table(rows: Sequence[Sequence[str]], right: str = "") -> None:
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for index, title in enumerate(rows[0]):
-        is_right = right[index : index + 1] == "r"
-        table.add_column(Text(title), justify="right" if is_right else "left", overflow="fold")
+        is_right, fixed = right[index : index + 1] == "r", bool(cut) and index >= cut
+        justify: Literal["left", "right"] = "right" if is_right else "left"
+        table.add_column(Text(title), justify=justify, overflow="fold", no_wrap=fixed)
+    overflow: Literal["ellipsis"] | None = "ellipsis" if cut else None
     for row in rows[1:]:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(cell, no_wrap=bool(cut), overflow=overflow) for cell in row))
     console = Console()
     with console.capture() as capture:
         console.print(table)

@@ -190,12 +190,12 @@ class Run:
         """Rank 0: load the newest intact checkpoint; its name."""
         found = checkpoint.load_newest(self.folder.checkpoints)
         if found is None:
-            self.folder.record_session(0, [])
+            self.folder.record_session(0, [], self.recipe.overrides)
             return None
         if found.rejected:
             self.view.say(f"warning: {'; '.join(found.rejected)}; an earlier checkpoint is used instead")
         self.view.say(f"continuing from {found.path}")
-        self.folder.record_session(checkpoint.step_of(found.path), found.rejected)
+        self.folder.record_session(checkpoint.step_of(found.path), found.rejected, self.recipe.overrides)
         self.loaded = found.state
         return found.path.name
 
@@ -221,6 +221,7 @@ class Run:
             progress = self.progress
             if stopped_by == "signal":
                 self.log.event(progress.step, "interrupted", signal=self.stop.name)
+        self.ranks.first(self.folder.record_end, progress.step, progress.seconds, stopped_by)
         if stopped_by == "signal":
             self.view.say(f"stopped at step {progress.step:,}; continue with {self.folder.continue_command}")
         ended = stopped_by, self.stop.exit_code, progress.best.step

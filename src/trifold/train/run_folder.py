@@ -187,11 +187,22 @@ class RunFolder:
                 "machines share"
             )
 
-    def record_session(self, step: int, rejected: Sequence[str]) -> None:
-        """Add to environment.json when a session started, at which step, and which checkpoints were damaged."""
+    def record_session(self, step: int, rejected: Sequence[str], changed: Mapping[str, Any]) -> None:
+        """Add a session to environment.json: its start, first step, damaged checkpoints, and changed settings."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        session = {"started": now, "from_step": step, "rejected": list(rejected)}
+        session = {"started": now, "from_step": step, "rejected": list(rejected), "changed": dict(changed)}
         self._write_environment(read_object(self.environment), session)
+
+    def record_end(self, step: int, seconds: float, stopped_by: str) -> None:
+        """Add to the last session in environment.json how it ended; `seconds` since the beginning of the run."""
+        content = read_object(self.environment)
+        with suppress(OSError):  # the run is complete without it
+            content["sessions"][-1] |= {
+                "to_step": step,
+                "seconds": round(seconds, 3),
+                "stopped_by": stopped_by,
+            }
+            disk.replace_text(self.environment, json.dumps(content, indent=2) + "\n")
 
     def _write_environment(self, content: Mapping[str, Any], *sessions: Mapping[str, Any]) -> None:
         """Write environment.json with the sessions so far, which runs of 0.1 call "sittings", and further ones."""

@@ -1,0 +1,162 @@
+"""`trifold runs`: list runs with their recipe, changed settings, best score, time and state, without torch."""
+
+from __future__ import annotations
+
+import json as json_library
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from trifold.cli.options import Json
+from trifold.cli.terminal import print_json, print_note, print_table
+from trifold.errors import TrifoldError, UsageError, escape
+
+EXAMPLES = ("trifold runs", "trifold runs experiments --sort score", "trifold runs --json")
+HEADING = ("run", "recipe", "changed", "best (step)", "min", "state")
+RECIPE, METRICS, ENVIRONMENT, LOCK = "recipe.yaml", "metrics.jsonl", "environment.json", ".lock"
+# Folders of a run, in which there are no runs.
+PARTS = {"checkpoints", "model", "samples", "tokenizer", "tensorboard", "rejected"}
+
+
+@dataclass
+class Facts:
+    """What is known about a run. score, value, best_step: name, value and step of its best validation.
+
+    changed: the settings that the command line changed. started: the last session, in UTC. error: of a damaged run.
+    """
+
+    run: str
+    state: Literal["finished", "stopped", "running", "damaged"] = "damaged"
+    recipe: str = ""
+    changed: dict[str, Any] = field(default_factory=dict)
+    score: str = ""
+    value: float | None = None
+    best_step: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    started: str = ""
+    error: str | None = None
+
+    @property
+    def rank(self) -> tuple[bool, str, float]:
+        """The place in the order of scores: by name, best first; runs without a validation at the end."""
+        value = self.value or 0.0
+        return self.value is None, self.score, value if self.score == "loss" else -value
+
+
+def run(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder of the runs.")] = Path(
+        "runs"
+    ),
+    sort: Annotated[
+        Literal["date", "score"], typer.Option(help="Newest first, or best first for each kind of score.")
+    ] = "date",
+    json: Json = False,
+) -> None:
+    """List the runs in a folder and its subfolders: the recipe, the settings that the command line changed, the best
+    validation with its step, the minutes of training, and the state.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; name the folder of the runs: trifold runs FOLDER")
+    found = [describe_run(path, os.path.relpath(path, folder)) for path in find_runs(folder)]
+    found.sort(key=lambda facts: facts.started, reverse=True)
+    if sort == "score":
+        found.sort(key=lambda facts: facts.rank)
+    if json:
+        print_json([asdict(facts) for facts in found])
+        return
+    for facts in found:
+        if facts.error is not None:
+            print_note(f"warning: {facts.error}")
+    print_table([HEADING, *map(_row, found)], "    r", cut=3)
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """The runs in a folder, itself included, and the folders that cannot be read."""
+    unreadable = list[OSError]()
+    for place, names, files in os.walk(folder, onerror=unreadable.append):
+        is_run = RECIPE in files or METRICS in files
+        names[:] = [name for name in names if not (is_run and name in PARTS)]
+        if is_run:
+            yield Path(place)
+    yield from (Path(error.filename) for error in unreadable)
+
+
+def describe_run(path: Path, name: str) -> Facts:
+    """The facts about a run; if its files are missing or damaged, those found before the error."""
+    facts = Facts(name)
+    try:
+        facts.started = datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        _read_run(path, facts)
+    except (TrifoldError, OSError) as error:
+        facts.error = str(error)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        facts.error = f"{path}: its files have values that training does not write"
+    return facts
+
+
+def _read_run(path: Path, facts: Facts) -> None:
+    from trifold.jsonfiles import MAX_JSON, read_json, read_text
+    from trifold.yaml_dialect import parse
+
+    recipe = parse(read_text(path / RECIPE, MAX_JSON), str(path / RECIPE))
+    task, sessions = recipe["task"], list[Any]()
+    facts.recipe, facts.score = str(recipe["name"]), str(task.get("best_by") or task["of"]["best_by"])
+    _read_metrics(path / METRICS, facts)
+    with suppress(TrifoldError):  # written with the first session
+        sessions = read_json(path / ENVIRONMENT).get("sessions", [])
+    for session in sessions:
+        facts.changed |= session.get("changed", {})
+    last = sessions[-1] if sessions else {}
+    facts.started = str(last.get("started", facts.started))
+    facts.step, facts.seconds = (
+        int(last.get("to_step", facts.step)),
+        float(last.get("seconds", facts.seconds)),
+    )
+    ended = last.get("stopped_by", "steps" if facts.step >= recipe["train"]["steps"] else "signal")
+    is_running = _is_locked(path / LOCK)
+    facts.state = "running" if is_running else "stopped" if ended == "signal" else "finished"
+
+
+def _read_metrics(file: Path, facts: Facts) -> None:
+    """The best validation, the last step, and the time of the last logged step."""
+    sign = -1 if facts.score == "loss" else 1
+    with suppress(FileNotFoundError), file.open("rb") as lines:
+        for line in lines:
+            try:
+                values = json_library.loads(line)
+            except ValueError:  # incomplete, of a process that was killed
+                continue
+            facts.step, facts.seconds = int(values["step"]), float(values.get("seconds", facts.seconds))
+            value = values.get(f"valid/{facts.score}")
+            if value is not None and (facts.value is None or sign * value > sign * facts.value):
+                facts.value, facts.best_step = float(value), facts.step
+
+
+def _is_locked(file: Path) -> bool:
+    """Whether a process holds the lock of its run."""
+    from filelock import FileLock, Timeout
+
+    if file.is_file():
+        with suppress(OSError, NotImplementedError):
+            try:
+                FileLock(file).acquire(timeout=0).lock.release()
+            except Timeout:
+                return True
+    return False
+
+
+def _row(facts: Facts) -> tuple[str, ...]:
+    from trifold.scores import score_text
+
+    changed = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in facts.changed.items())
+    texts = (escape(text).replace("\n", "\\n") for text in (facts.run, facts.recipe, changed))
+    best = "" if facts.value is None else f"{score_text(facts.score, facts.value)} ({facts.best_step})"
+    state = facts.state + (f" at {facts.step}" if facts.state in ("stopped", "running") else "")
+    return (*texts, escape(best), f"{facts.seconds / 60:.1f}", state)
