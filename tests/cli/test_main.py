@@ -67,6 +67,8 @@ NARROW = [
     ["show", "bert-base"],
     ["show", "t5-base"],
     ["eval", "{run}"],
+    ["compare", "{run}", "{run}"],
+    ["runs", "{run}"],
     ["eval", "{run}", "--split", "valid", "--num-beams", "2"],
     ["generate", "{run}", "one", "--min-new-tokens", "90"],
     ["generate", "{run}", "one", "--num-beams", "2", "--num-return-sequences", "2", "--stream"],

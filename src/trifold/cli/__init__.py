@@ -31,6 +31,7 @@ COMMANDS = {
     "resume": "continue a run",
     "runs": "list runs with their scores",
     "eval": "score a model on test data",
+    "compare": "test whether the scores of two models differ",
     "generate": "translate or continue text",
     "predict": "classify, tag, answer questions, fill in masks, embed",
     "show": "architecture, parameters, FLOPs and memory of a model",

@@ -21,8 +21,9 @@ from trifold.errors import CheckpointError, UsageError, check_utf8
 
 if TYPE_CHECKING:
     from trifold.data import DataSettings, Pairs
-    from trifold.objectives.evaluation import EvalContext, Evaluation
-    from trifold.objectives.objective import ObjectiveSettings
+    from trifold.objectives.evaluation import EvalContext
+    from trifold.objectives.objective import Objective, ObjectiveSettings
+    from trifold.objectives.translate import TranslateSettings
     from trifold.pipeline import Pipeline
     from trifold.recipe import Recipe
 
@@ -96,20 +97,11 @@ def run(
     """Score a model. Translations: BLEU, chrF and exact match with their signatures. Language models: loss,
     perplexity, bits per byte and accuracy. Other tasks: the scores of their validation.
     """
-    for file in data or []:
-        check_utf8(file, "DATA")
     load = partial(load_pipeline, model, device=device, dtype=dtype, tokenizer=tokenizer)
     request = Request(
         model, find_recipe(model), data or [], split, batch_size, given(**options), load, tokenizer
     )
-    data_kind = _data_kind(request)
-    for name in request.options:
-        kinds, description = next(group[1:] for group in GROUPS if name in group[0])
-        if data_kind not in kinds:
-            raise UsageError(
-                f"--{name.replace('_', '-')} is for {description}, and this model does another task: leave it out"
-            )
-    report = _score_translations(request) if data_kind == "pairs" else _validate(request)
+    report = _score_translations(request) if check(request) == "pairs" else _validate(request)
     if json:
         print_json({"model": model, "seconds": round(report.seconds, 3), **report.values})
         return
@@ -148,8 +140,22 @@ class Report(NamedTuple):
     notes: list[str]
 
 
-# Returns the result, and the unit of its loss.
-Evaluate = Callable[["Pipeline", "EvalContext"], tuple["Evaluation", str]]
+# Builds the objective, and the rows to measure, for a loaded model.
+Build = Callable[["Pipeline", "EvalContext"], tuple["Objective", Any]]
+
+
+def check(request: Request) -> DataKind:
+    """The kind of data. Raises UsageError for options of another kind, and names of files that are not UTF-8."""
+    for file in request.data:
+        check_utf8(file, "DATA")
+    data_kind = data_kind_of(request)
+    for name in request.options:
+        kinds, description = next(group[1:] for group in GROUPS if name in group[0])
+        if data_kind not in kinds:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for {description}, and this model does another task: leave it out"
+            )
+    return data_kind
 
 
 def find_recipe(model: str) -> Recipe | None:
@@ -163,7 +169,7 @@ def find_recipe(model: str) -> Recipe | None:
     return None
 
 
-def _data_kind(request: Request) -> DataKind:
+def data_kind_of(request: Request) -> DataKind:
     """The data on which the task of the run is measured; for a model without a run, the default of its shape."""
     if request.recipe is not None:
         return request.recipe.task.evaluated.data_kind
@@ -178,7 +184,7 @@ def _data_kind(request: Request) -> DataKind:
     return BY_SHAPE[shape]
 
 
-def _split_files(request: Request, recipe: Recipe, example: str) -> tuple[str, Any]:
+def split_files(request: Request, recipe: Recipe, example: str) -> tuple[str, Any]:
     """The split to measure, by default test if the recipe names one, and its files; None if it is held out.
 
     Raises UsageError for an unknown split, and one without data; `example` completes the command in the message.
@@ -199,26 +205,10 @@ def _split_files(request: Request, recipe: Recipe, example: str) -> tuple[str, A
 
 def _score_translations(request: Request) -> Report:
     """The scores of the translations of the sources."""
-    from sacrebleu.metrics.bleu import BLEU
-
-    from trifold.objectives.translate import TranslateSettings
-
-    pairs, options = _read_pairs(request), request.options
-    task = request.recipe.task if request.recipe is not None else None
-    settings = task if isinstance(task, TranslateSettings) else TranslateSettings()
-    chosen = {name: value for name, value in options.items() if name in ("tokenize", "lowercase")}
-    settings = settings.model_copy(update=chosen)
-    if settings.tokenize not in BLEU.TOKENIZERS:
-        known = ", ".join(sorted(BLEU.TOKENIZERS))
-        raise UsageError(f"--tokenize {settings.tokenize}: not a sacreBLEU tokenizer; choose one of {known}")
-    print_note(str(pairs.report))
-    pipeline, start = request.load(), time.perf_counter()
-    beams = given(num_beams=options.get("num_beams"))
-    found = generate_batches(pipeline, pairs.sources, beams, request.batch_size)
-    outputs = [one_line(each[0].text) if each else "" for _, each in found]
-    seconds = time.perf_counter() - start
-    if "out" in options:
-        with open_output(options["out"]) as file:
+    settings, pairs = score_settings(request), read_test_pairs(request)
+    outputs, seconds = translate(request, pairs)
+    if "out" in request.options:
+        with open_output(request.options["out"]) as file:
             file.writelines(f"{output}\n" for output in outputs)
     scores = settings.scores(outputs, pairs.targets)
     values = {
@@ -230,8 +220,40 @@ def _score_translations(request: Request) -> Report:
     return Report(seconds, values, [str(each) for each in scores.values()], [note])
 
 
+def score_settings(request: Request) -> TranslateSettings:
+    """The settings of the run, with the options of the scores."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    from trifold.objectives.translate import TranslateSettings
+
+    options = request.options
+    task = request.recipe.task if request.recipe is not None else None
+    settings = task if isinstance(task, TranslateSettings) else TranslateSettings()
+    chosen = {name: value for name, value in options.items() if name in ("tokenize", "lowercase")}
+    settings = settings.model_copy(update=chosen)
+    if settings.tokenize not in BLEU.TOKENIZERS:
+        known = ", ".join(sorted(BLEU.TOKENIZERS))
+        raise UsageError(f"--tokenize {settings.tokenize}: not a sacreBLEU tokenizer; choose one of {known}")
+    return settings
+
+
+def translate(request: Request, pairs: Pairs) -> tuple[list[str], float]:
+    """The outputs for the sources, and the seconds that they took."""
+    pipeline, start = request.load(), time.perf_counter()
+    beams = given(num_beams=request.options.get("num_beams"))
+    found = generate_batches(pipeline, pairs.sources, beams, request.batch_size)
+    outputs = [one_line(each[0].text) if each else "" for _, each in found]
+    return outputs, time.perf_counter() - start
+
+
+def read_test_pairs(request: Request) -> Pairs:
+    """The pairs of the named files, or of a split of the run's data, whose report is printed."""
+    pairs = _read_pairs(request)
+    print_note(str(pairs.report))
+    return pairs
+
+
 def _read_pairs(request: Request) -> Pairs:
-    """The pairs of the named files, or of a split of the run's data."""
     from trifold.data import DataSettings, read_pairs, read_splits
 
     recipe, data, example = request.recipe, request.data, "test.en test.de"
@@ -245,7 +267,7 @@ def _read_pairs(request: Request) -> Pairs:
         return read_pairs(data if len(data) == 2 else data[0], settings, split=request.split or "test")
     if recipe is None:
         raise request.no_data_error("no recipe.yaml next to it, so", example)
-    split, files = _split_files(request, recipe, example)
+    split, files = split_files(request, recipe, example)
     if files is None:
         pairs: Pairs = read_splits(recipe.data, recipe.train.seed).valid
         return pairs
@@ -259,20 +281,12 @@ def _validate(request: Request) -> Report:
     """The loss and the scores of a validation."""
     from torch import tensor
 
-    from trifold.batches import BatchSettings
-    from trifold.generate import GenerationConfig
     from trifold.generate.decoding import refuse_non_finite
-    from trifold.objectives.evaluation import EvalContext
-    from trifold.train.monitor import score_text
+    from trifold.scores import score_text
 
-    recipe = request.recipe
-    evaluate = _language_model(request) if recipe is None else _task_of_run(request, recipe)
-    batches = recipe.batch if recipe is not None else BatchSettings()
-    generation = recipe.generate if recipe is not None else GenerationConfig()
-    if request.batch_size is not None:
-        batches = batches.model_copy(update={"rows": request.batch_size})
-    pipeline, start = request.load(), time.perf_counter()
-    found, unit = evaluate(pipeline, EvalContext(batches, generation, samples=0, seed=1, poll=lambda: None))
+    pipeline, task, rows, context = open_validation(request)
+    start, unit = time.perf_counter(), task.loss_unit
+    found = task.evaluate(pipeline.model, rows, task.examples(rows), context)
     seconds = time.perf_counter() - start
     refuse_non_finite(tensor(found.loss))
     values = {"loss": found.loss, "scores": found.scores, "signatures": list(found.signatures)}
@@ -281,7 +295,24 @@ def _validate(request: Request) -> Report:
     return Report(seconds, values, lines, [*found.signatures, f"{seconds:.1f} s"])
 
 
-def _task_of_run(request: Request, recipe: Recipe) -> Evaluate:
+def open_validation(request: Request) -> tuple[Pipeline, Objective, Any, EvalContext]:
+    """The model, its objective, the rows to measure, and the options."""
+    from trifold.batches import BatchSettings
+    from trifold.generate import GenerationConfig
+    from trifold.objectives.evaluation import EvalContext
+
+    recipe = request.recipe
+    build = _language_model(request) if recipe is None else _task_of_run(request, recipe)
+    batches = recipe.batch if recipe is not None else BatchSettings()
+    generation = recipe.generate if recipe is not None else GenerationConfig()
+    if request.batch_size is not None:
+        batches = batches.model_copy(update={"rows": request.batch_size})
+    context = EvalContext(batches, generation, samples=0, seed=1, poll=lambda: None)
+    pipeline = request.load()
+    return pipeline, *build(pipeline, context), context
+
+
+def _task_of_run(request: Request, recipe: Recipe) -> Build:
     """The validation of the run's task."""
     from trifold.hub import resolve
     from trifold.objectives.objective import TOKENIZER_FILE, BuildContext
@@ -295,15 +326,14 @@ def _task_of_run(request: Request, recipe: Recipe) -> Evaluate:
     # The data to measure also stands in for the training data, and would be reported twice.
     print_once = cache(print_note)
 
-    def evaluate(pipeline: Pipeline, context: EvalContext) -> tuple[Evaluation, str]:
+    def build(pipeline: Pipeline, context: EvalContext) -> tuple[Objective, Any]:
         seed, config = recipe.train.seed, pipeline.config
         bundle = settings.build(
             BuildContext(data_settings, recipe.tokenizer, config, context.batches, seed, folder, print_once)
         )
-        rows, task = bundle.valid, bundle.objective
-        return task.evaluate(pipeline.model, rows, task.examples(rows), context), task.loss_unit
+        return bundle.objective, bundle.valid
 
-    return evaluate
+    return build
 
 
 def _select_data(request: Request, recipe: Recipe) -> tuple[ObjectiveSettings, DataSettings]:
@@ -312,7 +342,7 @@ def _select_data(request: Request, recipe: Recipe) -> tuple[ObjectiveSettings, D
 
     task = recipe.task.evaluated
     if not isinstance(task, TextToTextSettings):
-        files = request.data or _split_files(request, recipe, "text.txt")[1]
+        files = request.data or split_files(request, recipe, "text.txt")[1]
         only = {} if files is None else _only(files)
         return task, recipe.data.model_copy(update=request.options | only)
     if request.data or request.split not in (None, "valid"):
@@ -325,7 +355,7 @@ def _select_data(request: Request, recipe: Recipe) -> tuple[ObjectiveSettings, D
     return task.model_copy(update={"parts": parts}), recipe.data
 
 
-def _language_model(request: Request) -> Evaluate:
+def _language_model(request: Request) -> Build:
     """The loss of a language model without a run on text as it is."""
     from trifold.data import DataSettings, read_documents
     from trifold.objectives.causal import Causal, CausalSettings
@@ -335,17 +365,16 @@ def _language_model(request: Request) -> Evaluate:
         raise request.no_data_error("no recipe.yaml next to it, so", "text.txt")
     settings = DataSettings.parse({"documents": "file", **request.options, **_only(data)})
 
-    def evaluate(pipeline: Pipeline, context: EvalContext) -> tuple[Evaluation, str]:
+    def build(pipeline: Pipeline, context: EvalContext) -> tuple[Objective, Any]:
         text = read_documents(data, settings, split="valid")
         print_note(str(text.report))
         # A document starts as the texts of the tokenizer do.
         reader = pipeline.reader
         begins = reader.bos_id is not None and reader.rows(["a"])[0].ids[0] == reader.bos_id
         task = Causal(CausalSettings(begin=begins, end=False), reader, pipeline.config.max_positions)
-        corpus = task.encode(text.texts)
-        return task.evaluate(pipeline.model, corpus, task.examples(corpus), context), task.loss_unit
+        return task, task.encode(text.texts)
 
-    return evaluate
+    return build
 
 
 def _only(source: str | list[str]) -> dict[str, Any]:

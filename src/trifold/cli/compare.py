@@ -1,0 +1,141 @@
+"""`trifold compare`: test whether the scores of two models differ, by paired bootstrap."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trifold.cli import eval as evaluation
+from trifold.cli.batch import load_pipeline
+from trifold.cli.eval import GROUPS, Request, find_recipe
+from trifold.cli.options import Device, Json, given, with_options
+from trifold.cli.terminal import print_json, print_note, print_table
+from trifold.errors import UsageError
+
+if TYPE_CHECKING:
+    from trifold.scores.bootstrap import Scorer
+
+EXAMPLES = (
+    "trifold compare runs/small runs/large",
+    "trifold compare runs/small runs/large test.en test.de --samples 10000",
+)
+
+
+@with_options({name: each for group, *_ in GROUPS for name, each in group.items() if name != "out"})
+def run(
+    a: Annotated[str, typer.Argument(metavar="A", help="A run, a model folder, or a hub id.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The model to compare with A.")],
+    data: Annotated[
+        list[str] | None, typer.Argument(metavar="[DATA]...", help="Default: the data of `trifold eval A`.")
+    ] = None,
+    *,
+    samples: Annotated[int, typer.Option(metavar="N", min=100, help="Number of resamples.")] = 1000,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the resamples.")] = 12345,
+    device: Device = None,
+    json: Json = False,
+    **options: Any,
+) -> None:
+    """Score two models on the same data, with the settings of A, and test the differences B - A.
+
+    If the 95 % interval contains 0, the data does not show which model is better. Interval and p-value are those of a
+    paired bootstrap over the examples; the p-value is one-sided, as in sacreBLEU.
+    """
+    from trifold.scores import DIGITS
+    from trifold.scores.bootstrap import paired_bootstrap
+
+    recipes = [find_recipe(model) for model in (a, b)]
+    first, second = (
+        Request(model, recipe or other, data or [], None, None, given(**options), load)
+        for model, recipe, other in zip((a, b), recipes, recipes[::-1], strict=True)
+        for load in [partial(load_pipeline, model, device=device)]
+    )
+    evaluation.check(first)
+    second = _like(first, second)
+    ours, theirs = _measure(first), _measure(second)
+    if ours[1] != theirs[1]:
+        sizes = [f"{len(each):,} {unit} with {sum(each):,} labels" for _, each, unit in (ours, theirs)]
+        raise UsageError(
+            f"{b}: reads the data as {sizes[1]}, but {a} as {sizes[0]}; compare models with the same tokenizer and the "
+            "same max_positions"
+        )
+    if (examples := len(ours[1])) < 2:
+        raise UsageError("the data has a single example, which cannot be resampled; name other data")
+    found = paired_bootstrap(ours[0], theirs[0], examples, samples, seed)
+    if json:
+        scores = {name: each._asdict() for name, each in found.items()}
+        print_json(a=a, b=b, examples=examples, samples=samples, seed=seed, scores=scores)
+        return
+    rows = [("score", "A", "B", "B - A", "95 % interval", "p-value")]
+    for name, (*values, p_value) in found.items():
+        x, y, change, low, high = (f"{value:+.{DIGITS.get(name, 2)}f}" for value in values)
+        rows.append((name, x.lstrip("+"), y.lstrip("+"), change, f"{low} to {high}", f"{p_value:.4f}"))
+    print_table(rows, " rrrrr")
+    print_note(f"{examples:,} {ours[2]}, {samples:,} resamples")
+
+
+def _like(first: Request, second: Request) -> Request:
+    """The second request with the task and the data of the first. Raises UsageError naming the settings that differ."""
+    ours, theirs = _measured_settings(first), _measured_settings(second)
+    differ = [key for key in ours if ours[key] != theirs.get(key)]
+    if differ:
+        values = "; ".join(f"{key} is {theirs.get(key)!r:.60}, not {ours[key]!r:.60}" for key in differ)
+        raise UsageError(
+            f"{second.model}: is not measured like {first.model}: {values}; compare models of one task, or name the "
+            "data: trifold compare A B DATA"
+        )
+    if first.recipe is None or second.recipe is None:
+        return second
+    shared = {"task": first.recipe.task, "data": first.recipe.data}
+    return second._replace(recipe=second.recipe.model_copy(update=shared))
+
+
+def _measured_settings(request: Request) -> dict[str, Any]:
+    """The settings, by dotted key, that determine the task of a model, and its data unless data is named."""
+    recipe = request.recipe
+    if recipe is None:
+        return {"the kind of data": evaluation.data_kind_of(request)}
+    task, data, held_out = (
+        recipe.task.evaluated,
+        recipe.data.model_dump(exclude={"cache"}),
+        recipe.data.holdout,
+    )
+    if request.data:
+        return {"task.kind": task.kind}
+    values = {f"data.{key}": value for key, value in data.items() if held_out or key != "train"}
+    seed = {"train.seed": recipe.train.seed} if held_out else {}
+    return {"task.kind": task.kind, "task.parts": getattr(task, "parts", None), **values, **seed}
+
+
+def _measure(request: Request) -> tuple[Scorer, list[int], str]:
+    """The scorer of a model, the number of labels of each example (N,), and what the examples are called.
+
+    Each example is a batch of its own, so that its statistics are known.
+    """
+    import numpy as np
+    import torch
+
+    from trifold.scores.bootstrap import sums_scorer
+
+    if evaluation.data_kind_of(request) == "pairs":
+        settings, pairs = evaluation.score_settings(request), evaluation.read_test_pairs(request)
+        outputs, _ = evaluation.translate(request, pairs)
+        return settings.scorer(outputs, pairs.targets), [1] * len(pairs), "pairs"
+    pipeline, task, rows, _ = evaluation.open_validation(request)
+    shape, heads = pipeline.config.shape, pipeline.config.chosen_heads
+    if shape not in task.settings.shapes or not {*task.settings.heads} <= {*heads}:
+        raise UsageError(
+            f"{request.model}: this {shape} (heads: {', '.join(heads)}) is no model for task.kind: "
+            f"{task.settings.kind}; name a run of that task"
+        )
+    examples, model = task.examples(rows), pipeline.model
+    device = next(model.parameters()).device
+    batches = (task.batch(examples, np.array([row])).to(device) for row in range(len(examples.lengths)))
+    with torch.no_grad():
+        found = [task.measure(model, batch) for batch in batches]
+
+    def scores(sums: Any) -> dict[str, float]:
+        return {**task.scores_of_sums(sums), "loss": float(sums["nll"] / max(sums["tokens"], 1))}
+
+    return sums_scorer(found, scores), [values["tokens"] for values in found], task.row_name
