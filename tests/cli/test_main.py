@@ -162,7 +162,7 @@ def test_internal_error_keeps_its_traceback(trifold, monkeypatch):
 
 
 def test_output_is_utf8_in_any_locale(monkeypatch):
-    recipe = {"data": {}, "description": "≥ 3 ✓"}
+    recipe = {"data": {"train": "embedded:smoke"}, "description": "≥ 3 ✓"}
     monkeypatch.setattr("trifold.recipe.included_recipes", lambda: {"été": recipe})
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", newline="\r\n")
     monkeypatch.setattr(sys, "stdout", stream)

@@ -107,4 +107,4 @@ def test_a_classifier_is_measured_on_named_columns(trifold, tmp_path):
     run, data = str(tmp_path / "c"), f"data.train={tmp_path / 'train.csv'}"
     assert trifold("train", str(tmp_path / "c.yaml"), data, "--out", run, *small).code == 0
     done = trifold("eval", run, str(tmp_path / "other.csv"), "--source", "Kommentar", "--target", "Urteil")
-    assert done.code == 0 and "header: source 'Kommentar', target 'Urteil'" in done.err
+    assert done.code == 0 and "header: text 'Kommentar', label 'Urteil'" in done.err
