@@ -222,6 +222,7 @@ TASKS = {
     "permutation": ("encoder", {"lm"}, ("cls", "sep", "mask")),
     "pairs": ("encoder", {"lm", "pooler", "next-sentence"}, ("cls", "sep", "mask")),
     "classify": ("encoder", {"pooler", "sequence"}, ("cls", "sep", "mask")),
+    "answer": ("encoder", {"span"}, ("cls", "sep", "mask")),
 }
 
 

@@ -8,12 +8,20 @@ from tests.cli.readers import HEADS, folder_of, pictures_folder
 from trifold.hub.presets import PRESETS as PUBLISHED
 from trifold.nn import PRESETS
 from trifold.objectives import KINDS
-from trifold.recipe import recipe_names
+from trifold.recipe import included_recipes, missing_files
 
 pytestmark = pytest.mark.slow
 
+NEEDS_DATA = [name for name, each in included_recipes().items() if missing_files(each) == ["data.train=FILE"]]
 
-@pytest.mark.parametrize("name", [*PRESETS, *recipe_names()])
+
+@pytest.mark.parametrize("name", NEEDS_DATA)
+def test_a_recipe_without_data_has_no_sizes(trifold, name):
+    done = trifold("show", name)
+    assert (done.code, done.out) == (2, "") and "data.train: no training data; set" in done.err
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *sorted(included_recipes().keys() - NEEDS_DATA)])
 def test_every_preset_and_recipe_can_be_shown(trifold, name):
     done = trifold("show", name)
     assert done.code == 0
@@ -68,6 +76,11 @@ def test_what_show_accepts_trains(trifold, tmp_path, kind, model):
     text.write_text("text\tlabel\n" + "A b c. C b a.\tgood\nC b a. A b.\tbad\n" * 20, encoding="utf-8")
     table = kind in ("classify", "translate")
     data = f"data: {{train: {text}, format: {'tsv' if table else 'text'}, holdout: 5}}"
+    if kind == "answer":
+        row = {"context": "A b c.", "answers": [{"text": "b", "answer_start": 2}]}
+        rows = (json.dumps({"question": f"A b {n}?", **row}) for n in range(20))
+        text.write_text("\n".join(rows), encoding="utf-8")
+        data = data.replace("text,", "jsonl,")
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
         f"task: {{kind: {kind}}}\n{data}\ntokenizer: {{kind: word}}\nmodel: {model}\n", encoding="utf-8"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import numpy as np
@@ -13,6 +14,7 @@ from trifold.batches import BatchSettings
 from trifold.data import DataSettings
 from trifold.generate import GenerationConfig
 from trifold.nn import ModelConfig
+from trifold.objectives.answer import AnswerSettings
 from trifold.objectives.causal import CausalSettings
 from trifold.objectives.classify import ClassifySettings
 from trifold.objectives.denoise import DenoiseSettings, SpansSettings
@@ -54,6 +56,7 @@ KINDS = {
     "spans": (SpansSettings(rate=0.5, written=0), SIZES, "text"),
     "text-to-text": (TextToTextSettings(parts=PARTS), SIZES, "parts"),
     "classify": (ClassifySettings(), ENCODER | {"heads": ["pooler", "sequence"]}, "labels"),
+    "answer": (AnswerSettings(max_length=14, stride=3), ENCODER | {"heads": ["span"]}, "answers"),
     "distill": (DistillSettings(teacher="", hard=0.5), DECODER, "text"),
 }  # fmt: skip
 validation = partial(eval_context, 90, generation=GenerationConfig(max_new_tokens=3))
@@ -71,12 +74,19 @@ def built(tmp_path_factory):
     (folder / "pairs.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n", encoding="utf-8")
     labels = [f"w{n} w{n * 3 % 7}\t{'ab'[n % 2]}" for n in range(8)]
     (folder / "labels.tsv").write_text("source\ttarget\n" + "\n".join(labels) + "\n", encoding="utf-8")
+    with (folder / "answers.jsonl").open("w", encoding="utf-8") as file:
+        for n, (context, question) in enumerate(zip(documents, sentences, strict=False)):
+            answer = {"text": f"w{n + 1}", "answer_start": context.index(f"w{n + 1}")}
+            row = {"question": question, "context": context, "answers": [answer][: n != 5]}
+            file.write(json.dumps(row) + "\n")
 
     def build(kind):
         if kind in cache:
             return cache[kind]
         settings, model, data = KINDS[kind]
         paths = {} if data == "parts" else dict.fromkeys(("train", "valid"), str(folder / f"{data}.tsv"))
+        if data == "answers":
+            paths = dict.fromkeys(("train", "valid"), str(folder / "answers.jsonl"))
         if data == "text":
             paths = dict.fromkeys(("train", "valid"), str(folder / "text"))
         if data == "parts":
@@ -139,7 +149,7 @@ def test_a_width_truncates_examples(built, kind):
     whole = objective.batch(examples, np.arange(4), draw=2)
     width = 2 if kind in ("translate", "text-to-text") else 3
     cut = objective.batch(examples, np.arange(4), width, draw=2)
-    if kind == "classify":
+    if kind in ("classify", "answer"):
         assert cut.inputs.packing.real == int(np.minimum(examples.lengths[:4], 3).sum())
     elif kind in ("masked", "masked spans", "permutation"):
         assert cut.inputs.tokens.numel() < whole.inputs.tokens.numel() or cut.tokens < whole.tokens

@@ -17,9 +17,9 @@ _FORM = 'SQuAD files are {"data": [{"paragraphs": [{"context": …, "qas": [{"id
 def iter_squad(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
     """The questions of a file, numbered from 1.
 
-    A row has "id", "question", "context", "answers" (a list of {"text", "start"}, start in characters of the context)
-    and "impossible", whether the context has no answer. Raises DataError if the file has another form, if an answer is
-    not in its context, or if an id occurs twice.
+    A row has "id", "question", "context" and "answers": a list of {"text", "start"}, start in characters of the
+    context, which is empty if the question has no answer. Raises DataError if the file has another form, if an answer
+    is not in its context, or if an id occurs twice.
     """
     try:
         content = json.loads(read_text(file))
@@ -48,14 +48,17 @@ def iter_squad(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
                         f"{place}: is_impossible is {json.dumps(impossible)}, but it has {len(answers)} answers; "
                         "correct one of them"
                     )
-                row = {"id": name, "question": question, "context": context, "answers": answers}
-                yield number, place, {**row, "impossible": impossible}
+                yield (
+                    number,
+                    place,
+                    {"id": name, "question": question, "context": context, "answers": answers},
+                )
 
 
 def check_answers(answers: Any, context: str, place: str) -> list[dict[str, Any]]:
     """The answers as {"text", "start"}, from a list of objects with "answer_start", or an object of two lists.
 
-    Raises DataError if the text of one is empty or does not stand at its start in the context.
+    Raises DataError if the text of one does not stand at its start in the context. An empty text stands everywhere.
     """
     if isinstance(answers, Mapping):  # as in the datasets of the hub
         texts, starts = answers.get("text"), answers.get("answer_start", answers.get("start"))
@@ -73,7 +76,7 @@ def check_answers(answers: Any, context: str, place: str) -> list[dict[str, Any]
                 f"{place}: answer_start of {text!r:.80} is {start!r:.40}, expected a whole number"
             )
         there = context[start : start + len(text)] if start >= 0 else ""
-        if there != text or not text.strip():
+        if there != text:
             raise DataError(
                 f"{place}: the answer {text!r:.80} is not at character {start} of its context, where {there!r:.80} "
                 "stands; correct answer_start, which counts characters from 0"

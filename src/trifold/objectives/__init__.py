@@ -17,6 +17,7 @@ KINDS = {
     "text-to-text": "text_to_text.TextToTextSettings",
     "distill": "distill.DistillSettings",
     "classify": "classify.ClassifySettings",
+    "answer": "answer.AnswerSettings",
 }
 DEFAULT_KIND = "translate"
 

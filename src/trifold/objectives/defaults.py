@@ -86,6 +86,8 @@ def _for_size(
     """
     data, batch, train = groups["data"], groups["batch"], groups["train"]
     tokens, longest = _measure(data, 1 if groups["tokenizer"].get("kind") == "char" else 4)
+    if groups["task"].get("kind") == "answer":
+        longest = 512  # of windows; the lines of JSON are no rows
     width, layers = next((width, layers) for limit, width, layers in WIDTHS if tokens < limit)
     width = _number(groups["model"], "d_model", width) if start is None else start.d_model
     epoch = tokens / (_number(batch, "tokens", 4096) * _number(train, "accumulate", 1))

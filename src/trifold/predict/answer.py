@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trifold.errors import DataError, UsageError
 from trifold.predict.model_reader import ModelReader
-from trifold.text import Encoded
+from trifold.text import Encoded, Tokenizer
 
 MAX_LENGTH, STRIDE = 384, 128  # tokens, as in BERT's fine-tuning
 GROUP = 16  # questions that are read together
@@ -51,37 +51,85 @@ def answer(
     tokenizer = reader.required_tokenizer
     if not tokenizer.has_offsets:
         raise UsageError("this tokenizer does not provide the positions of tokens, which answers require")
-    limit = reader.config.max_positions
-    longest = min(MAX_LENGTH if max_length is None else max_length, limit)
-    overlap = min(STRIDE, longest // 2) if stride is None else stride
+    longest, overlap = window_sizes(max_length, stride, reader.config.max_positions)
     answers: list[list[Answer]] = []
     for start in range(0, len(texts), GROUP):
         group = range(start, min(start + GROUP, len(texts)))
-        windows = {}
-        for number in group:
-            place = reader.place(number, len(texts))
-            try:
-                parts = tokenizer.windows(texts[number], pairs[number], max_length=longest, stride=overlap)
-            except UsageError as error:
-                raise UsageError(f"{place}: {error}") from None
-            if not all(side in parts[0].texts for side in (0, 1)):
-                raise DataError(f"{place} has no tokens on one side; give a question and a context")
-            windows[number] = parts
+        windows = {
+            number: read_windows(
+                tokenizer, texts[number], pairs[number], longest, overlap, reader.place(number, len(texts))
+            )
+            for number in group
+        }
         silent = replace(reader, on_done=None)  # which would count windows instead of questions
         logits = iter(
             silent.run_rows([part for parts in windows.values() for part in parts], reader.head("span"))
         )
         for number, parts in windows.items():
-            spans: list[Answer] = []
-            no_answer = 1.0
-            for part in parts:
-                own = next(logits)[: len(part.ids)]
-                found, null = _spans(part, own, pairs[number], tokenizer.cls_id, max_answer_length, top_k)
-                spans, no_answer = spans + found, min(no_answer, null)
-            answers.append(_best(spans + [Answer("", no_answer, 0, 0)] * impossible, top_k))
+            own = [next(logits) for _ in parts]
+            answers.append(
+                choose_answers(
+                    parts,
+                    own,
+                    pairs[number],
+                    tokenizer.cls_id,
+                    top_k=top_k,
+                    max_answer_length=max_answer_length,
+                    impossible=impossible,
+                )
+            )
         if reader.on_done is not None:
             reader.on_done(len(group))
     return answers
+
+
+def window_sizes(max_length: int | None, stride: int | None, positions: int) -> tuple[int, int]:
+    """The tokens of a window, and those that windows share, for a model with so many positions."""
+    longest = min(MAX_LENGTH if max_length is None else max_length, positions)
+    return longest, min(STRIDE, longest // 2) if stride is None else stride
+
+
+def read_windows(
+    tokenizer: Tokenizer, question: str, context: str, longest: int, overlap: int, place: str
+) -> list[Encoded]:
+    """The question with each window of the context.
+
+    Raises DataError for a side without tokens, UsageError if the question leaves no room; both name the `place`.
+    """
+    try:
+        parts = tokenizer.windows(question, context, max_length=longest, stride=overlap)
+    except UsageError as error:
+        raise UsageError(f"{place}: {error}") from None
+    if not all(side in parts[0].texts for side in (0, 1)):
+        raise DataError(f"{place} has no tokens on one side; give a question and a context")
+    return parts
+
+
+def choose_answers(
+    parts: Sequence[Encoded],
+    logits: Sequence[Tensor],
+    context: str,
+    cls_id: int | None,
+    *,
+    top_k: int = 1,
+    max_answer_length: int = 15,
+    impossible: bool = False,
+) -> list[Answer]:
+    """The `top_k` best answers in all windows of a context, best first; logits: (T, 2) or longer for each window.
+
+    The other arguments are those of `answer`.
+    """
+    spans: list[Answer] = []
+    no_answer = 1.0
+    for part, own in zip(parts, logits, strict=True):
+        found, null = _spans(part, own[: len(part.ids)], context, cls_id, max_answer_length, top_k)
+        spans, no_answer = spans + found, min(no_answer, null)
+    return _best(spans + [Answer("", no_answer, 0, 0)] * impossible, top_k)
+
+
+def is_visible(part: Encoded, cls_id: int | None) -> list[bool]:
+    """Which tokens take part in the softmax: those of the context, and the class token, which means "no answer"."""
+    return [side == 1 or token == cls_id for side, token in zip(part.texts, part.ids, strict=True)]
 
 
 def _spans(
@@ -89,10 +137,10 @@ def _spans(
 ) -> tuple[list[Answer], float]:
     """Answers in one window, and the probability that it has no answer; logits (T, 2).
 
-    The class token takes part in the softmax as the position of "no answer", and is never in a span.
+    The class token is never in a span.
     """
     own = torch.tensor([side == 1 for side in part.texts])
-    visible = own | torch.tensor([token == cls_id for token in part.ids])
+    visible = torch.tensor(is_visible(part, cls_id))
     start, end = logits.masked_fill(~visible[:, None], float("-inf")).softmax(0).T
     spans = (start[:, None] * end[None, :]).triu().tril(longest - 1)
     spans = spans.masked_fill(~(own[:, None] & own[None, :]), 0.0)

@@ -1,0 +1,322 @@
+"""Extractive question answering: the answer is a span of the context (Devlin et al. 2019, section 4.2).
+
+rows -> examples   the question with each window of its context, and the first and last token of the answer
+example -> batch   packed windows
+loss               - Σ ½ (log P(start) + log P(end)) over the windows; the softmax is over the context and the class
+                   token, which both point to if the window does not contain the answer
+predictions        the best span of all windows (`predict.answer`)
+scores             exact match and F1 of words; with unanswerable questions also those of each group
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from trifold.data import Records, Role, read_records
+from trifold.data.squad import check_answers
+from trifold.data.tables import check_text
+from trifold.errors import DataError, SettingsError, UsageError
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.objective import (
+    ENCODER,
+    UNUSED_KEYS,
+    Batch as BaseBatch,
+    BuildContext,
+    LossTerm,
+    Objective,
+    ObjectiveSettings,
+    TaskBundle,
+    pack_rows,
+)
+from trifold.predict.answer import choose_answers, is_visible, read_windows, window_sizes
+from trifold.ragged import Ragged
+from trifold.scores.squad import SquadScore
+from trifold.text import Encoded, Tokenizer
+from trifold.text.spans import Ids
+
+UNKNOWN = -100  # label of a window whose answer is in no window as a whole; ignored by the loss
+
+# --- settings -> rows ------------------------------------------------------------------------------------
+
+
+def _read_answers(value: Any, place: str) -> Any:
+    if not isinstance(value, list | Mapping):
+        raise DataError(
+            f"{place} is {value!r:.40}, expected a list of answers, each with text and answer_start (no answer: [])"
+        )
+    return value
+
+
+ROLES = {
+    "id": Role(("id", "qid", "question_id"), lambda value, place: str(value), required=False),
+    "question": Role(("question", "query"), check_text),
+    "context": Role(("context", "passage", "paragraph", "document", "text"), check_text),
+    "answers": Role(("answers", "answer"), _read_answers),
+}
+
+
+class AnswerSettings(ObjectiveSettings):
+    """Settings of question answering; `data.columns` names the columns of question, context, answers and id."""
+
+    data_kind = "table"
+    command = 'predict {folder} "a question" --context "a text that contains the answer"'
+    shapes = ("encoder",)
+    heads = ("span",)
+    defaults = ENCODER
+    unused_keys = (*UNUSED_KEYS, "data.source", "data.target")
+
+    kind: Literal["answer"] = "answer"
+    max_length: int = Field(
+        384,
+        ge=8,
+        description="tokens of the question and a window of its context, at most the model's positions",
+    )
+    stride: int | None = Field(
+        None, ge=0, description="tokens that windows share; default: 128, at most half a window"
+    )
+    max_answer_length: int = Field(15, ge=1, description="most tokens of a predicted answer")
+    impossible: bool | None = Field(
+        None,
+        description="predictions: whether a question may have no answer; default: whether one of the evaluated "
+        "questions has none",
+    )
+    best_by: Literal["loss", "exact_match", "f1"] = "f1"
+
+    @classmethod
+    def with_heads(cls, config: ModelConfig) -> ModelConfig:
+        """The config with the head, and without parts of a language-model head if it lacks this head."""
+        if "span" in config.chosen_heads:
+            return config
+        return config.model_copy(
+            update={"heads": cls.heads, "lm_head_transform": None, "lm_head_bias": False}
+        )
+
+    def build(self, context: BuildContext) -> TaskBundle:
+        train, valid = context.read(_read_rows)
+        texts = [text for role in ("context", "question") for text in dict.fromkeys(train.columns[role])]
+        tokenizer = context.load_or_train_tokenizer(lambda: texts)
+        if not tokenizer.has_offsets or tokenizer.cls_id is None:
+            lacks = "the positions of tokens" if not tokenizer.has_offsets else "a class token"
+            raise SettingsError(
+                f"tokenizer: it does not provide {lacks}, which answers require; set tokenizer.kind=bpe and "
+                "tokenizer.special=[cls, sep, mask], or another tokenizer.file"
+            )
+        config = context.config_for(tokenizer)
+        objective = Answer(self, tokenizer, config, context.width, context.report)
+        return TaskBundle(objective, config, train, valid)
+
+
+def _read_rows(source: Any, settings: Any, split: str) -> Records:
+    """The questions; the answers as {"text", "start"}. A question with an empty answer counts as a blank row.
+
+    Raises DataError, which names file and id, for an answer that is not in its context.
+    """
+    rows = read_records(source, settings, ROLES, split)
+    columns, blank = rows.columns, list[int]()
+    for row, (answers, context) in enumerate(zip(columns["answers"], columns["context"], strict=True)):
+        found = columns["answers"][row] = check_answers(answers, context, place_of(rows, row))
+        if not all(each["text"].strip() for each in found):
+            blank.append(row)
+    for row in blank:
+        rows.report.count_blank(settings)
+        rows.report.header.append(f"an empty answer in {place_of(rows, row)}")
+    if not blank or settings.blank == "keep":
+        return rows
+    kept = sorted({*range(len(rows))}.difference(blank))
+    return replace(rows.select(kept, rows.report.name), report=rows.report)
+
+
+def place_of(rows: Records, row: int) -> str:
+    """The file and the id of a question, or its line if it has no id."""
+    name = rows.columns["id"][row]
+    return f"{rows.report.name}" + (f":{rows.lines[row]}" if name is None else f", question {name!r:.80}")
+
+
+# --- examples, batches -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Windows as tokens, with their token types, if the model reads any; visible: 1 at tokens in the softmax.
+
+    questions (N,): the number of the question of each window. labels (N, 2): first and last token of its answer, 0 for
+    none, UNKNOWN to ignore the window.
+    """
+
+    windows: Ragged
+    types: Ragged | None
+    visible: Ragged
+    questions: Ids
+    labels: Ids
+
+    @property
+    def lengths(self) -> Ids:
+        """(N, 1) tokens, including special tokens."""
+        return self.windows.lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Batch(BaseBatch):
+    """Packed windows. visible (B, T): tokens in the softmax; labels (B, 2); rows (B,): numbers of the examples."""
+
+    inputs: Inputs
+    visible: Tensor
+    labels: Tensor
+    rows: Tensor
+
+    @property
+    def tokens(self) -> int:
+        """Number of windows with labels."""
+        return int((self.labels[:, 0] != UNKNOWN).sum())
+
+
+def label_windows(parts: Sequence[Encoded], start: int, end: int) -> list[tuple[int, int]]:
+    """The first and last token of the characters [start, end) of the context, in each window.
+
+    (0, 0), the class token, for a window that does not contain all of them; UNKNOWN if no window does. Tokens that are
+    partly in the span belong to it.
+    """
+    found = []
+    for part in parts:
+        begins, ends = np.array(part.offsets).T
+        own = np.array([side == 1 for side in part.texts])
+        places = np.flatnonzero(own & (np.maximum(begins, start) < np.minimum(ends, end)))
+        found.append((int(begins[places].min()), int(ends[places].max()), places) if len(places) else None)
+    present = [each for each in found if each is not None]
+    whole = (min((each[0] for each in present), default=0), max((each[1] for each in present), default=0))
+    labels = [
+        (int(each[2][0]), int(each[2][-1])) if each is not None and each[:2] == whole else (0, 0)
+        for each in found
+    ]
+    return labels if any(last for _, last in labels) else [(UNKNOWN, UNKNOWN)] * len(parts)
+
+
+class Answer(Objective):
+    """Extractive question answering. width: most tokens of a window. report: receives the number of lost answers."""
+
+    row_name, token_name = "windows", "windows"
+
+    def __init__(
+        self,
+        settings: AnswerSettings,
+        tokenizer: Tokenizer,
+        config: ModelConfig,
+        width: int,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.settings, self.tokenizer, self.report = settings, tokenizer, report
+        self.longest, self.overlap = window_sizes(settings.max_length, settings.stride, width)
+        self.has_types = tokenizer.has_token_types and (config.n_token_types > 1 or config.segment_offsets)
+
+    def windows(self, rows: Records) -> Iterator[list[Encoded]]:
+        """The windows of each question. Raises DataError for a question that leaves no room for its context."""
+        columns = rows.columns
+        for row, (question, context) in enumerate(zip(columns["question"], columns["context"], strict=True)):
+            place = place_of(rows, row)
+            try:
+                parts = read_windows(self.tokenizer, question, context, self.longest, self.overlap, place)
+            except UsageError as error:
+                raise DataError(f"{error} (task.stride, task.max_length, model.max_positions)") from None
+            if parts[0].ids[0] != self.tokenizer.cls_id:
+                raise SettingsError("tokenizer: it does not put the class token first, which answers require")
+            yield parts
+
+    def examples(self, rows: Records, draw: int | None = None) -> Examples:
+        """Read the windows of all questions and label them. Reports answers that no window contains as a whole."""
+        ids, types, visible = list[list[int]](), list[list[int]](), list[list[bool]]()
+        questions, labels, lost = list[int](), list[tuple[int, int]](), 0
+        for row, parts in enumerate(self.windows(rows)):
+            own = [(0, 0)] * len(parts)
+            if answers := rows.columns["answers"][row]:
+                start = answers[0]["start"]
+                own = label_windows(parts, start, start + len(answers[0]["text"]))
+            lost += own[0][0] == UNKNOWN
+            labels += own
+            questions += [row] * len(parts)
+            ids += [part.ids for part in parts]
+            types += [part.types for part in parts]
+            visible += [is_visible(part, self.tokenizer.cls_id) for part in parts]
+        if lost:
+            self.report(
+                f"{rows.report.name}: {lost:,} answers match no tokens of a single window: not in the loss"
+            )
+        texts, segments = Ragged.of(ids), Ragged.of(types) if self.has_types else None
+        return Examples(texts, segments, Ragged.of(visible), np.array(questions), np.array(labels))
+
+    def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
+        """Pack the given windows, truncated to `width` tokens if given. Not random."""
+        inputs, packing = pack_rows(examples.windows, rows, width, self.tokenizer)
+        if examples.types is not None:
+            segments = torch.zeros_like(inputs.tokens)
+            types = examples.types.joined(rows, np.diff(packing.starts.numpy()))
+            segments[0, : packing.real] = torch.from_numpy(types)
+            inputs = replace(inputs, segments=segments)
+        visible = examples.visible.padded(rows, packing.shape[1], 0).bool()
+        labels = np.where(examples.labels[rows, 1:] < packing.shape[1], examples.labels[rows], 0)
+        return Batch(inputs, visible, torch.from_numpy(labels), torch.from_numpy(rows))
+
+    # --- loss, predictions, scores -----------------------------------------------------------------------
+
+    def logits(self, model: Transformer, batch: Batch) -> Tensor:
+        """(B, T, 2) of start and end; -inf outside of the softmax."""
+        assert batch.inputs.packing is not None
+        states = model(batch.inputs)[0][None]
+        logits: Tensor = batch.inputs.packing.grid(model.heads["span"](states, batch.inputs, None))
+        return logits.masked_fill(~batch.visible[:, :, None], float("-inf"))
+
+    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+        """The mean of the cross-entropy of start and end over the windows, in nats."""
+        loss = self._loss(self.logits(model, batch), batch)
+        return {"tokens": LossTerm(loss, batch.tokens, nll=loss.detach())}
+
+    def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(logits, batch.labels, ignore_index=UNKNOWN, reduction="sum") / 2
+
+    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
+        """Negative log-likelihood, and the logits of each window with its number."""
+        logits = self.logits(model, batch)
+        found = [*zip(batch.rows.tolist(), logits.cpu(), strict=True)]
+        return {"nll": float(self._loss(logits, batch)), "tokens": batch.tokens, "logits": found}
+
+    def predict(self, rows: Records, logits: Sequence[Tensor]) -> list[str]:
+        """The answer to each question, empty for none; logits: (T, 2) of each window."""
+        settings, each = self.settings, iter(logits)
+        impossible = settings.impossible
+        if impossible is None:
+            impossible = not all(rows.columns["answers"])
+        found = []
+        for parts, context in zip(self.windows(rows), rows.columns["context"], strict=True):
+            own = [next(each) for _ in parts]
+            best = choose_answers(
+                parts,
+                own,
+                context,
+                self.tokenizer.cls_id,
+                max_answer_length=settings.max_answer_length,
+                impossible=impossible,
+            )
+            found.append(best[0].text if best else "")
+        return found
+
+    def compute_scores(self, run: EvalRun) -> Scores:
+        """Exact match and F1, and the first questions with an answer and the prediction."""
+        columns = run.rows.columns
+        logits = [own for _, own in sorted(run.sums["logits"], key=lambda pair: pair[0])]
+        predictions = self.predict(run.rows, logits)
+        references = [[each["text"] for each in answers] for answers in columns["answers"]]
+        score = SquadScore()
+        score.add(references, predictions)
+        samples = [
+            Sample(question, (expected or [""])[0], found)
+            for question, expected, found in zip(columns["question"], references, predictions, strict=True)
+        ]
+        return Scores(score.values(), samples[: run.context.samples], [score.signature])
