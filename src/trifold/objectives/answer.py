@@ -10,7 +10,7 @@ scores             exact match and F1 of words; with unanswerable questions also
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ from trifold.objectives.objective import (
     TaskBundle,
     pack_rows,
 )
-from trifold.predict.answer import choose_answers, is_visible, read_windows, window_sizes
+from trifold.predict.answer import Options, choose_answers, is_visible, read_windows, window_sizes
 from trifold.ragged import Ragged
 from trifold.scores.squad import SquadScore
 from trifold.text import Encoded, Tokenizer
@@ -96,23 +96,19 @@ class AnswerSettings(ObjectiveSettings):
         """The config with the head, and without parts of a language-model head if it lacks this head."""
         if "span" in config.chosen_heads:
             return config
-        return config.model_copy(
-            update={"heads": cls.heads, "lm_head_transform": None, "lm_head_bias": False}
-        )
+        unused = {"lm_head_transform": None, "lm_head_bias": False}
+        return config.model_copy(update={"heads": cls.heads, **unused})
 
     def build(self, context: BuildContext) -> TaskBundle:
         train, valid = context.read(_read_rows)
         texts = [text for role in ("context", "question") for text in dict.fromkeys(train.columns[role])]
         tokenizer = context.load_or_train_tokenizer(lambda: texts)
-        if not tokenizer.has_offsets or tokenizer.cls_id is None:
-            lacks = "the positions of tokens" if not tokenizer.has_offsets else "a class token"
+        if not tokenizer.has_offsets or tokenizer.rows([""], [""])[0].ids[:1] != [tokenizer.cls_id]:
             raise SettingsError(
-                f"tokenizer: it does not provide {lacks}, which answers require; set tokenizer.kind=bpe and "
-                "tokenizer.special=[cls, sep, mask], or another tokenizer.file"
+                "tokenizer: answers require the positions of tokens, and a class token in front of the text; set "
+                "tokenizer.kind=bpe and tokenizer.special=[cls, sep, mask], or another tokenizer.file"
             )
-        config = context.config_for(tokenizer)
-        objective = Answer(self, tokenizer, config, context.width, context.report)
-        return TaskBundle(objective, config, train, valid)
+        return TaskBundle(Answer(self, tokenizer, context), context.config_for(tokenizer), train, valid)
 
 
 def _read_rows(source: Any, settings: Any, split: str) -> Records:
@@ -146,16 +142,14 @@ def place_of(rows: Records, row: int) -> str:
 
 @dataclass(frozen=True)
 class Examples:
-    """Windows as tokens, with their token types, if the model reads any; visible: 1 at tokens in the softmax.
+    """Windows as tokens, with their token types, if the model reads any.
 
-    questions (N,): the number of the question of each window. labels (N, 2): first and last token of its answer, 0 for
-    none, UNKNOWN to ignore the window.
+    visible: 1 at tokens in the softmax. labels (N, 2): first and last token, 0 for none, UNKNOWN to ignore the window.
     """
 
     windows: Ragged
     types: Ragged | None
     visible: Ragged
-    questions: Ids
     labels: Ids
 
     @property
@@ -185,36 +179,32 @@ def label_windows(parts: Sequence[Encoded], start: int, end: int) -> list[tuple[
     (0, 0), the class token, for a window that does not contain all of them; UNKNOWN if no window does. Tokens that are
     partly in the span belong to it.
     """
-    found = []
-    for part in parts:
-        begins, ends = np.array(part.offsets).T
-        own = np.array([side == 1 for side in part.texts])
-        places = np.flatnonzero(own & (np.maximum(begins, start) < np.minimum(ends, end)))
-        found.append((int(begins[places].min()), int(ends[places].max()), places) if len(places) else None)
-    present = [each for each in found if each is not None]
-    whole = (min((each[0] for each in present), default=0), max((each[1] for each in present), default=0))
-    labels = [
-        (int(each[2][0]), int(each[2][-1])) if each is not None and each[:2] == whole else (0, 0)
-        for each in found
+    found = [
+        [n for n, (a, b) in enumerate(part.offsets) if part.texts[n] == 1 and max(a, start) < min(b, end)]
+        for part in parts
     ]
-    return labels if any(last for _, last in labels) else [(UNKNOWN, UNKNOWN)] * len(parts)
+    extents = [
+        (part.offsets[places[0]][0], part.offsets[places[-1]][1]) if places else (end, start)
+        for part, places in zip(parts, found, strict=True)
+    ]
+    whole = (min(extents)[0], max(last for _, last in extents))
+    if whole not in extents or not any(found):
+        return [(UNKNOWN, UNKNOWN)] * len(parts)
+    return [
+        (places[0], places[-1]) if own == whole else (0, 0)
+        for places, own in zip(found, extents, strict=True)
+    ]
 
 
 class Answer(Objective):
-    """Extractive question answering. width: most tokens of a window. report: receives the number of lost answers."""
+    """Extractive question answering."""
 
     row_name, token_name = "windows", "windows"
 
-    def __init__(
-        self,
-        settings: AnswerSettings,
-        tokenizer: Tokenizer,
-        config: ModelConfig,
-        width: int,
-        report: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        self.settings, self.tokenizer, self.report = settings, tokenizer, report
-        self.longest, self.overlap = window_sizes(settings.max_length, settings.stride, width)
+    def __init__(self, settings: AnswerSettings, tokenizer: Tokenizer, context: BuildContext) -> None:
+        self.settings, self.tokenizer, self.report = settings, tokenizer, context.report
+        config = context.model
+        self.longest, self.overlap = window_sizes(settings.max_length, settings.stride, context.width)
         self.has_types = tokenizer.has_token_types and (config.n_token_types > 1 or config.segment_offsets)
 
     def windows(self, rows: Records) -> Iterator[list[Encoded]]:
@@ -223,25 +213,21 @@ class Answer(Objective):
         for row, (question, context) in enumerate(zip(columns["question"], columns["context"], strict=True)):
             place = place_of(rows, row)
             try:
-                parts = read_windows(self.tokenizer, question, context, self.longest, self.overlap, place)
+                yield read_windows(self.tokenizer, question, context, self.longest, self.overlap, place)
             except UsageError as error:
                 raise DataError(f"{error} (task.stride, task.max_length, model.max_positions)") from None
-            if parts[0].ids[0] != self.tokenizer.cls_id:
-                raise SettingsError("tokenizer: it does not put the class token first, which answers require")
-            yield parts
 
     def examples(self, rows: Records, draw: int | None = None) -> Examples:
         """Read the windows of all questions and label them. Reports answers that no window contains as a whole."""
         ids, types, visible = list[list[int]](), list[list[int]](), list[list[bool]]()
-        questions, labels, lost = list[int](), list[tuple[int, int]](), 0
+        labels, lost = list[tuple[int, int]](), 0
         for row, parts in enumerate(self.windows(rows)):
             own = [(0, 0)] * len(parts)
             if answers := rows.columns["answers"][row]:
                 start = answers[0]["start"]
                 own = label_windows(parts, start, start + len(answers[0]["text"]))
-            lost += own[0][0] == UNKNOWN
             labels += own
-            questions += [row] * len(parts)
+            lost += own[0][0] == UNKNOWN
             ids += [part.ids for part in parts]
             types += [part.types for part in parts]
             visible += [is_visible(part, self.tokenizer.cls_id) for part in parts]
@@ -250,16 +236,11 @@ class Answer(Objective):
                 f"{rows.report.name}: {lost:,} answers match no tokens of a single window: not in the loss"
             )
         texts, segments = Ragged.of(ids), Ragged.of(types) if self.has_types else None
-        return Examples(texts, segments, Ragged.of(visible), np.array(questions), np.array(labels))
+        return Examples(texts, segments, Ragged.of(visible), np.array(labels))
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given windows, truncated to `width` tokens if given. Not random."""
-        inputs, packing = pack_rows(examples.windows, rows, width, self.tokenizer)
-        if examples.types is not None:
-            segments = torch.zeros_like(inputs.tokens)
-            types = examples.types.joined(rows, np.diff(packing.starts.numpy()))
-            segments[0, : packing.real] = torch.from_numpy(types)
-            inputs = replace(inputs, segments=segments)
+        inputs, packing = pack_rows(examples.windows, rows, width, self.tokenizer, examples.types)
         visible = examples.visible.padded(rows, packing.shape[1], 0).bool()
         labels = np.where(examples.labels[rows, 1:] < packing.shape[1], examples.labels[rows], 0)
         return Batch(inputs, visible, torch.from_numpy(labels), torch.from_numpy(rows))
@@ -287,36 +268,18 @@ class Answer(Objective):
         found = [*zip(batch.rows.tolist(), logits.cpu(), strict=True)]
         return {"nll": float(self._loss(logits, batch)), "tokens": batch.tokens, "logits": found}
 
-    def predict(self, rows: Records, logits: Sequence[Tensor]) -> list[str]:
-        """The answer to each question, empty for none; logits: (T, 2) of each window."""
-        settings, each = self.settings, iter(logits)
-        impossible = settings.impossible
-        if impossible is None:
-            impossible = not all(rows.columns["answers"])
-        found = []
-        for parts, context in zip(self.windows(rows), rows.columns["context"], strict=True):
-            own = [next(each) for _ in parts]
-            best = choose_answers(
-                parts,
-                own,
-                context,
-                self.tokenizer.cls_id,
-                max_answer_length=settings.max_answer_length,
-                impossible=impossible,
-            )
-            found.append(best[0].text if best else "")
-        return found
-
     def compute_scores(self, run: EvalRun) -> Scores:
         """Exact match and F1, and the first questions with an answer and the prediction."""
-        columns = run.rows.columns
-        logits = [own for _, own in sorted(run.sums["logits"], key=lambda pair: pair[0])]
-        predictions = self.predict(run.rows, logits)
+        columns, settings = run.rows.columns, self.settings
+        impossible = not all(columns["answers"]) if settings.impossible is None else settings.impossible
+        options = Options(1, settings.max_answer_length, impossible)
+        logits = iter([own for _, own in sorted(run.sums["logits"], key=lambda pair: pair[0])])
+        predictions = []
+        for parts, context in zip(self.windows(run.rows), columns["context"], strict=True):
+            best = choose_answers(parts, logits, context, self.tokenizer.cls_id, options)
+            predictions.append(best[0].text if best else "")
         references = [[each["text"] for each in answers] for answers in columns["answers"]]
         score = SquadScore()
         score.add(references, predictions)
-        samples = [
-            Sample(question, (expected or [""])[0], found)
-            for question, expected, found in zip(columns["question"], references, predictions, strict=True)
-        ]
-        return Scores(score.values(), samples[: run.context.samples], [score.signature])
+        samples = map(Sample, columns["question"], ([*each, ""][0] for each in references), predictions)
+        return Scores(score.values(), [*samples][: run.context.samples], [score.signature])

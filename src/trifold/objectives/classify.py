@@ -9,7 +9,7 @@ scores             accuracy, macro F1, F1 of two classes, Matthews; micro and ma
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any, Literal
 
@@ -261,12 +261,7 @@ class Classify(Objective):
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given texts, truncated to `width` tokens if given. Not random."""
-        inputs, packing = pack_rows(examples.texts, rows, width, self.tokenizer)
-        if examples.types is not None:
-            segments = torch.zeros_like(inputs.tokens)
-            lengths = np.diff(packing.starts.numpy())
-            segments[0, : packing.real] = torch.from_numpy(examples.types.joined(rows, lengths)).long()
-            inputs = replace(inputs, segments=segments)
+        inputs, packing = pack_rows(examples.texts, rows, width, self.tokenizer, examples.types)
         positions = self._positions(inputs.tokens[0].numpy(), packing.starts.numpy())
         return Batch(inputs, torch.from_numpy(positions), torch.from_numpy(examples.labels[rows]))
 

@@ -90,10 +90,17 @@ def pack(
     return Inputs(torch.from_numpy(tokens)[None], packing=packing), packing
 
 
-def pack_rows(texts: Ragged, rows: Ids, width: int | None, tokenizer: Tokenizer) -> tuple[Inputs, Packing]:
-    """The given rows, truncated to `width` tokens if given, as one packed row."""
+def pack_rows(
+    texts: Ragged, rows: Ids, width: int | None, tokenizer: Tokenizer, types: Ragged | None = None
+) -> tuple[Inputs, Packing]:
+    """The given rows, truncated to `width` tokens if given, as one packed row, with their token types, if any."""
     lengths = texts.lengths[rows] if width is None else np.minimum(texts.lengths[rows], width)
-    return pack(texts.joined(rows, lengths), lengths, tokenizer.required("pad"))
+    inputs, packing = pack(texts.joined(rows, lengths), lengths, tokenizer.required("pad"))
+    if types is not None:
+        segments = torch.zeros_like(inputs.tokens)
+        segments[0, : packing.real] = torch.from_numpy(types.joined(rows, lengths))
+        inputs = replace(inputs, segments=segments)
+    return inputs, packing
 
 
 @dataclass(frozen=True)

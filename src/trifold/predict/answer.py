@@ -7,7 +7,7 @@ A long context is read in overlapping windows; the best spans of all windows are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -31,6 +31,14 @@ class Answer(NamedTuple):
     end: int
 
 
+class Options(NamedTuple):
+    """Options of `answer` that choose among the spans."""
+
+    top_k: int
+    max_answer_length: int
+    impossible: bool
+
+
 def answer(
     reader: ModelReader,
     texts: Sequence[str],
@@ -52,32 +60,17 @@ def answer(
     if not tokenizer.has_offsets:
         raise UsageError("this tokenizer does not provide the positions of tokens, which answers require")
     longest, overlap = window_sizes(max_length, stride, reader.config.max_positions)
-    answers: list[list[Answer]] = []
+    options, answers = Options(top_k, max_answer_length, impossible), list[list[Answer]]()
     for start in range(0, len(texts), GROUP):
         group = range(start, min(start + GROUP, len(texts)))
-        windows = {
-            number: read_windows(
-                tokenizer, texts[number], pairs[number], longest, overlap, reader.place(number, len(texts))
-            )
-            for number in group
-        }
+        windows = [
+            read_windows(tokenizer, texts[n], pairs[n], longest, overlap, reader.place(n, len(texts)))
+            for n in group
+        ]
         silent = replace(reader, on_done=None)  # which would count windows instead of questions
-        logits = iter(
-            silent.run_rows([part for parts in windows.values() for part in parts], reader.head("span"))
-        )
-        for number, parts in windows.items():
-            own = [next(logits) for _ in parts]
-            answers.append(
-                choose_answers(
-                    parts,
-                    own,
-                    pairs[number],
-                    tokenizer.cls_id,
-                    top_k=top_k,
-                    max_answer_length=max_answer_length,
-                    impossible=impossible,
-                )
-            )
+        logits = iter(silent.run_rows([part for parts in windows for part in parts], reader.head("span")))
+        for n, parts in zip(group, windows, strict=True):
+            answers.append(choose_answers(parts, logits, pairs[n], tokenizer.cls_id, options))
         if reader.on_done is not None:
             reader.on_done(len(group))
     return answers
@@ -106,25 +99,17 @@ def read_windows(
 
 
 def choose_answers(
-    parts: Sequence[Encoded],
-    logits: Sequence[Tensor],
-    context: str,
-    cls_id: int | None,
-    *,
-    top_k: int = 1,
-    max_answer_length: int = 15,
-    impossible: bool = False,
+    parts: Sequence[Encoded], logits: Iterator[Tensor], context: str, cls_id: int | None, options: Options
 ) -> list[Answer]:
-    """The `top_k` best answers in all windows of a context, best first; logits: (T, 2) or longer for each window.
-
-    The other arguments are those of `answer`.
-    """
+    """The best answers in all windows of a context, best first. logits: (T, 2) or longer, next for each window."""
     spans: list[Answer] = []
     no_answer = 1.0
-    for part, own in zip(parts, logits, strict=True):
-        found, null = _spans(part, own[: len(part.ids)], context, cls_id, max_answer_length, top_k)
+    for part, own in zip(parts, logits, strict=False):
+        found, null = _spans(
+            part, own[: len(part.ids)], context, cls_id, options.max_answer_length, options.top_k
+        )
         spans, no_answer = spans + found, min(no_answer, null)
-    return _best(spans + [Answer("", no_answer, 0, 0)] * impossible, top_k)
+    return _best(spans + [Answer("", no_answer, 0, 0)] * options.impossible, options.top_k)
 
 
 def is_visible(part: Encoded, cls_id: int | None) -> list[bool]:
