@@ -47,6 +47,7 @@ SHORTENED = {
     "trifold train classify data.train=reviews": TINY,
     "trifold train classify data.train=pairs": TINY.removeprefix("model.d_model=16 "),
     "trifold train answer": TINY,
+    "trifold train tag": TINY,
     "trifold train student.yaml": TINY,
 }
 SHORTENED_KEYS = {

@@ -64,7 +64,7 @@ def test_transformers_loads_the_models_of_demos(name):
     assert describe_misfit(load_recipe(name).model) == ""
 
 
-@pytest.mark.parametrize("kind", ["translate", "causal", "classify", "masked", "pairs", "permutation"])
+@pytest.mark.parametrize("kind", ["translate", "causal", "classify", "tag", "masked", "pairs", "permutation"])
 def test_transformers_loads_the_models_that_a_task_chooses(kind, write):
     recipe = load_recipe(write(f"task: {{kind: {kind}}}\ndata: {{train: a.tsv, holdout: 5}}\n"))
     assert describe_misfit(recipe.model) == ""
@@ -223,6 +223,7 @@ TASKS = {
     "pairs": ("encoder", {"lm", "pooler", "next-sentence"}, ("cls", "sep", "mask")),
     "classify": ("encoder", {"pooler", "sequence"}, ("cls", "sep", "mask")),
     "answer": ("encoder", {"span"}, ("cls", "sep", "mask")),
+    "tag": ("encoder", {"token"}, ("cls", "sep", "mask")),
 }
 
 

@@ -81,6 +81,9 @@ def test_what_show_accepts_trains(trifold, tmp_path, kind, model):
         rows = (json.dumps({"question": f"A b {n}?", **row}) for n in range(20))
         text.write_text("\n".join(rows), encoding="utf-8")
         data = data.replace("text,", "jsonl,")
+    if kind == "tag":
+        text.write_text("A\tB\nb\tO\nc\tO\n\n" * 20, encoding="utf-8")
+        data = data.replace("text,", "conll,")
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
         f"task: {{kind: {kind}}}\n{data}\ntokenizer: {{kind: word}}\nmodel: {model}\n", encoding="utf-8"

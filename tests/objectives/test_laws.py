@@ -23,6 +23,7 @@ from trifold.objectives.masked import MaskedSettings
 from trifold.objectives.objective import BuildContext
 from trifold.objectives.permutation import PermutationSettings
 from trifold.objectives.sentence_pairs import SentencePairSettings
+from trifold.objectives.tag import TagSettings
 from trifold.objectives.text_to_text import PartSettings, TextToTextSettings
 from trifold.objectives.translate import TranslateSettings
 from trifold.text import TokenizerSettings
@@ -57,6 +58,7 @@ KINDS = {
     "text-to-text": (TextToTextSettings(parts=PARTS), SIZES, "parts"),
     "classify": (ClassifySettings(), ENCODER | {"heads": ["pooler", "sequence"]}, "labels"),
     "answer": (AnswerSettings(max_length=14, stride=3), ENCODER | {"heads": ["span"]}, "answers"),
+    "tag": (TagSettings(), ENCODER | {"heads": ["token"]}, "tags"),
     "distill": (DistillSettings(teacher="", hard=0.5), DECODER, "text"),
 }  # fmt: skip
 validation = partial(eval_context, 90, generation=GenerationConfig(max_new_tokens=3))
@@ -79,6 +81,8 @@ def built(tmp_path_factory):
             answer = {"text": f"w{n + 1}", "answer_start": context.index(f"w{n + 1}")}
             row = {"question": question, "context": context, "answers": [answer][: n != 5]}
             file.write(json.dumps(row) + "\n")
+    tags = ["\n".join(f"w{n * k % 7} {'OB'[(n + k) % 3 == 0]}" for k in range(1, 5)) for n in range(8)]
+    (folder / "tags.conll").write_text("\n\n".join(tags) + "\n", encoding="utf-8")
 
     def build(kind):
         if kind in cache:
@@ -87,8 +91,9 @@ def built(tmp_path_factory):
         paths = {} if data == "parts" else dict.fromkeys(("train", "valid"), str(folder / f"{data}.tsv"))
         if data == "answers":
             paths = dict.fromkeys(("train", "valid"), str(folder / "answers.jsonl"))
-        if data == "text":
-            paths = dict.fromkeys(("train", "valid"), str(folder / "text"))
+        if data in ("text", "tags"):
+            file = {"text": "text", "tags": "tags.conll"}[data]
+            paths = dict.fromkeys(("train", "valid"), str(folder / file))
         if data == "parts":
             table = str(folder / "pairs.tsv")
             parts = {"a": settings.parts["a"].model_copy(update={"train": table, "valid": table})}

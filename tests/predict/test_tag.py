@@ -12,6 +12,7 @@ from tests.text import folders
 from trifold.errors import UsageError
 from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline, load
+from trifold.predict.tag import Tag, _merge_spans
 from trifold.text import read_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -50,6 +51,26 @@ def test_ignore_removes_labels(tmp_path):
     assert len(tags) == len(ours.tokenizer.encode([TEXTS[0]])[0])
     kept = ours.tag(TEXTS[0], merge="none", ignore=("O", "B-PER"))
     assert kept == [tag for tag in tags if tag.label not in ("O", "B-PER")]
+
+
+def test_words_have_the_class_of_their_first_token(tmp_path):
+    ours = both(tmp_path, "bert", "ForTokenClassification", id2label=NAMES).ours
+    text = "U.S. towns"  # U . S . are words to this tokenizer
+    tokens, words = (ours.tag(text, merge=merge, ignore=()) for merge in ("none", "words"))
+    first = next(token for token in tokens if token.start == 5)
+    kinds = [token.label.removeprefix("B-").removeprefix("I-") for token in (tokens[0], first)]
+    found = [tag.label for tag in words]
+    assert found == kinds if len(found) == 2 else [*found, *found] == kinds
+    assert words[0].start == 0 and words[-1].end == len(text)
+    assert len(tokens) > 3
+
+
+def test_tags_of_the_scheme_bioes_are_merged():
+    tags = ["S-A", "S-A", "B-A", "E-A", "E-A", "I-B", "O"]
+    spans = _merge_spans([Tag(tag, 1.0, "x", n, n + 1) for n, tag in enumerate(tags)], "abcdefg")
+    assert [(span.label, span.text) for span in spans] == [
+        ("A", "a"), ("A", "b"), ("A", "cd"), ("A", "e"), ("B", "f"), ("O", "g"),
+    ]  # fmt: skip
 
 
 def test_a_tokenizer_without_offsets_is_an_error(tmp_path):

@@ -26,9 +26,9 @@ PICTURE_BATCH = 64  # pictures read before the first prediction
 OPTIONS = {
     "top_k": option(int, "The K most likely results.", metavar="K", min=1, show_default="5; answer: 1"),
     "merge": option(
-        Literal["none", "simple", "first", "average", "max"],
+        Literal["none", "simple", "first", "average", "max", "words"],
         "tag: how tokens become words and spans.",
-        show_default="first",
+        show_default="words; WordPiece: first",
     ),
     "max_answer_length": option(int, "answer: maximum tokens.", metavar="N", min=1, show_default="15"),
     "impossible": option(bool, "answer: the text may contain none.", "--impossible", show_default=False),

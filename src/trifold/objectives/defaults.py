@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import groupby
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,8 @@ def _for_size(
     The peak of the learning rate is that of 4,000 steps of warmup for this width, or a tenth of it with `start`.
     """
     data, batch, train = groups["data"], groups["batch"], groups["train"]
-    tokens, longest = _measure(data, 1 if groups["tokenizer"].get("kind") == "char" else 4)
+    token_bytes = 1 if groups["tokenizer"].get("kind") == "char" else 4
+    tokens, longest = _measure(data, token_bytes, in_columns=groups["task"].get("kind") == "tag")
     if groups["task"].get("kind") == "answer":
         longest = 512  # of windows; the lines of JSON are no rows
     width, layers = next((width, layers) for limit, width, layers in WIDTHS if tokens < limit)
@@ -109,7 +111,16 @@ def _number(group: Mapping[str, Any], key: str, default: int) -> int:
     return value if isinstance(value, int) and value > 0 else default
 
 
-def _measure(data: Mapping[str, Any], token_bytes: int) -> tuple[int, float]:
+def _join_words(lines: Iterable[str]) -> Iterator[str]:
+    """The sentences of files in columns, whose first one holds the words; JSON lines as they are."""
+    for (is_blank, is_object), block in groupby(lines, lambda line: (not line.strip(), line.startswith("{"))):
+        if is_object:
+            yield from block
+        elif not is_blank:
+            yield " ".join(line.split(maxsplit=1)[0] for line in block)
+
+
+def _measure(data: Mapping[str, Any], token_bytes: int, *, in_columns: bool) -> tuple[int, float]:
     """Estimates of the tokens of the training files, and of a long row. What cannot be read, training reports."""
     size, lengths = 0, []
     with suppress(TrifoldError, OSError, TypeError, AttributeError):
@@ -117,6 +128,7 @@ def _measure(data: Mapping[str, Any], token_bytes: int) -> tuple[int, float]:
         size = sum(expand_path(file).stat().st_size for file in files)
         if size <= LARGE:
             lines = (line for file in files for line in iter_lines(file, LARGE, allow_empty=True))
-            lengths = [len(line.encode()) / token_bytes + 2 for line in lines]
+            rows = _join_words(lines) if in_columns else lines
+            lengths = [len(row.encode()) / token_bytes + 2 for row in rows]
     longest = np.percentile(lengths, 99) if lengths and data.get("documents", "line") == "line" else 512
     return int(sum(lengths)) or (size or LARGE) // token_bytes, float(longest)

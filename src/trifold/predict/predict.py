@@ -129,7 +129,7 @@ class PredictMixin:
         """Classes of words with their positions (`Tag`); adjacent words of one class form a tag. Further option:
         `ignore` (default: O).
 
-        merge: none, simple, first (default), average or max, as in the pipelines of transformers (`predict.tag`).
+        merge: none, simple, first, average or max, as in the pipelines of transformers, or words (`predict.tag`).
         """
         return self.predict(texts, task="tag", **options)
 

@@ -5,6 +5,7 @@ Merging follows the token-classification pipeline of transformers and uses its n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from trifold.errors import UsageError
 from trifold.predict.model_reader import ModelReader
 from trifold.text import Encoded, Tokenizer
 
-Merge = Literal["none", "simple", "first", "average", "max"]
+Merge = Literal["none", "simple", "first", "average", "max", "words"]
 Scores = NDArray[np.float32]
 
 
@@ -47,28 +48,55 @@ WORDS: dict[str, Callable[[Scores], Scores]] = {
 
 
 def tag(
-    reader: ModelReader, texts: Sequence[str], *, merge: Merge = "first", ignore: Sequence[str] = ("O",)
+    reader: ModelReader, texts: Sequence[str], *, merge: Merge | None = None, ignore: Sequence[str] = ("O",)
 ) -> list[list[Tag]]:
     """The tags of each text in text order, without those whose label is in `ignore`.
 
     merge: `none` returns single tokens; `simple` merges adjacent tokens of one class (a label with B- starts a span);
     `first`, `average` and `max` merge whole words, with the class of their first token, of the mean of their tokens, or
-    of their most certain token. Raises UsageError if the tokenizer does not provide the positions of tokens.
+    of their most certain token; `words` reads words between spaces, with the class of their first token, as training
+    does. Default: words; with WordPiece, first. Raises UsageError if the tokenizer has no positions of tokens.
     """
-    if merge not in ("none", "simple", *WORDS):
-        raise UsageError(f"merge: {merge!r} is not known; known: none, simple, {', '.join(WORDS)}")
     tokenizer = reader.required_tokenizer
+    merge = merge or ("first" if hasattr(tokenizer.library.model, "max_input_chars_per_word") else "words")
+    if merge not in ("none", "simple", "words", *WORDS):
+        raise UsageError(f"merge: {merge!r} is not known; known: none, simple, {', '.join(WORDS)}, words")
     if not tokenizer.has_offsets:
         raise UsageError("this tokenizer does not provide the positions of tokens, which tags require")
     rows, labels = reader.encode(texts), reader.config.labels
     tagged = []
     for text, row, logits in zip(texts, rows, reader.run_rows(rows, reader.head("token")), strict=True):
-        tokens = _tokens(tokenizer, text, row, logits[: len(row.ids)].softmax(-1).numpy())
-        units = _merge_words(tokens, WORDS[merge]) if merge in WORDS else tokens
+        scores = logits[: len(row.ids)].softmax(-1).numpy()
+        if merge == "words":
+            words = [match.span() for match in re.finditer(r"[^ \t\r\n]+", text)]
+            firsts = zip(words, first_tokens(row, words), strict=True)
+            units = [_Token(scores[first], *word) for word, first in firsts if first >= 0]
+        else:
+            units = _tokens(tokenizer, text, row, scores)
+            units = _merge_words(units, WORDS[merge]) if merge in WORDS else units
         tags = [_tag(unit, labels, text) for unit in units]
         tags = tags if merge == "none" else _merge_spans(tags, text)
         tagged.append([tag for tag in tags if tag.label not in ignore])
     return tagged
+
+
+def first_tokens(row: Encoded, words: Sequence[tuple[int, int]]) -> list[int]:
+    """The place of the first token of each word, given by characters [start, end); -1 for a word without tokens.
+
+    words: in text order. A token that covers parts of several words belongs to the first of them.
+    """
+    firsts, number = [-1] * len(words), 0
+    for place, ((start, end), own) in enumerate(zip(row.offsets, row.texts, strict=True)):
+        while number < len(words) and words[number][1] <= start:
+            number += 1
+        if number < len(words) and own is not None and end > words[number][0] and firsts[number] < 0:
+            firsts[number] = place
+    return firsts
+
+
+def choose_tags(classes: NDArray[np.integer], firsts: Sequence[int], labels: Sequence[str]) -> list[str]:
+    """The tag of each word from the classes (T,) of the tokens; O for a word without tokens."""
+    return ["O" if first < 0 else labels[classes[first]] for first in firsts]
 
 
 def _tokens(tokenizer: Tokenizer, text: str, row: Encoded, scores: Scores) -> list[_Token]:
@@ -104,10 +132,12 @@ def _tag(unit: _Token, labels: Sequence[str], text: str) -> Tag:
 
 
 def _merge_spans(tags: Sequence[Tag], text: str) -> list[Tag]:
-    """Adjacent tags of one class as one tag, without B- and I- in its label; its score is their mean."""
+    """Adjacent tags of one class as one tag, without B-, I-, E- and S- in its label; its score is their mean."""
     groups: list[list[Tag]] = []
     for tag in tags:
-        if groups and not tag.label.startswith("B-") and _class(tag.label) == _class(groups[-1][-1].label):
+        last = groups[-1][-1].label if groups else ""
+        is_new = tag.label.startswith(("B-", "S-")) or last.startswith(("E-", "S-"))
+        if groups and not is_new and _class(tag.label) == _class(last):
             groups[-1].append(tag)
         else:
             groups.append([tag])
@@ -120,4 +150,4 @@ def _merge_spans(tags: Sequence[Tag], text: str) -> list[Tag]:
 
 
 def _class(label: str) -> str:
-    return label[2:] if label.startswith(("B-", "I-")) else label
+    return label[2:] if label.startswith(("B-", "I-", "E-", "S-")) else label

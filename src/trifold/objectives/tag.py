@@ -1,0 +1,272 @@
+"""Tagging of words: one tag per word of a sentence, such as B-PER, I-PER and O.
+
+rows -> example    words joined by spaces, as tokens; the first token of each word has the number of its tag
+example -> batch   packed sentences
+loss               - Σ log P(tag | sentence) over the first tokens
+predictions        the class of the first token of each word, by `predict.tag`
+scores             precision, recall and F1 of entities; accuracy of the tags
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from textwrap import shorten
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from trifold.data import DataSettings, Records, Role, Source, read_records
+from trifold.data.tables import check_text
+from trifold.errors import DataError
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.objective import (
+    ENCODER,
+    Batch as BaseBatch,
+    BuildContext,
+    LossTerm,
+    Objective,
+    ObjectiveSettings,
+    TaskBundle,
+    pack_rows,
+    select_readable,
+)
+from trifold.predict.tag import choose_tags, first_tokens
+from trifold.ragged import Ragged
+from trifold.scores.entities import EntityScore, find_entities
+from trifold.text import Tokenizer, report
+from trifold.text.spans import Ids
+
+NO_TAG = -1  # label of the tokens that are not the first of a word, and of unknown tags
+
+
+# --- settings -> rows ------------------------------------------------------------------------------------
+
+
+class TagSettings(ObjectiveSettings):
+    """Settings of tagging; `data.columns` names the columns of words and tags; in plain text, the first and last."""
+
+    data_kind = "table"
+    command = 'predict {folder} "your text"'
+    shapes = ("encoder", "decoder")
+    heads = ("token",)
+    defaults = {**ENCODER, "batch": {"on_overflow": "truncate"}}  # noqa: RUF012
+
+    kind: Literal["tag"] = "tag"
+    best_by: Literal["f1", "accuracy", "loss"] = Field(
+        "f1", description="f1: of entities; accuracy and loss: tags of any kind, such as parts of speech"
+    )
+
+    @classmethod
+    def with_heads(cls, config: ModelConfig) -> ModelConfig:
+        if "token" in config.chosen_heads:
+            return config
+        unused = {"lm_head_transform": None, "lm_head_bias": False}
+        return super().with_heads(config).model_copy(update=unused)
+
+    def build(self, context: BuildContext) -> TaskBundle:
+        train, valid = context.read(self._read)
+        tokenizer = context.load_or_train_tokenizer(lambda: map(" ".join, train.columns["words"]))
+        if not tokenizer.has_offsets:
+            raise DataError("this tokenizer does not provide the positions of tokens, which tags require")
+        config = _with_labels(context.config_for(tokenizer), train)
+        labels = ", ".join(f"{name:.40}" for name in config.labels)
+        context.report(shorten(f"tags: {labels}", 80, placeholder=f" … ({len(config.labels):,} tags)"))
+        truncates = context.batches.on_overflow == "truncate"
+        objective = Tag(self, tokenizer, config, context.width if truncates else None, context.report)
+        if not truncates:
+            remedy = ", or set batch.on_overflow=truncate"
+            valid = select_readable(valid, objective.examples(valid), context, "sentences", remedy)
+        return TaskBundle(objective, config, train, valid)
+
+    def _read(self, source: Source, settings: DataSettings, split: str) -> Records:
+        """Sentences with as many tags as words. Raises DataError for others, and for tags without a scheme."""
+        rows = read_records(source, settings, ROLES, split, plain="conll")
+        for line, words, tags in zip(rows.lines, *rows.columns.values(), strict=True):
+            place = f"{rows.report.name}:{line}"
+            if len(words) != len(tags):
+                raise DataError(f"{place}: {len(words)} words and {len(tags)} tags; give each word one tag")
+            try:
+                list(find_entities(tags) if self.best_by == "f1" else ())
+            except DataError as error:
+                remedy = "set data.columns.tags, or task.best_by=accuracy for tags that are not of entities"
+                raise DataError(f"{place}: {error}; {remedy}") from None
+        return rows
+
+
+def _read_list(value: Any, place: str) -> list[str]:
+    """A list of words or tags, which may be numbers. Raises DataError for anything else and for empty ones."""
+    if not isinstance(value, list):
+        raise DataError(
+            f"{place} is {value!r:.40}, expected a list; for one word per line, set data.format=conll"
+        )
+    if not value:
+        raise DataError(f"{place} is an empty list; remove the row")
+    for number, each in enumerate(value):
+        if not check_text(str(each) if isinstance(each, int) else each, f"{place}[{number}]").strip():
+            raise DataError(f"{place}[{number}] is blank; remove this word and its tag")
+    return [str(each) for each in value]
+
+
+ROLES = {
+    "words": Role(("words", "tokens", "word", "token"), _read_list),
+    "tags": Role(("tags", "ner_tags", "labels", "tag", "label", "ner"), _read_list),
+}
+
+
+def _with_labels(config: ModelConfig, rows: Records) -> ModelConfig:
+    """The config with the tags of the rows, O first, unless it names its labels already."""
+    if config.label_names is not None:
+        return config
+    labels = sorted({*chain(*rows.columns["tags"])}, key=lambda tag: (tag != "O", tag[2:], tag))
+    if len(labels) < 2:
+        raise DataError(
+            f"{rows.report.name}: the only tag is {labels[0]!r}; set data.columns.tags to the column of tags"
+        )
+    return config.model_copy(update={"n_labels": len(labels), "label_names": tuple(labels)})
+
+
+# --- examples, batches -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Sentences as tokens, the label of each token, and of each sentence the first tokens of its words (-1: none)."""
+
+    texts: Ragged
+    labels: Ragged
+    firsts: list[list[int]]
+
+    @property
+    def lengths(self) -> Ids:
+        """(N, 1) tokens, including special tokens."""
+        return self.texts.lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Batch(BaseBatch):
+    """Packed sentences. labels (T,): of the tokens; rows (B,): their examples; starts (B + 1,): their first tokens."""
+
+    inputs: Inputs
+    labels: Tensor
+    rows: Ids
+    starts: Ids
+    tokens: int  # with a label
+
+
+class Tag(Objective):
+    """Tagging. width: sentences are truncated to it, unless None. report: receives what the examples leave out."""
+
+    row_name = "sentences"
+    token_name = "words"
+
+    def __init__(
+        self,
+        settings: TagSettings,
+        tokenizer: Tokenizer,
+        config: ModelConfig,
+        width: int | None = None,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.settings: TagSettings = settings
+        self.tokenizer, self.width, self.report = tokenizer, width, report
+        self.names = config.labels
+        self.numbers = {name: number for number, name in enumerate(self.names)}
+
+    def examples(self, rows: Records, draw: int | None = None) -> Examples:
+        """Encode sentences and align their words with tokens. Reports truncated sentences and unknown tags."""
+        sentences, tags = rows.columns["words"], rows.columns["tags"]
+        encoded = self.tokenizer.rows([" ".join(words) for words in sentences], max_length=self.width)
+        firsts = [first_tokens(row, word_spans(words)) for row, words in zip(encoded, sentences, strict=True)]
+        labels = [np.full(len(row.ids), NO_TAG) for row in encoded]
+        for label, places, own in zip(labels, firsts, tags, strict=True):
+            for place, tag in zip(places, own, strict=True):
+                if place >= 0:
+                    label[place] = self.numbers.get(tag, NO_TAG)
+        self._report_losses(rows, report(encoded), sum(places.count(-1) for places in firsts))
+        texts = Ragged.of([row.ids for row in encoded])
+        return Examples(texts, Ragged.of([label.tolist() for label in labels]), firsts)
+
+    def _report_losses(self, rows: Records, truncated: str, lost: int) -> None:
+        unknown = Counter(tag for tags in rows.columns["tags"] for tag in tags if tag not in self.numbers)
+        listed = shorten(", ".join(sorted(unknown)), 60, placeholder=" …")
+        lines = [truncated] * bool(truncated)
+        lines += [f"{lost:,} words without a token, predicted as O"] * bool(lost)
+        lines += [f"{unknown.total():,} tags that training has not, counted as wrong: {listed}"] * bool(
+            unknown
+        )
+        for line in lines:
+            self.report(f"{rows.report.name}: {line}")
+
+    def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
+        """Pack the given sentences, truncated to `width` tokens if given. Not random."""
+        inputs, packing = pack_rows(examples.texts, rows, width, self.tokenizer)
+        starts = packing.starts.numpy()
+        labels = np.full(inputs.tokens.shape[1], NO_TAG, dtype=np.int64)
+        labels[: packing.real] = examples.labels.joined(rows, np.diff(starts)[: len(rows)])
+        return Batch(inputs, torch.from_numpy(labels), rows, starts, int((labels != NO_TAG).sum()))
+
+    # --- loss, predictions, scores -----------------------------------------------------------------------
+
+    def logits(self, model: Transformer, batch: Batch) -> Tensor:
+        """(T, C)."""
+        logits: Tensor = model.heads["token"](model(batch.inputs), batch.inputs, None)
+        return logits[0]
+
+    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+        """Cross-entropy over the words, in nats."""
+        loss = F.cross_entropy(self.logits(model, batch), batch.labels, ignore_index=NO_TAG, reduction="sum")
+        return {"tokens": LossTerm(loss, batch.tokens, nll=loss.detach())}
+
+    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
+        """Negative log-likelihood of the known tags, and the most probable classes of the tokens of each row."""
+        logits = self.logits(model, batch)
+        nll = F.cross_entropy(logits, batch.labels, ignore_index=NO_TAG, reduction="sum")
+        return {"nll": float(nll), "tokens": batch.tokens, "classes": self.split(logits, batch)}
+
+    def split(self, logits: Tensor, batch: Batch) -> list[tuple[int, Ids]]:
+        """The example of each row, and the most probable classes of its tokens."""
+        parts = np.split(logits.argmax(-1).cpu().numpy(), batch.starts[1 : len(batch.rows) + 1])
+        return list(zip(batch.rows.tolist(), parts, strict=False))  # without padding
+
+    def compute_scores(self, run: EvalRun) -> Scores:
+        """Scores of the tags of all sentences, and the first sentences with their entities."""
+        references, examples = run.rows.columns["tags"], run.examples
+        classes = dict(run.sums["classes"])
+        found = [choose_tags(classes[n], firsts, self.names) for n, firsts in enumerate(examples.firsts)]
+        pairs = list(zip(chain(*references), chain(*found), strict=True))
+        values = {"accuracy": 100 * sum(one == other for one, other in pairs) / len(pairs)}
+        lines = [f"accuracy of {len(pairs):,} tags = {values['accuracy']:.2f}"]
+        if self.settings.best_by == "f1":
+            entities = EntityScore()
+            entities.add(references, found)
+            values = {name: entities.values()[name] for name in ("f1", "precision", "recall")} | values
+            types = {f"entities|{entities.signature}": values} | entities.by_type()
+            lines += [
+                "{}: f1 = {f1:.2f}, precision = {precision:.2f}, recall = {recall:.2f}".format(name, **each)
+                for name, each in types.items()
+            ]
+        words = run.rows.columns["words"]
+        return Scores(
+            values, [self._sample(words[n], references[n], found[n]) for n in run.sample_rows], lines
+        )
+
+    def _sample(self, words: Sequence[str], *both: Sequence[str]) -> Sample:
+        """The sentence with its entities, or its tags: the reference and the prediction."""
+        if self.settings.best_by != "f1":
+            return Sample(" ".join(words), *(" ".join(tags) for tags in both))
+        found = ([f"{' '.join(words[s:e])} ({name})" for name, s, e in find_entities(tags)] for tags in both)
+        return Sample(" ".join(words), *(", ".join(entities) or "–" for entities in found))
+
+
+def word_spans(words: Sequence[str]) -> list[tuple[int, int]]:
+    """The characters [start, end) of the words in their sentence, which joins them by spaces."""
+    ends = accumulate((len(word) + 1 for word in words), initial=-1)
+    return [(end + 1, end + 1 + len(word)) for end, word in zip(ends, words, strict=False)]

@@ -1,0 +1,240 @@
+"""Tagging: alignment of words and tokens, predictions, scores, and data that is not valid."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from tests.command_line import run_command
+from tests.objectives.common import eval_context, random_model
+
+import trifold
+from trifold.data import Records
+from trifold.errors import DataError
+from trifold.nn import ModelConfig
+from trifold.objectives.tag import NO_TAG, Tag, TagSettings, word_spans
+from trifold.pipeline import Pipeline
+from trifold.predict.tag import choose_tags, first_tokens
+from trifold.recipe import load_recipe
+from trifold.text import TokenizerSettings, train_tokenizer
+
+SENTENCES = [
+    [("Peter", "B-PER"), ("Blackburn", "I-PER"), ("visits", "O"), ("U.S.", "B-LOC")],
+    [("Blackburn", "B-LOC"), ("is", "O"), ("(really)", "O"), ("foggy", "O")],
+    [("fog", "O")],
+    [("the", "O"), ("U.N.", "B-ORG"), ("visits", "O"), ("Peter", "B-PER"), (".", "O")],
+]
+NAMES = ["O", "B-LOC", "B-ORG", "B-PER", "I-PER"]
+KINDS = ("bpe", "byte-bpe", "unigram", "char")
+
+
+def rows_of(sentences, name="train.txt"):
+    words, tags = ([[pair[n] for pair in one] for one in sentences] for n in range(2))
+    rows = Records({"words": words, "tags": tags}, list(range(1, len(words) + 1)))
+    rows.report.name = name
+    return rows
+
+
+def tokenizer_of(kind):
+    texts = [" ".join(words) for words in rows_of(SENTENCES).columns["words"]]
+    settings = TokenizerSettings(kind=kind, vocab_size=300, min_frequency=1, special=["cls", "sep"])
+    return train_tokenizer(texts, settings)
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {kind: tokenizer_of(kind) for kind in KINDS}
+
+
+def model_of(tokenizer, shape="encoder"):
+    config = ModelConfig(
+        shape=shape, vocab_size=tokenizer.vocab_size, max_positions=64, positions="learned", d_model=16, n_layers=2,
+        n_heads=2, d_ff=24, dropout=0.0, heads=["token"], n_labels=len(NAMES), label_names=NAMES,
+        eos_id=tokenizer.sep_id, pad_id=tokenizer.pad_id,
+    )  # fmt: skip
+    return random_model(config)
+
+
+def outputs_of(objective, model, examples, rows):
+    """The tags of the words of the given examples, read as one batch."""
+    batch = objective.batch(examples, np.array(rows))
+    with torch.no_grad():
+        found = dict(objective.split(objective.logits(model, batch), batch))
+    return [choose_tags(found[row], examples.firsts[row], NAMES) for row in rows]
+
+
+# --- alignment -----------------------------------------------------------------------------------------------
+
+TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zs", "Zl", "Zp")), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(words=st.lists(TEXTS, min_size=1, max_size=6))
+def test_every_word_has_exactly_one_labelled_token_which_is_its_first(tokenizers, kind, words):
+    tokenizer = tokenizers[kind]
+    text, spans = " ".join(words), word_spans(words)
+    assert [text[start:end] for start, end in spans] == words
+    row = tokenizer.rows([text])[0]
+    firsts = first_tokens(row, spans)
+    with_token = [first for first in firsts if first >= 0]
+    assert with_token == sorted(set(with_token))
+    for first, (start, end) in zip(firsts, spans, strict=True):
+        overlapping = [
+            place
+            for place, (own, (begin, stop)) in enumerate(zip(row.texts, row.offsets, strict=True))
+            if own is not None and begin < end and stop > start
+        ]
+        assert first == (overlapping[0] if overlapping else -1)
+    if kind == "byte-bpe":  # no character is unknown, changed or removed
+        assert -1 not in firsts
+
+
+def test_the_label_of_a_word_is_on_its_first_token_only(tokenizers):
+    tokenizer = tokenizers["bpe"]
+    objective = Tag(TagSettings(), tokenizer, model_of(tokenizer).config)
+    rows = rows_of(SENTENCES)
+    batch = objective.batch(objective.examples(rows), np.arange(4))
+    numbers = [NAMES.index(tag) for tags in rows.columns["tags"] for tag in tags]
+    assert batch.labels[batch.labels != NO_TAG].tolist() == numbers
+    assert objective.counts(batch) == {"tokens": len(numbers)} == {"tokens": batch.tokens}
+    special = torch.tensor([tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id])
+    assert (batch.labels[torch.isin(batch.inputs.tokens[0], special)] == NO_TAG).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", ["encoder", "decoder"])
+def test_tags_of_a_batch_are_those_of_single_sentences_and_of_predict(tokenizers, kind, shape):
+    tokenizer = tokenizers[kind]
+    model = model_of(tokenizer, shape)
+    objective, rows = Tag(TagSettings(), tokenizer, model.config), rows_of(SENTENCES)
+    examples = objective.examples(rows)
+    with torch.no_grad():  # so that the most probable class varies
+        logits = objective.logits(model, objective.batch(examples, np.arange(4)))
+        model.heads["token"].out_proj.bias -= logits.mean(0)
+    together = outputs_of(objective, model, examples, [2, 0, 3, 1])
+    assert len({tag for tags in together for tag in tags}) > 2
+    for row, tags in zip([2, 0, 3, 1], together, strict=True):
+        assert outputs_of(objective, model, examples, [row]) == [tags]
+        text = " ".join(rows.columns["words"][row])
+        spans = Pipeline(model, tokenizer).tag(text, merge="words", ignore=())
+        kinds = [tag[2:] or "O" for tag in tags]
+        merged = [
+            kinds[n] for n in range(len(tags))
+            if n == 0 or tags[n].startswith("B-") or kinds[n] != kinds[n - 1]
+        ]  # fmt: skip
+        assert [span.label for span in spans] == merged
+        assert " ".join(span.text for span in spans) == text
+
+
+# --- what is left out ----------------------------------------------------------------------------------------
+
+
+def test_words_beyond_the_width_and_unknown_tags_are_reported_and_count_as_wrong(tokenizers):
+    tokenizer, lines = tokenizers["bpe"], []
+    model = model_of(tokenizer)
+    with torch.no_grad():  # every word is a place
+        model.heads["token"].out_proj.bias[1] += 1000
+    long = [("fog", "B-LOC")] * 5
+    rows = rows_of([long, [("Peter", "B-GOD"), ("fog", "B-LOC")]], "dev.txt")
+    objective = Tag(TagSettings(), tokenizer, model.config, 4, lines.append)
+    examples = objective.examples(rows)
+    assert [places.count(-1) for places in examples.firsts] == [3, 0]
+    assert any("1 texts were cut to fit" in line for line in lines)
+    assert "dev.txt: 3 words without a token, predicted as O" in lines
+    assert "dev.txt: 1 tags that training has not, counted as wrong: B-GOD" in lines
+    found = objective.evaluate(model, rows, examples, eval_context())
+    # Adjacent places that begin with B- are one entity each.
+    assert found.scores == pytest.approx(
+        {"accuracy": 300 / 7, "precision": 75, "recall": 300 / 7, "f1": 600 / 11}
+    )
+    assert found.samples[1] == ("Peter fog", "Peter (GOD), fog (LOC)", "Peter (LOC), fog (LOC)")
+    assert any(line.startswith("GOD: f1 = 0.00") for line in found.signatures)
+
+
+INVALID = {
+    "ragged columns": ("a.txt", "Peter B-PER\nis here O\n", r"a\.txt:2: 3 columns"),
+    "a tag without a scheme": ("a.txt", "fog O\n\nPeter PER\n", r"a\.txt:3: 'PER' is not a tag .*best_by=accuracy"),
+    "one tag too few": ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', r"a\.jsonl:1: 2 words and 1 tags"),
+    "an empty sentence": (
+        "a.jsonl", '{"tokens": ["a"], "tags": ["O"]}\n{"tokens": [], "tags": []}', r"a\.jsonl:2: 'tokens' is an empty"
+    ),
+    "a blank word": ("a.jsonl", '{"tokens": ["a", " "], "tags": ["O", "O"]}', r"a\.jsonl:1: 'tokens'\[1\] is blank"),
+    "text instead of words": ("a.jsonl", '{"tokens": "a b", "tags": ["O"]}', r"a\.jsonl:1: .*data\.format=conll"),
+    "a single tag": ("a.txt", "a O\nb O\n", "the only tag is 'O'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_data_names_file_and_line(tmp_path, name):
+    file, content, words = INVALID[name]
+    (tmp_path / file).write_text(content, encoding="utf-8")
+    path = str(tmp_path / file)
+    with pytest.raises(DataError, match=words):
+        trifold.train("tag", out=tmp_path / "run", **{"data.train": path, "data.valid": path})
+
+
+# --- runs ----------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "model.d_model": 32, "model.n_heads": 2, "model.n_layers": 1, "model.d_ff": 64, "model.dropout": 0.0,
+    "model.attention_dropout": 0.0, "tokenizer.min_frequency": 1, "tokenizer.vocab_size": 100, "train.device": "cpu",
+    "train.precision": "float32", "train.warmup": 5, "train.learning_rate": 0.01, "train.steps": 60,
+    "train.validate_every": 60, "train.save_every": 60,
+}  # fmt: skip
+
+
+def write_conll(path, sentences):
+    blocks = ["\n".join(f"{word} X {tag}" for word, tag in one) for one in sentences]
+    path.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
+    return path
+
+
+def bioes(sentence):
+    """The tags of the sentence as BIOES."""
+    following = [tag[:2] == "I-" for _, tag in sentence[1:]] + [False]
+    names = {("B", False): "S", ("B", True): "B", ("I", False): "E", ("I", True): "I", ("O", False): "O"}
+    return [
+        (word, names[tag[0], more] + tag[1:]) for (word, tag), more in zip(sentence, following, strict=True)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["BIO", "BIOES"])
+def test_an_overfitted_model_finds_all_entities_of_its_training_sentences(tmp_path, scheme):
+    sentences = SENTENCES if scheme == "BIO" else [bioes(one) for one in SENTENCES]
+    path, run = write_conll(tmp_path / "train.txt", sentences), tmp_path / "run"
+    if scheme == "BIOES":
+        path = tmp_path / "train.jsonl"
+        words = ({"tokens": [w for w, _ in one], "ner_tags": [t for _, t in one]} for one in sentences)
+        path.write_text("\n".join(map(json.dumps, words)), encoding="utf-8")
+    settings = SMALL | {"data.train": path, "data.valid": path}
+    done = run_command(
+        "train", "tag", *(f"{key}={value}" for key, value in settings.items()), "--out", str(run)
+    )
+    assert done.code == 0, done.err
+    scores = json.loads(run_command("eval", str(run), str(path), "--json").out)["scores"]
+    assert scores == {"f1": 100, "precision": 100, "recall": 100, "accuracy": 100}
+    found = run_command("predict", str(run), "Peter Blackburn visits U.S.", "--json")
+    tags = json.loads(found.out)["outputs"]
+    spans = [(tag["label"], tag["start"], tag["end"]) for tag in tags]
+    assert spans == [("PER", 0, 15), ("LOC", 23, 27)]
+
+
+@pytest.mark.slow
+def test_tags_that_are_not_of_entities_have_an_accuracy(tmp_path):
+    sentences = [[("the", "DT"), ("fog", "NN")], [("a", "DT"), ("fog", "NN"), ("is", "VB")]]
+    path = write_conll(tmp_path / "train.conll", sentences)
+    files = {"data.train": str(path), "data.valid": str(path), "task.best_by": "accuracy"}
+    outcome = trifold.train("tag", out=tmp_path / "run", **SMALL | files)
+    assert outcome.scores == {"accuracy": 100}
+
+
+def test_the_positions_are_those_of_sentences(tmp_path):
+    sentence = [(f"word{n}", "O") for n in range(100)]
+    path = write_conll(tmp_path / "train.txt", [sentence] * 3)
+    recipe = load_recipe("tag", [f"data.train={path}"])
+    assert recipe.model.max_positions == 512  # of about 170 tokens
+    assert recipe.model.heads == ("token",)
