@@ -60,7 +60,16 @@ def test_every_error_is_printable(kind: type[Exception]) -> None:
 
 
 # Options of torchrun and git, and of commands that a message shows as a whole.
-OTHERS = {"--nproc-per-node", "--nnodes", "--always", "--dirty", "--trust-pickle", "--task", "--pair"}
+OTHERS = {
+    "--nproc-per-node",
+    "--nnodes",
+    "--always",
+    "--dirty",
+    "--trust-pickle",
+    "--task",
+    "--pair",
+    "--context",
+}
 
 
 def test_errors_outside_the_command_line_name_python_arguments() -> None:
