@@ -96,11 +96,11 @@ def pack_rows(
     """The given rows, truncated to `width` tokens if given, as one packed row, with their token types, if any."""
     lengths = texts.lengths[rows] if width is None else np.minimum(texts.lengths[rows], width)
     inputs, packing = pack(texts.joined(rows, lengths), lengths, tokenizer.required("pad"))
-    if types is not None:
-        segments = torch.zeros_like(inputs.tokens)
-        segments[0, : packing.real] = torch.from_numpy(types.joined(rows, lengths))
-        inputs = replace(inputs, segments=segments)
-    return inputs, packing
+    if types is None:
+        return inputs, packing
+    segments = torch.zeros_like(inputs.tokens)
+    segments[0, : packing.real] = torch.from_numpy(types.joined(rows, lengths))
+    return replace(inputs, segments=segments), packing
 
 
 @dataclass(frozen=True)
