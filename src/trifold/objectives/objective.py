@@ -75,9 +75,8 @@ class Batch:
 
 
 def _move(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    return value.to(device) if isinstance(value, Inputs | Batch) else value
+    options: Any = {"non_blocking": True} if isinstance(value, Tensor) else {}
+    return value.to(device, **options) if isinstance(value, Tensor | Inputs | Batch) else value
 
 
 def pack(
