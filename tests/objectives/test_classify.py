@@ -130,7 +130,7 @@ def test_labels_that_training_has_not_count_as_wrong(tokenizer):
         100 * metrics.f1_score(truth, predictions, average="macro")
     )
     assert found.scores["matthews"] == pytest.approx(metrics.matthews_corrcoef(truth, predictions))
-    assert lines == ["nothing: 2 rows with labels that training has not, counted as wrong: angry, odd"]
+    assert lines == ["nothing: 2 rows with labels not seen in training, counted as wrong: angry, odd"]
 
 
 def all_logits(objective, model, records):

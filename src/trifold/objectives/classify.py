@@ -159,7 +159,7 @@ class Batch(BaseBatch):
 
 
 class Classify(Objective):
-    """Classification. Classes beyond those of the model are labels that training has not; they count as wrong.
+    """Classification. Classes beyond those of the model are labels not seen in training; they count as wrong.
 
     width: texts are truncated to it, unless None. report: receives the number of truncated texts and of such labels.
     pairs: whether rows have a second text. weights (C,): factors of the loss by class.
@@ -237,7 +237,7 @@ class Classify(Objective):
             )
             if self.report is not None:
                 self.report(
-                    f"{rows.report.name}: {count:,} rows with labels that training has not, counted as wrong: "
+                    f"{rows.report.name}: {count:,} rows with labels not seen in training, counted as wrong: "
                     f"{shorten(listed, 60, placeholder=' …')}"
                 )
         if self.problem == SINGLE:

@@ -199,7 +199,7 @@ class Tag(Objective):
         listed = shorten(", ".join(sorted(unknown)), 60, placeholder=" …")
         lines = [truncated] * bool(truncated)
         lines += [f"{lost:,} words without a token, predicted as O"] * bool(lost)
-        lines += [f"{unknown.total():,} tags that training has not, counted as wrong: {listed}"] * bool(
+        lines += [f"{unknown.total():,} tags not seen in training, counted as wrong: {listed}"] * bool(
             unknown
         )
         for line in lines:
