@@ -24,16 +24,14 @@ from trifold.data import Records, Role, read_records
 from trifold.data.squad import check_answers
 from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError, UsageError
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextBatch, TextExamples
 from trifold.objectives.objective import (
     ENCODER,
     UNUSED_KEYS,
-    Batch as BaseBatch,
     BuildContext,
     LossTerm,
-    Objective,
-    ObjectiveSettings,
     TaskBundle,
     pack_rows,
 )
@@ -64,10 +62,9 @@ ROLES = {
 }
 
 
-class AnswerSettings(ObjectiveSettings):
+class AnswerSettings(LabelledSettings):
     """Settings of question answering; `data.columns` names the columns of question, context, answers and id."""
 
-    data_kind = "table"
     command = 'predict {folder} "a question" --context "a text that contains the answer"'
     shapes = ("encoder",)
     heads = ("span",)
@@ -91,14 +88,6 @@ class AnswerSettings(ObjectiveSettings):
     )
     best_by: Literal["loss", "exact_match", "f1"] = "f1"
 
-    @classmethod
-    def with_heads(cls, config: ModelConfig) -> ModelConfig:
-        """The config with the head, and without parts of a language-model head if it lacks this head."""
-        if "span" in config.chosen_heads:
-            return config
-        unused = {"lm_head_transform": None, "lm_head_bias": False}
-        return config.model_copy(update={"heads": cls.heads, **unused})
-
     def build(self, context: BuildContext) -> TaskBundle:
         train, valid = context.read(_read_rows)
         texts = [text for role in ("context", "question") for text in dict.fromkeys(train.columns[role])]
@@ -108,7 +97,8 @@ class AnswerSettings(ObjectiveSettings):
                 "tokenizer: answers require the positions of tokens, and a class token in front of the text; set "
                 "tokenizer.kind=bpe and tokenizer.special=[cls, sep, mask], or another tokenizer.file"
             )
-        return TaskBundle(Answer(self, tokenizer, context), context.config_for(tokenizer), train, valid)
+        objective = Answer(self, tokenizer, context.config_for(tokenizer), context.width, context.report)
+        return TaskBundle(objective, objective.config, train, valid)
 
 
 def _read_rows(source: Any, settings: Any, split: str) -> Records:
@@ -141,28 +131,20 @@ def place_of(rows: Records, row: int) -> str:
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Windows as tokens, with their token types, if the model reads any.
+class Examples(TextExamples):
+    """Windows. visible: 1 at tokens in the softmax.
 
-    visible: 1 at tokens in the softmax. labels (N, 2): first and last token, 0 for none, UNKNOWN to ignore the window.
+    labels (N, 2): first and last token, 0 for none, UNKNOWN to ignore the window.
     """
 
-    windows: Ragged
-    types: Ragged | None
     visible: Ragged
     labels: Ids
 
-    @property
-    def lengths(self) -> Ids:
-        """(N, 1) tokens, including special tokens."""
-        return self.windows.lengths[:, None]
-
 
 @dataclass(frozen=True)
-class Batch(BaseBatch):
+class Batch(TextBatch):
     """Packed windows. visible (B, T): tokens in the softmax; labels (B, 2); rows (B,): numbers of the examples."""
 
-    inputs: Inputs
     visible: Tensor
     labels: Tensor
     rows: Tensor
@@ -196,16 +178,16 @@ def label_windows(parts: Sequence[Encoded], start: int, end: int) -> list[tuple[
     ]
 
 
-class Answer(Objective):
-    """Extractive question answering."""
+class Answer(LabelledObjective):
+    """Extractive question answering; `width` limits the windows."""
 
     row_name, token_name = "windows", "windows"
 
-    def __init__(self, settings: AnswerSettings, tokenizer: Tokenizer, context: BuildContext) -> None:
-        self.settings, self.tokenizer, self.report = settings, tokenizer, context.report
-        config = context.model
-        self.longest, self.overlap = window_sizes(settings.max_length, settings.stride, context.width)
-        self.has_types = tokenizer.has_token_types and (config.n_token_types > 1 or config.segment_offsets)
+    def __init__(
+        self, settings: AnswerSettings, tokenizer: Tokenizer, config: ModelConfig, width: int, report: Any
+    ) -> None:
+        super().__init__(settings, tokenizer, config, width, report)
+        self.longest, self.overlap = window_sizes(settings.max_length, settings.stride, width)
 
     def windows(self, rows: Records) -> Iterator[list[Encoded]]:
         """The windows of each question. Raises DataError for a question that leaves no room for its context."""
@@ -235,12 +217,12 @@ class Answer(Objective):
             self.report(
                 f"{rows.report.name}: {lost:,} answers match no tokens of a single window: not in the loss"
             )
-        texts, segments = Ragged.of(ids), Ragged.of(types) if self.has_types else None
+        texts, segments = Ragged.of(ids), Ragged.of(types) if self.reads_types else None
         return Examples(texts, segments, Ragged.of(visible), np.array(labels))
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given windows, truncated to `width` tokens if given. Not random."""
-        inputs, packing = pack_rows(examples.windows, rows, width, self.tokenizer, examples.types)
+        inputs, packing = pack_rows(examples.texts, rows, width, self.tokenizer, examples.types)
         visible = examples.visible.padded(rows, packing.shape[1], 0).bool()
         labels = np.where(examples.labels[rows, 1:] < packing.shape[1], examples.labels[rows], 0)
         return Batch(inputs, visible, torch.from_numpy(labels), torch.from_numpy(rows))

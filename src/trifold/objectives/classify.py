@@ -8,9 +8,9 @@ scores             accuracy, macro F1, F1 of two classes, Matthews; micro and ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from textwrap import shorten
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +24,13 @@ from trifold.data import Records, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.labelled import (
+    LabelledObjective,
+    LabelledSettings,
+    TextBatch,
+    TextExamples,
+    text_width,
+)
 from trifold.objectives.labels import (
     MULTI,
     REGRESSION,
@@ -33,38 +40,22 @@ from trifold.objectives.labels import (
     config_with_labels,
     label_sets,
     read_numbers,
-    sort_labels,
 )
-from trifold.objectives.objective import (
-    ENCODER,
-    Batch as BaseBatch,
-    BuildContext,
-    LossTerm,
-    Objective,
-    ObjectiveSettings,
-    TaskBundle,
-    pack_rows,
-    select_readable,
-)
+from trifold.objectives.objective import BuildContext, LossTerm, TaskBundle, pack_rows
 from trifold.predict.classify import choose_labels
-from trifold.ragged import Ragged
 from trifold.scores.classification import ClassificationScore, MultiLabelScore, binary_f1
 from trifold.scores.correlation import CorrelationScore
 from trifold.settings import nearest
-from trifold.text import Tokenizer, report
+from trifold.text import Tokenizer
 from trifold.text.spans import Ids
 
 # --- settings -> rows ------------------------------------------------------------------------------------
 
 
-class ClassifySettings(ObjectiveSettings):
+class ClassifySettings(LabelledSettings):
     """Settings of classification; `data.columns` names the columns of text, pair (the second text) and label."""
 
-    data_kind = "table"
-    command = 'predict {folder} "your text"'
-    shapes = ("encoder", "decoder")
     heads = ("sequence",)
-    defaults = {**ENCODER, "batch": {"on_overflow": "truncate"}}  # noqa: RUF012
 
     kind: Literal["classify"] = "classify"
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="probability mass spread over all labels")
@@ -105,8 +96,7 @@ class ClassifySettings(ObjectiveSettings):
             return config
         reads = "last" if config.shape == "decoder" else "pooler"
         heads = cls.heads if reads == "last" else ("pooler", *cls.heads)
-        unused = {"lm_head_transform": None, "lm_head_bias": False}
-        return config.model_copy(update={"heads": heads, "classifier_input": reads, **unused})
+        return super().with_heads(config).model_copy(update={"heads": heads, "classifier_input": reads})
 
     def build(self, context: BuildContext) -> TaskBundle:
         is_multi = context.model.problem_type == MULTI
@@ -117,38 +107,25 @@ class ClassifySettings(ObjectiveSettings):
         config = config_with_labels(
             context, context.config_for(tokenizer), train, valid, self.label_separator
         )
-        truncates = context.batches.on_overflow == "truncate"
-        width = context.width if truncates else None
-        objective = Classify(self, tokenizer, config, width, context.report, pairs=bool(pairs))
+        objective = Classify(self, tokenizer, config, text_width(context), context.report, pairs=bool(pairs))
         objective.weights = objective.class_weights(train)
-        if not truncates:
-            remedy = ", or set batch.on_overflow=truncate"
-            valid = select_readable(valid, objective.examples(valid), context, "texts", remedy)
-        return TaskBundle(objective, config, train, valid)
+        return self.bundle(objective, context, train, valid)
 
 
 # --- examples, batches -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Texts as tokens, with their token types, if any; labels (N,): classes or numbers, or (N, C) 0 and 1."""
+class Examples(TextExamples):
+    """Texts, and labels (N,): classes or numbers, or (N, C) 0 and 1."""
 
-    texts: Ragged
-    types: Ragged | None
     labels: NDArray[Any]
-
-    @property
-    def lengths(self) -> Ids:
-        """(N, 1) tokens, including special tokens."""
-        return self.texts.lengths[:, None]
 
 
 @dataclass(frozen=True)
-class Batch(BaseBatch):
+class Batch(TextBatch):
     """Packed texts. positions (B,): of the state that represents each text; labels (B,) or (B, C)."""
 
-    inputs: Inputs
     positions: Tensor
     labels: Tensor
 
@@ -158,10 +135,9 @@ class Batch(BaseBatch):
         return len(self.labels)
 
 
-class Classify(Objective):
+class Classify(LabelledObjective):
     """Classification. Classes beyond those of the model are labels not seen in training; they count as wrong.
 
-    width: texts are truncated to it, unless None. report: receives the number of truncated texts and of such labels.
     pairs: whether rows have a second text. weights (C,): factors of the loss by class.
     """
 
@@ -173,20 +149,12 @@ class Classify(Objective):
         settings: ClassifySettings,
         tokenizer: Tokenizer,
         config: ModelConfig,
-        width: int | None = None,
-        report: Callable[[str], None] | None = None,
-        *,
+        *reading: Any,
         pairs: bool = False,
     ) -> None:
-        self.tokenizer, self.config, self.width, self.report, self.pairs = (
-            tokenizer,
-            config,
-            width,
-            report,
-            pairs,
-        )
+        super().__init__(settings, tokenizer, config, *reading)
+        self.pairs = pairs
         self.problem, self.classes = config.problem_type or SINGLE, config.n_labels
-        self.numbers = {name: number for number, name in enumerate(config.labels)}
         self.classifier_input, self.eos_id = config.classifier_input, config.eos_id
         scores = [name for name in SCORES[self.problem] if name != "f1" or self.classes == 2]
         best_by = scores[0] if settings.best_by == "auto" else settings.best_by
@@ -200,7 +168,7 @@ class Classify(Objective):
                 raise SettingsError(
                     f"task.{key}: has no effect with model.problem_type={self.problem}; remove it"
                 )
-        self.settings: ClassifySettings = settings.model_copy(update={"best_by": best_by})
+        self.settings = settings.model_copy(update={"best_by": best_by})
 
     @property
     def loss_unit(self) -> str:
@@ -215,31 +183,18 @@ class Classify(Objective):
                     f"{rows.report.name}:{line}: {'no' if self.pairs else 'a'} second text, unlike the training data; "
                     "use the same columns, or set data.columns.pair"
                 )
-        encoded = self.tokenizer.rows(texts, pairs if self.pairs else None, max_length=self.width)
-        if self.report is not None and (truncated := report(encoded)):
-            self.report(f"{rows.report.name}: {truncated}")
-        has_types = self.tokenizer.has_token_types and (
-            self.config.n_token_types > 1 or self.config.segment_offsets
-        )
-        has_types = has_types and any(any(row.types) for row in encoded)
-        types = Ragged.of([row.types for row in encoded]) if has_types else None
-        return Examples(Ragged.of([row.ids for row in encoded]), types, self._number_labels(rows))
+        encoded = self.encode(rows, texts, pairs if self.pairs else None)
+        return Examples(*self.tokens_and_types(encoded), self._number_labels(rows))
 
     def _number_labels(self, rows: Records) -> NDArray[Any]:
         if self.problem == REGRESSION:
             return read_numbers(rows)
         sets = label_sets(rows, self.problem, self.settings.label_separator)
-        if new := sort_labels([name for names in sets for name in names if name not in self.numbers]):
-            self.numbers |= {name: number for number, name in enumerate(new, start=len(self.numbers))}
-            count, listed = (
-                sum(not names_known.isdisjoint(new) for names_known in map(set, sets)),
-                ", ".join(new),
-            )
-            if self.report is not None:
-                self.report(
-                    f"{rows.report.name}: {count:,} rows with labels not seen in training, counted as wrong: "
-                    f"{shorten(listed, 60, placeholder=' …')}"
-                )
+        unseen = [[name for name in names if name not in self.numbers] for names in sets]
+        noun = "rows with labels"
+        self.report_unseen(rows, chain(*unseen), noun, count=sum(map(bool, unseen)))
+        for name in chain(*unseen):
+            self.numbers.setdefault(name, len(self.numbers))
         if self.problem == SINGLE:
             return np.array([self.numbers[names[0]] for names in sets], dtype=np.int64)
         table = np.zeros((len(sets), len(self.numbers)), dtype=np.float32)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import chain
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from trifold.data.tables import TEXTS, check_text
 from trifold.errors import DataError
 from trifold.nn import ModelConfig
 from trifold.nn.config import ProblemType
+from trifold.objectives.labelled import list_labels
 from trifold.objectives.objective import BuildContext
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
@@ -85,8 +85,7 @@ def config_with_labels(
         raise DataError(
             f"{train.report.name}: the label {unknown[0]!r:.60} is not in model.label_names; add it"
         )
-    listed = ", ".join(f"{name:.40}" for name in config.labels)
-    context.report(shorten(f"labels: {listed}", 80, placeholder=f" … ({len(config.labels):,} labels)"))
+    list_labels(context, "labels", config.labels)
     return config
 
 

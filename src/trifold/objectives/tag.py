@@ -9,11 +9,9 @@ scores             precision, recall and F1 of entities; accuracy of the tags
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from textwrap import shorten
 from typing import Any, Literal
 
 import numpy as np
@@ -25,23 +23,20 @@ from torch.nn import functional as F
 from trifold.data import DataSettings, Records, Role, Source, read_records
 from trifold.data.tables import check_text
 from trifold.errors import DataError
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.objective import (
-    ENCODER,
-    Batch as BaseBatch,
-    BuildContext,
-    LossTerm,
-    Objective,
-    ObjectiveSettings,
-    TaskBundle,
-    pack_rows,
-    select_readable,
+from trifold.objectives.labelled import (
+    LabelledObjective,
+    LabelledSettings,
+    TextBatch,
+    TextExamples,
+    list_labels,
+    text_width,
 )
+from trifold.objectives.objective import BuildContext, LossTerm, TaskBundle, pack_rows
 from trifold.predict.tag import choose_tags, first_tokens
 from trifold.ragged import Ragged
 from trifold.scores.entities import EntityScore, find_entities
-from trifold.text import Tokenizer, report
 from trifold.text.spans import Ids
 
 NO_TAG = -1  # label of the tokens that are not the first of a word, and of unknown tags
@@ -50,26 +45,15 @@ NO_TAG = -1  # label of the tokens that are not the first of a word, and of unkn
 # --- settings -> rows ------------------------------------------------------------------------------------
 
 
-class TagSettings(ObjectiveSettings):
+class TagSettings(LabelledSettings):
     """Settings of tagging; `data.columns` names the columns of words and tags; in plain text, the first and last."""
 
-    data_kind = "table"
-    command = 'predict {folder} "your text"'
-    shapes = ("encoder", "decoder")
     heads = ("token",)
-    defaults = {**ENCODER, "batch": {"on_overflow": "truncate"}}  # noqa: RUF012
 
     kind: Literal["tag"] = "tag"
     best_by: Literal["f1", "accuracy", "loss"] = Field(
         "f1", description="f1: of entities; accuracy and loss: tags of any kind, such as parts of speech"
     )
-
-    @classmethod
-    def with_heads(cls, config: ModelConfig) -> ModelConfig:
-        if "token" in config.chosen_heads:
-            return config
-        unused = {"lm_head_transform": None, "lm_head_bias": False}
-        return super().with_heads(config).model_copy(update=unused)
 
     def build(self, context: BuildContext) -> TaskBundle:
         train, valid = context.read(self._read)
@@ -77,14 +61,9 @@ class TagSettings(ObjectiveSettings):
         if not tokenizer.has_offsets:
             raise DataError("this tokenizer does not provide the positions of tokens, which tags require")
         config = _with_labels(context.config_for(tokenizer), train)
-        labels = ", ".join(f"{name:.40}" for name in config.labels)
-        context.report(shorten(f"tags: {labels}", 80, placeholder=f" … ({len(config.labels):,} tags)"))
-        truncates = context.batches.on_overflow == "truncate"
-        objective = Tag(self, tokenizer, config, context.width if truncates else None, context.report)
-        if not truncates:
-            remedy = ", or set batch.on_overflow=truncate"
-            valid = select_readable(valid, objective.examples(valid), context, "sentences", remedy)
-        return TaskBundle(objective, config, train, valid)
+        list_labels(context, "tags", config.labels)
+        objective = Tag(self, tokenizer, config, text_width(context), context.report)
+        return self.bundle(objective, context, train, valid)
 
     def _read(self, source: Source, settings: DataSettings, split: str) -> Records:
         """Sentences with as many tags as words. Raises DataError for others, and for tags without a scheme."""
@@ -137,77 +116,48 @@ def _with_labels(config: ModelConfig, rows: Records) -> ModelConfig:
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Sentences as tokens, the label of each token, and of each sentence the first tokens of its words (-1: none)."""
+class Examples(TextExamples):
+    """Sentences, the label of each token, and of each sentence the first tokens of its words (-1: none)."""
 
-    texts: Ragged
     labels: Ragged
     firsts: list[list[int]]
 
-    @property
-    def lengths(self) -> Ids:
-        """(N, 1) tokens, including special tokens."""
-        return self.texts.lengths[:, None]
-
 
 @dataclass(frozen=True)
-class Batch(BaseBatch):
+class Batch(TextBatch):
     """Packed sentences. labels (T,): of the tokens; rows (B,): their examples; starts (B + 1,): their first tokens."""
 
-    inputs: Inputs
     labels: Tensor
     rows: Ids
     starts: Ids
     tokens: int  # with a label
 
 
-class Tag(Objective):
-    """Tagging. width: sentences are truncated to it, unless None. report: receives what the examples leave out."""
+class Tag(LabelledObjective):
+    """Tagging of words."""
 
     row_name = "sentences"
     token_name = "words"
 
-    def __init__(
-        self,
-        settings: TagSettings,
-        tokenizer: Tokenizer,
-        config: ModelConfig,
-        width: int | None = None,
-        report: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        self.settings: TagSettings = settings
-        self.tokenizer, self.width, self.report = tokenizer, width, report
-        self.names = config.labels
-        self.numbers = {name: number for number, name in enumerate(self.names)}
-
     def examples(self, rows: Records, draw: int | None = None) -> Examples:
         """Encode sentences and align their words with tokens. Reports truncated sentences and unknown tags."""
         sentences, tags = rows.columns["words"], rows.columns["tags"]
-        encoded = self.tokenizer.rows([" ".join(words) for words in sentences], max_length=self.width)
+        encoded = self.encode(rows, [" ".join(words) for words in sentences])
         firsts = [first_tokens(row, word_spans(words)) for row, words in zip(encoded, sentences, strict=True)]
         labels = [np.full(len(row.ids), NO_TAG) for row in encoded]
         for label, places, own in zip(labels, firsts, tags, strict=True):
             for place, tag in zip(places, own, strict=True):
                 if place >= 0:
                     label[place] = self.numbers.get(tag, NO_TAG)
-        self._report_losses(rows, report(encoded), sum(places.count(-1) for places in firsts))
-        texts = Ragged.of([row.ids for row in encoded])
-        return Examples(texts, Ragged.of([label.tolist() for label in labels]), firsts)
-
-    def _report_losses(self, rows: Records, truncated: str, lost: int) -> None:
-        unknown = Counter(tag for tags in rows.columns["tags"] for tag in tags if tag not in self.numbers)
-        listed = shorten(", ".join(sorted(unknown)), 60, placeholder=" …")
-        lines = [truncated] * bool(truncated)
-        lines += [f"{lost:,} words without a token, predicted as O"] * bool(lost)
-        lines += [f"{unknown.total():,} tags not seen in training, counted as wrong: {listed}"] * bool(
-            unknown
-        )
-        for line in lines:
-            self.report(f"{rows.report.name}: {line}")
+        if lost := sum(places.count(-1) for places in firsts):
+            self.report(f"{rows.report.name}: {lost:,} words without a token, predicted as O")
+        self.report_unseen(rows, (tag for tag in chain(*tags) if tag not in self.numbers), "tags")
+        labelled = Ragged.of([label.tolist() for label in labels])
+        return Examples(*self.tokens_and_types(encoded), labelled, firsts)
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given sentences, truncated to `width` tokens if given. Not random."""
-        inputs, packing = pack_rows(examples.texts, rows, width, self.tokenizer)
+        inputs, packing = pack_rows(examples.texts, rows, width, self.tokenizer, examples.types)
         starts = packing.starts.numpy()
         labels = np.full(inputs.tokens.shape[1], NO_TAG, dtype=np.int64)
         labels[: packing.real] = examples.labels.joined(rows, np.diff(starts)[: len(rows)])
@@ -240,7 +190,9 @@ class Tag(Objective):
         """Scores of the tags of all sentences, and the first sentences with their entities."""
         references, examples = run.rows.columns["tags"], run.examples
         classes = dict(run.sums["classes"])
-        found = [choose_tags(classes[n], firsts, self.names) for n, firsts in enumerate(examples.firsts)]
+        found = [
+            choose_tags(classes[n], firsts, self.config.labels) for n, firsts in enumerate(examples.firsts)
+        ]
         pairs = list(zip(chain(*references), chain(*found), strict=True))
         values = {"accuracy": 100 * sum(one == other for one, other in pairs) / len(pairs)}
         lines = [f"accuracy of {len(pairs):,} tags = {values['accuracy']:.2f}"]

@@ -1,0 +1,133 @@
+"""What the objectives of labelled texts share: settings, encoding with its reports, examples and batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import shorten
+from typing import Any, ClassVar
+
+from trifold.data import Records
+from trifold.nn import Inputs, ModelConfig
+from trifold.nn.config import Shape
+from trifold.objectives.objective import (
+    ENCODER,
+    Batch,
+    BuildContext,
+    Objective,
+    ObjectiveSettings,
+    TaskBundle,
+    select_readable,
+)
+from trifold.ragged import Ragged
+from trifold.text import Encoded, Tokenizer, report
+from trifold.text.spans import Ids
+
+
+class LabelledSettings(ObjectiveSettings):
+    """Base of the settings of a task on labelled texts. `data.columns` names the columns of its roles."""
+
+    data_kind = "table"
+    command = 'predict {folder} "your text"'
+    shapes: ClassVar[tuple[Shape, ...]] = ("encoder", "decoder")
+    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {**ENCODER, "batch": {"on_overflow": "truncate"}}
+
+    @classmethod
+    def with_heads(cls, config: ModelConfig) -> ModelConfig:
+        """The config, with the heads of the task and without parts of a language-model head if it lacks one of them."""
+        if (complete := super().with_heads(config)) is config:
+            return config
+        return complete.model_copy(update={"lm_head_transform": None, "lm_head_bias": False})
+
+    def bundle(
+        self, objective: LabelledObjective, context: BuildContext, train: Records, valid: Records
+    ) -> TaskBundle:
+        """The objective and its rows, without validation rows that are too long for the model."""
+        if objective.width is None:
+            remedy, noun = ", or set batch.on_overflow=truncate", objective.row_name
+            valid = select_readable(valid, objective.examples(valid), context, noun, remedy)
+        return TaskBundle(objective, objective.config, train, valid)
+
+
+@dataclass(frozen=True)
+class TextExamples:
+    """Texts as tokens, with their token types, if the model reads them."""
+
+    texts: Ragged
+    types: Ragged | None
+
+    @property
+    def lengths(self) -> Ids:
+        """(N, 1) tokens, including special tokens."""
+        return self.texts.lengths[:, None]
+
+
+@dataclass(frozen=True)
+class TextBatch(Batch):
+    """Packed texts."""
+
+    inputs: Inputs
+
+
+class LabelledObjective(Objective):
+    """Base of the objectives of labelled texts.
+
+    config: names the labels. width: texts are truncated to it, unless None. report: receives what is left out.
+    """
+
+    settings: Any
+
+    def __init__(
+        self,
+        settings: LabelledSettings,
+        tokenizer: Tokenizer,
+        config: ModelConfig,
+        width: int | None = None,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.settings, self.tokenizer, self.config = settings, tokenizer, config
+        self.width, self.report = width, report
+        self.numbers = {name: number for number, name in enumerate(config.labels)}
+
+    def encode(
+        self, rows: Records, texts: Sequence[str], pairs: Sequence[str] | None = None
+    ) -> list[Encoded]:
+        """The texts or pairs of the rows. Reports how many are truncated."""
+        encoded = self.tokenizer.rows(texts, pairs, max_length=self.width)
+        if truncated := report(encoded):
+            self.report(f"{rows.report.name}: {truncated}")
+        return encoded
+
+    @property
+    def reads_types(self) -> bool:
+        """Whether the tokenizer gives token types and the model reads them."""
+        return self.tokenizer.has_token_types and (
+            self.config.n_token_types > 1 or self.config.segment_offsets
+        )
+
+    def tokens_and_types(self, encoded: Sequence[Encoded]) -> tuple[Ragged, Ragged | None]:
+        """The arguments of `TextExamples`."""
+        has_types = self.reads_types and any(any(row.types) for row in encoded)
+        types = Ragged.of([row.types for row in encoded]) if has_types else None
+        return Ragged.of([row.ids for row in encoded]), types
+
+    def report_unseen(
+        self, rows: Records, labels: Iterable[str], noun: str, count: int | None = None
+    ) -> None:
+        """Report labels that the model does not have. count: of what they are, by default of the labels."""
+        if unseen := Counter(labels):
+            listed = shorten(", ".join(sorted(unseen)), 60, placeholder=" …")
+            number = f"{count or unseen.total():,} {noun}"
+            self.report(f"{rows.report.name}: {number} not seen in training, counted as wrong: {listed}")
+
+
+def text_width(context: BuildContext) -> int | None:
+    """The number of tokens that texts are truncated to; None if the recipe does not truncate."""
+    return context.width if context.batches.on_overflow == "truncate" else None
+
+
+def list_labels(context: BuildContext, noun: str, labels: Sequence[str]) -> None:
+    """Report the labels in one line."""
+    listed = ", ".join(f"{name:.40}" for name in labels)
+    context.report(shorten(f"{noun}: {listed}", 80, placeholder=f" … ({len(labels):,} {noun})"))
