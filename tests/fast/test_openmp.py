@@ -53,6 +53,7 @@ def wait_for(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
+@pytest.mark.slow
 @needs_statistics
 def test_a_process_on_the_same_core_is_detected() -> None:
     command = [sys.executable, "-c", DETECT]

@@ -84,6 +84,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
+@pytest.mark.slow
 def test_commands_on_hostile_folders_take_little_memory_and_time(
     models: dict[str, Path], tmp_path: Path
 ) -> None:

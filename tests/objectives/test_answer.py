@@ -178,6 +178,7 @@ def test_predictions_and_scores_are_those_of_predict(tmp_path, impossible):
     assert (result.value, result.signatures) == (result.scores["f1"], [score.signature])
 
 
+@pytest.mark.slow
 def test_a_trained_model_answers_its_questions_with_every_command(tmp_path):
     rng, rows = random.Random(1), []
     for number in range(24):

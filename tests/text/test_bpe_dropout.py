@@ -21,6 +21,7 @@ def trained(kind: str, dropout: float) -> Tokenizer:
     return train_tokenizer(CORPUS[:60], TokenizerSettings.parse(settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
 def test_without_dropout_the_merges_equal_the_library(kind: str) -> None:
     tokenizer = trained(kind, 1e-12)  # too small to happen, but not zero: our own loop runs
