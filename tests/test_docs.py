@@ -46,6 +46,7 @@ SHORTENED = {
     "trifold train teacher.yaml": TINY,
     "trifold train classify data.train=reviews": TINY,
     "trifold train classify data.train=pairs": TINY.removeprefix("model.d_model=16 "),
+    "trifold train classify data.train=films": TINY.removeprefix("model.d_model=16 "),
     "trifold train answer": TINY,
     "trifold train tag": TINY,
     "trifold train student.yaml": TINY,

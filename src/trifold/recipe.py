@@ -97,6 +97,12 @@ class TrainSettings(Settings):
         description="muon: polynomial of an iteration: the same quintic in each; or the optimal one for the number of "
         "iterations (at most 5), two of which do about as much as three of the other",
     )
+    freeze: tuple[str, ...] = Field(
+        (), strict=False, description="parts, or patterns of parameter names, that are not trained"
+    )
+    layer_decay: float = Field(
+        1.0, gt=0, le=1, description="factor of the learning rate from each layer to the one before it"
+    )
     clip: float | None = Field(None, gt=0, description="largest gradient norm")
     ema: float | None = Field(
         None, gt=0, lt=1, description="decay of the moving average of weights that is validated and saved"

@@ -85,6 +85,9 @@ def make_curves() -> None:
     run("few rows on 1", 1, few)
     run("few rows on 4", 4, few)
     run("few rows sharded on 4", 4, few | SHARDED)
+    frozen = EXACT | {"train.freeze": ["*embeddings", "encoder"], "train.layer_decay": 0.5, "train.steps": 6}
+    run("frozen on 1", 1, frozen)
+    run("frozen sharded on 2", 2, frozen | SHARDED)
     for world, steps in ((1, 4), (4, 8), (2, 12)):  # one run, continued with other numbers of ranks
         changes = EXACT | {"train.steps": steps} | (SHARDED if world == 4 else {})
         run(f"session on {world}", world, changes, "sessions")

@@ -17,6 +17,7 @@ from trifold.memory import Limit, format_size
 from trifold.nn import ModelConfig
 from trifold.recipe import Recipe, TrainSettings
 from trifold.train.device import Machine
+from trifold.train.parameters import count_trained
 
 RUNTIME = 450 * 2**20  # interpreter, PyTorch and compiled loops; measured
 TOKEN_BYTES, BATCH_BYTES = 32, 2**12  # of the tensors of a batch, for each token, and of their headers
@@ -56,7 +57,9 @@ def estimate_memory(
     batches      the batches of an update, which are counted before its first forward pass
     runtime      the process, on a CPU
     """
-    parameters = count_parameters(config)
+    parameters = trained = count_parameters(config)
+    if train.freeze:
+        trained = count_trained(config, train)
     world, dtype, on_cpu = machine.ranks.world, machine.dtype, machine.device.type == "cpu"
     kept = saved_elements(
         config,
@@ -70,8 +73,8 @@ def estimate_memory(
     memory = TrainingMemory(
         weights=(4 if dtype is torch.float32 else 4 + dtype.itemsize) * parameters
         + 32 * position_table(config),
-        gradients=(dtype.itemsize * machine.workers + 4) * parameters,
-        optimizer=(2 if dtype is torch.float64 else 1) * state * parameters,
+        gradients=(dtype.itemsize * machine.workers + 4) * trained,
+        optimizer=(2 if dtype is torch.float64 else 1) * state * trained,
         # On a GPU the file is built in host memory.
         validation=((8 if on_cpu else 4) + (12 if train.average > 1 else 0)) * parameters,
         activations=dtype.itemsize * kept,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trifold.errors import SettingsError
 from trifold.recipe import TrainSettings
 from trifold.train.optimizers import Adam, is_hidden_matrix
 
@@ -47,6 +48,10 @@ class Muon:
         }
         self._dtype = torch.bfloat16 if weights.low_precision else torch.float32
         hidden = {name for names in self._by_shape.values() for name in names}
+        if hidden == self._views.keys():
+            raise SettingsError(
+                "train.optimizer: muon needs a trained parameter that is not a matrix of a layer"
+            )
         self._adam = Adam(weights, settings, self._views.keys() - hidden)
 
     @torch.no_grad()
@@ -54,9 +59,7 @@ class Muon:
         """One update with `gradient` (P,); hidden matrices use `muon_rate` times the learning rate `rate`."""
         settings = self._settings
         self._adam.step(gradient, rate)
-        rate *= settings.muon_rate
         gradients = self._weights.named(gradient)
-        decay = 1 - rate * settings.weight_decay
         for shape, names in self._by_shape.items():
             momenta = self._momenta[shape]
             directions = torch.empty_like(momenta, dtype=self._dtype)
@@ -65,9 +68,10 @@ class Muon:
                 momentum.lerp_(gradients[name], 1 - settings.momentum)
                 direction.copy_(gradients[name].lerp(momentum, settings.momentum))
             updates = orthogonalize(directions, settings.muon_polynomial, settings.muon_iterations)
-            scale = rate * SCALES[settings.muon_scale](*shape)
+            scale = SCALES[settings.muon_scale](*shape)
             for name, update in zip(names, updates, strict=True):
-                self._views[name].mul_(decay).add_(update, alpha=-scale)
+                own = rate * settings.muon_rate * self._weights.factors.get(name, 1.0)
+                self._views[name].mul_(1 - own * settings.weight_decay).add_(update, alpha=-(own * scale))
 
     @property
     def state(self) -> dict[str, Tensor]:

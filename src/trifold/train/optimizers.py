@@ -21,6 +21,7 @@ those of schedule inverse-sqrt with learning_rate 0.01 and warmup 10,000.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -62,7 +63,7 @@ def create_optimizer(weights: FlatWeights, settings: TrainSettings) -> Optimizer
         return Muon(weights, settings)
     if settings.optimizer == "adafactor":
         return Adafactor(weights, settings)
-    return Adam(weights, settings, flat=settings.optimizer == "adam")
+    return Adam(weights, settings)
 
 
 def check_state(optimizer: str, expected: Collection[str], saved: Collection[str]) -> None:
@@ -108,7 +109,7 @@ def decay_group(weights: Mapping[str, Tensor], on: str | None) -> frozenset[str]
 class Adam:
     """The fused AdamW of PyTorch, over views of the master weights: all parameters, or those of `names`.
 
-    flat: treat all parameters as one vector, with weight decay on everything. That is `train.optimizer: adam`.
+    `train.optimizer: adam` has weight decay on everything, and treats all parameters with one rate as one vector.
     """
 
     def __init__(
@@ -116,24 +117,21 @@ class Adam:
         weights: FlatWeights,
         settings: TrainSettings,
         names: Collection[str] | None = None,
-        *,
-        flat: bool = False,
     ) -> None:
-        self._weights, self._flat = weights, flat
-        named = {"": weights.master} if flat else weights.named(weights.master)
+        everything = settings.optimizer == "adam"
+        self._weights, self._flat = weights, everything and not weights.factors
+        named = {"": weights.master} if self._flat else weights.named(weights.master)
         self._views = {
             name: torch.nn.Parameter(view) for name, view in named.items() if names is None or name in names
         }
-        decayed = named.keys() if flat else decay_group(named, settings.weight_decay_on)
-        groups = [
-            {
-                "params": [view for name, view in self._views.items() if (name in decayed) is decays],
-                "weight_decay": decay,
-            }
-            for decays, decay in ((True, settings.weight_decay), (False, 0.0))
-        ]
+        decayed = named.keys() if everything else decay_group(named, settings.weight_decay_on)
+        groups: dict[tuple[float, float], list[Tensor]] = defaultdict(list)
+        for name, view in self._views.items():
+            groups[settings.weight_decay if name in decayed else 0.0, weights.factors.get(name, 1.0)].append(
+                view
+            )
         self._optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
+            [{"params": views, "weight_decay": decay, "factor": f} for (decay, f), views in groups.items()],
             lr=0.0,
             betas=(settings.beta1, settings.beta2),
             eps=settings.epsilon,
@@ -153,7 +151,7 @@ class Adam:
         """One update with `gradient` (P,) at learning rate `rate`."""
         gradients = {"": gradient} if self._flat else self._weights.named(gradient)
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         for name, view in self._views.items():
             view.grad = gradients[name]
         self._optimizer.step()
@@ -195,9 +193,9 @@ class Adafactor:
         """One update with `gradient` (P,) at learning rate `rate`."""
         settings = self._settings
         self._step += 1
-        newest = float(self._step) ** DECAY_EXPONENT  # 1 − β
+        newest, peak = float(self._step) ** DECAY_EXPONENT, rate  # 1 − β
         for name, grad in self._weights.named(gradient).items():
-            weight = self._views[name]
+            weight, rate = self._views[name], peak * self._weights.factors.get(name, 1.0)
             update = self._normalize(name, grad, newest)
             scale = _rms(weight).clamp_min_(MIN_RMS) if settings.relative_step else 1.0
             update *= rate * scale / (_rms(update) / settings.update_clip).clamp_min_(1.0)

@@ -30,8 +30,9 @@ class ShardedWeights(FlatWeights):
         _shard(model, machine)
         dtype = machine.dtype
         self._ranks, self._parameters = machine.ranks, dict(model.named_parameters())
-        self.names = list(self._parameters)
-        parts = [_local(parameter) for parameter in self._parameters.values()]
+        self.names = [name for name, parameter in self._parameters.items() if parameter.requires_grad]
+        self.frozen = {n: _local(p) for n, p in self._parameters.items() if not p.requires_grad}
+        parts = [_local(self._parameters[name]) for name in self.names]
         self._sizes, self._shapes = [part.numel() for part in parts], [part.shape for part in parts]
         self.master = torch.cat([part.detach().to(master_dtype(dtype)).flatten() for part in parts])
         self.low_precision = dtype is not self.master.dtype
@@ -42,8 +43,8 @@ class ShardedWeights(FlatWeights):
 
     def take_gradient(self) -> Tensor:
         parts = []
-        for parameter, size in zip(self._parameters.values(), self._sizes, strict=True):
-            gradient = parameter.grad
+        for name, size in zip(self.names, self._sizes, strict=True):
+            gradient = (parameter := self._parameters[name]).grad
             parts.append(self.master.new_zeros(size) if gradient is None else _local(gradient).flatten())
             parameter.grad = None
         return torch.cat(parts)
@@ -54,7 +55,7 @@ class ShardedWeights(FlatWeights):
         return total
 
     @torch.no_grad()
-    def publish(self) -> None:
+    def publish(self, *, frozen: bool = False) -> None:
         for name, part in self.named(self.master).items():
             _local(self._parameters[name]).copy_(part)
 

@@ -14,7 +14,7 @@ of tokens, and because its hooks expect one backward pass per process, where sev
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from statistics import median
@@ -34,6 +34,7 @@ from trifold.recipe import TrainSettings
 from trifold.train.blocks import compile_blocks, recompute_blocks, under_graphs
 from trifold.train.device import Machine, master_dtype
 from trifold.train.optimizers import MovingAverage, check_state, create_optimizer, learning_rate, peak_rate
+from trifold.train.parameters import freeze, rate_factors
 from trifold.train.ranks import SINGLE, Ranks
 
 
@@ -108,7 +109,9 @@ class Trainer:
 
     def __str__(self) -> str:
         int8 = f", {count_int8_layers(self.model)} layers in int8" if self.machine.int8 else ""
-        return f"{self.model.count_parameters():,} parameters{int8}"
+        trained = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+        share = f" ({trained:,} trained)" if self.weights.frozen else ""
+        return f"{self.model.count_parameters():,} parameters{share}{int8}"
 
     def update(
         self, batches: Sequence[Batch], step: int, max_loss: float = math.inf, idle: Sequence[Batch] = ()
@@ -173,8 +176,9 @@ class Trainer:
     def broadcast_weights(self) -> None:
         """Give all ranks the weights of rank 0; another processor may initialize them differently."""
         if not self.machine.sharded:
-            self.ranks.broadcast(self.weights.master)
-            self.weights.publish()
+            for values in (self.weights.master, *self.weights.frozen.values()):
+                self.ranks.broadcast(values)
+            self.weights.publish(frozen=True)
 
     def close(self) -> None:
         """Shut down the worker pool."""
@@ -183,7 +187,7 @@ class Trainer:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Master weights, and optimizer state with the moving average, by name: live tensors, possibly sharded."""
-        weights = self.weights.named(self.weights.master)
+        weights = self.weights.complete(self.weights.master)
         return self._to_global(weights), self._to_global(self._optimizer_state())
 
     def _optimizer_state(self) -> dict[str, Tensor]:
@@ -199,19 +203,19 @@ class Trainer:
     def evaluation_weights(self) -> dict[str, Tensor]:
         """The weights to validate and keep, by name: the moving average if there is one. They may be sharded."""
         flat = self.weights.master if self.average is None else self.average.mean
-        return self._to_global(self.weights.named(flat))
+        return self._to_global(self.weights.complete(flat))
 
     def restore(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
         """Restore what `state` returned. Raises CheckpointError, changing nothing, for another optimizer."""
         live = self._optimizer_state()
         check_state(self.settings.optimizer, live, optimizer)
-        for name, value in self.weights.named(self.weights.master).items():
+        for name, value in self.weights.complete(self.weights.master).items():
             value.copy_(self.weights.to_local(name, weights[name]))
         for key, value in live.items():
             value.copy_(self.weights.to_local(key, optimizer[key]))
         if self.average is not None:
             self.average.updates = int(optimizer["step"].max())
-        self.weights.publish()
+        self.weights.publish(frozen=True)
 
 
 def _dropout_seed(seed: int, step: int, micro: int, rank: int = 0) -> int:
@@ -228,11 +232,13 @@ CHUNK = 2**20  # elements converted and added at once
 def prepare_model(model: Transformer, settings: TrainSettings, machine: Machine) -> FlatWeights:
     """Apply the training options to the model, in the required order, and take over its weights.
 
+    Frozen parameters come first, because the others depend on them.
     1. int8 layers, the innermost.
     2. Recomputation wraps the computation of a block, so it must be inside the compiled graph and the sharding.
     3. Compilation turns each block into a graph; sharding hooks stay outside of it.
     4. Sharding, or moving to the device, takes over the parameters that the previous steps created.
     """
+    freeze(model, settings.freeze)
     if machine.int8:
         enable_int8_training(model)
     if settings.recompute == "blocks":
@@ -242,41 +248,55 @@ def prepare_model(model: Transformer, settings: TrainSettings, machine: Machine)
     if machine.sharded:
         from trifold.train.sharding import ShardedWeights
 
-        return ShardedWeights(model.train(), machine)
-    return FlatWeights(model.to(machine.device).train(), machine.dtype, machine.ranks)
+        weights: FlatWeights = ShardedWeights(model.train(), machine)
+    else:
+        weights = FlatWeights(model.to(machine.device).train(), machine.dtype, machine.ranks)
+    weights.factors = rate_factors(model, settings.layer_decay)
+    return weights
 
 
 class FlatWeights:
-    """Owns the storage of the parameters. `master` and the gradient are (P,) fp32, equal on all ranks."""
+    """Owns the storage of the parameters. `master` and the gradient are (P,) fp32, equal on all ranks.
+
+    frozen: fp32 values of the parameters without gradient, which are not in these vectors. factors: of the learning
+    rate, by name, where they are not 1.
+    """
+
+    factors: Mapping[str, float] = {}
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks = SINGLE) -> None:
-        self._ranks = ranks
-        self.names = [name for name, _ in model.named_parameters()]
-        parameters = list(model.parameters())
+        self._ranks, wide = ranks, master_dtype(dtype)
+        self._parameters = dict(model.named_parameters())
+        self.names = [name for name, parameter in self._parameters.items() if parameter.requires_grad]
+        self.frozen = {n: p.detach().to(wide) for n, p in self._parameters.items() if not p.requires_grad}
+        parameters = [self._parameters[name] for name in self.names]
         self._sizes = [parameter.numel() for parameter in parameters]
         self._shapes = [parameter.shape for parameter in parameters]
-        self.master = torch.cat([p.detach().to(master_dtype(dtype)).flatten() for p in parameters])
+        self.master = torch.cat([p.detach().to(wide).flatten() for p in parameters])
         self.low_precision = dtype is not self.master.dtype
         self._compute = self.master.to(dtype) if self.low_precision else self.master
         self._gradients: list[Tensor] = []
         # Allocated once; allocating a vector of this size per update fragments the memory.
         self._total, self._has_gradient = torch.zeros_like(self.master), False
         self._attach(model)
+        for name, values in self.frozen.items():
+            self._parameters[name].data = values.to(dtype)
         cast_buffers(model, dtype)
 
     def _attach(self, model: nn.Module) -> None:
         """Make the parameters views of the compute weights and their gradients views of a new vector."""
         gradient = torch.zeros_like(self._compute)
         self._gradients.append(gradient)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for parameter, values, grad in zip(
-            model.parameters(), self._compute.split(self._sizes), gradient.split(self._sizes), strict=True
+            trained, self._compute.split(self._sizes), gradient.split(self._sizes), strict=True
         ):
             parameter.data = values.view(parameter.shape)
             parameter.grad = grad.view(parameter.shape)
 
     def replicate(self, model: Transformer) -> Transformer:
         """Another model that shares the weights and has its own gradients until `collect`."""
-        shared = {id(parameter): nn.Parameter(parameter.data) for parameter in model.parameters()}
+        shared = {id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in model.parameters()}
         replica = deepcopy(model, shared)
         self._attach(replica)
         return replica
@@ -308,15 +328,21 @@ class FlatWeights:
         """The norm of a gradient from `take_gradient`."""
         return float(torch.linalg.vector_norm(gradient))
 
-    def publish(self) -> None:
-        """Copy the master weights, rounded once, to the model."""
+    def publish(self, *, frozen: bool = False) -> None:
+        """Copy the master weights, and the frozen ones if they have changed, rounded once, to the model."""
         if self.low_precision:
             self._compute.copy_(self.master)
+            for name, values in self.frozen.items() if frozen else ():
+                self._parameters[name].data.copy_(values)
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat (P,) vector in the shapes of the parameters, by name."""
         parts = flat.split(self._sizes)
         return {name: p.view(s) for name, p, s in zip(self.names, parts, self._shapes, strict=True)}
+
+    def complete(self, flat: Tensor) -> dict[str, Tensor]:
+        """`named(flat)` and the frozen parameters."""
+        return self.named(flat) | self.frozen
 
     def to_global(self, key: str, part: Tensor) -> Tensor:
         """The tensor of all ranks from the part of this rank. key: PARAMETER or KIND.PARAMETER."""
