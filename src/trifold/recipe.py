@@ -343,7 +343,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
         if replaced and replaced != {key: value}:
             warn(f"{key} is set again; {value!r} replaces the earlier value")
         given[key] = value
-        _set(values, key, value)
+        set_key(values, key, value)
     values.setdefault("name", default_name)
     if (chosen := complete(values)) and os.environ.get("RANK", "0") == "0":
         print(wrapped(f"for the size of the data: {' '.join(chosen)}"), file=sys.stderr)
@@ -387,7 +387,8 @@ def _split_override(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def _set(values: dict[str, Any], dotted: str, value: Any) -> None:
+def set_key(values: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set the value of a dotted key."""
     *path, last = dotted.split(".")
     for part in path:
         values = values.setdefault(part, {})

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trifold.cli.options import Json
+from trifold.cli.several import print_summary
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import TrifoldError, UsageError, escape
 
@@ -75,6 +76,7 @@ def run(
         if facts.error is not None:
             print_note(f"warning: {facts.error}")
     print_table([HEADING, *map(_row, found)], "    r", cut=3)
+    print_summary(folder)
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -134,6 +136,8 @@ def _read_metrics(file: Path, facts: Facts) -> None:
             except ValueError:  # incomplete, of a process that was killed
                 continue
             facts.step, facts.seconds = int(values["step"]), float(values.get("seconds", facts.seconds))
+            if facts.score == "auto" and (names := [key[6:] for key in values if key.startswith("valid/")]):
+                facts.score = names[1]  # after the loss
             value = values.get(f"valid/{facts.score}")
             if value is not None and (facts.value is None or sign * value > sign * facts.value):
                 facts.value, facts.best_step = float(value), facts.step

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 from trifold.cli.options import Json
+from trifold.cli.several import changes_by_run, print_summary, read_summary, train_each
 from trifold.cli.terminal import is_main_process, print_json, print_note
 from trifold.errors import wrapped
 
@@ -18,6 +19,7 @@ EXAMPLES = (
     "trifold train demo train.steps=200 --out runs/short",
     "trifold train my.yaml data.train=a.en,a.de data.holdout=500",
     "trifold train demo --resume auto",
+    "trifold train classify data.train=reviews.csv --seeds 5",
 )
 
 
@@ -44,6 +46,12 @@ def run(
         Literal["auto"] | None, typer.Option(help="Continue the run in the run folder, if there is one.")
     ] = None,
     data_changed: DataChanged = False,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N|A,B,…", help="Train with several seeds; print the mean score.")
+    ] = None,
+    folds: Annotated[
+        int | None, typer.Option(metavar="N", min=2, help="Train on each fold: cross-validation.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train a model from a recipe. Ctrl-C saves a checkpoint and prints how to continue."""
@@ -61,6 +69,12 @@ def run(
         with join_ranks() as ranks:
             chosen = ranks.in_turn(lambda: load_recipe(recipe, changes or ()))
             out = Path(recipe) if out is None and is_run(recipe) else out
+            if seeds is not None or folds is not None:
+                folder = out or Path("runs") / chosen.name
+                code = train_each(chosen, changes_by_run(seeds, folds), folder, data_changed=data_changed)
+                if is_main_process():
+                    print_json(read_summary(folder)) if json else print_summary(folder)
+                raise typer.Exit(code)
             outcome = train(chosen, out=out, resume=resume, data_changed=data_changed)
     except (KeyboardInterrupt, SystemExit):
         if is_main_process():

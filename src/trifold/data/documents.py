@@ -85,7 +85,7 @@ class Documents:
         report = DocumentReport(name, documents=len(texts), characters=sum(map(len, texts)))
         return cls(texts, report)
 
-    def hold_out(self, count: int | float, seed: int) -> tuple[Documents, Documents]:
+    def hold_out(self, count: int | float | str, seed: int) -> tuple[Documents, Documents]:
         """Split into training and held-out documents, as those of `Pairs`; a float is a share.
 
         A single document is split by characters, and the held-out share is its end. Raises DataError if no training

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
@@ -140,8 +140,8 @@ class Pairs:
             Report(name, pairs=len(indices)),
         )
 
-    def hold_out(self, count: int | float, seed: int) -> tuple[Pairs, Pairs]:
-        """Split into training and held-out pairs; a float is a share.
+    def hold_out(self, count: int | float | str, seed: int) -> tuple[Pairs, Pairs]:
+        """Split into training and held-out pairs; a float is a share, `fold:2/5` the second of five folds.
 
         The held-out pairs are the last of a shuffle by `seed`; both parts keep the order of the file. Raises DataError
         if no training pair would be left.
@@ -149,7 +149,7 @@ class Pairs:
         return hold_out_rows(self, count, seed, "pairs")
 
 
-def hold_out_rows(rows: Any, count: int | float, seed: int, noun: str) -> tuple[Any, Any]:
+def hold_out_rows(rows: Any, count: int | float | str, seed: int, noun: str) -> tuple[Any, Any]:
     """`hold_out` of `Pairs` or of other rows, which errors call `noun`."""
     name = rows.report.name
     rest, held = hold_out_indices(len(rows), count, seed, noun)
@@ -158,16 +158,29 @@ def hold_out_rows(rows: Any, count: int | float, seed: int, noun: str) -> tuple[
     return train, rows.select(held, f"held out of {name}")
 
 
-def hold_out_indices(total: int, count: int | float, seed: int, noun: str) -> tuple[list[int], list[int]]:
-    """The indices to keep and those to hold out, both sorted; a float is a share, of at least one."""
-    held = max(1, round(count * total)) if isinstance(count, float) else count
-    if held >= total:
-        raise DataError(
-            f"data.holdout: {held:,} {noun} of {total:,} leave nothing to train on; hold out fewer"
-        )
+def hold_out_indices(
+    total: int, count: int | float | str, seed: int, noun: str
+) -> tuple[list[int], list[int]]:
+    """The indices to keep and those to hold out, both sorted; a float is a share, of at least one.
+
+    `fold:2/5` is the second of the five folds of this seed, which partition the indices.
+    """
     order = list(range(total))
     random.Random(seed).shuffle(order)
-    return sorted(order[: total - held]), sorted(order[total - held :])
+    if isinstance(count, str):
+        fold, folds = map(int, count.removeprefix("fold:").split("/"))
+        if folds > total:
+            raise DataError(
+                f"data.holdout: {total:,} {noun} cannot be divided into {folds:,} folds; use fewer"
+            )
+        held = order[fold - 1 :: folds]
+        return sorted({*order}.difference(held)), sorted(held)
+    size = max(1, round(count * total)) if isinstance(count, float) else count
+    if size >= total:
+        raise DataError(
+            f"data.holdout: {size:,} {noun} of {total:,} leave nothing to train on; hold out fewer"
+        )
+    return sorted(order[: total - size]), sorted(order[total - size :])
 
 
 def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> Pairs:
@@ -177,39 +190,23 @@ def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> 
     malformed or has no usable pair; SettingsError if the source is invalid.
     """
     report, rows = open_pairs(source, settings, split)
-    pairs = Pairs(report=report)
-    for line, sides in filter_rows(((row.line, row[:2]) for row in rows), settings, report):
-        pairs.sources.append(sides[0])
-        pairs.targets.append(sides[1])
-        pairs.lines.append(line)
-    return pairs
-
-
-def filter_rows(
-    rows: Iterable[tuple[int, Sequence[Any]]],
-    settings: DataSettings,
-    report: Report,
-    may_be_blank: Container[int] = (),
-) -> Iterator[tuple[int, Sequence[Any]]]:
-    """Iterate over the lines and values that the settings keep, and count all in `report`.
-
-    may_be_blank: places of values that may be blank texts. Raises DataError at the end if no row is kept.
-    """
-    seen = set[tuple[str, ...]]()
-    for line, values in rows:
+    pairs, name, seen = Pairs(report=report), report.name, set()
+    for row in rows:
         report.pairs += 1
-        texts = [value if isinstance(value, str) else repr(value) for value in values]
-        is_blank = any(not text.strip() for place, text in enumerate(texts) if place not in may_be_blank)
+        is_blank = not row.source.strip() or not row.target.strip()
         if is_blank and report.count_blank(settings):
             continue
-        if (key := tuple(texts)) in seen and report.count_duplicate(settings):
+        pair = row.source, row.target
+        if pair in seen and report.count_duplicate(settings):
             continue
-        seen.add(key)
-        report.inner_breaks += any(map(INNER_BREAK.search, texts))
-        yield line, values
-    if not report.kept:
-        counts = f"{report.pairs:,} read, {report.blank_dropped:,} blank"
-        raise DataError(f"{report.name}: no {report.noun} is left ({counts})")
+        seen.add(pair)
+        report.inner_breaks += bool(INNER_BREAK.search(row.source) or INNER_BREAK.search(row.target))
+        pairs.sources.append(row.source)
+        pairs.targets.append(row.target)
+        pairs.lines.append(row.line)
+    if not pairs:
+        raise DataError(f"{name}: no pair is left ({report.pairs:,} read, {report.blank_dropped:,} blank)")
+    return pairs
 
 
 def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Report, Iterator[Row]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
@@ -56,21 +57,26 @@ class DataSettings(Settings):
 
     blank: Literal["drop", "keep"] = "drop"  # a pair with a blank side, or a blank document
     duplicates: Literal["keep", "drop"] = "keep"  # a pair or a document that occurred before
-    holdout: int | float = Field(
+    holdout: int | float | str = Field(
         0,
-        ge=0,
-        description="number or share (0.1) of training pairs or documents used as validation data; of a single "
-        "document, the share of its characters, taken from the end",
+        description="number or share (0.1) of training rows or documents used as validation data, or a fold: "
+        "`fold:2/5` is the second of five; of a single document, the share of its characters, taken from the end",
     )
     max_line_bytes: int = Field(default=1_000_000, ge=1)  # a longer line is an error
 
     @field_validator("holdout")
     @classmethod
-    def _check_share(cls, holdout: int | float) -> int | float:
-        if isinstance(holdout, float) and not 0 < holdout < 1:
+    def _check_share(cls, holdout: int | float | str) -> int | float | str:
+        if isinstance(holdout, str):
+            fold = re.fullmatch(r"fold:(\d{1,6})/(\d{1,6})", holdout)
+            if fold is None or not 1 <= int(fold[1]) <= int(fold[2]) != 1:
+                raise ValueError(f"expected a number, or a fold such as fold:2/5, got {holdout!r:.40}")
+        elif isinstance(holdout, float) and not 0 < holdout < 1:
             raise ValueError(
                 f"a share lies between 0 and 1, got {holdout}; write a number of rows without a point"
             )
+        elif holdout < 0:
+            raise ValueError(f"must be greater than or equal to 0, got {holdout}")
         return holdout
 
     @model_validator(mode="after")
