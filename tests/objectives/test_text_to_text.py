@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from tests.train.runs import RecordingView, values_of
 
 from trifold.errors import DataError, SettingsError
-from trifold.objectives.text_to_text import NO_NUMBER, format_number, parse_number, pearson, rows_per_part
+from trifold.objectives.text_to_text import NO_NUMBER, format_number, parse_number, rows_per_part
 from trifold.pipeline import load
 from trifold.recipe import load_recipe
 from trifold.train import train
@@ -29,12 +29,6 @@ def test_format_number_rounds_to_the_step(value, step, text):
 
 def test_parse_number_maps_other_text_to_a_constant():
     assert [parse_number(text) for text in (" 3.4 ", "three", "", "nan", "1e999")] == [3.4, *[NO_NUMBER] * 4]
-
-
-def test_pearson_equals_numpy():
-    a, b = np.random.default_rng(0).random((2, 30))
-    assert pearson(a, b) == pytest.approx(100 * np.corrcoef(a, b)[0, 1])
-    assert pearson([1, 1], [0, 1]) == 0.0
 
 
 @given(

@@ -20,6 +20,7 @@ from trifold.cli.terminal import open_output, print_json, print_note
 from trifold.errors import CheckpointError, UsageError, check_utf8
 
 if TYPE_CHECKING:
+    from trifold.batches import BatchSettings
     from trifold.data import DataSettings, Pairs
     from trifold.objectives.evaluation import EvalContext
     from trifold.objectives.objective import Objective, ObjectiveSettings
@@ -140,10 +141,6 @@ class Report(NamedTuple):
     notes: list[str]
 
 
-# Builds the objective, and the rows to measure, for a loaded model.
-Build = Callable[["Pipeline", "EvalContext"], tuple["Objective", Any]]
-
-
 def check(request: Request) -> DataKind:
     """The kind of data. Raises UsageError for options of another kind, and names of files that are not UTF-8."""
     for file in request.data:
@@ -247,13 +244,7 @@ def translate(request: Request, pairs: Pairs) -> tuple[list[str], float]:
 
 
 def read_test_pairs(request: Request) -> Pairs:
-    """The pairs of the named files, or of a split of the run's data, whose report is printed."""
-    pairs = _read_pairs(request)
-    print_note(str(pairs.report))
-    return pairs
-
-
-def _read_pairs(request: Request) -> Pairs:
+    """The pairs of the named files, or of a split of the run's data; prints their report."""
     from trifold.data import DataSettings, read_pairs, read_splits
 
     recipe, data, example = request.recipe, request.data, "test.en test.de"
@@ -264,14 +255,20 @@ def _read_pairs(request: Request) -> Pairs:
     if data:
         # Blank lines are kept, because leaving them out would change the score.
         settings = DataSettings.parse({"blank": "keep", **columns})
-        return read_pairs(data if len(data) == 2 else data[0], settings, split=request.split or "test")
-    if recipe is None:
+        pairs = read_pairs(data if len(data) == 2 else data[0], settings, split=request.split or "test")
+    elif recipe is None:
         raise request.no_data_error("no recipe.yaml next to it, so", example)
-    split, files = split_files(request, recipe, example)
-    if files is None:
-        pairs: Pairs = read_splits(recipe.data, recipe.train.seed).valid
-        return pairs
-    return read_pairs(files, recipe.data.model_copy(update=columns), split=split)
+    else:
+        split, files = split_files(request, recipe, example)
+        settings = recipe.data.model_copy(update=columns)
+        held_out = files is None
+        pairs = (
+            read_splits(recipe.data, recipe.train.seed).valid
+            if held_out
+            else read_pairs(files, settings, split)
+        )
+    print_note(str(pairs.report))
+    return pairs
 
 
 # --- loss and the scores of a validation -----------------------------------------------------------------
@@ -302,38 +299,31 @@ def open_validation(request: Request) -> tuple[Pipeline, Objective, Any, EvalCon
     from trifold.objectives.evaluation import EvalContext
 
     recipe = request.recipe
-    build = _language_model(request) if recipe is None else _task_of_run(request, recipe)
-    batches = recipe.batch if recipe is not None else BatchSettings()
-    generation = recipe.generate if recipe is not None else GenerationConfig()
+    batches = BatchSettings() if recipe is None else recipe.batch
     if request.batch_size is not None:
         batches = batches.model_copy(update={"rows": request.batch_size})
-    context = EvalContext(batches, generation, samples=0, seed=1, poll=lambda: None)
-    pipeline = request.load()
-    return pipeline, *build(pipeline, context), context
+    opened = _open_language_model(request) if recipe is None else _open_task(request, recipe, batches)
+    generation = GenerationConfig() if recipe is None else recipe.generate
+    return *opened, EvalContext(batches, generation, samples=0, seed=1, poll=lambda: None)
 
 
-def _task_of_run(request: Request, recipe: Recipe) -> Build:
-    """The validation of the run's task."""
+def _open_task(request: Request, recipe: Recipe, batches: BatchSettings) -> tuple[Pipeline, Objective, Any]:
+    """The model, the objective of its run, and the rows."""
     from trifold.hub import resolve
     from trifold.objectives.objective import TOKENIZER_FILE, BuildContext
 
-    settings, data_settings = _select_data(request, recipe)
+    settings, data = _select_data(request, recipe)
     folder = resolve(request.tokenizer or request.model)
     if not (folder / TOKENIZER_FILE).is_file():
         raise CheckpointError(
             f"{folder / TOKENIZER_FILE}: the tokenizer of the model is missing; name the folder of one with --tokenizer"
         )
+    pipeline = request.load()
     # The data to measure also stands in for the training data, and would be reported twice.
-    print_once = cache(print_note)
-
-    def build(pipeline: Pipeline, context: EvalContext) -> tuple[Objective, Any]:
-        seed, config = recipe.train.seed, pipeline.config
-        bundle = settings.build(
-            BuildContext(data_settings, recipe.tokenizer, config, context.batches, seed, folder, print_once)
-        )
-        return bundle.objective, bundle.valid
-
-    return build
+    report, seed = cache(print_note), recipe.train.seed
+    context = BuildContext(data, recipe.tokenizer, pipeline.config, batches, seed, folder, report)
+    bundle = settings.build(context)
+    return pipeline, bundle.objective, bundle.valid
 
 
 def _select_data(request: Request, recipe: Recipe) -> tuple[ObjectiveSettings, DataSettings]:
@@ -355,8 +345,8 @@ def _select_data(request: Request, recipe: Recipe) -> tuple[ObjectiveSettings, D
     return task.model_copy(update={"parts": parts}), recipe.data
 
 
-def _language_model(request: Request) -> Build:
-    """The loss of a language model without a run on text as it is."""
+def _open_language_model(request: Request) -> tuple[Pipeline, Objective, Any]:
+    """A language model without a run, and text as it is."""
     from trifold.data import DataSettings, read_documents
     from trifold.objectives.causal import Causal, CausalSettings
 
@@ -364,17 +354,14 @@ def _language_model(request: Request) -> Build:
     if not data:
         raise request.no_data_error("no recipe.yaml next to it, so", "text.txt")
     settings = DataSettings.parse({"documents": "file", **request.options, **_only(data)})
-
-    def build(pipeline: Pipeline, context: EvalContext) -> tuple[Objective, Any]:
-        text = read_documents(data, settings, split="valid")
-        print_note(str(text.report))
-        # A document starts as the texts of the tokenizer do.
-        reader = pipeline.reader
-        begins = reader.bos_id is not None and reader.rows(["a"])[0].ids[0] == reader.bos_id
-        task = Causal(CausalSettings(begin=begins, end=False), reader, pipeline.config.max_positions)
-        return task, task.encode(text.texts)
-
-    return build
+    pipeline = request.load()
+    text = read_documents(data, settings, split="valid")
+    print_note(str(text.report))
+    # A document starts as the texts of the tokenizer do.
+    reader = pipeline.reader
+    begins = reader.bos_id is not None and reader.rows(["a"])[0].ids[0] == reader.bos_id
+    task = Causal(CausalSettings(begin=begins, end=False), reader, pipeline.config.max_positions)
+    return pipeline, task, task.encode(text.texts)
 
 
 def _only(source: str | list[str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
@@ -190,23 +190,39 @@ def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> 
     malformed or has no usable pair; SettingsError if the source is invalid.
     """
     report, rows = open_pairs(source, settings, split)
-    pairs, name, seen = Pairs(report=report), report.name, set()
-    for row in rows:
+    pairs = Pairs(report=report)
+    for line, sides in filter_rows(((row.line, row[:2]) for row in rows), settings, report):
+        pairs.sources.append(sides[0])
+        pairs.targets.append(sides[1])
+        pairs.lines.append(line)
+    return pairs
+
+
+def filter_rows(
+    rows: Iterable[tuple[int, Sequence[Any]]],
+    settings: DataSettings,
+    report: Report,
+    may_be_blank: Container[int] = (),
+) -> Iterator[tuple[int, Sequence[Any]]]:
+    """Iterate over the lines and values that the settings keep, and count all in `report`.
+
+    may_be_blank: places of values that may be blank texts. Raises DataError at the end if no row is kept.
+    """
+    seen = set[tuple[str, ...]]()
+    for line, values in rows:
         report.pairs += 1
-        is_blank = not row.source.strip() or not row.target.strip()
+        texts = [value if isinstance(value, str) else repr(value) for value in values]
+        is_blank = any(not text.strip() for place, text in enumerate(texts) if place not in may_be_blank)
         if is_blank and report.count_blank(settings):
             continue
-        pair = row.source, row.target
-        if pair in seen and report.count_duplicate(settings):
+        if (key := tuple(texts)) in seen and report.count_duplicate(settings):
             continue
-        seen.add(pair)
-        report.inner_breaks += bool(INNER_BREAK.search(row.source) or INNER_BREAK.search(row.target))
-        pairs.sources.append(row.source)
-        pairs.targets.append(row.target)
-        pairs.lines.append(row.line)
-    if not pairs:
-        raise DataError(f"{name}: no pair is left ({report.pairs:,} read, {report.blank_dropped:,} blank)")
-    return pairs
+        seen.add(key)
+        report.inner_breaks += any(map(INNER_BREAK.search, texts))
+        yield line, values
+    if not report.kept:
+        counts = f"{report.pairs:,} read, {report.blank_dropped:,} blank"
+        raise DataError(f"{report.name}: no {report.noun} is left ({counts})")
 
 
 def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Report, Iterator[Row]]:

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 from trifold.data.conll import iter_conll
 from trifold.data.files import FORMATS, find_files, is_dataset
 from trifold.data.lines import display_name, inner_suffix, iter_lines
-from trifold.data.pairs import INNER_BREAK, Report, hold_out_rows, iter_dataset, plural
+from trifold.data.pairs import Report, filter_rows, hold_out_rows, iter_dataset, plural
 from trifold.data.settings import DataSettings, Source
 from trifold.data.squad import iter_squad
 from trifold.data.tables import NumberedRow, Role, Roles, check_text, choose_columns, iter_file, read_roles
-from trifold.errors import DataError, SettingsError
+from trifold.errors import SettingsError
 
 __all__ = ["RecordReport", "Records", "Role", "Roles", "check_text", "read_records"]
 
@@ -86,30 +86,13 @@ def read_records(
         if len(files) > 1:
             report.name += f" and {plural(len(files) - 1, 'more file')}"
         found = chain.from_iterable(_read_file(file, settings, roles, report, plain) for file in files)
-    records, seen = Records({role: [] for role in roles}, report=report), set[tuple[str, ...]]()
-    for number, values in found:
-        report.pairs += 1
-        if _is_blank(values, roles) and report.count_blank(settings):
-            continue
-        texts = [value for value in values if isinstance(value, str)]
-        key = tuple(value if isinstance(value, str) else repr(value) for value in values)
-        if key in seen and report.count_duplicate(settings):
-            continue
-        seen.add(key)
-        report.inner_breaks += any(INNER_BREAK.search(text) for text in texts)
+    records = Records({role: [] for role in roles}, report=report)
+    may_be_blank = [place for place, role in enumerate(roles.values()) if role.may_be_empty]
+    for line, values in filter_rows(found, settings, report, may_be_blank):
         for column, value in zip(records.columns.values(), values, strict=True):
             column.append(value)
-        records.lines.append(number)
-    if not records:
-        raise DataError(
-            f"{report.name}: no row is left ({report.pairs:,} read, {report.blank_dropped:,} blank)"
-        )
+        records.lines.append(line)
     return records
-
-
-def _is_blank(values: list[Any], roles: Roles) -> bool:
-    checked = (value for value, role in zip(values, roles.values(), strict=True) if not role.may_be_empty)
-    return any(isinstance(value, str) and not value.strip() for value in checked)
 
 
 def _read_file(

@@ -32,6 +32,7 @@ from trifold.objectives.objective import (
 )
 from trifold.objectives.translate import Batch, Examples, Translate
 from trifold.scores import SCORES
+from trifold.scores.correlation import pearson
 from trifold.settings import Settings
 from trifold.text.spans import Ids, example_rng
 
@@ -256,11 +257,8 @@ class TextToText(Translate):
     def _score(self, name: str, ours: Sequence[str], targets: Sequence[str]) -> tuple[float, str]:
         kind = self.settings.parts[name].score
         if kind == "pearson":
-            numbers = [parse_number(text) for text in ours]
-            value, wrong = (
-                pearson(numbers, [parse_number(text) for text in targets]),
-                numbers.count(NO_NUMBER),
-            )
+            numbers, labels = (np.array([parse_number(text) for text in texts]) for texts in (ours, targets))
+            value, wrong = 100 * pearson(numbers, labels), np.count_nonzero(numbers == NO_NUMBER)
             return value, f"Pearson {value:.2f} ({wrong} of {len(ours)} outputs are not a number)"
         score = SCORES[kind](ours, targets)
         return score.value, str(score)
@@ -282,10 +280,3 @@ def parse_number(text: str) -> float:
     except ValueError:
         return NO_NUMBER
     return value if np.isfinite(value) else NO_NUMBER
-
-
-def pearson(ours: Sequence[float], targets: Sequence[float]) -> float:
-    """Pearson correlation in percent; 0 if one side is constant."""
-    a, b = np.array(ours) - np.mean(ours), np.array(targets) - np.mean(targets)
-    size = float(np.sqrt((a @ a) * (b @ b)))
-    return 100 * float(a @ b) / size if size > 0 else 0.0
