@@ -32,6 +32,7 @@ from trifold.hub import load_model, resolve as find_folder, save_model
 from trifold.hub.files import naming
 from trifold.hub.fill import Stored
 from trifold.hub.images import read_image_settings, write_image_settings
+from trifold.hub.sentence_transformers import SentenceModules, read_modules, write_modules
 from trifold.memory import find_device
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.predict.generate_texts import generate_rows
@@ -49,7 +50,7 @@ class Pipeline(PredictMixin):
     """A model with its tokenizer, if it has one.
 
     target_tokenizer: tokenizer of the output, if it differs. generation: generation_config.json of the model; arguments
-    take precedence. pictures: preprocessing of images, or None.
+    take precedence. pictures: preprocessing of images, or None. modules: how embeddings are pooled, or None.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class Pipeline(PredictMixin):
         target_tokenizer: Tokenizer | None = None,
         generation: dict[str, object] | None = None,
         pictures: ImageSettings | None = None,
+        modules: SentenceModules | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self.pictures = pictures
+        self.pictures, self.modules = pictures, modules
         self.target_tokenizer = target_tokenizer or tokenizer
         self.generation = GenerationConfig.parse(generation or {})
 
@@ -284,7 +286,7 @@ class Pipeline(PredictMixin):
     # --- disk ------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path, *, max_shard_size: int | str = "5GB") -> None:
-        """Write a Hugging Face folder: config, weights, tokenizers, and generation and image settings, if any.
+        """Write a Hugging Face folder: config, weights, tokenizers; settings of generation, images, embeddings, if any.
 
         Weights above `max_shard_size` (bytes, or a string such as 500MB) are split into several files.
         """
@@ -296,6 +298,8 @@ class Pipeline(PredictMixin):
         save_model(path, self.model, generation=generation, dtype=dtype, max_shard_size=max_shard_size)
         if self.pictures is not None:
             write_image_settings(path, self.pictures)
+        if self.modules is not None:
+            write_modules(path, self.modules, self.config.d_model, self.config.max_positions)
         if self.tokenizer is None:
             return
         # Sources end with </s>; a tokenizer with a post-processor of its own keeps it.
@@ -370,7 +374,7 @@ def load(
         reader, writer = read_fitting_tokenizers(tokenizer, model.config, name)
     file = folder / "generation_config.json"
     with naming(file if file.is_file() else folder / "config.json"):
-        return Pipeline(model, reader, writer, generation, read_image_settings(folder))
+        return Pipeline(model, reader, writer, generation, read_image_settings(folder), read_modules(folder))
 
 
 def read_fitting_tokenizers(

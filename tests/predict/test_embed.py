@@ -38,5 +38,5 @@ def test_the_pooler_equals_that_of_transformers(tmp_path):
 
 
 def test_an_unknown_pooling_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match="pooling: 'sum' is not known; known: mean, cls, last, pooler"):
+    with pytest.raises(UsageError, match="pooling: 'sum' is not known; known: mean, cls, last, max, pooler"):
         both(tmp_path, "bert", "Model").ours.embed("fox", pooling="sum")

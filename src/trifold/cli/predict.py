@@ -36,8 +36,14 @@ OPTIONS = {
         int, "answer: tokens of a window over a long context.", metavar="N", min=1, show_default="384"
     ),
     "stride": option(int, "answer: tokens that windows share.", metavar="N", min=0, show_default="128"),
-    "pooling": option(Literal["mean", "cls", "last", "pooler"], "embed: which states.", show_default="mean"),
-    "normalise": option(bool, "embed: vectors of length 1.", "--normalise", show_default=False),
+    "pooling": option(
+        Literal["mean", "cls", "last", "max", "pooler"],
+        "embed: which states.",
+        show_default="mean, or that of the folder",
+    ),
+    "normalise": option(
+        bool, "embed: vectors of length 1.", "--normalise/--no-normalise", show_default=False
+    ),
     "on_overflow": option(
         Literal["error", "truncate"], "For a text that is too long for the model.", show_default="error"
     ),

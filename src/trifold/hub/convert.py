@@ -30,6 +30,7 @@ from trifold.hub.folder import (
     write_settings,
 )
 from trifold.hub.pickles import read_pickles
+from trifold.hub.sentence_transformers import read_modules, write_modules
 from trifold.hub.tensors import TransformedTensors
 from trifold.hub.weights import MAX_SHARD, dtype_name, has_weights, parse_size, read_weights, write_weights
 from trifold.jsonfiles import check_inside, read_bytes, read_json
@@ -109,6 +110,8 @@ def convert(
         )
 
         _copy_files(old, folder, tokenizer or old)
+        if (modules := read_modules(old)) is not None:
+            write_modules(folder, modules, config.d_model, config.max_positions)
         kept = dtype or _most_common(shapes)
         generation = read_generation_settings(old, config, values)
         write_settings(folder, target, config, generation, kept, _describe(values, source, target))

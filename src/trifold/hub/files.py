@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from trifold import disk
 from trifold.errors import CheckpointError, SettingsError
 
 
-def write_json(path: Path, values: Mapping[str, object]) -> None:
+def write_json(path: Path, values: Mapping[str, object] | Sequence[object]) -> None:
     """Write `values` atomically with sorted keys, in the layout of `transformers`."""
     text = json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     with replacing(path) as temporary:

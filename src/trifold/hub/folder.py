@@ -274,7 +274,7 @@ def _download(name: str, files: list[str]) -> Path:
 
     missing = f"{name}: no such folder here, and"
     try:
-        return Path(snapshot_download(name, allow_patterns=files, ignore_patterns=["*/*"]))
+        return Path(snapshot_download(name, allow_patterns=files, ignore_patterns=["[!0-9]*/*"]))
     except RepositoryNotFoundError:
         raise CheckpointError(
             f"{missing} no such model on the hub that you can access; check the name"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from trifold.errors import UsageError
 from trifold.nn import Inputs
 from trifold.predict.model_reader import ModelReader
 
-Pooling = Literal["mean", "cls", "last", "pooler"]
+Pooling = Literal["mean", "cls", "last", "max", "pooler"]
 
 
 def _mean(hidden: Tensor, real: Tensor) -> Tensor:
@@ -26,6 +27,7 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": _mean,
     "cls": lambda hidden, real: hidden[:, 0],
     "last": lambda hidden, real: hidden[torch.arange(len(hidden), device=hidden.device), real.sum(1) - 1],
+    "max": lambda hidden, real: hidden.masked_fill(~real[:, :, None], -math.inf).amax(1),
 }
 
 
@@ -40,7 +42,7 @@ def embed(
     """A vector (E,) in float32 for each input; for an encoder-decoder, from its encoder.
 
     pooling: the mean of the states of all tokens, including special ones (Reimers & Gurevych 2019), the first state
-    (cls), the last state, or the output of the pooler. Raises UsageError if the model has no pooler.
+    (cls), the last state, the maximum, or the output of the pooler. Raises UsageError if the model has no pooler.
     """
     model = reader.model
     if pooling not in (*POOLINGS, "pooler"):

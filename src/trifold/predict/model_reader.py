@@ -33,13 +33,15 @@ class ModelReader:
 
     on_overflow: what to do with a text that has more tokens than the model has positions: "error", or "truncate", which
         calls `on_cut` with a summary; None: an error that does not name this option. places: names of the inputs in
-        errors. on_done: called with the number of inputs of each finished batch.
+        errors. on_done: called with the number of inputs of each finished batch. max_tokens: a lower limit than the
+        positions.
     """
 
     model: Transformer
     tokenizer: Tokenizer | None = None
     pictures: ImageSettings | None = None
     batch_tokens: int = 4096
+    max_tokens: int | None = None
     on_overflow: Overflow | None = "error"
     places: Sequence[str] | None = None
     on_done: Callable[[int], None] | None = None
@@ -77,7 +79,8 @@ class ModelReader:
 
         Raises DataError for a text without tokens, and for a text that is too long if it may not be truncated.
         """
-        limit, truncates, end = self.config.max_positions, self.on_overflow == "truncate", self._missing_end
+        limit = min(self.max_tokens or self.config.max_positions, self.config.max_positions)
+        truncates, end = self.on_overflow == "truncate", self._missing_end
         room = limit - (end is not None) if truncates else None
         rows = self.required_tokenizer.rows(texts, pairs, max_length=room, special_in_text=special_in_text)
         if end is not None:

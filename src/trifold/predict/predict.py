@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from trifold.data.images import ImageSettings
 from trifold.errors import UsageError
+from trifold.hub.sentence_transformers import SentenceModules
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
 from trifold.predict.answer import answer
@@ -16,7 +17,7 @@ from trifold.predict.embed import embed
 from trifold.predict.fill_mask import fill_mask
 from trifold.predict.model_reader import ModelReader
 from trifold.predict.tag import tag
-from trifold.settings import nearest
+from trifold.settings import nearest, warn
 from trifold.text import Tokenizer
 
 
@@ -43,7 +44,7 @@ TASKS: dict[str, Task] = {
 }
 
 # Options of every task, passed to ModelReader.
-READER_OPTIONS = ("batch_tokens", "on_overflow", "places", "on_done", "on_cut")
+READER_OPTIONS = ("batch_tokens", "max_tokens", "on_overflow", "places", "on_done", "on_cut")
 
 
 def supported_tasks(config: ModelConfig) -> list[str]:
@@ -94,6 +95,7 @@ class PredictMixin:
     model: Transformer
     tokenizer: Tokenizer | None
     pictures: ImageSettings | None
+    modules: SentenceModules | None
 
     def predict(
         self, texts: Any, pairs: str | Sequence[str] | None = None, *, task: str | None = None, **options: Any
@@ -106,6 +108,8 @@ class PredictMixin:
         chosen = TASKS[name]
         single = isinstance(texts, str) or not hasattr(texts, "__iter__")
         inputs = [texts] if single else list(texts)
+        if name == "embed" and self.modules is not None:
+            options = _with_modules(self.modules, options)
         reader_options = {key: options.pop(key) for key in READER_OPTIONS if key in options}
         if reader_options.get("on_overflow", "error") not in ("error", "truncate"):
             raise UsageError(f"on_overflow: {reader_options['on_overflow']!r} is neither error nor truncate")
@@ -147,9 +151,18 @@ class PredictMixin:
     def embed(self, texts: Any, **options: Any) -> Any:
         """One vector (E,) in float32 for a text or an image; of length 1 with `normalise`.
 
-        pooling: the mean of the states (default), the first state (cls), the last state, or the pooler's output.
+        pooling: mean (default), cls (the first state), last or max, of the states, or the pooler's output. A folder of
+        sentence-transformers sets the defaults and a number of tokens, `max_tokens`, to which texts are truncated.
         """
         return self.predict(texts, task="embed", **options)
+
+
+def _with_modules(modules: SentenceModules, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of embed with the defaults of the folder. Raises UsageError for modules that are not supported."""
+    if modules.problem and "pooling" not in options:
+        raise UsageError(f"{modules.problem} is not supported; --pooling mean pools the states without it")
+    reader = {"max_tokens": modules.max_length, "on_overflow": "truncate", "on_cut": warn}
+    return {"pooling": modules.pooling, "normalise": modules.normalise, **reader, **options}
 
 
 def _pairs(name: str, texts: Sequence[Any], pairs: Any) -> list[list[str]]:
