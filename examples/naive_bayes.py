@@ -68,13 +68,16 @@ def select(
 
 def main() -> None:
     train, valid, test = (
-        [[row[column] for row in load_rows("packages", split)] for column in ("text", "package")]
+        (
+            [f"{row['sentence1']} {row['sentence2']}" for row in load_rows("translations", split)],
+            [row["label"] for row in load_rows("translations", split)],
+        )
         for split in ("train", "valid", "test")
     )
     model = select(*train, *valid)
     features = "words and word pairs" if model.pairs else "words"
     print(
-        f"naive Bayes on {features}, α = {model.alpha:g}: {model.accuracy(*test):.1%} of {len(test[0])} docstrings"
+        f"naive Bayes on {features}, α = {model.alpha:g}: {model.accuracy(*test):.1%} of {len(test[0])} pairs"
     )
 
 

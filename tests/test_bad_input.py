@@ -82,7 +82,7 @@ TEXT = {
         {"a.jsonl": b'{"source": "a", "target": 5}\n'}, f"{SMOKE} data.train={{here}}/a.jsonl", 1,
         ("a.jsonl:1: 'target' is a value of type int, expected text",),
     ),
-    "no such embedded text": Case({}, f"{SMOKE} data.train=embedded:smok", 1, ("embedded:smok", "packages, phrasebook, smoke")),
+    "no such embedded text": Case({}, f"{SMOKE} data.train=embedded:smok", 1, ("embedded:smok", "phrasebook, smoke, translations")),
     "a hub name without a split": Case({}, f"{SMOKE} data.train=hub:wmt14", 2, ("hub:NAME:SPLIT",)),
     "all too long": Case(
         pair(b"one\n", b"eins\n"), f"{OWN} model.max_positions=3", 1,

@@ -201,7 +201,7 @@ def test_help_lists_the_demos(trifold):
     for expected in (
         "translate  English",
         "write      Python functions",
-        "read       packages",
+        "read       translations",
         "trifold demo write",
         "runs/demo-read",
     ):

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from trifold.data import DataSettings, Pairs, read_pairs, read_splits
+from trifold.data import DataSettings, Pairs, embedded, read_pairs, read_splits
 from trifold.data.pairs import hold_out_indices
 from trifold.errors import DataError, SettingsError
 
@@ -424,7 +425,7 @@ def test_embedded_smoke_splits_do_not_overlap() -> None:
     [
         (
             "embedded:smok",
-            "no such embedded text; choose one of docstrings, functions, packages, phrasebook, smoke",
+            "no such embedded text; choose one of docstrings, functions, phrasebook, smoke, translations",
         ),
         ("embedded:smoke:dev", "no such split"),
     ],
@@ -432,6 +433,22 @@ def test_embedded_smoke_splits_do_not_overlap() -> None:
 def test_unknown_embedded_text_lists_the_known(source: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_pairs(source, PLAIN)
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_the_words_of_a_pair_tell_nothing_about_whether_it_is_a_translation(split: str) -> None:
+    rows = embedded.load_rows("translations", split)
+    translations, others = (
+        [(row["sentence1"], row["sentence2"]) for row in rows if row["label"] == label]
+        for label in ("translation", "other")
+    )
+    book = embedded.load_rows("phrasebook", split)
+    assert sorted(translations) == sorted((row["english"], row["french"]) for row in book)
+    assert set(translations).isdisjoint(others)
+    for english_or_french in (0, 1):
+        assert Counter(each[english_or_french] for each in translations) == Counter(
+            each[english_or_french] for each in others
+        )
 
 
 def test_the_phrasebook_can_be_read_in_both_directions() -> None:

@@ -93,24 +93,17 @@ def test_every_function_does_something_and_starts_with_its_signature(library):
         assert function["text"].startswith(function["signature"] + "\n")
 
 
-def test_docstrings_have_a_package_unless_several_share_them(library):
-    assert {(one["package"], one["text"]) for one in stdlib.read_docstrings(library)} == {
-        (None, "A module by itself, with some words."),
-        (None, "What it does, in five words."),
-        (None, "Does nothing at all, but says so."),
-        (None, "A thing that has two methods."),
-        (None, "An inner function says this much."),
-        ("package", "What the package is all about."),
-        ("package", "Words that only this package has."),
-        (None, "These five words are shared."),
+def test_docstrings_are_those_of_modules_classes_and_functions(library):
+    assert {each["text"] for each in stdlib.read_docstrings(library)} == {
+        "A module by itself, with some words.",
+        "What it does, in five words.",
+        "Does nothing at all, but says so.",
+        "A thing that has two methods.",
+        "An inner function says this much.",
+        "What the package is all about.",
+        "Words that only this package has.",
+        "These five words are shared.",
     }
-
-
-def test_the_packages_with_most_docstrings():
-    counts = {f"p{number:02}": number for number in range(1, 20)}
-    rows = [{"package": name} for name, count in counts.items() for _ in range(count)]
-    found = stdlib.largest_packages([*rows, *[{"package": None}] * 50])
-    assert found == [f"p{n:02}" for n in range(19, 7, -1)]
 
 
 @given(
@@ -162,18 +155,13 @@ def test_splits_of_a_third_of_the_real_library(monkeypatch):
 
     monkeypatch.setattr(stdlib, "_parse", parse)
     monkeypatch.setattr(stdlib, "MIN_EXAMPLES", 300)
-    stdlib.read_docstrings.cache_clear()
     embedded.load_splits.cache_clear()
-    raw, labelled = embedded.load_splits("docstrings"), embedded.load_splits("packages")
-    texts = {name: {row["text"] for row in rows} for name, rows in raw.items()}
+    docstrings = embedded.load_splits("docstrings")
+    texts = {name: {row["text"] for row in rows} for name, rows in docstrings.items()}
     letters = {
         name: {"".join(filter(str.isalpha, text.lower())) for text in part} for name, part in texts.items()
     }
     assert not letters["train"] & letters["test"]
-    assert all({row["text"] for row in rows} <= texts[name] for name, rows in labelled.items())
-    labels = {name: {row["package"] for row in rows} for name, rows in labelled.items()}
-    assert len(labels["train"]) == stdlib.N_PACKAGES
-    assert labels["test"] <= labels["train"]
 
     functions = embedded.load_splits("functions")
     modules, signatures = (
@@ -185,7 +173,6 @@ def test_splits_of_a_third_of_the_real_library(monkeypatch):
     assert len(functions["train"]) > 2000
     assert len(signatures["test"]) >= 50
     assert all(check_function(row["text"]).does_something for row in functions["test"])
-    stdlib.read_docstrings.cache_clear()
     embedded.load_splits.cache_clear()
 
 

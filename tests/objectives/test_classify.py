@@ -330,7 +330,7 @@ def table(tmp_path):
 def test_a_trained_classifier_loads_and_predicts(table, tmp_path):
     settings = SMALL | {"data.train": str(table), "data.valid": str(table), "data.test": str(table)}
     steps = {"train.steps": 60, "train.validate_every": 60, "train.save_every": 60, "train.samples": 1}
-    outcome = trifold.train("demo-read-packages", out=tmp_path / "run", **settings, **steps)
+    outcome = trifold.train("demo-read-translations", out=tmp_path / "run", **settings, **steps)
     assert outcome.scores == pytest.approx({"accuracy": 100.0, "macro_f1": 100.0, "matthews": 1.0})
     loaded = trifold.load(tmp_path / "run")
     assert loaded.config.labels == ("3 glad", "20 sad", "100 odd")
@@ -354,7 +354,7 @@ def test_training_starts_from_a_masked_language_model(table, tmp_path):
     own = {"tokenizer.file": str(first / "model"), "train.start_from": str(first)}
     few = {"train.steps": 2, "train.learning_rate": 1e-12, "train.warmup": 0, "train.validate_every": 2}
     trifold.train(
-        "demo-read-packages", out=tmp_path / "second", **SMALL | own | few | files,
+        "demo-read-translations", out=tmp_path / "second", **SMALL | own | few | files,
         **{"data.test": None, "train.save_every": 1},
     )  # fmt: skip
     before, after = (
@@ -393,7 +393,7 @@ def test_training_starts_from_a_masked_language_model(table, tmp_path):
 def test_contradictory_settings_are_errors(table, tmp_path, changes, words):
     settings = SMALL | {"data.train": str(table), "data.valid": str(table), "data.test": None} | changes
     with pytest.raises(trifold.errors.TrifoldError, match=words):
-        trifold.train("demo-read-packages", out=tmp_path / "run", **settings)
+        trifold.train("demo-read-translations", out=tmp_path / "run", **settings)
 
 
 def test_swapped_columns_are_pointed_out(tmp_path):
@@ -402,7 +402,7 @@ def test_swapped_columns_are_pointed_out(tmp_path):
     settings = SMALL | {"data.train": str(path), "data.holdout": 5, "data.valid": None, "data.test": None}
     with pytest.raises(DataError, match=r"2 different texts with 9. different labels; .* likely swapped"):
         trifold.train(
-            "demo-read-packages", out=tmp_path / "run", **settings | {"data.source": 0, "data.target": 1}
+            "demo-read-translations", out=tmp_path / "run", **settings | {"data.source": 0, "data.target": 1}
         )
 
 
@@ -415,7 +415,7 @@ def report_of(tmp_path):
         path.write_text(content, encoding="utf-8")
         files = {"data.train": str(path), "data.valid": str(path), "data.test": None}
         recipe = load_recipe(
-            "demo-read-packages", SMALL | files | {"data.source": 0, "data.target": 1} | changes
+            "demo-read-translations", SMALL | files | {"data.source": 0, "data.target": 1} | changes
         )
         view.say = lines.append
         with suppress(DataError):  # a label of the validation rows that is not in the training rows
@@ -488,7 +488,7 @@ def test_a_single_label_is_an_error(tmp_path):
     path.write_text("text\tlabel\na b\tx\nb c\tx\n", encoding="utf-8")
     with pytest.raises(DataError, match="the only label is 'x'"):
         trifold.train(
-            "demo-read-packages",
+            "demo-read-translations",
             out=tmp_path / "run",
             **SMALL | {"data.train": str(path), "data.valid": str(path), "data.test": None},
         )

@@ -26,7 +26,7 @@ DEFAULT: Name = "translate"
 DEMOS: dict[Name, str] = {
     "translate": "English to French, from a phrasebook: an encoder-decoder",
     "write": "complete Python functions of the standard library: a decoder",
-    "read": "tell which package a docstring comes from: an encoder",
+    "read": "tell whether a French sentence translates an English one: an encoder",
 }
 
 
@@ -54,7 +54,7 @@ def run(
     \b
     translate  English to French, an encoder-decoder trained on a phrasebook
     write      Python functions, a GPT trained on the standard library
-    read       packages of docstrings, a BERT pretrained on the standard library
+    read       translations and other pairs, a BERT pretrained on the phrasebook
     """  # noqa: D301 (\b keeps the lines apart in the help)
     chosen = name or (DEFAULT if json or not _is_terminal() else ask())
     check_utf8(str(out), "--out")

@@ -1,4 +1,4 @@
-"""Functions and docstrings of the Python standard library, the training data of `trifold demo write` and `demo read`.
+"""Functions and docstrings of the Python standard library, training data that needs no download.
 
 Functions are stripped of decorators, docstrings and comments and printed by `ast.unparse`, so that a small model does
 not have to learn formatting. The split of an example depends on its names and text only, so it is the same in every
@@ -12,9 +12,7 @@ import hashlib
 import inspect
 import sysconfig
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -24,9 +22,8 @@ from trifold.errors import DataError
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 MIN_EXAMPLES = 1000  # an installation with fewer functions or docstrings has no usable sources
 MIN_WORDS = 5  # of a docstring
-N_PACKAGES = 12  # classes of `demo read`
 
-Row: TypeAlias = dict[str, Any]  # a function (text, signature, module) or a docstring (text, package)
+Row: TypeAlias = dict[str, Any]  # a function (text, signature, module) or a docstring (text)
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 _EFFECTS = ast.Call | ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr
@@ -50,15 +47,12 @@ def library_folder() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def read_modules(folder: Path) -> Iterator[tuple[str, str | None, ast.Module]]:
-    """Name, top-level package and tree of every module that can be parsed, without tests and installed packages.
-
-    Sorted by path. The package of a single file is None.
-    """
+def read_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
+    """Name and tree of every module that can be parsed, without tests and installed packages, sorted by path."""
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).with_suffix("").parts
         if EXCLUDED_FOLDERS.isdisjoint(parts[:-1]) and (tree := _parse(path)) is not None:
-            yield ".".join(parts), parts[0] if len(parts) > 1 else None, tree
+            yield ".".join(parts), tree
 
 
 def _parse(path: Path) -> ast.Module | None:
@@ -99,7 +93,7 @@ def read_functions(folder: Path) -> list[Row]:
     The signature is the first line of the text, from `def` to the colon.
     """
     found: dict[str, Row] = {}
-    for module, _, tree in read_modules(folder):
+    for module, tree in read_modules(folder):
         for node in _definitions(tree.body):
             text = ast.unparse(_strip(node))
             if does_something(node):
@@ -140,25 +134,19 @@ def _strip(function: FunctionNode) -> FunctionNode:
 # --- docstrings -------------------------------------------------------------------------------------------
 
 
-@cache
 def read_docstrings(folder: Path) -> list[Row]:
-    """Docstrings of at least MIN_WORDS words, without duplicates. Raises DataError if there are too few.
-
-    The package is None if the docstring is not in a package, or in several.
-    """
-    found: dict[str, Row] = {}
-    for _, package, tree in read_modules(folder):
+    """Docstrings of at least MIN_WORDS words, without duplicates. Raises DataError if there are too few."""
+    found: dict[str, None] = {}
+    for _, tree in read_modules(folder):
         for node in ast.walk(tree):
             if isinstance(node, FunctionNode | ast.Module | ast.ClassDef) and (
                 text := ast.get_docstring(node, clean=False)
             ):
                 text = inspect.cleandoc(text).strip()
-                if len(text.split()) < MIN_WORDS:
-                    continue
-                is_shared = text in found and found[text]["package"] != package
-                found[text] = {"text": text, "package": None if is_shared else package}
+                if len(text.split()) >= MIN_WORDS:
+                    found[text] = None
     _check_count(len(found), "docstrings", folder)
-    return list(found.values())
+    return [{"text": text} for text in found]
 
 
 def split_docstrings(docstrings: Iterable[Row]) -> dict[str, list[Row]]:
@@ -167,12 +155,6 @@ def split_docstrings(docstrings: Iterable[Row]) -> dict[str, list[Row]]:
     Texts that differ in case, white space, digits or punctuation share a split.
     """
     return _split(docstrings, lambda row: "".join(filter(str.isalpha, row["text"].lower())), test=3)
-
-
-def largest_packages(docstrings: Iterable[Row]) -> list[str]:
-    """The names of the N_PACKAGES packages with most docstrings, the largest first."""
-    counts = Counter(row["package"] for row in docstrings if row["package"] is not None)
-    return sorted(counts, key=lambda name: (-counts[name], name))[:N_PACKAGES]
 
 
 # --- does a function do something? ------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -115,18 +115,6 @@ def draw_calibration(axis: Any, table: NDArray[np.float64]) -> None:
     axis.plot([0, 1], [0, 1], color="0.25", linewidth=1)
     axis.plot(confidence / count, correct / count, color=HIGHLIGHT, marker="o", markersize=4)
     axis.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-
-
-def draw_bars(axis: Any, values: Mapping[str, float], highlighted: str) -> None:
-    """Percentages by name, one of them highlighted."""
-    colors = [HIGHLIGHT if name == highlighted else MUTED for name in values]
-    bars = axis.barh(list(values), list(values.values()), color=colors, height=0.6)
-    axis.bar_label(bars, fmt="%.1f %%", padding=4, fontsize=9)
-    axis.invert_yaxis()
-    axis.set_xlim(0, 112)
-    axis.set_xticks([])
-    axis.tick_params(length=0, labelsize=9)
-    axis.spines[["top", "right", "bottom"]].set_visible(False)
 
 
 # --- text with the model's uncertainty -------------------------------------------------------------------

@@ -1,37 +1,24 @@
-"""Pretrain a small encoder on the docstrings of the standard library, then classify docstrings by package.
+"""Pretrain a small encoder on the phrasebook, then tell whether a French sentence translates an English one.
 
-It first learns to fill in masked words of all docstrings except those of the test, without labels. Then it learns the
-packages with most docstrings, and so does a model without pretraining; examples/naive_bayes.py is a baseline. The split
-depends on the letters of a text, so no two splits contain docstrings that differ only in case, white space, digits or
-punctuation. Docstrings that name their package are kept and counted.
+It first learns to fill in masked words of sentences and their translations, without labels (Lample & Conneau 2019).
+Then it learns the labels, and so does a model without pretraining. Single words tell nothing about a label, so that
+examples/naive_bayes.py, a baseline, is at chance.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import shlex
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trifold.cli.demos import (
-    abbreviate,
-    check_mark,
-    clear_folder,
-    print_folders,
-    quote,
-    save_picture,
-    spread,
-    train_demo,
-)
+from trifold.cli.demos import check_mark, clear_folder, print_folders, spread, train_demo
 from trifold.cli.terminal import print_json, print_note, print_table
 
 if TYPE_CHECKING:
-    from trifold.look.plots import Figure
     from trifold.recipe import Recipe
     from trifold.train.monitor import Outcome
 
@@ -39,77 +26,59 @@ FOLDER = Path("runs/demo-read")
 PRETRAINING, FROM_SCRATCH = "pretraining", "from-scratch"  # folders of the other runs in that of the demo
 SHARES = {PRETRAINING: 0.6, "": 0.2, FROM_SCRATCH: 0.2}  # of --minutes
 LISTED = 12
-OURS, SCRATCH = "encoder, pretrained", "encoder, from scratch"
 
 
 def run(out: Path, minutes: float | None, json: bool) -> None:
-    """Pretrain, learn the packages with and without pretraining, and print the accuracies."""
+    """Pretrain, learn the labels with and without pretraining, and print the accuracies."""
     from trifold.data.embedded import load_rows
 
-    print_note("reading the docstrings of this Python's standard library …")
-    test_rows = load_rows("packages", "test")
-    texts, labels = ([row[column] for row in test_rows] for column in ("text", "package"))
     recipes = _load_recipes(out, minutes)  # errors in them are found before the folder is cleared
     clear_folder(out)
     outcomes = [
         _train("1 of 3: pretraining on masked words", recipes[PRETRAINING], out / PRETRAINING),
-        _train("2 of 3: packages, after pretraining", recipes[""], out),
-        _train("3 of 3: packages, from scratch", recipes[FROM_SCRATCH], out / FROM_SCRATCH),
+        _train("2 of 3: translations, after pretraining", recipes[""], out),
+        _train("3 of 3: translations, from scratch", recipes[FROM_SCRATCH], out / FROM_SCRATCH),
     ]
-
-    packages = Counter(row["package"] for row in load_rows("packages", "train"))
-    most = max(sorted(packages), key=packages.__getitem__)
-    ours = classify(out, texts)
-    predictions = {
-        f"always {most}": [most] * len(texts),
-        SCRATCH: classify(out / FROM_SCRATCH, texts),
-        OURS: ours,
+    rows = load_rows("translations", "test")
+    ours = classify(out, rows)
+    accuracies = {
+        "encoder, from scratch": accuracy(rows, classify(out / FROM_SCRATCH, rows)),
+        "encoder, pretrained": accuracy(rows, ours),
     }
-    scores = {name: accuracy(labels, found) for name, found in predictions.items()}
-    picture = save_picture(lambda: draw(labels, ours, scores), out / "packages.png", "the packages")
-    examples = spread(list(zip(texts, labels, ours, strict=True)), LISTED)
-    naming = sum(
-        package in re.findall(r"\w+", text.lower()) for text, package in zip(texts, labels, strict=True)
-    )
+    examples = spread([{**row, "ours": label} for row, label in zip(rows, ours, strict=True)], LISTED)
     seconds, steps = sum(each.seconds for each in outcomes), sum(each.steps for each in outcomes)
     if json:
-        print_json(
-            seconds=round(seconds, 1),
-            steps=steps,
-            docstrings=len(texts),
-            naming_their_package=naming,
-            accuracy={name: round(value, 2) for name, value in scores.items()},
-            examples=[dict(zip(("text", "package", "ours"), each, strict=True)) for each in examples],
-            folder=str(out),
-        )
+        rounded = {name: round(value, 2) for name, value in accuracies.items()}
+        report = {"seconds": round(seconds, 1), "steps": steps, "pairs": len(rows), "accuracy": rounded}
+        print_json(**report, examples=examples, folder=str(out))
         return
-    print(f"\n{len(texts):,} docstrings that training never saw, {len(examples)} of them:\n")
-    rows = [
-        (abbreviate(text, 48), package, found, check_mark(found == package))
-        for text, package, found in examples
+    print(f"\n{len(rows):,} pairs that training never saw, {len(examples)} of them:\n")
+    found = [
+        (row["sentence1"], row["sentence2"], row["ours"], check_mark(row["ours"] == row["label"]))
+        for row in examples
     ]
-    print_table([("docstring", "package", "predicted", ""), *rows])
+    print_table([("English", "French", "predicted", ""), *found])
     print()
     measured = [
-        (name, f"{value:.1f} %", f"± {standard_error(value, len(texts)):.1f}")
-        for name, value in scores.items()
+        (name, f"{value:.1f} %", f"± {standard_error(value, len(rows)):.1f}")
+        for name, value in accuracies.items()
     ]
-    print_table([(f"{len(texts):,} docstrings", "accuracy", "std. error"), *measured], "lrr")
-    print(f"\n{compare(labels, predictions, OURS, SCRATCH)}\n")
-    print(f"{naming:,} of the {len(texts):,} docstrings name their package.")
-    print(f"training             {seconds:.0f} s, {steps:,} steps in three runs")
-    folders = {"model": out / "model", "pretrained model": out / PRETRAINING / "model", "confusions": picture}
-    print_folders(folders, next_commands(out))
+    print_table([(f"{len(rows):,} pairs", "accuracy", "std. error"), *measured], "lrr")
+    print(f"\ntraining             {seconds:.0f} s, {steps:,} steps in three runs")
+    print_folders(
+        {"model": out / "model", "pretrained model": out / PRETRAINING / "model"}, next_commands(out)
+    )
 
 
 def next_commands(out: Path) -> list[str]:
     """Commands that use the models, quoted for a shell."""
-    folder, pretrained = (shlex.quote(str(path)) for path in (out, out / PRETRAINING))
-    example = "Return the message's payload, decoded."
+    folder, pretrained, scratch = (
+        shlex.quote(str(path)) for path in (out, out / PRETRAINING, out / FROM_SCRATCH)
+    )
     return [
-        f"trifold predict {folder} {quote(example)}",
-        f'trifold predict {pretrained} "Return the <mask> of the file."',
-        f"trifold eval {folder}",
+        f'trifold predict {folder} "I love dogs." --pair "J\'aime les chiens."',
+        f'trifold predict {pretrained} "I love <mask>. = J\'aime les chiens."',
+        f"trifold compare {scratch} {folder}",
         f"trifold show {folder}",
     ]
 
@@ -119,11 +88,11 @@ def _load_recipes(out: Path, minutes: float | None) -> dict[str, Recipe]:
     from trifold.recipe import load_recipe
 
     model = {"tokenizer.file": str(out / PRETRAINING / "model")}
-    begin = {"train.start_from": str(out / PRETRAINING)}
+    begin = {"start_from": str(out / PRETRAINING)}
     runs: dict[str, tuple[str, dict[str, Any]]] = {
         PRETRAINING: ("demo-read", {}),
-        "": ("demo-read-packages", model | begin),
-        FROM_SCRATCH: ("demo-read-packages", model),
+        "": ("demo-read-translations", model | begin),
+        FROM_SCRATCH: ("demo-read-translations", model),
     }
     return {
         name: load_recipe(
@@ -142,51 +111,21 @@ def _train(title: str, recipe: Recipe, out: Path) -> Outcome:
         raise
 
 
-def classify(folder: Path, texts: list[str]) -> list[str]:
-    """The most likely package of each docstring; long docstrings are truncated, as in training."""
+def classify(folder: Path, rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """The most likely label of each pair."""
     from trifold.pipeline import load
 
-    found = load(str(folder)).classify(texts, top_k=1, on_overflow="truncate")
-    return [best[0].label for best in found]
+    texts, pairs = ([row[column] for row in rows] for column in ("sentence1", "sentence2"))
+    return [best[0].label for best in load(str(folder)).classify(texts, pairs, top_k=1)]
 
 
-def accuracy(labels: list[str], found: list[str]) -> float:
-    """The percentage of correct predictions."""
-    return 100 * sum(map(str.__eq__, labels, found)) / max(len(labels), 1)
+def accuracy(rows: Sequence[Mapping[str, str]], found: Sequence[str]) -> float:
+    """The percentage of correct labels."""
+    return (
+        100 * sum(row["label"] == label for row, label in zip(rows, found, strict=True)) / max(len(rows), 1)
+    )
 
 
 def standard_error(percentage: float, count: int) -> float:
     """The standard error of a share of `count` examples, in percentage points."""
     return math.sqrt(percentage * (100 - percentage) / max(count, 1))
-
-
-def compare(labels: list[str], predictions: Mapping[str, list[str]], one: str, other: str) -> str:
-    """The difference of two accuracies, with the standard error of paired predictions."""
-    lead = [
-        (mine == label) - (theirs == label)
-        for label, mine, theirs in zip(labels, predictions[one], predictions[other], strict=True)
-    ]
-    count, total = max(len(lead), 1), sum(lead)
-    if not total:
-        return f"{one}: as accurate as {other}"
-    error = 100 * math.sqrt(sum(map(abs, lead)) - total**2 / count) / count
-    direction = "ahead of" if total > 0 else "behind"
-    return f"{one}: {100 * abs(total) / count:.1f} points (± {error:.1f}) {direction} {other}"
-
-
-def draw(labels: list[str], ours: list[str], scores: Mapping[str, float]) -> Figure:
-    """The confusion matrix of the packages, and the accuracies."""
-    import numpy as np
-
-    from trifold.look import plots
-    from trifold.scores.classification import confusion_matrix
-
-    names = sorted({*labels, *ours})
-    true, predicted = (np.array([names.index(each) for each in column]) for column in (labels, ours))
-    figure = plots.new_figure(11.5, 5.4)
-    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    plots.draw_confusion(left, confusion_matrix(true, predicted, len(names)), names)
-    left.set_title("packages of docstrings, true and predicted", fontsize=11, fontweight="bold")
-    plots.draw_bars(right, scores, OURS)
-    right.set_title("accuracy", fontsize=11, fontweight="bold")
-    return figure
