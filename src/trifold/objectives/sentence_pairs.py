@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -56,29 +56,10 @@ class SentencePairSettings(MaskingSettings):
         return SentencePairs(self, tokenizer, config, width)
 
 
-class Count(NamedTuple):
-    """A number of documents, sentences or pairs, and of their tokens."""
-
-    number: int
-    tokens: int
-
-    @classmethod
-    def of(cls, tokens: Ids) -> Count:
-        """The number of non-zero entries, and their sum."""
-        return cls(int(np.count_nonzero(tokens)), int(tokens.sum()))
-
-
-class Unused(NamedTuple):
-    """The tokens of the documents that are in no pair."""
-
-    single: Count  # documents of a single sentence
-    last: Count  # sentences at the end of a document, with none after them to form a pair
-    truncated: Count  # pairs that are too long for the model, and the tokens that they lose
-
-
 @dataclass(frozen=True)
 class Pairs:
-    """Examples. document (N,): number of the document; bounds (N, 3): start, middle and end of the two texts.
+    """Examples. document (N,): number of the document; bounds (N, 3): start, middle and end of the two texts; whole
+    (N, 3): the same before truncation.
 
     negative (N,): whether the second text is that of example `other`, or the texts are swapped. room: tokens of a
     pair, without the n_special special tokens.
@@ -87,11 +68,11 @@ class Pairs:
     documents: AnnotatedTexts
     document: Ids
     bounds: Ids
+    whole: Ids
     negative: Flags
     other: Ids
     room: int
     n_special: int
-    unused: Unused
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -165,8 +146,7 @@ class SentencePairs(DocumentObjective):
         rng, own = example_rng(draw or 0, 2**62), np.arange(len(document))
         negative = rng.random(len(document)) < 0.5
         other = np.where(negative, _draw_others(document, rng), own) if follows else own
-        unused = _count_unused(rows, document, whole, bounds)
-        return Pairs(rows, document, bounds, negative, other, self.room, self.special.size, unused)
+        return Pairs(rows, document, bounds, whole, negative, other, self.room, self.special.size)
 
     def _cut_document(self, rows: AnnotatedTexts, number: int, draw: int) -> list[tuple[int, int, int]]:
         """Start, middle and end of the pairs of one document, of any length."""
@@ -188,19 +168,24 @@ class SentencePairs(DocumentObjective):
     def describe(self, documents: AnnotatedTexts) -> Iterator[str]:
         """Lines about tokens in no pair. The numbers are those of one epoch; each epoch draws other pairs."""
         pairs = self.examples(documents)
-        single, last, truncated = pairs.unused
-        if single.number:
-            yield f"{single.number:,} documents of a single sentence: left out, with {single.tokens:,} tokens"
-        if last.number:
-            yield (
-                f"{last.number:,} last sentences with none after them to form a pair (about as many in each epoch): "
-                f"left out, with {last.tokens:,} tokens"
-            )
-        if truncated.number:
-            yield (
-                f"{truncated.number:,} of {len(pairs.document):,} pairs have more than {self.room:,} tokens (about as "
-                f"many in each epoch): truncated, {truncated.tokens:,} tokens are lost"
-            )
+        sizes = np.ptp(pairs.whole, axis=1)
+        used = np.bincount(pairs.document, sizes, minlength=len(documents)).astype(np.int64)
+        rest, lost = documents.lengths - used, sizes - np.ptp(pairs.bounds, axis=1)
+        for tokens, line in (
+            (rest[used == 0], "{:,} documents of a single sentence: left out, with {:,} tokens"),
+            (
+                rest[used > 0],
+                "{:,} last sentences with none after them to form a pair (about as many in each epoch): left out, with "
+                "{:,} tokens",
+            ),
+            (
+                lost,
+                f"{{:,}} of {len(lost):,} pairs have more than {self.room:,} tokens (about as many in each epoch): "
+                "truncated, {:,} tokens are lost",
+            ),
+        ):
+            if number := np.count_nonzero(tokens):
+                yield line.format(number, tokens.sum())
         if self.settings.pairs == "follows":
             yield (
                 "half of the pairs, others in each epoch, get the second text of another document, truncated if it "
@@ -275,11 +260,3 @@ def _draw_others(document: Ids, rng: Rng) -> Ids:
     first, after = np.searchsorted(document, document), np.searchsorted(document, document, side="right")
     drawn: Ids = rng.integers(len(document) - (after - first))
     return np.where(drawn < first, drawn, drawn + after - first)
-
-
-def _count_unused(rows: AnnotatedTexts, document: Ids, whole: Ids, bounds: Ids) -> Unused:
-    """whole, bounds (N, 3): the pairs before and after truncation."""
-    used = np.bincount(document, weights=whole[:, 2] - whole[:, 0], minlength=len(rows)).astype(np.int64)
-    rest, paired = rows.lengths - used, used > 0
-    lost = (whole[:, 2] - whole[:, 0]) - (bounds[:, 2] - bounds[:, 0])
-    return Unused(*map(Count.of, (rest[~paired], rest[paired], lost)))
