@@ -96,16 +96,14 @@ def _measured_settings(request: Request) -> dict[str, Any]:
     recipe = request.recipe
     if recipe is None:
         return {"the kind of data": evaluation.data_kind_of(request)}
-    task, data, held_out = (
-        recipe.task.evaluated,
-        recipe.data.model_dump(exclude={"cache"}),
-        recipe.data.holdout,
-    )
-    if request.data:
-        return {"task.kind": task.kind}
-    values = {f"data.{key}": value for key, value in data.items() if held_out or key != "train"}
-    seed = {"train.seed": recipe.train.seed} if held_out else {}
-    return {"task.kind": task.kind, "task.parts": getattr(task, "parts", None), **values, **seed}
+    task, data = recipe.task.evaluated, recipe.data
+    values: dict[str, Any] = {"task.kind": task.kind}
+    if not request.data:
+        excluded = {"cache"} if data.holdout else {"cache", "train"}
+        values |= {"task.parts": getattr(task, "parts", None)}
+        values |= {f"data.{key}": value for key, value in data.model_dump(exclude=excluded).items()}
+        values |= {"train.seed": recipe.train.seed} if data.holdout else {}
+    return values
 
 
 def _measure(request: Request) -> tuple[Scorer, list[int], str]:

@@ -105,11 +105,13 @@ def choose_answers(
     spans: list[Answer] = []
     no_answer = 1.0
     for part, own in zip(parts, logits, strict=False):
-        found, null = _spans(
-            part, own[: len(part.ids)], context, cls_id, options.max_answer_length, options.top_k
-        )
+        found, null = _spans(part, own[: len(part.ids)], context, cls_id, options)
         spans, no_answer = spans + found, min(no_answer, null)
-    return _best(spans + [Answer("", no_answer, 0, 0)] * options.impossible, options.top_k)
+    spans += [Answer("", no_answer, 0, 0)] * options.impossible
+    distinct: dict[tuple[int, int], Answer] = {}  # equal spans once, with their best score
+    for span in sorted(spans, key=lambda span: -span.score):
+        distinct.setdefault((span.start, span.end), span)
+    return list(distinct.values())[: options.top_k]
 
 
 def is_visible(part: Encoded, cls_id: int | None) -> list[bool]:
@@ -118,7 +120,7 @@ def is_visible(part: Encoded, cls_id: int | None) -> list[bool]:
 
 
 def _spans(
-    part: Encoded, logits: Tensor, context: str, cls_id: int | None, longest: int, top_k: int
+    part: Encoded, logits: Tensor, context: str, cls_id: int | None, options: Options
 ) -> tuple[list[Answer], float]:
     """Answers in one window, and the probability that it has no answer; logits (T, 2).
 
@@ -127,10 +129,10 @@ def _spans(
     own = torch.tensor([side == 1 for side in part.texts])
     visible = torch.tensor(is_visible(part, cls_id))
     start, end = logits.masked_fill(~visible[:, None], float("-inf")).softmax(0).T
-    spans = (start[:, None] * end[None, :]).triu().tril(longest - 1)
+    spans = (start[:, None] * end[None, :]).triu().tril(options.max_answer_length - 1)
     spans = spans.masked_fill(~(own[:, None] & own[None, :]), 0.0)
     # More than top_k, because several spans may stand for the same words.
-    best = spans.flatten().topk(min(2 * top_k + 10, spans.numel()))
+    best = spans.flatten().topk(min(2 * options.top_k + 10, spans.numel()))
     found = []
     for score, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         if score > 0:
@@ -147,11 +149,3 @@ def _whole_words(part: Encoded, first: int, last: int) -> tuple[int, int]:
     begin = next(n for n in places if part.words[n] == part.words[first])
     finish = next(n for n in reversed(places) if part.words[n] == part.words[last])
     return part.offsets[begin][0], part.offsets[finish][1]
-
-
-def _best(spans: Sequence[Answer], top_k: int) -> list[Answer]:
-    """The best answers; equal spans once, with their best score."""
-    distinct: dict[tuple[int, int], Answer] = {}
-    for span in sorted(spans, key=lambda span: -span.score):
-        distinct.setdefault((span.start, span.end), span)
-    return list(distinct.values())[:top_k]
