@@ -34,34 +34,30 @@ def train(trifold, tmp_path):
 
 @pytest.mark.slow
 def test_runs_with_several_seeds_are_ordinary_runs(train, trifold, tmp_path, monkeypatch):
-    test = f"data.test={tmp_path / 'a.csv'}"
-    done = train(test, "--seeds", "1,7", "--json")
+    done = train("--seeds", "1,7", "--json")
     assert done.code == 0, done.err
-    found = json.loads(done.out)
-    assert list(found["runs"]) == ["seed-1", "seed-7"]
-    alone = json.loads(train(test, "train.seed=7", "--json", out="alone").out)
+    listed = {facts["run"]: facts for facts in json.loads(done.out)}
+    assert listed.keys() == {"seed-1", "seed-7"}
+    alone = json.loads(train("train.seed=7", "--json", out="alone").out)
     weights = [tmp_path / run / "model" / "model.safetensors" for run in ("out/seed-7", "alone")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-    scored = json.loads(trifold("eval", str(tmp_path / "alone"), "--split", "test", "--json").out)["scores"]
-    assert found["runs"]["seed-7"] == {
-        **{f"valid/{name}": value for name, value in alone["scores"].items()},
-        **{f"test/{name}": pytest.approx(value) for name, value in scored.items()},
-    }
-    values = [run["test/accuracy"] for run in found["runs"].values()]
-    assert found["mean"]["test/accuracy"] == pytest.approx(mean(values))
-    assert found["deviation"]["test/accuracy"] == pytest.approx(stdev(values))
-    listed = trifold("runs", str(tmp_path / "out")).out
-    assert f"{values[0]:6.2f} {values[1]:6.2f}" in listed and "accuracy" in listed.splitlines()[2]
+    assert listed["seed-7"]["value"] == alone["scores"]["accuracy"]
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))
+    values = [listed[run]["value"] for run in ("seed-1", "seed-7")]
+    assert summary["score"] == "accuracy" and [run["value"] for run in summary["runs"]] == values
+    assert (summary["mean"], summary["deviation"]) == pytest.approx((mean(values), stdev(values)))
+    spread = f"2 runs: accuracy {mean(values):.2f} ± {stdev(values):.2f}, mean"
+    assert spread in trifold("runs", str(tmp_path / "out")).out
     with monkeypatch.context() as patch:  # finished runs do not begin again
         patch.setattr(sys.modules["trifold.train"], "train", pytest.fail)
-        assert json.loads(train(test, "--seeds", "1,7", "--json").out) == found
+        assert spread in train("--seeds", "1,7").out
 
 
 @pytest.mark.slow
 def test_folds_hold_out_each_row_once(train, tmp_path):
     done = train("--folds", "2", f"data.valid={tmp_path / 'a.csv'}")
     assert done.code == 0, done.err
-    assert "fold-1 fold-2" in done.out and "valid/accuracy" in done.out and "test/" not in done.out
+    assert "fold-1" in done.out and "2 runs: accuracy" in done.out
     for fold in (1, 2):
         data = parse((tmp_path / f"out/fold-{fold}/recipe.yaml").read_text("utf-8"), "")["data"]
         assert (data["valid"], data["holdout"]) == (None, f"fold:{fold}/2")
@@ -73,16 +69,21 @@ def test_after_a_signal_the_same_command_continues(train, tmp_path, monkeypatch)
     def stopped_in_the_second(recipe, *, out, resume, data_changed):
         calls.append((recipe.train.seed, resume, data_changed))
         reason, code = ("steps", 0) if len(calls) != 2 else ("signal", 143)
-        (out / "model").mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
         (out / "recipe.yaml").write_text(recipe.resolved(), encoding="utf-8")
-        return Outcome(out, 2, 1.0, {"accuracy": 10.0 * recipe.train.seed}, reason, code)
+        session = {"to_step": 2, "stopped_by": reason}
+        (out / "environment.json").write_text(json.dumps({"sessions": [session]}), encoding="utf-8")
+        line = {"step": 2, "valid/loss": 1.0, "valid/accuracy": 10.0 * recipe.train.seed}
+        (out / "metrics.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+        return Outcome(out, 2, 1.0, {}, reason, code)
 
     monkeypatch.setattr(sys.modules["trifold.train"], "train", stopped_in_the_second)
-    assert train("--seeds", "3").code == 143
+    stopped = train("--seeds", "3")
+    assert (stopped.code, stopped.out) == (143, "")
     assert [seed for seed, *_ in calls] == [1, 2]
     done = train("--seeds", "3", "--data-changed")
     assert calls[2:] == [(2, "auto", True), (3, "auto", True)]
-    assert "20.00 ± 10.00    10.00  20.00  30.00" in done.out
+    assert "3 runs: accuracy 20.00 ± 10.00, mean ± standard deviation (n - 1)" in done.out
 
 
 @pytest.mark.parametrize(

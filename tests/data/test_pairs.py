@@ -391,7 +391,7 @@ def test_holding_out_depends_on_the_seed(tmp_path: Path) -> None:
 @given(st.integers(2, 60), st.integers(2, 9), st.integers(0, 5))
 def test_each_row_is_in_one_fold_of_a_seed(rows: int, folds: int, seed: int) -> None:
     if folds > rows:
-        with pytest.raises(DataError, match=r"data\.holdout: \d+ rows cannot be divided into \d folds"):
+        with pytest.raises(DataError, match=r"data\.holdout: \d folds of \d+ rows; use fewer"):
             hold_out_indices(rows, f"fold:1/{folds}", seed, "rows")
         return
     parts = [hold_out_indices(rows, f"fold:{fold}/{folds}", seed, "rows") for fold in range(1, folds + 1)]

@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trifold.cli.options import Json
-from trifold.cli.several import print_summary
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import TrifoldError, UsageError, escape
 
 EXAMPLES = ("trifold runs", "trifold runs experiments --sort score", "trifold runs --json")
 HEADING = ("run", "recipe", "changed", "best (step)", "min", "state")
 RECIPE, METRICS, ENVIRONMENT, LOCK = "recipe.yaml", "metrics.jsonl", "environment.json", ".lock"
+SUMMARY = "summary.json"  # of `trifold train --seeds` and `--folds`
 # Folders of a run, in which there are no runs.
 PARTS = {"checkpoints", "model", "samples", "tokenizer", "tensorboard", "rejected"}
 
@@ -76,7 +76,10 @@ def run(
         if facts.error is not None:
             print_note(f"warning: {facts.error}")
     print_table([HEADING, *map(_row, found)], "    r", cut=3)
-    print_summary(folder)
+    with suppress(FileNotFoundError):
+        summary = json_library.loads((folder / SUMMARY).read_bytes())
+        spread = "{mean:.2f} ± {deviation:.2f}, mean ± standard deviation (n - 1)".format(**summary)
+        print(f"\n{len(summary['runs'])} runs: {summary['score'].replace('_', ' ')} {spread}")
 
 
 def find_runs(folder: Path) -> Iterator[Path]:

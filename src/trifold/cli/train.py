@@ -9,8 +9,9 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
+from trifold.cli import runs
 from trifold.cli.options import Json
-from trifold.cli.several import changes_by_run, print_summary, read_summary, train_each
+from trifold.cli.several import changes_by_run, train_each
 from trifold.cli.terminal import is_main_process, print_json, print_note
 from trifold.errors import wrapped
 
@@ -46,12 +47,8 @@ def run(
         Literal["auto"] | None, typer.Option(help="Continue the run in the run folder, if there is one.")
     ] = None,
     data_changed: DataChanged = False,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="N|A,B,…", help="Train with several seeds; print the mean score.")
-    ] = None,
-    folds: Annotated[
-        int | None, typer.Option(metavar="N", min=2, help="Train on each fold: cross-validation.")
-    ] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="N|A,B,…", help="Train with these seeds.")] = None,
+    folds: Annotated[int | None, typer.Option(metavar="N", min=2, help="Cross-validate on folds.")] = None,
     json: Json = False,
 ) -> None:
     """Train a model from a recipe. Ctrl-C saves a checkpoint and prints how to continue."""
@@ -72,8 +69,8 @@ def run(
             if seeds is not None or folds is not None:
                 folder = out or Path("runs") / chosen.name
                 code = train_each(chosen, changes_by_run(seeds, folds), folder, data_changed=data_changed)
-                if is_main_process():
-                    print_json(read_summary(folder)) if json else print_summary(folder)
+                if is_main_process() and not code:
+                    runs.run(folder, "date", json)
                 raise typer.Exit(code)
             outcome = train(chosen, out=out, resume=resume, data_changed=data_changed)
     except (KeyboardInterrupt, SystemExit):

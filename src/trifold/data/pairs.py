@@ -170,9 +170,7 @@ def hold_out_indices(
     if isinstance(count, str):
         fold, folds = map(int, count.removeprefix("fold:").split("/"))
         if folds > total:
-            raise DataError(
-                f"data.holdout: {total:,} {noun} cannot be divided into {folds:,} folds; use fewer"
-            )
+            raise DataError(f"data.holdout: {folds:,} folds of {total:,} {noun}; use fewer folds")
         held = order[fold - 1 :: folds]
         return sorted({*order}.difference(held)), sorted(held)
     size = max(1, round(count * total)) if isinstance(count, float) else count

@@ -69,7 +69,7 @@ class DataSettings(Settings):
     def _check_share(cls, holdout: int | float | str) -> int | float | str:
         if isinstance(holdout, str):
             fold = re.fullmatch(r"fold:(\d{1,6})/(\d{1,6})", holdout)
-            if fold is None or not 1 <= int(fold[1]) <= int(fold[2]) != 1:
+            if not fold or not 1 <= int(fold[1]) <= int(fold[2]) != 1:
                 raise ValueError(f"expected a number, or a fold such as fold:2/5, got {holdout!r:.40}")
         elif isinstance(holdout, float) and not 0 < holdout < 1:
             raise ValueError(
