@@ -53,6 +53,46 @@ def model_of(tokenizer, reads="pooler", shape="encoder", **more):
     return random_model(config)
 
 
+def r_drop_loss(objective, model, batch):
+    terms = objective.loss(model, batch)
+    assert objective.counts(batch) == {name: term.count for name, term in terms.items()}
+    return sum(term.weight * term.sum / term.count for term in terms.values())
+
+
+def test_without_dropout_r_drop_has_the_gradient_of_cross_entropy(tokenizer):
+    model = model_of(tokenizer).train()
+    plain = Classify(ClassifySettings(), tokenizer, model.config)
+    batch = plain.batch(plain.examples(rows()), np.arange(5))
+    ours = Classify(ClassifySettings(r_drop=3.0), tokenizer, model.config)
+    parameters = list(model.parameters())
+    losses = [r_drop_loss(each, model, batch) for each in (ours, plain)]
+    assert torch.equal(*losses)
+    for pair in zip(*(torch.autograd.grad(loss, parameters) for loss in losses), strict=True):
+        assert torch.allclose(*pair, atol=1e-6)
+
+
+def test_r_drop_is_the_mean_loss_and_the_symmetric_divergence_of_two_passes(tokenizer, monkeypatch):
+    model = model_of(tokenizer)
+    objective = Classify(ClassifySettings(r_drop=0.7, label_smoothing=0.1), tokenizer, model.config)
+    batch = objective.batch(objective.examples(rows()), np.arange(5))
+    passes = torch.randn(2, 5, 2, generator=torch.Generator().manual_seed(1))
+    logits = iter(passes)
+    monkeypatch.setattr(objective, "logits", lambda *_: next(logits))
+    p, q = (torch.distributions.Categorical(logits=each) for each in passes)
+    kl = torch.distributions.kl_divergence
+    entropies = [F.cross_entropy(each, batch.labels, label_smoothing=0.1) for each in passes]
+    expected = sum(entropies) / 2 + 0.7 * (kl(p, q) + kl(q, p)).mean() / 2
+    assert torch.allclose(r_drop_loss(objective, model, batch), expected)
+
+
+def test_r_drop_requires_one_label_per_text(tokenizer):
+    config = model_of(tokenizer, n_labels=1, problem_type="regression").config
+    with pytest.raises(
+        SettingsError, match=r"task\.r_drop: has no effect with model\.problem_type=regression"
+    ):
+        Classify(ClassifySettings(r_drop=1.0), tokenizer, config)
+
+
 @pytest.mark.parametrize("reads", READS)
 @pytest.mark.parametrize("shape", ["encoder", "decoder"])
 def test_packed_logits_equal_those_of_single_texts(tokenizer, reads, shape):

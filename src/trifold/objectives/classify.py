@@ -59,6 +59,7 @@ class ClassifySettings(LabelledSettings):
 
     kind: Literal["classify"] = "classify"
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="probability mass spread over all labels")
+    r_drop: float = Field(0.0, ge=0, description="weight of the divergence of two passes (R-Drop)")
     class_weights: Literal["balanced"] | dict[str, NonNegativeFloat] | None = Field(
         None,
         description="factors of the loss by label, by default 1; balanced: so that all labels have the same share",
@@ -163,7 +164,7 @@ class Classify(LabelledObjective):
                 f"task.best_by: {best_by} is no score of {self.problem} with {self.classes} labels; choose loss, "
                 f"{', '.join(scores)}"
             )
-        for key in ("label_smoothing", "class_weights"):
+        for key in ("label_smoothing", "class_weights", "r_drop"):
             if self.problem != SINGLE and getattr(settings, key):
                 raise SettingsError(
                     f"task.{key}: has no effect with model.problem_type={self.problem}; remove it"
@@ -243,9 +244,18 @@ class Classify(LabelledObjective):
         """The loss over the texts: label-smoothed and weighted cross-entropy in nats, or squared errors."""
         logits, smoothing = self.logits(model, batch), self.settings.label_smoothing
         loss = self._loss(logits, batch.labels, smoothing, self.weights)
-        is_plain = not smoothing and self.weights is None
-        nll = loss.detach() if is_plain else self._loss(logits.detach(), batch.labels)
-        return {"tokens": LossTerm(loss, batch.tokens, nll=nll)}
+        is_other = smoothing or self.weights is not None
+        nll = self._loss(logits.detach(), batch.labels) if is_other else loss.detach()
+        terms = {}
+        if weight := self.settings.r_drop:  # Liang et al. 2021: two passes with different dropout
+            again = self.logits(model, batch)
+            loss = (loss + self._loss(again, batch.labels, smoothing, self.weights)) / 2
+            a, b = logits.log_softmax(-1), again.log_softmax(-1)
+            terms["r_drop"] = LossTerm(((a.exp() - b.exp()) * (a - b)).sum() / 2, batch.tokens, weight)
+        return terms | {"tokens": LossTerm(loss, batch.tokens, nll=nll)}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return super().counts(batch) | ({"r_drop": batch.tokens} if self.settings.r_drop else {})
 
     def _loss(
         self, logits: Tensor, labels: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
