@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -197,3 +199,43 @@ def test_scores_follow_the_settings():
 def test_invalid_settings_are_errors(values, message):
     with pytest.raises(SettingsError, match=message):
         TranslateSettings.parse(values, at="task")
+
+
+# --- scheduled sampling ------------------------------------------------------------------------------------------
+
+
+def test_scheduled_sampling_reads_predictions_of_a_first_pass(tokenizers, examples, model):
+    """Without dropout, the loss is that of a decoder which reads its predictions where a draw says so."""
+    objective = Translate(TranslateSettings(scheduled_sampling=0.5), *tokenizers)
+    batch = objective.batch(examples, EVERY, draw=7)
+    plain = Translate(TranslateSettings(), *tokenizers).batch(examples, EVERY, draw=7)
+    assert plain.sampled is None and torch.equal(batch.target.tokens, plain.target.tokens)
+    starts = batch.target.packing.starts
+    assert (
+        batch.sampled.any()
+        and not batch.sampled[starts[:-1]].any()
+        and not batch.sampled[batch.tokens :].any()
+    )
+    model.train()
+    predicted = model.lm_head(model(batch.source, batch.target)[0]).argmax(-1)
+    read = batch.target.tokens[0].clone()
+    for place in batch.sampled.nonzero()[:, 0].tolist():
+        read[place] = predicted[place - 1]
+    mixed = replace(plain, target=replace(plain.target, tokens=read[None]))
+    ours, theirs = objective.loss(model, batch)["tokens"], objective.loss(model, mixed)["tokens"]
+    assert torch.equal(ours.sum, theirs.sum) and torch.equal(ours.nll, theirs.nll)
+    assert not torch.equal(ours.sum, objective.loss(model, plain)["tokens"].sum)
+    model.eval()  # a validation is not sampled
+    assert torch.equal(objective.loss(model, batch)["tokens"].sum, objective.loss(model, plain)["tokens"].sum)
+
+
+def test_what_is_sampled_depends_on_draw_and_example_only(tokenizers, examples):
+    objective = Translate(TranslateSettings(scheduled_sampling=0.5), *tokenizers)
+
+    def sampled(rows, draw):
+        batch = objective.batch(examples, np.array(rows), draw=draw)
+        bounds = batch.target.packing.starts.tolist()
+        return {row: batch.sampled[a:b].tolist() for row, a, b in zip(rows, bounds, bounds[1:], strict=False)}
+
+    alone = {row: flags for row in EVERY.tolist() for flags in [sampled([row], 3)[row]]}
+    assert sampled([4, 2, 0, 1, 3, 5], 3) == alone != sampled(EVERY.tolist(), 4)

@@ -9,7 +9,8 @@ scores             BLEU, chrF and exact match of greedy translations
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +43,7 @@ from trifold.scores.bleu import text_scorer
 from trifold.scores.bootstrap import Scorer
 from trifold.settings import nearest
 from trifold.text import Tokenizer
-from trifold.text.spans import Ids
+from trifold.text.spans import Ids, example_rng
 
 # --- settings -> rows ------------------------------------------------------------------------------------
 
@@ -55,6 +56,7 @@ class TranslateSettings(ObjectiveSettings):
 
     kind: Literal["translate"] = "translate"
     label_smoothing: float = Field(0.1, ge=0, lt=1)
+    scheduled_sampling: float = Field(0.0, ge=0, lt=1, description="share of predicted decoder inputs")
     best_by: Literal["bleu", "chrf", "exact_match", "loss"] = "bleu"
     tokenize: str = Field("13a", description="sacreBLEU's tokenizer; none if the text is tokenized already")
     lowercase: bool = False
@@ -128,6 +130,7 @@ class Batch(BaseBatch):
     target: Inputs
     labels: Tensor
     tokens: int
+    sampled: Tensor | None = None  # (N,) whether the decoder reads its own prediction there
 
 
 class Translate(Objective):
@@ -147,7 +150,7 @@ class Translate(Objective):
         return Examples(_encode(self.source, pairs.sources, draw), _encode(self.target, pairs.targets, draw))
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the given rows, truncated to `width` tokens if given. Not random."""
+        """Pack the given rows, truncated to `width` tokens if given. Random only with scheduled sampling."""
         source, _ = pack_rows(examples.sources, rows, width, self.source)
         target, packing = pack_rows(examples.targets, rows, width, self.target)
         ids, labels = target.tokens[0], torch.full_like(target.tokens[0], -1)
@@ -155,14 +158,28 @@ class Translate(Objective):
         # Teacher forcing: each position reads the token before its label; a row begins with the start token.
         shifted = ids.roll(1)
         shifted[packing.starts[:-1]] = self.start_id
-        return Batch(source, Inputs(shifted[None], packing=packing), labels, packing.real)
+        batch = Batch(source, Inputs(shifted[None], packing=packing), labels, packing.real)
+        if not (share := getattr(self.settings, "scheduled_sampling", 0.0)):
+            return batch
+        sampled = torch.zeros(packing.length, dtype=torch.bool)
+        for row, (start, end) in zip(rows.tolist(), pairwise(packing.starts.tolist()), strict=False):
+            drawn = example_rng(draw, row).random(end - start - 1) < share
+            sampled[start + 1 : end] = torch.from_numpy(drawn)
+        return replace(batch, sampled=sampled)
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         """Label-smoothed cross-entropy over the target tokens, in nats."""
-        hidden, smoothing = model(batch.source, batch.target)[0], self.settings.label_smoothing
-        return {"tokens": token_loss(model, hidden, batch.labels, batch.tokens, smoothing)}
+        target, smoothing = batch.target, self.settings.label_smoothing
+        if batch.sampled is not None and model.training:  # two passes: Mihaylova & Martins 2019
+            assert model.lm_head is not None
+            with torch.no_grad():
+                parts = model(batch.source, target)[0].split(1024)
+                predicted = torch.cat([model.lm_head(part).argmax(-1) for part in parts])
+            target = replace(target, tokens=torch.where(batch.sampled, predicted.roll(1), target.tokens))
+        states = model(batch.source, target)[0]
+        return {"tokens": token_loss(model, states, batch.labels, batch.tokens, smoothing)}
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """Scores of greedy translations, and samples."""
