@@ -74,7 +74,7 @@ MEANINGS = {
     "train.validate_every": "steps between validations",
     "train.save_every": "steps between checkpoints",
 }
-KINDS = {int: "integer", float: "number", bool: "boolean", str: "string"}
+KINDS: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string", Any: "settings"}
 BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
 

@@ -229,6 +229,7 @@ class Recipe(Settings):
         description="model folder, run or hub id with the initial weights, and with the model and the tokenizer of a "
         "recipe that names none; the heads may differ",
     )
+    pretrain: dict[str, Any] | None = Field(None, description="settings of masked pretraining")
     task: SerializeAsAny[ObjectiveSettings] = Field({}, validate_default=True)  # its `kind` selects the class
     data: DataSettings
     tokenizer: TokenizerSettings = TokenizerSettings()

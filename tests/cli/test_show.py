@@ -207,3 +207,13 @@ def test_length_of_a_picture_is_fixed(trifold, tmp_path):
     report = json.loads(trifold("show", str(folder), "--json", "--length", "3").out)
     assert report["length"] == 7
     assert "sequences of 7 tokens" in trifold("show", str(folder)).out
+
+
+def test_a_stage_of_pretraining_is_mentioned(trifold, tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "data: {train: a.csv, valid: b.csv}\ntask: {kind: classify}\npretrain: {train: {steps: 7}}\n"
+        "model: {preset: bert-base}\n",
+        encoding="utf-8",
+    )
+    assert "pretrained first, with {'train': {'steps': 7}}" in trifold("show", str(file)).out

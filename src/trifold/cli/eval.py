@@ -102,7 +102,7 @@ def run(
     request = Request(
         model, find_recipe(model), data or [], split, batch_size, given(**options), load, tokenizer
     )
-    report = _score_translations(request) if check(request) == "pairs" else _validate(request)
+    report = _score_translations(request) if check(request) == "pairs" else validate(request)
     if json:
         print_json({"model": model, "seconds": round(report.seconds, 3), **report.values})
         return
@@ -274,7 +274,7 @@ def read_test_pairs(request: Request) -> Pairs:
 # --- loss and the scores of a validation -----------------------------------------------------------------
 
 
-def _validate(request: Request) -> Report:
+def validate(request: Request) -> Report:
     """The loss and the scores of a validation."""
     from torch import tensor
 

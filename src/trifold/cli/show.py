@@ -111,6 +111,7 @@ def find_subject(what: str) -> Subject:
         remark = "with the maximum vocabulary of the recipe"
         if recipe.tokenizer.file is not None and expand_path(recipe.tokenizer.file).exists():
             size, remark = make_tokenizer([], recipe.tokenizer).vocab_size, ""
+        remark += f"; pretrained first, with {recipe.pretrain}" if recipe.pretrain is not None else ""
         # Training sets the vocabulary size to that of the tokenizer.
         has_two = recipe.task.kind == "translate" and not is_joint
         sizes = {"vocab_size": size, "target_vocab_size": size if has_two else None}

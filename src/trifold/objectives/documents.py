@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from itertools import chain
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trifold.data import Documents, read_documents
+from trifold.data import DataSettings, Documents, Records, read_documents, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
 from trifold.nn.config import Shape
@@ -31,6 +33,7 @@ from trifold.text.annotation import AnnotatedTexts, annotate, count_unknown
 from trifold.text.spans import Flags, Ids, example_rng
 
 Cut = Literal["pieces", "windows", "drop"]
+TEXTS = ("text", "pair", "words", "context", "question")  # the roles of texts in the rows of tasks
 PLACEHOLDER = "_"  # stands for a hidden token in samples, if the tokenizer has no mask token
 NO_MASK = (
     "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[cls, sep, mask], or, for a "
@@ -187,8 +190,23 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         """The objective, for a model that reads `width` tokens at once."""
         raise NotImplementedError
 
+    def read(self, source: Any, settings: DataSettings, split: str) -> Any:
+        """Documents, or the rows of the task `texts_of`."""
+        if (task := getattr(self, "texts_of", None)) is None:
+            return read_documents(source, settings, split)
+        roles = import_module(f"trifold.objectives.{task}").ROLES
+        return read_records(source, settings, roles, split, "conll" if task == "tag" else None)
+
+    def texts(self, rows: Documents | Records) -> Documents:
+        """The documents, or the different texts of the rows."""
+        if isinstance(rows, Documents):
+            return rows
+        values = chain(*(rows.columns[role] for role in TEXTS if role in rows.columns))
+        texts = (each if isinstance(each, str) else " ".join(each) for each in values if each is not None)
+        return Documents.of([*dict.fromkeys(texts)], rows.report.name)
+
     def build(self, context: BuildContext) -> TaskBundle:
-        train, valid = context.read(read_documents)
+        train, valid = map(self.texts, context.read(self.read))
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, append_eos=self.append_eos)
         config = context.config_for(tokenizer)
         objective = self.create(tokenizer, config, context.width, context.data.cut)

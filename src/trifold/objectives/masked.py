@@ -78,6 +78,7 @@ class MaskedSettings(MaskingSettings):
     command = FILL_MASK
 
     kind: Literal["masked"] = "masked"
+    texts_of: Literal["classify", "tag", "answer"] | None = Field(None, description="task of rows with texts")
     best_by: Literal["loss", "accuracy"] = "loss"
     pseudo_perplexity: int = Field(
         0, ge=0, description="texts for the pseudo-perplexity, which masks each of their tokens in turn"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -46,6 +46,7 @@ from trifold.train.rejected import choose_action, save_batches
 from trifold.train.resume import check_same_data, check_same_rows, check_same_run, environment_changes
 from trifold.train.run_folder import RunFolder, explain_resource_errors, recipe_of_run, run_identity
 from trifold.train.sharding import gather_on_first
+from trifold.train.stages import pretrain
 from trifold.train.trainer import RejectedUpdate, Trainer, Update, append_loss, spike_threshold
 from trifold.train.validate import Validator
 
@@ -61,11 +62,10 @@ def train(
 ) -> Outcome:
     """Train a recipe (a shipped name, a YAML file, a run, or a Recipe) in `out` (default: runs/NAME, or that run).
 
-    `resume="auto"` continues an existing run, or starts a new one. With `data_changed`, the data files may differ from
-    those at the beginning of the run. Overrides are dotted recipe keys: `train("smoke", **{"train.steps": 50})`.
-    view: shows progress, by default on stderr; `View()` shows none. Raises TrifoldError, but not for an interruption.
-
-    Under `torchrun`, all processes return the same outcome. If one fails, the others raise OtherRankError.
+    `resume="auto"` continues an existing run, or starts a new one, and `data_changed` accepts other data files for it.
+    Overrides are dotted recipe keys: `train("smoke", **{"train.steps": 50})`. view: shows progress, by default on
+    stderr; `View()` shows none. Raises TrifoldError, but not for an interruption. Under `torchrun`, all processes
+    return the same outcome. If one fails, the others raise OtherRankError.
     """
     if not isinstance(recipe, str | Path | Recipe):
         raise TypeError(f"recipe is a name, a path or a Recipe, not {recipe!r:.60}")
@@ -77,17 +77,18 @@ def train(
             out = recipe if out is None and is_run(recipe) else out
             recipe = ranks.in_turn(load_recipe, recipe, overrides)
         path = Path(out) if out is not None else Path("runs") / recipe.name
+        view = (view or choose_view()) if ranks.is_first else View()
+        if recipe.pretrain is not None:
+            same = partial(train, resume=resume, data_changed=data_changed, view=view)
+            outcome, recipe = pretrain(recipe, path, view, same)
+            if not outcome.finished:
+                return outcome
         with closing(RunFolder(path, ranks.command)) as folder:
-            view = (view or choose_view()) if ranks.is_first else View()
-            run = Run(recipe, folder, ranks, view, resume=resume == "auto", data_changed=data_changed)
-            return run.train()
+            return Run(recipe, folder, ranks, view, resume=resume, data_changed=data_changed).train()
 
 
 def resume(run: str | Path, **arguments: Any) -> Outcome:
-    """Continue a run from its last checkpoint, as if it had not stopped. The arguments are those of `train`.
-
-    Raises UsageError if it is not a run.
-    """
+    """Continue a run (else UsageError) as if it had not stopped. The arguments are those of `train`."""
     return train(recipe := recipe_of_run(run), out=recipe.parent, resume="auto", **arguments)
 
 
@@ -95,13 +96,12 @@ class Run:
     """One session of a run on one rank. The methods are in the order in which they execute."""
 
     def __init__(
-        self, recipe: Recipe, folder: RunFolder, ranks: Ranks, view: View, *, resume: bool, data_changed: bool
+        self, recipe: Recipe, folder: RunFolder, ranks: Ranks, view: View, *, resume: Any, data_changed: bool
     ) -> None:
         self.recipe, self.settings = recipe, recipe.train
         self.folder, self.ranks, self.view = folder, ranks, view
-        self.resume, self.data_changed, self.progress = resume, data_changed, Progress()
-        self.identity: dict[str, Any] = {}  # on rank 0
-        self.changed_files: list[str] = []  # on rank 0
+        self.resume, self.data_changed, self.progress = resume == "auto", data_changed, Progress()
+        self.identity, self.changed_files = dict[str, Any](), list[str]()  # on rank 0
 
     def train(self) -> Outcome:
         """Prepare, train until a limit or a signal, and report how the run ended."""

@@ -34,6 +34,7 @@ from trifold.train import checkpoint
 from trifold.train.ranks import Interrupted
 
 LOCK = ".lock"
+PRETRAINED = "pretrained"  # the folder of the run of the first stage
 IDENTITY = "run"  # the key of the run's identity in the progress of a checkpoint
 # The errors of file systems without locks.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -103,7 +104,7 @@ class RunFolder:
         """Raises UsageError if the folder has files that this run must not touch."""
         if not self.path.exists():
             return
-        present = {path.name for path in self.path.iterdir()} - {Path(self._lock.lock_file).name}
+        present = {path.name for path in self.path.iterdir()} - {LOCK, PRETRAINED}
         if present and not resume:
             raise UsageError(
                 f"{self.path}: contains files; continue that run with --resume auto, or choose another --out"

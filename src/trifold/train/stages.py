@@ -1,10 +1,16 @@
-"""Recipes that derive from another one: other values of some keys."""
+"""Recipes that derive from another one: with other values, and its first stage of masked pretraining."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from trifold.errors import SettingsError
+from trifold.nn import ModelConfig
 from trifold.recipe import Recipe, set_key
+from trifold.train.monitor import Outcome, View
+from trifold.train.run_folder import PRETRAINED
 
 
 def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
@@ -15,3 +21,18 @@ def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
     derived = Recipe.parse(values)
     derived.overrides.update(recipe.overrides | changes)
     return derived
+
+
+def pretrain(recipe: Recipe, out: Path, view: View, train: Callable[..., Outcome]) -> tuple[Outcome, Recipe]:
+    """Train the first stage of a recipe in `out`; its outcome, and the recipe of the second, which starts from it."""
+    if recipe.task.kind not in ("classify", "tag", "answer"):
+        raise SettingsError(f"pretrain: requires task.kind classify, tag or answer, not {recipe.task.kind}")
+    values = recipe.model_dump(exclude={"pretrain", "generate"})
+    labels = ModelConfig().model_dump(include={"heads", "n_labels", "label_names", "problem_type"})
+    values |= {"task": {"kind": "masked", "texts_of": recipe.task.kind}, "model": values["model"] | labels}
+    for group, own in (recipe.pretrain or {}).items():
+        values[group] = {**values.get(group, {}), **own} if isinstance(own, dict) else own
+    model = str(out / PRETRAINED / "model")
+    second = changed(recipe, {"pretrain": None, "start_from": model, "tokenizer.file": model})
+    view.say(f"pretraining in {out / PRETRAINED}; repeat with --resume auto to continue")
+    return train(Recipe.parse(values), out=out / PRETRAINED), second
