@@ -16,6 +16,7 @@ dropout are not counted: they cost memory traffic, not products.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
@@ -73,6 +74,8 @@ def _norm(config: ModelConfig, letter: str) -> str:
 def _embeddings(config: ModelConfig) -> Iterator[Part]:
     letter = "W" if config.has_embedding_projection else "E"
     if config.patch_size is not None:
+        for inputs, outputs, _ in config.stem_layers:
+            yield _part(config, f"convolution to {outputs}", "9·c·K + 3·K", c=inputs, K=outputs)
         yield _part(config, "patches", "pixels·E + E", pixels=_patch_elements(config))
         yield _part(config, "class token", "E")
     elif config.target_vocab_size is None:
@@ -231,8 +234,7 @@ def _layer_elements(config: ModelConfig, keys: int) -> int:
 
 
 def _patch_elements(config: ModelConfig) -> int:
-    tall, wide = config.patch_size or (0, 0)
-    return config.n_channels * tall * wide
+    return prod(config.patch_shape)
 
 
 def _embedding_elements(config: ModelConfig) -> int:

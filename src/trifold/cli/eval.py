@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trifold.pipeline import Pipeline
     from trifold.recipe import Recipe
 
-DataKind = Literal["pairs", "table", "documents", "parts"]
+DataKind = Literal["pairs", "table", "images", "documents", "parts"]
 
 # Options for some kinds of data only.
 FOR_TABLES = {
@@ -314,7 +314,7 @@ def _open_task(request: Request, recipe: Recipe, batches: BatchSettings) -> tupl
 
     settings, data = _select_data(request, recipe)
     folder = resolve(request.tokenizer or request.model)
-    if not (folder / TOKENIZER_FILE).is_file():
+    if settings.data_kind != "images" and not (folder / TOKENIZER_FILE).is_file():
         raise CheckpointError(
             f"{folder / TOKENIZER_FILE}: the tokenizer of the model is missing; name the folder of one with --tokenizer"
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -72,21 +74,27 @@ class ImageSettings(Settings):
 
 
 def read_image(
-    image: Any, settings: ImageSettings, channels: int, name: str | None = None
+    image: Any,
+    settings: ImageSettings,
+    channels: int,
+    name: str | None = None,
+    kinds: Counter[Any] | None = None,
 ) -> NDArray[np.float32]:
-    """Read a file, or a Pillow image, as (channels, height, width) float32; `name` is its name in errors.
+    """Read a file, its bytes or a Pillow image as (channels, height, width) float32; `name` is its name in errors.
+
+    kinds: counts images by mode, height and width.
 
     Raises DataError if it is missing, damaged, too large or not an image, TrifoldError if Pillow is not installed.
     """
     name = str(image) if name is None else name
-    decoded = _decode(image, name, channels)
+    decoded = _decode(image, name, channels, Counter() if kinds is None else kinds)
     height, width = settings.resized(decoded.height, decoded.width)
     if settings.size is not None or settings.shortest_edge is not None:
         if not 1 <= height * width <= MAX_PIXELS:
             raise DataError(
                 f"{name}: an image of {decoded.width:,} x {decoded.height:,} pixels is too narrow to be resized"
             )
-        resampling = _import_pillow()[0].Resampling[settings.resample.upper()]
+        resampling = import_pillow()[0].Resampling[settings.resample.upper()]
         decoded = decoded.resize((width, height), resample=resampling)
     if settings.crop is not None:
         # If the difference is odd, the larger half is cut at the end, and padded at the start.
@@ -94,24 +102,30 @@ def read_image(
         decoded = decoded.crop((left, top, left + settings.crop[1], top + settings.crop[0]))
     pixels = np.asarray(decoded)
     pixels = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+    return normalize(pixels, settings)
+
+
+def normalize(pixels: NDArray[np.uint8], settings: ImageSettings) -> NDArray[np.float32]:
+    """Pixels (channels, height, width), scaled and normalized."""
     values = pixels.astype(np.float64)
     with np.errstate(all="ignore"):  # the caller checks for infinite pixels
         values = values if settings.scale is None else values * settings.scale
         return _normalize(values.astype(np.float32), settings)
 
 
-def _decode(image: Any, name: str, channels: int) -> Any:
+def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
     """The decoded Pillow image, upright and with the given number of channels."""
     mode = {1: "L", 3: "RGB"}.get(channels)
     if mode is None:
         raise DataError(
             f"{name}: this model reads images of {channels} channels, and image files have 1 or 3"
         )
-    library, transpose = _import_pillow()
+    library, transpose = import_pillow()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of large images, which are rejected below
-            opened = library.open(image, formats=FORMATS) if isinstance(image, str | Path) else image
+            is_file = isinstance(image, str | Path | BytesIO)
+            opened = library.open(image, formats=FORMATS) if is_file else image
             if not isinstance(opened, library.Image):
                 raise DataError(f"{name}: neither the path of a file nor a Pillow image")
             if opened.width * opened.height > MAX_PIXELS:
@@ -119,6 +133,9 @@ def _decode(image: Any, name: str, channels: int) -> Any:
                     f"{name}: an image of {opened.width:,} x {opened.height:,} pixels is too large; "
                     f"the limit is {MAX_PIXELS:,} pixels"
                 )
+            kinds[opened.mode, opened.height, opened.width] += 1
+            if opened.mode.startswith("I"):  # 16 bits, which `convert` would clip
+                opened = library.fromarray((np.asarray(opened) >> 8).astype(np.uint8))
             return transpose(opened).convert(mode)
     except FileNotFoundError:
         raise DataError(f"{name}: no such file; the inputs of an image model are paths of files") from None
@@ -144,7 +161,7 @@ def _normalize(values: NDArray[np.float32], settings: ImageSettings) -> NDArray[
     return values
 
 
-def _import_pillow() -> tuple[Any, Any]:
+def import_pillow() -> tuple[Any, Any]:
     """The module PIL.Image, and the function that applies the EXIF orientation."""
     try:
         from PIL import Image, ImageOps

@@ -59,7 +59,7 @@ def iter_lines(
     valid UTF-8 text.
     """
     name = display_name(path)
-    with _open(path, name) as stream:
+    with open_binary(path, name) as stream:
         if part.start:
             stream.seek(part.start)
         number = 0
@@ -72,7 +72,7 @@ def iter_lines(
 def read_text(path: str | Path) -> str:
     r"""The content of a file, with line ends converted to `\n`. Raises as `iter_lines` does, except for empty files."""
     name = display_name(path)
-    with _open(path, name) as stream:
+    with open_binary(path, name) as stream:
         raw = stream.read()
     if raw.startswith(_WIDE_BOMS):
         raise _utf16_error(name)
@@ -105,7 +105,7 @@ def expand_path(path: str | Path) -> Path:
 
 
 @contextmanager
-def _open(path: str | Path, name: str) -> Iterator[BinaryIO]:
+def open_binary(path: str | Path, name: str) -> Iterator[BinaryIO]:
     """Open the decompressed bytes of `path`; every error while reading them becomes a DataError."""
     try:
         if path == STANDARD_INPUT:

@@ -6,9 +6,11 @@ defaults are the base model of "Attention Is All You Need" (Vaswani et al. 2017)
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import prod
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from trifold.nn.config_checks import first_problem
 from trifold.settings import Settings
@@ -96,6 +98,11 @@ class ModelConfig(Settings):
     image_size: tuple[int, int] | None = Field(None, strict=False, description="height and width in pixels")
     patch_size: tuple[int, int] | None = Field(None, strict=False, description="patch height and width")
     n_channels: int = Field(3, gt=0, description="channels of a pixel")
+    stem: tuple[PositiveInt, ...] = Field(
+        (),
+        strict=False,
+        description="channels of 3 x 3 convolutions before the patches; one with more than the one before has stride 2",
+    )
 
     # Blocks
     residual: Literal["sequential", "parallel", "parallel-two-norms"] = Field(
@@ -224,6 +231,18 @@ class ModelConfig(Settings):
             return 0
         (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
         return (height // patch_height) * (width // patch_width)
+
+    @property
+    def stem_layers(self) -> list[tuple[int, int, int]]:
+        """Input channels, output channels and stride of each convolution."""
+        strides = [1, *(1 + (before < after) for before, after in pairwise(self.stem))]
+        return list(zip((self.n_channels, *self.stem), self.stem, strides, strict=False))
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """Channels, height and width of a patch after the stem."""
+        stride = prod(stride for *_, stride in self.stem_layers)
+        return (self.n_channels, *self.stem)[-1], *(side // stride for side in self.patch_size or (0, 0))
 
     @property
     def decoder_side(self) -> ModelConfig:

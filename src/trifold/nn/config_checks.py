@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -130,6 +131,8 @@ def _images(config: ModelConfig) -> Iterator[str]:
         side % part for side, part in zip(config.image_size, config.patch_size, strict=True)
     ):
         yield f"patch_size {config.patch_size} does not divide image_size {config.image_size}"
+    if any(side % prod(stride for *_, stride in config.stem_layers) for side in config.patch_size):
+        yield f"the strides of stem {config.stem} do not divide patch_size {config.patch_size}"
     if config.max_positions != config.n_patches + 1:
         yield (
             f"max_positions is {config.max_positions}: {config.n_patches} patches and a class token "

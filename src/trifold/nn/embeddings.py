@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import InitVar, dataclass, field, fields, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -197,13 +198,21 @@ class Embeddings(nn.Module):
 
 
 class PatchEmbeddings(nn.Module):
-    """Patches of an image, flattened and projected, after a class token; positions; norm; dropout."""
+    """Patches of an image, flattened and projected, after a class token; positions; norm; dropout.
+
+    A stem of convolutions, each normalized per image, may come before (Xiao et al. 2021).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.patch_size is not None, "a model of images needs a patch_size"
-        self.patch, self.shape = config.patch_size, (config.n_channels, *(config.image_size or ()))
-        self.patches = Linear(config.n_channels * self.patch[0] * self.patch[1], config.d_model)
+        self.patch, self.shape = config.patch_shape[1:], (config.n_channels, *(config.image_size or ()))
+        layers = (
+            (nn.Conv2d(inputs, outputs, 3, stride, 1), nn.GroupNorm(1, outputs), nn.GELU())
+            for inputs, outputs, stride in config.stem_layers
+        )
+        self.stem = nn.Sequential(*chain(*layers))
+        self.patches = Linear(math.prod(config.patch_shape), config.d_model)
         self.class_token = nn.Parameter(torch.empty(config.d_model))
         self.positions = new_positions(config)
         self.norm = new_norm(config) if config.embedding_norm else None
@@ -217,7 +226,8 @@ class PatchEmbeddings(nn.Module):
             given = "no pixels" if pixels is None else f"pixels of shape {tuple(pixels.shape)}"
             raise ValueError(f"{given}; this model needs B images (channels, height, width) = {self.shape}")
         # (B, C, H, W) -> (B, patches, C·h·w) for patches of (h, w), row by row
-        x = self.patches(F.unfold(pixels, self.patch, stride=self.patch).mT.contiguous())
+        x = self.stem(pixels.contiguous(memory_format=torch.channels_last))
+        x = self.patches(F.unfold(x, self.patch, stride=self.patch).mT.contiguous())
         x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1)
         x = self.positions(x, torch.arange(x.shape[1], device=x.device)[None])
         if self.norm is not None:

@@ -18,6 +18,7 @@ KINDS = {
     "distill": "distill.DistillSettings",
     "classify": "classify.ClassifySettings",
     "answer": "answer.AnswerSettings",
+    "images": "images.ImagesSettings",
     "tag": "tag.TagSettings",
 }
 DEFAULT_KIND = "translate"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from trifold.data import expand_path, iter_lines, list_files
+from trifold.data.image_sets import measure_images
 from trifold.errors import SettingsError, TrifoldError
 from trifold.hub import read_config, resolve
 from trifold.hub.families import FAMILIES
@@ -87,10 +88,15 @@ def _for_size(
     """
     data, batch, train = groups["data"], groups["batch"], groups["train"]
     token_bytes = 1 if groups["tokenizer"].get("kind") == "char" else 4
-    tokens, longest = _measure(data, token_bytes, in_columns=groups["task"].get("kind") == "tag")
-    if groups["task"].get("kind") == "answer":
+    kind, images = groups["task"].get("kind"), dict[str, Any]()
+    if kind == "images":
+        count, images = _measure_images(data["train"])
+        tokens, longest = count * (images["max_positions"] if start is None else start.max_positions), 0.0
+    else:
+        tokens, longest = _measure(data, token_bytes, in_columns=kind == "tag")
+    if kind == "answer":
         longest = 512  # of windows; the lines of JSON are no rows
-    width, layers = next((width, layers) for limit, width, layers in WIDTHS if tokens < limit)
+    width, layers = next((width, layers) for limit, width, layers in WIDTHS if tokens < limit or images)
     width = _number(groups["model"], "d_model", width) if start is None else start.d_model
     epoch = tokens / (_number(batch, "tokens", 4096) * _number(train, "accumulate", 1))
     steps = _number(train, "steps", min(10_000, max(100, round(10 * epoch))))
@@ -100,10 +106,26 @@ def _for_size(
     if start is None:
         sizes = {"d_model": width, "n_layers": layers, "n_heads": 4, "d_ff": 4 * width}
         positions = min(512, max(64, 1 << int(1.5 * longest).bit_length()))
-        chosen["model"] = {**sizes, "max_positions": positions}
+        chosen["model"] = {**sizes, "max_positions": positions} | images
     if data.get("train") and not data.get("valid"):
         chosen["data"] = {"holdout": float(f"{min(0.1, HELD_OUT / tokens):.2g}")}
     return chosen
+
+
+def _measure_images(source: Any) -> tuple[int, dict[str, Any]]:
+    """The number of images, and a model for the size of the first one, at most 64 x 64 pixels."""
+    count, (mode, *sides) = 1, ("RGB", 32, 32)
+    with suppress(TrifoldError, OSError, TypeError):  # which training reports
+        count, (mode, *sides) = measure_images(source)
+    patch = 4 if max(sides) <= 32 else 8
+    tall, wide = (max(1, round(min(side, 64) / patch)) for side in sides)
+    image = {
+        "image_size": [tall * patch, wide * patch],
+        "patch_size": [patch, patch],
+        "max_positions": tall * wide + 1,
+    }
+    model = {"d_model": 128, "n_layers": 4, "d_ff": 256, "stem": [32, 64, 64, 128]}
+    return count, image | model | {"n_channels": 1 if mode in ("1", "L", "LA", "I", "I;16") else 3}
 
 
 def _number(group: Mapping[str, Any], key: str, default: int) -> int:

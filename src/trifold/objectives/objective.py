@@ -219,14 +219,14 @@ class TaskBundle:
 class ObjectiveSettings(Settings):
     """Base of the settings of an objective; `kind` selects the class.
 
-    data_kind: what the objective reads: pairs of texts, a table, raw documents, or parts that each name their own data.
+    data_kind: what the objective reads: pairs of texts, a table, images, raw documents, or parts with their own data.
     command: the command that uses a trained model. unused_keys: recipe keys that have no effect and are rejected.
     supports_cache: whether it reads tokens from data.cache. shapes, heads: model shapes that the objective supports,
     and heads that it requires. defaults: settings, by group, of a recipe with neither model.preset nor model.shape.
     special: settings of a new tokenizer that the objective requires with any model.
     """
 
-    data_kind: ClassVar[Literal["pairs", "table", "documents", "parts"]] = "documents"
+    data_kind: ClassVar[Literal["pairs", "table", "images", "documents", "parts"]] = "documents"
     command: ClassVar[str] = 'generate {folder} "your text"'
     unused_keys: ClassVar[tuple[str, ...]] = UNUSED_KEYS
     supports_cache: ClassVar[bool] = False

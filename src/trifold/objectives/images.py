@@ -1,0 +1,126 @@
+"""Classification of images by a Vision Transformer (Dosovitskiy et al. 2021).
+
+rows -> example    an image (height, width, channels) of bytes, and its label
+example -> batch   pixels, shifted, mirrored and partly erased at random in training
+loss, scores       those of classification
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from trifold.data import Records
+from trifold.data.image_sets import read_images
+from trifold.data.images import ImageSettings, normalize
+from trifold.hub.images import read_image_settings, write_image_settings
+from trifold.nn import Inputs, Transformer
+from trifold.objectives.classify import Batch, Classify, ClassifySettings
+from trifold.objectives.labels import config_with_labels
+from trifold.objectives.objective import BuildContext, TaskBundle
+from trifold.settings import Settings
+from trifold.text.spans import Ids, example_rng
+
+
+class AugmentSettings(Settings):
+    """Random changes of training images, which differ in each epoch."""
+
+    crop: int = Field(0, ge=0, description="largest shift in pixels; the edge is repeated")
+    flip: bool = Field(False, description="mirror half of the images")
+    erase: int = Field(0, ge=0, description="side of a black square in pixels (DeVries & Taylor 2017)")
+
+
+class ImagesSettings(ClassifySettings):
+    """Settings of image classification. `data` names folders or tar archives with a folder per class, or IDX files."""
+
+    data_kind = "images"  # type: ignore[assignment]
+    command = "predict {folder} image.png"
+    shapes = ("encoder",)
+    defaults = {"model": {"preset": "vit-b"}}  # noqa: RUF012
+
+    kind: Literal["images"] = "images"  # type: ignore[assignment]
+    augment: AugmentSettings = Field(AugmentSettings(), description="random changes of training images")
+
+    def build(self, context: BuildContext) -> TaskBundle:
+        # Preprocessing of this run, or of start_from, whose folder is also that of the tokenizer.
+        folders = context.folder, Path(context.tokenizer.file or context.folder)
+        pictures = next(filter(None, map(read_image_settings, folders)), None)
+        if pictures is None:
+            pictures = ImageSettings(size=context.model.image_size, mean=(0.5,), deviation=(0.5,))
+        channels = context.model.n_channels
+        train, valid = context.read(lambda source, *_: read_images(source, pictures, channels))
+        config = config_with_labels(context, context.model, train, valid, self.label_separator)
+        objective = Images(self, None, config, None, context.report)  # type: ignore[arg-type]
+        objective.pictures = pictures
+        objective.weights = objective.class_weights(train)
+        objective.save(context.folder)
+        return TaskBundle(objective, config, train, valid)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images of one shape, and labels (N,). lengths: (N, 1) patches, and the class token."""
+
+    images: Sequence[NDArray[np.uint8]]
+    labels: NDArray[Any]
+    lengths: Ids
+
+
+class Images(Classify):
+    """Classification of images. pictures: their preprocessing."""
+
+    row_name = token_name = "images"
+    read_name, packs = "patches", False
+    pictures: ImageSettings
+
+    def examples(self, rows: Records, draw: int | None = None) -> Any:
+        """Number the labels."""
+        lengths = np.full((len(rows), 1), self.config.n_patches + 1)
+        return Examples(rows.columns["image"], self._number_labels(rows), lengths)
+
+    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
+        """The pixels of the given images; with a `draw`, each is changed at random."""
+        images = np.stack([examples.images[row] for row in rows])
+        if draw:
+            images = augment(images, self.settings.augment, [example_rng(draw, row) for row in rows])
+        planes = np.moveaxis(images, -1, 0)  # (C, B, H, W)
+        values = normalize(planes.reshape(len(planes), -1, images.shape[2]), self.pictures)
+        inputs = Inputs(pixels=torch.from_numpy(values.reshape(planes.shape)).transpose(0, 1))
+        return Batch(inputs, torch.zeros(len(rows)), torch.from_numpy(examples.labels[rows]))
+
+    def logits(self, model: Transformer, batch: Batch) -> Tensor:
+        """(B, C)."""
+        assert batch.inputs.pixels is not None
+        inputs = Inputs(pixels=batch.inputs.pixels.to(next(model.parameters()).dtype))
+        return model.head_outputs(inputs, heads=["sequence"])["sequence"]
+
+    def save(self, folder: Path) -> None:
+        """Write the preprocessing next to a model."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_image_settings(folder, self.pictures)
+
+
+def augment(
+    images: NDArray[np.uint8], settings: AugmentSettings, rngs: Sequence[np.random.Generator]
+) -> NDArray[np.uint8]:
+    """Images (B, H, W, C), each changed at random by its own generator."""
+    drawn = np.stack([rng.random(5) for rng in rngs])
+    places, inside = [], []
+    for axis, side in enumerate(images.shape[1:3]):
+        shift = ((2 * settings.crop + 1) * drawn[:, axis, None]).astype(np.int64) - settings.crop
+        places.append(np.clip(np.arange(side) + shift, 0, side - 1))
+        center = side * drawn[:, 2 + axis, None]
+        inside.append(abs(np.arange(side) + 0.5 - center) < settings.erase / 2)
+    if settings.flip:
+        places[1] = np.where(drawn[:, 4:] < 0.5, places[1][:, ::-1], places[1])
+    images = images[np.arange(len(images))[:, None, None], places[0][:, :, None], places[1][:, None]]
+    images[inside[0][:, :, None] & inside[1][:, None]] = 0
+    return images

@@ -1,0 +1,141 @@
+"""Sets of images: every format gives the same pixels; damaged files are named."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trifold.data import image_sets
+from trifold.data.image_sets import measure_images, read_images
+from trifold.data.images import ImageSettings
+from trifold.errors import DataError
+
+pillow = pytest.importorskip("PIL.Image")
+SQUARE = ImageSettings(size=(6, 6))
+PIXELS = np.random.default_rng(1).integers(0, 256, (4, 6, 6), dtype=np.uint8)
+CLASSES = ("0", "0", "1", "1")
+
+
+def write_folder(folder: Path) -> Path:
+    for number, (image, name) in enumerate(zip(PIXELS, CLASSES, strict=True)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        pillow.fromarray(image).save(folder / name / f"{number}.png")
+    return folder
+
+
+def write_archive(folder: Path, mode: str, top: str = "train") -> Path:
+    path = folder / f"images.tar.{mode}"
+    with tarfile.open(path, f"w:{mode}") as archive:
+        archive.add(write_folder(folder / "made"), top)
+    return path
+
+
+def write_idx(folder: Path, labels: bytes = b"\0\0\1\1", pack=gzip.compress) -> Path:
+    suffix = "" if pack is bytes else ".gz"
+    images, names = (folder / f"train-{part}-ubyte{suffix}" for part in ("images-idx3", "labels-idx1"))
+    images.write_bytes(pack(b"\0\0\x08\x03" + struct.pack(">3I", *PIXELS.shape) + PIXELS.tobytes()))
+    names.write_bytes(pack(b"\0\0\x08\x01" + struct.pack(">I", len(labels)) + labels))
+    return images
+
+
+WRITERS = {
+    "folder": write_folder,
+    "gz": lambda folder: write_archive(folder, "gz"),
+    "xz": lambda folder: write_archive(folder, "xz"),
+    "plain tar": lambda folder: write_archive(folder, ""),
+    "idx.gz": write_idx,
+    "idx": lambda folder: write_idx(folder, pack=bytes),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_format_gives_the_same_images_and_labels(kind, tmp_path):
+    source = str(WRITERS[kind](tmp_path))
+    rows = read_images(source, SQUARE, 1)
+    assert rows.columns["label"] == [*CLASSES]
+    np.testing.assert_array_equal(np.stack(rows.columns["image"])[..., 0], PIXELS)
+    assert rows.columns["image"][0].dtype == np.uint8
+    assert "converted" not in str(rows.report)
+    assert measure_images(source) == (4, ("L", 6, 6))
+    assert read_images([source, source], SQUARE, 1).columns["label"] == [*CLASSES] * 2
+
+
+def test_other_sizes_and_modes_are_converted_and_counted(tmp_path):
+    folder = write_folder(tmp_path)
+    red = pillow.new("RGB", (9, 12), (255, 0, 0))
+    for number, mode in enumerate(("RGB", "P", "RGBA")):
+        red.convert(mode).save(folder / "1" / f"r{number}.png")
+    pillow.fromarray(np.full((6, 6), 40_000, np.uint16)).save(folder / "1" / "s.png")
+    (folder / "1" / "readme.txt").write_text("ignored", encoding="utf-8")
+    (folder / "1" / "._r0.png").write_text("of a Mac, ignored", encoding="utf-8")
+    rows = read_images(str(folder), SQUARE, 3)
+    *_, first, second, third, deep = rows.columns["image"]
+    for image in (first, second, third):
+        assert image.shape == (6, 6, 3)
+        assert (image == [255, 0, 0]).all()
+    assert (deep == 40_000 >> 8).all()
+    assert str(rows.report).endswith("8 rows, 8 converted to RGB 6 x 6")
+
+
+def test_a_truncated_image_is_named(tmp_path):
+    archive, folder = tmp_path / "set.tar", write_folder(tmp_path / "images")
+    broken = folder / "1" / "2.png"
+    broken.write_bytes(broken.read_bytes()[:50])
+    with pytest.raises(DataError, match=f"{broken}: damaged or truncated"):
+        read_images(str(folder), SQUARE, 1)
+    with tarfile.open(archive, "w") as file:
+        file.add(folder, "top")
+    with pytest.raises(DataError, match=r"set\.tar, top/1/2\.png: damaged or truncated"):
+        read_images(str(archive), SQUARE, 1)
+
+
+def test_an_archive_writes_nothing_and_limits_the_size_of_images(tmp_path, monkeypatch):
+    image = io.BytesIO()
+    pillow.fromarray(PIXELS[0]).save(image, "PNG")
+    with tarfile.open(tmp_path / "set.tar", "w") as archive:
+        for name in ("../../out/a.png", "/out/b.png"):
+            info = tarfile.TarInfo(name)
+            info.size = len(image.getvalue())
+            archive.addfile(info, io.BytesIO(image.getvalue()))
+        link = tarfile.TarInfo("out/c.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    source = str(tmp_path / "set.tar")
+    assert read_images(source, SQUARE, 1).columns["label"] == ["out", "out"]
+    assert [path.name for path in tmp_path.iterdir()] == ["set.tar"]
+    monkeypatch.setattr(image_sets, "MAX_BYTES", 10)
+    with pytest.raises(DataError, match=r"a\.png: .* the limit of an image is 10"):
+        read_images(source, SQUARE, 1)
+
+
+def damaged_archive(folder: Path) -> Path:
+    path = write_archive(folder, "xz")
+    path.write_bytes(path.read_bytes()[:-60])
+    return path
+
+
+def truncated_idx(folder: Path) -> Path:
+    return write_idx(folder, pack=lambda content: gzip.compress(content[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda folder: folder / "none", "no such file"),
+        (lambda folder: folder, "no image .* in a folder that is named after its class"),
+        (lambda folder: write_folder(folder) / "1", "no image"),
+        (damaged_archive, "not a readable tar archive"),
+        (lambda folder: write_idx(folder, b"\0\0\1"), "4 images and 3 labels"),
+        (truncated_idx, "not an IDX file of 3 dimensions, or truncated"),
+        (lambda folder: write_idx(folder).rename(folder / "x-idx3.gz"), "not an IDX file of 1 dim"),
+    ],
+)
+def test_a_damaged_source_is_named(write, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        read_images(str(write(tmp_path)), SQUARE, 1)
