@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.train.runs import overrides
+from tests.train.runs import RecordingView, overrides
 
 from trifold import load
 from trifold.batches import BatchSettings, plan_epoch
@@ -23,7 +23,8 @@ from trifold.objectives.causal import Causal, CausalSettings, Corpus
 from trifold.pipeline import Pipeline
 from trifold.ragged import Ragged
 from trifold.recipe import load_recipe
-from trifold.text import Tokenizer
+from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
+from trifold.train import train
 from trifold.train.data import batches_of_all_ranks, iterate_batches, load_data, prefetch, start_from
 
 
@@ -196,6 +197,65 @@ def test_start_from_copies_all_weights(tmp_path: Path) -> None:
     start_from(str(tmp_path), model)
     for (name, ours), theirs in zip(model.named_parameters(), saved.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("unused", [0, 1, 5])
+def test_rows_of_added_tokens_begin_as_the_mean_of_the_others(
+    tmp_path: Path, tied: bool, unused: int
+) -> None:
+    saved = save_small_model(
+        tmp_path, shape="decoder", vocab_size=20 + unused, tie_lm_head=tied, lm_head_bias=True
+    )
+    torch.nn.init.normal_(saved.lm_head.bias)
+    Pipeline(saved).save(tmp_path)
+    model = Transformer(saved.config.model_copy(update={"vocab_size": max(22, 20 + unused)}))
+    start_from(str(tmp_path), model, range(20, 22))
+    for name, theirs in saved.named_parameters():
+        ours = model.get_parameter(name)
+        if not name.endswith(("tokens.weight", "lm_head.weight", "lm_head.bias")):
+            assert torch.equal(ours, theirs), name
+            continue
+        assert torch.equal(ours[:20], theirs[:20]) and torch.equal(ours[22:], theirs[22:]), name
+        torch.testing.assert_close(ours[20:22], theirs[:20].mean(0).expand_as(ours[20:22]))
+
+
+def test_added_tokens_are_single_and_in_the_saved_model(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\na warm film,good\na dull film,bad\n", "utf-8")
+    changes = {"data.train": str(tmp_path / "a.csv"), "data.valid": str(tmp_path / "a.csv")}
+    changes |= {"train.steps": 2, "train.warmup": 0, "train.device": "cpu", "train.workers": 2}
+    train("classify", out=tmp_path / "base", **changes | {"model.d_model": 8, "model.n_layers": 1})
+    (tmp_path / "tokens").write_text("romcom\n\nfilm noir\n", "utf-8")
+    base = load(tmp_path / "base")
+    for number, add in enumerate((["romcom", "film noir"], str(tmp_path / "tokens"))):
+        view, run = RecordingView(), tmp_path / str(number)
+        given = {"start_from": str(tmp_path / "base"), "tokenizer.add": add}
+        train("classify", out=run, view=view, **changes | given)
+        assert "tokenizer.add: 2 new tokens; their rows begin as the mean of the others" in view.lines
+        ours = load(run)
+        size = base.reader.vocab_size
+        assert ours.config.vocab_size == ours.reader.vocab_size == size + 2
+        assert ours.reader.encode(["romcom film noir"])[0][-1] == size + 1
+        assert size in ours.reader.encode(["a romcom"])[0]
+        assert ours.reader.encode(["a warm film"]) == base.reader.encode(["a warm film"])
+    assert train(run, resume="auto", **{"train.steps": 3}).finished
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        ({"add": ["a"]}, "tokenizer: add: there is no joint tokenizer to add tokens to"),
+        (
+            {"add": "nothing.txt", "file": "FILE"},
+            "tokenizer.add: nothing.txt cannot be read .*; name a text file",
+        ),
+    ],
+)
+def test_tokens_that_cannot_be_added_are_errors(tmp_path: Path, tokenizer: dict, message: str) -> None:
+    make_tokenizer(["a b"], TokenizerSettings(kind="word", min_frequency=1)).save(tmp_path)
+    given = tokenizer | ({"file": str(tmp_path)} if "file" in tokenizer else {})
+    with pytest.raises(SettingsError, match=message):
+        make_tokenizer([], TokenizerSettings.parse(given, at="tokenizer"))
 
 
 def test_start_from_keeps_the_initialization_of_missing_heads(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from tokenizers import (
@@ -55,6 +55,9 @@ class TokenizerSettings(Settings):
         0, ge=0, le=10_000, description="number of sentinels <extra_id_0> … of span corruption"
     )
     file: str | None = None  # a tokenizer.json, or a folder that holds one, instead of training
+    add: Annotated[tuple[str, ...], Field(strict=False)] | str = Field(
+        (), description="tokens to add to those of `file`, or a file with one per line"
+    )
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # bpe, byte-bpe: share of merges dropped in training
     dropout_epochs: int | None = Field(default=None, ge=1)  # number of first epochs with dropout; default all
 
@@ -64,20 +67,33 @@ class TokenizerSettings(Settings):
             raise ValueError(f"dropout drops BPE merges, and kind {self.kind!r} has none; set it to 0")
         if self.dropout_epochs and not self.dropout:
             raise ValueError("dropout_epochs has no effect without dropout; set dropout, for example to 0.1")
+        if self.add and (self.file is None or not self.joint):
+            raise ValueError("add: there is no joint tokenizer to add tokens to; set file, and joint to true")
         if len({"cls", "sep"}.intersection(self.special)) == 1:
             raise ValueError("special: cls and sep surround a text together; give both or neither")
         return self
 
 
 def make_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
-    """The tokenizer in `settings.file` if it is set, else one trained on `texts`."""
-    if settings.file is not None:
-        folder = Path(os.path.expandvars(settings.file)).expanduser()
-        if (folder / "tokenizer.json").is_file() or not (folder / "vocab.txt").is_file():
-            return Tokenizer.load(settings.file, dropout=settings.dropout)
-        found = read_tokenizer(folder)
-        return Tokenizer(found.library, dropout=settings.dropout, names=found.names, settings=found.settings)
-    return train_tokenizer(texts, settings)
+    """The tokenizer in `settings.file`, with added tokens, if it is set, else one trained on `texts`."""
+    if settings.file is None:
+        return train_tokenizer(texts, settings)
+    folder = Path(os.path.expandvars(settings.file)).expanduser()
+    if (folder / "tokenizer.json").is_file() or not (folder / "vocab.txt").is_file():
+        tokenizer = Tokenizer.load(settings.file, dropout=settings.dropout)
+    else:
+        old = read_tokenizer(folder)
+        tokenizer = Tokenizer(old.library, dropout=settings.dropout, names=old.names, settings=old.settings)
+    tokens = settings.add
+    if isinstance(tokens, str):
+        try:
+            tokens = tuple(Path(tokens).expanduser().read_text("utf-8").splitlines())
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(
+                f"tokenizer.add: {tokens} cannot be read ({error}); name a text file"
+            ) from None
+    tokenizer.library.add_tokens([token for token in tokens if token.strip()])
+    return tokenizer
 
 
 def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trifold.batches import BatchSettings, Blocks, deal_batch, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
@@ -26,6 +27,7 @@ from trifold.hub.generation import check_limits
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.objective import Batch, BuildContext, Examples, Objective, TaskBundle
 from trifold.recipe import Recipe
+from trifold.text import make_tokenizer
 from trifold.train.monitor import View
 
 T = TypeVar("T")
@@ -98,7 +100,13 @@ class TrainingData:
         torch.manual_seed(self.recipe.train.seed)
         model = Transformer(self.config)
         if self.recipe.start_from is not None:
-            self.report(start_from(self.recipe.start_from, model))
+            known = tokens = self.objective.tokenizer.vocab_size
+            if self.recipe.tokenizer.add:
+                known = make_tokenizer([], self.recipe.tokenizer.model_copy(update={"add": ()})).vocab_size
+                self.report(
+                    f"tokenizer.add: {tokens - known:,} new tokens; their rows begin as the mean of the others"
+                )
+            self.report(start_from(self.recipe.start_from, model, range(known, tokens)))
         if self.bundle.initialize is not None:
             self.bundle.initialize(model)
         return model
@@ -152,17 +160,25 @@ def _report(data: TrainingData, view: View) -> None:
 # --- the initial weights -------------------------------------------------------------------------------
 
 HEADS = ("heads.", "lm_head.")  # these parameters may be missing on either side
+TABLES = ("_embeddings.tokens.weight", "lm_head.weight", "lm_head.bias")  # with a row for each token
 
 
-def start_from(folder: str, model: Transformer) -> str:
+def start_from(folder: str, model: Transformer, new: range = range(0)) -> str:
     """Copy the weights of the model in `folder` (or hub id) to `model`. Heads that are
-    missing or have other sizes keep their initial values.
+    missing or have other sizes keep their initial values. The rows of `new` tokens become the mean of those before them
+    (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
 
     Returns a line about the weights that are new or not used. Raises CheckpointError if the folder cannot be read,
     SettingsError listing the parameters that do not fit.
     """
     source, _ = load_model(resolve(folder))
-    theirs, ours = (dict(each.named_parameters()) for each in (source, model))
+    theirs, ours = (dict[str, Tensor](each.named_parameters()) for each in (source, model))
+    for name in ours.keys() & theirs.keys():
+        if new and name.endswith(TABLES):
+            table, missing = theirs[name].detach(), max(0, len(ours[name]) - len(theirs[name]))
+            mean = table[: new.start].mean(0, keepdim=True)
+            theirs[name] = torch.cat([table, mean.expand(missing, *mean.shape[1:])])
+            theirs[name][new.start : new.stop] = mean
     common = {name for name in theirs.keys() | ours.keys() if not name.startswith(HEADS)}
     wrong = sorted(name for name in common if _shape(theirs, name) != _shape(ours, name))
     if wrong:
@@ -185,7 +201,7 @@ def _count(what: str, names: set[str]) -> str:
     return f"{len(names):,} {what}" + f" ({listed})" * bool(names)
 
 
-def _shape(parameters: dict[str, torch.nn.Parameter], name: str) -> str:
+def _shape(parameters: dict[str, Tensor], name: str) -> str:
     return "x".join(map(str, parameters[name].shape)) if name in parameters else "missing"
 
 
