@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import typer
 
 from trifold.cli.batch import BATCH, Progress, in_batches, load_pipeline, one_line, reads_stdin, warn_unknown
+from trifold.cli.eval import find_recipe
 from trifold.cli.options import BatchSize, Codec, Device, Dtype, Json, Model, Out, given, option, with_options
+from trifold.cli.tables import Input, is_table, read_table, write_table
 from trifold.cli.terminal import open_output, print_note, print_result
 from trifold.errors import DataError, UsageError, check_utf8, printable
 from trifold.jsonfiles import json_line
@@ -21,6 +24,7 @@ EXAMPLES = (
     "trifold predict google/vit-base-patch16-224 cat.jpg dog.png",
 )
 PICTURE_BATCH = 64  # pictures read before the first prediction
+MULTI = "multi_label_classification"
 
 # Options of the tasks.
 OPTIONS = {
@@ -56,7 +60,9 @@ def run(
     text: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="TEXT|-", help="Texts, or picture files; `-` (or a pipe) reads lines from standard input."
+            metavar="TEXT|TABLE|-",
+            help="Texts, or picture files; a table (.csv, .tsv, .jsonl, .parquet), and data.columns.text=COLUMN if its "
+            "header has no known name; `-` (or a pipe) reads lines from standard input.",
         ),
     ] = None,
     task: Annotated[
@@ -90,8 +96,12 @@ def run(
     **options: Any,
 ) -> None:
     """Fill in masks, classify, tag, answer or embed: one output line for each text, or for each line of input."""
+    command = repr(locals())
     texts, pairs = text or [], pair or []
-    is_piped = reads_stdin(texts)
+    table = is_table(texts)
+    if table and (out is None or out.suffix not in (".csv", ".tsv", ".jsonl")):
+        raise UsageError("--out: name a .csv, .tsv or .jsonl file for the rows of the table with predictions")
+    is_piped = not table and reads_stdin(texts)
     if pairs and tsv:
         raise UsageError("--pair and --tsv both set the second text: leave one of them out")
     if len(pairs) not in (0, 1, 1 if is_piped else len(texts)):
@@ -101,22 +111,25 @@ def run(
     for second in pairs:
         check_utf8(second, "--pair")
 
-    from trifold.data import iter_lines
+    from trifold.data import DataSettings, compute_digests, expand_path, iter_lines
+    from trifold.hub import resolve
     from trifold.predict.predict import TASKS, choose_task
     from trifold.text.annotation import unknown_words
 
     pipeline = load_pipeline(model, device=device, dtype=dtype, tokenizer=tokenizer)
     name = choose_task(pipeline.config, task)
     is_split = tsv or (TASKS[name].pairs == "must" and not pairs)
-    count = None if is_piped else len(texts)
-    inputs = _inputs(iter_lines("-") if is_piped else texts, count, pairs, is_split=is_split)
-    progress, unknown = Progress(), list[str]()
+    count, unknown = None if is_piped else len(texts), list[str]()
 
     def contents(batch: list[Input]) -> list[object]:
-        return [one.text.strip() or not is_piped for one in batch]
+        if not table or pipeline.tokenizer is None:
+            return [one.text.strip() or not is_piped for one in batch]
+        sides = [[one.text, one.text if one.pair is None else one.pair] for one in batch]
+        encode = pipeline.reader.encode
+        return [all(any(map(str.isalnum, x)) or any(encode([x])) for x in both) for both in sides]
 
-    def predict(read: int, indices: list[int], batch: list[Input]) -> Any:
-        if not pipeline.config.n_patches:
+    def predict(progress: Callable[[int], None], read: int, indices: list[int], batch: list[Input]) -> Any:
+        if not pipeline.config.n_patches and len(unknown) < 10_000:
             unknown.extend(unknown_words(pipeline.reader, (f"{one.text} {one.pair or ''}" for one in batch)))
         return pipeline.predict(
             [one.text for one in batch],
@@ -131,18 +144,27 @@ def run(
     # A person who types expects an output after each line.
     is_typed = is_piped and sys.stdin.isatty()
     size = 1 if is_typed else batch_size or (PICTURE_BATCH if pipeline.config.n_patches else BATCH)
+    if table and out is not None:
+        problem, added = pipeline.config.problem_type, ["prediction", "score"][: 1 + (name == "classify")]
+        if name == "classify":
+            options["top_k"] = options["top_k"] or (pipeline.config.n_labels if problem == MULTI else 1)
+        data = recipe.data if (recipe := find_recipe(model)) else DataSettings()
+        read = partial(read_table, texts, name, data, pairs)
+        files = compute_digests([str(expand_path(texts[0])), *map(str, sorted(resolve(model).iterdir()))])
+
+        def rows(inputs: Iterator[Input], advance: Callable[[int], None]) -> Iterator[tuple[Input, Any]]:
+            for one, found in in_batches(inputs, size, contents, partial(predict, advance)):
+                advance(found is None)
+                yield one, dict(zip(added, _values(name, problem, found), strict=False))
+
+        write_table(read, out, added, command + repr(files), size, rows)
+        warn_unknown(pipeline, unknown)
+        return
+    inputs = _inputs(iter_lines("-") if is_piped else texts, count, pairs, is_split=is_split)
     with open_output(out) as results:
-        for one, found in in_batches(inputs, size, contents, predict):
+        for one, found in in_batches(inputs, size, contents, partial(predict, Progress())):
             print_result(_format(one, name, found, json), results)
     warn_unknown(pipeline, unknown)
-
-
-class Input(NamedTuple):
-    """A text or the path of a picture, its place for messages, and its second text."""
-
-    place: str
-    text: str
-    pair: str | None
 
 
 def _inputs(lines: Iterable[str], count: int | None, pairs: list[str], *, is_split: bool) -> Iterator[Input]:
@@ -201,3 +223,12 @@ def _format_text(task: str, found: Any) -> str:
         case _:
             return " ".join(f"{number:.6g}" for number in found.tolist())
     return "\t".join(parts)
+
+
+def _values(task: str, problem: str | None, found: Any) -> list[Any]:
+    """The label and the score of a classification, the number of a regression; else JSON."""
+    if task == "classify" and problem == MULTI and found is not None:
+        found = [one for one in found if one.score > 0.5]
+    elif task == "classify" and found is not None and len(found) == 1:
+        return [found[0].score, None] if problem == "regression" else [*found[0]]
+    return [to_json(found), None]

@@ -107,7 +107,7 @@ def byte_progress(title: str) -> Iterator[Callable[[int | None, int], None] | No
 
 @contextmanager
 def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar updated with the number newly done; without a terminal, one line at the end."""
+    """A bar with rate and time left, updated with the number newly done; without a terminal, one line at the end."""
     if not sys.stderr.isatty():
         done: list[int] = []
         yield done.append
@@ -116,10 +116,10 @@ def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda more: progress.update(task, advance=more)
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:,.0f}/s"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=total, rate=0.0)
+        yield lambda more: progress.update(task, advance=more, rate=progress.tasks[0].speed or 0.0)
 
 
 def print_result(text: str, results: TextIO, end: str = "\n") -> None:

@@ -136,7 +136,9 @@ def _read_header(
         return [] if settings.header is False else first
     cells = [cell.strip().casefold() for cell in first]
     codes = {re.sub(r"[_-][a-z]{2,4}$", "", cell) for cell in cells}  # without regions: en_US, zh-Hant
-    is_known = codes <= _CODES or sum(cell in known or _WORDS.issuperset(_words(cell)) for cell in cells) > 1
+    is_known = codes <= _CODES or sum(
+        cell in known or _WORDS.issuperset(_words(cell)) for cell in cells
+    ) >= min(2, len(cells))
     is_named = is_known and all(map(_NAME.fullmatch, cells)) and len(set(cells)) == len(cells)
     recurs = (a == b for row in rows for a, b in zip(first, row, strict=False) if row is not first)
     return first if is_named and not any(recurs) else []
@@ -166,7 +168,8 @@ def choose_columns(
             chosen[role] = names.pop(found)
     missing = [role for role, each in roles.items() if each.required and role not in chosen]
     rest = [key for key in keys if key not in chosen.values()]
-    if is_table and len(rest) == len(missing):
+    is_split = len(keys) > 1 or not re.fullmatch(r"\w+([;\t|]\w+)+", str(*row.values()))
+    if is_table and len(rest) == len(missing) and is_split:
         rest.sort(key=lambda key: not {*LABELS}.isdisjoint(_words(key.casefold())))  # labels last
         chosen |= zip(missing, rest, strict=True)
     chosen = {**{role: role for role in missing}, **chosen}

@@ -1,0 +1,241 @@
+"""`trifold predict` on tables: rows and their order are kept, and an interrupted output continues to the same bytes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.readers import HEADS, folder_of
+from tests.text.folders import WORDS
+
+import trifold as library
+from trifold import disk
+
+pytestmark = pytest.mark.slow
+
+TEXTS = [" ".join(WORDS[n : n + 2 + n % 5]) for n in range(9)] + [
+    'a "quoted", text\nof two lines',
+    "\u200b",
+    " ",
+]
+ROWS = [{"id": str(n), "text": text, "label": "good"} for n, text in enumerate(TEXTS)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("readers")
+    found = {task: folder_of(task, root / task) for task in HEADS}
+    for problem in ("regression", "multi_label_classification"):
+        found[problem] = folder_of("classify", root / problem, problem_type=problem)
+    found["regression"] = folder_of(
+        "classify", root / "number", problem_type="regression", n_labels=1, label_names=["score"]
+    )
+    return found
+
+
+def write(path: Path, rows: list[dict[str, str]] = ROWS) -> Path:
+    """A table in the format of its suffix; TSV without tabs and line ends."""
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    elif path.suffix == ".parquet":
+        arrow, parquet = (pytest.importorskip(each) for each in ("pyarrow", "pyarrow.parquet"))
+        parquet.write_table(arrow.Table.from_pylist(rows), path)
+    else:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            dialect = (
+                {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+                if path.suffix == ".tsv"
+                else {}
+            )
+            table = csv.DictWriter(file, [*rows[0]], lineterminator="\n", **dialect)
+            table.writeheader()
+            table.writerows(rows)
+    return path
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    with path.open(encoding="utf-8", newline="") as file:
+        dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
+        return [*csv.DictReader(file, **dialect)]
+
+
+FORMATS = [
+    ("a.csv", "b.csv"),
+    ("a.csv", "b.jsonl"),
+    ("a.jsonl", "b.csv"),
+    ("a.tsv", "b.tsv"),
+    ("a.parquet", "b.jsonl"),
+]
+
+
+@pytest.mark.parametrize(("source", "target"), FORMATS)
+def test_rows_are_kept_in_order_with_their_predictions(trifold, models, tmp_path, source, target):
+    rows = [row for row in ROWS if "\n" not in row["text"]] if ".tsv" in source else ROWS
+    table, out = write(tmp_path / source, rows), tmp_path / target
+    done = trifold("predict", str(models["classify"]), str(table), "--out", str(out), "--batch-size", "4")
+    assert done.code == 0, done.err
+    assert f"{source}: text 'text', label 'label'" in done.err.replace("\n    ", " ")
+    assert f"2 of {len(rows)} lines are blank" in done.err
+    found = read(out)
+    assert [{key: row[key] for key in ("id", "text", "label")} for row in found] == rows
+    assert [*found[0]] == ["id", "text", "label", "prediction", "score"]
+    best = library.load(models["classify"]).classify([row["text"] for row in rows[:-2]], top_k=1)
+    assert [row["prediction"] for row in found] == [
+        *(each[0].label for each in best),
+        *[found[-1]["prediction"]] * 2,
+    ]
+    assert found[-1]["prediction"] in ("", None) and found[-1]["score"] in ("", None)
+    scores = [each[0].score for each in best]
+    assert [float(row["score"]) for row in found[:-2]] == pytest.approx(scores, abs=1e-5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([source, target])
+
+
+@pytest.mark.parametrize("torn", [b"", b'7,"half of'])
+@pytest.mark.parametrize("windows", [0, 1, 2])
+def test_an_interrupted_output_continues_to_the_same_bytes(
+    trifold, models, tmp_path, monkeypatch, windows, torn
+):
+    table = write(tmp_path / "a.csv")
+    command = ["predict", str(models["classify"]), str(table), "--batch-size", "4", "--out"]
+    assert trifold(*command, str(tmp_path / "whole.csv")).code == 0
+    flushed, flush = [], disk.flush
+
+    def interrupt(file):
+        flush(file)
+        if file.name.endswith(".part"):
+            flushed.append(file)
+            if len(flushed) > windows:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "flush", interrupt)
+        assert trifold(*command, str(tmp_path / "b.csv")).code == 130
+    assert not (tmp_path / "b.csv").exists()
+    with (tmp_path / "b.csv.part").open("ab") as file:
+        file.write(torn)
+    done = trifold(*command, str(tmp_path / "b.csv"))
+    assert done.code == 0, done.err
+    assert (f"continues after row {4 * windows}" in done.err) == (windows > 0)
+    assert (tmp_path / "b.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+@pytest.mark.parametrize("other", ["input", "model", "option"])
+def test_an_output_of_another_command_is_not_continued(trifold, models, tmp_path, monkeypatch, other):
+    table, out, rename = write(tmp_path / "a.csv"), str(tmp_path / "b.csv"), disk.rename
+
+    def interrupt(old, new):
+        if old.suffix == ".part":
+            raise KeyboardInterrupt
+        rename(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "rename", interrupt)
+        assert trifold("predict", str(models["classify"]), str(table), "--out", out).code == 130
+    if other == "input":
+        write(table, ROWS[1:])
+    model = models["regression" if other == "model" else "classify"]
+    option = ["--batch-size", "3"] * (other == "option")
+    before = (tmp_path / "b.csv.part").read_bytes()
+    done = trifold("predict", str(model), str(table), "--out", out, *option)
+    assert done.code == 2 and "b.csv.part: has another input, model or option; remove it" in done.err
+    assert (tmp_path / "b.csv.part").read_bytes() == before
+
+
+def predictions(trifold, model: Path, tmp_path: Path, rows: list[dict[str, str]], *more: str) -> list[dict]:
+    out = tmp_path / "out.jsonl"
+    done = trifold("predict", str(model), str(write(tmp_path / "in.jsonl", rows)), *more, "--out", str(out))
+    assert done.code == 0, done.err
+    return [{key: row[key] for key in row if key not in rows[0]} for row in read(out)]
+
+
+def test_each_task_has_its_columns(trifold, models, tmp_path):
+    rows = [{"review": text} for text in TEXTS[:3]]
+    for task, found in (("tag", library.load(models["tag"]).tag(TEXTS[:3])),):
+        rows_of_task = predictions(trifold, models[task], tmp_path, rows)
+        assert [row["prediction"] for row in rows_of_task] == [
+            [{**tag._asdict(), "score": pytest.approx(tag.score)} for tag in tags] for tags in found
+        ]
+    vectors = predictions(trifold, models["embed"], tmp_path, rows)
+    assert vectors[0]["prediction"] == pytest.approx(library.load(models["embed"]).embed(TEXTS[0]).tolist())
+    number = predictions(trifold, models["regression"], tmp_path, rows)
+    assert number[1]["prediction"] == pytest.approx(
+        library.load(models["regression"]).classify(TEXTS[1])[0].score
+    )
+    several = predictions(trifold, models["multi_label_classification"], tmp_path, rows)
+    for row, text in zip(several, TEXTS, strict=False):
+        labels = library.load(models["multi_label_classification"]).classify(text)
+        assert [one["label"] for one in row["prediction"]] == [
+            label for label, score in labels if score > 0.5
+        ]
+    best = predictions(trifold, models["classify"], tmp_path, rows, "--top-k", "2")
+    assert [len(row["prediction"]) for row in best] == [2, 2, 2]
+
+
+def test_pairs_are_read_from_two_columns_or_the_option(trifold, models, tmp_path):
+    context = " ".join(WORDS[:12])
+    rows = [{"question": text, "context": context} for text in TEXTS[:3]]
+    both = predictions(trifold, models["answer"], tmp_path, rows)
+    (first, *_) = both[0]["prediction"]
+    assert context[first["start"] : first["end"]] == first["text"]
+    alone = [{"question": row["question"]} for row in rows]
+    assert predictions(trifold, models["answer"], tmp_path, alone, "--context", context) == both
+
+
+def test_a_column_of_another_name_is_set(trifold, models, tmp_path):
+    rows = [{"a": "x", "b": text, "c": "y"} for text in TEXTS[:3]]
+    found = predictions(trifold, models["classify"], tmp_path, rows, "data.columns.text=b")
+    assert found == predictions(trifold, models["classify"], tmp_path, [{"text": text} for text in TEXTS[:3]])
+
+
+def test_a_table_of_one_column_keeps_blank_lines(trifold, models, tmp_path):
+    (tmp_path / "a.csv").write_bytes(
+        b"\xef\xbb\xbftext\n" + "\n".join([TEXTS[0], "", TEXTS[1]]).encode() + b"\n"
+    )
+    done = trifold(
+        "predict", str(models["classify"]), str(tmp_path / "a.csv"), "--out", str(tmp_path / "b.csv")
+    )
+    assert (done.code, [row["text"] for row in read(tmp_path / "b.csv")]) == (0, [TEXTS[0], "", TEXTS[1]]), (
+        done.err
+    )
+
+
+# content of a table, options, exit code, words of the message
+BAD = {
+    "no output": ("text\na b\n", [], 2, "--out: name a .csv, .tsv or .jsonl file"),
+    "an output of another kind": ("text\na b\n", ["--out", "{here}/b.txt"], 2, "--out: name a .csv, .tsv or .jsonl"),
+    "no folder": ("text\na b\n", ["--out", "{here}/no/b.csv"], 1, "No such file or directory"),
+    "a header only": ("text,label\n", ["--out", "{here}/b.csv"], 1, "the table has no row"),
+    "an empty file": ("", ["--out", "{here}/b.csv"], 1, "a.csv: the file is empty"),
+    "no column of texts": ("x,y\n1,2\n", ["--out", "{here}/b.csv"], 1, "set data.columns.text to names or numbers"),
+    "semicolons": ("text;label\na;b\n", ["--out", "{here}/b.csv"], 1, "';' does not separate columns; use commas"),
+    "an unknown role": ("text\na\n", ["data.columns.txt=a", "--out", "{here}/b.csv"], 2, "data.columns.txt: this task"),
+    "a column that is added": (
+        "id,text,prediction\n1,a,b\n", ["--out", "{here}/b.csv"], 1, "a.csv:2: the column prediction is one"
+    ),
+    "a ragged row": ("text,id\na,1\nb\n", ["--out", "{here}/b.csv"], 1, "a.csv:3: 1 columns where the first row has 2"),
+    "an open quote": ('text,id\na,"1\n', ["--out", "{here}/b.csv"], 1, "a.csv:2: a quote is opened and not closed"),
+    "a line end in TSV": ('text,id\na,"1\n2"\n', ["--out", "{here}/b.tsv"], 1, "a.csv:2: not possible in .tsv"),
+    "a long text": ("text,id\n" + "fox " * 99 + ",1\n", ["--out", "{here}/b.csv"], 1, "a.csv:2: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_invalid_tables_name_the_place_and_leave_no_output(trifold, models, tmp_path, case):
+    content, options, code, words = BAD[case]
+    (tmp_path / "a.csv").write_text(content, "utf-8")
+    options = [option.format(here=tmp_path) for option in options]
+    done = trifold("predict", str(models["classify"]), str(tmp_path / "a.csv"), *options)
+    assert done.code == code, done.err
+    assert words in done.err.replace("\n    ", " ") and "Traceback" not in done.err
+    assert not [*tmp_path.glob("b.csv")] and (case == "a long text" or not [*tmp_path.glob("b*")])
+
+
+def test_a_missing_table_is_no_text(trifold, models, tmp_path):
+    done = trifold(
+        "predict", str(models["classify"]), str(tmp_path / "no.csv"), "--out", str(tmp_path / "b.csv")
+    )
+    assert (done.code, "no.csv: no such file" in done.err) == (1, True)
