@@ -12,7 +12,7 @@ from tests.text.folders import END, OLD, bert, bpe, byte_level, lines, marian, s
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers
 
 from trifold.errors import CheckpointError, UsageError
-from trifold.text import Tokenizer, read_tokenizer, report
+from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer, read_tokenizer, report
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +62,26 @@ def test_new_layouts_equal_the_reference(name: str, tmp_path: Path) -> None:
     check(read_tokenizer(new), reference(new), some)
     shutil.copy(new / "tokenizer.json", old)
     check(read_tokenizer(old), reference(old), some)
+
+
+@pytest.mark.parametrize("name", [name for name in OLD if name not in SLOW])
+def test_training_reads_pairs_like_the_reference(name: str, tmp_path: Path) -> None:
+    """Ids and token types of pairs, in training and after the tokenizer is saved with a run."""
+    folder = OLD[name](tmp_path / "model")
+    ours, theirs = make_tokenizer([], TokenizerSettings(file=str(folder))), reference(folder)
+    (tmp_path / "run").mkdir()
+    ours.save(tmp_path / "run")
+    some = lines()[:4]
+    expected = theirs(some, some)
+    for tokenizer in (ours, Tokenizer.load(tmp_path / "run"), read_tokenizer(tmp_path / "run")):
+        rows = tokenizer.rows(some, some)
+        assert [row.ids for row in rows] == expected["input_ids"]
+        if tokenizer.has_token_types:
+            assert [row.types for row in rows] == expected["token_type_ids"]
+        else:
+            assert not any(map(any, expected.get("token_type_ids", [])))
+        assert all(getattr(tokenizer, f"{r}_id") == getattr(ours, f"{r}_id") for r in ROLES)
+    assert all(getattr(theirs, f"{r}_token_id") in (None, getattr(ours, f"{r}_id")) for r in ROLES)
 
 
 @pytest.mark.parametrize("name", OLD)

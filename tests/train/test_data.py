@@ -18,6 +18,7 @@ from tests.train.runs import RecordingView, overrides
 from trifold import load
 from trifold.batches import BatchSettings, plan_epoch
 from trifold.errors import CheckpointError, DataError, SettingsError
+from trifold.hub import read_config
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.causal import Causal, CausalSettings, Corpus
 from trifold.pipeline import Pipeline
@@ -269,6 +270,22 @@ def test_start_from_keeps_the_initialization_of_missing_heads(tmp_path: Path) ->
     assert re.search(r"weights copied, 2 new \(heads\.sequence\.out_proj\.bias, .*\), \d not used", line)
     assert all(torch.equal(found[name], p) for name, p in heads.items())
     assert all(torch.equal(found[name], p) for name, p in saved.named_parameters() if name in found)
+
+
+def test_start_from_copies_the_pooler_beside_a_language_model_head(tmp_path: Path) -> None:
+    """As in bert-base-uncased, whose architecture has no pooler, but whose file has its weights."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    theirs = transformers.BertForPreTraining(transformers.BertConfig(num_hidden_layers=2, **sizes))
+    theirs.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace("BertForPreTraining", "BertForMaskedLM"))
+    unused = {"lm_head_transform": None, "lm_head_bias": False}
+    heads = {"heads": ("pooler", "sequence"), "classifier_input": "pooler"}
+    model = Transformer(read_config(tmp_path).model_copy(update=heads | unused))
+    line = start_from(str(tmp_path), model)
+    assert torch.equal(model.heads["pooler"].dense.weight, theirs.bert.pooler.dense.weight), line
+    assert "2 new (heads.sequence.out_proj.bias" in line
 
 
 def test_start_from_keeps_unused_rows_of_the_embeddings(tmp_path: Path, load_raw) -> None:

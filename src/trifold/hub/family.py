@@ -195,7 +195,7 @@ class TensorRules:
     lm_head: their output layer, unless `names` or `more` have it; tied, its weight is a copy of `tokens`.
     lm_bias: a tensor beside that layer: if tied, the bias, of which the layer's is a copy; if not, nothing reads it.
     buffers: tensors that some files hold and that can be computed.
-    unused: modules of pretraining in files whose class has no pooler.
+    unused: modules of pretraining, which are ignored in files whose class has none.
     """
 
     prefix: str
@@ -219,12 +219,12 @@ class TensorRules:
         def full(name: str) -> str:
             return base + name[1:] if name.startswith(".") else name
 
-        table, unused = f"{full(self.tokens)}.weight", "" if "pooler" in heads else self.unused
+        table = f"{full(self.tokens)}.weight"
         rules: list[AnyRule] = [
             Rule(f"{STACK}_embeddings.tokens.weight", table),
             *modules({ours: full(theirs) for ours, theirs in self.names.items()}, self.matrix),
             *(Ignored(full(name)) for name in self.buffers.split()),
-            *(Ignored(f"{full(name)}.{PART}") for name in unused.split()),
+            *(Ignored(f"{full(name)}.{PART}") for name in self.unused.split()),
             # Names of 2018, and files that were saved with the prefix where it is not expected, or without it.
             Renamed(f"{anything}.gamma", f"{anything}.weight"),
             Renamed(f"{anything}.beta", f"{anything}.bias"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from trifold.hub.tensors import TransformedTensors
 from trifold.hub.weights import MAX_SHARD, dtype_name, has_weights, read_weights, write_weights
 from trifold.jsonfiles import read_json
 from trifold.nn import ModelConfig, Transformer
+from trifold.nn.config import Head
 from trifold.settings import similar
 
 if TYPE_CHECKING:  # training does not need the families before it saves
@@ -123,9 +125,11 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     stored: Stored | None = None,
+    heads: Collection[Head] = (),
 ) -> tuple[Transformer, dict[str, object]]:
     """The model in a folder, in evaluation mode, and its generation settings by our names.
 
+    heads: further ones to load if the file has their weights, such as the pooler beside a language-model head.
     stored: "int8" stores matrices in one byte per weight, for inference only; `dtype` is that of the computation.
     Raises CheckpointError if something is missing, damaged, of an unknown family, or does not fit.
     """
@@ -135,6 +139,12 @@ def load_model(
     family, config = parse_config(values, folder / CONFIG)
     weights = read_weights(folder)
     config, parameters = infer_config(family, config, weights, folder / CONFIG)
+    for head in sorted(set(heads).difference(config.chosen_heads)):
+        wider = config.model_copy(update={"heads": (*config.chosen_heads, head)})
+        with suppress(CheckpointError):
+            _, found = infer_config(family, wider, weights, folder / CONFIG)
+            rules.checked(family.rules(wider), weights, found, str(folder))
+            config, parameters = wider, found
     table = family.rules(config)
     theirs = rules.checked(table, weights, parameters, str(folder))
     generation = read_generation_settings(folder, config, values)

@@ -44,11 +44,11 @@ FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
 _OVERRIDDEN = ("mistral", "mixtral", "gpt_bigcode", "umt5")
 
 
-def read_tokenizer(folder: str | Path, *, target: bool = False) -> Tokenizer:
+def read_tokenizer(folder: str | Path, *, target: bool = False, **options: Any) -> Tokenizer:
     """The tokenizer of a model folder of any family; with `target`, that of a Marian model's target side.
 
-    A role without a special token has the id None. Raises CheckpointError if there is no tokenizer, or it is damaged,
-    unsafe or of an unsupported kind.
+    options: complete and dropout of `Tokenizer`, for training. Unless it is complete, a role without a special token
+    has the id None. Raises CheckpointError if there is no tokenizer, or it is damaged, unsafe or not supported.
     """
     path = Path(folder)
     settings = _read_settings(path)
@@ -58,7 +58,7 @@ def read_tokenizer(folder: str | Path, *, target: bool = False) -> Tokenizer:
             return read_marian(path, settings, target)
         if name == "BertweetTokenizer" and (path / "bpe.codes").is_file():
             return read_bertweet(path, settings)
-        return _read(path, settings, name)
+        return _read(path, settings, name, {"complete": False} | options)
     except CheckpointError:
         raise
     except BaseException as error:  # the library raises plain Exception, and panics on some invalid files
@@ -100,7 +100,7 @@ def _class_name(path: Path, settings: Mapping[str, Any]) -> str | None:
     return str(named).removesuffix("Fast") if named else None
 
 
-def _read(path: Path, settings: Mapping[str, Any], name: str | None) -> Tokenizer:
+def _read(path: Path, settings: Mapping[str, Any], name: str | None, options: Mapping[str, Any]) -> Tokenizer:
     library: Library | None = None
     guard = PatternGuard({}, "")
     document: dict[str, Any] = {}
@@ -123,9 +123,7 @@ def _read(path: Path, settings: Mapping[str, Any], name: str | None) -> Tokenize
     templates = read_templates(path, settings)
     if name == "BertTokenizer":  # gives token types by default
         settings = {**TOKEN_TYPES, **settings}
-    return Tokenizer(
-        library, names=names, complete=False, settings=settings, templates=templates, guard=guard
-    )
+    return Tokenizer(library, names=names, settings=settings, templates=templates, guard=guard, **options)
 
 
 def _guess_class(path: Path) -> TokenizerClass | None:

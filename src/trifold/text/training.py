@@ -79,11 +79,10 @@ def make_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokeniz
     if settings.file is None:
         return train_tokenizer(texts, settings)
     folder = Path(os.path.expandvars(settings.file)).expanduser()
-    if (folder / "tokenizer.json").is_file() or not (folder / "vocab.txt").is_file():
-        tokenizer = Tokenizer.load(settings.file, dropout=settings.dropout)
+    if folder.is_dir():
+        tokenizer = read_tokenizer(folder, complete=True, dropout=settings.dropout)
     else:
-        old = read_tokenizer(folder)
-        tokenizer = Tokenizer(old.library, dropout=settings.dropout, names=old.names, settings=old.settings)
+        tokenizer = Tokenizer.load(folder, dropout=settings.dropout)
     tokens = settings.add
     if isinstance(tokens, str):
         try:

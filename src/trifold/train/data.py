@@ -171,7 +171,7 @@ def start_from(folder: str, model: Transformer, new: range = range(0)) -> str:
     Returns a line about the weights that are new or not used. Raises CheckpointError if the folder cannot be read,
     SettingsError listing the parameters that do not fit.
     """
-    source, _ = load_model(resolve(folder))
+    source, _ = load_model(resolve(folder), heads=model.config.chosen_heads)
     theirs, ours = (dict[str, Tensor](each.named_parameters()) for each in (source, model))
     for name in ours.keys() & theirs.keys():
         if new and name.endswith(TABLES):
