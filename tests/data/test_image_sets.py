@@ -36,9 +36,11 @@ def write_archive(folder: Path, mode: str, top: str = "train") -> Path:
     return path
 
 
-def write_idx(folder: Path, labels: bytes = b"\0\0\1\1", pack=gzip.compress) -> Path:
+def write_idx(folder: Path, labels: bytes = b"\0\0\1\1", pack=gzip.compress, sign: str = "-") -> Path:
     suffix = "" if pack is bytes else ".gz"
-    images, names = (folder / f"train-{part}-ubyte{suffix}" for part in ("images-idx3", "labels-idx1"))
+    images, names = (
+        folder / f"train-{part}-ubyte{suffix}" for part in (f"images{sign}idx3", f"labels{sign}idx1")
+    )
     images.write_bytes(pack(b"\0\0\x08\x03" + struct.pack(">3I", *PIXELS.shape) + PIXELS.tobytes()))
     names.write_bytes(pack(b"\0\0\x08\x01" + struct.pack(">I", len(labels)) + labels))
     return images
@@ -50,7 +52,7 @@ WRITERS = {
     "xz": lambda folder: write_archive(folder, "xz"),
     "plain tar": lambda folder: write_archive(folder, ""),
     "idx.gz": write_idx,
-    "idx": lambda folder: write_idx(folder, pack=bytes),
+    "idx": lambda folder: write_idx(folder, pack=bytes, sign="."),
 }
 
 
@@ -80,7 +82,8 @@ def test_other_sizes_and_modes_are_converted_and_counted(tmp_path):
         assert image.shape == (6, 6, 3)
         assert (image == [255, 0, 0]).all()
     assert (deep == 40_000 >> 8).all()
-    assert str(rows.report).endswith("8 rows, 8 converted to RGB 6 x 6")
+    ignored = f"2 other files ignored, such as {folder / '1' / '._r0.png'}"
+    assert str(rows.report).endswith(f"8 rows, 8 converted to RGB 6 x 6, {ignored}")
 
 
 def test_a_truncated_image_is_named(tmp_path):
@@ -107,7 +110,9 @@ def test_an_archive_writes_nothing_and_limits_the_size_of_images(tmp_path, monke
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
     source = str(tmp_path / "set.tar")
-    assert read_images(source, SQUARE, 1).columns["label"] == ["out", "out"]
+    rows = read_images(source, SQUARE, 1)
+    assert rows.columns["label"] == ["out", "out"]
+    assert str(rows.report).endswith(f"1 other files ignored, such as {source}, out/c.png")
     assert [path.name for path in tmp_path.iterdir()] == ["set.tar"]
     monkeypatch.setattr(image_sets, "MAX_BYTES", 10)
     with pytest.raises(DataError, match=r"a\.png: .* the limit of an image is 10"):

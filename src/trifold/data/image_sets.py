@@ -21,9 +21,8 @@ from trifold.errors import DataError
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 MAX_BYTES = 2**26  # of an image in an archive
 UNSCALED: dict[str, Any] = {"scale": None, "mean": None, "deviation": None}
-Labelled: TypeAlias = tuple[
-    str, str, Any
-]  # names of image and class; a path, bytes of a file or a Pillow image
+# Names of a file and of a class; the path, bytes or Pillow image, or None for a file that is no image.
+Labelled: TypeAlias = tuple[str, str, Any]
 
 
 def read_images(source: str | list[str], settings: ImageSettings, channels: int) -> Records:
@@ -32,8 +31,8 @@ def read_images(source: str | list[str], settings: ImageSettings, channels: int)
     Raises DataError for a source without images, and for an image that cannot be read.
     """
     settings, kinds = settings.model_copy(update=UNSCALED), Counter[tuple[str, int, int]]()
-    records = Records({role: [] for role in ("text", "pair", "label", "image")})
-    for number, (name, label, image) in enumerate(iter_images(source), start=1):
+    records, ignored = Records({role: [] for role in ("text", "pair", "label", "image")}), list[str]()
+    for number, (name, label, image) in enumerate(iter_images(source, ignored), start=1):
         pixels = np.moveaxis(read_image(image, settings, channels, name, kinds).astype(np.uint8), 0, -1)
         for column, value in zip(records.columns.values(), (name, None, label, pixels), strict=True):
             column.append(value)
@@ -44,29 +43,34 @@ def read_images(source: str | list[str], settings: ImageSettings, channels: int)
     if count := len(records) - kinds.pop(kept, 0):
         mode, height, width = kept
         records.report.header.append(f"{count:,} converted to {mode} {height} x {width}")
+    if ignored:
+        records.report.header.append(f"{len(ignored):,} other files ignored, such as {ignored[0]}")
     return records
 
 
 def measure_images(source: str | list[str]) -> tuple[int, tuple[str, int, int]]:
     """The number of images; Pillow mode, height and width of the first one."""
-    found, kinds = iter_images(source), Counter[tuple[str, int, int]]()
+    found, kinds = iter_images(source, []), Counter[tuple[str, int, int]]()
     name, _, image = next(found)
     read_image(image, ImageSettings(size=None, **UNSCALED), 3, name, kinds)
     return 1 + sum(1 for _ in found), next(iter(kinds))
 
 
-def iter_images(source: str | list[str]) -> Iterator[Labelled]:
-    """The images of folders, archives, or IDX files named …images-idx3…, whose labels are named …labels-idx1….
+def iter_images(source: str | list[str], ignored: list[str]) -> Iterator[Labelled]:
+    """The images of folders, archives, or IDX files such as train-images-idx3-ubyte, beside which the labels are.
 
-    Other files are ignored. Raises DataError for a file that is missing or damaged, and if there is no image.
+    ignored: receives the names of other files. Raises DataError for a file that is missing or damaged, and if there is no image.
     """
     names, is_empty = [source] if isinstance(source, str) else source, True
     for name in names:
         path = expand_path(name)
-        find = _iter_idx if "-idx3" in path.name else _iter_folder if path.is_dir() else _iter_archive
+        find = _iter_idx if "idx3" in path.name else _iter_folder if path.is_dir() else _iter_archive
         for image in find(name):
-            is_empty = False
-            yield image
+            if image[-1] is None:
+                ignored.append(image[0])
+            else:
+                is_empty = False
+                yield image
     if is_empty:
         raise DataError(
             f"{names[0]}: no image ({', '.join(SUFFIXES)}) in a folder that is named after its class"
@@ -75,9 +79,12 @@ def iter_images(source: str | list[str]) -> Iterator[Labelled]:
 
 def _iter_folder(name: str) -> Iterator[Labelled]:
     folder = expand_path(name)
-    for path in sorted(folder.rglob("[!.]*")):
-        if path.name.lower().endswith(SUFFIXES) and path.parent != folder:
-            yield str(path), path.parent.name, path
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        yield str(path), path.parent.name, path if path.parent != folder and _is_image(path) else None
+
+
+def _is_image(path: PurePath) -> bool:
+    return path.name.lower().endswith(SUFFIXES) and not path.name.startswith(".")
 
 
 def _iter_archive(name: str) -> Iterator[Labelled]:
@@ -86,18 +93,23 @@ def _iter_archive(name: str) -> Iterator[Labelled]:
         with open_binary(name, name) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
             for member in archive:
                 path, place = PurePath(member.name), f"{name}, {member.name}"
-                if path.name.startswith(".") or not path.name.lower().endswith(SUFFIXES):
+                if not path.parent.name or not _is_image(path) or not member.isfile():
+                    if not member.isdir():
+                        yield place, "", None
                     continue
                 if member.size > MAX_BYTES:
                     raise DataError(f"{place}: {member.size:,} bytes; the limit of an image is {MAX_BYTES:,}")
-                if path.parent.name and member.isfile() and (content := archive.extractfile(member)):
-                    yield place, path.parent.name, BytesIO(content.read())
+                content = archive.extractfile(member)
+                assert content is not None
+                yield place, path.parent.name, BytesIO(content.read())
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
         raise DataError(f"{name}: not a readable tar archive ({error}); copy the file again") from None
 
 
 def _iter_idx(name: str) -> Iterator[Labelled]:
-    images, labels = _read_idx(name, 3), _read_idx(name.replace("images-idx3", "labels-idx1"), 1)
+    path = expand_path(name)
+    beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
+    images, labels = _read_idx(name, 3), _read_idx(str(beside), 1)
     if len(images) != len(labels):
         raise DataError(f"{name}: {len(images):,} images and {len(labels):,} labels; copy the files again")
     for number, (image, label) in enumerate(zip(images, labels, strict=True), start=1):
