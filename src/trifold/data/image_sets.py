@@ -59,7 +59,8 @@ def measure_images(source: str | list[str]) -> tuple[int, tuple[str, int, int]]:
 def iter_images(source: str | list[str], ignored: list[str]) -> Iterator[Labelled]:
     """The images of folders, archives, or IDX files such as train-images-idx3-ubyte, beside which the labels are.
 
-    ignored: receives the names of other files. Raises DataError for a file that is missing or damaged, and if there is no image.
+    ignored: receives the names of other files. Raises DataError for a file that is missing or damaged, and if there is
+    no image.
     """
     names, is_empty = [source] if isinstance(source, str) else source, True
     for name in names:

@@ -100,8 +100,9 @@ class TrainingData:
         torch.manual_seed(self.recipe.train.seed)
         model = Transformer(self.config)
         if self.recipe.start_from is not None:
-            known = tokens = self.objective.tokenizer.vocab_size
+            known = tokens = 0
             if self.recipe.tokenizer.add:
+                tokens = self.objective.tokenizer.vocab_size
                 known = make_tokenizer([], self.recipe.tokenizer.model_copy(update={"add": ()})).vocab_size
                 self.report(
                     f"tokenizer.add: {tokens - known:,} new tokens; their rows begin as the mean of the others"
