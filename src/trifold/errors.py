@@ -52,7 +52,7 @@ PYTHON_NAMES |= {"`trifold predict`": "`predict`", "`trifold generate`": "`gener
 PYTHON_NAMES |= {"trifold recipes": "trifold.recipe.recipe_names()", "leave out --to ": "leave out `to` "}
 PYTHON_NAMES |= {"--num-beams 1": "num_beams=1", "--num-return-sequences 1": "num_return_sequences=1"}
 PYTHON_NAMES |= {"--stream ": "`stream` ", "--on-overflow truncate": 'on_overflow="truncate"'}
-PYTHON_NAMES |= {"--pooling mean": 'pooling="mean"'}
+PYTHON_NAMES |= {"--pooling mean": 'pooling="mean"', "--corpus FILE": "`texts`"}
 
 
 class TrifoldError(Exception):

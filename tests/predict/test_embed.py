@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+from tests.command_line import run_command
 from tests.predict.references import FAMILIES, TEXTS, both
 
-from trifold.errors import UsageError
+from trifold.errors import DataError, UsageError
+from trifold.predict import embed as module
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -40,3 +44,58 @@ def test_the_pooler_equals_that_of_transformers(tmp_path):
 def test_an_unknown_pooling_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="pooling: 'sum' is not known; known: mean, cls, last, max, pooler"):
         both(tmp_path, "bert", "Model").ours.embed("fox", pooling="sum")
+
+
+CORPUS = [
+    "the quick brown fox",
+    "",
+    "hello world",
+    "12,5 % fox",
+    "we've don't",
+    "hello hello",
+    " ",
+    "naïve wolves",
+]
+QUERIES = ["brown fox", "hello", "wolves"]
+
+
+@pytest.mark.parametrize("part", [2, 3, 2048])
+@pytest.mark.parametrize("top_k", [1, 3, 20])
+def test_a_search_finds_the_largest_cosines_in_any_parts(part, top_k, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PART", part)
+    pipeline = both(tmp_path, "bert", "Model").ours
+    numbers = [n for n, text in enumerate(CORPUS) if text.strip()]
+    vectors = torch.stack(pipeline.embed([CORPUS[n] for n in numbers], normalise=True, pooling="max"))
+    found = pipeline.search(QUERIES, iter(CORPUS), top_k=top_k, pooling="max")
+    for query, lines in zip(QUERIES, found, strict=True):
+        cosines = vectors @ pipeline.embed(query, normalise=True, pooling="max")
+        order = [numbers[n] for n in cosines.argsort(descending=True)][:top_k]
+        assert [(one.number, one.text) for one in lines] == [(n + 1, CORPUS[n]) for n in order]
+        assert [one.score for one in lines] == pytest.approx(
+            cosines.sort(descending=True)[0][:top_k].tolist(), abs=1e-5
+        )
+
+
+def test_a_file_is_searched_and_its_long_lines_are_errors(tmp_path):
+    pair = both(tmp_path / "model", "bert", "Model")
+    (tmp_path / "lines.txt").write_text("\n".join(CORPUS) + "\n", encoding="utf-8")
+    command = (
+        "predict",
+        str(pair.folder),
+        *QUERIES[:2],
+        "--corpus",
+        str(tmp_path / "lines.txt"),
+        "--top-k",
+        "2",
+    )
+    expected = pair.ours.search(QUERIES[:2], CORPUS, top_k=2)
+    printed = [line.split("\t") for line in run_command(*command).out.splitlines()]
+    assert printed == [[str(one.number), f"{one.score:.4f}", one.text] for lines in expected for one in lines]
+    objects = [json.loads(line)["outputs"] for line in run_command(*command, "--json").out.splitlines()]
+    assert [[one["number"] for one in each] for each in objects] == [
+        [one.number for one in e] for e in expected
+    ]
+    with pytest.raises(DataError, match="line 2 of the corpus: 203 tokens"):
+        pair.ours.search("fox", ["fox", "fox " * 201])
+    missing = run_command("predict", str(pair.folder), "fox", "--task", "search")
+    assert (missing.code, "add --corpus FILE" in missing.err) == (2, True)

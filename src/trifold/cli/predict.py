@@ -1,4 +1,4 @@
-"""`trifold predict`: classify, tag, answer, fill in masks or embed texts or pictures."""
+"""`trifold predict`: classify, tag, answer, fill in masks, embed texts or pictures, or search."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ OPTIONS = {
     "normalise": option(
         bool, "embed: vectors of length 1.", "--normalise/--no-normalise", show_default=False
     ),
+    "corpus": option(str, "search: the file whose lines are searched.", metavar="FILE"),
     "on_overflow": option(
         Literal["error", "truncate"], "For a text that is too long for the model.", show_default="error"
     ),
@@ -69,7 +70,7 @@ def run(
         str | None,
         typer.Option(
             metavar="TASK",
-            help="fill-mask, classify, tag, answer, next-sentence or embed.",
+            help="fill-mask, classify, tag, answer, next-sentence, embed or search.",
             show_default="by the heads of the model",
         ),
     ] = None,
@@ -117,7 +118,8 @@ def run(
     from trifold.text.annotation import unknown_words
 
     pipeline = load_pipeline(model, device=device, dtype=dtype, tokenizer=tokenizer)
-    name = choose_task(pipeline.config, task)
+    corpus = options.pop("corpus")
+    name = choose_task(pipeline.config, "search" if task is None and corpus is not None else task)
     is_split = tsv or (TASKS[name].pairs == "must" and not pairs)
     count, unknown = None if is_piped else len(texts), list[str]()
 
@@ -138,7 +140,7 @@ def run(
             places=[one.place for one in batch],
             on_done=progress,
             on_cut=print_note,
-            **given(**options),
+            **given(**options, corpus=None if corpus is None else iter_lines(corpus)),
         )
 
     # A person who types expects an output after each line.
@@ -218,6 +220,8 @@ def _format_text(task: str, found: Any) -> str:
             ]
         case "answer":
             parts = [f"{one.start}:{one.end} {one_line(one.text)} {one.score:.4f}" for one in found]
+        case "search":
+            return "\n".join(f"{one.number}\t{one.score:.4f}\t{one_line(one.text)}" for one in found)
         case "next-sentence":
             parts = [f"{'follows' if found.follows else 'does not follow'} {found.score:.4f}"]
         case _:

@@ -1,10 +1,13 @@
-"""Embeddings: one vector for each text or image, pooled from the last hidden states."""
+"""Embeddings: one vector for each text or image, pooled from the last hidden states; search by their cosine."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from heapq import nlargest
+from itertools import islice
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +18,15 @@ from trifold.nn import Inputs
 from trifold.predict.model_reader import ModelReader
 
 Pooling = Literal["mean", "cls", "last", "max", "pooler"]
+PART = 2048  # texts of a corpus that are in memory at a time
+
+
+class Found(NamedTuple):
+    """A text of a corpus with its number, from 1, and the cosine of its vector and that of the query."""
+
+    number: int
+    text: str
+    score: float
 
 
 def _mean(hidden: Tensor, real: Tensor) -> Tensor:
@@ -60,3 +72,29 @@ def embed(
         return F.normalize(vectors.float(), dim=-1) if normalise else vectors.float()
 
     return reader.run(texts, pairs, apply)
+
+
+def search(
+    reader: ModelReader,
+    queries: Sequence[str],
+    *,
+    corpus: Iterable[str] = (),
+    top_k: int = 5,
+    pooling: Pooling = "mean",
+) -> list[list[Found]]:
+    """The `top_k` texts of a corpus nearest to each query, best first. Blank texts are skipped.
+
+    Raises UsageError without a corpus.
+    """
+    if not corpus:
+        raise UsageError("search: no texts to search; add --corpus FILE")
+    vectors = torch.stack(embed(reader, queries, pooling=pooling, normalise=True))
+    best: list[list[Found]] = [[] for _ in queries]
+    numbered = ((number, text) for number, text in enumerate(corpus, start=1) if text.strip())
+    while part := [*islice(numbered, PART)]:
+        reader = replace(reader, places=[f"line {number} of the corpus" for number, _ in part])
+        texts = torch.stack(embed(reader, [text for _, text in part], pooling=pooling, normalise=True))
+        for row, cosines in enumerate((vectors @ texts.T).tolist()):
+            found = [Found(*each, score) for each, score in zip(part, cosines, strict=True)]
+            best[row] = nlargest(top_k, [*best[row], *found], key=lambda one: one.score)
+    return best

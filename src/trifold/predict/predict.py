@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from trifold.data.images import ImageSettings
@@ -13,7 +13,7 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
 from trifold.predict.answer import answer
 from trifold.predict.classify import classify, next_sentence
-from trifold.predict.embed import embed
+from trifold.predict.embed import embed, search
 from trifold.predict.fill_mask import fill_mask
 from trifold.predict.model_reader import ModelReader
 from trifold.predict.tag import tag
@@ -41,6 +41,7 @@ TASKS: dict[str, Task] = {
     "answer": Task(answer, "span", "must"),
     "next-sentence": Task(next_sentence, "next-sentence", "must"),
     "embed": Task(embed, None, "may"),
+    "search": Task(search, None, "never"),
 }
 
 # Options of every task, passed to ModelReader.
@@ -48,7 +49,7 @@ READER_OPTIONS = ("batch_tokens", "max_tokens", "on_overflow", "places", "on_don
 
 
 def supported_tasks(config: ModelConfig) -> list[str]:
-    """The tasks of a model with these heads. Every model can embed; a decoder cannot fill masks."""
+    """The tasks of a model with these heads. Every model can embed and search; a decoder cannot fill masks."""
     heads = config.chosen_heads if config.shape != "decoder" else set(config.chosen_heads) - {"lm"}
     return [name for name, task in TASKS.items() if task.head is None or task.head in heads]
 
@@ -61,7 +62,9 @@ def choose_task(config: ModelConfig, task: str | None) -> str:
     supported = supported_tasks(config)
     if task is None:
         generates = "lm" in config.chosen_heads and config.shape != "encoder"
-        defaults = [name for name in supported if name != "embed" and not (generates and name == "fill-mask")]
+        defaults = [
+            name for name in supported if TASKS[name].head and not (generates and name == "fill-mask")
+        ]
         if len(defaults) == 1:
             return defaults[0]
         if defaults:
@@ -108,7 +111,7 @@ class PredictMixin:
         chosen = TASKS[name]
         single = isinstance(texts, str) or not hasattr(texts, "__iter__")
         inputs = [texts] if single else list(texts)
-        if name == "embed" and self.modules is not None:
+        if name in ("embed", "search") and self.modules is not None:
             options = _with_modules(self.modules, options)
         reader_options = {key: options.pop(key) for key in READER_OPTIONS if key in options}
         if reader_options.get("on_overflow", "error") not in ("error", "truncate"):
@@ -156,13 +159,21 @@ class PredictMixin:
         """
         return self.predict(texts, task="embed", **options)
 
+    def search(self, queries: str | Sequence[str], texts: Iterable[str], **options: Any) -> Any:
+        """The `top_k` (5) texts nearest to each query by the cosine of their vectors (`Found`), best first.
+
+        Further option: pooling. Memory holds 2,048 texts at a time, so `texts` may be an iterator of any length.
+        """
+        return self.predict(queries, task="search", corpus=texts, **options)
+
 
 def _with_modules(modules: SentenceModules, options: dict[str, Any]) -> dict[str, Any]:
     """The options of embed with the defaults of the folder. Raises UsageError for modules that are not supported."""
     if modules.problem and "pooling" not in options:
         raise UsageError(f"{modules.problem} is not supported; --pooling mean pools the states without it")
     reader = {"max_tokens": modules.max_length, "on_overflow": "truncate", "on_cut": warn}
-    return {"pooling": modules.pooling, "normalise": modules.normalise, **reader, **options}
+    unit = {} if "corpus" in options else {"normalise": modules.normalise}
+    return {"pooling": modules.pooling, **unit, **reader, **options}
 
 
 def _pairs(name: str, texts: Sequence[Any], pairs: Any) -> list[list[str]]:
