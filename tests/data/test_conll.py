@@ -46,6 +46,23 @@ def test_words_may_contain_spaces_if_tabs_separate_columns(tmp_path: Path) -> No
     assert records.columns == {"words": [["New York", "#"]], "tags": [["B-LOC", "O"]]}
 
 
+def test_comments_of_published_files_are_skipped(tmp_path: Path) -> None:
+    germeval = "#\thttp://de.example.org [2009-10-17]\n1\tBonn\tB-LOC\tO\n2\t#\tO\tO\n"
+    assert read(tmp_path, germeval, columns={"words": 1, "tags": 2}).columns == {
+        "words": [["Bonn", "#"]],
+        "tags": [["B-LOC", "O"]],
+    }
+    assert read(tmp_path, "###MEDLINE:95369245\n\nIL-2\tB-DNA\n").columns["words"] == [["IL-2"]]
+
+
+def test_universal_dependencies_give_words_and_parts_of_speech(tmp_path: Path) -> None:
+    rows = ["1-2\tvámonos\t_\t_", "1\tvamos\tir\tVERB", "2\tnos\tnosotros\tPRON", "2.1\tx\tx\tX"]
+    path = tmp_path / "es.conllu"
+    path.write_text("# sent_id = 1\n" + "".join(row + "\t_" * 6 + "\n" for row in rows), "utf-8")
+    found = read_records(str(path), DataSettings(), ROLES)
+    assert found.columns == {"words": [["vamos", "nos"]], "tags": [["VERB", "PRON"]]}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -13,13 +13,13 @@ from torch.nn import functional as F
 
 import trifold
 from trifold.batches import BatchSettings
-from trifold.data import Records
+from trifold.data import DataSettings, Records, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import Inputs, ModelConfig
 from trifold.objectives.classify import Classify, ClassifySettings
 from trifold.objectives.evaluation import EvalContext
-from trifold.objectives.labels import label_sets, read_label, sort_labels
+from trifold.objectives.labels import ROLES, label_sets, read_label, sort_labels
 from trifold.predict.model_reader import ModelReader
 from trifold.recipe import load_recipe
 from trifold.text import TokenizerSettings, train_tokenizer
@@ -532,3 +532,21 @@ def test_a_single_label_is_an_error(tmp_path):
             out=tmp_path / "run",
             **SMALL | {"data.train": str(path), "data.valid": str(path), "data.test": None},
         )
+
+
+def test_pairs_without_a_gold_label_are_left_out(tmp_path):
+    """As in SNLI, whose annotators do not agree on some pairs."""
+    file = tmp_path / "snli.jsonl"
+    lines = [
+        {"gold_label": label, "sentence1": "a", "sentence2": "b"} for label in ("neutral", "-", "entailment")
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_records(str(file), DataSettings(), ROLES)
+    assert found.columns["label"] == ["neutral", "entailment"]
+    assert "1 with an empty text or label" in str(found.report)
+
+
+def test_a_column_of_other_labels_is_an_error(tokenizer):
+    objective = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config)
+    with pytest.raises(DataError, match=r"no row has a label of the model .*but 'x' for example"):
+        objective.examples(rows(["a", "b"], ["x", "y"]))

@@ -73,6 +73,11 @@ def test_tags_of_the_scheme_bioes_are_merged():
     ]  # fmt: skip
 
 
+def test_a_hyphen_in_a_class_is_no_prefix():
+    spans = _merge_spans([Tag(tag, 1.0, "x", n, n + 1) for n, tag in enumerate(["art-other", "-LRB-"])], "ab")
+    assert [span.label for span in spans] == ["art-other", "-LRB-"]
+
+
 def test_a_tokenizer_without_offsets_is_an_error(tmp_path):
     tokenizer = read_tokenizer(folders.bertweet(tmp_path))
     config = ModelConfig(

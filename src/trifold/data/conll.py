@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from trifold.data.lines import iter_lines
 from trifold.data.settings import DataSettings
 from trifold.data.tables import NumberedRow
 from trifold.errors import DataError
 
-_COMMENT = re.compile(r"# ?(?:(?:id|newdoc|newpar)\b|[\w.]+ = )")
+_COMMENT = re.compile(r"# ?(?:(?:id|newdoc|newpar)\b|[\w.]+ = )|#\thttp|#\S+$")
+_NO_WORD = re.compile(r"\d+[-.]\d+\t")  # CoNLL-U: a range of words, or a word that is not in the text
 
 
 def iter_conll(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
@@ -18,15 +20,20 @@ def iter_conll(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
 
     A row has the list of "words" (the first column), that of "tags" (the last), and that of each column by its number
     ("0", "1", …). Columns are separated by tabs, or by spaces in a line without tabs; `-DOCSTART-` lines and comments
-    (`# id …`, `# text = …`) are skipped. Raises DataError for a line with another number of columns than the first.
+    (`# id …`, `# text = …`) are skipped. In CoNLL-U (`.conllu`), words are in column 1, parts of speech in column 3.
+    Raises DataError for a line with another number of columns than the first.
     """
     tokens: list[list[str]] = []
     first = width = 0
+    is_universal = ".conllu" in PurePath(file).suffixes
+    words, tags = (1, 3) if is_universal else (0, -1)
     for number, line in enumerate(iter_lines(file, settings.max_line_bytes), start=1):
         if not line.strip():
-            yield from _sentence(file, first, tokens)
+            yield from _sentence(file, first, tokens, words, tags)
             tokens = []
         if not line.strip() or line.startswith("-DOCSTART-") or _COMMENT.match(line):
+            continue
+        if is_universal and _NO_WORD.match(line):
             continue
         fields = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
         fields = [field.strip(" ") for field in fields]
@@ -40,11 +47,11 @@ def iter_conll(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
             )
         first = first if tokens else number
         tokens.append(fields)
-    yield from _sentence(file, first, tokens)
+    yield from _sentence(file, first, tokens, words, tags)
 
 
-def _sentence(file: str, line: int, tokens: list[list[str]]) -> Iterator[NumberedRow]:
+def _sentence(file: str, line: int, tokens: list[list[str]], words: int, tags: int) -> Iterator[NumberedRow]:
     if tokens:
         columns = [list(column) for column in zip(*tokens, strict=True)]
         numbered = {str(number): column for number, column in enumerate(columns)}
-        yield line, f"{file}:{line}", {"words": columns[0], "tags": columns[-1], **numbered}
+        yield line, f"{file}:{line}", {"words": columns[words], "tags": columns[tags], **numbered}

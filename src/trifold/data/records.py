@@ -28,7 +28,9 @@ _READERS: dict[str, Callable[[str, DataSettings], Iterator[NumberedRow]]] = {
     "conll": iter_conll,
     "squad": iter_squad,
 }
-_FORMATS = FORMATS | {".conll": "conll", ".bio": "conll", ".iob": "conll", ".iob2": "conll", ".json": "squad"}
+_FORMATS = (
+    FORMATS | dict.fromkeys((".conll", ".conllu", ".bio", ".iob", ".iob2"), "conll") | {".json": "squad"}
+)
 
 
 @dataclass

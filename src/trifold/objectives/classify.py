@@ -192,6 +192,11 @@ class Classify(LabelledObjective):
             return read_numbers(rows)
         sets = label_sets(rows, self.problem, self.settings.label_separator)
         unseen = [[name for name in names if name not in self.numbers] for names in sets]
+        if len(rows) and all(unseen):
+            raise DataError(
+                f"{rows.report.name}: no row has a label of the model ({', '.join(self.config.labels):.60}), but "
+                f"{unseen[0][0]!r:.60} for example; is the column of the labels right?"
+            )
         noun = "rows with labels"
         self.report_unseen(rows, chain(*unseen), noun, count=sum(map(bool, unseen)))
         for name in chain(*unseen):

@@ -50,9 +50,14 @@ LABELS = (
 
 
 def read_label(value: Any, place: str) -> str | list[str]:
-    """A label, or the list of labels, from text, numbers and lists. Raises DataError for anything else."""
+    """A label, or the list of labels, from text, numbers and lists. Raises DataError for anything else.
+
+    The "-" of SNLI's gold labels, for pairs on which the annotators do not agree, is read as no label.
+    """
     if isinstance(value, list):
         return [str(read_label(each, place)) for each in value]
+    if value == "-" and place.endswith("'gold_label'"):
+        return ""
     return check_text(str(value) if isinstance(value, int | float) else value, place)
 
 

@@ -34,10 +34,11 @@ from trifold.objectives.labelled import (
     text_width,
 )
 from trifold.objectives.objective import BuildContext, LossTerm, TaskBundle, pack_rows
-from trifold.predict.tag import choose_tags, first_tokens
+from trifold.predict.tag import MERGE, choose_tags, first_tokens
 from trifold.ragged import Ragged
 from trifold.scores.entities import EntityScore, find_entities
 from trifold.text.spans import Ids
+from trifold.text.tokenizer import NO_LIMITS
 
 NO_TAG = -1  # label of the tokens that are not the first of a word, and of unknown tags
 
@@ -60,6 +61,7 @@ class TagSettings(LabelledSettings):
         tokenizer = context.load_or_train_tokenizer(lambda: map(" ".join, train.columns["words"]))
         if not tokenizer.has_offsets:
             raise DataError("this tokenizer does not provide the positions of tokens, which tags require")
+        tokenizer.settings = {**(tokenizer.settings or NO_LIMITS), MERGE: "words"}
         config = _with_labels(context.config_for(tokenizer), train)
         list_labels(context, "tags", config.labels)
         objective = Tag(self, tokenizer, config, text_width(context), context.report)

@@ -39,6 +39,8 @@ class _Token(NamedTuple):
     continues: bool = False
 
 
+MERGE = "merge_tags"  # setting of a tokenizer: the default of `merge`
+
 # Scores (N, C) of the tokens of a word -> scores (C,) of the word.
 WORDS: dict[str, Callable[[Scores], Scores]] = {
     "first": lambda scores: scores[0],
@@ -55,15 +57,18 @@ def tag(
     merge: `none` returns single tokens; `simple` merges adjacent tokens of one class (a label with B- starts a span);
     `first`, `average` and `max` merge whole words, with the class of their first token, of the mean of their tokens, or
     of their most certain token; `words` reads words between spaces, with the class of their first token, as training
-    does. Default: words; with WordPiece, first. Raises UsageError if the tokenizer has no positions of tokens.
+    does, where labels without B- and I- are not merged. Default: words; with WordPiece, first, unless the model was
+    trained here. Raises UsageError if the tokenizer has no positions of tokens.
     """
     tokenizer = reader.required_tokenizer
-    merge = merge or ("first" if hasattr(tokenizer.library.model, "max_input_chars_per_word") else "words")
+    is_wordpiece = hasattr(tokenizer.library.model, "max_input_chars_per_word")
+    merge = merge or tokenizer.settings.get(MERGE) or ("first" if is_wordpiece else "words")
     if merge not in ("none", "simple", "words", *WORDS):
         raise UsageError(f"merge: {merge!r} is not known; known: none, simple, {', '.join(WORDS)}, words")
     if not tokenizer.has_offsets:
         raise UsageError("this tokenizer does not provide the positions of tokens, which tags require")
     rows, labels = reader.encode(texts), reader.config.labels
+    has_scheme = any(label != _class(label) for label in labels)  # otherwise parts of speech, for example
     tagged = []
     for text, row, logits in zip(texts, rows, reader.run_rows(rows, reader.head("token")), strict=True):
         scores = logits[: len(row.ids)].softmax(-1).numpy()
@@ -75,7 +80,7 @@ def tag(
             units = _tokens(tokenizer, text, row, scores)
             units = _merge_words(units, WORDS[merge]) if merge in WORDS else units
         tags = [_tag(unit, labels, text) for unit in units]
-        tags = tags if merge == "none" else _merge_spans(tags, text)
+        tags = tags if merge == "none" or (merge == "words" and not has_scheme) else _merge_spans(tags, text)
         tagged.append([tag for tag in tags if tag.label not in ignore])
     return tagged
 
@@ -143,7 +148,7 @@ def _merge_spans(tags: Sequence[Tag], text: str) -> list[Tag]:
             groups.append([tag])
     spans = []
     for group in groups:
-        label, score = group[0].label.split("-", 1)[-1], float(np.mean([tag.score for tag in group]))
+        label, score = _class(group[0].label), float(np.mean([tag.score for tag in group]))
         start, end = group[0].start, group[-1].end
         spans.append(Tag(label, score, text[start:end], start, end))
     return spans
