@@ -64,7 +64,7 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
         for name, value in accuracies.items()
     ]
     print_table([(f"{len(rows):,} pairs", "accuracy", "std. error"), *measured], "lrr")
-    print("\nEach sentence is once in a translation and once in another pair; words alone do not tell.")
+    print("\nEach sentence has each label once, so that its words alone do not tell.")
     print(f"\ntraining             {seconds:.0f} s, {steps:,} steps in three runs")
     print_folders(
         {"model": out / "model", "pretrained model": out / PRETRAINING / "model"}, next_commands(out)
