@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from operator import itemgetter
 from typing import TypeAlias
 
 from trifold.data import stdlib
@@ -15,8 +14,6 @@ from trifold.errors import DataError, SettingsError
 
 Rows: TypeAlias = Sequence[Mapping[str, str]]
 Splits: TypeAlias = Mapping[str, Rows]  # keys: train, valid and test
-
-BLOCK = 500  # sentences of the validation and of the test split
 
 _SOURCE = re.compile(r"embedded:(?P<name>[^:]+)(?::(?P<split>[^:]+))?")
 _UNITS = (
@@ -58,17 +55,17 @@ def phrasebook() -> Splits:
 def translations() -> Splits:
     """English sentences of the phrasebook (sentence1), each with its translation and with another one (sentence2).
 
-    The other one translates the sentence before it in the alphabet, among BLOCK sentences. Every sentence occurs once
-    with each label, so that the words of a pair, without their relations, tell nothing about the label.
+    The other one translates the sentence before it in the alphabet. Every sentence occurs once with each label, so that
+    the words of a pair, without their relations, tell nothing about the label.
     """
     splits = {}
     for split, rows in load_splits("phrasebook").items():
+        english = {row["french"]: row["english"] for row in rows}  # one for each translation
+        book = sorted(english, key=english.__getitem__)
         splits[split] = [
-            {"sentence1": own["english"], "sentence2": pair["french"], "label": label}
-            for start in range(0, len(rows), BLOCK)
-            for block in [sorted(rows[start : start + BLOCK], key=itemgetter("english"))]
-            for place, own in enumerate(block)
-            for pair, label in ((own, "translation"), (block[place - 1], "other"))
+            {"sentence1": english[french], "sentence2": pair, "label": label}
+            for place, french in enumerate(book)
+            for pair, label in ((french, "translation"), (book[place - 1], "other"))
         ]
     return splits
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path("runs/demo-read")
 PRETRAINING, FROM_SCRATCH = "pretraining", "from-scratch"  # folders of the other runs in that of the demo
-SHARES = {PRETRAINING: 0.6, "": 0.2, FROM_SCRATCH: 0.2}  # of --minutes
+SHARES = {PRETRAINING: 0.5, "": 0.25, FROM_SCRATCH: 0.25}  # of --minutes
 LISTED = 12
 
 
