@@ -425,7 +425,7 @@ def test_embedded_smoke_splits_do_not_overlap() -> None:
     [
         (
             "embedded:smok",
-            "no such embedded text; choose one of docstrings, functions, phrasebook, smoke, translations",
+            "no such embedded text; choose one of functions, phrasebook, smoke, translations",
         ),
         ("embedded:smoke:dev", "no such split"),
     ],

@@ -75,17 +75,11 @@ def functions() -> Splits:
     return stdlib.split_functions(stdlib.read_functions(stdlib.library_folder()))
 
 
-def docstrings() -> Splits:
-    """Docstrings of the standard library of this Python; column text."""
-    return stdlib.split_docstrings(stdlib.read_docstrings(stdlib.library_folder()))
-
-
 SOURCES: dict[str, Callable[[], Splits]] = {
     "smoke": smoke,
     "phrasebook": phrasebook,
     "translations": translations,
     "functions": functions,
-    "docstrings": docstrings,
 }
 
 

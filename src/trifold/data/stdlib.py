@@ -1,4 +1,4 @@
-"""Functions and docstrings of the Python standard library, training data that needs no download.
+"""Functions of the Python standard library, training data that needs no download.
 
 Functions are stripped of decorators, docstrings and comments and printed by `ast.unparse`, so that a small model does
 not have to learn formatting. The split of an example depends on its names and text only, so it is the same in every
@@ -9,29 +9,24 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import inspect
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from operator import itemgetter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from trifold.errors import DataError
 
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-MIN_EXAMPLES = 1000  # an installation with fewer functions or docstrings has no usable sources
-MIN_WORDS = 5  # of a docstring
+MIN_FUNCTIONS = 1000  # an installation with fewer has no usable sources
 
-Row: TypeAlias = dict[str, Any]  # a function (text, signature, module) or a docstring (text)
+Row: TypeAlias = dict[str, Any]  # a function: text, signature, module
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
-_EFFECTS = ast.Call | ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr
-_DEFERRED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda  # their bodies do not run here
 _EXITS = ast.Return | ast.Raise
-_COMPOUND = (
-    ast.Expr | ast.If | ast.For | ast.While | ast.With | ast.Try | ast.TryStar | ast.Match
-    | ast.ExceptHandler | ast.match_case
+_EFFECTS = (
+    ast.Call | ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Assign | ast.AugAssign | ast.Assert
+    | ast.Delete | ast.Raise
 )  # fmt: skip
 
 
@@ -65,25 +60,6 @@ def _parse(path: Path) -> ast.Module | None:
             return None
 
 
-def _check_count(found: int, kind: str, folder: Path) -> None:
-    if found < MIN_EXAMPLES:
-        raise DataError(
-            f"{folder}: found {found:,} {kind} in the sources of the standard library, at least {MIN_EXAMPLES:,} are "
-            "needed: this Python was installed without source files; use one from python.org, uv or the full package "
-            "of your system (Debian: libpython3-stdlib)"
-        )
-
-
-def _split(rows: Iterable[Row], key: Callable[[Row], str], test: int) -> dict[str, list[Row]]:
-    """Rows by split, which depends on the hash of the key: of twenty, `test` are for test and one for validation."""
-    splits: dict[str, list[Row]] = {"train": [], "valid": [], "test": []}
-    for row in rows:
-        digest = hashlib.sha256(key(row).encode("utf-8", "surrogatepass")).digest()
-        bucket = int.from_bytes(digest[:8], "big") % 20
-        splits["test" if bucket < test else "valid" if bucket == test else "train"].append(row)
-    return splits
-
-
 # --- functions --------------------------------------------------------------------------------------------
 
 
@@ -99,13 +75,22 @@ def read_functions(folder: Path) -> list[Row]:
             if does_something(node):
                 row = {"text": text, "signature": text.partition("\n")[0], "module": module}
                 found.setdefault(text, row)
-    _check_count(len(found), "functions", folder)
+    if len(found) < MIN_FUNCTIONS:
+        raise DataError(
+            f"{folder}: the sources of the standard library have {len(found):,} functions, fewer than "
+            f"{MIN_FUNCTIONS:,}: this Python was installed without source files; use one from python.org, uv or the "
+            "full package of your system (Debian: libpython3-stdlib)"
+        )
     return list(found.values())
 
 
 def split_functions(functions: Iterable[Row]) -> dict[str, list[Row]]:
     """Split into train, valid and test by module. No signature of the test split occurs in the training split."""
-    splits = _split(functions, itemgetter("module"), test=2)
+    splits: dict[str, list[Row]] = {"train": [], "valid": [], "test": []}
+    for row in functions:
+        digest = hashlib.sha256(row["module"].encode("utf-8", "surrogatepass")).digest()
+        bucket = int.from_bytes(digest[:8], "big") % 20
+        splits["test" if bucket < 2 else "valid" if bucket == 2 else "train"].append(row)
     known = {row["signature"] for row in splits["train"]}
     splits["test"] = [row for row in splits["test"] if row["signature"] not in known]
     return splits
@@ -131,32 +116,6 @@ def _strip(function: FunctionNode) -> FunctionNode:
     return function
 
 
-# --- docstrings -------------------------------------------------------------------------------------------
-
-
-def read_docstrings(folder: Path) -> list[Row]:
-    """Docstrings of at least MIN_WORDS words, without duplicates. Raises DataError if there are too few."""
-    found: dict[str, None] = {}
-    for _, tree in read_modules(folder):
-        for node in ast.walk(tree):
-            if isinstance(node, FunctionNode | ast.Module | ast.ClassDef) and (
-                text := ast.get_docstring(node, clean=False)
-            ):
-                text = inspect.cleandoc(text).strip()
-                if len(text.split()) >= MIN_WORDS:
-                    found[text] = None
-    _check_count(len(found), "docstrings", folder)
-    return [{"text": text} for text in found]
-
-
-def split_docstrings(docstrings: Iterable[Row]) -> dict[str, list[Row]]:
-    """Split into train, valid and test by the letters only.
-
-    Texts that differ in case, white space, digits or punctuation share a split.
-    """
-    return _split(docstrings, lambda row: "".join(filter(str.isalpha, row["text"].lower())), test=3)
-
-
 # --- does a function do something? ------------------------------------------------------------------------
 
 
@@ -174,80 +133,27 @@ def check_function(text: str) -> FunctionCheck:
 
 
 def does_something(function: FunctionNode) -> bool:
-    """Whether the body has a statement with an effect, or can return or raise in more than one way.
+    """Whether the body, up to its first return or raise, has an effect or a result that it computes.
 
-    Statements without an effect: pass, docstrings, constants, names, imports, bare annotations, `x = x`, `del x`,
-    `assert True`, `return` of nothing, a name or a constant, `raise NotImplementedError`, and blocks, functions and
-    classes that contain nothing else.
+    An effect is a call, an assignment, an assertion, a deletion, a `yield`, or an error other than NotImplementedError;
+    a result that is computed is more than a name or constants.
     """
     exits = (n for n, statement in enumerate(function.body, start=1) if isinstance(statement, _EXITS))
-    reachable = function.body[: next(exits, None)]
-    return not all(map(_is_noop, reachable)) or len(set(_exits(reachable))) > 1
-
-
-def _is_noop(node: ast.AST) -> bool:
-    match node:
-        case ast.Pass() | ast.Break() | ast.Continue() | ast.Global() | ast.Nonlocal():
-            return True
-        case ast.Import() | ast.ImportFrom() | ast.AnnAssign(value=None):
-            return True
-        case ast.Return(value=value):
-            return value is None or isinstance(value, ast.Name) or _is_constant(value)
-        case ast.Raise(exc=ast.Name(id=name)) | ast.Raise(exc=ast.Call(func=ast.Name(id=name))):
-            return name == "NotImplementedError"
-        case ast.Assign(targets=targets, value=value):
-            return {*map(ast.unparse, targets)} == {ast.unparse(value)} and not _has_effect(value)
-        case ast.Delete(targets=targets):
-            return all(isinstance(target, ast.Name) for target in targets)
-        case ast.Assert(test=test):
-            return isinstance(test, ast.Constant) and bool(test.value)
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            return not (node.decorator_list or _has_effect(node.args) or does_something(node))
-        case ast.ClassDef():
-            return not node.decorator_list and all(map(_is_noop, ast.iter_child_nodes(node)))
-    if isinstance(node, _COMPOUND):
-        return all(map(_is_noop, ast.iter_child_nodes(node)))
-    return not (isinstance(node, ast.stmt) or _has_effect(node))
-
-
-def _is_constant(value: ast.expr | None) -> bool:
-    """`0`, `-1`, `[]`, `(None, {})` or `f''`. The key of `**a` in a dict display is None, which is not constant."""
-    match value:
-        case ast.UnaryOp(operand=operand):
-            return _is_constant(operand)
-        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts) | ast.JoinedStr(values=parts):
-            return all(map(_is_constant, parts))
-        case ast.Dict(keys=keys, values=values):
-            return all(map(_is_constant, [*keys, *values]))
-    return isinstance(value, ast.Constant)
-
-
-def _has_effect(node: ast.AST) -> bool:
-    """Whether evaluating an expression calls, awaits, yields or assigns anything."""
-    return any(
-        isinstance(child, _EFFECTS)
-        or (isinstance(child, ast.Attribute | ast.Subscript) and not isinstance(child.ctx, ast.Load))
-        for child in _executed_nodes(node)
-    )
-
-
-def _exits(body: Iterable[ast.stmt]) -> Iterator[str]:
-    """The source of every `return` and `raise`; reaching the end of the body counts as `return None`."""
-    last = None
-    for last in body:
-        for node in _executed_nodes(last):
-            if isinstance(node, _EXITS):
-                text = ast.unparse(node)
-                yield "return None" if text == "return" else text
-    if not isinstance(last, _EXITS):
-        yield "return None"
-
-
-def _executed_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and its descendants, without the bodies of nested functions, lambdas and classes."""
-    stack = [node]
+    stack: list[ast.AST] = [*function.body[: next(exits, None)]]
     while stack:
-        node = stack.pop()
-        if not isinstance(node, _DEFERRED):
-            yield node
-            stack += ast.iter_child_nodes(node)
+        match node := stack.pop():
+            case ast.Raise(exc=ast.Name(id=name)) | ast.Raise(exc=ast.Call(func=ast.Name(id=name))) if (
+                name == "NotImplementedError"
+            ):
+                continue
+            case ast.Assign(targets=[target], value=value) if ast.unparse(target) == ast.unparse(value):
+                continue
+            case ast.Assert(test=ast.Constant(value=True)):
+                continue
+            case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Name):
+                if any(isinstance(child, ast.Name) for child in ast.walk(value)):
+                    return True
+        if isinstance(node, _EFFECTS) or (isinstance(node, ast.AnnAssign) and node.value is not None):
+            return True
+        stack += ast.iter_child_nodes(node)
+    return False
