@@ -81,6 +81,12 @@ def test_a_model_does_not_differ_from_itself(run, classifiers, kinds):
             assert (score["difference"], score["low"], score["high"], score["p_value"]) == (0, 0, 0, 1)
 
 
+def test_the_data_is_reported_once(classifiers):
+    done = run_command("compare", *map(str, classifiers[:2]))
+    assert done.err.count("60 rows") == 1
+    assert done.err.count("labels: bad, good") == 1
+
+
 def test_swapping_the_models_negates_the_differences(classifiers):
     a, b, _ = classifiers
     one, other = compare(a, b)["scores"], compare(b, a)["scores"]

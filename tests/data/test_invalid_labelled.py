@@ -267,6 +267,14 @@ SPANS = {
         lines({"tokens": ["a", " "], "tags": ["O", "B-X"]}),
         ("'tokens'[1] is blank", "remove this word"),
     ),
+    "a source in a table of words": Case(
+        "tag",
+        "a.txt",
+        BIO,
+        ("data.source: this task reads no 'source'; set data.columns.words",),
+        "data.source=3",
+        2,
+    ),
 }
 
 
@@ -295,6 +303,24 @@ REPORTED = {
         "2 rows",
     ),
     "a byte order mark": ("classify", "a.csv", "\ufeff" + GOOD, "header: text 'text', label 'label'"),
+    "labels that training lacks": (
+        "classify",
+        "a.csv",
+        GOOD,
+        "valid.csv: 1 row with labels not seen in training, counted as wrong: odd",
+    ),
+    "invalid tags": (
+        "tag",
+        "a.txt",
+        "Ada I-PER\nruns B-LOC\nto I-PER\n\nBen B-PER\nis I-PER\n",
+        "2 I- or E- tags",
+    ),
+    "a tag that training lacks": (
+        "tag",
+        "a.txt",
+        BIO,
+        "valid.txt: 1 tag not seen in training, counted as wrong: B-GOD",
+    ),
 }
 
 
@@ -308,3 +334,15 @@ def test_unusual_but_valid_data_is_trained_on_and_reported(tmp_path, name):
     done = run_command("train", task, *data, *TINY.split(), "--out", str(tmp_path / "run"))
     assert done.code == 0, done.err
     assert words in done.err.replace("\n    ", " ")
+
+
+def test_the_command_that_uses_a_model_of_pairs_has_a_second_text(tmp_path):
+    pairs = "sentence1,sentence2,label\na dog,a cat,no\na dog,the dog,yes\n"
+    for name, content, has_pair in (("pairs.csv", pairs, True), ("texts.csv", GOOD, False)):
+        write_files(tmp_path, {name: content.encode()})
+        data = [f"data.train={tmp_path / name}", f"data.valid={tmp_path / name}"]
+        done = run_command(
+            "train", "classify", *data, *TINY.split(), "--out", str(tmp_path / name.partition(".")[0])
+        )
+        assert done.code == 0, done.err
+        assert ("use it:" in done.out, '--pair "another text"' in done.out) == (True, has_pair)

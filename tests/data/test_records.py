@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,43 @@ def test_held_out_rows_are_disjoint_and_depend_on_the_seed(tmp_path: Path) -> No
     assert len({*train.columns["text"], *valid.columns["text"]}) == 50
     assert valid.columns == splits[1].valid.columns != splits[2].valid.columns
     assert valid.columns["text"] == [f"text {line - 2}" for line in valid.lines]
+
+
+@pytest.mark.parametrize("count", [3, 0.3, "fold:1/3"])
+def test_rows_of_one_context_are_in_one_part(tmp_path: Path, count: Any) -> None:
+    roles = {name: Role((name,), check_text) for name in ("question", "context")}
+    rows = [{"question": f"q{n}", "context": f"c{n // 4}"} for n in range(40)]
+    path = write(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    splits = [read_records(path, PLAIN, roles).hold_out(count, seed) for seed in (1, 2)]
+    for rest, held in splits:
+        assert {*rest.columns["context"]}.isdisjoint(held.columns["context"])
+        assert sorted(rest.lines + held.lines) == [*range(1, 41)] and held.lines
+        assert len(held) == (4 if count == 3 else 12 if count == 0.3 else 16)
+    assert splits[0][1].lines != splits[1][1].lines
+
+
+def test_class_numbers_of_hub_datasets_become_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Feature:
+        def __init__(self, **values: Any) -> None:
+            self.__dict__.update(values)
+
+    class Dataset(list[Any]):
+        features = {  # noqa: RUF012
+            "text": Feature(dtype="string"),
+            "label": Feature(names=["bad", "good"]),
+            "tags": Feature(feature=Feature(names=["O", "B-PER"])),
+        }
+
+    rows = [{"text": "a", "label": 1, "tags": [0, 1]}, {"text": "b", "label": -1, "tags": [1, 1]}]
+    library = Feature(load_dataset=lambda *names, split: Dataset(rows))
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    roles = {name: Role((name,), lambda value, place: value) for name in ("text", "label", "tags")}
+    columns = read_records("hub:any:train", PLAIN, roles).columns
+    assert columns == {
+        "text": ["a", "b"],
+        "label": ["good", -1],
+        "tags": [["O", "B-PER"], ["B-PER", "B-PER"]],
+    }
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_words_beyond_the_width_and_unknown_tags_are_reported_and_count_as_wrong
     assert [places.count(-1) for places in examples.firsts] == [3, 0]
     assert any("1 texts were cut to fit" in line for line in lines)
     assert "dev.txt: 3 words without a token, predicted as O" in lines
-    assert "dev.txt: 1 tags not seen in training, counted as wrong: B-GOD" in lines
+    assert "dev.txt: 1 tag not seen in training, counted as wrong: B-GOD" in lines
     found = objective.evaluate(model, rows, examples, eval_context())
     # Adjacent places that begin with B- are one entity each.
     assert found.scores == pytest.approx(

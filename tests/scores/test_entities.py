@@ -7,7 +7,7 @@ import random
 import pytest
 
 from trifold.errors import DataError
-from trifold.scores.entities import Entity, EntityScore, find_entities
+from trifold.scores.entities import Entity, EntityScore, count_invalid, find_entities
 
 TYPES = ("PER", "LOC", "work-of-art")
 
@@ -112,3 +112,22 @@ def test_invalid_tags_are_errors():
         EntityScore().add([["O", "O"]], [["O"]])
     with pytest.raises(DataError, match="1 predictions but 0 sentences"):
         EntityScore().add([], [["O"]])
+
+
+@pytest.mark.parametrize("scheme", ["BIO", "BIOES"])
+def test_tags_that_follow_a_scheme_are_valid_and_each_lost_beginning_is_counted(scheme):
+    source = random.Random(5)
+    for _ in range(200):
+        tags = []
+        for _ in range(source.randint(1, 4)):
+            name, size = source.choice(TYPES), source.randint(2, 4)
+            tags += [f"B-{name}", *[f"I-{name}"] * (size - 1), *["O"] * source.randint(0, 2)]
+        if scheme == "BIOES":
+            following = [*tags[1:], "O"]
+            ends = [tag[0] == "I" and after[0] != "I" for tag, after in zip(tags, following, strict=True)]
+            tags = [f"E{tag[1:]}" if end else tag for tag, end in zip(tags, ends, strict=True)]
+        assert count_invalid(tags) == 0
+        assert [*find_entities(tags)] == [*find_entities(tags, scheme)]
+        lost = ["O" if tag[0] == "B" else tag for tag in tags]
+        assert count_invalid(lost) == len([tag for tag in tags if tag[0] == "B"])
+        assert count_invalid([tag if tag[0] != "B" else "B-other" for tag in tags]) == count_invalid(lost)

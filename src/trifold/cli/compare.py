@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,9 +45,9 @@ def run(
     from trifold.scores import DIGITS
     from trifold.scores.bootstrap import paired_bootstrap
 
-    recipes = [find_recipe(model) for model in (a, b)]
+    recipes, report = [find_recipe(model) for model in (a, b)], cache(print_note)
     first, second = (
-        Request(model, recipe or other, data or [], None, None, given(**options), load)
+        Request(model, recipe or other, data or [], None, None, given(**options), load, report=report)
         for model, recipe, other in zip((a, b), recipes, recipes[::-1], strict=True)
         for load in [partial(load_pipeline, model, device=device)]
     )

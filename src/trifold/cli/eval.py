@@ -126,6 +126,7 @@ class Request(NamedTuple):
     options: dict[str, Any]
     load: Callable[[], Pipeline]
     tokenizer: str | None = None
+    report: Callable[[str], None] = print_note
 
     def no_data_error(self, what: str, example: str) -> UsageError:
         """The error for a request that names no data; `example` completes the command."""
@@ -267,7 +268,7 @@ def read_test_pairs(request: Request) -> Pairs:
             if held_out
             else read_pairs(files, settings, split)
         )
-    print_note(str(pairs.report))
+    request.report(str(pairs.report))
     return pairs
 
 
@@ -320,7 +321,7 @@ def _open_task(request: Request, recipe: Recipe, batches: BatchSettings) -> tupl
         )
     pipeline = request.load()
     # The data to measure also stands in for the training data, and would be reported twice.
-    report, seed = cache(print_note), recipe.train.seed
+    report, seed = cache(request.report), recipe.train.seed
     context = BuildContext(data, recipe.tokenizer, pipeline.config, batches, seed, folder, report)
     bundle = settings.build(context)
     return pipeline, bundle.objective, bundle.valid

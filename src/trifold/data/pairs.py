@@ -149,10 +149,17 @@ class Pairs:
         return hold_out_rows(self, count, seed, "pairs")
 
 
-def hold_out_rows(rows: Any, count: int | float | str, seed: int, noun: str) -> tuple[Any, Any]:
-    """`hold_out` of `Pairs` or of other rows, which errors call `noun`."""
+def hold_out_rows(
+    rows: Any, count: int | float | str, seed: int, noun: str, keys: Sequence[Any] | None = None
+) -> tuple[Any, Any]:
+    """`hold_out` of `Pairs` or of other rows, which errors call `noun`; rows with equal keys stay together."""
     name = rows.report.name
-    rest, held = hold_out_indices(len(rows), count, seed, noun)
+    keys = range(len(rows)) if keys is None else keys
+    groups = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    share = count / len(rows) if isinstance(count, int) and len(groups) < len(rows) else count
+    chosen = {*hold_out_indices(len(groups), share, seed, noun)[1]}
+    rest = [number for number, key in enumerate(keys) if groups[key] not in chosen]
+    held = [number for number, key in enumerate(keys) if groups[key] in chosen]
     train = rows.select(rest, name)
     train.report = rows.report  # keeps the counts of dropped rows
     return train, rows.select(held, f"held out of {name}")

@@ -66,8 +66,8 @@ class Records:
         return Records(columns, [self.lines[i] for i in indices], RecordReport(name, pairs=len(indices)))
 
     def hold_out(self, count: int | float | str, seed: int) -> tuple[Records, Records]:
-        """Split into training and held-out rows, as `Pairs.hold_out` does; a float is a share."""
-        return hold_out_rows(self, count, seed, "rows")
+        """Split into training and held-out rows, as `Pairs.hold_out` does; rows of one context stay together."""
+        return hold_out_rows(self, count, seed, "rows", self.columns.get("context"))
 
 
 def read_records(

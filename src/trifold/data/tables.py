@@ -192,7 +192,11 @@ def _requested_columns(roles: Roles, settings: DataSettings) -> dict[str, str | 
             )
     for value, default, role in ((settings.source, "source", "text"), (settings.target, "target", "label")):
         role = role if role in roles else default
-        if value != default and role in roles:
+        if value != default and role not in roles:
+            raise SettingsError(
+                f"data.{default}: this task reads no {default!r}; set data.columns.{next(iter(roles))}"
+            )
+        if value != default:
             requested.setdefault(role, str(value))
     return requested
 
@@ -342,10 +346,20 @@ def iter_hub(source: str) -> Iterator[NumberedRow]:
         raise SettingsError(f"data: {source!r} is not of the form hub:NAME:SPLIT or hub:NAME@CONFIG:SPLIT")
     datasets = _import_library("datasets", f"{source}: hub datasets need the `datasets` library")
     try:
-        rows = iter(datasets.load_dataset(match["name"], match["config"], split=match["split"]))
+        rows = datasets.load_dataset(match["name"], match["config"], split=match["split"])
     except Exception as error:  # the library raises many unrelated classes, network errors among them
         reason = str(error).partition("\n")[0]
         remedy = "check name, configuration, split and network, or give files instead"
         raise DataError(f"{source}: cannot be loaded ({type(error).__name__}: {reason}); {remedy}") from error
+    features = (getattr(rows, "features", None) or {}).items()
+    names = {key: getattr(getattr(each, "feature", each), "names", None) for key, each in features}
     for number, row in enumerate(rows, start=1):
-        yield number, f"{source}, row {number}", row
+        named = {key: _class_names(value, names.get(key)) for key, value in row.items()}
+        yield number, f"{source}, row {number}", named
+
+
+def _class_names(value: Any, names: Sequence[str] | None) -> Any:
+    """The names of classes that are given by number, or of a list of them; other values, such as -1, are kept."""
+    if isinstance(value, list) and names:
+        return [_class_names(each, names) for each in value]
+    return names[value] if names and isinstance(value, int) and 0 <= value < len(names) else value

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeFloat, field_validator
+from pydantic import Field, NonNegativeFloat, PrivateAttr, field_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -82,6 +83,8 @@ class ClassifySettings(LabelledSettings):
         "auto", description="auto: accuracy; of several labels, micro F1; of numbers, Pearson correlation"
     )
 
+    _reads_pairs: bool = PrivateAttr(False)  # set by `build`
+
     @field_validator("class_weights", mode="before")
     @classmethod
     def _name_labels(cls, weights: Any) -> Any:
@@ -99,11 +102,15 @@ class ClassifySettings(LabelledSettings):
         heads = cls.heads if reads == "last" else ("pooler", *cls.heads)
         return super().with_heads(config).model_copy(update={"heads": heads, "classifier_input": reads})
 
+    def usage(self, folder: Path) -> str:
+        return super().usage(folder) + ' --pair "another text"' * self._reads_pairs
+
     def build(self, context: BuildContext) -> TaskBundle:
         is_multi = context.model.problem_type == MULTI
         roles = ROLES | {"label": ROLES["label"]._replace(may_be_empty=is_multi)}
         train, valid = context.read(lambda source, data, split: read_records(source, data, roles, split))
         pairs = [pair for pair in train.columns["pair"] if pair is not None]
+        self._reads_pairs = bool(pairs)
         tokenizer = context.load_or_train_tokenizer(lambda: [*train.columns["text"], *pairs])
         config = config_with_labels(
             context, context.config_for(tokenizer), train, valid, self.label_separator

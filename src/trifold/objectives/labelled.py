@@ -118,8 +118,11 @@ class LabelledObjective(Objective):
         """Report labels that the model does not have. count: of what they are, by default of the labels."""
         if unseen := Counter(labels):
             listed = shorten(", ".join(sorted(unseen)), 60, placeholder=" …")
-            number = f"{count or unseen.total():,} {noun}"
-            self.report(f"{rows.report.name}: {number} not seen in training, counted as wrong: {listed}")
+            number = count or unseen.total()
+            noun = noun if number > 1 else noun.replace("s", "", 1)  # 1 tag, 1 row with labels
+            self.report(
+                f"{rows.report.name}: {number:,} {noun} not seen in training, counted as wrong: {listed}"
+            )
 
 
 def text_width(context: BuildContext) -> int | None:

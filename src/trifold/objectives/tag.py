@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.data import DataSettings, Records, Role, Source, read_records
+from trifold.data.pairs import plural
 from trifold.data.tables import check_text
 from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
@@ -36,7 +37,7 @@ from trifold.objectives.labelled import (
 from trifold.objectives.objective import BuildContext, LossTerm, TaskBundle, pack_rows
 from trifold.predict.tag import MERGE, choose_tags, first_tokens
 from trifold.ragged import Ragged
-from trifold.scores.entities import EntityScore, find_entities
+from trifold.scores.entities import EntityScore, count_invalid, find_entities
 from trifold.text.spans import Ids
 from trifold.text.tokenizer import NO_LIMITS
 
@@ -79,6 +80,8 @@ class TagSettings(LabelledSettings):
             except DataError as error:
                 remedy = "set data.columns.tags, or task.best_by=accuracy for tags that are not of entities"
                 raise DataError(f"{place}: {error}; {remedy}") from None
+        if self.best_by == "f1" and (count := sum(map(count_invalid, rows.columns["tags"]))):
+            rows.report.header.append(f"{plural(count, 'I- or E- tag')} in no entity of that type: begin one")
         return rows
 
 
@@ -152,7 +155,7 @@ class Tag(LabelledObjective):
                 if place >= 0:
                     label[place] = self.numbers.get(tag, NO_TAG)
         if lost := sum(places.count(-1) for places in firsts):
-            self.report(f"{rows.report.name}: {lost:,} words without a token, predicted as O")
+            self.report(f"{rows.report.name}: {plural(lost, 'word')} without a token, predicted as O")
         self.report_unseen(rows, (tag for tag in chain(*tags) if tag not in self.numbers), "tags")
         labelled = Ragged.of([label.tolist() for label in labels])
         return Examples(*self.tokens_and_types(encoded), labelled, firsts)

@@ -41,6 +41,12 @@ def find_entities(tags: Sequence[str], scheme: Scheme | None = None) -> Iterator
             start = end
 
 
+def count_invalid(tags: Sequence[str]) -> int:
+    """The tags with I- and E- that continue no entity of their type, as after O or after B- of another type."""
+    pairs = zip(["O", *tags], tags, strict=False)
+    return sum(tag[0] in "IE" and (before[0] not in "BI" or before[1:] != tag[1:]) for before, tag in pairs)
+
+
 class EntityScore:
     """An entity is correct if its words and its type are. scheme: see `find_entities`."""
 
