@@ -206,7 +206,7 @@ def test_the_loss_of_several_labels_is_a_sum_over_all(tokenizer):
     }
     assert found.value == found.scores["micro_f1"] == pytest.approx(100 * expected["micro"])
     assert found.scores["macro_f1"] == pytest.approx(100 * expected["macro"])
-    assert found.samples[0].reference == "glad,sad"
+    assert found.samples[0].reference == "glad, sad"
 
 
 def test_regression_predicts_numbers(tokenizer):

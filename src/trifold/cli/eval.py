@@ -6,6 +6,7 @@ perplexity, bits per byte, …), or on the validation rows of each part of a tex
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -88,6 +89,10 @@ def run(
         ),
     ] = None,
     *,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FOLDER", help="Write mistakes, confusion and calibration here."),
+    ] = None,
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
@@ -100,7 +105,15 @@ def run(
     """
     load = partial(load_pipeline, model, device=device, dtype=dtype, tokenizer=tokenizer)
     request = Request(
-        model, find_recipe(model), data or [], split, batch_size, given(**options), load, tokenizer
+        model,
+        find_recipe(model),
+        data or [],
+        split,
+        batch_size,
+        given(**options),
+        load,
+        tokenizer,
+        folder=folder,
     )
     report = _score_translations(request) if check(request) == "pairs" else validate(request)
     if json:
@@ -127,6 +140,7 @@ class Request(NamedTuple):
     load: Callable[[], Pipeline]
     tokenizer: str | None = None
     report: Callable[[str], None] = print_note
+    folder: Path | None = None  # for the mistakes
 
     def no_data_error(self, what: str, example: str) -> UsageError:
         """The error for a request that names no data; `example` completes the command."""
@@ -147,6 +161,8 @@ def check(request: Request) -> DataKind:
     for file in request.data:
         check_utf8(file, "DATA")
     data_kind = data_kind_of(request)
+    if request.folder is not None and data_kind != "table":
+        raise UsageError("--report is for labelled data, and this model does another task: leave it out")
     for name in request.options:
         kinds, description = next(group[1:] for group in GROUPS if name in group[0])
         if data_kind not in kinds:
@@ -279,6 +295,7 @@ def validate(request: Request) -> Report:
     """The loss and the scores of a validation."""
     from torch import tensor
 
+    from trifold.cli.report import write_report
     from trifold.generate.decoding import refuse_non_finite
     from trifold.scores import score_text
 
@@ -287,6 +304,8 @@ def validate(request: Request) -> Report:
     found = task.evaluate(pipeline.model, rows, task.examples(rows), context)
     seconds = time.perf_counter() - start
     refuse_non_finite(tensor(found.loss))
+    if request.folder is not None:
+        write_report(request.folder, task, rows, found)
     values = {"loss": found.loss, "scores": found.scores, "signatures": list(found.signatures)}
     scores = [score_text(*each) for each in found.scores.items()]
     lines = [f"loss {found.loss:.4f} {unit}", *scores]
@@ -305,7 +324,9 @@ def open_validation(request: Request) -> tuple[Pipeline, Objective, Any, EvalCon
         batches = batches.model_copy(update={"rows": request.batch_size})
     opened = _open_language_model(request) if recipe is None else _open_task(request, recipe, batches)
     generation = GenerationConfig() if recipe is None else recipe.generate
-    return *opened, EvalContext(batches, generation, samples=0, seed=1, poll=lambda: None)
+    return *opened, EvalContext(
+        batches, generation, samples=sys.maxsize if request.folder else 0, seed=1, poll=lambda: None
+    )
 
 
 def _open_task(request: Request, recipe: Recipe, batches: BatchSettings) -> tuple[Pipeline, Objective, Any]:

@@ -37,7 +37,7 @@ from trifold.objectives.objective import (
 )
 from trifold.predict.answer import Options, choose_answers, is_visible, read_windows, window_sizes
 from trifold.ragged import Ragged
-from trifold.scores.squad import SquadScore
+from trifold.scores.squad import SquadScore, score_answer
 from trifold.text import Encoded, Tokenizer
 from trifold.text.spans import Ids
 
@@ -256,12 +256,15 @@ class Answer(LabelledObjective):
         impossible = not all(columns["answers"]) if settings.impossible is None else settings.impossible
         options = Options(1, settings.max_answer_length, impossible)
         logits = iter([own for _, own in sorted(run.sums["logits"], key=lambda pair: pair[0])])
-        predictions = []
+        predictions, sure = list[str](), list[float]()
         for parts, context in zip(self.windows(run.rows), columns["context"], strict=True):
             best = choose_answers(parts, logits, context, self.tokenizer.cls_id, options)
             predictions.append(best[0].text if best else "")
+            sure.append(best[0].score if best else 0.0)
         references = [[each["text"] for each in answers] for answers in columns["answers"]]
         score = SquadScore()
         score.add(references, predictions)
-        samples = map(Sample, columns["question"], ([*each, ""][0] for each in references), predictions)
-        return Scores(score.values(), [*samples][: run.context.samples], [score.signature])
+        both = zip(references, predictions, strict=True)  # an exact match is the expected answer
+        expected = (text if score_answer(each, text)[0] else [*each, ""][0] for each, text in both)
+        samples = [*map(Sample, columns["question"], expected, predictions)][: run.context.samples]
+        return Scores(score.values(), samples, [score.signature], sure[: len(samples)])

@@ -43,7 +43,7 @@ from trifold.objectives.labels import (
     read_numbers,
 )
 from trifold.objectives.objective import BuildContext, LossTerm, TaskBundle, pack_rows
-from trifold.predict.classify import choose_labels
+from trifold.predict.classify import choose_labels, confidences
 from trifold.scores.classification import ClassificationScore, MultiLabelScore, binary_f1
 from trifold.scores.correlation import CorrelationScore
 from trifold.settings import nearest
@@ -320,14 +320,19 @@ class Classify(LabelledObjective):
         values = self.scores_of_sums(run.sums)
         if not len(run.sample_rows):
             return Scores(values)
-        batch = self.batch(run.examples, run.sample_rows).to(run.device)
-        found = choose_labels(self.logits(run.model, batch), self.config).tolist()
-        return Scores(values, [self._sample(run.rows, row, output) for row, output in enumerate(found)])
+        outputs, sure = list[Any](), list[float]()
+        for rows in np.array_split(run.sample_rows, len(run.sample_rows) // 256 + 1):
+            logits = self.logits(run.model, self.batch(run.examples, rows).to(run.device))
+            outputs += choose_labels(logits, self.config).tolist()
+            sure += confidences(logits, self.config).tolist()
+        return Scores(values, [self._sample(run.rows, *each) for each in enumerate(outputs)], (), sure)
 
     def _sample(self, rows: Records, row: int, output: Any) -> Sample:
         text, pair, label = (rows.columns[role][row] for role in ("text", "pair", "label"))
         if self.problem == MULTI:
             output = [name for name, applies in zip(self.config.labels, output, strict=True) if applies]
+            label = label if isinstance(label, list) else label.split(self.settings.label_separator)
+            label = sorted(filter(None, map(str.strip, label)), key=lambda name: self.numbers[name])
         else:
             output = self.config.labels[output] if self.problem == SINGLE else f"{output:.3f}"
         source, given, found = (

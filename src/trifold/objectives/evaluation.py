@@ -25,11 +25,15 @@ class Sample(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Scores by name, generated samples, and a signature of each score that states how it is computed."""
+    """Scores by name, generated samples, and a signature of each score that states how it is computed.
+
+    confidences: the probability of the prediction in each sample, of a task that predicts labels.
+    """
 
     values: dict[str, float]
     samples: Sequence[Sample] = ()
     signatures: Sequence[str] = ()
+    confidences: Sequence[float] = ()
 
 
 class Evaluation(NamedTuple):
@@ -40,6 +44,7 @@ class Evaluation(NamedTuple):
     value: float
     samples: Sequence[Sample] = ()
     signatures: Sequence[str] = ()
+    confidences: Sequence[float] = ()
 
 
 @dataclass(frozen=True)

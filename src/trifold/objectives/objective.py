@@ -365,10 +365,10 @@ class Objective(ABC):
                 else:
                     sums[name] += value
         sums["loss"] = loss = sums["nll"] / max(sums["tokens"], 1)
-        scores, samples, signatures = self.compute_scores(EvalRun(model, rows, examples, context, sums))
+        found = self.compute_scores(EvalRun(model, rows, examples, context, sums))
         best_by = self.settings.best_by
-        value = -loss if best_by == "loss" else scores[best_by]
-        return Evaluation(loss, scores, value, samples, signatures)
+        value = -loss if best_by == "loss" else found.values[best_by]
+        return Evaluation(loss, found.values, value, found.samples, found.signatures, found.confidences)
 
     def save(self, folder: Path) -> None:
         """Write the tokenizers next to a model."""

@@ -184,11 +184,16 @@ class Tag(LabelledObjective):
         """Negative log-likelihood of the known tags, and the most probable classes of the tokens of each row."""
         logits = self.logits(model, batch)
         nll = F.cross_entropy(logits, batch.labels, ignore_index=NO_TAG, reduction="sum")
-        return {"nll": float(nll), "tokens": batch.tokens, "classes": self.split(logits, batch)}
+        return {
+            "nll": float(nll),
+            "tokens": batch.tokens,
+            "classes": self.split(logits.argmax(-1), batch),
+            "confidences": self.split(logits.softmax(-1).amax(-1), batch),
+        }
 
-    def split(self, logits: Tensor, batch: Batch) -> list[tuple[int, Ids]]:
-        """The example of each row, and the most probable classes of its tokens."""
-        parts = np.split(logits.argmax(-1).cpu().numpy(), batch.starts[1 : len(batch.rows) + 1])
+    def split(self, values: Tensor, batch: Batch) -> list[tuple[int, Any]]:
+        """The example of each row, and the values (T,) of its tokens."""
+        parts = np.split(values.cpu().numpy(), batch.starts[1 : len(batch.rows) + 1])
         return list(zip(batch.rows.tolist(), parts, strict=False))  # without padding
 
     def compute_scores(self, run: EvalRun) -> Scores:
@@ -210,10 +215,11 @@ class Tag(LabelledObjective):
                 "{}: f1 = {f1:.2f}, precision = {precision:.2f}, recall = {recall:.2f}".format(name, **each)
                 for name, each in types.items()
             ]
-        words = run.rows.columns["words"]
-        return Scores(
-            values, [self._sample(words[n], references[n], found[n]) for n in run.sample_rows], lines
-        )
+        words, probabilities = run.rows.columns["words"], dict(run.sums["confidences"])
+        places = [[place for place in firsts if place >= 0] for firsts in examples.firsts]
+        sure = [float(probabilities[n][places[n]].prod()) for n in run.sample_rows]
+        samples = [self._sample(words[n], references[n], found[n]) for n in run.sample_rows]
+        return Scores(values, samples, lines, sure)
 
     def _sample(self, words: Sequence[str], *both: Sequence[str]) -> Sample:
         """The sentence with its entities, or its tags: the reference and the prediction."""

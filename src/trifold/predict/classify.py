@@ -53,6 +53,16 @@ def choose_labels(logits: Tensor, config: ModelConfig) -> Tensor:
     return logits.argmax(-1)
 
 
+def confidences(logits: Tensor, config: ModelConfig) -> Tensor:
+    """(B,) the probability of what `choose_labels` chooses; of a regression 1."""
+    if config.problem_type == "regression":
+        return torch.ones(len(logits))
+    scores = activate(logits, config)
+    if config.problem_type == "multi_label_classification":
+        return torch.maximum(scores, 1 - scores).prod(-1)
+    return scores.amax(-1)
+
+
 class Follows(NamedTuple):
     """Whether the second text follows the first, and the probability of that."""
 
