@@ -49,6 +49,7 @@ SHORTENED = {
     "trifold train classify data.train=films": TINY.removeprefix("model.d_model=16 "),
     "trifold train answer": TINY,
     "trifold train tag": TINY,
+    "trifold train summarize": TINY,
     "trifold train student.yaml": TINY,
 }
 SHORTENED_KEYS = {

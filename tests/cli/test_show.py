@@ -74,7 +74,7 @@ def test_what_show_accepts_trains(trifold, tmp_path, kind, model):
     """A bare recipe of every kind of task, or one with a preset, and smaller sizes."""
     text = tmp_path / "text.tsv"
     text.write_text("text\tlabel\n" + "A b c. C b a.\tgood\nC b a. A b.\tbad\n" * 20, encoding="utf-8")
-    table = kind in ("classify", "translate")
+    table = kind in ("classify", "translate", "summarize")
     data = f"data: {{train: {text}, format: {'tsv' if table else 'text'}, holdout: 5}}"
     if kind == "answer":
         row = {"context": "A b c.", "answers": [{"text": "b", "answer_start": 2}]}

@@ -71,7 +71,7 @@ PHASES: dict[str, tuple[object, str, int]] = {
     "building": (loop, "Trainer", 1),
     "training": (Trainer, "update", 12),
     "validation": (Translate, "measure", 2),
-    "generation": (Translate, "greedy_outputs", 2),
+    "generation": (Translate, "outputs", 2),
     "saving": (checkpoint, "save", 3),
 }
 # With two ranks: phase -> the rank that gets the signal.

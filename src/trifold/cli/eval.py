@@ -115,7 +115,7 @@ def run(
         tokenizer,
         folder=folder,
     )
-    report = _score_translations(request) if check(request) == "pairs" else validate(request)
+    report = _score_translations(request) if check(request) == "pairs" else _validate(request)
     if json:
         print_json({"model": model, "seconds": round(report.seconds, 3), **report.values})
         return
@@ -291,7 +291,7 @@ def read_test_pairs(request: Request) -> Pairs:
 # --- loss and the scores of a validation -----------------------------------------------------------------
 
 
-def validate(request: Request) -> Report:
+def _validate(request: Request) -> Report:
     """The loss and the scores of a validation."""
     from torch import tensor
 

@@ -63,7 +63,7 @@ class Records:
     def select(self, indices: list[int], name: str) -> Records:
         """The rows at `indices` as a new set called `name`."""
         columns = {role: [values[i] for i in indices] for role, values in self.columns.items()}
-        return Records(columns, [self.lines[i] for i in indices], RecordReport(name, pairs=len(indices)))
+        return type(self)(columns, [self.lines[i] for i in indices], RecordReport(name, pairs=len(indices)))
 
     def hold_out(self, count: int | float | str, seed: int) -> tuple[Records, Records]:
         """Split into training and held-out rows, as `Pairs.hold_out` does; rows of one context stay together."""

@@ -20,6 +20,7 @@ KINDS = {
     "answer": "answer.AnswerSettings",
     "images": "images.ImagesSettings",
     "tag": "tag.TagSettings",
+    "summarize": "summarize.SummarizeSettings",
 }
 DEFAULT_KIND = "translate"
 

@@ -243,7 +243,7 @@ class TextToText(Translate):
     def compute_scores(self, run: EvalRun) -> Scores:
         """The score of each part's greedy outputs, and their mean."""
         rows: Rows = run.rows
-        outputs = self.greedy_outputs(run, rows.examples.sources)
+        outputs = self.outputs(run, rows.examples.sources)
         scores, signatures = {}, []
         for name, start, stop in rows.parts:
             scores[name], signature = self._score(name, outputs[start:stop], rows.targets[start:stop])

@@ -68,13 +68,21 @@ class TranslateSettings(ObjectiveSettings):
             raise ValueError(f"sacreBLEU has no tokenizer {name!r}{nearest(name, list(BLEU.TOKENIZERS))}")
         return name
 
+    def read(self, source: Any, data: Any, split: str) -> Any:
+        """The rows of a source."""
+        return read_pairs(source, data, split)
+
+    def create(self, context: BuildContext, *parts: Any, **options: Any) -> Translate:
+        """The objective."""
+        return Translate(self, *parts, **options)
+
     def build(self, context: BuildContext) -> TaskBundle:
-        train, valid = context.read(read_pairs)
+        train, valid = context.read(self.read)
         source, target = _load_or_train_tokenizers(context, train)
         config = context.config_for(source)
         target_size = None if context.tokenizer.joint else target.vocab_size
         config = config.model_copy(update={"target_vocab_size": target_size})
-        objective = Translate(self, source, target, start_id=config.start_id)
+        objective = self.create(context, source, target, start_id=config.start_id)
         valid = select_readable(valid, objective.examples(valid), context, "pairs")
         dropout, epochs = context.tokenizer.dropout, context.tokenizer.dropout_epochs
 
@@ -183,16 +191,16 @@ class Translate(Objective):
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """Scores of greedy translations, and samples."""
-        outputs, rows = self.greedy_outputs(run, run.examples.sources), run.rows
+        outputs, rows = self.outputs(run, run.examples.sources), run.rows
         scores = self.settings.scores(outputs, rows.targets)
         samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
         values = {name: score.value for name, score in scores.items()}
         return Scores(values, samples, [str(score) for score in scores.values()])
 
-    def greedy_outputs(self, run: EvalRun, sources: Ragged) -> list[str]:
-        """The greedy output of each source, as text: a validation measures the weights, not the search."""
-        greedy = GenerationConfig(max_new_tokens=run.context.generation.max_new_tokens)
-        found = generate_rows(run.model, sources, greedy, codec=self.target, poll=run.context.poll)
+    def outputs(self, run: EvalRun, sources: Ragged, search: GenerationConfig | None = None) -> list[str]:
+        """The output of each source, as text; by default the greedy one, which measures the weights and no search."""
+        search = search or GenerationConfig(max_new_tokens=run.context.generation.max_new_tokens)
+        found = generate_rows(run.model, sources, search, codec=self.target, poll=run.context.poll)
         return self.target.decode([best[0].tokens for best in found])
 
     def save(self, folder: Path) -> None:

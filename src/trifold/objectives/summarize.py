@@ -1,0 +1,96 @@
+"""Summarization: a text, which may be a list of sentences, and one or several reference summaries.
+
+rows -> example    source ids, truncated, + </s>;  ids of the first reference + </s>
+batch, loss        those of translation
+scores             ROUGE-1, ROUGE-2 and ROUGE-L, each of the best of the references
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from textwrap import shorten
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from trifold.data import Records, Role, read_records
+from trifold.data.tables import check_text
+from trifold.errors import DataError
+from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.objective import BuildContext
+from trifold.objectives.translate import Examples, Translate, TranslateSettings
+from trifold.ragged import Ragged
+from trifold.scores.rouge import RougeScore
+
+
+def _read_texts(value: Any, place: str) -> list[str]:
+    if value == []:
+        raise DataError(f"{place} is an empty list; remove the row")
+    return [check_text(text, place).strip() for text in (value if isinstance(value, list) else [value])]
+
+
+def _join_texts(value: Any, place: str) -> str:
+    return " ".join(_read_texts(value, place))
+
+
+ROLES = {
+    "source": Role(("source", "document", "article", "dialogue", "text"), _join_texts),
+    "target": Role(("target", "summary", "highlights"), _read_texts),
+}
+
+
+class Summaries(Records):
+    """Rows with a source and a list of references, of which the first one is the target."""
+
+    sources = property(lambda self: self.columns["source"])
+    targets = property(lambda self: [references[0] for references in self.columns["target"]])
+
+
+class SummarizeSettings(TranslateSettings):
+    """Settings of summarization; `data.columns` names the columns of source and target."""
+
+    data_kind = "table"  # type: ignore[assignment]
+    defaults = {"model": {"preset": "transformer-base"}, "batch": {"on_overflow": "truncate"}}  # noqa: RUF012
+
+    kind: Literal["summarize"] = "summarize"  # type: ignore[assignment]
+    best_by: Literal["rouge1", "rouge2", "rougeL", "loss"] = "rougeL"  # type: ignore[assignment]
+    max_source: int = Field(512, ge=2, description="tokens to which sources are truncated")
+
+    def read(self, source: Any, data: Any, split: str) -> Summaries:
+        rows = read_records(source, data, ROLES, split)
+        return Summaries(rows.columns, rows.lines, rows.report)
+
+    def create(self, context: BuildContext, *parts: Any, **options: Any) -> Translate:
+        settings = self.model_copy(update={"max_source": min(self.max_source, context.width)})
+        objective = Summarize(settings, *parts, **options)
+        objective.report = context.report
+        return objective
+
+
+class Summarize(Translate):
+    """Summarization. report: receives the number of truncated sources."""
+
+    row_name = "texts"
+    report: Any = print
+
+    def examples(self, rows: Any, draw: int | None = None) -> Examples:
+        """Encode both sides; sources end with </s> after `max_source` tokens at most."""
+        found, limit = super().examples(rows, draw), self.settings.max_source
+        lengths = np.minimum(found.sources.lengths, limit)
+        if draw is None and (count := int((found.sources.lengths > limit).sum())):
+            what = f"{count:,} of {len(lengths):,} sources have more than {limit:,} tokens: truncated"
+            self.report(f"{rows.report.name}: {what}")
+        starts = np.concatenate([[0], lengths.cumsum()])
+        ids = found.sources.joined(np.arange(len(lengths)), lengths)
+        ids[starts[1:] - 1] = self.source.required("eos")
+        return replace(found, sources=Ragged(ids, starts))
+
+    def compute_scores(self, run: EvalRun) -> Scores:
+        """ROUGE of the summaries that the recipe's `generate` finds, and samples."""
+        outputs = self.outputs(run, run.examples.sources, run.context.generation)
+        score, rows = RougeScore(), run.rows
+        score.add(rows.columns["target"], outputs)
+        sources = (shorten(source, 200, placeholder=" …") for source in rows.sources)
+        samples = [Sample(*each) for each in zip(sources, rows.targets, outputs, strict=True)]
+        return Scores(score.values(), samples, [score.signature])
