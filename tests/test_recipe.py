@@ -224,6 +224,7 @@ TASKS = {
     "classify": ("encoder", {"pooler", "sequence"}, ("cls", "sep", "mask")),
     "answer": ("encoder", {"span"}, ("cls", "sep", "mask")),
     "tag": ("encoder", {"token"}, ("cls", "sep", "mask")),
+    "embed": ("encoder", {"pooler"}, ("cls", "sep", "mask")),
 }
 
 

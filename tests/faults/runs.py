@@ -301,8 +301,8 @@ def state_of(folder: Path) -> dict[str, Any]:
     for values in (progress, *metrics):
         for key in TIMES:
             values.pop(key, None)
-    kept = [*last.glob("*.safetensors"), *folder.glob("model/*"), *folder.glob("samples/*")]
-    files = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(kept)}
+    kept = [*last.glob("*.safetensors"), *folder.glob("model/**/*"), *folder.glob("samples/*")]
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(kept) if path.is_file()}
     return {"progress": progress, "metrics": metrics, **files}
 
 

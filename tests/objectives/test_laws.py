@@ -19,6 +19,7 @@ from trifold.objectives.causal import CausalSettings
 from trifold.objectives.classify import ClassifySettings
 from trifold.objectives.denoise import DenoiseSettings, SpansSettings
 from trifold.objectives.distill import Distill, DistillSettings
+from trifold.objectives.embed import EmbedSettings
 from trifold.objectives.masked import MaskedSettings
 from trifold.objectives.objective import BuildContext
 from trifold.objectives.permutation import PermutationSettings
@@ -59,6 +60,7 @@ KINDS = {
     "classify": (ClassifySettings(), ENCODER | {"heads": ["pooler", "sequence"]}, "labels"),
     "answer": (AnswerSettings(max_length=14, stride=3), ENCODER | {"heads": ["span"]}, "answers"),
     "tag": (TagSettings(), ENCODER | {"heads": ["token"]}, "tags"),
+    "embed": (EmbedSettings(loss="triplet"), ENCODER | {"heads": ["pooler"]}, "triplets"),
     "distill": (DistillSettings(teacher="", hard=0.5), DECODER, "text"),
 }  # fmt: skip
 validation = partial(eval_context, 90, generation=GenerationConfig(max_new_tokens=3))
@@ -76,6 +78,10 @@ def built(tmp_path_factory):
     (folder / "pairs.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n", encoding="utf-8")
     labels = [f"w{n} w{n * 3 % 7}\t{'ab'[n % 2]}" for n in range(8)]
     (folder / "labels.tsv").write_text("source\ttarget\n" + "\n".join(labels) + "\n", encoding="utf-8")
+    triplets = [f"w{n} w{n * 3 % 7}\tw{n}\tw{n * 5 % 8} w{n % 3}" for n in range(8)]
+    (folder / "triplets.tsv").write_text(
+        "anchor\tpositive\tnegative\n" + "\n".join(triplets) + "\n", encoding="utf-8"
+    )
     with (folder / "answers.jsonl").open("w", encoding="utf-8") as file:
         for n, (context, question) in enumerate(zip(documents, sentences, strict=False)):
             answer = {"text": f"w{n + 1}", "answer_start": context.index(f"w{n + 1}")}
@@ -154,7 +160,9 @@ def test_a_width_truncates_examples(built, kind):
     whole = objective.batch(examples, np.arange(4), draw=2)
     width = 2 if kind in ("translate", "text-to-text") else 3
     cut = objective.batch(examples, np.arange(4), width, draw=2)
-    if kind in ("classify", "answer"):
+    if kind == "embed":
+        assert cut.inputs.packing.real < whole.inputs.packing.real
+    elif kind in ("classify", "answer"):
         assert cut.inputs.packing.real == int(np.minimum(examples.lengths[:4], 3).sum())
     elif kind in ("masked", "masked spans", "permutation"):
         assert cut.inputs.tokens.numel() < whole.inputs.tokens.numel() or cut.tokens < whole.tokens

@@ -21,6 +21,7 @@ KINDS = {
     "images": "images.ImagesSettings",
     "tag": "tag.TagSettings",
     "summarize": "summarize.SummarizeSettings",
+    "embed": "embed.EmbedSettings",
 }
 DEFAULT_KIND = "translate"
 

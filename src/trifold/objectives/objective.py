@@ -299,14 +299,14 @@ class ObjectiveSettings(Settings):
 class Objective(ABC):
     """What training calls: `examples`, `batch`, `counts`, `loss`, `evaluate`, `save`.
 
-    row_name, read_name, token_name: what reports call the rows, the tokens of their last side, and the target tokens
-    of a batch. packs: whether a batch is one long row without padding between its rows.
+    row_name, read_name, token_name: names in reports of rows, tokens of their last side, and target tokens. packs:
+    whether a batch is one row without padding. gathers: whether the loss is that of the `table` of the global batch.
     """
 
-    row_name: str = "texts"
-    read_name: str = "tokens"
-    token_name: str = "tokens"
-    packs: bool = True
+    row_name, read_name, token_name = "texts", "tokens", "tokens"
+    packs, gathers = True, False
+    table: Callable[[Transformer, Any], Tensor]
+    table_loss: Callable[[Tensor], Tensor]
     settings: Any  # ObjectiveSettings
     tokenizer: Tokenizer
     save_options: Mapping[str, Any] = {}

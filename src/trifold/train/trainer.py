@@ -14,11 +14,13 @@ of tokens, and because its hooks expect one backward pass per process, where sev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
+from dataclasses import replace
+from itertools import chain
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +38,8 @@ from trifold.train.device import Machine, master_dtype
 from trifold.train.optimizers import MovingAverage, check_state, create_optimizer, learning_rate, peak_rate
 from trifold.train.parameters import freeze, rate_factors
 from trifold.train.ranks import SINGLE, Ranks
+
+T = TypeVar("T")
 
 
 class Update(NamedTuple):
@@ -123,12 +127,12 @@ class Trainer:
         loss or the gradient is not finite, or the loss exceeds `max_loss`.
         """
         totals = self._count(batches, idle)
-        workers = len(self._replicas)
+        if self.objective.gathers:
+            batches = self._gather(batches, idle, step)
         loss = 0.0
-        for start in range(0, len(batches), workers):
-            micro_batches = range(start, min(start + workers, len(batches)))
-            run = self._pool.map if self._pool is not None else map
-            losses = run(lambda micro: self._backward(batches[micro], step, micro, totals), micro_batches)
+        for losses in self._map(
+            lambda micro: self._backward(batches[micro], step, micro, totals), len(batches)
+        ):
             loss += sum(losses) / totals["tokens"]
             self.weights.collect()
         if self.machine.sharded:  # all ranks must gather the parameters equally often
@@ -157,14 +161,50 @@ class Trainer:
 
     def _backward(self, batch: Batch, step: int, micro: int, totals: dict[str, float]) -> float:
         """Add the gradient of one micro-batch to its replica, and return its summed negative log-likelihood."""
-        model = self._replicas[micro % len(self._replicas)]
-        graphs = under_graphs() if self.machine.compiles else nullcontext()
-        with graphs, self._dropout_rng(_dropout_seed(self.settings.seed, step, micro, self.ranks.rank)):
+        with self._replica(step, micro) as model:
             terms = self.objective.loss(model, batch.to(self.machine.device))
             parts = [term.weight * term.sum / totals[name] for name, term in terms.items()]
             torch.stack(parts).sum().backward()
         term = terms["tokens"]
         return float(term.sum if term.nll is None else term.nll)
+
+    def _map(self, work: Callable[[int], T], count: int) -> Iterator[list[T]]:
+        """The results for micro-batches 0 to count - 1, in groups of one per worker."""
+        workers, run = len(self._replicas), map if self._pool is None else self._pool.map
+        for start in range(0, count, workers):
+            yield [*run(work, range(start, min(start + workers, count)))]
+
+    def _gather(self, batches: Sequence[Any], idle: Sequence[Batch], step: int) -> list[Any]:
+        """The batches of a loss that does not split, with its gradient in the global batch by their tables.
+
+        The tables are computed without gradients, and again, with the same dropout, in the backward pass (Gao et al.
+        2021), so that memory holds the activations of one micro-batch per worker.
+        """
+        every, rank = [*batches, *idle], self.ranks.rank
+        tables = [*chain(*self._map(lambda micro: self._table(every[micro], step, micro), len(every)))]
+        own = torch.cat([tables[0][:0], *tables[: len(batches)]])
+        counts = self.ranks.sum([len(own) * (each == rank) for each in range(self.ranks.world)])
+        parts = [own.new_zeros(int(count), own.shape[1]) for count in counts]
+        parts[rank] = own
+        self.ranks.all_reduce(table := torch.cat(parts))
+        loss = self.objective.table_loss(table.requires_grad_())
+        gradient = torch.autograd.grad(loss * len(table), table)[0].split([*map(len, parts)])[rank]
+        shares = gradient.split([len(each) for each in tables[: len(batches)]])
+        return [
+            replace(b, gradient=g, value=float(loss.detach())) for b, g in zip(batches, shares, strict=True)
+        ]
+
+    @torch.no_grad()
+    def _table(self, batch: Batch, step: int, micro: int) -> Tensor:
+        with self._replica(step, micro) as model:
+            return self.objective.table(model, batch.to(self.machine.device))
+
+    @contextmanager
+    def _replica(self, step: int, micro: int) -> Iterator[Transformer]:
+        """The model of the worker of a micro-batch, with seeded dropout."""
+        graphs = under_graphs() if self.machine.compiles else nullcontext()
+        with graphs, self._dropout_rng(_dropout_seed(self.settings.seed, step, micro, self.ranks.rank)):
+            yield self._replicas[micro % len(self._replicas)]
 
     def _dropout_rng(self, seed: int) -> AbstractContextManager[None]:
         """Seed dropout: a generator of this thread, or the global one for other devices and compiled graphs."""

@@ -1,0 +1,278 @@
+"""Sentence embeddings: losses equal those of sentence-transformers; parts of a batch equal the whole; scores; runs."""
+
+from __future__ import annotations
+
+import json
+import threading
+from copy import deepcopy
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from tests.command_line import run_command
+from tests.objectives.common import eval_context, random_model
+from tests.train.runs import InterruptingView, assert_equal_runs
+
+import trifold
+from trifold.batches import BatchSettings
+from trifold.data import DataSettings
+from trifold.errors import DataError, SettingsError
+from trifold.nn import ModelConfig
+from trifold.objectives.embed import Embed, EmbedSettings
+from trifold.objectives.objective import BuildContext
+from trifold.pipeline import Pipeline
+from trifold.recipe import TrainSettings
+from trifold.text import TokenizerSettings
+from trifold.train.device import Machine
+from trifold.train.ranks import SINGLE, Ranks
+from trifold.train.trainer import Trainer
+
+SIZES = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24, "max_positions": 24}
+ENCODER = SIZES | {"shape": "encoder", "positions": "learned", "n_token_types": 2, "heads": ["pooler"]}
+WORDS = {"kind": "word", "min_frequency": 1, "special": ["cls", "sep", "mask"]}
+TEXTS = [(f"w{n} w{n * 3 % 7} w{n % 5}", f"w{n} w{n % 4}", f"w{n * 5 % 8} w{n % 3} w1") for n in range(12)]
+
+
+def pairs(file, *, score=False, negative=False):
+    keys = ["anchor", "positive"] + ["negative"] * negative + ["score"] * score
+    rows = [[*texts[: 2 + negative], *([f"{n % 6}.0"] * score)] for n, texts in enumerate(TEXTS)]
+    file.write_text("\n".join("\t".join(row) for row in [keys, *rows]) + "\n")
+    return str(file)
+
+
+def build(folder, loss="auto", *, score=False, negative=False, dropout=0.0, reports=None, **settings):
+    file = pairs(folder / "rows.tsv", score=score, negative=negative)
+    context = BuildContext(
+        DataSettings(train=file, valid=file),
+        TokenizerSettings.parse(WORDS),
+        ModelConfig.parse(ENCODER | {"dropout": dropout}),
+        BatchSettings(),
+        1,
+        folder / "tokenizer",
+        (reports if reports is not None else []).append,
+    )
+    return EmbedSettings(loss=loss, **settings).build(context)
+
+
+class Embedded(torch.nn.Module):
+    """What a loss of sentence-transformers calls instead of a model."""
+
+    def forward(self, features):
+        return features
+
+
+THEIRS = {
+    "ranking": ("MultipleNegativesRankingLoss", {"scale": 7.0}),
+    "cosent": ("CoSENTLoss", {"scale": 7.0}),
+    "cosine": ("CosineSimilarityLoss", {}),
+    "triplet": ("TripletLoss", {"triplet_margin": 2.0}),
+}
+
+
+@pytest.mark.parametrize("loss", THEIRS)
+@pytest.mark.filterwarnings("ignore")
+def test_losses_and_gradients_equal_those_of_sentence_transformers_on_200_random_cases(loss):
+    losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+    name, options = THEIRS[loss]
+    theirs = getattr(losses, name)(Embedded(), **options)
+    objective = Embed.__new__(Embed)
+    objective.settings = EmbedSettings(loss=loss, scale=7.0, margin=2.0)
+    rng = torch.Generator().manual_seed(4)
+    for case in range(200):
+        rows = int(torch.randint(1, 9, (), generator=rng))
+        sides = 3 if loss == "triplet" or (loss == "ranking" and case % 2) else 2
+        objective.roles = ["text"] * sides
+        vectors = torch.randn(rows, sides, 5, generator=rng, requires_grad=True)
+        scores = torch.randint(0, 4, (rows, 1), generator=rng) / 3
+        ours = objective.table_loss(torch.cat([scores, vectors.flatten(1)], 1))
+        expected = theirs([{"sentence_embedding": vectors[:, n]} for n in range(sides)], scores[:, 0])
+        torch.testing.assert_close(ours, expected.to(ours), rtol=1e-5, atol=1e-6)
+        (got,), (wanted,) = (
+            torch.autograd.grad(each, vectors, allow_unused=True) for each in (ours, expected)
+        )
+        torch.testing.assert_close(
+            got, torch.zeros_like(got) if wanted is None else wanted, rtol=1e-4, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize(("loss", "columns"), [("ranking", {"negative": True}), ("cosent", {"score": True})])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_micro_batches_have_the_gradient_of_the_global_batch(loss, columns, workers, tmp_path):
+    bundle = build(tmp_path, loss, **columns)
+    objective, examples = bundle.objective, bundle.objective.examples(bundle.train)
+    assert objective.gathers
+    gradients, values = [], []
+    for parts in ([range(12)], [range(5), range(5, 7), range(7, 12)]):
+        machine = Machine(torch.device("cpu"), torch.float32, workers)
+        trainer = Trainer(random_model(bundle.config), objective, TrainSettings(), machine)
+        trainer.optimizer.step = lambda gradient, rate: gradients.append(gradient.clone())
+        values.append(trainer.update([objective.batch(examples, np.array(part)) for part in parts], 1).loss)
+        trainer.close()
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
+    whole = objective.table_loss(
+        objective.table(random_model(bundle.config), objective.batch(examples, np.arange(12)))
+    )
+    assert values[0] == pytest.approx(float(whole.detach()), rel=1e-5)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-6)
+    assert gradients[0].abs().max() > 0
+
+
+def test_both_passes_draw_the_same_dropout(tmp_path, monkeypatch):
+    bundle = build(tmp_path, "ranking", dropout=0.5)
+    objective, examples, tables = bundle.objective, bundle.objective.examples(bundle.train), []
+    table = objective.table
+    objective.table = lambda model, batch: tables.append(table(model, batch)) or tables[-1]
+    trainer = Trainer(
+        random_model(bundle.config),
+        objective,
+        TrainSettings(),
+        Machine(torch.device("cpu"), torch.float32, 1),
+    )
+    trainer.update([objective.batch(examples, np.arange(n, n + 6)) for n in (0, 6)], 1)
+    assert not torch.equal(tables[0], tables[1])
+    for first, second in zip(tables[:2], tables[2:], strict=True):
+        assert not first.requires_grad and second.requires_grad
+        torch.testing.assert_close(first, second.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("columns", "loss", "best_by"),
+    [
+        ({"score": True}, "cosent", "pearson"),
+        ({"negative": True}, "ranking", "accuracy"),
+        ({}, "ranking", "mrr"),
+        ({"score": True, "negative": True}, "cosent", "pearson"),
+    ],
+)
+def test_the_columns_choose_the_loss_which_is_reported(columns, loss, best_by, tmp_path):
+    reports = []
+    bundle = build(tmp_path, reports=reports, **columns)
+    settings = bundle.objective.settings
+    assert (settings.loss, settings.best_by) == (loss, best_by)
+    assert f"loss: {loss}" in reports
+
+
+@pytest.mark.parametrize(
+    ("loss", "column"), [("cosent", "label"), ("cosine", "label"), ("triplet", "negative")]
+)
+def test_a_loss_without_its_column_is_an_error(loss, column, tmp_path):
+    with pytest.raises(
+        SettingsError, match=rf"task.loss: {loss} requires a column; set data.columns.{column}"
+    ):
+        build(tmp_path, loss)
+
+
+def test_a_missing_text_is_an_error(tmp_path):
+    bundle = build(tmp_path, negative=True)
+    bundle.valid.columns["negative"][3] = None
+    with pytest.raises(DataError, match=r"rows.tsv:5: a text is missing"):
+        bundle.objective.examples(bundle.valid)
+
+
+def cosine(a, b):
+    return float(a @ b / a.norm() / b.norm())
+
+
+def test_scores_are_those_of_the_vectors_of_single_texts(tmp_path):
+    """So vectors of one text equal those of many."""
+    for columns in ({"score": True}, {"negative": True}, {}):
+        bundle = build(tmp_path, "auto", **columns)
+        objective, model = bundle.objective, random_model(bundle.config).eval()
+        examples = objective.examples(bundle.valid)
+        result = objective.evaluate(model, bundle.valid, examples, eval_context(30))
+        pipeline = Pipeline(model, objective.tokenizer)
+        vectors = [[pipeline.embed(text) for text in texts] for texts in TEXTS]
+        near = [cosine(a, b) for a, b, _ in vectors]
+        if "score" in columns:
+            labels = [n % 6 for n in range(12)]
+            assert result.scores["pearson"] == pytest.approx(np.corrcoef(labels, near)[0, 1], abs=1e-4)
+        elif "negative" in columns:
+            right = [own > cosine(a, c) for own, (a, _, c) in zip(near, vectors, strict=True)]
+            assert result.scores == {"accuracy": pytest.approx(100 * np.mean(right))}
+        else:
+            table = np.array([[cosine(a, b) for _, b, _ in vectors] for a, _, _ in vectors])
+            ranks = 1 + (table > np.array(near)[:, None] + 1e-6).sum(1)
+            assert result.scores["recall_at_1"] == pytest.approx(100 * np.mean(ranks == 1))
+            assert result.scores["mrr"] == pytest.approx(100 * np.mean(1 / ranks))
+
+
+class PairOfRanks(Ranks):
+    """Two ranks in threads of one process."""
+
+    world = 2
+    barrier = threading.Barrier(2)
+    shared: ClassVar = {}
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def all_reduce(self, vector):
+        self.shared[self.rank] = vector.clone()
+        self.barrier.wait(10)
+        vector.copy_(self.shared[0] + self.shared[1])
+        self.barrier.wait(10)
+
+    def sum(self, values):
+        self.all_reduce(sums := torch.tensor(values, dtype=torch.float64))
+        return sums.tolist()
+
+
+@pytest.mark.parametrize("split", [((range(5), range(5, 7)), (range(7, 12),)), ((range(12),), ())])
+def test_ranks_have_the_gradient_of_the_global_batch(split, tmp_path):
+    bundle = build(tmp_path, "ranking", negative=True)
+    objective, examples, gradients = bundle.objective, bundle.objective.examples(bundle.train), {}
+
+    def learn(name, ranks, parts):
+        machine = Machine(torch.device("cpu"), torch.float32, 1, ranks)
+        trainer = Trainer(model := deepcopy(random), objective, TrainSettings(), machine)
+        assert model is trainer.model
+        trainer.optimizer.step = lambda gradient, rate: gradients.update({name: gradient.clone()})
+        idle = [] if parts else [objective.batch(examples, np.arange(1))]
+        trainer.update([objective.batch(examples, np.array(part)) for part in parts], 1, idle=idle)
+
+    random = random_model(bundle.config)
+    threads = [threading.Thread(target=learn, args=(n, PairOfRanks(n), split[n])) for n in (0, 1)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    learn("whole", SINGLE, [range(12)])
+    torch.testing.assert_close(gradients[0], gradients["whole"], rtol=1e-3, atol=1e-6)
+    assert torch.equal(gradients[0], gradients[1])
+
+
+TINY = {
+    "model.d_model": 16, "model.n_heads": 2, "model.n_layers": 1, "model.d_ff": 32, "model.dropout": 0.1,
+    "train.device": "cpu", "train.precision": "float32", "train.steps": 8, "train.warmup": 1, "batch.rows": 4,
+    "train.validate_every": 4, "train.save_every": 2, "train.accumulate": 2, "train.log_every": 1, "data.holdout": 3,
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_resumed_run_is_equal_and_its_model_gives_the_vectors_of_sentence_transformers(tmp_path):
+    options = TINY | {"data.train": pairs(tmp_path / "rows.tsv", score=True), "task.pooling": "max"}
+    trifold.train("similarity", out=tmp_path / "whole", **options)
+    for stop in (3, 4):
+        trifold.train(
+            "similarity", out=tmp_path / "run", resume="auto", view=InterruptingView(stop), **options
+        )
+    trifold.train("similarity", out=tmp_path / "run", resume="auto", **options)
+    assert_equal_runs(tmp_path / "run", tmp_path / "whole")
+
+    texts = ["w1 w2 w3", "w4", "w5 w1 " * 40]
+    pipeline = trifold.load(tmp_path / "run")
+    assert pipeline.modules.pooling == "max"
+    vectors = torch.stack(pipeline.embed(texts))
+    assert torch.equal(vectors, torch.stack(pipeline.embed(texts, pooling="max")))
+    printed = run_command("predict", str(tmp_path / "run"), texts[0], "--json").out
+    assert json.loads(printed)["outputs"] == pytest.approx(vectors[0].tolist(), abs=1e-6)
+    library = pytest.importorskip("sentence_transformers")
+    theirs = library.SentenceTransformer(str(tmp_path / "run" / "model"), device="cpu")
+    torch.testing.assert_close(theirs.encode(texts, convert_to_tensor=True), vectors, rtol=0, atol=1e-5)
+
+
+def test_scores_become_at_most_one(tmp_path):
+    bundle = build(tmp_path, "cosine", score=True)
+    assert bundle.objective.top == 5
+    assert bundle.objective.examples(bundle.valid).scores.tolist() == pytest.approx(
+        [n % 6 / 5 for n in range(12)]
+    )
