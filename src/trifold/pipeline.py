@@ -31,6 +31,7 @@ from trifold.generate import (
 from trifold.hub import load_model, resolve as find_folder, save_model
 from trifold.hub.files import naming
 from trifold.hub.fill import Stored
+from trifold.hub.folder import folder_with
 from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.hub.sentence_transformers import SentenceModules, read_modules, write_modules
 from trifold.memory import find_device
@@ -368,6 +369,7 @@ def load(
     fast.enable()
     folder = find_folder(str(name))
     model, generation = load_model(folder, dtype=getattr(torch, dtype), device=place, stored=weights)
+    folder = folder_with("tokenizer_config.json", folder)
     if tokenizer is None:
         reader, writer = read_tokenizers(folder)
     else:

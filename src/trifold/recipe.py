@@ -23,6 +23,7 @@ from trifold.errors import SettingsError, UsageError, wrapped
 from trifold.generate.config import GenerationConfig
 from trifold.hub.folder import no_run_error
 from trifold.nn.config import ModelConfig
+from trifold.nn.lora import LoRASettings
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.defaults import complete
 from trifold.objectives.objective import ObjectiveSettings
@@ -100,6 +101,7 @@ class TrainSettings(Settings):
     freeze: tuple[str, ...] = Field(
         (), strict=False, description="parts, or patterns of parameter names, that are not trained"
     )
+    lora: LoRASettings | None = Field(None, description="train only low-rank adapters, and new heads")
     layer_decay: float = Field(
         1.0, gt=0, le=1, description="factor of the learning rate from each layer to the one before it"
     )

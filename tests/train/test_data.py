@@ -265,7 +265,7 @@ def test_start_from_keeps_the_initialization_of_missing_heads(tmp_path: Path) ->
     model = Transformer(ModelConfig.parse(SMALL | values))
     heads = {name: p.clone() for name, p in model.named_parameters() if name.startswith("heads.")}
     assert heads
-    line = start_from(str(tmp_path), model)
+    line, _ = start_from(str(tmp_path), model)
     found = dict(model.named_parameters())
     assert re.search(r"weights copied, 2 new \(heads\.sequence\.out_proj\.bias, .*\), \d not used", line)
     assert all(torch.equal(found[name], p) for name, p in heads.items())

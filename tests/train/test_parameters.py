@@ -11,6 +11,7 @@ from tests.train.runs import TINY
 from trifold.errors import SettingsError
 from trifold.hub import load_model
 from trifold.nn import ModelConfig, Transformer
+from trifold.nn.lora import LoRASettings
 from trifold.recipe import TrainSettings, load_recipe
 from trifold.train import checkpoint
 from trifold.train.data import load_data
@@ -18,7 +19,7 @@ from trifold.train.device import Machine
 from trifold.train.memory import estimate_memory
 from trifold.train.monitor import View
 from trifold.train.optimizers import STATE_KINDS, create_optimizer
-from trifold.train.parameters import count_trained, freeze, rate_factors
+from trifold.train.parameters import add_adapters, count_trained, freeze, rate_factors
 from trifold.train.trainer import FlatWeights, Trainer
 
 FROZEN = ["encoder_embeddings", "encoder.blocks.[0-3]", "*.final_norm.bias"]
@@ -69,8 +70,11 @@ def test_resumed_run_with_frozen_parts_equals_an_uninterrupted_one(assert_resuma
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("encoder_embedings", "no parameter matches 'encoder_embedings'; did you mean 'encoder_embeddings'?"),
-        ("xyz", "parts: encoder_embeddings, encoder, decoder_embeddings, decoder, lm_head, heads"),
+        (
+            "encoder_embedings",
+            "no part of the model matches 'encoder_embedings'; did you mean 'encoder_embeddings'?",
+        ),
+        ("xyz", "no part of the model matches 'xyz'; known names: 0, "),
         ("*", "no parameter is left to train"),
     ],
 )
@@ -141,3 +145,58 @@ def test_muon_needs_a_parameter_for_adam():
         parameter.requires_grad_(".blocks." in name and name.endswith("q_proj.weight"))
     with pytest.raises(SettingsError, match="muon needs a trained parameter that is not a matrix of a layer"):
         create_optimizer(FlatWeights(weights, torch.float32), TrainSettings.parse({"optimizer": "muon"}))
+
+
+# --- adapters -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [{}, {"dora": True, "rslora": True, "targets": ["feed_forward", "cross_attention"]}]
+)
+def test_resumed_run_with_adapters_equals_an_uninterrupted_one(run, assert_resumable, tmp_path, kind):
+    start = str(run("base", train__steps=3, train__warmup=1, model__positions="learned").folder)
+    changes = {"train__lora": {"rank": 2, "dropout": 0.1} | kind, "train__workers": 2, "train__ema": 0.5}
+    changes["model__positions"] = "learned"
+    assert_resumable([4], start_from=start, **changes)
+    last = checkpoint.load(checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1])
+    base, model, adapter = (
+        dict(load_model(tmp_path / folder)[0].named_parameters())
+        for folder in ("base/model", "run/model", "run/adapter")
+    )
+    for name, parameter in base.items():
+        assert torch.equal(last.weights[name], parameter)  # frozen
+    changed = {name for name in base if not torch.equal(base[name], model[name])}
+    assert changed == {n.replace("lora_B", "weight") for n in last.weights if n.endswith("lora_B")}
+    for name, parameter in model.items():
+        torch.testing.assert_close(adapter[name], parameter, rtol=0, atol=1e-6)
+    assert {name.partition(".")[0] for name in last.optimizer} <= {"exp_avg", "exp_avg_sq", "step", "ema"}
+    assert all(".lora_" in name for name in last.optimizer if name != "step")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train__lora": {}}, "train.lora: adapters need a base model; set start_from"),
+        (
+            {"train__lora": {"targets": ["query"]}, "start_from": "BASE"},
+            "train.lora.targets: no part of the model",
+        ),
+        ({"train__lora": {"rank": 0}, "start_from": "BASE"}, "train.lora.rank: "),
+    ],
+)
+def test_adapters_without_effect_are_rejected(run, tmp_path, changes, message):
+    if "start_from" in changes:
+        changes = changes | {"start_from": str(run("base", train__steps=1, train__warmup=0).folder)}
+    with pytest.raises(SettingsError, match=message):
+        run(**changes)
+
+
+def test_adapters_and_new_heads_are_all_that_is_trained():
+    model = Transformer(CONFIG)
+    add_adapters(model, LoRASettings(rank=2, targets=("q_proj",)), {"lm_head.weight"})
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    part = "decoder.blocks.{}.self_attention.sublayer.q_proj.lora_{}"
+    assert trained == {"lm_head.weight", *(part.format(block, name) for block in (0, 1) for name in "AB")}
+    settings = TrainSettings.parse({"lora": {"rank": 2, "targets": ["q_proj"]}})
+    assert count_trained(CONFIG, settings) == 2 * 2 * (8 + 8)

@@ -34,6 +34,7 @@ from trifold.fast.int8_training import Int8TrainedLinear, int8_training_linear
 from trifold.fast.openmp import adapt_to_contention
 from trifold.fast.thread_pool import DTYPES, execute_one, is_readable, matmul_fields
 from trifold.nn.layers import Linear
+from trifold.nn.lora import AdaptedLinear
 from trifold.nn.ops import (
     activation_linear as plain_activation_linear,
     add_dropout as plain_add_dropout,
@@ -135,7 +136,7 @@ def linears(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
     Stacking copies the weights. That pays for many tokens, but not for a few (one decoding step), where the layers are
     called one by one.
     """
-    if x.numel() // x.shape[-1] < 64 or any(isinstance(layer.weight, Int8Weight) for layer in layers):
+    if x.numel() // x.shape[-1] < 64 or _separate(layers):
         return tuple(layer(x) for layer in layers)
     outputs: tuple[Tensor, ...] = concatenated_linears(x, layers).split(
         [len(layer.weight) for layer in layers], dim=-1
@@ -143,9 +144,14 @@ def linears(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
     return outputs
 
 
+def _separate(layers: Sequence[Linear]) -> bool:
+    """Whether a layer is more than the product with a dense matrix."""
+    return any(isinstance(layer.weight, Int8Weight) or isinstance(layer, AdaptedLinear) for layer in layers)
+
+
 def concatenated_linears(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     """The outputs of several layers on one input, concatenated (..., sum of outputs)."""
-    if any(isinstance(layer.weight, Int8Weight) for layer in layers):
+    if _separate(layers):
         return torch.cat([layer(x) for layer in layers], -1)
     weight = torch.cat([layer.weight for layer in layers])
     biases = tuple(layer.bias for layer in layers if layer.bias is not None)

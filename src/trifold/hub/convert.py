@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,10 +23,13 @@ from trifold.hub.family import Family
 from trifold.hub.files import new_folder, write_json
 from trifold.hub.folder import (
     CONFIG,
+    GENERATION,
     families_for,
+    folder_with,
     infer_config,
     parse_config,
     read_generation_settings,
+    read_settings,
     write_settings,
 )
 from trifold.hub.pickles import read_pickles
@@ -87,9 +90,12 @@ def convert(
     be written; then nothing is left of it. Raises UsageError for an invalid size.
     """
     parse_size(max_shard_size)
-    values = read_json(old / CONFIG)
+    values, merged = read_settings(old)
     source, config = parse_config(values, old / CONFIG)
-    with new_folder(new) as folder, _weights(old, folder, trust_pickle) as weights:
+    with (
+        new_folder(new) as folder,
+        _weights(old, folder, trust_pickle) if merged is None else nullcontext(merged) as weights,
+    ):
         config, parameters = infer_config(source, config, weights, old / CONFIG)
         target = _target(source, config, values.get("family"), to, old)
         table = source.rules(config)
@@ -109,11 +115,11 @@ def convert(
             folder, translate(theirs), shapes=shapes, max_shard_size=max_shard_size, on_written=report
         )
 
-        _copy_files(old, folder, tokenizer or old)
+        _copy_files(old, folder, tokenizer or folder_with("tokenizer_config.json", old))
         if (modules := read_modules(old)) is not None:
             write_modules(folder, modules, config.d_model, config.max_positions)
         kept = dtype or _most_common(shapes)
-        generation = read_generation_settings(old, config, values)
+        generation = read_generation_settings(folder_with(GENERATION, old), config, values)
         write_settings(folder, target, config, generation, kept, _describe(values, source, target))
         lost = [name for name in theirs if name not in shapes and rules.ignored(table, name)]
         files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

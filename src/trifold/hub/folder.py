@@ -28,9 +28,18 @@ from trifold.settings import similar
 if TYPE_CHECKING:  # training does not need the families before it saves
     from trifold.hub.family import Family
 
-CONFIG = "config.json"
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
 GENERATION = "generation_config.json"
-DOWNLOADED = ["*.json", "model*.safetensors", "*.model", "*.spm", "*.txt", "*.jinja", "bpe.codes"]
+DOWNLOADED = [
+    "*.json",
+    "model*.safetensors",
+    "adapter_model.safetensors",
+    "*.model",
+    "*.spm",
+    "*.txt",
+    "*.jinja",
+    "bpe.codes",
+]
 PICKLED = ["pytorch_model*.bin"]  # downloaded if the user trusts them
 MAX_POSITION_TABLE = 2**24  # entries of a table of sinusoids, which is not stored, beside small weights
 
@@ -127,7 +136,7 @@ def load_model(
     stored: Stored | None = None,
     heads: Collection[Head] = (),
 ) -> tuple[Transformer, dict[str, object]]:
-    """The model in a folder, in evaluation mode, and its generation settings by our names.
+    """The model in a folder, in evaluation mode, and its generation settings by our names. Adapters are merged.
 
     heads: further ones to load if the file has their weights, such as the pooler beside a language-model head.
     stored: "int8" stores matrices in one byte per weight, for inference only; `dtype` is that of the computation.
@@ -135,9 +144,9 @@ def load_model(
     """
     from trifold.hub import rules
 
-    values = read_json(folder / CONFIG)
+    values, merged = read_settings(folder)
     family, config = parse_config(values, folder / CONFIG)
-    weights = read_weights(folder)
+    weights = read_weights(folder) if merged is None else merged
     config, parameters = infer_config(family, config, weights, folder / CONFIG)
     for head in sorted(set(heads).difference(config.chosen_heads)):
         wider = config.model_copy(update={"heads": (*config.chosen_heads, head)})
@@ -147,7 +156,7 @@ def load_model(
             config, parameters = wider, found
     table = family.rules(config)
     theirs = rules.checked(table, weights, parameters, str(folder))
-    generation = read_generation_settings(folder, config, values)
+    generation = read_generation_settings(folder_with(GENERATION, folder), config, values)
     model = Transformer(config, initialize=False)
     tensors = rules.loading(table, theirs, parameters)
     fill_model(model, tensors.items(), dtype, device, stored=stored)
@@ -158,10 +167,28 @@ def load_model(
 
 def read_config(folder: Path) -> ModelConfig:
     """The config of a model folder. Reads no more of the weights than the config depends on. Raises CheckpointError."""
-    family, config = parse_config(read_json(folder / CONFIG), folder / CONFIG)
+    family, config = parse_config(read_settings(folder)[0], folder / CONFIG)
     if family.infer is None or not has_weights(folder):
         return config
     return family.infer(config, read_weights(folder))
+
+
+def read_settings(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor] | None]:
+    """The content of config.json, and for an adapter the weights of its base with the adapter merged."""
+    if not (folder / ADAPTER).is_file():
+        return read_json(folder / CONFIG), None
+    from trifold.hub.peft import read_adapter
+
+    return read_adapter(folder)
+
+
+def folder_with(file: str, folder: Path) -> Path:
+    """The folder, or that of the base of an adapter that does not have this file."""
+    if (folder / file).is_file() or not (folder / ADAPTER).is_file():
+        return folder
+    from trifold.hub.peft import read_adapter_config
+
+    return read_adapter_config(folder)[1]
 
 
 def parse_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelConfig]:

@@ -215,22 +215,24 @@ def _as_tuple(names: Names) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
+    """Our parameters and their tensors with the transform between them."""
+
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
     transform: Transform
 
 
-def _steps(rules: Iterable[AnyRule], names: Collection[str]) -> list[_Step]:
+def steps(rules: Iterable[AnyRule], names: Collection[str]) -> list[Step]:
     """Every rule with its placeholders filled from our names. Each name must have exactly one rule."""
-    steps: list[_Step] = []
+    steps: list[Step] = []
     unfilled = dict.fromkeys(names)
     for rule in (rule for rule in rules if isinstance(rule, Rule)):
         ours, theirs = _as_tuple(rule.ours), _as_tuple(rule.theirs)
         for name in names:
             if (values := _match(ours[0], name)) is None:
                 continue
-            step = _Step(
+            step = Step(
                 tuple(_fill(pattern, values) for pattern in ours),
                 tuple(_fill(pattern, values) for pattern in theirs),
                 rule.transform,
@@ -278,7 +280,7 @@ def saving(
         return [kept[rule.theirs] if kept and rule.theirs in kept else used[rule.like].clone()]
 
     makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
-        step.theirs: partial(_run, step.transform.save, ours, step.ours) for step in _steps(rules, ours)
+        step.theirs: partial(_run, step.transform.save, ours, step.ours) for step in steps(rules, ours)
     }
     makers |= {(name,): partial(zeros, *entry) for name, entry in _zeros(rules, ours).items()}
     used = LazyTensors(makers)
@@ -290,7 +292,7 @@ def loading(
 ) -> Mapping[str, Tensor]:
     """Our parameters from their tensors, as returned by `checked`, each made on demand."""
     return LazyTensors(
-        {step.ours: partial(_run, step.transform.load, theirs, step.theirs) for step in _steps(rules, ours)}
+        {step.ours: partial(_run, step.transform.load, theirs, step.theirs) for step in steps(rules, ours)}
     )
 
 
@@ -310,7 +312,7 @@ def checked(
     """
     shapes = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in ours.items()}
     zeros, expected = _zeros(rules, ours), dict(saving(rules, shapes))
-    theirs = _renamed(rules, theirs, expected)
+    theirs = renamed(rules, theirs, expected)
     tied = _copies(rules, theirs)
     unread = {rule.theirs for rule in rules if isinstance(rule, Unused)}
     optional = unread | zeros.keys()
@@ -359,7 +361,7 @@ def _copies(rules: Sequence[AnyRule], theirs: Iterable[str]) -> dict[str, str]:
 # --- old names -----------------------------------------------------------------------------------------
 
 
-def _renamed(
+def renamed(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], expected: Collection[str]
 ) -> Mapping[str, Tensor]:
     """Their tensors under current names."""

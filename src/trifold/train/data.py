@@ -24,11 +24,13 @@ from trifold.errors import DataError, SettingsError
 from trifold.hub import load_model, read_config, resolve
 from trifold.hub.folder import check_positions, describe_misfit
 from trifold.hub.generation import check_limits
+from trifold.hub.peft import adapter_tensors
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.objective import Batch, BuildContext, Examples, Objective, TaskBundle
 from trifold.recipe import Recipe
 from trifold.text import make_tokenizer
 from trifold.train.monitor import View
+from trifold.train.parameters import add_adapters
 
 T = TypeVar("T")
 
@@ -99,7 +101,8 @@ class TrainingData:
         """A model with weights drawn from the seed, or with those of `start_from`."""
         torch.manual_seed(self.recipe.train.seed)
         model = Transformer(self.config)
-        if self.recipe.start_from is not None:
+        start, lora, fresh = self.recipe.start_from, self.recipe.train.lora, set[str]()
+        if start is not None:
             known = tokens = 0
             if self.recipe.tokenizer.add:
                 tokens = self.objective.tokenizer.vocab_size
@@ -107,9 +110,16 @@ class TrainingData:
                 self.report(
                     f"tokenizer.add: {tokens - known:,} new tokens; their rows begin as the mean of the others"
                 )
-            self.report(start_from(self.recipe.start_from, model, range(known, tokens)))
+            line, fresh = start_from(start, model, range(known, tokens))
+            self.report(line)
         if self.bundle.initialize is not None:
             self.bundle.initialize(model)
+        if lora is not None:
+            if start is None:
+                raise SettingsError("train.lora: adapters need a base model; set start_from")
+            add_adapters(model, lora, fresh)
+            weights = dict(model.named_parameters())
+            adapter_tensors(resolve(start), self.config, weights, fresh)  # raises if they cannot be saved
         return model
 
 
@@ -164,13 +174,13 @@ HEADS = ("heads.", "lm_head.")  # these parameters may be missing on either side
 TABLES = ("_embeddings.tokens.weight", "lm_head.weight", "lm_head.bias")  # with a row for each token
 
 
-def start_from(folder: str, model: Transformer, new: range = range(0)) -> str:
+def start_from(folder: str, model: Transformer, new: range = range(0)) -> tuple[str, set[str]]:
     """Copy the weights of the model in `folder` (or hub id) to `model`. Heads that are
     missing or have other sizes keep their initial values. The rows of `new` tokens become the mean of those before them
     (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
 
-    Returns a line about the weights that are new or not used. Raises CheckpointError if the folder cannot be read,
-    SettingsError listing the parameters that do not fit.
+    Returns a line about the weights that are new or not used, and the names of those that are new or have new rows. Raises
+    CheckpointError if the folder cannot be read, SettingsError listing the parameters that do not fit.
     """
     source, _ = load_model(resolve(folder), heads=model.config.chosen_heads)
     theirs, ours = (dict[str, Tensor](each.named_parameters()) for each in (source, model))
@@ -193,8 +203,9 @@ def start_from(folder: str, model: Transformer, new: range = range(0)) -> str:
     with torch.no_grad():
         for name in copied:
             ours[name].copy_(theirs[name])
-    counts = [_count("new", ours.keys() - copied), _count("not used", theirs.keys() - copied)]
-    return f"start_from: {len(copied):,} weights copied, {', '.join(counts)}"
+    unset, added = ours.keys() - copied, {name for name in copied if new and name.endswith(TABLES)}
+    counts = f"{_count('new', unset)}, {_count('not used', theirs.keys() - copied)}"
+    return f"start_from: {len(copied):,} weights copied, {counts}", unset | added
 
 
 def _count(what: str, names: set[str]) -> str:

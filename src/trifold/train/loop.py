@@ -369,7 +369,7 @@ class Run:
     @cached_property
     def validator(self) -> Validator:
         """Rank 0: measures and keeps the best weights; created at the first validation."""
-        return Validator(self.data, self.folder, self.machine.device)
+        return Validator(self.data, self.folder, self.machine.device, self.trainer.weights.names)
 
     def _evaluate(self, weights: dict[str, Any]) -> tuple[Best, dict[str, float]] | None:
         """Rank 0: the best validation so far and its scores; None if a signal interrupted the validation."""

@@ -58,7 +58,7 @@ def estimate_memory(
     runtime      the process, on a CPU
     """
     parameters = trained = count_parameters(config)
-    if train.freeze:
+    if train.freeze or train.lora:
         trained = count_trained(config, train)
     world, dtype, on_cpu = machine.ranks.world, machine.dtype, machine.device.type == "cpu"
     kept = saved_elements(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig, Transformer
+from trifold.nn.layers import Linear
+from trifold.nn.lora import AdaptedLinear, LoRASettings
 from trifold.recipe import TrainSettings
-from trifold.settings import similar
+from trifold.settings import nearest
 
 
 def freeze(model: Transformer, patterns: Sequence[str]) -> None:
@@ -19,16 +22,38 @@ def freeze(model: Transformer, patterns: Sequence[str]) -> None:
     Raises SettingsError if a pattern matches none, or if none is left.
     """
     parameters = dict(model.named_parameters())
-    for pattern in patterns:
-        found = [name for name in parameters if any(fnmatchcase(name, p) for p in (pattern, f"{pattern}.*"))]
-        if not found:
-            known = dict(model.named_modules()) | parameters
-            near = similar(pattern, known, 0.4) or f"; parts: {', '.join(dict(model.named_children()))}"
-            raise SettingsError(f"train.freeze: no parameter matches {pattern!r}{near}")
-        for name in found:
-            parameters[name].requires_grad_(False)
+    for name in _select("train.freeze", patterns, parameters):
+        parameters[name].requires_grad_(False)
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise SettingsError("train.freeze: no parameter is left to train; freeze fewer parts")
+
+
+def _select(key: str, patterns: Sequence[str], names: Collection[str]) -> set[str]:
+    """The names of which a pattern matches the whole, or some of the parts between dots."""
+    found: set[str] = set()
+    for pattern in patterns:
+        matching = {name for name in names if fnmatchcase(f".{name}.", f"*.{pattern}.*")}
+        if not matching:
+            known = {part for name in names for part in name.split(".")}
+            raise SettingsError(
+                f"{key}: no part of the model matches {pattern!r}{nearest(pattern, [*known])}"
+            )
+        found |= matching
+    return found
+
+
+def add_adapters(model: Transformer, settings: LoRASettings, new: Collection[str]) -> None:
+    """Adapt the targets among the layers of the blocks. Of the other parameters, only heads and `new` ones are trained.
+
+    Raises SettingsError if a target matches none.
+    """
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith("heads.") or name in new)
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, Linear) and ".blocks." in n}
+    for name in sorted(_select("train.lora.targets", settings.targets, layers)):
+        layer: Any = layers[name]
+        layer.__class__ = AdaptedLinear
+        layer.adapt(settings)
 
 
 def rate_factors(model: Transformer, decay: float) -> dict[str, float]:
@@ -50,5 +75,7 @@ def count_trained(config: ModelConfig, settings: TrainSettings) -> int:
     """The number of trained parameters of such a model."""
     with torch.device("meta"):
         model = Transformer(config)
+    if settings.lora is not None:
+        add_adapters(model, settings.lora, ())
     freeze(model, settings.freeze)
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 from trifold import disk
 from trifold.errors import CheckpointError
 from trifold.hub import save_model
+from trifold.hub.peft import save_adapter
 from trifold.nn import Transformer
+from trifold.nn.lora import merge
 from trifold.objectives.evaluation import EvalContext, Evaluation
 from trifold.scores import score_text
 from trifold.train import checkpoint
@@ -25,8 +27,10 @@ from trifold.train.run_folder import RunFolder
 class Validator:
     """Owns a second model, in fp32, that receives the (averaged) weights."""
 
-    def __init__(self, data: TrainingData, folder: RunFolder, device: torch.device) -> None:
-        self.data, self.folder = data, folder
+    def __init__(
+        self, data: TrainingData, folder: RunFolder, device: torch.device, trained: Collection[str] = ()
+    ) -> None:
+        self.data, self.folder, self.trained = data, folder, trained
         self.model = Transformer(data.config, initialize=False).to(device).eval()
 
     def averaged(self, step: int, current: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
@@ -54,6 +58,9 @@ class Validator:
         poll: called now and then; it may raise Interrupted, and without an earlier model the weights are saved.
         """
         weights, damaged = self.averaged(step, current)
+        self.weights, lora = weights, self.data.recipe.train.lora
+        if lora is not None:
+            weights = merge(weights, lora.scale)
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
         recipe = self.data.recipe
@@ -76,10 +83,14 @@ class Validator:
         return Validated(step, result.loss, result.scores, is_best, samples, damaged), best
 
     def save_model(self) -> None:
-        """Write the weights, config and tokenizers as a Hugging Face folder."""
+        """Write the weights, config and tokenizers as a Hugging Face folder, and its adapters alone to adapter/."""
         generation = self.data.recipe.generate.model_dump()
         save_model(self.folder.model, self.model, generation=generation)
         self.data.objective.save(self.folder.model)
+        if (lora := self.data.recipe.train.lora) is not None:
+            adapter, base = self.folder.path / "adapter", self.data.recipe.start_from or ""
+            save_adapter(adapter, base, self.data.config, lora, self.weights, self.trained)
+            self.data.objective.save(adapter)
 
     def _write_samples(self, step: int, result: Evaluation) -> None:
         """Write the generated samples as a table, and the scores or their signatures, which contain them."""
