@@ -124,3 +124,12 @@ def test_inputs_supported_by_int8_matmul(monkeypatch: pytest.MonkeyPatch) -> Non
         assert supports_int8_linear(x.view(3, 11, 64), weight)
         monkeypatch.setattr("trifold.fast.layers.int_mm_is_exact", lambda: False)
         assert not supports_int8_linear(x, weight), "torch._int_mm overflows"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_the_input_is_that_of_the_dense_matrix(dtype: torch.dtype) -> None:
+    weight = Int8Weight.quantize(torch.randn(9, 7))
+    x, g = torch.randn(2, 3, 7, dtype=dtype, requires_grad=True), torch.randn(2, 3, 9, dtype=dtype)
+    (ours,) = torch.autograd.grad(weight.linear(x, None), x, g)
+    (theirs,) = torch.autograd.grad(x.double() @ weight.dequantize().double().T, x, g.double())
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 if dtype is torch.float32 else 0.1)

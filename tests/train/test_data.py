@@ -283,7 +283,7 @@ def test_start_from_copies_the_pooler_beside_a_language_model_head(tmp_path: Pat
     unused = {"lm_head_transform": None, "lm_head_bias": False}
     heads = {"heads": ("pooler", "sequence"), "classifier_input": "pooler"}
     model = Transformer(read_config(tmp_path).model_copy(update=heads | unused))
-    line = start_from(str(tmp_path), model)
+    line, _ = start_from(str(tmp_path), model)
     assert torch.equal(model.heads["pooler"].dense.weight, theirs.bert.pooler.dense.weight), line
     assert "2 new (heads.sequence.out_proj.bias" in line
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from tests.train.optimizer_oracles import CONFIG, draw_gradients
-from tests.train.runs import TINY
+from tests.train.runs import TINY, values_of
 
-from trifold.errors import SettingsError
+from trifold.errors import DataError, SettingsError
 from trifold.hub import load_model
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.lora import LoRASettings
@@ -152,26 +152,55 @@ def test_muon_needs_a_parameter_for_adam():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", [{}, {"dora": True, "rslora": True, "targets": ["feed_forward", "cross_attention"]}]
+    "kind",
+    [
+        {},
+        {"int8": True, "dora": True},
+        {"dora": True, "rslora": True, "targets": ["feed_forward", "cross_attention"]},
+    ],
 )
 def test_resumed_run_with_adapters_equals_an_uninterrupted_one(run, assert_resumable, tmp_path, kind):
     start = str(run("base", train__steps=3, train__warmup=1, model__positions="learned").folder)
     changes = {"train__lora": {"rank": 2, "dropout": 0.1} | kind, "train__workers": 2, "train__ema": 0.5}
-    changes["model__positions"] = "learned"
+    changes |= {
+        "model__positions": "learned",
+        "train__precision": "bfloat16" if "int8" in kind else "float32",
+    }
     assert_resumable([4], start_from=start, **changes)
     last = checkpoint.load(checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1])
     base, model, adapter = (
         dict(load_model(tmp_path / folder)[0].named_parameters())
         for folder in ("base/model", "run/model", "run/adapter")
     )
+    int8 = {name for name in base if ".blocks." in name and name.endswith("_proj.weight") and "int8" in kind}
     for name, parameter in base.items():
-        assert torch.equal(last.weights[name], parameter)  # frozen
-    changed = {name for name in base if not torch.equal(base[name], model[name])}
-    assert changed == {n.replace("lora_B", "weight") for n in last.weights if n.endswith("lora_B")}
+        assert name in int8 or torch.equal(last.weights[name], parameter)  # frozen
+    assert not int8 & last.weights.keys()
+    changed = {name for name in base.keys() - int8 if not torch.equal(base[name], model[name])}
+    assert changed == {n.replace("lora_B", "weight") for n in last.weights if n.endswith("lora_B")} - int8
     for name, parameter in model.items():
-        torch.testing.assert_close(adapter[name], parameter, rtol=0, atol=1e-6)
+        torch.testing.assert_close(adapter[name], parameter, rtol=0, atol=0.02 if name in int8 else 1e-6)
     assert {name.partition(".")[0] for name in last.optimizer} <= {"exp_avg", "exp_avg_sq", "step", "ema"}
     assert all(".lora_" in name for name in last.optimizer if name != "step")
+
+
+@pytest.mark.slow
+def test_adapters_of_int8_weights_learn_like_those_of_the_original_ones(run, tmp_path):
+    wide = {"model__positions": "learned", "model__d_model": 64, "model__dropout": 0.0}
+    wide["start_from"] = str(run("base", train__steps=12, **wide).folder)
+    losses = {}
+    for int8 in (False, True):
+        lora = {"rank": 4, "int8": int8, "targets": ["*_proj"]}
+        folder = run(str(int8), **wide, train__lora=lora, train__learning_rate=0.02).folder
+        losses[int8] = [loss for _, loss in values_of(folder, "train/loss")]
+    assert losses[False][-1] < losses[False][0] - 0.1
+    assert losses[True] == pytest.approx(losses[False], rel=0.05) and losses[True] != losses[False]
+    assert losses[True][0] == pytest.approx(losses[False][0], rel=0.002)
+    with (tmp_path / "base" / "model" / "model.safetensors").open("r+b") as file:
+        file.seek(-4, 2)
+        file.write(b"\1\2\3\4")
+    with pytest.raises(DataError, match=r"model\.safetensors: the content has changed"):
+        run("True", **wide, train__lora=lora, train__learning_rate=0.02, train__steps=14, resume="auto")
 
 
 @pytest.mark.parametrize(

@@ -77,11 +77,26 @@ class Int8Weight(nn.Module):
         """x (..., K) · matrixᵀ + bias (N,) -> (..., N). int8 values are exact in every type; the scales multiply the
         sums.
         """
-        y = (torch.matmul(x, self.values.to(x.dtype).T) * self.scales).to(x.dtype)
+        y: Tensor = _Product.apply(x, self.values, self.scales)  # type: ignore[no-untyped-call]
         return y if bias is None else y + bias
 
     def extra_repr(self) -> str:
         return f"{self.shape[0]} x {self.shape[1]}"
+
+
+class _Product(torch.autograd.Function):
+    """x · matrixᵀ with the gradient of x. Saves the int8 values, not their copy in the type of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
+        ctx.save_for_backward(values, scales)
+        return (torch.matmul(x, values.to(x.dtype).T) * scales).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        values, scales = ctx.saved_tensors
+        g = gradients[0]
+        return torch.matmul((g * scales).to(g.dtype), values.to(g.dtype)), None, None
 
 
 Weight: TypeAlias = Tensor | Int8Weight

@@ -54,7 +54,7 @@ def enable_int8_training(model: nn.Module) -> None:
     for stack in model.modules():
         if isinstance(stack, Stack):
             for layer in stack.modules():
-                if type(layer) is Linear and layer.weight.numel() >= MIN_WEIGHTS:
+                if type(layer) is Linear and layer.weight.shape.numel() >= MIN_WEIGHTS:
                     layer.__class__ = Int8TrainedLinear
 
 

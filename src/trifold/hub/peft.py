@@ -63,7 +63,7 @@ def adapter_tensors(
 
 
 def save_adapter(folder: Path, base: str, config: ModelConfig, settings: LoRASettings, *given: Any) -> None:
-    """Write an adapter, and the config of the whole model, which has the labels. given: the last arguments of `adapter_tensors`."""
+    """Write an adapter, and the config of the whole model. given: the last arguments of `adapter_tensors`."""
     home = resolve(base)
     family = FAMILIES[read_json(home / CONFIG)["model_type"]]
     tensors = adapter_tensors(home, config, *given)

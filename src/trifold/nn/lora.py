@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from trifold.nn import ops
 from trifold.nn.layers import Dropout, Linear
@@ -22,12 +23,15 @@ from trifold.settings import Settings
 class LoRASettings(Settings):
     """The kind of the adapters, and the names of the layers of blocks that have one."""
 
-    rank: int = Field(8, ge=1)
-    alpha: float = Field(16.0, gt=0)
-    dropout: float = Field(0.0, ge=0, lt=1)
-    targets: tuple[str, ...] = Field(("q_proj", "v_proj"), strict=False, min_length=1)
-    rslora: bool = False
-    dora: bool = False
+    rank: int = Field(8, ge=1)  # r
+    alpha: float = Field(16.0, gt=0)  # α
+    dropout: float = Field(0.0, ge=0, lt=1)  # of the input of A
+    targets: tuple[str, ...] = Field(
+        ("q_proj", "v_proj"), strict=False, min_length=1
+    )  # patterns, as of train.freeze
+    rslora: bool = False  # s = α / √r
+    dora: bool = False  # train the lengths of the rows
+    int8: bool = False  # store the matrices of the blocks in int8
 
     @property
     def scale(self) -> float:
@@ -52,8 +56,10 @@ class AdaptedLinear(Linear):
         if self.lora_magnitude is None:
             return ops.linear(x, self.weight, self.bias) + change
         with torch.no_grad():
-            lengths = adapted(self.weight, self.lora_A, self.lora_B, self.scale).norm(dim=1)
-        y = (ops.linear(x, self.weight) + change) * (self.lora_magnitude / lengths)
+            rows = torch.arange(len(self.weight), device=x.device)
+            dense = F.embedding(rows, self.weight)  # also of a quantized matrix
+            lengths = adapted(dense, self.lora_A, self.lora_B, self.scale).norm(dim=1)
+        y = (ops.linear(x, self.weight) + change) * (self.lora_magnitude / lengths).to(x.dtype)
         return y if self.bias is None else y + self.bias
 
 

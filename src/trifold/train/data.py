@@ -30,7 +30,7 @@ from trifold.objectives.objective import Batch, BuildContext, Examples, Objectiv
 from trifold.recipe import Recipe
 from trifold.text import make_tokenizer
 from trifold.train.monitor import View
-from trifold.train.parameters import add_adapters
+from trifold.train.parameters import add_adapters, quantize_blocks
 
 T = TypeVar("T")
 
@@ -120,6 +120,8 @@ class TrainingData:
             add_adapters(model, lora, fresh)
             weights = dict(model.named_parameters())
             adapter_tensors(resolve(start), self.config, weights, fresh)  # raises if they cannot be saved
+            if lora.int8:
+                quantize_blocks(model)
         return model
 
 
@@ -179,7 +181,7 @@ def start_from(folder: str, model: Transformer, new: range = range(0)) -> tuple[
     missing or have other sizes keep their initial values. The rows of `new` tokens become the mean of those before them
     (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
 
-    Returns a line about the weights that are new or not used, and the names of those that are new or have new rows. Raises
+    Returns a line about the weights that are new or not used, and the names of those with new values. Raises
     CheckpointError if the folder cannot be read, SettingsError listing the parameters that do not fit.
     """
     source, _ = load_model(resolve(folder), heads=model.config.chosen_heads)

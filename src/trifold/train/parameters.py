@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from trifold.errors import SettingsError
+from trifold.fast.int8 import Int8Weight
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.layers import Linear
 from trifold.nn.lora import AdaptedLinear, LoRASettings
@@ -54,6 +55,15 @@ def add_adapters(model: Transformer, settings: LoRASettings, new: Collection[str
         layer: Any = layers[name]
         layer.__class__ = AdaptedLinear
         layer.adapt(settings)
+
+
+def quantize_blocks(model: Transformer) -> None:
+    """Store the matrices of the linear layers of the blocks in int8."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, Linear) and ".blocks." in name:
+            small = Int8Weight.quantize(layer.weight.detach())
+            del layer.weight
+            layer.add_module("weight", small)
 
 
 def rate_factors(model: Transformer, decay: float) -> dict[str, float]:

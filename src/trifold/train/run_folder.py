@@ -326,6 +326,8 @@ def data_files(recipe: Recipe) -> dict[str, list[str]]:
     files = {key: list_files(source) for key, source in sources.items()}
     if task.kind == "distill" and Path(task.teacher).expanduser().is_dir():  # not a hub id
         files["task.teacher"] = _model_files(resolve(task.teacher))
+    if recipe.train.lora is not None and recipe.train.lora.int8:  # not in the checkpoints
+        files["start_from"] = _model_files(resolve(str(recipe.start_from)))
     if tokenizer is not None:
         path = expand_path(tokenizer)
         files["tokenizer.file"] = _model_files(path) if path.is_dir() else [str(path)]

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.errors import TrifoldError
+from trifold.fast.int8 import Int8Weight
 from trifold.fast.int8_training import count_int8_layers, enable_int8_training
 from trifold.fast.thread_pool import executor_sharing_cores
 from trifold.nn import Transformer
@@ -243,7 +244,8 @@ class Trainer:
     def evaluation_weights(self) -> dict[str, Tensor]:
         """The weights to validate and keep, by name: the moving average if there is one. They may be sharded."""
         flat = self.weights.master if self.average is None else self.average.mean
-        return self._to_global(self.weights.complete(flat))
+        int8 = {n: m.dequantize() for n, m in self.model.named_modules() if isinstance(m, Int8Weight)}
+        return self._to_global(self.weights.complete(flat)) | int8
 
     def restore(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
         """Restore what `state` returned. Raises CheckpointError, changing nothing, for another optimizer."""
@@ -337,7 +339,8 @@ class FlatWeights:
     def replicate(self, model: Transformer) -> Transformer:
         """Another model that shares the weights and has its own gradients until `collect`."""
         shared = {id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in model.parameters()}
-        replica = deepcopy(model, shared)
+        weights = {id(module): module for module in model.modules() if isinstance(module, Int8Weight)}
+        replica = deepcopy(model, shared | weights)
         self._attach(replica)
         return replica
 
@@ -394,7 +397,8 @@ class FlatWeights:
 
 
 def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
-    """Convert floating-point buffers to the type of the computation."""
+    """Convert floating-point buffers to the type of the computation, except for the scales of int8 weights."""
     for name, buffer in model.named_buffers():
         owner, _, last = name.rpartition(".")
-        setattr(model.get_submodule(owner), last, buffer.to(dtype) if buffer.is_floating_point() else buffer)
+        if buffer.is_floating_point() and not isinstance(module := model.get_submodule(owner), Int8Weight):
+            setattr(module, last, buffer.to(dtype))

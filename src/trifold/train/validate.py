@@ -47,7 +47,7 @@ class Validator:
         mean, rejected = mean_weights(earlier)
         share = 1 / (len(earlier) - len(rejected) + 1)
         weights = {name: torch.lerp(value, current[name].cpu(), share) for name, value in mean.items()}
-        return weights or current, rejected
+        return current | weights, rejected
 
     @torch.no_grad()
     def __call__(
