@@ -144,11 +144,12 @@ def _heads(config: ModelConfig) -> Iterator[Part]:
         yield _part(config, "pooler", "E·E + E" if pooled == config.d_model else "E·W + W", W=pooled)
     if "next-sentence" in heads:
         yield _part(config, "next-sentence head", "2·E + 2", E=pooled)
-    if "sequence" in heads:
-        dense = "E·E + E + " if config.classifier_transform else ""
-        bias = " + C" if config.classifier_bias else ""
-        reads = pooled if config.classifier_input == "pooler" else config.d_model
-        yield _part(config, "sequence head", f"{dense}C·E{bias}", E=reads)
+    for name, classes in (("sequence", config.n_labels), ("choice", 1)):
+        if name in heads:
+            dense = "E·E + E + " if config.classifier_transform else ""
+            bias = " + C" if config.classifier_bias else ""
+            reads = pooled if config.classifier_input == "pooler" else config.d_model
+            yield _part(config, f"{name} head", f"{dense}C·E{bias}", E=reads, C=classes)
     if "token" in heads:
         yield _part(config, "token head", "C·E + C")
     if "span" in heads:

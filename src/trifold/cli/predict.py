@@ -29,6 +29,7 @@ MULTI = "multi_label_classification"
 # Options of the tasks.
 OPTIONS = {
     "top_k": option(int, "The K most likely results.", metavar="K", min=1, show_default="5; answer: 1"),
+    "choices": option(list[str], "choose: a choice; repeat it for each.", metavar="TEXT", show_default=False),
     "merge": option(
         Literal["none", "simple", "first", "average", "max", "words"],
         "tag: how tokens become words and spans.",
@@ -70,7 +71,7 @@ def run(
         str | None,
         typer.Option(
             metavar="TASK",
-            help="fill-mask, classify, tag, answer, next-sentence, embed or search.",
+            help="fill-mask, classify, choose, tag, answer, next-sentence, embed or search.",
             show_default="by the heads of the model",
         ),
     ] = None,
@@ -211,7 +212,7 @@ def _format_text(task: str, found: Any) -> str:
         case "fill-mask":
             masks = [[f"{printable(one_line(one.text))} {one.score:.4f}" for one in mask] for mask in found]
             return " / ".join(map("\t".join, masks))
-        case "classify":
+        case "classify" | "choose":
             parts = [f"{printable(one_line(one.label))} {one.score:.4f}" for one in found]
         case "tag":
             parts = [

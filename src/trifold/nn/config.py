@@ -20,7 +20,7 @@ Positions = Literal[
     "sinusoidal", "sinusoidal-halves", "learned", "rotary", "relative", "relative-sinusoidal", "alibi", "none"
 ]
 Activation = Literal["relu", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
-Head = Literal["lm", "pooler", "next-sentence", "sequence", "token", "span", "boundary"]
+Head = Literal["lm", "pooler", "next-sentence", "sequence", "choice", "token", "span", "boundary"]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 Factors = tuple[Annotated[float, Field(gt=0)], ...]
 

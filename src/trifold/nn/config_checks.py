@@ -151,7 +151,7 @@ def _heads(config: ModelConfig) -> Iterator[str]:
         yield f"heads {heads} has duplicates"
     if "next-sentence" in heads and "pooler" not in heads:
         yield "the head next-sentence reads the pooler's vector: add pooler to heads"
-    if "sequence" in heads and config.classifier_input == "pooler" and "pooler" not in heads:
+    if {"sequence", "choice"} & {*heads} and config.classifier_input == "pooler" and "pooler" not in heads:
         yield "classifier_input: pooler needs pooler in heads"
     if "boundary" in heads and "lm" not in heads:
         yield "the head boundary uses the table of the head lm: add lm to heads"

@@ -4,6 +4,7 @@
     pooler         first state -> one vector per sequence
     next-sentence  pooler's vector -> 2 classes: does the second segment follow the first?
     sequence       one state (config.classifier_input) -> classes of the sequence or image
+    choice         one state -> one logit: of the text with one of several choices
     token          every state -> classes of the token
     span           every state -> scores of being the start and the end of the answer
     boundary       the states on both sides of a masked span, and a position in it -> vocabulary
@@ -178,6 +179,7 @@ HEADS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "pooler": Pooler,
     "next-sentence": NextSentence,
     "sequence": SequenceClasses,
+    "choice": lambda config: SequenceClasses(config.model_copy(update={"n_labels": 1})),
     "token": lambda config: TokenClasses(config, config.n_labels),
     "span": lambda config: TokenClasses(config, 2),
     "boundary": SpanBoundary,

@@ -18,6 +18,7 @@ KINDS = {
     "distill": "distill.DistillSettings",
     "classify": "classify.ClassifySettings",
     "answer": "answer.AnswerSettings",
+    "choose": "choose.ChooseSettings",
     "images": "images.ImagesSettings",
     "tag": "tag.TagSettings",
     "summarize": "summarize.SummarizeSettings",

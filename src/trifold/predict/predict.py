@@ -12,6 +12,7 @@ from trifold.hub.sentence_transformers import SentenceModules
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
 from trifold.predict.answer import answer
+from trifold.predict.choose import choose
 from trifold.predict.classify import classify, next_sentence
 from trifold.predict.embed import embed, search
 from trifold.predict.fill_mask import fill_mask
@@ -37,6 +38,7 @@ class Task(NamedTuple):
 TASKS: dict[str, Task] = {
     "fill-mask": Task(fill_mask, "lm", "never"),
     "classify": Task(classify, "sequence", "may"),
+    "choose": Task(choose, "choice", "never"),
     "tag": Task(tag, "token", "never"),
     "answer": Task(answer, "span", "must"),
     "next-sentence": Task(next_sentence, "next-sentence", "must"),
@@ -131,6 +133,10 @@ class PredictMixin:
     def classify(self, texts: Any, pairs: str | Sequence[str] | None = None, **options: Any) -> Any:
         """The `top_k` (5; None: all) most probable classes (`Label`) of a text, a pair or an image, best first."""
         return self.predict(texts, pairs, task="classify", **options)
+
+    def choose(self, texts: str | Sequence[str], choices: Sequence[str]) -> Any:
+        """The `choices` with the probability (`Label`) that each answers or continues a text, best first."""
+        return self.predict(texts, task="choose", choices=choices)
 
     def tag(self, texts: str | Sequence[str], **options: Any) -> Any:
         """Classes of words with their positions (`Tag`); adjacent words of one class form a tag. Further option:

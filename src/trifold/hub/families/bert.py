@@ -31,13 +31,14 @@ CLASSIFIERS: dict[str, Fields] = {
     "ForTokenClassification": {"heads": ("token",)},
     "ForQuestionAnswering": {"heads": ("span",)},
 }
+CHOICE: Fields = {"heads": ("pooler", "choice"), "classifier_input": "pooler"}
 EMBEDDINGS = {
     "encoder_embeddings.positions": ".embeddings.position_embeddings",
     "encoder_embeddings.token_types": ".embeddings.token_type_embeddings",
     "encoder_embeddings.norm": ".embeddings.LayerNorm",
 }
 BUFFERS = ".embeddings.{buffer:position_ids|token_type_ids}"
-HEADS = {"heads.{head:sequence|token}.out_proj": "classifier", "heads.span.out_proj": "qa_outputs"}
+HEADS = {"heads.{head:sequence|token|choice}.out_proj": "classifier", "heads.span.out_proj": "qa_outputs"}
 
 # The modules of a block, in the order in which `block_names` gets theirs.
 BLOCK_MODULES = """
@@ -61,6 +62,7 @@ CLASSES: dict[str, Fields] = {
     "ForNextSentencePrediction": {"heads": ("pooler", "next-sentence")},
     **CLASSIFIERS,
     "ForSequenceClassification": {"heads": ("pooler", "sequence"), "classifier_input": "pooler"},
+    "ForMultipleChoice": CHOICE,
 }
 BERT = (
     *sizes(vocab=30522, width=768, inner=3072, layers=12, heads=12, positions=512, activation="gelu"),
@@ -139,6 +141,7 @@ ROBERTA = Family(
         "ForMaskedLM": MASKED_LM | {"lm_head_transform": "gelu"},
         **CLASSIFIERS,
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "tanh"},
+        "ForMultipleChoice": CHOICE,
     },
     entries=revise(ENTRIES, vocab_size=50265),
     constants=TEXT_ENCODER,
@@ -150,7 +153,7 @@ ROBERTA = Family(
             "lm_head.dense": "lm_head.dense",
             "lm_head.norm": "lm_head.layer_norm",
             "heads.sequence.{layer:dense|out_proj}": "classifier.{layer}",
-            "heads.token.out_proj": "classifier",
+            "heads.{head:token|choice}.out_proj": "classifier",
             "heads.span.out_proj": "qa_outputs",
         },
         lm_head="lm_head.decoder",
@@ -175,6 +178,7 @@ DISTILBERT = Family(
         "ForMaskedLM": MASKED_LM,
         **CLASSIFIERS,
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "relu"},
+        "ForMultipleChoice": {"heads": ("choice",), "classifier_transform": "relu"},
     },
     entries=(
         row("vocab_size", "vocab_size", 30522, kind=up_to(2**31)),
@@ -184,7 +188,7 @@ DISTILBERT = Family(
         *rows(n_layers=6, n_heads=12, dropout=0.1, attention_dropout=0.1),
         row("activation", "activation", "gelu", map=ACTIVATIONS),
         row("qa_dropout", "classifier_dropout", 0.1, heads=("span",)),
-        row("seq_classif_dropout", "classifier_dropout", 0.2, heads=("sequence",)),
+        row("seq_classif_dropout", "classifier_dropout", 0.2, heads=("sequence", "choice")),
         ids(0, padded=True),
         row("tie_word_embeddings", "tie_lm_head", True),
         ENCODER_ONLY,
@@ -198,7 +202,7 @@ DISTILBERT = Family(
         | {
             "lm_head.dense": "vocab_transform",
             "lm_head.norm": "vocab_layer_norm",
-            "heads.sequence.dense": "pre_classifier",
+            "heads.{head:sequence|choice}.dense": "pre_classifier",
             **HEADS,
         },
         lm_head="vocab_projector",
