@@ -143,7 +143,7 @@ def _comments(cls: type[Settings]) -> dict[str, str]:
     by_line = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
+        if token.type == tokenize.COMMENT and not token.string.startswith("# type:")
     }
     found = {}
     for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]

@@ -131,9 +131,7 @@ class Trainer:
         if self.objective.gathers:
             batches = self._gather(batches, idle, step)
         loss = 0.0
-        for losses in self._map(
-            lambda micro: self._backward(batches[micro], step, micro, totals), len(batches)
-        ):
+        for losses in self._map(lambda n: self._backward(batches[n], step, n, totals), len(batches)):
             loss += sum(losses) / totals["tokens"]
             self.weights.collect()
         if self.machine.sharded:  # all ranks must gather the parameters equally often
@@ -185,15 +183,13 @@ class Trainer:
         tables = [*chain(*self._map(lambda micro: self._table(every[micro], step, micro), len(every)))]
         own = torch.cat([tables[0][:0], *tables[: len(batches)]])
         counts = self.ranks.sum([len(own) * (each == rank) for each in range(self.ranks.world)])
-        parts = [own.new_zeros(int(count), own.shape[1]) for count in counts]
-        parts[rank] = own
+        parts = [own if n == rank else own.new_zeros(int(c), own.shape[1]) for n, c in enumerate(counts)]
         self.ranks.all_reduce(table := torch.cat(parts))
         loss = self.objective.table_loss(table.requires_grad_())
         gradient = torch.autograd.grad(loss * len(table), table)[0].split([*map(len, parts)])[rank]
         shares = gradient.split([len(each) for each in tables[: len(batches)]])
-        return [
-            replace(b, gradient=g, value=float(loss.detach())) for b, g in zip(batches, shares, strict=True)
-        ]
+        value = float(loss.detach())
+        return [replace(b, gradient=g, value=value) for b, g in zip(batches, shares, strict=True)]
 
     @torch.no_grad()
     def _table(self, batch: Batch, step: int, micro: int) -> Tensor:
