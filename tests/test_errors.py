@@ -69,6 +69,7 @@ OTHERS = {
     "--task",
     "--pair",
     "--context",
+    "--choices",
 }
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from PIL import Image
 from tests.cli.readers import HEADS, folder_of, pictures_folder
 
 from trifold.hub.presets import PRESETS as PUBLISHED
@@ -74,13 +75,27 @@ def test_what_show_accepts_trains(trifold, tmp_path, kind, model):
     """A bare recipe of every kind of task, or one with a preset, and smaller sizes."""
     text = tmp_path / "text.tsv"
     text.write_text("text\tlabel\n" + "A b c. C b a.\tgood\nC b a. A b.\tbad\n" * 20, encoding="utf-8")
-    table = kind in ("classify", "translate", "summarize")
+    table = kind in ("classify", "translate", "summarize", "embed")
     data = f"data: {{train: {text}, format: {'tsv' if table else 'text'}, holdout: 5}}"
     if kind == "answer":
-        row = {"context": "A b c.", "answers": [{"text": "b", "answer_start": 2}]}
-        rows = (json.dumps({"question": f"A b {n}?", **row}) for n in range(20))
+        row = {"question": "A b?", "answers": [{"text": "b", "answer_start": 2}]}
+        rows = (json.dumps({"context": f"A b c {n}.", **row}) for n in range(20))
         text.write_text("\n".join(rows), encoding="utf-8")
         data = data.replace("text,", "jsonl,")
+    if kind == "embed":
+        text.write_text(
+            "text\tpair\n" + "".join(f"A b {n}.\tC b {n}.\n" for n in range(20)), encoding="utf-8"
+        )
+    if kind == "choose":
+        row = json.dumps({"question": "A b c?", "choices": ["A", "b"], "label": 1})
+        text.write_text(f"{row}\n" * 20, encoding="utf-8")
+        data = data.replace("text,", "jsonl,")
+    if kind == "images":
+        text = tmp_path / "images"
+        for number in range(20):
+            (text / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8)).save(text / "ab"[number % 2] / f"{number}.png")
+        data = f"data: {{train: {text}, holdout: 5}}"
     if kind == "tag":
         text.write_text("A\tB\nb\tO\nc\tO\n\n" * 20, encoding="utf-8")
         data = data.replace("text,", "conll,")

@@ -168,7 +168,7 @@ def adapter(tmp_path_factory):
         ({"bias": "all"}, "adapter_config.json: bias: "),
         ({"init_lora_weights": "pissa"}, "adapter_config.json: init_lora_weights"),
         ({"rank_pattern": {"q_proj": 4}}, "adapter_config.json: rank_pattern: unknown key"),
-        ({"base_model_name_or_path": "../../etc/passwd"}, "no such folder"),
+        ({"base_model_name_or_path": "../no/../folder"}, "no such folder"),
         ({"base_model_name_or_path": None}, "adapter_config.json: base_model_name_or_path: "),
         ({"base_model_name_or_path": "SELF"}, "is an adapter; merge that"),
     ],

@@ -43,6 +43,13 @@ EXAMPLES: dict[str, Any] = {
         "image_size": [224, 224],
         "max_positions": 197,
     },
+    "stem": {
+        "shape": "encoder",
+        "image_size": (32, 32),
+        "patch_size": (16, 16),
+        "max_positions": 5,
+        "stem": (8,),
+    },
     "attention_out_bias": {"attention_out_bias": True},
     "attention_scale": {"attention_scale": 1.0},
     "score_soft_cap": {"score_soft_cap": 20.0},
@@ -75,9 +82,8 @@ def test_every_architectural_key_has_a_description(key: str, values: dict[str, A
     """A new key is either ignored or has a phrase for each of its values."""
     if key == "residual":
         values |= {"shape": "decoder", "norm_placement": "pre"}
-    without = {
-        name: value for name, value in values.items() if name not in (key, "image_size", "max_positions")
-    }
+    removed = {key, "image_size", "max_positions"} if key == "patch_size" else {key}
+    without = {name: value for name, value in values.items() if name not in removed}
     described, plain = (", ".join(differences(ModelConfig.parse(each))) for each in (values, without))
     assert len(described) > len(plain)
 

@@ -28,6 +28,7 @@ def test_the_file_has_the_recorded_hash() -> None:
     assert SPLITS["train"][0] == {
         "source": "I ate the apple.", "target": "J'ai mangé la pomme.",
         "english": "I ate the apple.", "french": "J'ai mangé la pomme.",
+        "text": "I ate the apple. = J'ai mangé la pomme.",
     }  # fmt: skip
 
 

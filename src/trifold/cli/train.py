@@ -17,7 +17,6 @@ from trifold.errors import wrapped
 
 EXAMPLES = (
     "trifold train demo",
-    "trifold train demo train.steps=200 --out runs/short",
     "trifold train my.yaml data.train=a.en,a.de data.holdout=500",
     "trifold train demo --resume auto",
     "trifold train classify data.train=reviews.csv --seeds 5",

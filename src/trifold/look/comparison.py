@@ -74,6 +74,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
         [
             None if config.shape == "encoder-decoder" else f"{config.shape} only",
             f"{config.n_patches} image patches and a class token" if config.patch_size else None,
+            f"{len(config.stem)} convolutions before the patches" if config.stem else None,
         ],
     )
     width = config.d_embedding if config.has_embedding_projection else None
