@@ -21,8 +21,13 @@ from trifold.nn import Inputs, Transformer
 from trifold.nn.lora import LoRASettings
 from trifold.train.parameters import add_adapters
 
-peft: Any = pytest.importorskip("peft")
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
+
+
+def peft() -> Any:
+    return pytest.importorskip("peft")
+
+
 KINDS = {"lora": {}, "rslora": {"rslora": True}, "dora": {"dora": True}}
 TOKENS = torch.randint(5, 20, (2, 7), generator=torch.Generator().manual_seed(1))
 
@@ -83,7 +88,7 @@ def test_peft_loads_our_adapters(tmp_path, family, ending, targets, names, kind)
     weights = dict(model.named_parameters())
     save_adapter(tmp_path / "adapter", str(tmp_path / "base"), model.config, chosen, weights, trained)
 
-    found = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    found = peft().PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
     assert {
         name.rpartition(".")[2]
         for name in settings(tmp_path / "adapter", "adapter_config.json")["target_modules"]
@@ -110,7 +115,7 @@ def test_matrices_within_another_cannot_be_adapted_alone(tmp_path):
 
 def train_with_peft(base: Any, folder: Path, **options: Any) -> Any:
     """An adapter with random values, saved in the folder."""
-    model = peft.get_peft_model(base, peft.LoraConfig(r=3, lora_alpha=5, **options)).eval()
+    model = peft().get_peft_model(base, peft().LoraConfig(r=3, lora_alpha=5, **options)).eval()
     randomize_adapters(model)
     model.save_pretrained(folder)
     return model

@@ -15,7 +15,7 @@ from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.hub.convert import convert
 from trifold.hub.sentence_transformers import SentenceModules, read_modules, write_modules
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 LONG = "the quick brown fox played " * 8
 MODES = {"mean": "mean", "cls": "cls", "max": "max", "lasttoken": "last"}
 

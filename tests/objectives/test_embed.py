@@ -70,6 +70,7 @@ THEIRS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", THEIRS)
 @pytest.mark.filterwarnings("ignore")
 def test_losses_and_gradients_equal_those_of_sentence_transformers_on_200_random_cases(loss):
