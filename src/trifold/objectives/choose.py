@@ -37,7 +37,7 @@ def read_choices(value: Any, place: str) -> list[str]:
     """A list of texts, or the one under the key "text"."""
     value = value.get("text") if isinstance(value, Mapping) else value
     if not isinstance(value, list):
-        raise DataError(f"{place} is not a list of choices")
+        raise DataError(f"{place} is not a list of choices; set data.columns.choices to the column of lists")
     return [check_text(choice, place) for choice in value]
 
 
