@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
@@ -54,9 +54,6 @@ class ProcessGroup(Ranks):
     def command(self) -> str:
         machines = "" if self.local_world == self.world else f"--nnodes {self.world // self.local_world} … "
         return f"torchrun {machines}--nproc-per-node {self.local_world} -m trifold"
-
-    def explain_lost_rank(self) -> AbstractContextManager[None]:
-        return explain_lost_rank()
 
     def sum(self, values: Sequence[float]) -> list[float]:
         sums = torch.tensor([float(value) for value in values], dtype=torch.float64)
@@ -250,7 +247,7 @@ def join_group() -> Iterator[Ranks]:
     dist.init_process_group(backend, store=group.store, rank=rank, world_size=world, timeout=TIMEOUT)
     _current = group
     try:
-        with group.heartbeat():
+        with group.heartbeat(), explain_lost_rank():
             yield group
             group.sum([0])  # all ranks leave together
         dist.destroy_process_group()

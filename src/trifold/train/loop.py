@@ -108,11 +108,7 @@ class Run:
         machine = self.ranks.in_turn(find_machine, self.settings, self.recipe.batch.tokens, self.ranks)
         self.machine = agree_on_options(machine)
         keep_freed_memory()
-        with (
-            handle_signals(self.ranks) as self.stop,
-            explain_resource_errors(self.folder),
-            self.ranks.explain_lost_rank(),
-        ):
+        with handle_signals(self.ranks) as self.stop, explain_resource_errors(self.folder):
             try:
                 self.ranks.first(self._open_folder)
                 with ExitStack() as resources:

@@ -52,10 +52,6 @@ class Ranks:
         """The command that starts the same number of processes."""
         return "trifold"
 
-    def explain_lost_rank(self) -> AbstractContextManager[None]:
-        """Within this context, errors that mean that another rank has ended become OtherRankError."""
-        return nullcontext()
-
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sums of these numbers over all ranks, in float64."""
         return [float(value) for value in values]
