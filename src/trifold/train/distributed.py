@@ -151,15 +151,10 @@ class ProcessGroup(Ranks):
                 results.append(work(*args, **kwargs))
             except Exception as error:
                 failure = error
-        status = [0.0, 0.0]  # whether this rank failed, and the signal that interrupted it
-        if failure is not None:
-            status = [0.0, float(failure.signal or 0)] if isinstance(failure, Interrupted) else [1.0, 0.0]
-        statuses = self.sum(
-            [x for rank in range(self.world) for x in (status if rank == self.rank else (0, 0))]
-        )
-        failed, signals = statuses[::2], statuses[1::2]
-        if any(failed):
-            culprit = failed.index(1.0)
+        signal = failure.signal or 0 if isinstance(failure, Interrupted) else 0
+        signals = self.gather(-1 if failure is not None and not signal else signal)
+        if -1 in signals:
+            culprit = signals.index(-1)
             if failure is not None and culprit == self.rank:
                 raise failure
             raise OtherRankError(f"rank {culprit} failed")

@@ -57,6 +57,10 @@ class Ranks:
         return [float(value) for value in values]
 
     def all_reduce(self, vector: Tensor) -> None:
+    def gather(self, value: float) -> list[float]:
+        """The number of each rank, in their order."""
+        return self.sum([value if rank == self.rank else 0 for rank in range(self.world)])
+
         """Replace a tensor by the sum of the tensors of all ranks, in place."""
 
     def broadcast(self, vector: Tensor) -> None:

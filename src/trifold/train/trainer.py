@@ -182,7 +182,7 @@ class Trainer:
         every, rank = [*batches, *idle], self.ranks.rank
         tables = [*chain(*self._map(lambda micro: self._table(every[micro], step, micro), len(every)))]
         own = torch.cat([tables[0][:0], *tables[: len(batches)]])
-        counts = self.ranks.sum([len(own) * (each == rank) for each in range(self.ranks.world)])
+        counts = self.ranks.gather(len(own))
         parts = [own if n == rank else own.new_zeros(int(c), own.shape[1]) for n, c in enumerate(counts)]
         self.ranks.all_reduce(table := torch.cat(parts))
         loss = self.objective.table_loss(table.requires_grad_())
