@@ -19,7 +19,7 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.packing import Packing
 from trifold.objectives.causal import Batch, Causal, CausalSettings
 from trifold.recipe import TrainSettings, load_recipe
-from trifold.train.data import iterate_batches, load_data, prefetch
+from trifold.train.data import iterate_batches, load_data
 from trifold.train.device import (
     Machine,
     choose_precision,
@@ -29,6 +29,7 @@ from trifold.train.device import (
     reduce_interpreter_pauses,
 )
 from trifold.train.monitor import View
+from trifold.train.ranks import prefetch
 from trifold.train.trainer import Trainer
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "int8"]

@@ -7,7 +7,7 @@ from trifold_runner import positions
 
 from trifold import fast
 from trifold.recipe import load_recipe
-from trifold.train.data import iterate_batches, load_data, prefetch
+from trifold.train.data import iterate_batches, load_data
 from trifold.train.device import (
     Machine,
     choose_precision,
@@ -17,6 +17,7 @@ from trifold.train.device import (
     reduce_interpreter_pauses,
 )
 from trifold.train.monitor import View
+from trifold.train.ranks import prefetch
 from trifold.train.trainer import Trainer
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}

@@ -17,8 +17,8 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.translate import Batch, Examples, Translate, TranslateSettings
 from trifold.ragged import Ragged
 from trifold.recipe import TrainSettings
-from trifold.train.data import prefetch
 from trifold.train.device import Machine, choose_workers, keep_freed_memory, reduce_interpreter_pauses
+from trifold.train.ranks import prefetch
 from trifold.train.trainer import Trainer
 
 

@@ -26,7 +26,8 @@ from trifold.ragged import Ragged
 from trifold.recipe import load_recipe
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
 from trifold.train import train
-from trifold.train.data import batches_of_all_ranks, iterate_batches, load_data, prefetch, start_from
+from trifold.train.data import batches_of_all_ranks, iterate_batches, load_data, start_from
+from trifold.train.ranks import prefetch
 
 
 @pytest.fixture
@@ -399,7 +400,7 @@ def test_stopping_does_not_wait_for_a_slow_batch(waiting):
         assert list(prefetched) == []
     prefetched.close()
     assert time.monotonic() - start < 15
-    assert [thread.daemon for thread in threading.enumerate() if thread.name == "batches"] == [True]
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "prefetch"] == [True]
     release.set()
 
 

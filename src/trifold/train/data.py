@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import platform
 import zlib
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +28,6 @@ from trifold.recipe import Recipe
 from trifold.text import make_tokenizer
 from trifold.train.monitor import View
 from trifold.train.parameters import add_adapters, quantize_blocks
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -271,38 +266,3 @@ def batches_of_all_ranks(
         again = iterate_batches(data, workers, batches[0].epoch, batches[0].number, rank=rank, world=world)
         found += [each for batch in islice(again, len(batches)) for each in batch.micro_batches]
     return found
-
-
-POLL_INTERVAL = 0.1  # seconds between two checks whether a batch is still needed
-
-
-def prefetch(batches: Iterator[T], stop: Callable[[], bool] = lambda: False) -> Generator[T, None, None]:
-    """The same batches; a thread builds the next one while one is processed.
-
-    Ends if `stop()` is true before a batch is ready. Building one takes long if an epoch begins with tokenization; the
-    thread is then abandoned.
-    """
-    requests = SimpleQueue[Future[T | None] | None]()
-
-    def build_batches() -> None:
-        for future in iter(requests.get, None):
-            try:
-                future.set_result(next(batches, None))
-            except BaseException as error:  # raised again in the consumer
-                future.set_exception(error)
-
-    thread = Thread(target=build_batches, name="batches", daemon=True)
-    thread.start()
-    requests.put(ready := Future[T | None]())
-    try:
-        while True:
-            while not wait([ready], POLL_INTERVAL).done:
-                if stop():
-                    return
-            if (batch := ready.result()) is None:
-                return
-            requests.put(ready := Future())
-            yield batch
-    finally:
-        requests.put(None)
-        thread.join(POLL_INTERVAL)

@@ -30,7 +30,6 @@ from trifold.train.data import (
     iterate_batches,
     load_data,
     position_after,
-    prefetch,
 )
 from trifold.train.device import (
     agree_on_options,
@@ -41,7 +40,7 @@ from trifold.train.device import (
 )
 from trifold.train.memory import check_fits, estimate_memory
 from trifold.train.monitor import Meter, MetricsLog, Outcome, Snapshot, StoppedBy, View, choose_view
-from trifold.train.ranks import Interrupted, Ranks, handle_signals, join_ranks
+from trifold.train.ranks import Interrupted, Ranks, handle_signals, join_ranks, prefetch
 from trifold.train.rejected import choose_action, save_batches
 from trifold.train.resume import check_same_data, check_same_rows, check_same_run, environment_changes
 from trifold.train.run_folder import RunFolder, explain_resource_errors, recipe_of_run, run_identity

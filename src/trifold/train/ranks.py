@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from queue import SimpleQueue
 from threading import Thread
 from types import FrameType
 from typing import ParamSpec, TypeVar
@@ -56,11 +57,11 @@ class Ranks:
         """The sums of these numbers over all ranks, in float64."""
         return [float(value) for value in values]
 
-    def all_reduce(self, vector: Tensor) -> None:
     def gather(self, value: float) -> list[float]:
         """The number of each rank, in their order."""
         return self.sum([value if rank == self.rank else 0 for rank in range(self.world)])
 
+    def all_reduce(self, vector: Tensor) -> None:
         """Replace a tensor by the sum of the tensors of all ranks, in place."""
 
     def broadcast(self, vector: Tensor) -> None:
@@ -168,26 +169,52 @@ class StopRequest:
             raise Interrupted(self.signal)
 
     def call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `work` in a thread. Raises Interrupted if a signal arrives; the thread is then abandoned.
+        """Call `work` in a thread. Raises Interrupted if a signal arrives; the thread is then abandoned."""
 
-        Native code cannot be interrupted by a signal handler, so this thread waits for the signal.
-        """
-        future: Future[T] = Future()
+        def run() -> Iterator[T]:
+            yield work(*args, **kwargs)
 
-        def run() -> None:
-            try:
-                future.set_result(work(*args, **kwargs))
-            except BaseException as error:  # raised again in the waiting thread
-                future.set_exception(error)
-
-        Thread(target=run, name="preparing", daemon=True).start()
-        while not wait([future], 0.1).done:
-            self.raise_if_requested()
-        return future.result()
+        with closing(prefetch(run(), self.raise_if_requested)) as results:
+            return next(results)
 
     def adopt(self, interrupted: Interrupted) -> None:
         """Take over the signal that interrupted another rank."""
         self._agreed = interrupted.signal if self._agreed is None else self._agreed
+
+
+POLL_INTERVAL = 0.1  # seconds between two checks whether an item is still needed
+
+
+def prefetch(items: Iterator[T], stop: Callable[[], object] = lambda: False) -> Generator[T, None, None]:
+    """The same items; a thread builds the next one while one is processed.
+
+    Ends if `stop()` is true, or raises, before an item is ready; the thread is then abandoned. Native code cannot be
+    interrupted by a signal handler, so the calling thread waits for the signal.
+    """
+    requests = SimpleQueue[Future[T | None] | None]()
+
+    def build() -> None:
+        for future in iter(requests.get, None):
+            try:
+                future.set_result(next(items, None))
+            except BaseException as error:  # raised again in the consumer
+                future.set_exception(error)
+
+    thread = Thread(target=build, name="prefetch", daemon=True)
+    thread.start()
+    requests.put(ready := Future[T | None]())
+    try:
+        while True:
+            while not wait([ready], POLL_INTERVAL).done:
+                if stop():
+                    return
+            if (item := ready.result()) is None:
+                return
+            requests.put(ready := Future())
+            yield item
+    finally:
+        requests.put(None)
+        thread.join(POLL_INTERVAL)
 
 
 @contextmanager
