@@ -46,7 +46,7 @@ from trifold.train.resume import check_same_data, check_same_rows, check_same_ru
 from trifold.train.run_folder import RunFolder, explain_resource_errors, recipe_of_run, run_identity
 from trifold.train.sharding import gather_on_first
 from trifold.train.stages import pretrain
-from trifold.train.trainer import RejectedUpdate, Trainer, Update, append_loss, spike_threshold
+from trifold.train.trainer import RejectedUpdate, Trainer, Update, spike_threshold
 from trifold.train.validate import Validator
 
 
@@ -271,7 +271,7 @@ class Run:
         progress.epoch, progress.batch = position_after(taken)
         progress.tokens += update.tokens
         progress.loss_sum, progress.loss_count = progress.loss_sum + update.loss, progress.loss_count + 1
-        progress.losses = append_loss(settings, progress.losses, update.loss)
+        progress.losses = [*progress.losses, update.loss][-settings.spike_window :]
         self.meter.count(update.tokens)
         progress.seconds = self.meter.seconds()
         return update

@@ -81,11 +81,6 @@ def spike_threshold(settings: TrainSettings, losses: Sequence[float]) -> float:
     return settings.spike_factor * median(losses)
 
 
-def append_loss(settings: TrainSettings, losses: list[float], loss: float) -> list[float]:
-    """The losses that determine the next threshold."""
-    return [] if settings.on_spike == "accept" else [*losses, loss][-settings.spike_window :]
-
-
 def check_update(step: int, loss: float, norm: float, max_loss: float = math.inf) -> None:
     """Raises RejectedUpdate if the loss or the gradient norm is not finite, or the loss exceeds `max_loss`."""
     if not (math.isfinite(loss) and math.isfinite(norm)):
