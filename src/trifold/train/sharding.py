@@ -17,10 +17,7 @@ from trifold.nn import Transformer
 from trifold.nn.stack import Stack
 from trifold.train.device import Machine, master_dtype
 from trifold.train.ranks import Ranks
-from trifold.train.trainer import FlatWeights, cast_buffers
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+from trifold.train.trainer import FlatWeights
 
 
 class ShardedWeights(FlatWeights):
@@ -28,15 +25,13 @@ class ShardedWeights(FlatWeights):
 
     def __init__(self, model: Transformer, machine: Machine) -> None:
         _shard(model, machine)
-        dtype = machine.dtype
-        self._ranks, self._parameters = machine.ranks, dict(model.named_parameters())
-        self.names = [name for name, parameter in self._parameters.items() if parameter.requires_grad]
-        self.frozen = {n: _local(p) for n, p in self._parameters.items() if not p.requires_grad}
-        parts = [_local(self._parameters[name]) for name in self.names]
-        self._sizes, self._shapes = [part.numel() for part in parts], [part.shape for part in parts]
-        self.master = torch.cat([part.detach().to(master_dtype(dtype)).flatten() for part in parts])
-        self.low_precision = dtype is not self.master.dtype
-        cast_buffers(model, dtype)
+        super().__init__(model, machine.dtype, machine.ranks)
+
+    def _own(self, parameter: Any) -> Tensor:
+        return _local(parameter)
+
+    def _take_over(self, model: nn.Module) -> None:
+        """Nothing to do: FSDP owns what the model computes with."""
 
     def collect(self) -> None:
         """Nothing to do: FSDP sums the gradients of each micro-batch over the ranks."""

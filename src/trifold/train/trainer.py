@@ -299,22 +299,29 @@ class FlatWeights:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks = SINGLE) -> None:
         self._ranks, wide = ranks, master_dtype(dtype)
-        self._parameters = dict(model.named_parameters())
+        self._parameters, self._dtype = dict(model.named_parameters()), dtype
         self.names = [name for name, parameter in self._parameters.items() if parameter.requires_grad]
-        self.frozen = {n: p.detach().to(wide) for n, p in self._parameters.items() if not p.requires_grad}
-        parameters = [self._parameters[name] for name in self.names]
-        self._sizes = [parameter.numel() for parameter in parameters]
-        self._shapes = [parameter.shape for parameter in parameters]
-        self.master = torch.cat([p.detach().to(wide).flatten() for p in parameters])
+        self.frozen = {n: self._own(p).to(wide) for n, p in self._parameters.items() if not p.requires_grad}
+        parts = [self._own(self._parameters[name]) for name in self.names]
+        self._sizes, self._shapes = [part.numel() for part in parts], [part.shape for part in parts]
+        self.master = torch.cat([part.to(wide).flatten() for part in parts])
         self.low_precision = dtype is not self.master.dtype
-        self._compute = self.master.to(dtype) if self.low_precision else self.master
+        self._take_over(model)
+        cast_buffers(model, dtype)
+
+    def _own(self, parameter: Tensor) -> Tensor:
+        """The values of a parameter that this rank has."""
+        return parameter.detach()
+
+    def _take_over(self, model: nn.Module) -> None:
+        """Give the model new weights and gradients to compute with."""
+        self._compute = self.master.to(self._dtype) if self.low_precision else self.master
         self._gradients: list[Tensor] = []
         # Allocated once; allocating a vector of this size per update fragments the memory.
         self._total, self._has_gradient = torch.zeros_like(self.master), False
         self._attach(model)
         for name, values in self.frozen.items():
-            self._parameters[name].data = values.to(dtype)
-        cast_buffers(model, dtype)
+            self._parameters[name].data = values.to(self._dtype)
 
     def _attach(self, model: nn.Module) -> None:
         """Make the parameters views of the compute weights and their gradients views of a new vector."""
