@@ -54,10 +54,13 @@ def _in_place(folder: Path, saved: Checkpoint, *more: Any) -> Path:
     """Write to the final name directly."""
     final = folder / f"step-{saved.progress['step']:08d}"
     disk.make_folder(final)
+    tensors = saved.gathered()
     digests = {
-        checkpoint.WEIGHTS: disk.write(final / checkpoint.WEIGHTS, checkpoint._serialize(saved.weights)),
+        checkpoint.WEIGHTS: disk.write(
+            final / checkpoint.WEIGHTS, checkpoint._serialize(saved.weights, tensors)
+        ),
         checkpoint.OPTIMIZER: disk.write(
-            final / checkpoint.OPTIMIZER, checkpoint._serialize(saved.optimizer)
+            final / checkpoint.OPTIMIZER, checkpoint._serialize(saved.optimizer, tensors)
         ),
         checkpoint.PROGRESS: disk.write(
             final / checkpoint.PROGRESS, [checkpoint._json(saved.progress).encode()]

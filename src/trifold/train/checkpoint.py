@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -29,20 +29,13 @@ from trifold.errors import CheckpointError
 from trifold.hub.tensors import encode_header, tensor_bytes
 from trifold.recipe import TrainSettings
 from trifold.train.ranks import SINGLE, Ranks
-from trifold.train.sharding import Gatherer
+from trifold.train.sharding import exhaust, gathered
 
 MANIFEST = "manifest.json"
 FORMAT = "trifold-checkpoint-2"
 WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.safetensors", "progress.json"
 FILES = {WEIGHTS, OPTIMIZER, PROGRESS}
 NAME = "step-" + "[0-9]" * 8
-
-Gather: TypeAlias = Callable[[Tensor], Tensor]  # from a tensor that may be sharded to the full tensor
-
-
-def as_is(tensor: Tensor) -> Tensor:
-    """The `Gather` of unsharded tensors."""
-    return tensor
 
 
 class Best(NamedTuple):
@@ -91,11 +84,15 @@ class Checkpoint(NamedTuple):
     optimizer: dict[str, Tensor]
     progress: dict[str, Any]
 
-    def snapshot(self, gather: Gather = as_is) -> Checkpoint:
-        """A copy in memory. Tensors are gathered in the order in which they are saved."""
+    def gathered(self) -> Iterator[Tensor]:
+        """The full tensors in the order in which they are saved: the weights, then the optimizer state."""
+        return gathered(self.weights, self.optimizer)
+
+    def snapshot(self, tensors: Iterator[Tensor]) -> Checkpoint:
+        """A copy in memory, from the tensors of `gathered`."""
         weights, optimizer = (
-            {name: gather(tensors[name]).detach().to("cpu", copy=True) for name in sorted(tensors)}
-            for tensors in (self.weights, self.optimizer)
+            {name: next(tensors).detach().to("cpu", copy=True) for name in sorted(group)}
+            for group in (self.weights, self.optimizer)
         )
         return Checkpoint(weights, optimizer, json.loads(json.dumps(self.progress)))
 
@@ -103,21 +100,20 @@ class Checkpoint(NamedTuple):
 # --- writing -------------------------------------------------------------------------------------------
 
 
-def save(folder: Path, checkpoint: Checkpoint, gather: Gather = as_is) -> Path:
-    """Write `folder/step-N` for N = progress["step"], atomically.
-
-    Tensors are gathered one at a time: first the weights, then the optimizer state, each sorted by name.
+def save(folder: Path, checkpoint: Checkpoint, tensors: Iterator[Tensor] | None = None) -> Path:
+    """Write `folder/step-N` for N = progress["step"], atomically; `tensors` are those of `checkpoint.gathered()`.
 
     Raises CheckpointError if writing fails; an existing checkpoint of that name stays.
     """
+    tensors = checkpoint.gathered() if tensors is None else tensors
     final = folder / f"step-{checkpoint.progress['step']:08d}"
     partial, old = _hidden(final, "partial"), _hidden(final, "old")
     try:
         disk.remove(partial)
         disk.make_folder(partial)
         digests = {
-            WEIGHTS: disk.write(partial / WEIGHTS, _serialize(checkpoint.weights, gather)),
-            OPTIMIZER: disk.write(partial / OPTIMIZER, _serialize(checkpoint.optimizer, gather)),
+            WEIGHTS: disk.write(partial / WEIGHTS, _serialize(checkpoint.weights, tensors)),
+            OPTIMIZER: disk.write(partial / OPTIMIZER, _serialize(checkpoint.optimizer, tensors)),
             PROGRESS: disk.write(partial / PROGRESS, [_json(checkpoint.progress).encode()]),
         }
         disk.write(partial / MANIFEST, [_manifest_text(digests).encode()])
@@ -205,14 +201,12 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def _serialize(tensors: Mapping[str, Tensor], gather: Gather = as_is) -> Iterator[disk.Bytes]:
-    """A safetensors file, tensor by tensor; the writer of the library needs a copy of all tensors at once."""
-    names = sorted(tensors)
-    header, _ = encode_header({name: tensors[name] for name in names})
-    yield header
-    for name in names:
-        if tensors[name].numel():
-            yield tensor_bytes(gather(tensors[name]))
+def _serialize(named: Mapping[str, Tensor], tensors: Iterator[Tensor]) -> Iterator[disk.Bytes]:
+    """A safetensors file of the next tensors; the writer of the library needs a copy of all tensors at once."""
+    yield encode_header({name: named[name] for name in sorted(named)})[0]
+    for tensor in islice(tensors, len(named)):
+        if tensor.numel():
+            yield tensor_bytes(tensor)
 
 
 class Saver:
@@ -232,20 +226,20 @@ class Saver:
 
         All ranks call this, each with its shards of the state.
         """
-        gatherer = Gatherer(state.weights, state.optimizer)
+        tensors = state.gathered()
         if not self._ranks.is_first:
-            gatherer.finish()
-        self._ranks.first(self._save, state, best, gatherer)
+            exhaust(tensors)
+        self._ranks.first(self._save, state, best, tensors)
 
-    def _save(self, state: Checkpoint, best: int, gatherer: Gatherer) -> None:
+    def _save(self, state: Checkpoint, best: int, tensors: Iterator[Tensor]) -> None:
         try:
             self.wait()
             if self._pool is None:
-                self._write(state, best, gatherer.gather)
+                self._write(state, best, tensors)
             else:
-                self._pending = self._pool.submit(self._write, state.snapshot(gatherer.gather), best)
+                self._pending = self._pool.submit(self._write, state.snapshot(tensors), best)
         finally:
-            gatherer.finish()
+            exhaust(tensors)
 
     def check(self) -> None:
         """Raises CheckpointError if a background save has failed."""
@@ -263,9 +257,9 @@ class Saver:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _write(self, state: Checkpoint, best: int, gather: Gather = as_is) -> None:
+    def _write(self, state: Checkpoint, best: int, tensors: Iterator[Tensor] | None = None) -> None:
         settings = self._settings
-        save(self._folder, state, gather)
+        save(self._folder, state, tensors)
         prune(
             self._folder,
             settings.keep_last,

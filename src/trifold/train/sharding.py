@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,41 +83,28 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-class Gatherer:
-    """Gathers the sharded tensors of some groups one at a time, in the same order on all ranks.
+def gathered(*groups: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The full tensors of some groups, sorted by name in each, gathered one at a time.
 
-    Rank 0 calls `gather` in that order, and `finish` if it stops early. The other ranks call `finish`.
+    All ranks must exhaust it, because each takes part in gathering.
     """
+    for group in groups:
+        for name in sorted(group):
+            yield group[name].full_tensor() if is_sharded(group[name]) else group[name]
 
-    def __init__(self, *groups: Mapping[str, Tensor]) -> None:
-        self._remaining: deque[DTensor] = deque()
-        for group in groups:
-            self._remaining += [group[name] for name in sorted(group) if is_sharded(group[name])]  # type: ignore[misc]
 
-    def gather(self, tensor: Tensor) -> Tensor:
-        """The full tensor."""
-        if not is_sharded(tensor):
-            return tensor
-        head = self._remaining.popleft()
-        assert head is tensor, "tensors must be gathered in the same order on all ranks"
-        return head.full_tensor()
-
-    def finish(self) -> None:
-        """Take part in gathering the remaining tensors."""
-        while self._remaining:
-            self._remaining.popleft().full_tensor()
+def exhaust(tensors: Iterator[Tensor]) -> None:
+    """Take part in gathering the remaining tensors."""
+    deque(tensors, maxlen=0)
 
 
 def gather_on_first(named: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
     """All tensors, full, on rank 0; an empty dictionary on the others."""
-    gatherer = Gatherer(named)
+    tensors = gathered(named)
     if not ranks.is_first:
-        gatherer.finish()
-        return {}
-    return {
-        name: gatherer.gather(named[name]).cpu() if is_sharded(named[name]) else named[name]
-        for name in sorted(named)
-    }
+        exhaust(tensors)
+    pairs = zip(sorted(named), tensors, strict=False)  # none on the other ranks
+    return {name: full.cpu() if is_sharded(named[name]) else full for name, full in pairs}
 
 
 def _shard(model: Transformer, machine: Machine) -> None:
