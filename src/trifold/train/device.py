@@ -180,6 +180,7 @@ def choose_workers(requested: int | None, device: torch.device, tokens: int) -> 
 def environment(machine: Machine) -> dict[str, Any]:
     """The content of environment.json."""
     device, ranks = machine.device, machine.ranks
+        "git": _git_revision(),
     return {
         "trifold": trifold.__version__,
         "torch": torch.__version__,
@@ -194,7 +195,6 @@ def environment(machine: Machine) -> dict[str, Any]:
         "ranks": ranks.world,
         "compiled": bool(machine.compiles),
         "fast": fast.enabled(),
-        "git": _git_revision(),
     }
 
 

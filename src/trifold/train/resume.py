@@ -76,20 +76,13 @@ def _check_tokenizer(folder: RunFolder, identity: Mapping[str, Any]) -> None:
             )
 
 
-# The entries of environment.json that affect the last bits of a result.
-RELEVANT = (
-    *("trifold", "git", "torch", "numba", "python", "device", "device_name"),
-    *("precision", "threads", "workers", "ranks", "compiled", "fast"),
-)
-
-
 def environment_changes(folder: RunFolder, environment: Mapping[str, Any]) -> list[str]:
     """A message if versions, device, threads or precision differ from those of the previous session."""
     before = read_object(folder.environment)
     changed = [
-        f"{name} changed from {before[name]} to {environment[name]}"
-        for name in RELEVANT
-        if name in before and before[name] != environment[name]
+        f"{name} changed from {before[name]} to {value}"
+        for name, value in environment.items()
+        if name != "platform" and before.get(name, value) != value  # all others affect the last bits
     ]
     return [f"{', '.join(changed)}: results may differ in the last bits from here on"] if changed else []
 
