@@ -76,7 +76,7 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
     if config.patch_size is not None:
         for inputs, outputs, _ in config.stem_layers:
             yield _part(config, f"convolution to {outputs}", "9·c·K + 3·K", c=inputs, K=outputs)
-        yield _part(config, "patches", "pixels·E + E", pixels=_patch_elements(config))
+        yield _part(config, "patches", "pixels·E + E", pixels=prod(config.patch_shape))
         yield _part(config, "class token", "E")
     elif config.target_vocab_size is None:
         yield _part(config, "embeddings", f"V·{letter}")
@@ -234,14 +234,10 @@ def _layer_elements(config: ModelConfig, keys: int) -> int:
     return config.n_layers * (attention_matrices(config) + feed_forward + scores)
 
 
-def _patch_elements(config: ModelConfig) -> int:
-    return prod(config.patch_shape)
-
-
 def _embedding_elements(config: ModelConfig) -> int:
     """Elements of the projection of a factorized embedding, or of the patch projection without the class token."""
     if config.patch_size is not None:
-        return _patch_elements(config) * config.d_model * config.n_patches // (config.n_patches + 1)
+        return prod(config.patch_shape) * config.d_model * config.n_patches // (config.n_patches + 1)
     return config.embedding_width * config.d_model if config.has_embedding_projection else 0
 
 

@@ -70,7 +70,7 @@ class Settings(BaseModel):
         except ValidationError as error:
             lines: dict[str, str] = {}
             for problem in error.errors():  # a union reports an error for each of its members
-                key = _key(cls, problem["loc"], at)
+                key = ".".join(filter(None, [at, *_walk(cls, problem["loc"])[0]]))
                 explanation = _explain(cls, problem) if len(lines) < MAX_LINES else ""  # not printed
                 explanation, label, known = explanation.partition("; known keys: ")
                 if known and not any(line.endswith(known) for line in lines.values()):
@@ -105,12 +105,6 @@ def similar(value: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     close = close or [name for name in reversed(names) if value.startswith(f"{name}-")]
     close = close or difflib.get_close_matches(value, names, n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _key(cls: type[Settings], path: Location, at: str) -> str:
-    """The dotted key of an error, without the entries that pydantic adds for members of a union."""
-    keys, _ = _walk(cls, path)
-    return ".".join([*([at] if at else []), *keys])
 
 
 def _walk(cls: type[Settings], path: Location) -> tuple[list[str], type[Settings] | None]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -139,9 +139,7 @@ def device_of_rank(name: str, ranks: Ranks) -> torch.device:
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
-def choose_precision(
-    name: Literal["auto", "float32", "bfloat16", "int8", "float64"], device: torch.device
-) -> torch.dtype:
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
     """The named type. For auto, and for int8 outside its matmuls: bf16 if the device multiplies it faster than fp32."""
     return PRECISIONS.get(name) or (torch.bfloat16 if _has_fast_bf16(device) else torch.float32)
 
@@ -180,9 +178,9 @@ def choose_workers(requested: int | None, device: torch.device, tokens: int) -> 
 def environment(machine: Machine) -> dict[str, Any]:
     """The content of environment.json."""
     device, ranks = machine.device, machine.ranks
-        "git": _git_revision(),
     return {
         "trifold": trifold.__version__,
+        "git": _git_revision(),
         "torch": torch.__version__,
         "numba": _version("numba"),
         "python": platform.python_version(),

@@ -113,10 +113,7 @@ class Adam:
     """
 
     def __init__(
-        self,
-        weights: FlatWeights,
-        settings: TrainSettings,
-        names: Collection[str] | None = None,
+        self, weights: FlatWeights, settings: TrainSettings, names: Collection[str] | None = None
     ) -> None:
         everything = settings.optimizer == "adam"
         self._weights, self._flat = weights, everything and not weights.factors
@@ -127,9 +124,8 @@ class Adam:
         decayed = named.keys() if everything else decay_group(named, settings.weight_decay_on)
         groups: dict[tuple[float, float], list[Tensor]] = defaultdict(list)
         for name, view in self._views.items():
-            groups[settings.weight_decay if name in decayed else 0.0, weights.factors.get(name, 1.0)].append(
-                view
-            )
+            decay, factor = settings.weight_decay * (name in decayed), weights.factors.get(name, 1.0)
+            groups[decay, factor].append(view)
         self._optimizer = torch.optim.AdamW(
             [{"params": views, "weight_decay": decay, "factor": f} for (decay, f), views in groups.items()],
             lr=0.0,

@@ -198,11 +198,8 @@ class RunFolder:
         """Add to the last session in environment.json how it ended; `seconds` since the beginning of the run."""
         content = read_object(self.environment)
         with suppress(OSError):  # the run is complete without it
-            content["sessions"][-1] |= {
-                "to_step": step,
-                "seconds": round(seconds, 3),
-                "stopped_by": stopped_by,
-            }
+            ended = {"to_step": step, "seconds": round(seconds, 3), "stopped_by": stopped_by}
+            content["sessions"][-1] |= ended
             disk.replace_text(self.environment, json.dumps(content, indent=2) + "\n")
 
     def _write_environment(self, content: Mapping[str, Any], *sessions: Mapping[str, Any]) -> None:

@@ -23,6 +23,8 @@ from trifold.train.monitor import Validated
 from trifold.train.ranks import Interrupted
 from trifold.train.run_folder import RunFolder
 
+ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})  # in the cells of a table
+
 
 class Validator:
     """Owns a second model, in fp32, that receives the (averaged) weights."""
@@ -96,18 +98,16 @@ class Validator:
         """Write the generated samples as a table, and the scores or their signatures, which contain them."""
         if not (result.samples or result.signatures):
             return
-        rows = ["\t".join(_escape(cell) for cell in sample if cell is not None) for sample in result.samples]
+        rows = [
+            "\t".join(cell.translate(ESCAPES) for cell in sample if cell is not None)
+            for sample in result.samples
+        ]
         has_reference = any(sample.reference is not None for sample in result.samples)
         header = "source\treference\tours" if has_reference else "prompt\tours"
         scores = result.signatures or [score_text(*each) for each in result.scores.items()]
         path = self.folder.samples / f"step-{step:08d}.tsv"
         disk.replace_text(path, "\n".join([header, *rows]) + "\n")
         disk.replace_text(path.with_suffix(".scores.txt"), "\n".join(scores) + "\n")
-
-
-def _escape(text: str) -> str:
-    """The text of a table cell, with escaped line ends and tabs."""
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 
 def mean_weights(paths: list[Path]) -> tuple[dict[str, Tensor], list[str]]:
