@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trifold import disk
-from trifold.data import corpus, lines, pairs, token_build, token_cache
+from trifold.data import corpus, lines, pairs, token_cache
 from trifold.fast import attention
 from trifold.nn import losses
 from trifold.nn.masks import Mask
@@ -158,14 +158,14 @@ def _set_order(self: data.TrainingData, examples: Any, epoch: int) -> list[Any]:
 _REAL_PLAN = data.TrainingData.plan
 
 
-def _keep_in_memory(out: Any, piece: bytes, digest: Any) -> None:
+def _keep_in_memory(out: Any, piece: bytes) -> None:
     """Keep everything that was written in memory."""
     _HELD.append(piece * 2)
-    _REAL_PUT(out, piece, digest)
+    _REAL_PUT(out, piece)
 
 
 _HELD: list[bytes] = []
-_REAL_PUT = token_build._write
+_REAL_PUT = disk.put
 
 
 def _read_again(path: Any, manifest: Any, sources: Any, found: corpus.Corpus) -> bool:
@@ -303,7 +303,7 @@ PLANTS: Mapping[str, Plant] = {name: Plant(*plant) for name, plant in {
     "replaced-bytes": ("invalid UTF-8 becomes U+FFFD", "encodings", lines, "_decode", _replacing_decode),
     "no-lock": (
         "two processes build one cache", "large", token_cache, "_exclusive_lock", lambda *_: nullcontext()),
-    "kept-in-memory": ("encoded text stays in memory", "large", token_build, "_write", _keep_in_memory),
+    "kept-in-memory": ("encoded text stays in memory", "large", disk, "put", _keep_in_memory),
     "read-again": ("opening a cache reads its text", "large", token_cache, "_is_same_text", _read_again),
     "prune-by-number": (
         "every folder named like a checkpoint is deleted", "foreign-folders", checkpoint, "prune", _by_number),

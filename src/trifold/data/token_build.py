@@ -15,12 +15,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,10 +115,8 @@ def build(
             if changed := [file.file for file in job.corpus.files if not file.is_unchanged()]:
                 raise DataError(f"{changed[0]}: the file changed while it was read; start again")
             write_json(folder / MANIFEST, _concatenate(job, records, digests, folder))
-        for number in range(len(groups)):
-            for file in _group_files(folder, number):
-                disk.remove(file)
-        for file in disk.leftovers(folder):
+        files = [file for number in range(len(groups)) for file in _group_files(folder, number)]
+        for file in (*files, *disk.leftovers(folder)):
             disk.remove(file)
     except OSError as error:  # while writing: errors of reading are DataErrors
         raise DataError(
@@ -182,28 +181,27 @@ def _build_group(
             return record
     disk.remove(record_file)
     counts = DocumentReport("")
-    tokens = text_bytes = documents = empty = 0
-    ids_digest, lengths_digest = hashlib.sha256(), hashlib.sha256()
-    with ids_file.open("wb") as ids_out, lengths_file.open("wb") as lengths_out:
+    sizes: list[tuple[NDArray[np.int64], int]] = []  # of each batch: tokens per document, bytes of text
+
+    def encode() -> Iterator[bytes]:
         for texts in _batch_texts(job.selection.documents(parts, job.settings, counts)):
             if should_stop():
                 raise Stopped
             ids, lengths, size = job.encoder.encode(texts)
             assert not len(ids) or ids.max() < job.encoder.vocab_size
-            empty += int(np.count_nonzero(lengths == 0))
-            lengths = lengths[lengths > 0]  # documents without tokens are left out
-            _write(ids_out, ids.astype(job.encoder.dtype).tobytes(), ids_digest)
-            _write(lengths_out, lengths.astype("<u4").tobytes(), lengths_digest)
-            tokens, documents, text_bytes = tokens + len(ids), documents + len(lengths), text_bytes + size
-        for out in (ids_out, lengths_out):
-            disk.flush(out)
+            sizes.append((lengths, size))
+            yield ids.astype(job.encoder.dtype).tobytes()
+
+    sha256 = disk.write(ids_file, encode())
+    lengths = np.concatenate([np.empty(0, np.int64), *(each for each, _ in sizes)])
+    kept = lengths[lengths > 0]  # documents without tokens are left out
     record = {
-        "documents": documents,
-        "tokens": tokens,
-        "bytes": text_bytes,
-        "empty": empty,
-        "sha256": ids_digest.hexdigest(),
-        "lengths_sha256": lengths_digest.hexdigest(),
+        "documents": len(kept),
+        "tokens": int(kept.sum()),
+        "bytes": sum(size for _, size in sizes),
+        "empty": len(lengths) - len(kept),
+        "sha256": sha256,
+        "lengths_sha256": disk.write(lengths_file, [kept.astype("<u4").tobytes()]),
         "report": {key: value for key, value in asdict(counts).items() if isinstance(value, int)},
     }
     write_json(record_file, record)
@@ -221,20 +219,20 @@ def _concatenate(
     if not totals["tokens"]:
         read = sum(record["report"]["documents"] for record in records)
         raise DataError(f"{name}: no document is left ({read:,} read)")
-    position = 0
-    starts_digest = hashlib.sha256()
-    with (folder / IDS).open("wb") as ids_out, (folder / STARTS).open("wb") as starts_out:
-        _write(starts_out, np.zeros(1, "<i8").tobytes(), starts_digest)
-        for number, record in enumerate(records):
-            ids_file, lengths_file, _ = _group_files(folder, number)
-            for chunk in _read_verified(ids_file, record["sha256"]):
-                disk.put(ids_out, chunk)
+    groups = [(record, *_group_files(folder, number)) for number, record in enumerate(records)]
+
+    def starts() -> Iterator[bytes]:
+        position = 0
+        yield np.zeros(1, "<i8").tobytes()
+        for record, _, lengths_file, _ in groups:
             for chunk in _read_verified(lengths_file, record["lengths_sha256"]):
-                starts = position + np.cumsum(np.frombuffer(chunk, "<u4"), dtype="<i8")
-                _write(starts_out, starts.tobytes(), starts_digest)
-                position = int(starts[-1])
-        for out in (ids_out, starts_out):
-            disk.flush(out)
+                ends = position + np.cumsum(np.frombuffer(chunk, "<u4"), dtype="<i8")
+                yield ends.tobytes()
+                position = int(ends[-1])
+
+    ids = (_read_verified(ids_file, record["sha256"]) for record, ids_file, *_ in groups)
+    disk.write(folder / IDS, chain.from_iterable(ids))
+    starts_sha256 = disk.write(folder / STARTS, starts())
     reports = [record["report"] for record in records]
     counts = {key: sum(report[key] for report in reports) for key in reports[0]}
     files = zip(job.corpus.files, digests, strict=True)
@@ -245,7 +243,7 @@ def _concatenate(
         "dtype": job.encoder.dtype,
         **totals,
         "report": counts | {"files": len(digests)},
-        "starts_sha256": starts_digest.hexdigest(),
+        "starts_sha256": starts_sha256,
         "shards": [{"tokens": record["tokens"], "sha256": record["sha256"]} for record in records],
         "sources": [{**file._asdict(), "sha256": sha256} for file, sha256 in files],
     }
@@ -281,11 +279,6 @@ def _batch_texts(texts: Iterable[str]) -> Iterator[list[str]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _write(out: BinaryIO, chunk: bytes, digest: Any) -> None:
-    disk.put(out, chunk)
-    digest.update(chunk)
 
 
 def _read_verified(file: Path, sha256: str) -> Iterator[bytes]:
@@ -351,15 +344,13 @@ def run_in_threads(
         return stop.is_set() or (caller.daemon and not threading.main_thread().is_alive())
 
     def work() -> None:
-        while waiting and not should_stop():
-            try:
+        with suppress(IndexError):  # no task is left
+            while not should_stop():
                 number, task = waiting.popleft()
-            except IndexError:  # another thread took the last task
-                return
-            try:
-                finished.put((number, task(should_stop), None))
-            except BaseException as error:  # raised again in the calling thread
-                finished.put((number, None, error))
+                try:
+                    finished.put((number, task(should_stop), None))
+                except BaseException as error:  # raised again in the calling thread
+                    finished.put((number, None, error))
 
     threads = [threading.Thread(target=work, name="tokens", daemon=False) for _ in range(workers)]
     try:
@@ -367,15 +358,14 @@ def run_in_threads(
             thread.start()
         remaining = len(tasks)
         while remaining:
-            try:
+            found: dict[int, Any] = {}
+            with suppress(Empty):
                 number, result, error = finished.get(timeout=1.0)
-            except Empty:
-                yield {}
-                continue
-            if error is not None:
-                raise error
-            remaining -= 1
-            yield {number: result}
+                if error is not None:
+                    raise error
+                found[number] = result
+            remaining -= len(found)
+            yield found
     finally:
         stop.set()
         for thread in threads:

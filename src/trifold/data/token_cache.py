@@ -27,24 +27,13 @@ from filelock import FileLock, Timeout
 from numpy.typing import DTypeLike, NDArray
 
 from trifold import disk
+from trifold.data import token_build
 from trifold.data.corpus import PART_BYTES, Corpus, group_parts, survey
 from trifold.data.documents import DocumentReport
 from trifold.data.files import safe_file_name, sha256_of_file
 from trifold.data.lines import expand_path
 from trifold.data.settings import DataSettings
-from trifold.data.token_build import (
-    FORMAT,
-    IDS,
-    MANIFEST,
-    STARTS,
-    BuildJob,
-    Encoder,
-    Selection,
-    Side,
-    build,
-    read_json,
-    write_json,
-)
+from trifold.data.token_build import IDS, MANIFEST, STARTS, Encoder, Selection, Side, read_json
 from trifold.errors import DataError, SettingsError
 
 _MAX_RESIDENT_BYTES = 64 << 20
@@ -183,7 +172,8 @@ def open_tokens(
             if found := _open_cache(folder, key, corpus):  # another process has built it meanwhile
                 return found
             partial = parent / f".{folder.name}.partial"
-            build(BuildJob(corpus, settings, encoder, selection, key), partial, report, workers, part_bytes)
+            job = token_build.BuildJob(corpus, settings, encoder, selection, key)
+            token_build.build(job, partial, report, workers, part_bytes)
             disk.remove(folder)  # it belongs to files that have changed
             disk.rename(partial, folder)
             disk.flush_folder(parent)
@@ -239,7 +229,7 @@ def _open_cache(folder: Path, key: str, corpus: Corpus) -> TokenCache | None:
         return None
     manifest = read_json(path)
     try:
-        if manifest["format"] != FORMAT or manifest["key"] != key:
+        if manifest["format"] != token_build.FORMAT or manifest["key"] != key:
             raise KeyError("key")
         itemsize = np.dtype(manifest["dtype"]).itemsize
         sizes = {IDS: itemsize * manifest["tokens"], STARTS: 8 * (manifest["documents"] + 1)}
@@ -271,7 +261,7 @@ def _is_same_text(
         return False
     manifest["sources"] = [{**file._asdict(), "sha256": digest} for file, (_, _, digest) in pairs]
     with suppress(OSError):  # the files of a read-only cache are compared each time
-        write_json(path, manifest)
+        token_build.write_json(path, manifest)
     return True
 
 
@@ -279,7 +269,7 @@ def _cache_key(corpus: Corpus, settings: DataSettings, encoder: Encoder, selecti
     reading = [settings.documents, settings.field, settings.blank, settings.max_line_bytes]
     files = [[file.kind, file.size, file.sample] for file in corpus.files]
     split = list(selection) if selection.share else None
-    values = [FORMAT, files, reading, split, encoder.key, encoder.vocab_size]
+    values = [token_build.FORMAT, files, reading, split, encoder.key, encoder.vocab_size]
     return hashlib.sha256(json.dumps(values).encode("utf-8")).hexdigest()
 
 
