@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from trifold.data.files import FORMATS, TEXT_FORMATS, find_files, is_dataset
 from trifold.data.lines import WHOLE_FILE, FileRange, display_name, inner_suffix, iter_lines, read_text
-from trifold.data.pairs import (
-    INNER_BREAK,
-    ReadReport,
-    hold_out_indices,
-    iter_dataset,
-    plural,
-    read_pairs,
-)
+from trifold.data.pairs import INNER_BREAK, ReadReport, Rows, iter_dataset, plural, read_pairs
 from trifold.data.settings import DataSettings
 from trifold.data.tables import NumberedRow, check_text, iter_parquet, read_objects, value_at
 from trifold.deprecated import renamed
@@ -41,6 +34,7 @@ class FilePart(NamedTuple):
 class DocumentReport(ReadReport):
     """The counts of a source of raw text: `documents == kept + dropped`. A blank document is empty or white space."""
 
+    noun: ClassVar[str] = "document"
     files: int = 0
     documents: int = 0
     characters: int = 0  # of the documents that are kept
@@ -66,7 +60,7 @@ class DocumentReport(ReadReport):
 
 
 @dataclass
-class Documents:
+class Documents(Rows):
     """Raw text, one entry per document."""
 
     texts: list[str] = field(default_factory=list)
@@ -76,7 +70,6 @@ class Documents:
         return len(self.texts)
 
     def select(self, indices: list[int], name: str) -> Documents:
-        """The documents at `indices` as a new set called `name`."""
         return Documents.of([self.texts[i] for i in indices], name)
 
     @classmethod
@@ -85,29 +78,27 @@ class Documents:
         report = DocumentReport(name, documents=len(texts), characters=sum(map(len, texts)))
         return cls(texts, report)
 
-    def hold_out(self, count: int | float | str, seed: int) -> tuple[Documents, Documents]:
-        """Split into training and held-out documents, as those of `Pairs`; a float is a share.
+    def hold_out(
+        self, count: int | float | str, seed: int, keys: Sequence[Any] | None = None
+    ) -> tuple[Documents, Documents]:
+        """As `Rows.hold_out`; a single document is split by characters, and the held-out share is its end.
 
-        A single document is split by characters, and the held-out share is its end. Raises DataError if no training
-        text would be left, or if `count` is a number for a single document.
+        Raises DataError if no training text would be left, or if `count` is a number for a single document.
         """
-        name = self.report.name
-        if len(self) == 1:
-            if not isinstance(count, float):
-                raise DataError(
-                    f"data.holdout: {name} is a single document; hold out a share of it (data.holdout=0.1), or set "
-                    "data.documents"
-                )
-            text = self.texts[0]
-            cut = int(len(text) * (1 - count))
-            if not text[:cut].strip() or not text[cut:].strip():
-                raise DataError(
-                    f"data.holdout: a share of {count} of {len(text):,} characters leaves a part blank"
-                )
-            train, held = Documents.of([text[:cut]], name), Documents.of([text[cut:]], f"the end of {name}")
-        else:
-            rest, taken = hold_out_indices(len(self), count, seed, "documents")
-            train, held = self.select(rest, name), self.select(taken, f"held out of {name}")
+        if len(self) != 1:
+            return super().hold_out(count, seed, keys)
+        name, text = self.report.name, self.texts[0]
+        if not isinstance(count, float):
+            raise DataError(
+                f"data.holdout: {name} is a single document; hold out a share of it (data.holdout=0.1), or set "
+                "data.documents"
+            )
+        cut = int(len(text) * (1 - count))
+        if not text[:cut].strip() or not text[cut:].strip():
+            raise DataError(
+                f"data.holdout: a share of {count} of {len(text):,} characters leaves a part blank"
+            )
+        train, held = Documents.of([text[:cut]], name), Documents.of([text[cut:]], f"the end of {name}")
         train.report = self.report  # keeps the counts of dropped documents
         return train, held
 

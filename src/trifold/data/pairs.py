@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Container, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
-from trifold.data import embedded
+from trifold.data import embedded, tables
 from trifold.data.files import FORMATS, is_dataset
 from trifold.data.lines import inner_suffix, iter_lines
 from trifold.data.settings import DataSettings, Source
-from trifold.data.tables import (
-    LABELS,
-    TEXTS,
-    NumberedRow,
-    Role,
-    check_text,
-    choose_columns,
-    iter_file,
-    iter_hub,
-    read_roles,
-)
+from trifold.data.tables import LABELS, TEXTS, NumberedRow, Role, check_text
 from trifold.errors import DataError, SettingsError
 
 _SIDES = {"source": Role(("source",), check_text), "target": Role(("target",), check_text)}
@@ -58,6 +49,7 @@ class ReadReport:
     duplicates_dropped: int = 0
     inner_breaks: int = 0  # rows with U+2028, a lone carriage return or similar, which are kept
 
+    noun: ClassVar[str]
     blank_name: ClassVar[str] = "blank"
 
     @property
@@ -67,15 +59,12 @@ class ReadReport:
 
     def counts(self) -> list[str]:
         """The nonzero counts in words."""
-        counts = []
-        if self.blank:
-            counts.append(f"{self.blank:,} {self.blank_name} ({'dropped' if self.blank_dropped else 'kept'})")
-        if self.duplicates:
-            action = "dropped" if self.duplicates_dropped else "kept"
-            counts.append(f"{self.duplicates:,} seen before ({action})")
-        if self.inner_breaks:
-            counts.append(f"{self.inner_breaks:,} with unusual separators inside, kept")
-        return counts
+        found = {
+            f"{self.blank_name} ({'dropped' if self.blank_dropped else 'kept'})": self.blank,
+            f"seen before ({'dropped' if self.duplicates_dropped else 'kept'})": self.duplicates,
+            "with unusual separators inside, kept": self.inner_breaks,
+        }
+        return [f"{count:,} {what}" for what, count in found.items() if count]
 
     def count_blank(self, settings: DataSettings) -> bool:
         """Count a blank row. Returns whether it is dropped."""
@@ -119,8 +108,36 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+class Rows(Sized):
+    """Rows in memory, which can be split."""
+
+    report: ReadReport
+
+    @abstractmethod
+    def select(self, indices: list[int], name: str) -> Self:
+        """The rows at `indices` as a new set called `name`."""
+
+    def hold_out(
+        self, count: int | float | str, seed: int, keys: Sequence[Any] | None = None
+    ) -> tuple[Self, Self]:
+        """Split into training and held-out rows; a float is a share, `fold:2/5` the second of five folds.
+
+        The held-out rows are the last of a shuffle by `seed`; both parts keep the order of the file. Rows with equal
+        keys stay together. Raises DataError if no training row would be left.
+        """
+        keys = range(len(self)) if keys is None else keys
+        groups = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        share = count / len(self) if isinstance(count, int) and len(groups) < len(self) else count
+        chosen = {*hold_out_indices(len(groups), share, seed, f"{self.report.noun}s")[1]}
+        rest = [number for number, key in enumerate(keys) if groups[key] not in chosen]
+        held = [number for number, key in enumerate(keys) if groups[key] in chosen]
+        train = self.select(rest, self.report.name)
+        train.report = self.report  # keeps the counts of dropped rows
+        return train, self.select(held, f"held out of {self.report.name}")
+
+
 @dataclass
-class Pairs:
+class Pairs(Rows):
     """Aligned lists: line `lines[i]` of the source has `sources[i]` and `targets[i]`."""
 
     sources: list[str] = field(default_factory=list)
@@ -132,37 +149,12 @@ class Pairs:
         return len(self.lines)
 
     def select(self, indices: list[int], name: str) -> Pairs:
-        """The pairs at `indices` as a new set called `name`."""
         return Pairs(
             [self.sources[i] for i in indices],
             [self.targets[i] for i in indices],
             [self.lines[i] for i in indices],
             Report(name, pairs=len(indices)),
         )
-
-    def hold_out(self, count: int | float | str, seed: int) -> tuple[Pairs, Pairs]:
-        """Split into training and held-out pairs; a float is a share, `fold:2/5` the second of five folds.
-
-        The held-out pairs are the last of a shuffle by `seed`; both parts keep the order of the file. Raises DataError
-        if no training pair would be left.
-        """
-        return hold_out_rows(self, count, seed, "pairs")
-
-
-def hold_out_rows(
-    rows: Any, count: int | float | str, seed: int, noun: str, keys: Sequence[Any] | None = None
-) -> tuple[Any, Any]:
-    """`hold_out` of `Pairs` or of other rows, which errors call `noun`; rows with equal keys stay together."""
-    name = rows.report.name
-    keys = range(len(rows)) if keys is None else keys
-    groups = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    share = count / len(rows) if isinstance(count, int) and len(groups) < len(rows) else count
-    chosen = {*hold_out_indices(len(groups), share, seed, noun)[1]}
-    rest = [number for number, key in enumerate(keys) if groups[key] not in chosen]
-    held = [number for number, key in enumerate(keys) if groups[key] in chosen]
-    train = rows.select(rest, name)
-    train.report = rows.report  # keeps the counts of dropped rows
-    return train, rows.select(held, f"held out of {name}")
 
 
 def hold_out_indices(
@@ -240,13 +232,13 @@ def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Repo
     if len(files) == 2:
         return report, _read_aligned(files, settings)
     kind = _table_format(files[0], settings)
-    rows = iter_file(files[0], kind, settings, report=report.header.append)
+    rows = tables.iter_file(files[0], kind, settings, report=report.header.append)
     return report, _rows_of_columns(rows, settings, report, is_table=kind in ("tsv", "csv"))
 
 
 def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
     """The rows of `hub:…` or `embedded:…`; `split` is the split of an embedded source that names none."""
-    return iter_hub(source) if source.startswith("hub:") else embedded.iter_rows(source, split)
+    return tables.iter_hub(source) if source.startswith("hub:") else embedded.iter_rows(source, split)
 
 
 def _rows_of_columns(
@@ -262,13 +254,13 @@ def _rows_of_columns(
             names = {name.strip().casefold() for name in row}
             if names.isdisjoint(_SIDES) and all(names.intersection(role.names) for role in _CLASSES.values()):
                 roles = _CLASSES
-            columns = choose_columns(row, roles, settings, place, is_table=is_table)
+            columns = tables.choose_columns(row, roles, settings, place, is_table=is_table)
             chosen = "source {source!r:.40}, target {target!r:.40}".format(**columns)
             if report.header == ["header: "]:
                 report.header[0] += chosen
             elif not is_table and roles is _CLASSES:
                 report.header.append(chosen)
-        source, target = read_roles(row, roles, columns, place)
+        source, target = tables.read_roles(row, roles, columns, place)
         yield Row(source, target, number)
 
 

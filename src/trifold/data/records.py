@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import PurePath
 from textwrap import shorten
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from trifold.data.conll import iter_conll
 from trifold.data.files import FORMATS, find_files, is_dataset
 from trifold.data.lines import display_name, inner_suffix, iter_lines
-from trifold.data.pairs import Report, filter_rows, hold_out_rows, iter_dataset, plural
+from trifold.data.pairs import Report, Rows, filter_rows, iter_dataset, plural
 from trifold.data.settings import DataSettings, Source
 from trifold.data.squad import iter_squad
 from trifold.data.tables import NumberedRow, Role, Roles, check_text, choose_columns, iter_file, read_roles
@@ -47,7 +47,7 @@ class RecordReport(Report):
 
 
 @dataclass
-class Records:
+class Records(Rows):
     """Labelled rows: row i is on line `lines[i]` and has the value `columns[role][i]` for each role.
 
     The values of an optional role that the source does not have are None.
@@ -60,14 +60,14 @@ class Records:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def select(self, indices: list[int], name: str) -> Records:
-        """The rows at `indices` as a new set called `name`."""
+    def select(self, indices: list[int], name: str) -> Self:
         columns = {role: [values[i] for i in indices] for role, values in self.columns.items()}
         return type(self)(columns, [self.lines[i] for i in indices], RecordReport(name, pairs=len(indices)))
 
-    def hold_out(self, count: int | float | str, seed: int) -> tuple[Records, Records]:
-        """Split into training and held-out rows, as `Pairs.hold_out` does; rows of one context stay together."""
-        return hold_out_rows(self, count, seed, "rows", self.columns.get("context"))
+    def hold_out(
+        self, count: int | float | str, seed: int, keys: Sequence[Any] | None = None
+    ) -> tuple[Self, Self]:
+        return super().hold_out(count, seed, self.columns.get("context"))  # rows of one context stay together
 
 
 def read_records(
