@@ -107,10 +107,17 @@ def read_image(
 
 def normalize(pixels: NDArray[np.uint8], settings: ImageSettings) -> NDArray[np.float32]:
     """Pixels (channels, height, width), scaled and normalized."""
-    values = pixels.astype(np.float64)
     with np.errstate(all="ignore"):  # the caller checks for infinite pixels
-        values = values if settings.scale is None else values * settings.scale
-        return _normalize(values.astype(np.float32), settings)
+        scaled = pixels.astype(np.float64) * (1 if settings.scale is None else settings.scale)
+        values = scaled.astype(np.float32)
+        for constants, operation in ((settings.mean, np.subtract), (settings.deviation, np.divide)):
+            if constants is not None and len(constants) not in (1, len(values)):
+                raise DataError(
+                    f"{len(constants)} means or deviations for {len(values)} channels: give one per channel"
+                )
+            if constants is not None:
+                values = operation(values, np.asarray(constants, dtype=np.float32)[:, None, None])
+    return values
 
 
 def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
@@ -147,18 +154,6 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
         raise DataError(f"{name}: the image is too large; the limit is {MAX_PIXELS:,} pixels") from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # raised by the decoders
         raise DataError(f"{name}: damaged or truncated ({error}); copy the file again") from None
-
-
-def _normalize(values: NDArray[np.float32], settings: ImageSettings) -> NDArray[np.float32]:
-    for constants, operation in ((settings.mean, np.subtract), (settings.deviation, np.divide)):
-        if constants is None:
-            continue
-        if len(constants) not in (1, len(values)):
-            raise DataError(
-                f"{len(constants)} means or deviations for {len(values)} channels: give one per channel"
-            )
-        values = operation(values, np.asarray(constants, dtype=np.float32)[:, None, None])
-    return values
 
 
 def import_pillow() -> tuple[Any, Any]:

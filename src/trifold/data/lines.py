@@ -76,15 +76,7 @@ def read_text(path: str | Path) -> str:
         raw = stream.read()
     if raw.startswith(_WIDE_BOMS):
         raise _utf16_error(name)
-    raw = raw.removeprefix(_BOM).replace(b"\r\n", b"\n")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:  # decode line by line to raise the error with the line number
-        for number, line in enumerate(raw.split(b"\n"), start=1):
-            _decode(line, name, number)
-    return text
+    return _decode(raw.removeprefix(_BOM).replace(b"\r\n", b"\n"), name, 1)
 
 
 def display_name(path: str | Path) -> str:
@@ -160,15 +152,18 @@ def _utf16_error(name: str) -> DataError:
 
 
 def _decode(raw: bytes, name: str, number: int) -> str:
+    """The text of lines, of which the first has this number."""
     try:
         text = raw.decode("utf-8")
+        position = raw.find(0)
+        problem = "a NUL byte, so this is not plain text; remove it (`tr -d '\\0'`)"
     except UnicodeDecodeError as error:
-        place, value = f"{name}:{number}:{error.start + 1}", raw[error.start]
+        position = error.start
         remedy = "find the file's encoding and convert it, for instance with `iconv -f LATIN1 -t UTF-8`"
-        raise DataError(f"{place}: byte 0x{value:02x} is not valid UTF-8; {remedy}") from None
-    if "\0" in text:
-        place = f"{name}:{number}:{raw.index(0) + 1}"
-        raise DataError(f"{place}: a NUL byte, so this is not plain text; remove it (`tr -d '\\0'`)")
+        problem = f"byte 0x{raw[position]:02x} is not valid UTF-8; {remedy}"
+    if position >= 0:
+        line, column = number + raw.count(b"\n", 0, position), position - raw.rfind(b"\n", 0, position)
+        raise DataError(f"{name}:{line}:{column}: {problem}")
     return text
 
 
