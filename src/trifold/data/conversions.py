@@ -36,10 +36,9 @@ def bio(content: bytes) -> bytes:
 
 def similarities(content: bytes) -> bytes:
     """STS-B with a header, and without the columns that name the origin of a pair."""
-    rows = [["genre", "score", "sentence1", "sentence2"]]
-    for line in content.decode().rstrip("\n").split("\n"):
-        columns = line.split("\t")
-        rows.append([columns[each].strip() for each in (0, 4, 5, 6)])
+    lines = [line.split("\t") for line in content.decode().rstrip("\n").split("\n")]
+    rows = [[columns[each].strip() for each in (0, 4, 5, 6)] for columns in lines]
+    rows.insert(0, ["genre", "score", "sentence1", "sentence2"])
     return "".join("\t".join(row) + "\n" for row in rows).encode()
 
 

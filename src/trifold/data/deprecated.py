@@ -7,15 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from trifold.data.documents import (
-    FilePart,
-    Splits,
-    find_parts,
-    iter_part,
-    open_documents,
-    read_documents,
-    read_splits,
-)
+from trifold.data import documents
 from trifold.data.files import is_dataset
 from trifold.data.lines import MAX_LINE_BYTES, iter_lines
 from trifold.data.pairs import Row, open_pairs
@@ -35,9 +27,9 @@ def read_lines(path: str | Path, max_line_bytes: int = MAX_LINE_BYTES) -> list[s
     return list(iter_lines(path, max_line_bytes))
 
 
-def read_document_splits(settings: DataSettings, seed: int = 0) -> Splits:
+def read_document_splits(settings: DataSettings, seed: int = 0) -> documents.Splits:
     """The splits of raw text."""
-    return read_splits(settings, seed, read_documents)
+    return documents.read_splits(settings, seed, documents.read_documents)
 
 
 def iter_rows(source: Source, settings: DataSettings, split: str = "train") -> Iterator[Row]:
@@ -50,16 +42,16 @@ def iter_documents(
 ) -> Iterator[Document]:
     """All documents of `source`, in memory bounded by the longest."""
     if is_dataset(source):
-        texts = enumerate(open_documents(source, settings, split)[1], start=1)
+        texts = enumerate(documents.open_documents(source, settings, split)[1], start=1)
         return (Document(text, source, line) for line, text in texts)
-    parts = find_parts(source, settings)[1]
+    parts = documents.find_parts(source, settings)[1]
     return (Document(text, part.file, line) for part in parts for line, text in _numbered(part, settings))
 
 
-def _numbered(part: FilePart, settings: DataSettings) -> Iterator[tuple[int, str]]:
+def _numbered(part: documents.FilePart, settings: DataSettings) -> Iterator[tuple[int, str]]:
     """The documents of a file with their first lines; each is one line or row, except blocks and whole files."""
     if part.kind != "text" or settings.documents != "blank":
-        yield from enumerate(iter_part(part, settings), start=1)
+        yield from enumerate(documents.iter_part(part, settings), start=1)
         return
     lines = enumerate(iter_lines(part.file, settings.max_line_bytes, allow_empty=True), start=1)
     for is_blank, block in groupby(lines, key=lambda line: not line[1].strip()):

@@ -76,10 +76,7 @@ def functions() -> Splits:
 
 
 SOURCES: dict[str, Callable[[], Splits]] = {
-    "smoke": smoke,
-    "phrasebook": phrasebook,
-    "translations": translations,
-    "functions": functions,
+    make.__name__: make for make in (smoke, phrasebook, translations, functions)
 }
 
 
