@@ -82,18 +82,25 @@ def test_token_probabilities_cover_the_text(pipeline):
     assert found[len(prompt)].probability == pytest.approx(float(first), rel=1e-4)
 
 
-def test_text_size_includes_blank_lines():
+def rows_of(cells):
+    found = [""] * (1 + max(cell.row for cell in cells))
+    for cell in cells:
+        assert len(found[cell.row]) == cell.column
+        found[cell.row] += cell.character
+    return found
+
+
+def test_texts_are_separated_by_blank_rows():
     texts = [[plots.TokenText("def f():", None), plots.TokenText("\n  a", 0.5)], [plots.TokenText("x", None)]]
-    assert plots.text_size(texts) == (4, 8)
+    assert rows_of(plots.arrange(texts, 99)) == ["def f():", "  a", "", "x"]
 
 
 def test_wrapped_text_fits_and_is_the_same_text():
     text = [plots.TokenText("def f():\n  abcd", None), plots.TokenText("efghijklmnop", 0.5)]
-    wrapped = plots.wrap_text(text, 8)
-    assert "".join(token.text for token in wrapped) == "def f():\n  abcdef\nghijklmn\nop"
-    assert [token.probability for token in wrapped] == [None, 0.5]
-    assert plots.text_size([wrapped]) == (4, 8)
-    assert plots.wrap_text(text, 99) == text
+    wrapped = plots.arrange([text], 8)
+    assert rows_of(wrapped) == ["def f():", "  abcdef", "ghijklmn", "op"]
+    assert [cell.probability for cell in wrapped] == [None] * 14 + [0.5] * 12
+    assert rows_of(plots.arrange([text], 99)) == ["def f():", "  abcdefghijklmnop"]
 
 
 def test_the_legend_lies_above_the_curves(tmp_path):
@@ -112,8 +119,8 @@ def test_the_legend_lies_above_the_curves(tmp_path):
 def test_text_beyond_the_size_is_omitted():
     pytest.importorskip("matplotlib")
     axis = plots.new_figure(2, 2).subplots()
-    first = [plots.TokenText("abc", None), plots.TokenText("\nd", 0.25)]
-    plots.draw_probabilities(axis, [first, [plots.TokenText("e", 1.0)]], 2, 2)
+    first = [plots.TokenText("ab", None), plots.TokenText("\nd", 0.25)]
+    plots.draw_probabilities(axis, plots.arrange([first, [plots.TokenText("e", 1.0)]], 2), 2, 2)
     assert [text.get_text() for text in axis.texts] == ["a", "b", "d"]
 
 

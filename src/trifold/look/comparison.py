@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
+from trifold.data.pairs import plural
 from trifold.nn.config import ModelConfig
 
 
@@ -110,7 +111,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
             _NORM_PLACEMENTS.get(config.norm_placement),
             None if config.norm_bias else "norms without biases",
             _RESIDUALS.get(config.residual),
-            f"{len(layers)} layers share {_count(blocks, 'block')}" if blocks < len(layers) else None,
+            f"{len(layers)} layers share {plural(blocks, 'block')}" if blocks < len(layers) else None,
         ],
     )
     queries, keys, window = config.n_heads, config.kv_heads, config.sliding_window
@@ -123,7 +124,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
         "scores divided by √d_head, no biases",
         [
             _BIASES.get((config.attention_bias, config.out_bias)),
-            f"{queries} query heads share {_count(keys, 'key/value head')}" if keys != queries else None,
+            f"{queries} query heads share {plural(keys, 'key/value head')}" if keys != queries else None,
             None if config.attention_scale is None else scale,
             "scores divided by the layer number" if config.attention_scale_by_layer else None,
             None if window is None else f"window of {window:,} tokens{some}",
@@ -177,10 +178,6 @@ def _other_heads(config: ModelConfig) -> list[str]:
     if not config.chosen_heads:
         return ["no head"]
     return [f"{'heads' if len(others) > 1 else 'head'}: {', '.join(others)}"] if others else []
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _both(descriptions: Iterable[str]) -> str:

@@ -144,50 +144,45 @@ def token_probabilities(pipeline: Pipeline, prompt: Sequence[int], written: Sequ
     ]
 
 
-def draw_probabilities(axis: Any, texts: Sequence[Sequence[TokenText]], lines: int, columns: int) -> None:
-    """Texts below each other, one character per cell; the darker a cell, the less likely its token.
+class Cell(NamedTuple):
+    """A character at a row and a column, and the probability of its token."""
 
-    The prompt is bold. Text beyond `lines` and `columns` is left out.
-    """
-    uncertainty = np.full((lines, columns), np.nan)
-    row, column = 0, 0
+    row: int
+    column: int
+    character: str
+    probability: float | None
+
+
+def arrange(texts: Sequence[Sequence[TokenText]], columns: int) -> list[Cell]:
+    """The characters of texts below each other, a blank row between them; longer lines are wrapped."""
+    cells, row = list[Cell](), 0
     for text in texts:
+        column = 0
         for token in text:
             for character in token.text:
-                if character == "\n":
+                if character == "\n" or column == columns:
                     row, column = row + 1, 0
-                elif row < lines and column < columns:
-                    if token.probability is not None:
-                        uncertainty[row, column] = 1 - token.probability
-                    axis.text(
-                        column + 0.5, row + 0.5, character, ha="center", va="center", fontsize=7,
-                        family="monospace", weight="bold" if token.probability is None else "normal",
-                        parse_math=False,
-                    )  # fmt: skip
+                if character != "\n":
+                    cells.append(Cell(row, column, character, token.probability))
                     column += 1
-        row, column = row + 2, 0
+        row += 2
+    return cells
+
+
+def draw_probabilities(axis: Any, cells: Sequence[Cell], rows: int, columns: int) -> None:
+    """The characters of the cells; the darker a cell, the less likely its token.
+
+    The prompt is bold. Text beyond `rows` is left out.
+    """
+    uncertainty = np.full((rows, columns), np.nan)
+    for row, column, character, probability in cells:
+        if row < rows:
+            uncertainty[row, column] = np.nan if probability is None else 1 - probability
+            axis.text(
+                column + 0.5, row + 0.5, character, ha="center", va="center", fontsize=7, family="monospace",
+                weight="bold" if probability is None else "normal", parse_math=False,
+            )  # fmt: skip
     masked = np.ma.masked_invalid(uncertainty)
     axis.pcolormesh(masked, cmap=UNCERTAINTY_COLORMAP, vmin=0, vmax=MAX_UNCERTAINTY, zorder=0)
-    axis.set(xlim=(0, columns), ylim=(lines, 0))
+    axis.set(xlim=(0, columns), ylim=(rows, 0))
     axis.set_axis_off()
-
-
-def wrap_text(text: Sequence[TokenText], columns: int) -> list[TokenText]:
-    """The text with line breaks after `columns` characters of a longer line."""
-    wrapped, column = [], 0
-    for token in text:
-        characters = ""
-        for character in token.text:
-            if character != "\n" and column == columns:
-                characters, column = characters + "\n", 0
-            characters += character
-            column = 0 if character == "\n" else column + 1
-        wrapped.append(token._replace(text=characters))
-    return wrapped
-
-
-def text_size(texts: Sequence[Sequence[TokenText]]) -> tuple[int, int]:
-    """The lines and columns that `draw_probabilities` needs."""
-    plain = ["".join(token.text for token in text).split("\n") for text in texts]
-    lines = sum(len(text) + 1 for text in plain) - 1
-    return lines, max(len(line) for text in plain for line in text)

@@ -11,16 +11,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trifold.cli.demos import (
-    abbreviate,
-    check_mark,
-    clear_folder,
-    print_folders,
-    quote,
-    save_picture,
-    spread,
-    train_demo,
-)
+from trifold.cli import demos
+from trifold.cli.demos import abbreviate, check_mark, spread
 from trifold.cli.terminal import count_progress, print_json, print_note, print_table
 
 if TYPE_CHECKING:
@@ -58,8 +50,8 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     recipe = load_recipe("demo-write", {} if minutes is None else {"train.minutes": minutes})
     print_note("reading the sources of this Python's standard library …")
     test_rows = load_rows("functions", "test")
-    clear_folder(out)
-    outcome = train_demo(recipe, out)
+    demos.clear_folder(out)
+    outcome = demos.train_demo(recipe, out)
 
     pipeline = load(str(out))
     signatures = choose_signatures([row["signature"] for row in test_rows], pipeline, recipe.generate)
@@ -68,7 +60,7 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     does_something = sum(one.check.does_something for one in ours)
     loss = read_metric(out, "valid/loss")[1][-1]
     examples = choose_examples(ours)
-    picture = save_picture(
+    picture = demos.save_picture(
         lambda: draw(pipeline, out, spread(examples, DRAWN)), out / "completions.png", "the completions"
     )
     listed = spread(ours, LISTED)
@@ -99,12 +91,12 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     print(f"the loss on held-out functions is {loss:.3f} nats per token.\n")
     print(f"training             {outcome.seconds:.0f} s, {outcome.steps:,} steps")
     folders = {"model": out / "model", "run folder": out, "completions": picture}
-    print_folders(folders, next_commands(out, signatures[0]))
+    demos.print_folders(folders, next_commands(out, signatures[0]))
 
 
 def next_commands(out: Path, signature: str) -> list[str]:
     """Commands that use the model, quoted for a shell."""
-    folder, signature = shlex.quote(str(out)), quote(signature)
+    folder, signature = shlex.quote(str(out)), demos.quote(signature)
     return [
         f"trifold generate {folder} {signature}",
         f"trifold eval {folder}",
@@ -147,15 +139,15 @@ def draw(pipeline: Pipeline, run: Path, completions: list[Completion]) -> Figure
     prompts = pipeline.read([one.signature for one in completions])
     bodies = pipeline.reader.encode([one.body for one in completions])
     found = [plots.token_probabilities(pipeline, *each) for each in zip(prompts, bodies, strict=True)]
-    texts = [plots.wrap_text(text, MAX_WIDTH) for text in found]
-    lines, columns = plots.text_size(texts) if texts else (1, 1)
-    lines, columns = min(lines, 64), max(columns, 56)
-    wide, tall = columns * 0.066, max(3.6, lines * 0.14)
+    cells = plots.arrange(found, MAX_WIDTH)
+    rows = min(64, 1 + max((cell.row for cell in cells), default=0))
+    columns = max(56, 1 + max((cell.column for cell in cells), default=0))
+    wide, tall = columns * 0.066, max(3.6, rows * 0.14)
     figure = plots.new_figure(4.6 + wide, tall + 0.5)
     left, right = figure.subplots(1, 2, width_ratios=(4.2, max(wide, 2.0)))
     plots.draw_loss(left, run)
     left.set_title("loss during training", fontsize=11, fontweight="bold")
-    plots.draw_probabilities(right, texts, lines, columns)
+    plots.draw_probabilities(right, cells, rows, columns)
     title = "completions of the signatures in bold\ndarker tokens were less likely"
     right.set_title(title, fontsize=11, fontweight="bold")
     return figure
