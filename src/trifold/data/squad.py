@@ -8,7 +8,7 @@ from typing import Any
 
 from trifold.data.lines import read_text
 from trifold.data.settings import DataSettings
-from trifold.data.tables import NumberedRow, check_text
+from trifold.data.tables import NumberedRow, check_text, parse_json
 from trifold.errors import DataError
 
 _FORM = 'SQuAD files are {"data": [{"paragraphs": [{"context": …, "qas": [{"id": …, "question": …, "answers": …}]}]}]}'
@@ -21,14 +21,7 @@ def iter_squad(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
     context, which is empty if the question has no answer. Raises DataError if the file has another form, if an answer
     is not in its context, or if an id occurs twice.
     """
-    try:
-        content = json.loads(read_text(file))
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{file}:{error.lineno}:{error.colno}: not valid JSON ({error.msg}); {_FORM}"
-        ) from None
-    except (ValueError, RecursionError):
-        raise DataError(f"{file}: not readable JSON (nested too deeply, or a number too long)") from None
+    content = parse_json(read_text(file), file, 1, _FORM)
     number, ids = 0, set[str]()
     for article in _list(content, "data", file):
         for paragraph in _list(article, "paragraphs", file):
@@ -48,11 +41,8 @@ def iter_squad(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
                         f"{place}: is_impossible is {json.dumps(impossible)}, but it has {len(answers)} answers; "
                         "correct one of them"
                     )
-                yield (
-                    number,
-                    place,
-                    {"id": name, "question": question, "context": context, "answers": answers},
-                )
+                row = {"id": name, "question": question, "context": context, "answers": answers}
+                yield number, place, row
 
 
 def check_answers(answers: Any, context: str, place: str) -> list[dict[str, Any]]:

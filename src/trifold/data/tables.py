@@ -76,17 +76,23 @@ def read_objects(lines: Iterable[str], name: str, first_line: int = 1) -> Iterat
         if not line.strip():
             yield number, place, None
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{place}:{error.colno}: not valid JSON ({error.msg}); write one object per line"
-            ) from None
-        except (ValueError, RecursionError):
-            raise DataError(f"{place}: not readable JSON (nested too deeply, or a number too long)") from None
+        row = parse_json(line, name, number, "write one object per line")
         if not isinstance(row, dict):
             raise DataError(f"{place}: a JSON {type(row).__name__}, expected an object with named values")
         yield number, place, row
+
+
+def parse_json(text: str, name: str, line: int, remedy: str) -> Any:
+    """The value in a text that begins at this line of a file. Raises DataError if it is not JSON."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"{name}:{line + error.lineno - 1}:{error.colno}"
+        raise DataError(f"{place}: not valid JSON ({error.msg}); {remedy}") from None
+    except (ValueError, RecursionError):
+        raise DataError(
+            f"{name}:{line}: not readable JSON (nested too deeply, or a number too long)"
+        ) from None
 
 
 def _read_table(
