@@ -17,14 +17,8 @@ from trifold.data.lines import COMPRESSED_SUFFIXES, STANDARD_INPUT, expand_path,
 from trifold.data.settings import Source
 from trifold.errors import DataError, SettingsError, TrifoldError
 
-TEXT_FORMATS = {
-    "": "text",
-    ".txt": "text",
-    ".text": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-}
+TEXT_FORMATS = {"": "text", ".txt": "text", ".text": "text"}
+TEXT_FORMATS |= {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 FORMATS = TEXT_FORMATS | {".tsv": "tsv", ".tab": "tsv", ".csv": "csv"}
 
 

@@ -15,7 +15,7 @@ import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -246,14 +246,10 @@ class _ZstdReader(io.RawIOBase):
 
 def _zstd_factory(name: str) -> Callable[[], Any]:
     """Creates the decompressor of a frame, from the standard library (Python 3.14) or the `zstandard` library."""
-    for module, make in (
-        ("compression.zstd", lambda library: library.ZstdDecompressor()),
-        ("zstandard", lambda library: library.ZstdDecompressor().decompressobj()),
-    ):
-        try:
-            library = importlib.import_module(module)
-        except ModuleNotFoundError:
-            continue
-        return partial(make, library)
+    with suppress(ModuleNotFoundError):
+        return partial(importlib.import_module("compression.zstd").ZstdDecompressor)
+    with suppress(ModuleNotFoundError):
+        library = importlib.import_module("zstandard")
+        return lambda: library.ZstdDecompressor().decompressobj()
     remedy = 'install it with `pip install "trifold[zst]"`, or decompress the file with `zstd -d`'
     raise DataError(f"{name}: reading zstd needs the `zstandard` library; {remedy}") from None

@@ -12,6 +12,7 @@ import hashlib
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -123,13 +124,11 @@ def check_function(text: str) -> FunctionCheck:
     """Check a generated function, given as source text."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escape sequences, comparisons with literals
-        try:
-            body = ast.parse(text).body
-            if len(body) != 1 or not isinstance(body[0], FunctionNode):
-                return FunctionCheck(False, False)
-            return FunctionCheck(True, does_something(body[0]))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return FunctionCheck(False, False)
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            match ast.parse(text).body:
+                case [ast.FunctionDef() | ast.AsyncFunctionDef() as function]:
+                    return FunctionCheck(True, does_something(function))
+    return FunctionCheck(False, False)
 
 
 def does_something(function: FunctionNode) -> bool:

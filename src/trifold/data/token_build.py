@@ -127,9 +127,7 @@ def build(
 
 def _prepare_folder(folder: Path, job: BuildJob, groups: list[list[FilePart]]) -> None:
     """Keep the groups of an earlier attempt only if it had the same files, divided at the same positions."""
-    ranges = [
-        [[part.file, part.kind, part.range.start, part.range.stop] for part in group] for group in groups
-    ]
+    ranges = [[[part.file, part.kind, *part.range[:2]] for part in group] for group in groups]
     plan = {"key": job.key, "files": [list(file) for file in job.corpus.files], "groups": ranges}
     path = folder / "plan.json"
     if path.is_file() and read_json(path) == plan:
@@ -212,9 +210,8 @@ def _concatenate(
     job: BuildJob, records: list[dict[str, Any]], digests: list[str], folder: Path
 ) -> dict[str, Any]:
     """Write ids.bin and starts.bin from the files of the groups. Returns the manifest."""
-    totals = {
-        key: sum(record[key] for record in records) for key in ("documents", "tokens", "bytes", "empty")
-    }
+    kinds = ("documents", "tokens", "bytes", "empty")
+    totals = {kind: sum(record[kind] for record in records) for kind in kinds}
     name = job.corpus.report.name
     if not totals["tokens"]:
         read = sum(record["report"]["documents"] for record in records)
