@@ -247,7 +247,16 @@ def draw_panels(panels: Sequence[Panel]) -> Figure:
     figure = new_figure(max(widths), sum(heights))
     parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for part, panel in zip(parts, panels, strict=True):
-        _draw_panel(part, panel)
+        part.suptitle(panel.title_at(panel.size[0]), fontsize=11, fontweight="bold")
+        rows, columns = panel.patterns.shape[:2]
+        axes = part.subplots(rows, columns, squeeze=False)
+        for (row, column), axis in np.ndenumerate(axes):
+            image = _draw_cells(axis, panel.patterns[row, column], vmax=1)
+            axis.set_title(f"layer {panel.layers[row]} head {panel.heads[column]}", fontsize=8, pad=3)
+            _label_ticks(axis.xaxis, panel.column_labels if row == rows - 1 else [], rotation=90)
+            _label_ticks(axis.yaxis, panel.row_labels if column == 0 else [])
+        shrink = min(1.0, 1.6 / rows)
+        _color_bar(part, image, axes, 7, shrink=shrink, aspect=16, pad=0.01, ticks=[0, 0.5, 1])
     return figure
 
 
@@ -257,19 +266,6 @@ def _numbers(number: int | None, available: int, what: str) -> list[int]:
     if not 1 <= number <= available:
         raise UsageError(f"{what} {number}: the model has {what}s 1 to {available}")
     return [number]
-
-
-def _draw_panel(figure: Figure, panel: Panel) -> None:
-    rows, columns = panel.patterns.shape[:2]
-    figure.suptitle(panel.title_at(panel.size[0]), fontsize=11, fontweight="bold")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for (row, column), axis in np.ndenumerate(axes):
-        image = _draw_cells(axis, panel.patterns[row, column], vmax=1)
-        axis.set_title(f"layer {panel.layers[row]} head {panel.heads[column]}", fontsize=8, pad=3)
-        _label_ticks(axis.xaxis, panel.column_labels if row == rows - 1 else [], rotation=90)
-        _label_ticks(axis.yaxis, panel.row_labels if column == 0 else [])
-    shrink = min(1.0, 1.6 / rows)
-    _color_bar(figure, image, axes, 7, shrink=shrink, aspect=16, pad=0.01, ticks=[0, 0.5, 1])
 
 
 def _draw_cells(axis: Any, weights: NDArray[np.floating], vmax: float) -> Any:

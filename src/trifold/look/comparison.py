@@ -175,9 +175,8 @@ def _rotary(config: ModelConfig) -> str:
 def _other_heads(config: ModelConfig) -> list[str]:
     """The heads other than the language-model head."""
     others = [head for head in config.chosen_heads if head != "lm"]
-    if not config.chosen_heads:
-        return ["no head"]
-    return [f"{'heads' if len(others) > 1 else 'head'}: {', '.join(others)}"] if others else []
+    found = [f"{'heads' if len(others) > 1 else 'head'}: {', '.join(others)}"] if others else []
+    return found if config.chosen_heads else ["no head"]
 
 
 def _both(descriptions: Iterable[str]) -> str:
