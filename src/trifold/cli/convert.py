@@ -17,7 +17,6 @@ EXAMPLES = (
     "trifold convert EleutherAI/gpt-j-6b gpt-j --shard-size 2GB",
     "trifold convert old-folder new-folder --trust-pickle",
 )
-UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3, "bytes": 1}
 
 
 def run(
@@ -55,6 +54,7 @@ def run(
     check_utf8(str(new), "NEW")
 
     import torch
+    from rich.filesize import decimal
 
     from trifold.hub import read_config, resolve
     from trifold.hub.convert import convert
@@ -79,9 +79,7 @@ def run(
         print_json({"old": old, "new": str(new), **done._asdict()})
         return
     family = done.family if done.family == done.was else f"{done.was} → {done.family}"
-    unit = next(unit for unit, size in UNITS.items() if done.bytes >= size or size == 1)
-    size = f"{done.bytes / UNITS[unit]:,.1f} {unit}"
-    print(f"{new}: {family}, {done.tensors:,} tensors, {size} of {done.dtype}")
+    print(f"{new}: {family}, {done.tensors:,} tensors, {decimal(done.bytes)} of {done.dtype}")
     for file in done.files:
         print(f"  {file}")
     if done.unused:
