@@ -70,14 +70,12 @@ def ask() -> Name:
     print_note(f"\nEach takes up to four minutes on two cores. Which one? [{DEFAULT}]")
     while True:
         try:
-            answer = input().strip().lower()
+            answer = input().strip().lower() or DEFAULT
         except EOFError:
             return DEFAULT
         for number, name in enumerate(names, start=1):
-            if answer == str(number) or (answer and name.startswith(answer)):
+            if answer == str(number) or name.startswith(answer):
                 return name
-        if not answer:
-            return DEFAULT
         print_note(f"{answer!r} is not a demo; type {', '.join(names)}, a number, or Enter for {DEFAULT}")
 
 

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 FOLDER = Path("runs/demo-read")
 PRETRAINING, FROM_SCRATCH = "pretraining", "from-scratch"  # folders of the other runs in that of the demo
 SHARES = {PRETRAINING: 0.5, "": 0.25, FROM_SCRATCH: 0.25}  # of --minutes
+TITLES = {
+    PRETRAINING: "1 of 3: pretraining on masked words",
+    "": "2 of 3: translations, after pretraining",
+    FROM_SCRATCH: "3 of 3: translations, from scratch",
+}
 LISTED = 12
 
 
@@ -34,11 +39,7 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
 
     recipes = _load_recipes(out, minutes)  # errors in them are found before the folder is cleared
     clear_folder(out)
-    outcomes = [
-        _train("1 of 3: pretraining on masked words", recipes[PRETRAINING], out / PRETRAINING),
-        _train("2 of 3: translations, after pretraining", recipes[""], out),
-        _train("3 of 3: translations, from scratch", recipes[FROM_SCRATCH], out / FROM_SCRATCH),
-    ]
+    outcomes = [_train(TITLES[name], recipe, out / name) for name, recipe in recipes.items()]
     rows = load_rows("translations", "test")
     ours = classify(out, rows)
     accuracies = {
@@ -73,9 +74,7 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
 
 def next_commands(out: Path) -> list[str]:
     """Commands that use the models, quoted for a shell."""
-    folder, pretrained, scratch = (
-        shlex.quote(str(path)) for path in (out, out / PRETRAINING, out / FROM_SCRATCH)
-    )
+    folder, pretrained, scratch = (shlex.quote(str(out / name)) for name in ("", PRETRAINING, FROM_SCRATCH))
     return [
         f'trifold predict {folder} "I love dogs." --pair "J\'aime les chiens."',
         f'trifold predict {pretrained} "I love <mask>. = J\'aime les chiens."',
@@ -95,12 +94,8 @@ def _load_recipes(out: Path, minutes: float | None) -> dict[str, Recipe]:
         "": ("demo-read-translations", model | begin),
         FROM_SCRATCH: ("demo-read-translations", model),
     }
-    return {
-        name: load_recipe(
-            recipe, more if minutes is None else more | {"train.minutes": minutes * SHARES[name]}
-        )
-        for name, (recipe, more) in runs.items()
-    }
+    times = {} if minutes is None else {name: {"train.minutes": minutes * SHARES[name]} for name in runs}
+    return {name: load_recipe(recipe, more | times.get(name, {})) for name, (recipe, more) in runs.items()}
 
 
 def _train(title: str, recipe: Recipe, out: Path) -> Outcome:
@@ -122,9 +117,8 @@ def classify(folder: Path, rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 def accuracy(rows: Sequence[Mapping[str, str]], found: Sequence[str]) -> float:
     """The percentage of correct labels."""
-    return (
-        100 * sum(row["label"] == label for row, label in zip(rows, found, strict=True)) / max(len(rows), 1)
-    )
+    correct = sum(row["label"] == label for row, label in zip(rows, found, strict=True))
+    return 100 * correct / max(len(rows), 1)
 
 
 def standard_error(percentage: float, count: int) -> float:
