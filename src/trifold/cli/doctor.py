@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,22 +19,7 @@ def run(json: Json = False, faults: Annotated[bool, typer.Option("--faults", hid
     """Print versions, cores, device, and free memory and disk space."""
     if faults:
         raise UsageError("--faults moved out of the package: run `make faults` in a checkout of trifold")
-    report = describe_machine()
-    if json:
-        print_json(report)
-        return
-    texts = {
-        **report,
-        "memory_free": f"{report['memory_free'] / 2**30:,.1f} GiB, {report['memory_limit']}",
-        "disk_free": f"{report['disk_free'] / 2**30:,.1f} GiB, {Path.cwd()}",
-        "numba": report["numba"] or "none: pip install 'trifold[fast]' trains faster on a CPU",
-    }
-    del texts["memory_limit"]
-    print_table([("", "value"), *((name.replace("_", " "), str(value)) for name, value in texts.items())])
 
-
-def describe_machine() -> dict[str, Any]:
-    """Versions, threads, device, free memory and disk space."""
     import shutil
 
     import torch
@@ -47,11 +32,17 @@ def describe_machine() -> dict[str, Any]:
     for name in ("workers", "ranks", "compiled", "fast"):  # of a run
         del report[name]
     free, limit = available_memory(device)
-    return {
+    disk_free = shutil.disk_usage(Path.cwd()).free
+    report |= {"cores": os.cpu_count(), "interop_threads": torch.get_num_interop_threads()}
+    report |= {"memory_free": free, "memory_limit": limit, "disk_free": disk_free}
+    if json:
+        print_json(report)
+        return
+    texts = {
         **report,
-        "cores": os.cpu_count(),
-        "interop_threads": torch.get_num_interop_threads(),
-        "memory_free": free,
-        "memory_limit": limit,
-        "disk_free": shutil.disk_usage(Path.cwd()).free,
+        "memory_free": f"{free / 2**30:,.1f} GiB, {limit}",
+        "disk_free": f"{disk_free / 2**30:,.1f} GiB, {Path.cwd()}",
+        "numba": report["numba"] or "none: pip install 'trifold[fast]' trains faster on a CPU",
     }
+    del texts["memory_limit"]
+    print_table([("", "value"), *((name.replace("_", " "), str(value)) for name, value in texts.items())])

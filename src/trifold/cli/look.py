@@ -72,13 +72,7 @@ def run(
         return
     if kind == "alignment":
         kinds = tuple(maps.patterns)
-    print_json(
-        text=maps.text,
-        output=maps.output,
-        source=maps.source,
-        given=maps.given,
-        written=maps.written,
-        # (layers, heads, queries, keys)
-        patterns={name: maps.patterns[name].astype(float).round(4).tolist() for name in kinds},
-        picture=None if picture is None else str(picture),
-    )
+    texts = {name: getattr(maps, name) for name in ("text", "output", "source", "given", "written")}
+    # (layers, heads, queries, keys)
+    patterns = {name: maps.patterns[name].astype(float).round(4).tolist() for name in kinds}
+    print_json(**texts, patterns=patterns, picture=None if picture is None else str(picture))

@@ -51,9 +51,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Train a model from a recipe. Ctrl-C saves a checkpoint and prints how to continue."""
-    with suppress(
-        AttributeError, ValueError
-    ):  # missing on some systems; only the main thread may set handlers
+    with suppress(AttributeError, ValueError):  # not on all systems; only the main thread may set handlers
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until training handles it, it would end the process
     try:
         from trifold.hub.folder import describe_folder
@@ -80,15 +78,10 @@ def run(
         raise typer.Exit(outcome.exit_code)
     folder = outcome.folder
     if json:
-        print_json(
-            folder=str(folder),
-            steps=outcome.steps,
-            seconds=round(outcome.seconds, 2),
-            scores=outcome.scores,
-            best_step=outcome.best_step,
-            finished=outcome.finished,
-            stopped_by=outcome.stopped_by,
-        )
+        values = {"folder": str(folder), "seconds": round(outcome.seconds, 2), "finished": outcome.finished}
+        facts = outcome._asdict() | values
+        del facts["exit_code"]
+        print_json(facts)
     elif outcome.finished:
         if outcome.scores:
             scores = ", ".join(score_text(name, value) for name, value in outcome.scores.items())
