@@ -59,12 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = _app(arguments)(args=arguments, prog_name="trifold", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except OtherRankError as error:
-        if is_main_process() and not error.reported:
-            print_error(error.message)
-        return error.exit_code
     except TrifoldError as error:
-        print_error(error.message)
+        if not isinstance(error, OtherRankError) or (is_main_process() and not error.reported):
+            print_error(error.message)
         return error.exit_code
     except typer.TyperException as error:
         message = error.format_message().replace("Value error, ", "").rstrip(".")

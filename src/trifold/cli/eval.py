@@ -104,17 +104,8 @@ def run(
     perplexity, bits per byte and accuracy. Other tasks: the scores of their validation.
     """
     load = partial(load_pipeline, model, device=device, dtype=dtype, tokenizer=tokenizer)
-    request = Request(
-        model,
-        find_recipe(model),
-        data or [],
-        split,
-        batch_size,
-        given(**options),
-        load,
-        tokenizer,
-        folder=folder,
-    )
+    chosen, recipe = given(**options), find_recipe(model)
+    request = Request(model, recipe, data or [], split, batch_size, chosen, load, tokenizer, folder=folder)
     report = _score_translations(request) if check(request) == "pairs" else _validate(request)
     if json:
         print_json({"model": model, "seconds": round(report.seconds, 3), **report.values})
@@ -240,10 +231,9 @@ def score_settings(request: Request) -> TranslateSettings:
 
     from trifold.objectives.translate import TranslateSettings
 
-    options = request.options
     task = request.recipe.task if request.recipe is not None else None
     settings = task if isinstance(task, TranslateSettings) else TranslateSettings()
-    chosen = {name: value for name, value in options.items() if name in ("tokenize", "lowercase")}
+    chosen = {name: value for name, value in request.options.items() if name in ("tokenize", "lowercase")}
     settings = settings.model_copy(update=chosen)
     if settings.tokenize not in BLEU.TOKENIZERS:
         known = ", ".join(sorted(BLEU.TOKENIZERS))
@@ -277,13 +267,10 @@ def read_test_pairs(request: Request) -> Pairs:
         raise request.no_data_error("no recipe.yaml next to it, so", example)
     else:
         split, files = split_files(request, recipe, example)
-        settings = recipe.data.model_copy(update=columns)
-        held_out = files is None
-        pairs = (
-            read_splits(recipe.data, recipe.train.seed).valid
-            if held_out
-            else read_pairs(files, settings, split)
-        )
+        if files is None:
+            pairs = read_splits(recipe.data, recipe.train.seed).valid
+        else:
+            pairs = read_pairs(files, recipe.data.model_copy(update=columns), split)
     request.report(str(pairs.report))
     return pairs
 
@@ -307,8 +294,7 @@ def _validate(request: Request) -> Report:
     if request.folder is not None:
         write_report(request.folder, task, rows, found)
     values = {"loss": found.loss, "scores": found.scores, "signatures": list(found.signatures)}
-    scores = [score_text(*each) for each in found.scores.items()]
-    lines = [f"loss {found.loss:.4f} {unit}", *scores]
+    lines = [f"loss {found.loss:.4f} {unit}", *(score_text(*each) for each in found.scores.items())]
     return Report(seconds, values, lines, [*found.signatures, f"{seconds:.1f} s"])
 
 

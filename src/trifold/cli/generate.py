@@ -8,30 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from trifold.cli.batch import (
-    Output,
-    generate_batches,
-    generate_outputs,
-    load_pipeline,
-    one_line,
-    reads_stdin,
-    to_output,
-    warn_limits,
-    warn_unknown,
-)
-from trifold.cli.options import (
-    BatchSize,
-    Codec,
-    Device,
-    Dtype,
-    Json,
-    Model,
-    Out,
-    Weights,
-    generation_options,
-    generation_settings,
-    with_options,
-)
+from trifold.cli import batch, options as declared
+from trifold.cli.batch import Output, load_pipeline, one_line
 from trifold.cli.terminal import open_output, print_result
 from trifold.errors import UsageError
 from trifold.jsonfiles import json_line
@@ -48,9 +26,9 @@ EXAMPLES = (
 )
 
 
-@with_options(generation_options())
+@declared.with_options(declared.generation_options())
 def run(
-    model: Model,
+    model: declared.Model,
     text: Annotated[
         str | None,
         typer.Argument(metavar="[TEXT|-]", help="The text; `-` (or a pipe) reads lines from standard input."),
@@ -60,13 +38,13 @@ def run(
         str | None, typer.Option(metavar="MODEL", help="Smaller model that speculates: same output, faster.")
     ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Print the output while it is generated.")] = False,
-    batch_size: BatchSize = None,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    tokenizer: Codec = None,
-    weights: Weights = None,
-    json: Json = False,
-    out: Out = None,
+    batch_size: declared.BatchSize = None,
+    device: declared.Device = None,
+    dtype: declared.Dtype = "float32",
+    tokenizer: declared.Codec = None,
+    weights: declared.Weights = None,
+    json: declared.Json = False,
+    out: declared.Out = None,
     **options: Any,
 ) -> None:
     """Translate or continue a text, or every line of standard input: one output line for each input line, or
@@ -74,8 +52,8 @@ def run(
 
     Options that are not given are taken from the model's generation_config.json.
     """
-    settings = generation_settings(options)
-    is_piped = reads_stdin([] if text is None else [text])
+    settings = declared.generation_settings(options)
+    is_piped = batch.reads_stdin([] if text is None else [text])
     if stream and (is_piped or json):
         raise UsageError("--stream prints one TEXT: pass the text in quotes, and leave out --json")
 
@@ -91,19 +69,19 @@ def run(
         if is_piped or text is None:
             # A person who types expects an output after each line.
             size = 1 if sys.stdin.isatty() else batch_size
-            for source, outputs in generate_batches(pipeline, iter_lines("-"), settings, size):
+            for source, outputs in batch.generate_batches(pipeline, iter_lines("-"), settings, size):
                 _print(source, outputs, count, json, results)
             return
         if stream:
             outputs = _stream(pipeline, text, settings, results)
         else:
-            outputs = generate_outputs(pipeline, [text], settings)[0]
+            outputs = batch.generate_outputs(pipeline, [text], settings)[0]
             if json or count > 1:
                 _print(text, outputs, count, json, results)
             else:  # a single output may have several lines
                 print_result(outputs[0].text, results)
-        warn_unknown(pipeline, unknown_words(pipeline.reader, [text]))
-        warn_limits(pipeline, [each.limit for each in outputs])
+        batch.warn_unknown(pipeline, unknown_words(pipeline.reader, [text]))
+        batch.warn_limits(pipeline, [each.limit for each in outputs])
 
 
 def _stream(pipeline: Pipeline, text: str, settings: dict[str, Any], results: TextIO) -> list[Output]:
@@ -114,7 +92,7 @@ def _stream(pipeline: Pipeline, text: str, settings: dict[str, Any], results: Te
         parts.append(part)
         print_result(part, results, end="")
     print_result("", results)
-    return [to_output(pipeline, text, "".join(parts), output, settings) for output in ended]
+    return [batch.to_output(pipeline, text, "".join(parts), output, settings) for output in ended]
 
 
 def _print(source: str, outputs: Sequence[Output], count: int, json: bool, results: TextIO) -> None:

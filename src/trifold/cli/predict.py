@@ -194,7 +194,7 @@ def _format(one: Input, task: str, found: Any, json: bool) -> str:
     if not json:
         return "" if found is None else _format_text(task, found)
     pair = {} if one.pair is None else {"pair": one.pair}
-    outputs = to_json(found if found is not None else [])
+    outputs = [] if found is None else to_json(found)
     return json_line({"source": one.text, **pair, "task": task, "outputs": outputs})
 
 

@@ -47,8 +47,7 @@ class Facts:
     @property
     def rank(self) -> tuple[bool, str, float]:
         """The place in the order of scores: by name, best first; runs without a validation at the end."""
-        value = self.value or 0.0
-        return self.value is None, self.score, value if self.score == "loss" else -value
+        return self.value is None, self.score, (self.value or 0.0) * (1 if self.score == "loss" else -1)
 
 
 def run(
@@ -120,13 +119,10 @@ def _read_run(path: Path, facts: Facts) -> None:
         facts.changed |= session.get("changed", {})
     last = sessions[-1] if sessions else {}
     facts.started = str(last.get("started", facts.started))
-    facts.step, facts.seconds = (
-        int(last.get("to_step", facts.step)),
-        float(last.get("seconds", facts.seconds)),
-    )
+    facts.step = int(last.get("to_step", facts.step))
+    facts.seconds = float(last.get("seconds", facts.seconds))
     ended = last.get("stopped_by", "steps" if facts.step >= recipe["train"]["steps"] else "signal")
-    is_running = _is_locked(path / LOCK)
-    facts.state = "running" if is_running else "stopped" if ended == "signal" else "finished"
+    facts.state = "running" if _is_locked(path / LOCK) else "stopped" if ended == "signal" else "finished"
 
 
 def _read_metrics(file: Path, facts: Facts) -> None:

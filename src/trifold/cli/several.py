@@ -32,10 +32,8 @@ def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **opt
 
     for name, each in changes.items():
         chosen, file = changed(recipe, each), out / name / RECIPE
-        if (
-            describe_run(file.parent, name).state == "finished"
-            and file.read_text("utf-8") == chosen.resolved()
-        ):
+        is_finished = describe_run(file.parent, name).state == "finished"
+        if is_finished and file.read_text("utf-8") == chosen.resolved():
             continue
         outcome = train(chosen, out=file.parent, resume="auto", **options)
         if not outcome.finished:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -115,9 +114,8 @@ def find_subject(what: str) -> Subject:
         # Training sets the vocabulary size to that of the tokenizer.
         has_two = recipe.task.kind == "translate" and not is_joint
         sizes = {"vocab_size": size, "target_vocab_size": size if has_two else None}
-        return Subject(
-            recipe.name, recipe.model.model_copy(update=sizes), recipe.batch.tokens, remark, recipe
-        )
+        config = recipe.model.model_copy(update=sizes)
+        return Subject(recipe.name, config, recipe.batch.tokens, remark, recipe)
     return Subject(what, read_config(resolve(what, others=[*PRESETS, *PUBLISHED, *recipe_names()])))
 
 
@@ -182,8 +180,7 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     remark = f"({subject.remark})\n" if subject.remark else ""
     print(f"{subject.name}: {facts['shape']}, {total:,} parameters\n{remark}")
     print(f"{draw_architecture(subject.config)}\n")
-    columns = itemgetter("part", "size", "verdict", "what")
-    compared = map(columns, facts["compared_with_2017"])
+    compared = [tuple(part.values())[:4] for part in facts["compared_with_2017"]]
     print_table([("part", "size", "as in 2017", "description"), *compared])
 
     print()
@@ -194,11 +191,8 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     print(f"\nfloating-point operations per token, sequences of {facts['length']} tokens\n")
     forward, backward = facts["flops_per_token"]["forward"], facts["flops_per_token"]["training"]
     both = facts["shape"] == "encoder-decoder"
-    flops = [
-        (f"{side} token" if both else "token", _short(forward[side]), _short(backward[side]))
-        for side in forward
-        if forward[side]
-    ]
+    rows = [(f"{side} token" if both else "token", forward[side], backward[side]) for side in forward]
+    flops = [(name, _short(first), _short(second)) for name, first, second in rows if first]
     print_table([("", "forward", "training"), *flops], " rr")
 
     print(f"\nmemory to train in {training['precision']}, batches of {training['batch_tokens']:,} tokens\n")

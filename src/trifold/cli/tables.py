@@ -92,9 +92,8 @@ def write_table(
     with part.open("ab") as file, count_progress("new rows", total - state["rows"]) as advance:
         file.truncate(state["bytes"])
         if not state["rows"] and out.suffix != ".jsonl":
-            disk.put(
-                file, _record(out.suffix, columns, Input("", "", None), {name: name for name in columns})
-            )
+            header = {name: name for name in columns}
+            disk.put(file, _record(out.suffix, columns, Input("", "", None), header))
         results = predict(islice(read(), state["rows"], None), advance)
         while records := [_record(out.suffix, columns, *each) for each in islice(results, size)]:
             disk.put(file, b"".join(records))
