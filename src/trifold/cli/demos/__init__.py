@@ -29,6 +29,8 @@ def clear_folder(folder: Path) -> None:
 
     The folder is emptied and not removed, because it may be a link or the current folder.
     """
+    from trifold.train.run_folder import LOCK, RunFolder
+
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: is a file and is not replaced; choose another folder with --out")
     try:
@@ -37,8 +39,8 @@ def clear_folder(folder: Path) -> None:
             raise UsageError(
                 f"{folder}: was not made by the demo and is not replaced; choose another folder with --out"
             )
-        if content:
-            _check_not_running(folder)
+        for lock in folder.rglob(LOCK):  # of each run in the folder
+            RunFolder(lock.parent).check_unlocked()
         for path in content:
             if path.name == MARKER:
                 continue
@@ -53,14 +55,6 @@ def clear_folder(folder: Path) -> None:
         raise UsageError(
             f"{folder}: cannot be written ({error.strerror}); choose another with --out"
         ) from None
-
-
-def _check_not_running(folder: Path) -> None:
-    """Raises UsageError if another process trains in the folder; the runs of demo `read` have a lock each."""
-    from trifold.train.run_folder import LOCK, RunFolder
-
-    for lock in folder.rglob(LOCK):
-        RunFolder(lock.parent).check_unlocked()
 
 
 def train_demo(recipe: Recipe, out: Path) -> Outcome:
