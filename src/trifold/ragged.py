@@ -44,6 +44,12 @@ class Ragged:
         """The first `lengths` tokens of each of `rows`, concatenated: (sum of lengths,)."""
         return self.ids[positions(self.starts[rows], lengths)]
 
+    def select(self, rows: NDArray[np.int64], lengths: NDArray[np.int64] | None = None) -> Ragged:
+        """The given sequences, or the first `lengths` tokens of each."""
+        lengths = self.lengths[rows] if lengths is None else lengths
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        return Ragged(self.joined(rows, lengths), starts)
+
     def padded(self, rows: NDArray[np.int64], width: int, pad: int) -> Tensor:
         """The given rows, truncated or padded to `width`: (len(rows), width) int64."""
         import torch  # only here, so that text and data load without it

@@ -90,11 +90,14 @@ def test_templates_are_filled_and_shares_reported(folder, tmp_path):
     assert "like: 1 of 17 rows with a blank text: left out" in report
     for counts in ("copy: 40 rows, 20 of them in each epoch", "like: 16 rows, 16 of them in each epoch"):
         assert counts in report
-    epochs = [data.examples(epoch).chosen for epoch in (0, 1, 0)]
+    epochs = [data.objective.choose_rows(rows, data.seed_of(epoch)) for epoch in (0, 1, 0)]
     assert epochs[0].tolist() == epochs[2].tolist() != epochs[1].tolist()
     for chosen in epochs:
         assert len(chosen) == len(set(chosen.tolist())) == 36 and (chosen[20:] == np.arange(40, 56)).all()
-    assert len(data.valid.chosen) == 56
+    for epoch, chosen in enumerate(epochs[:2]):
+        sources = [rows.examples.sources.tolist()[row] for row in chosen]
+        assert data.examples(epoch).sources.tolist() == sources
+    assert len(data.valid.lengths) == 56
 
 
 def test_a_trained_model_loads_and_generates(folder, tmp_path):

@@ -20,7 +20,6 @@ from trifold.errors import DataError
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.objective import BuildContext
 from trifold.objectives.translate import Examples, Translate, TranslateSettings
-from trifold.ragged import Ragged
 from trifold.scores.rouge import RougeScore
 
 
@@ -81,10 +80,9 @@ class Summarize(Translate):
         if draw is None and (count := int((found.sources.lengths > limit).sum())):
             what = f"{count:,} of {len(lengths):,} sources have more than {limit:,} tokens: truncated"
             self.report(f"{rows.report.name}: {what}")
-        starts = np.concatenate([[0], lengths.cumsum()])
-        ids = found.sources.joined(np.arange(len(lengths)), lengths)
-        ids[starts[1:] - 1] = self.source.required("eos")
-        return replace(found, sources=Ragged(ids, starts))
+        sources = found.sources.select(np.arange(len(lengths)), lengths)
+        sources.ids[sources.starts[1:] - 1] = self.source.required("eos")
+        return replace(found, sources=sources)
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """ROUGE of the summaries that the recipe's `generate` finds, and samples."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -30,7 +30,7 @@ from trifold.objectives.objective import (
     TaskBundle,
     select_readable,
 )
-from trifold.objectives.translate import Batch, Examples, Translate
+from trifold.objectives.translate import Examples, Translate
 from trifold.scores import SCORES
 from trifold.scores.correlation import pearson
 from trifold.settings import Settings
@@ -173,19 +173,6 @@ class Rows:
     mixed: bool
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """Examples: the chosen rows of an epoch."""
-
-    rows: Rows
-    chosen: Ids
-
-    @property
-    def lengths(self) -> Ids:
-        """(N, 2) tokens of source and target, including </s>."""
-        return self.rows.examples.lengths[self.chosen]
-
-
 def rows_per_part(sizes: Sequence[int], limit: int, temperature: float = 1.0) -> list[int]:
     """Rows of each part in an epoch, which has Σ min(e, K) rows in total."""
     capped = np.minimum(np.array(sizes, dtype=np.float64), limit)
@@ -221,22 +208,23 @@ class TextToText(Translate):
         sizes = [stop - start for _, start, stop in rows.parts]
         return rows_per_part(sizes, self.settings.limit, self.settings.temperature)
 
-    def examples(self, rows: Rows, draw: int | None = None) -> Mixture:  # type: ignore[override]
-        """The share of each part: all of its rows equally often, except for a random choice that comes once more."""
+    def examples(self, rows: Rows, draw: int | None = None) -> Examples:  # type: ignore[override]
+        """The rows of an epoch."""
         if not rows.mixed:
-            return Mixture(rows, np.arange(len(rows.sources)))
+            return rows.examples
+        chosen = self.choose_rows(rows, draw or 0)
+        return Examples(rows.examples.sources.select(chosen), rows.examples.targets.select(chosen))
+
+    def choose_rows(self, rows: Rows, draw: int) -> Ids:
+        """The share of each part: all of its rows equally often, except for a random choice that comes once more."""
         chosen = []
         for number, ((_, start, stop), count) in enumerate(
             zip(rows.parts, self.rows_per_epoch(rows), strict=True)
         ):
             repeats, rest = divmod(count, stop - start)
-            some = example_rng(draw or 0, number).permutation(stop - start)[:rest]
+            some = example_rng(draw, number).permutation(stop - start)[:rest]
             chosen += [np.tile(np.arange(start, stop), repeats), start + np.sort(some)]
-        return Mixture(rows, np.concatenate(chosen))
-
-    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the given rows, truncated to `width` tokens if given. Not random."""
-        return super().batch(examples.rows.examples, examples.chosen[rows], width)
+        return np.concatenate(chosen)
 
     # --- scores ----------------------------------------------------------------------------------
 
