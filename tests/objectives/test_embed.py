@@ -274,6 +274,6 @@ def test_a_resumed_run_is_equal_and_its_model_gives_the_vectors_of_sentence_tran
 def test_scores_become_at_most_one(tmp_path):
     bundle = build(tmp_path, "cosine", score=True)
     assert bundle.objective.top == 5
-    assert bundle.objective.examples(bundle.valid).scores.tolist() == pytest.approx(
+    assert bundle.objective.examples(bundle.valid).labels.tolist() == pytest.approx(
         [n % 6 / 5 for n in range(12)]
     )

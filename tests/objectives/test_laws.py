@@ -160,7 +160,7 @@ def test_a_width_truncates_examples(built, kind):
     whole = objective.batch(examples, np.arange(4), draw=2)
     width = 2 if kind in ("translate", "text-to-text") else 3
     cut = objective.batch(examples, np.arange(4), width, draw=2)
-    if kind == "embed":
+    if kind.startswith("embed"):
         assert cut.inputs.packing.real < whole.inputs.packing.real
     elif kind in ("classify", "answer"):
         assert cut.inputs.packing.real == int(np.minimum(examples.lengths[:4], 3).sum())

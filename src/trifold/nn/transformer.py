@@ -142,11 +142,15 @@ class Transformer(nn.Module):
     def head_outputs(
         self, inputs: Inputs, decoder_inputs: Inputs | None = None, *, heads: Iterable[str] | None = None
     ) -> dict[str, Tensor]:
-        """The outputs of the named heads (default: all) by name: logits, or the pooler's vectors.
+        """The outputs of the named heads (default: all) by name: logits, or the pooler's vectors; of packed inputs,
+        those of the rows.
 
         Raises KeyError for a head that the model does not have.
         """
         hidden = self(inputs, decoder_inputs)
+        if (packing := inputs.packing) is not None:
+            tokens = packing.grid(inputs.tokens[..., None])[..., 0]
+            hidden, inputs = packing.grid(hidden), Inputs(tokens, packing.attend)
         default = [name for name in self.config.chosen_heads if name not in NEEDS_POSITIONS]
         pooled = self.heads["pooler"](hidden, inputs, None) if "pooler" in self.heads else None
         outputs: dict[str, Tensor] = {}

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from trifold.data import Records, Role, read_records
 from trifold.data.squad import check_answers
@@ -26,22 +25,13 @@ from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError, UsageError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextBatch, TextExamples
-from trifold.objectives.objective import (
-    ENCODER,
-    UNUSED_KEYS,
-    BuildContext,
-    LossTerm,
-    TaskBundle,
-    pack_rows,
-)
+from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
+from trifold.objectives.objective import ENCODER, UNUSED_KEYS, BuildContext, InputBatch, TaskBundle
 from trifold.predict.answer import Options, choose_answers, is_visible, read_windows, window_sizes
 from trifold.ragged import Ragged
 from trifold.scores.squad import SquadScore, score_answer
 from trifold.text import Encoded, Tokenizer
 from trifold.text.spans import Ids
-
-UNKNOWN = -100  # label of a window whose answer is in no window as a whole; ignored by the loss
 
 # --- settings -> rows ------------------------------------------------------------------------------------
 
@@ -134,25 +124,18 @@ def place_of(rows: Records, row: int) -> str:
 class Examples(TextExamples):
     """Windows. visible: 1 at tokens in the softmax.
 
-    labels (N, 2): first and last token, 0 for none, UNKNOWN to ignore the window.
+    labels (N, 2): first and last token, 0 for none, UNKNOWN if the answer is in no window as a whole.
     """
 
     visible: Ragged
-    labels: Ids
 
 
 @dataclass(frozen=True)
-class Batch(TextBatch):
+class Batch(InputBatch):
     """Packed windows. visible (B, T): tokens in the softmax; labels (B, 2); rows (B,): numbers of the examples."""
 
     visible: Tensor
-    labels: Tensor
-    rows: Tensor
-
-    @property
-    def tokens(self) -> int:
-        """Number of windows with labels."""
-        return int((self.labels[:, 0] != UNKNOWN).sum())
+    rows: Ids
 
 
 def label_windows(parts: Sequence[Encoded], start: int, end: int) -> list[tuple[int, int]]:
@@ -218,14 +201,15 @@ class Answer(LabelledObjective):
                 f"{rows.report.name}: {lost:,} answers match no tokens of a single window: not in the loss"
             )
         texts, segments = Ragged.of(ids), Ragged.of(types) if self.reads_types else None
-        return Examples(texts, segments, Ragged.of(visible), np.array(labels))
+        return Examples(texts, segments, np.array(labels), Ragged.of(visible))
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given windows, truncated to `width` tokens if given. Not random."""
-        inputs, packing = pack_rows(examples.texts, rows, width, self.tokenizer, examples.types)
+        inputs = self.pack(examples, rows, width)
+        packing: Any = inputs.packing
         visible = examples.visible.padded(rows, packing.shape[1], 0).bool()
         labels = np.where(examples.labels[rows, 1:] < packing.shape[1], examples.labels[rows], 0)
-        return Batch(inputs, visible, torch.from_numpy(labels), torch.from_numpy(rows))
+        return Batch(inputs, torch.from_numpy(labels), int((labels[:, 0] != UNKNOWN).sum()), visible, rows)
 
     # --- loss, predictions, scores -----------------------------------------------------------------------
 
@@ -236,19 +220,13 @@ class Answer(LabelledObjective):
         logits: Tensor = batch.inputs.packing.grid(model.heads["span"](states, batch.inputs, None))
         return logits.masked_fill(~batch.visible[:, :, None], float("-inf"))
 
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+    def nll(self, logits: Tensor, batch: Batch) -> Tensor:
         """The mean of the cross-entropy of start and end over the windows, in nats."""
-        loss = self._loss(self.logits(model, batch), batch)
-        return {"tokens": LossTerm(loss, batch.tokens, nll=loss.detach())}
+        return super().nll(logits, batch) / 2
 
-    def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        return F.cross_entropy(logits, batch.labels, ignore_index=UNKNOWN, reduction="sum") / 2
-
-    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
-        """Negative log-likelihood, and the logits of each window with its number."""
-        logits = self.logits(model, batch)
-        found = [*zip(batch.rows.tolist(), logits.cpu(), strict=True)]
-        return {"nll": float(self._loss(logits, batch)), "tokens": batch.tokens, "logits": found}
+    def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
+        """The logits of each window with its number."""
+        return {"logits": [*zip(batch.rows.tolist(), logits.cpu(), strict=True)]}
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """Exact match and F1, and the first questions with an answer and the prediction."""

@@ -14,23 +14,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from trifold.data import TokenCache, read_documents
 from trifold.errors import DataError, SettingsError
 from trifold.generate.config import GenerationConfig
-from trifold.nn import Inputs, Transformer
+from trifold.nn import Transformer
 from trifold.objectives.documents import Cut, DocumentChunks, describe_long
 from trifold.objectives.evaluation import EvalContext, EvalRun, Sample, Scores
 from trifold.objectives.objective import (
-    Batch as BaseBatch,
     BuildContext,
+    InputBatch,
     LossTerm,
     Objective,
     ObjectiveSettings,
@@ -161,15 +159,6 @@ class Corpus(NamedTuple):
     cut: Cut = "pieces"
 
 
-@dataclass(frozen=True)
-class Batch(BaseBatch):
-    """Packed chunks. labels (N,): the token after each position of the packed row, -1 in padding."""
-
-    inputs: Inputs
-    labels: Tensor
-    tokens: int
-
-
 def chunk_corpus(tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | None = None) -> DocumentChunks:
     """Chunks of at most `width` inputs, whose labels are one token later.
 
@@ -216,23 +205,26 @@ class Causal(Objective):
             return TokenStream.of(rows, self.width, draw)
         return chunk_corpus(rows.tokens, self.width, rows.cut, draw)
 
-    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the given chunks, truncated to `width` tokens if given. Not random."""
+    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> InputBatch:
+        """Pack the given chunks, truncated to `width` tokens if given. Not random.
+
+        labels (N,): the token after each position of the packed row, -1 in padding.
+        """
         chunks = examples.select(rows)
         sizes = chunks.sizes if width is None else np.minimum(chunks.sizes, width)
         indices = positions(chunks.starts, sizes)
         inputs, packing = pack(examples.ids[indices], sizes, self.tokenizer.pad_id or 0, always_pad=False)
         labels = np.full(packing.length, -1, dtype=np.int64)
         labels[: packing.real] = examples.ids[indices + 1]
-        return Batch(inputs, torch.from_numpy(labels), packing.real)
+        return InputBatch(inputs, torch.from_numpy(labels), packing.real)
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+    def loss(self, model: Transformer, batch: InputBatch) -> dict[str, LossTerm]:
         """Cross-entropy of the labels, in nats."""
         return {"tokens": token_loss(model, model(batch.inputs)[0], batch.labels, batch.tokens)}
 
-    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
+    def measure(self, model: Transformer, batch: InputBatch) -> dict[str, Any]:
         """Negative log-likelihood and correct predictions."""
         return measure_tokens(model, model(batch.inputs)[0], batch.labels, batch.tokens)
 

@@ -14,22 +14,20 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from trifold.data import Records, Role, read_records
 from trifold.data.tables import check_text
 from trifold.errors import DataError
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn import Transformer
 from trifold.objectives.evaluation import EvalRun, Scores
 from trifold.objectives.labelled import (
     LabelledObjective,
     LabelledSettings,
-    TextBatch,
     TextExamples,
     text_width,
 )
-from trifold.objectives.objective import BuildContext, LossTerm, TaskBundle, pack_rows
+from trifold.objectives.objective import BuildContext, InputBatch, TaskBundle
 from trifold.text.spans import Ids
 
 
@@ -41,16 +39,12 @@ def read_choices(value: Any, place: str) -> list[str]:
     return [check_text(choice, place) for choice in value]
 
 
-def _column(number: int) -> Role:
-    return Role(
-        [f"{name}{number}" for name in ("choice", "ending", "option")],
-        check_text,
-        required=False,
-        may_be_empty=True,
+COLUMNS = {
+    f"choice{n}": Role(
+        (f"choice{n}", f"ending{n}", f"option{n}"), check_text, required=False, may_be_empty=True
     )
-
-
-COLUMNS = {f"choice{number}": _column(number) for number in range(10)}
+    for n in range(10)
+}
 TEXTS = ("context", "article", "passage", "sent1", "startphrase", "sentence1", "question", "text")
 ROLES = {
     "text": Role(TEXTS, check_text),
@@ -67,17 +61,10 @@ class ChooseSettings(LabelledSettings):
     command = 'predict {folder} "your text" --choices one --choices another'
     shapes = ("encoder",)
     heads = ("choice",)
+    reads_whole = True
 
     kind: Literal["choose"] = "choose"
     best_by: Literal["accuracy", "loss"] = "accuracy"
-
-    @classmethod
-    def with_heads(cls, config: ModelConfig) -> ModelConfig:
-        """The config; without the head, with the one of BERT."""
-        if "choice" in config.chosen_heads:
-            return config
-        heads = {"heads": ("pooler", "choice"), "classifier_input": "pooler"}
-        return super().with_heads(config).model_copy(update=heads)
 
     def build(self, context: BuildContext) -> TaskBundle:
         train, valid = context.read(lambda source, data, split: read_records(source, data, ROLES, split))
@@ -117,7 +104,6 @@ class Examples(TextExamples):
     """Pairs; row r has those from starts[r] to starts[r + 1] (N + 1,). labels (N,): the numbers of the right ones."""
 
     starts: Ids
-    labels: Ids
 
     @property
     def lengths(self) -> Ids:
@@ -126,17 +112,10 @@ class Examples(TextExamples):
 
 
 @dataclass(frozen=True)
-class Batch(TextBatch):
-    """Packed pairs. positions: of their first tokens; counts: of each row; labels (B,)."""
+class Batch(InputBatch):
+    """Packed pairs, and labels (B,). counts: of the pairs of each row."""
 
-    positions: Tensor
     counts: list[int]
-    labels: Tensor
-
-    @property
-    def tokens(self) -> int:
-        """Number of rows."""
-        return len(self.labels)
 
 
 class Choose(LabelledObjective):
@@ -150,38 +129,22 @@ class Choose(LabelledObjective):
         pairs = [(text, choice) for text, choices, _ in found for choice in choices]
         encoded = self.encode(rows, *map(list, zip(*pairs, strict=True)))
         starts = np.cumsum([0, *(len(choices) for _, choices, _ in found)])
-        return Examples(*self.tokens_and_types(encoded), starts, np.array([number for *_, number in found]))
+        return Examples(*self.tokens_and_types(encoded), np.array([number for *_, number in found]), starts)
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the pairs of the given rows, each truncated to `width` tokens if given. Not random."""
         pairs = [np.arange(examples.starts[row], examples.starts[row + 1]) for row in rows]
-        inputs, packing = pack_rows(
-            examples.texts, np.concatenate(pairs), width, self.tokenizer, examples.types
-        )
-        return Batch(inputs, packing.starts[:-1], [*map(len, pairs)], torch.from_numpy(examples.labels[rows]))
+        inputs = self.pack(examples, np.concatenate(pairs), width)
+        return Batch(inputs, torch.from_numpy(examples.labels[rows]), len(rows), [*map(len, pairs)])
 
     def logits(self, model: Transformer, batch: Batch) -> Tensor:
         """(B, C), C being the largest number of choices; -infinity beyond those of a row."""
-        states = model(batch.inputs)[0].index_select(0, batch.positions)[:, None]
-        inputs = Inputs(batch.inputs.tokens[0].index_select(0, batch.positions)[:, None])
-        pooled = model.heads["pooler"](states, inputs, None) if "pooler" in model.heads else None
-        scores = model.heads["choice"](states, inputs, pooled)[:, 0].split(batch.counts)
+        scores = model.head_outputs(batch.inputs, heads=["choice"])["choice"][:, 0].split(batch.counts)
         return pad_sequence(scores, batch_first=True, padding_value=float("-inf"))
 
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        """Cross-entropy over the choices."""
-        loss = F.cross_entropy(self.logits(model, batch), batch.labels, reduction="sum")
-        return {"tokens": LossTerm(loss, batch.tokens, nll=loss.detach())}
-
-    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
-        """Negative log-likelihood and number of correct choices."""
-        logits = self.logits(model, batch)
-        nll = F.cross_entropy(logits, batch.labels, reduction="sum")
-        return {
-            "nll": float(nll),
-            "correct": int((logits.argmax(-1) == batch.labels).sum()),
-            "tokens": batch.tokens,
-        }
+    def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
+        """The number of correct choices."""
+        return {"correct": int((logits.argmax(-1) == batch.labels).sum())}
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """Accuracy."""

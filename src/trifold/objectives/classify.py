@@ -9,7 +9,6 @@ scores             accuracy, macro F1, F1 of two classes, Matthews; micro and ma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +22,12 @@ from torch.nn import functional as F
 
 from trifold.data import Records, read_records
 from trifold.errors import DataError, SettingsError
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.labelled import (
+    UNKNOWN,
     LabelledObjective,
     LabelledSettings,
-    TextBatch,
     TextExamples,
     text_width,
 )
@@ -42,7 +41,7 @@ from trifold.objectives.labels import (
     label_sets,
     read_numbers,
 )
-from trifold.objectives.objective import BuildContext, LossTerm, TaskBundle, pack_rows
+from trifold.objectives.objective import BuildContext, InputBatch, LossTerm, TaskBundle
 from trifold.predict.classify import choose_labels, confidences
 from trifold.scores.classification import ClassificationScore, MultiLabelScore, binary_f1
 from trifold.scores.correlation import CorrelationScore
@@ -57,6 +56,7 @@ class ClassifySettings(LabelledSettings):
     """Settings of classification; `data.columns` names the columns of text, pair (the second text) and label."""
 
     heads = ("sequence",)
+    reads_whole = True
 
     kind: Literal["classify"] = "classify"
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="probability mass spread over all labels")
@@ -93,15 +93,6 @@ class ClassifySettings(LabelledSettings):
             {str(name): value for name, value in weights.items()} if isinstance(weights, Mapping) else weights
         )
 
-    @classmethod
-    def with_heads(cls, config: ModelConfig) -> ModelConfig:
-        """The config; without a classifier, with the one of BERT, or one of the last state of a decoder."""
-        if "sequence" in config.chosen_heads:
-            return config
-        reads = "last" if config.shape == "decoder" else "pooler"
-        heads = cls.heads if reads == "last" else ("pooler", *cls.heads)
-        return super().with_heads(config).model_copy(update={"heads": heads, "classifier_input": reads})
-
     def usage(self, folder: Path) -> str:
         return super().usage(folder) + ' --pair "another text"' * self._reads_pairs
 
@@ -123,28 +114,9 @@ class ClassifySettings(LabelledSettings):
 # --- examples, batches -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Examples(TextExamples):
-    """Texts, and labels (N,): classes or numbers, or (N, C) 0 and 1."""
-
-    labels: NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Batch(TextBatch):
-    """Packed texts. positions (B,): of the state that represents each text; labels (B,) or (B, C)."""
-
-    positions: Tensor
-    labels: Tensor
-
-    @property
-    def tokens(self) -> int:
-        """Number of texts."""
-        return len(self.labels)
-
-
 class Classify(LabelledObjective):
-    """Classification. Classes beyond those of the model are labels not seen in training; they count as wrong.
+    """Classification. Labels (N,) are classes or numbers, or (N, C) 0 and 1. Classes beyond those of the model are
+    labels not seen in training; they count as wrong.
 
     pairs: whether rows have a second text. weights (C,): factors of the loss by class.
     """
@@ -163,7 +135,6 @@ class Classify(LabelledObjective):
         super().__init__(settings, tokenizer, config, *reading)
         self.pairs = pairs
         self.problem, self.classes = config.problem_type or SINGLE, config.n_labels
-        self.classifier_input, self.eos_id = config.classifier_input, config.eos_id
         scores = [name for name in SCORES[self.problem] if name != "f1" or self.classes == 2]
         best_by = scores[0] if settings.best_by == "auto" else settings.best_by
         if best_by not in ("loss", *scores):
@@ -182,8 +153,11 @@ class Classify(LabelledObjective):
     def loss_unit(self) -> str:
         return "mean squared error" if self.problem == REGRESSION else super().loss_unit
 
-    def examples(self, rows: Records, draw: int | None = None) -> Examples:
-        """Encode texts and number labels. Raises DataError for a second text that is missing or not expected."""
+    def examples(self, rows: Records, draw: int | None = None) -> TextExamples:
+        """Encode texts and number labels.
+
+        Raises DataError for a second text that is missing or not expected, SettingsError for a missing </s>.
+        """
         texts, pairs = rows.columns["text"], rows.columns["pair"]
         for pair, line in zip(pairs, rows.lines, strict=True):
             if (pair is None) == self.pairs:
@@ -192,7 +166,14 @@ class Classify(LabelledObjective):
                     "use the same columns, or set data.columns.pair"
                 )
         encoded = self.encode(rows, texts, pairs if self.pairs else None)
-        return Examples(*self.tokens_and_types(encoded), self._number_labels(rows))
+        if self.config.classifier_input == "eos" and any(
+            self.config.eos_id not in row.ids for row in encoded
+        ):
+            raise SettingsError(
+                "model.classifier_input: eos, but a text has no </s>, because its tokenizer appends none; "
+                "set model.classifier_input=first or last"
+            )
+        return TextExamples(*self.tokens_and_types(encoded), self._number_labels(rows))
 
     def _number_labels(self, rows: Records) -> NDArray[Any]:
         if self.problem == REGRESSION:
@@ -227,76 +208,52 @@ class Classify(LabelledObjective):
             )
         return None if given is None else torch.tensor([given.get(name, 1.0) for name in names])
 
-    def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
+    def batch(
+        self, examples: TextExamples, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> InputBatch:
         """Pack the given texts, truncated to `width` tokens if given. Not random."""
-        inputs, packing = pack_rows(examples.texts, rows, width, self.tokenizer, examples.types)
-        positions = self._positions(inputs.tokens[0].numpy(), packing.starts.numpy())
-        return Batch(inputs, torch.from_numpy(positions), torch.from_numpy(examples.labels[rows]))
-
-    def _positions(self, ids: Ids, starts: Ids) -> Ids:
-        """Of each text the token whose state the head reads: its first, its last, or its last </s>."""
-        begins, ends = starts[:-1], starts[1:]
-        if self.classifier_input == "last":
-            return ends - 1
-        if self.classifier_input != "eos":
-            return begins
-        found = np.flatnonzero(ids == self.eos_id)
-        last = np.searchsorted(found, ends) - 1  # index of the last </s> before the end of each text
-        positions = found[np.maximum(last, 0)] if len(found) else np.full(len(ends), -1)
-        if (positions < begins).any() or (last < 0).any():
-            raise SettingsError(
-                "model.classifier_input: eos, but a text has no </s>, because its tokenizer appends none; "
-                "set model.classifier_input=first or last"
-            )
-        return positions
+        labels = torch.from_numpy(examples.labels[rows])
+        return InputBatch(self.pack(examples, rows, width), labels, len(rows))
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+    def loss(self, model: Transformer, batch: InputBatch) -> dict[str, LossTerm]:
         """The loss over the texts: label-smoothed and weighted cross-entropy in nats, or squared errors."""
         logits, smoothing = self.logits(model, batch), self.settings.label_smoothing
-        loss = self._loss(logits, batch.labels, smoothing, self.weights)
-        is_other = smoothing or self.weights is not None
-        nll = self._loss(logits.detach(), batch.labels) if is_other else loss.detach()
-        terms = {}
+        loss = self.nll(logits, batch, smoothing, self.weights)
+        nll, terms = self.nll(logits.detach(), batch), {}
         if weight := self.settings.r_drop:  # Liang et al. 2021: two passes with different dropout
             again = self.logits(model, batch)
-            loss = (loss + self._loss(again, batch.labels, smoothing, self.weights)) / 2
+            loss = (loss + self.nll(again, batch, smoothing, self.weights)) / 2
             a, b = logits.log_softmax(-1), again.log_softmax(-1)
             terms["r_drop"] = LossTerm(((a.exp() - b.exp()) * (a - b)).sum() / 2, batch.tokens, weight)
         return terms | {"tokens": LossTerm(loss, batch.tokens, nll=nll)}
 
-    def counts(self, batch: Batch) -> dict[str, int]:
+    def counts(self, batch: InputBatch) -> dict[str, int]:
         return super().counts(batch) | ({"r_drop": batch.tokens} if self.settings.r_drop else {})
 
-    def _loss(
-        self, logits: Tensor, labels: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
+    def nll(
+        self, logits: Tensor, batch: InputBatch, smoothing: float = 0.0, weights: Tensor | None = None
     ) -> Tensor:
+        """The loss of the problem; by default not smoothed or weighted."""
+        labels = batch.labels
         if self.problem == REGRESSION:
             return F.mse_loss(logits[:, 0], labels, reduction="sum")
         if self.problem == MULTI:
             return F.binary_cross_entropy_with_logits(logits, labels[:, : self.classes], reduction="sum")
-        known = labels.masked_fill(labels >= self.classes, -100)  # which is ignored
+        known = labels.masked_fill(labels >= self.classes, UNKNOWN)
         weights = None if weights is None else weights.to(logits)
         return F.cross_entropy(logits, known, weights, reduction="sum", label_smoothing=smoothing)
 
-    def logits(self, model: Transformer, batch: Batch) -> Tensor:
+    def logits(self, model: Transformer, batch: InputBatch) -> Tensor:
         """(B, C)."""
-        states = model(batch.inputs)[0].index_select(0, batch.positions)[:, None]
-        inputs = Inputs(batch.inputs.tokens[0].index_select(0, batch.positions)[:, None])
-        pooled = model.heads["pooler"](states, inputs, None) if self.classifier_input == "pooler" else None
-        logits: Tensor = model.heads["sequence"](states, inputs, pooled)
-        return logits
+        return model.head_outputs(batch.inputs, heads=["sequence"])["sequence"]
 
-    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
-        """Negative log-likelihood of the known labels, or squared errors; labels and predictions."""
-        logits, labels = self.logits(model, batch), batch.labels
+    def predictions(self, logits: Tensor, batch: InputBatch) -> dict[str, Any]:
+        """Labels and predictions, and the number of labels that the model has."""
+        labels, outputs = batch.labels, choose_labels(logits, self.config)
         count = int((labels < self.classes).sum()) if self.problem == SINGLE else len(labels)
-        found = {
-            "labels": [labels.cpu().numpy()],
-            "outputs": [choose_labels(logits, self.config).cpu().numpy()],
-        }
-        return {"nll": float(self._loss(logits, labels)), "tokens": count, **found}
+        return {"tokens": count, "labels": [labels.cpu().numpy()], "outputs": [outputs.cpu().numpy()]}
 
     def scores_of_sums(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Scores of the problem."""

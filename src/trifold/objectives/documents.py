@@ -29,7 +29,7 @@ from trifold.objectives.objective import (
 )
 from trifold.ragged import Chunks, Ragged, split_into_chunks
 from trifold.text import Tokenizer
-from trifold.text.annotation import AnnotatedTexts, annotate, count_unknown
+from trifold.text.annotation import AnnotatedTexts, annotate, count_unknown, special_flags
 from trifold.text.spans import Flags, Ids, example_rng
 
 Cut = Literal["pieces", "windows", "drop"]
@@ -136,14 +136,14 @@ class SpecialTokens(NamedTuple):
 class DocumentObjective(Objective):
     """Base of objectives that corrupt chunks of documents.
 
-    special: tokens added to each chunk. room: tokens of a chunk without them.
+    special: tokens added to each chunk. room: tokens of a chunk without them. is_special (V,): flags of the vocabulary.
     """
 
     def __init__(
         self, settings: Any, tokenizer: Tokenizer, width: int, special: SpecialTokens, cut: Cut = "pieces"
     ) -> None:
         self.settings, self.tokenizer, self.special, self.cut = settings, tokenizer, special, cut
-        self.room = width - special.size
+        self.is_special, self.room = special_flags(tokenizer), width - special.size
         if self.room < 1:
             raise SettingsError(
                 f"model.max_positions: {width} tokens leave no room for a text beside special tokens; raise it"

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
@@ -29,7 +28,7 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.objectives import labelled
 from trifold.objectives.evaluation import EvalRun, Scores
 from trifold.objectives.labels import NUMBERS, ROLES, read_label, read_numbers
-from trifold.objectives.objective import BuildContext, LossTerm, TaskBundle, pack_rows
+from trifold.objectives.objective import BuildContext, InputBatch, LossTerm, TaskBundle
 from trifold.predict.embed import POOLINGS
 from trifold.scores.correlation import CorrelationScore
 from trifold.text.spans import Ids
@@ -85,29 +84,21 @@ class EmbedSettings(labelled.LabelledSettings):
 
 @dataclass(frozen=True)
 class Examples(labelled.TextExamples):
-    """The texts of each row in turn, and scores (N,)."""
-
-    scores: NDArray[np.float32]
+    """The texts of each row in turn. labels (N,): scores."""
 
     @property
     def lengths(self) -> Ids:
         """(N, 2) tokens of the first text, and of the longest other one."""
-        lengths = self.texts.lengths.reshape(len(self.scores), -1)
+        lengths = self.texts.lengths.reshape(len(self.labels), -1)
         return np.stack([lengths[:, 0], lengths[:, 1:].max(1)], 1)
 
 
 @dataclass(frozen=True)
-class Batch(labelled.TextBatch):
-    """Packed texts and scores (B,). gradient: of the loss of the global batch, `value`, by the table of this part."""
+class Batch(InputBatch):
+    """Packed texts. labels (B,): scores; gradient: of the loss of the global batch, `value`, by this part's table."""
 
-    scores: Tensor
     gradient: Tensor | None = None
     value: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        """Number of rows."""
-        return len(self.scores)
 
 
 class Embed(labelled.LabelledObjective):
@@ -131,8 +122,8 @@ class Embed(labelled.LabelledObjective):
         """Pack the texts of the given rows, truncated to `width` tokens if given. Not random."""
         sides = np.arange(len(self.roles))
         texts = (rows[:, None] * len(sides) + sides).ravel()
-        inputs, _ = pack_rows(examples.texts, texts, width, self.tokenizer, examples.types)
-        return Batch(inputs, torch.from_numpy(examples.scores[rows]))
+        labels = torch.from_numpy(examples.labels[rows])
+        return Batch(self.pack(examples, texts, width), labels, len(rows))
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
@@ -142,7 +133,7 @@ class Embed(labelled.LabelledObjective):
         hidden = packing.grid(model(batch.inputs))
         real = hidden.new_ones(packing.shape, dtype=torch.bool) if packing.attend is None else packing.attend
         vectors = POOLINGS[self.settings.pooling](hidden, real).float()
-        return torch.cat([batch.scores[:, None], vectors.view(batch.tokens, -1)], 1)
+        return torch.cat([batch.labels[:, None], vectors.view(batch.tokens, -1)], 1)
 
     def table_loss(self, table: Tensor) -> Tensor:
         """The mean loss of the rows of a table, whose other rows are the negatives of a row.

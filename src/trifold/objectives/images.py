@@ -8,7 +8,7 @@ loss, scores       those of classification
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,9 +23,9 @@ from trifold.data.image_sets import read_images
 from trifold.data.images import ImageSettings, normalize
 from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.nn import Inputs, Transformer
-from trifold.objectives.classify import Batch, Classify, ClassifySettings
+from trifold.objectives.classify import Classify, ClassifySettings
 from trifold.objectives.labels import config_with_labels
-from trifold.objectives.objective import BuildContext, TaskBundle
+from trifold.objectives.objective import BuildContext, InputBatch, TaskBundle
 from trifold.settings import Settings
 from trifold.text.spans import Ids, example_rng
 
@@ -86,7 +86,7 @@ class Images(Classify):
         lengths = np.full((len(rows), 1), self.config.n_patches + 1)
         return Examples(rows.columns["image"], self._number_labels(rows), lengths)
 
-    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
+    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> InputBatch:
         """The pixels of the given images; with a `draw`, each is changed at random."""
         images = np.stack([examples.images[row] for row in rows])
         if draw:
@@ -94,13 +94,13 @@ class Images(Classify):
         planes = np.moveaxis(images, -1, 0)  # (C, B, H, W)
         values = normalize(planes.reshape(len(planes), -1, images.shape[2]), self.pictures)
         inputs = Inputs(pixels=torch.from_numpy(values.reshape(planes.shape)).transpose(0, 1))
-        return Batch(inputs, torch.zeros(len(rows)), torch.from_numpy(examples.labels[rows]))
+        return InputBatch(inputs, torch.from_numpy(examples.labels[rows]), len(rows))
 
-    def logits(self, model: Transformer, batch: Batch) -> Tensor:
+    def logits(self, model: Transformer, batch: InputBatch) -> Tensor:
         """(B, C)."""
         assert batch.inputs.pixels is not None
         inputs = Inputs(pixels=batch.inputs.pixels.to(next(model.parameters()).dtype))
-        return model.head_outputs(inputs, heads=["sequence"])["sequence"]
+        return super().logits(model, replace(batch, inputs=inputs))
 
     def save(self, folder: Path) -> None:
         """Write the preprocessing next to a model."""

@@ -8,26 +8,36 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any, ClassVar
 
+from torch import Tensor
+from torch.nn import functional as F
+
 from trifold.data import Records
-from trifold.nn import Inputs, ModelConfig
+from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
 from trifold.objectives.objective import (
     ENCODER,
-    Batch,
     BuildContext,
+    LossTerm,
     Objective,
     ObjectiveSettings,
     TaskBundle,
+    pack_rows,
     select_readable,
 )
 from trifold.ragged import Ragged
 from trifold.text import Encoded, Tokenizer, report
 from trifold.text.spans import Ids
 
+UNKNOWN = -100  # label of what is not in the loss
+
 
 class LabelledSettings(ObjectiveSettings):
-    """Base of the settings of a task on labelled texts. `data.columns` names the columns of its roles."""
+    """Base of the settings of a task on labelled texts. `data.columns` names the columns of its roles.
 
+    reads_whole: whether the head has one output for a text, not for a token.
+    """
+
+    reads_whole: ClassVar[bool] = False
     data_kind = "table"
     command = 'predict {folder} "your text"'
     shapes: ClassVar[tuple[Shape, ...]] = ("encoder", "decoder")
@@ -35,10 +45,18 @@ class LabelledSettings(ObjectiveSettings):
 
     @classmethod
     def with_heads(cls, config: ModelConfig) -> ModelConfig:
-        """The config, with the heads of the task and without parts of a language-model head if it lacks one of them."""
+        """The config, with the heads of the task and without parts of a language-model head if it lacks one of them.
+
+        A head for the whole text reads what BERT's reads, or the last state of a decoder.
+        """
         if (complete := super().with_heads(config)) is config:
             return config
-        return complete.model_copy(update={"lm_head_transform": None, "lm_head_bias": False})
+        update: dict[str, Any] = {"lm_head_transform": None, "lm_head_bias": False}
+        if cls.reads_whole:
+            is_decoder = config.shape == "decoder"
+            update["heads"] = cls.heads if is_decoder else ("pooler", *cls.heads)
+            update["classifier_input"] = "last" if is_decoder else "pooler"
+        return complete.model_copy(update=update)
 
     def bundle(
         self, objective: LabelledObjective, context: BuildContext, train: Records, valid: Records
@@ -52,10 +70,11 @@ class LabelledSettings(ObjectiveSettings):
 
 @dataclass(frozen=True)
 class TextExamples:
-    """Texts as tokens, with their token types, if the model reads them."""
+    """Texts as tokens, with their token types, if the model reads them, and labels."""
 
     texts: Ragged
     types: Ragged | None
+    labels: Any
 
     @property
     def lengths(self) -> Ids:
@@ -63,20 +82,14 @@ class TextExamples:
         return self.texts.lengths[:, None]
 
 
-@dataclass(frozen=True)
-class TextBatch(Batch):
-    """Packed texts."""
-
-    inputs: Inputs
-
-
 class LabelledObjective(Objective):
     """Base of the objectives of labelled texts.
 
     config: names the labels. width: texts are truncated to it, unless None. report: receives what is left out.
+    logits: of the head, for a batch.
     """
 
-    settings: Any
+    logits: Callable[[Transformer, Any], Tensor]
 
     def __init__(
         self,
@@ -98,6 +111,28 @@ class LabelledObjective(Objective):
         if truncated := report(encoded):
             self.report(f"{rows.report.name}: {truncated}")
         return encoded
+
+    def pack(self, examples: TextExamples, rows: Ids, width: int | None) -> Inputs:
+        """The given texts, truncated to `width` tokens if given, as one packed row."""
+        return pack_rows(examples.texts, rows, width, self.tokenizer, examples.types)[0]
+
+    def nll(self, logits: Tensor, batch: Any) -> Tensor:
+        """The sum of - log P(label), in nats, without the labels UNKNOWN."""
+        return F.cross_entropy(logits, batch.labels, ignore_index=UNKNOWN, reduction="sum")
+
+    def loss(self, model: Transformer, batch: Any) -> dict[str, LossTerm]:
+        """Cross-entropy of the labels, in nats."""
+        return {"tokens": LossTerm(self.nll(self.logits(model, batch), batch), batch.tokens)}
+
+    def measure(self, model: Transformer, batch: Any) -> dict[str, Any]:
+        """Negative log-likelihood of the known labels, and `predictions`."""
+        logits = self.logits(model, batch)
+        sums = {"nll": float(self.nll(logits, batch)), "tokens": batch.tokens}
+        return sums | self.predictions(logits, batch)
+
+    def predictions(self, logits: Tensor, batch: Any) -> dict[str, Any]:
+        """What the scores are computed from, as statistics of `measure`."""
+        raise NotImplementedError
 
     @property
     def reads_types(self) -> bool:

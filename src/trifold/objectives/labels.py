@@ -31,15 +31,9 @@ SCORES = {
 NUMBERS = "score similarity similarity_score relatedness_score".split()  # columns of a regression
 FIRST = ("sentence1", "premise", "question1", "#1 string", "text1", "text_a", "sentence_a", "question")
 SECOND = (
-    "sentence2",
-    "hypothesis",
-    "question2",
+    *"sentence2 hypothesis question2".split(),
     "#2 string",
-    "text2",
-    "text_b",
-    "sentence_b",
-    "passage",
-    "sentence",
+    *"text2 text_b sentence_b passage sentence".split(),
 )
 LABELS = (
     *"label labels gold_label class category sentiment emotion topic intent quality is_duplicate".split(),

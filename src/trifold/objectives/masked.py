@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor
 
 from trifold.errors import SettingsError
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn import ModelConfig, Transformer
 from trifold.nn.heads import SpanBoundary
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import round_up
@@ -38,9 +38,16 @@ from trifold.objectives.documents import (
     SpecialTokens,
 )
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.objective import ENCODER, FILL_MASK, Batch, LossTerm, measure_tokens, pack, token_loss
+from trifold.objectives.objective import (
+    ENCODER,
+    FILL_MASK,
+    InputBatch,
+    LossTerm,
+    measure_tokens,
+    pack,
+    token_loss,
+)
 from trifold.text import Tokenizer
-from trifold.text.annotation import special_flags
 from trifold.text.corruption import MASK_CHOICES, MaskedRow, Replacement, choose_spans, mask_tokens
 from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, example_rng, expand_spans, geometric
 
@@ -92,7 +99,7 @@ class MaskedSettings(MaskingSettings):
 
 
 @dataclass(frozen=True)
-class MaskedBatch(Batch):
+class MaskedBatch(InputBatch):
     """Packed rows with masked tokens.
 
     positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in padding. For the
@@ -100,10 +107,7 @@ class MaskedBatch(Batch):
     (M,) its position in the span, -1 beyond the positions of the boundary head.
     """
 
-    inputs: Inputs
     positions: Tensor
-    labels: Tensor
-    tokens: int
     left: Tensor | None = None
     right: Tensor | None = None
     offset: Tensor | None = None
@@ -141,7 +145,7 @@ class MaskedLM(DocumentObjective):
                 "task.boundary: a span at the end of a text has no neighbor, because the tokenizer adds no special "
                 "tokens; set tokenizer.special=[cls, sep, mask]"
             )
-        self.config, self.is_special = config, special_flags(tokenizer)
+        self.config = config
         ordinary = np.flatnonzero(~self.is_special[: tokenizer.vocab_size])
         self.replacement = Replacement(tokenizer.mask_id, ordinary, settings.masked, settings.random)
         self._choose = MASK_CHOICES[settings.mask]

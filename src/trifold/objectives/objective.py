@@ -74,6 +74,15 @@ class Batch:
         )
 
 
+@dataclass(frozen=True)
+class InputBatch(Batch):
+    """Inputs with labels. tokens: the number of labels that count."""
+
+    inputs: Inputs
+    labels: Tensor
+    tokens: int
+
+
 def _move(value: Any, device: torch.device) -> Any:
     options: Any = {"non_blocking": True} if isinstance(value, Tensor) else {}
     return value.to(device, **options) if isinstance(value, Tensor | Inputs | Batch) else value

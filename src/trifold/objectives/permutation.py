@@ -33,13 +33,12 @@ from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.objective import (
     ENCODER,
     FILL_MASK,
-    Batch as BaseBatch,
+    InputBatch,
     LossTerm,
     measure_tokens,
     token_loss,
 )
 from trifold.text import Tokenizer
-from trifold.text.annotation import special_flags
 from trifold.text.corruption import PREDICTION_CHOICES, draw_ranks
 from trifold.text.spans import Ids, example_rng
 
@@ -69,17 +68,14 @@ class PermutationSettings(DocumentObjectiveSettings):
         return super().model_problem(config) or missing
 
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> Permutation:
-        return Permutation(self, tokenizer, config, width, cut)
+        return Permutation(self, tokenizer, width, SpecialTokens.of(tokenizer), cut)
 
 
 @dataclass(frozen=True)
-class Batch(BaseBatch):
+class Batch(InputBatch):
     """Padded rows with the order of their tokens. positions (B, P): of the targets; labels (B, P): -1 in padding."""
 
-    inputs: Inputs
     positions: Tensor
-    labels: Tensor
-    tokens: int
 
 
 class Permutation(DocumentObjective):
@@ -87,12 +83,6 @@ class Permutation(DocumentObjective):
 
     token_name = "target tokens"
     packs = False
-
-    def __init__(
-        self, settings: Any, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut = "pieces"
-    ) -> None:
-        self.is_special = special_flags(tokenizer)
-        super().__init__(settings, tokenizer, width, SpecialTokens.of(tokenizer), cut)
 
     def batch(self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Draw an order for each of the given examples, a function of (draw, number of the example)."""
@@ -103,7 +93,7 @@ class Permutation(DocumentObjective):
         lengths = torch.tensor([len(ids) for ids in texts])
         tokens = _padded(texts, self.tokenizer.required("pad"))
         inputs = Inputs(tokens, padding_mask(lengths, int(lengths.max())), order=_padded(orders, 0))
-        return Batch(inputs, _padded(positions, 0), _padded(labels, -1), sum(map(len, positions)))
+        return Batch(inputs, _padded(labels, -1), sum(map(len, positions)), _padded(positions, 0))
 
     def order(self, ids: Ids, draw: int, row: int) -> Ids:
         """The rank of each token in the order, 0 for tokens that are no target; special tokens are never targets."""

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from trifold.data import DataSettings, Records, Role, Source, read_records
 from trifold.data.pairs import plural
@@ -27,21 +26,21 @@ from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.labelled import (
+    UNKNOWN,
     LabelledObjective,
     LabelledSettings,
-    TextBatch,
     TextExamples,
     list_labels,
     text_width,
 )
-from trifold.objectives.objective import BuildContext, LossTerm, TaskBundle, pack_rows
+from trifold.objectives.objective import BuildContext, InputBatch, TaskBundle
 from trifold.predict.tag import MERGE, choose_tags, first_tokens
 from trifold.ragged import Ragged
 from trifold.scores.entities import EntityScore, count_invalid, find_entities
 from trifold.text.spans import Ids
 from trifold.text.tokenizer import NO_LIMITS
 
-NO_TAG = -1  # label of the tokens that are not the first of a word, and of unknown tags
+NO_TAG = UNKNOWN  # label of the tokens that are not the first of a word, and of unknown tags
 
 
 # --- settings -> rows ------------------------------------------------------------------------------------
@@ -124,18 +123,15 @@ def _with_labels(config: ModelConfig, rows: Records) -> ModelConfig:
 class Examples(TextExamples):
     """Sentences, the label of each token, and of each sentence the first tokens of its words (-1: none)."""
 
-    labels: Ragged
     firsts: list[list[int]]
 
 
 @dataclass(frozen=True)
-class Batch(TextBatch):
+class Batch(InputBatch):
     """Packed sentences. labels (T,): of the tokens; rows (B,): their examples; starts (B + 1,): their first tokens."""
 
-    labels: Tensor
     rows: Ids
     starts: Ids
-    tokens: int  # with a label
 
 
 class Tag(LabelledObjective):
@@ -162,11 +158,12 @@ class Tag(LabelledObjective):
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given sentences, truncated to `width` tokens if given. Not random."""
-        inputs, packing = pack_rows(examples.texts, rows, width, self.tokenizer, examples.types)
+        inputs = self.pack(examples, rows, width)
+        packing: Any = inputs.packing
         starts = packing.starts.numpy()
         labels = np.full(inputs.tokens.shape[1], NO_TAG, dtype=np.int64)
         labels[: packing.real] = examples.labels.joined(rows, np.diff(starts)[: len(rows)])
-        return Batch(inputs, torch.from_numpy(labels), rows, starts, int((labels != NO_TAG).sum()))
+        return Batch(inputs, torch.from_numpy(labels), int((labels != NO_TAG).sum()), rows, starts)
 
     # --- loss, predictions, scores -----------------------------------------------------------------------
 
@@ -175,18 +172,9 @@ class Tag(LabelledObjective):
         logits: Tensor = model.heads["token"](model(batch.inputs), batch.inputs, None)
         return logits[0]
 
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        """Cross-entropy over the words, in nats."""
-        loss = F.cross_entropy(self.logits(model, batch), batch.labels, ignore_index=NO_TAG, reduction="sum")
-        return {"tokens": LossTerm(loss, batch.tokens, nll=loss.detach())}
-
-    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
-        """Negative log-likelihood of the known tags, and the most probable classes of the tokens of each row."""
-        logits = self.logits(model, batch)
-        nll = F.cross_entropy(logits, batch.labels, ignore_index=NO_TAG, reduction="sum")
+    def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
+        """The most probable classes of the tokens of each row, and their probabilities."""
         return {
-            "nll": float(nll),
-            "tokens": batch.tokens,
             "classes": self.split(logits.argmax(-1), batch),
             "confidences": self.split(logits.softmax(-1).amax(-1), batch),
         }

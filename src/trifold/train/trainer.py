@@ -160,7 +160,7 @@ class Trainer:
             parts = [term.weight * term.sum / totals[name] for name, term in terms.items()]
             torch.stack(parts).sum().backward()
         term = terms["tokens"]
-        return float(term.sum if term.nll is None else term.nll)
+        return float(term.sum.detach() if term.nll is None else term.nll)
 
     def _map(self, work: Callable[[int], T], count: int) -> Iterator[list[T]]:
         """The results for micro-batches 0 to count - 1, in groups of one per worker."""
