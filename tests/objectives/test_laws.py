@@ -61,6 +61,7 @@ KINDS = {
     "answer": (AnswerSettings(max_length=14, stride=3), ENCODER | {"heads": ["span"]}, "answers"),
     "tag": (TagSettings(), ENCODER | {"heads": ["token"]}, "tags"),
     "embed": (EmbedSettings(loss="triplet"), ENCODER | {"heads": ["pooler"]}, "triplets"),
+    "embed cls": (EmbedSettings(loss="triplet", pooling="cls"), ENCODER | {"heads": ["pooler"]}, "triplets"),
     "distill": (DistillSettings(teacher="", hard=0.5), DECODER, "text"),
 }  # fmt: skip
 validation = partial(eval_context, 90, generation=GenerationConfig(max_new_tokens=3))

@@ -133,7 +133,7 @@ class Embed(labelled.LabelledObjective):
         hidden = packing.grid(model(batch.inputs))
         real = hidden.new_ones(packing.shape, dtype=torch.bool) if packing.attend is None else packing.attend
         vectors = POOLINGS[self.settings.pooling](hidden, real).float()
-        return torch.cat([batch.labels[:, None], vectors.view(batch.tokens, -1)], 1)
+        return torch.cat([batch.labels[:, None], vectors.reshape(batch.tokens, -1)], 1)
 
     def table_loss(self, table: Tensor) -> Tensor:
         """The mean loss of the rows of a table, whose other rows are the negatives of a row.
