@@ -184,8 +184,7 @@ class Answer(LabelledObjective):
 
     def examples(self, rows: Records, draw: int | None = None) -> Examples:
         """Read the windows of all questions and label them. Reports answers that no window contains as a whole."""
-        ids, types, visible = list[list[int]](), list[list[int]](), list[list[bool]]()
-        labels, lost = list[tuple[int, int]](), 0
+        encoded, labels, lost = list[Encoded](), list[tuple[int, int]](), 0
         for row, parts in enumerate(self.windows(rows)):
             own = [(0, 0)] * len(parts)
             if answers := rows.columns["answers"][row]:
@@ -193,15 +192,13 @@ class Answer(LabelledObjective):
                 own = label_windows(parts, start, start + len(answers[0]["text"]))
             labels += own
             lost += own[0][0] == UNKNOWN
-            ids += [part.ids for part in parts]
-            types += [part.types for part in parts]
-            visible += [is_visible(part, self.tokenizer.cls_id) for part in parts]
+            encoded += parts
         if lost:
             self.report(
                 f"{rows.report.name}: {lost:,} answers match no tokens of a single window: not in the loss"
             )
-        texts, segments = Ragged.of(ids), Ragged.of(types) if self.reads_types else None
-        return Examples(texts, segments, np.array(labels), Ragged.of(visible))
+        visible = Ragged.of([is_visible(part, self.tokenizer.cls_id) for part in encoded])
+        return Examples(*self.tokens_and_types(encoded), np.array(labels), visible)
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given windows, truncated to `width` tokens if given. Not random."""

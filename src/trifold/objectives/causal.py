@@ -25,7 +25,7 @@ from trifold.errors import DataError, SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import Transformer
 from trifold.objectives.documents import Cut, DocumentChunks, describe_long
-from trifold.objectives.evaluation import EvalContext, EvalRun, Sample, Scores
+from trifold.objectives.evaluation import EvalContext, EvalRun, Sample, Scores, measure_tokens
 from trifold.objectives.objective import (
     BuildContext,
     InputBatch,
@@ -33,7 +33,6 @@ from trifold.objectives.objective import (
     Objective,
     ObjectiveSettings,
     TaskBundle,
-    measure_tokens,
     pack,
     token_loss,
 )

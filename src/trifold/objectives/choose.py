@@ -20,7 +20,6 @@ from trifold.data import Records, Role, read_records
 from trifold.data.tables import check_text
 from trifold.errors import DataError
 from trifold.nn import Transformer
-from trifold.objectives.evaluation import EvalRun, Scores
 from trifold.objectives.labelled import (
     LabelledObjective,
     LabelledSettings,
@@ -145,7 +144,3 @@ class Choose(LabelledObjective):
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
         """The number of correct choices."""
         return {"correct": int((logits.argmax(-1) == batch.labels).sum())}
-
-    def compute_scores(self, run: EvalRun) -> Scores:
-        """Accuracy."""
-        return Scores(self.scores_of_sums(run.sums))

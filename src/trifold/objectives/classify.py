@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from trifold.data import Records, read_records
 from trifold.errors import DataError, SettingsError
-from trifold.nn import ModelConfig, Transformer
+from trifold.nn import Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.labelled import (
     UNKNOWN,
@@ -46,7 +46,6 @@ from trifold.predict.classify import choose_labels, confidences
 from trifold.scores.classification import ClassificationScore, MultiLabelScore, binary_f1
 from trifold.scores.correlation import CorrelationScore
 from trifold.settings import nearest
-from trifold.text import Tokenizer
 from trifold.text.spans import Ids
 
 # --- settings -> rows ------------------------------------------------------------------------------------
@@ -124,16 +123,9 @@ class Classify(LabelledObjective):
     token_name = "texts"
     weights: Tensor | None = None
 
-    def __init__(
-        self,
-        settings: ClassifySettings,
-        tokenizer: Tokenizer,
-        config: ModelConfig,
-        *reading: Any,
-        pairs: bool = False,
-    ) -> None:
-        super().__init__(settings, tokenizer, config, *reading)
-        self.pairs = pairs
+    def __init__(self, settings: ClassifySettings, *parts: Any, pairs: bool = False) -> None:
+        super().__init__(settings, *parts)
+        config, self.pairs = self.config, pairs
         self.problem, self.classes = config.problem_type or SINGLE, config.n_labels
         scores = [name for name in SCORES[self.problem] if name != "f1" or self.classes == 2]
         best_by = scores[0] if settings.best_by == "auto" else settings.best_by

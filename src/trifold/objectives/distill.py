@@ -38,7 +38,7 @@ from trifold.nn.distillation import (
 from trifold.nn.hooks import ModuleCall, record_calls
 from trifold.nn.stack import Stack
 from trifold.objectives.causal import CausalSettings
-from trifold.objectives.evaluation import EvalRun, Scores
+from trifold.objectives.evaluation import EvalContext, Evaluation
 from trifold.objectives.masked import MaskedSettings
 from trifold.objectives.objective import (
     TOKENIZER_FILE,
@@ -208,11 +208,8 @@ class Distill(Objective):
     def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         return self.objective.batch(examples, rows, width, draw=draw)
 
-    def measure(self, model: Transformer, batch: Any) -> dict[str, Any]:
-        return self.objective.measure(model, batch)
-
-    def compute_scores(self, run: EvalRun) -> Scores:
-        return self.objective.compute_scores(run)
+    def evaluate(self, model: Transformer, rows: Any, examples: Any, context: EvalContext) -> Evaluation:
+        return self.objective.evaluate(model, rows, examples, context)
 
     # --- loss --------------------------------------------------------------------------------------------
 

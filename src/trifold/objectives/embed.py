@@ -26,7 +26,6 @@ from trifold.errors import DataError, SettingsError
 from trifold.hub.sentence_transformers import SentenceModules, write_modules
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives import labelled
-from trifold.objectives.evaluation import EvalRun, Scores
 from trifold.objectives.labels import NUMBERS, ROLES, read_label, read_numbers
 from trifold.objectives.objective import BuildContext, InputBatch, LossTerm, TaskBundle
 from trifold.predict.embed import POOLINGS
@@ -193,9 +192,6 @@ class Embed(labelled.LabelledObjective):
             "recall_at_1": 100 * float((ranks == 1).double().mean()),
             "mrr": 100 * float((1 / ranks).mean()),
         }
-
-    def compute_scores(self, run: EvalRun) -> Scores:
-        return Scores(self.scores_of_sums(run.sums))
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer, and the pooling as sentence-transformers does."""

@@ -58,7 +58,7 @@ class ImagesSettings(ClassifySettings):
         channels = context.model.n_channels
         train, valid = context.read(lambda source, *_: read_images(source, pictures, channels))
         config = config_with_labels(context, context.model, train, valid, self.label_separator)
-        objective = Images(self, None, config, None, context.report)  # type: ignore[arg-type]
+        objective = Images(self, None, config, None, context.report)
         objective.pictures = pictures
         objective.weights = objective.class_weights(train)
         objective.save(context.folder)

@@ -134,16 +134,10 @@ class LabelledObjective(Objective):
         """What the scores are computed from, as statistics of `measure`."""
         raise NotImplementedError
 
-    @property
-    def reads_types(self) -> bool:
-        """Whether the tokenizer gives token types and the model reads them."""
-        return self.tokenizer.has_token_types and (
-            self.config.n_token_types > 1 or self.config.segment_offsets
-        )
-
     def tokens_and_types(self, encoded: Sequence[Encoded]) -> tuple[Ragged, Ragged | None]:
         """The arguments of `TextExamples`."""
-        has_types = self.reads_types and any(any(row.types) for row in encoded)
+        reads_types = self.config.n_token_types > 1 or self.config.segment_offsets
+        has_types = self.tokenizer.has_token_types and reads_types and any(any(row.types) for row in encoded)
         types = Ragged.of([row.types for row in encoded]) if has_types else None
         return Ragged.of([row.ids for row in encoded]), types
 

@@ -37,16 +37,8 @@ from trifold.objectives.documents import (
     DocumentObjectiveSettings,
     SpecialTokens,
 )
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.objective import (
-    ENCODER,
-    FILL_MASK,
-    InputBatch,
-    LossTerm,
-    measure_tokens,
-    pack,
-    token_loss,
-)
+from trifold.objectives.evaluation import EvalRun, Sample, Scores, measure_tokens
+from trifold.objectives.objective import ENCODER, FILL_MASK, InputBatch, LossTerm, pack, token_loss
 from trifold.text import Tokenizer
 from trifold.text.corruption import MASK_CHOICES, MaskedRow, Replacement, choose_spans, mask_tokens
 from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, example_rng, expand_spans, geometric

@@ -27,7 +27,7 @@ from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Head, Shape
 from trifold.nn.config_checks import first_problem
-from trifold.nn.losses import linear_cross_entropy, score_targets
+from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import Packing
 from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation, Scores
 from trifold.ragged import Ragged
@@ -133,14 +133,6 @@ def token_loss(
     assert head is not None
     sums = linear_cross_entropy(head.features(states), head.weight, head.bias, labels, smoothing)
     return LossTerm(sums.loss, count, nll=sums.nll)
-
-
-def measure_tokens(model: Transformer, states: Tensor, labels: Tensor, count: int) -> dict[str, Any]:
-    """The negative log-likelihood and the number of correct predictions, for `Objective.measure`."""
-    head = model.lm_head
-    assert head is not None
-    found = score_targets(head.features(states), head.weight, head.bias, labels)
-    return {"nll": float(found.nll), "correct": int(found.correct), "tokens": count}
 
 
 # --- building --------------------------------------------------------------------------------------------
@@ -353,9 +345,9 @@ class Objective(ABC):
         term = self.loss(model, batch)["tokens"]
         return {"nll": float(term.sum if term.nll is None else term.nll), "tokens": term.count}
 
-    @abstractmethod
     def compute_scores(self, run: EvalRun) -> Scores:
         """Scores from the sums of `measure`, and samples."""
+        return Scores(self.scores_of_sums(run.sums))
 
     def scores_of_sums(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """The scores that are functions of the sums of `measure`, which `trifold compare` resamples."""
@@ -369,10 +361,8 @@ class Objective(ABC):
         for chosen in plan_all(examples, context.batches):
             context.poll()
             for name, value in self.measure(model, self.batch(examples, chosen).to(device)).items():
-                if isinstance(value, list):
-                    sums.setdefault(name, []).extend(value)
-                else:
-                    sums[name] += value
+                sums.setdefault(name, type(value)())
+                sums[name] += value
         sums["loss"] = loss = sums["nll"] / max(sums["tokens"], 1)
         found = self.compute_scores(EvalRun(model, rows, examples, context, sums))
         best_by = self.settings.best_by

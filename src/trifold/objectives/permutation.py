@@ -29,15 +29,8 @@ from trifold.objectives.documents import (
     DocumentObjectiveSettings,
     SpecialTokens,
 )
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.objective import (
-    ENCODER,
-    FILL_MASK,
-    InputBatch,
-    LossTerm,
-    measure_tokens,
-    token_loss,
-)
+from trifold.objectives.evaluation import EvalRun, Sample, Scores, measure_tokens
+from trifold.objectives.objective import ENCODER, FILL_MASK, InputBatch, LossTerm, token_loss
 from trifold.text import Tokenizer
 from trifold.text.corruption import PREDICTION_CHOICES, draw_ranks
 from trifold.text.spans import Ids, example_rng
