@@ -275,22 +275,19 @@ class Saver:
 
 def load(path: Path, *, optimizer: bool = True) -> Checkpoint:
     """Read and verify a checkpoint. Raises CheckpointError naming the file that is missing, damaged or unreadable."""
-    manifest = _read_manifest(path)
-    for name, expected in manifest.items():
-        file = path / name
-        try:
+    try:
+        for name, expected in _read_manifest(path).items():
+            file = path / name
             if not file.is_file():
                 raise CheckpointError(f"{file}: missing, though the manifest lists it")
             if (optimizer or name != OPTIMIZER) and sha256_of_file(file) != expected:
                 raise CheckpointError(f"{file}: damaged (its SHA-256 differs from {MANIFEST})")
-        except OSError as error:
-            raise _unreadable(file, error) from error
-    try:
+        file = path
         weights = load_file(path / WEIGHTS)
         state = load_file(path / OPTIMIZER) if optimizer else {}
         progress = json.loads((path / PROGRESS).read_text("utf-8"))
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(file, error) from error
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path}: not a checkpoint of trifold ({error})") from error
     return Checkpoint(weights, state, progress)
