@@ -37,7 +37,7 @@ class SandboxStartError(SandboxError):
     """The child process could not be started."""
 
 
-class Sandbox:
+class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     """A child process for one handler, started by the first request and again after it was stopped. Thread-safe."""
 
     def __init__(self, handler: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -45,9 +45,6 @@ class Sandbox:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def __enter__(self) -> Sandbox:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()

@@ -148,8 +148,10 @@ def _explain(cls: type[Settings], problem: Any) -> str:
         case "value_error":
             return str(problem["ctx"]["error"])
         case "union_tag_invalid":
-            tag = problem["ctx"]["tag"]
-            return f"kind {tag!r} is not known{nearest(tag, _kinds_at(cls, problem['loc']), 'kinds')}"
+            tag, (*path, group) = problem["ctx"]["tag"], problem["loc"]
+            owner = _walk(cls, tuple(path))[1] or cls
+            kinds = [_kind(each) for each in _settings_classes(owner.model_fields[str(group)].annotation)]
+            return f"kind {tag!r} is not known{nearest(tag, kinds, 'kinds')}"
         case _:
             # Bounds such as 1e-30 are printed with all their digits.
             message = re.sub(r"\d[\d.]{20,}", lambda bound: f"{float(bound[0]):g}", problem["msg"].lower())
@@ -161,12 +163,6 @@ def _represent(value: Any) -> str:
         return f"{value!r:.200}"
     except ValueError:
         return "an integer of thousands of digits"
-
-
-def _kinds_at(cls: type[Settings], path: Location) -> list[str]:
-    """The valid values of `kind` in the group that the path names."""
-    owner = _walk(cls, path[:-1])[1] or cls
-    return [_kind(member) for member in _settings_classes(owner.model_fields[str(path[-1])].annotation)]
 
 
 def _kind(cls: type[Settings]) -> str:

@@ -182,7 +182,7 @@ def environment(machine: Machine) -> dict[str, Any]:
         "trifold": trifold.__version__,
         "git": _git_revision(),
         "torch": torch.__version__,
-        "numba": _version("numba"),
+        "numba": next((found.version for found in metadata.distributions(name="numba")), None),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(device) if ranks.world == 1 else device.type,
@@ -194,13 +194,6 @@ def environment(machine: Machine) -> dict[str, Any]:
         "compiled": bool(machine.compiles),
         "fast": fast.enabled(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git_revision() -> str | None:

@@ -143,8 +143,7 @@ def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int
     inner = 2 if config.gated else 1  # inputs or outputs of the activation
     if config.activation_dropout or int8:  # both, and the product with the gate
         inner = 4 if config.gated else 2
-    feed_forward = config.d_ff * inner
-    return config.d_model * residuals + attentions * attention + feed_forward
+    return config.d_model * residuals + attentions * attention + config.d_ff * inner
 
 
 def check_fits(memory: TrainingMemory, parameters: int, recipe: Recipe, limit: Limit) -> None:
