@@ -15,13 +15,13 @@ import textwrap
 import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
+from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from trifold.hub import rules
-from trifold.hub.families import FAMILIES, FILES
+from trifold.hub import families, rules
+from trifold.hub.families import FAMILIES
 from trifold.look.comparison import differences
 from trifold.nn.config import PRESETS, ModelConfig
 from trifold.objectives import KINDS as TASK_KINDS, settings_class
@@ -251,6 +251,7 @@ OPTIONAL_TENSORS = {
 
 
 def _families() -> str:
+    modules = [module for module in vars(families).values() if isinstance(module, ModuleType)]
     rows = []
     for model_type, family in FAMILIES.items():
         if model_type == "trifold":
@@ -258,9 +259,10 @@ def _families() -> str:
         read = {name: family.read({"architectures": [name]}) for name in family.architectures}
         writing = next((config for config in read.values() if "lm" in config.chosen_heads), None)
         kinds = {type(rule) for config in read.values() for rule in family.rules(config)}
+        file = next(m.__name__ for m in modules if any(value is family for value in vars(m).values()))
         rows.append(
             (
-                f"[`{model_type}`](../src/trifold/hub/families/{FILES[model_type]}.py)",
+                f"[`{model_type}`](../src/{file.replace('.', '/')}.py)",
                 "<br>".join(f"`{name}`{_head_names(config)}" for name, config in read.items()),
                 ", ".join(text for kind, text in OPTIONAL_TENSORS.items() if kind in kinds),
                 ", ".join(differences(writing or next(iter(read.values())))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,16 @@ SIZES = {
 
 @pytest.fixture
 def with_new_family(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Add the folder of the file to the package of families, and its line to their table."""
-    assert "qwen2" not in families.FAMILIES
+    """Add the folder of the file to the package of families, and its family to their table, before all others."""
+    others = dict(families.FAMILIES)
+    assert "qwen2" not in others
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(FOLDER)])
-    monkeypatch.setattr(families, "FILES", {"qwen2": "qwen2", **families.FILES})
+    family = import_module(f"{families.__name__}.qwen2").FAMILY
+    families.FAMILIES.clear()
+    families.FAMILIES.update({"qwen2": family, **others})
     yield
+    families.FAMILIES.clear()
+    families.FAMILIES.update(others)
     del sys.modules[f"{families.__name__}.qwen2"], families.qwen2  # type: ignore[attr-defined]
 
 

@@ -24,7 +24,6 @@ from trifold.hub.rules import (
     loading,
     permuted,
     saving,
-    stacked,
     unused,
 )
 
@@ -32,7 +31,7 @@ TABLE = [
     Rule(
         tuple(f"blocks.{{i}}.{p}.weight" for p in "qkv"),
         "h.{i}.attn.weight",
-        chain(stacked(3), TRANSPOSED),
+        chain(interleaved(1, (1, 1, 1)), TRANSPOSED),
     ),
     Rule("blocks.{i}.{p:o|in}.weight", "h.{i}.{p}.w", permuted([2, 0, 3, 1], axis=1)),
     Rule("tokens.weight", "wte.weight"),
@@ -64,8 +63,8 @@ def test_loading_inverts_every_transform(order: list[int], axis: int) -> None:
         (TRANSPOSED, 2),
         (LEADING_AXIS, 2),
         (permuted(order, axis), 2),
-        (stacked(3, axis), 3),
-        (chain(permuted(order, axis), stacked(2, axis), TRANSPOSED), 2),
+        (interleaved(1, (1, 1, 1)), 3),
+        (chain(permuted(order, axis), interleaved(1, (1, 1)), TRANSPOSED), 2),
     ]
     for transform, count in cases:
         ours = [torch.randn(6, 6) for _ in range(count)]

@@ -7,14 +7,16 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trifold.costs import position_table
 from trifold.errors import CheckpointError, SettingsError, UsageError
+from trifold.hub import rules
 from trifold.hub.families import FAMILIES, NATIVE
+from trifold.hub.family import Family
 from trifold.hub.files import naming, write_json
 from trifold.hub.fill import Stored, fill_model
 from trifold.hub.generation import END, GENERATION_KEYS, read_generation, write_generation
@@ -25,21 +27,11 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
 from trifold.settings import similar
 
-if TYPE_CHECKING:  # training does not need the families before it saves
-    from trifold.hub.family import Family
-
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 GENERATION = "generation_config.json"
-DOWNLOADED = [
-    "*.json",
-    "model*.safetensors",
-    "adapter_model.safetensors",
-    "*.model",
-    "*.spm",
-    "*.txt",
-    "*.jinja",
-    "bpe.codes",
-]
+DOWNLOADED = """
+    *.json model*.safetensors adapter_model.safetensors *.model *.spm *.txt *.jinja bpe.codes
+""".split()
 PICKLED = ["pytorch_model*.bin"]  # downloaded if the user trusts them
 MAX_POSITION_TABLE = 2**24  # entries of a table of sinusoids, which is not stored, beside small weights
 
@@ -60,8 +52,6 @@ def save_model(
     generation: generation settings by our names. Weights larger than `max_shard_size` (bytes, 500MB, 5GB) are split
     into shards. Every file is replaced atomically. Raises CheckpointError if the folder cannot be written.
     """
-    from trifold.hub import rules
-
     config = model.config
     family = next(families_for(config, model.family))
     try:
@@ -142,8 +132,6 @@ def load_model(
     stored: "int8" stores matrices in one byte per weight, for inference only; `dtype` is that of the computation.
     Raises CheckpointError if something is missing, damaged, of an unknown family, or does not fit.
     """
-    from trifold.hub import rules
-
     values, merged = read_settings(folder)
     family, config = parse_config(values, folder / CONFIG)
     weights = read_weights(folder) if merged is None else merged

@@ -66,14 +66,6 @@ def permuted(order: Sequence[int], axis: int = 0) -> Transform:
     )
 
 
-def stacked(count: int, axis: int = 0) -> Transform:
-    """`count` tensors of ours, of equal size, are concatenated to one of theirs along `axis`."""
-    return Transform(
-        lambda theirs: list(theirs[0].chunk(count, axis)),
-        lambda ours: [_concatenate(ours, axis)],
-    )
-
-
 def _concatenate(tensors: Tensors, axis: int) -> Tensor:
     """torch.cat. Its version for the meta device imports PyTorch's compiler, which takes a second."""
     if not tensors[0].is_meta:
@@ -87,7 +79,7 @@ def interleaved(groups: int, shares: Sequence[int]) -> Transform:
     """Several tensors of ours are interleaved in one of theirs.
 
     Each of its groups holds a share of our first tensor, then of the second, … `shares` are in any unit: three heads
-    of q, one of k and one of v are (3, 1, 1).
+    of q, one of k and one of v are (3, 1, 1). In one group, tensors follow each other.
     """
 
     def load(theirs: Tensors) -> Tensors:

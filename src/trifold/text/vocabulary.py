@@ -14,6 +14,7 @@ from tokenizers import AddedToken
 
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import parse_json, read_bytes, read_text
+from trifold.text.patterns import iter_objects
 from trifold.text.validation import MAX_FILE, MAX_TOKENS, Rejected, check_vocabulary
 
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -59,12 +60,8 @@ def from_document(document: Mapping[str, Any]) -> Vocabulary:
 
 
 def _find_charsmap(normalizer: object) -> bytes:
-    if not isinstance(normalizer, dict):
-        return b""
-    for part in normalizer.get("normalizers", [normalizer]):
-        if part.get("type") == "Precompiled":
-            return base64.b64decode(part.get("precompiled_charsmap") or "")
-    return b""
+    parts = (part for part in iter_objects(normalizer) if part.get("type") == "Precompiled")
+    return base64.b64decode(next(parts, {}).get("precompiled_charsmap") or "")
 
 
 def from_vocab_txt(path: Path) -> Vocabulary:

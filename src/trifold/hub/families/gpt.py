@@ -19,7 +19,7 @@ from trifold.errors import SettingsError
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import rope
 from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, rows, sizes
-from trifold.hub.rules import SAME, TRANSPOSED, Renamed, Transform, interleaved, stacked
+from trifold.hub.rules import SAME, TRANSPOSED, Renamed, Transform, interleaved
 from trifold.nn import ModelConfig
 
 # --- what decoders share -------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ RULES = TensorRules(
     AROUND | in_layer(".h.{i}.", LAYER),
     lm_head="lm_head",
     qkv=".h.{i}.attn.c_attn",
-    split=lambda config: stacked(3),
+    split=lambda config: interleaved(1, (1, 1, 1)),
     matrix=TRANSPOSED,
     buffers=".h.{i}.attn.{buffer:bias|masked_bias}",
 )
