@@ -1,8 +1,7 @@
 """Copy tensors into a model, each once from its file to its place in memory.
 
-On a CPU all parameters share one block of memory, in the order in which a decoding step reads them. The system
-assigns new memory page by page to the thread that first writes it, which takes longer than copying, so several
-threads copy.
+The system assigns new memory page by page to the thread that first writes it, which takes longer than copying, so
+several threads copy.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from trifold.nn.heads import LanguageModelHead
 from trifold.nn.layers import Linear
 
 Stored = Literal["int8"]
-ALIGNMENT = 64  # bytes: every tensor starts at a cache line
 STRIP = 64  # columns of a transposed matrix that are copied together and fit into a cache
 CHUNK = 2**21  # elements that a thread copies at a time
 MIN_FOR_THREADS = 2**24  # elements; smaller models are copied in one thread
@@ -46,8 +44,12 @@ def fill_model(
         buffer.data = buffer.to(device=device, dtype=dtype)
     parameters = dict(model.named_parameters())
     matrices = _quantizable(model) if stored == "int8" else {}
-    kinds = {p: torch.int8 if p in matrices else dtype for p in parameters.values()}
-    places = _allocate({n: (p.shape, kinds[p]) for n, p in parameters.items()}, device)
+    places = {
+        name: torch.empty(
+            parameter.shape, dtype=torch.int8 if parameter in matrices else dtype, device=device
+        )
+        for name, parameter in parameters.items()
+    }
     with _copying(device, sum(place.numel() for place in places.values())) as copy:
         for name, tensor in tensors:
             parameter = parameters.pop(name)
@@ -82,9 +84,7 @@ def _copying(device: str | torch.device, elements: int) -> Iterator[Callable[[Te
     def copy(tensor: Tensor, place: Tensor) -> None:
         for source, target in _chunks(tensor, place):
             pending.append(pool.submit(copy_in_thread, source, target))
-            if (
-                len(pending) > 2 * threads
-            ):  # tensors may be made on demand, and not all fit into memory at once
+            if len(pending) > 2 * threads:  # tensors are made on demand, and may not all fit into memory
                 pending.popleft().result()
 
     with executor_sharing_cores(threads) as pool:
@@ -118,23 +118,3 @@ def _quantizable(model: Transformer) -> dict[nn.Parameter, list[nn.Module]]:
         if isinstance(module, Linear | TokenEmbedding | LanguageModelHead):
             found.setdefault(module.weight, []).append(module)
     return found
-
-
-def _allocate(
-    shapes: dict[str, tuple[torch.Size, torch.dtype]], device: str | torch.device
-) -> dict[str, Tensor]:
-    """Memory for each tensor; one contiguous block on a CPU."""
-    if torch.device(device).type != "cpu":
-        return {
-            name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in shapes.items()
-        }
-    bounds, end = {}, 0
-    for name, (shape, dtype) in shapes.items():
-        start = -(-end // ALIGNMENT) * ALIGNMENT
-        end = start + shape.numel() * dtype.itemsize
-        bounds[name] = start, end
-    memory = torch.empty(end, dtype=torch.uint8)
-    return {
-        name: memory[start:end].view(shapes[name][1]).view(shapes[name][0])
-        for name, (start, end) in bounds.items()
-    }
