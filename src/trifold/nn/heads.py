@@ -68,50 +68,37 @@ class Pooler(nn.Module):
         return self.activation(self.dense(hidden[rows, inputs.first_columns()]))  # padding may be on the left
 
 
-class NextSentence(nn.Module):
-    """Logits of whether the second segment follows the first: pooled · W + b."""
+class Classes(nn.Module):
+    """Logits of classes: s · W + b, or activation(s · D + d) · W + b.
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.drop = Dropout(_dropout(config) if config.classifier_dropout is not None else 0.0)
-        self.out_proj = Linear(config.pooler_width or config.d_model, 2)
-
-    def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
-        """pooled (B, pooler_width) -> (B, 2)."""
-        assert pooled is not None, "next-sentence needs the pooler's vector"
-        logits: Tensor = self.out_proj(self.drop(pooled))
-        return logits.float()
-
-
-class SequenceClasses(nn.Module):
-    """Logits of the sequence: s · W + b, or activation(s · D + d) · W + b, of the state s that `classifier_input`
-    selects.
+    state: what s is: the vector of the "pooler", the state of one token (a key of _COLUMNS), or that of "every" token.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(
+        self, config: ModelConfig, state: str, outputs: int, transform: str | None = None, bias: bool = True
+    ) -> None:
         super().__init__()
-        self.input = config.classifier_input
-        self.eos_id = config.eos_id
-        pooled = config.classifier_input == "pooler"
-        width = (config.pooler_width or config.d_model) if pooled else config.d_model
-        transform = config.classifier_transform
+        self.state, self.eos_id = state, config.eos_id
+        width = (config.pooler_width or config.d_model) if state == "pooler" else config.d_model
         self.dense = Linear(width, width) if transform else None
         self.activation = ACTIVATIONS[transform] if transform else None
         self.drop = Dropout(_dropout(config))
-        self.out_proj = Linear(width, config.n_labels, bias=config.classifier_bias)
+        self.out_proj = Linear(width, outputs, bias=bias)
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
-        """hidden (B, T, E) -> (B, C). Raises ValueError if an end-of-sequence token to be read is missing."""
-        if self.input == "pooler":
+        """hidden (B, T, E) -> (B, C), or (B, T, C) for every token. Raises ValueError if an end-of-sequence token to be
+        read is missing.
+        """
+        if self.state == "pooler":
             assert pooled is not None, "this head needs the pooler's vector"
-            state = pooled
-        else:
-            column = _COLUMNS[self.input](inputs, self.eos_id)
-            state = hidden[torch.arange(len(hidden), device=hidden.device), column]
-        state = self.drop(state)
+            hidden = pooled
+        elif self.state != "every":
+            column = _COLUMNS[self.state](inputs, self.eos_id)
+            hidden = hidden[torch.arange(len(hidden), device=hidden.device), column]
+        hidden = self.drop(hidden)
         if self.dense is not None and self.activation is not None:
-            state = self.drop(self.activation(self.dense(state)))
-        logits: Tensor = self.out_proj(state)
+            hidden = self.drop(self.activation(self.dense(hidden)))
+        logits: Tensor = self.out_proj(hidden)
         return logits.float()
 
 
@@ -130,20 +117,6 @@ _COLUMNS: dict[str, Callable[[Inputs, int], Tensor]] = {
     "last": lambda inputs, eos_id: inputs.last_columns(),
     "eos": _eos_column,
 }
-
-
-class TokenClasses(nn.Module):
-    """Logits of each token: state · W + b."""
-
-    def __init__(self, config: ModelConfig, outputs: int) -> None:
-        super().__init__()
-        self.drop = Dropout(_dropout(config))
-        self.out_proj = Linear(config.d_model, outputs)
-
-    def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
-        """hidden (B, T, E) -> (B, T, outputs)."""
-        logits: Tensor = self.out_proj(self.drop(hidden))
-        return logits.float()
 
 
 class SpanBoundary(nn.Module):
@@ -174,14 +147,21 @@ def _dropout(config: ModelConfig) -> float:
     return config.dropout if config.classifier_dropout is None else config.classifier_dropout
 
 
+def _sequence_classes(config: ModelConfig, outputs: int) -> Classes:
+    transform = config.classifier_transform
+    return Classes(config, config.classifier_input, outputs, transform, config.classifier_bias)
+
+
 # All but lm, whose weight may be that of the embeddings: the model creates it.
 HEADS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "pooler": Pooler,
-    "next-sentence": NextSentence,
-    "sequence": SequenceClasses,
-    "choice": lambda config: SequenceClasses(config.model_copy(update={"n_labels": 1})),
-    "token": lambda config: TokenClasses(config, config.n_labels),
-    "span": lambda config: TokenClasses(config, 2),
+    "next-sentence": lambda config: Classes(
+        config.model_copy(update={"classifier_dropout": config.classifier_dropout or 0.0}), "pooler", 2
+    ),
+    "sequence": lambda config: _sequence_classes(config, config.n_labels),
+    "choice": lambda config: _sequence_classes(config, 1),
+    "token": lambda config: Classes(config, "every", config.n_labels),
+    "span": lambda config: Classes(config, "every", 2),
     "boundary": SpanBoundary,
 }
 # Heads that read chosen positions, in addition to hidden states and inputs.
