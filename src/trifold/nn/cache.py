@@ -26,7 +26,6 @@ class GrowingKeys:
     def __init__(self) -> None:
         self.length = self.evicted = 0
         self.buffers: tuple[Tensor, Tensor] | None = None
-        self._spare: tuple[Tensor, Tensor] | None = None
 
     @property
     def _filled(self) -> int:
@@ -69,7 +68,7 @@ class GrowingKeys:
         return keys, values
 
     def select(self, rows: Tensor) -> None:
-        """Keep or repeat rows of the batch; in place if they become fewer."""
+        """Row i becomes row rows[i]; in place unless there are more than before."""
         if self.buffers is None:
             return
         filled, count, target = self._filled, len(rows), self.buffers
@@ -77,19 +76,7 @@ class GrowingKeys:
             target = self._enlarge(self.buffers, count, self.buffers[0].shape[2])
         for source, out in zip(self.buffers, target, strict=True):
             out[:count, :, :filled] = source[:, :, :filled].index_select(0, rows)
-        self.buffers, self._spare = (target[0][:count], target[1][:count]), None
-
-    def reorder(self, rows: Tensor) -> None:
-        """Row i continues row rows[i]; the number of rows stays. Two sets of buffers alternate, because beam search
-        reorders in every step.
-        """
-        if self.buffers is None:
-            return
-        if self._spare is None or self._spare[0].shape != self.buffers[0].shape:
-            self._spare = torch.zeros_like(self.buffers[0]), torch.zeros_like(self.buffers[1])
-        for source, out in zip(self.buffers, self._spare, strict=True):
-            torch.index_select(source[:, :, : self._filled], 0, rows, out=out[:, :, : self._filled])
-        self.buffers, self._spare = self._spare, self.buffers
+        self.buffers = target[0][:count], target[1][:count]
 
     def gather(self, beam_index: Tensor) -> None:
         """Key s of row r becomes that of row beam_index[r, s]."""
@@ -227,7 +214,7 @@ class Cache:
             return
         if not self.uses_beam_index:
             for layer in self.layers:
-                layer.own.reorder(parents)
+                layer.own.select(parents)
             return
         index = self.current_beam_index()
         index = rows[:, None].repeat(1, self.length + 1) if index is None else index
