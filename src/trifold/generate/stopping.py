@@ -114,7 +114,8 @@ class StoppingCriteria:
 
     def end_with_string(self, sequences: list[list[int]]) -> list[bool]:
         """Whether the last token of each sequence completes a stop string."""
-        return [any(string in tail for string in self.strings) for tail in self._tails(sequences)]
+        tails = map(self._tail, sequences)
+        return [any(string in tail for string in self.strings) for tail in tails]
 
     def hypotheses(
         self, tokens: Tensor, last: Tensor, scores: Tensor, stopped: Tensor, full: Tensor
@@ -129,25 +130,17 @@ class StoppingCriteria:
             return Hypothesis(tokens, score, "length" if full and self.forced_eos else "stop")
         return Hypothesis([*tokens, last], score, "stop" if stopped else "length")
 
-    def _tails(self, sequences: list[list[int]]) -> list[str]:
-        """The end of each text: its last token and enough before it for any stop string that the token completes.
+    def _tail(self, tokens: list[int]) -> str:
+        """The end of the text: its last token and enough before it for any stop string that the token completes.
 
         Tokens may decode to nothing, so a tail that is too short is decoded again with twice the tokens.
         """
         assert self._codec is not None
-        tails = [""] * len(sequences)
-        pending, enough = list(range(len(sequences))), self._longest + MARGIN
+        enough = self._longest + MARGIN
         width = enough + 1
-        while pending:
-            cuts = [sequences[index][-width:] for index in pending]
-            texts = self._codec.decode([*cuts, *(cut[:-1] for cut in cuts)])
-            short = []
-            for index, text, before in zip(pending, texts, texts[len(cuts) :], strict=False):
-                if len(sequences[index]) <= width:
-                    tails[index] = text
-                elif len(before) >= enough:
-                    tails[index] = text[MARGIN:]
-                else:
-                    short.append(index)
-            pending, width = short, 2 * width
-        return tails
+        while width < len(tokens):
+            text, before = self._codec.decode([tokens[-width:], tokens[-width:-1]])
+            if len(before) >= enough:
+                return text[MARGIN:]
+            width *= 2
+        return self._codec.decode([tokens])[0]
