@@ -62,7 +62,7 @@ def test_perfect_outputs_score_100_and_lengths_must_agree(name: str) -> None:
     score = SCORES[name]
     assert score(REFERENCES, REFERENCES).value == pytest.approx(100)
     assert score(["x"] * 4, REFERENCES).value < 10
-    with pytest.raises(DataError, match="1 outputs but 4 references"):
+    with pytest.raises(DataError, match="1 predictions but 4 references"):
         score(["x"], REFERENCES)
     with pytest.raises(DataError, match="nothing to score"):
         score([], [])

@@ -47,19 +47,13 @@ __all__ = [
     "with_generation_options",
 ]
 
-# Imported on first use, so that GenerationConfig is available without torch.
-_MODULES = {
-    **dict.fromkeys(("GenerationConfig", "resolve", "with_generation_options"), "config"),
-    "Model": "decoding",
-    **dict.fromkeys(("TokenScores", "score_tokens"), "scoring"),
-    **dict.fromkeys(("generate_tokens", "stream_text", "stream_tokens"), "search"),
-    **dict.fromkeys(("Codec", "Hypothesis", "OutputLimit", "output_limit"), "stopping"),
-    **dict.fromkeys(("TextStreamer", "truncate_at_stop"), "streaming"),
-}
+# Imported on first use and in this order, so that GenerationConfig is available without torch.
+_MODULES = ("config", "decoding", "scoring", "stopping", "streaming", "search")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         return renamed(sys.modules[__name__], __name__, name)
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    modules = (import_module(f"{__name__}.{module}") for module in _MODULES)
+    value = globals()[name] = next(getattr(module, name) for module in modules if hasattr(module, name))
     return value

@@ -172,7 +172,7 @@ class GenerationConfig(Settings):
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:
-        if conflict := next(_conflicts(self), None):
+        if conflict := next((conflict for check in _CHECKS for conflict in check(self)), None):
             raise ValueError(conflict)
         return self
 
@@ -250,16 +250,6 @@ def resolve(
 
 
 # --- contradictions --------------------------------------------------------------------------------------
-
-
-def _conflicts(config: GenerationConfig) -> Iterator[str]:
-    """The message of every contradiction between options."""
-    yield from _sampling_conflicts(config)
-    yield from _contrastive_conflicts(config)
-    yield from _beam_conflicts(config)
-    yield from _lookup_conflicts(config)
-    yield from _length_conflicts(config)
-    yield from _word_conflicts(config)
 
 
 def _sampling_conflicts(config: GenerationConfig) -> Iterator[str]:
@@ -351,6 +341,12 @@ def _word_conflicts(config: GenerationConfig) -> Iterator[str]:
     for word in config.force_words or ():
         if any(bad in word for bad in config.bad_words or ()):
             yield f"{word!r} is in force_words, but bad_words forbids it: remove it from one of them"
+
+
+_CHECKS = (
+    *(_sampling_conflicts, _contrastive_conflicts, _beam_conflicts),
+    *(_lookup_conflicts, _length_conflicts, _word_conflicts),
+)
 
 
 def _contains(phrase: object, part: tuple[int, ...]) -> bool:

@@ -129,9 +129,7 @@ class DecodingState:
         """The input of logits processors."""
         remaining = self.limits - self.generated
         beams = len(self.tokens) // max(len(remaining), 1)
-        return Context(
-            self.tokens, self.generated, remaining if beams == 1 else remaining.repeat_interleave(beams)
-        )
+        return Context(self.tokens, self.generated, remaining.repeat_interleave(beams))
 
     def expand(self, beams: int) -> None:
         """Repeat every row `beams` times within its sentence; the copies share their memory."""

@@ -74,12 +74,6 @@ FILTERS: dict[str, Callable[..., Tensor]] = {
     "typical_p": typical_p,
 }
 
-# top_k_form -> weights of the filtered tokens.
-WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "proportional": lambda logits: logits.softmax(-1),
-    "uniform": lambda logits: (logits > NEVER).to(logits.dtype),
-}
-
 
 def greedy(log_probs: Tensor, indices: Tensor, generated: int) -> Tensor:
     """The most likely token."""
@@ -100,12 +94,13 @@ def sampler(
     streams = [np.random.default_rng((seed, *key)).random(steps, dtype=np.float32) for key in keys]
     uniform = torch.from_numpy(np.stack(streams)).to(device)
     filters = [(keep, value) for key, keep in FILTERS.items() if (value := getattr(config, key)) is not None]
-    weights = WEIGHTS[config.top_k_form]
+    is_uniform = config.top_k_form == "uniform"
 
     def choose(log_probs: Tensor, indices: Tensor, generated: int) -> Tensor:
         for keep, value in filters:
             log_probs = keep(log_probs, value)
-        mass = weights(log_probs).cumsum(-1)
+        weights = (log_probs > NEVER).to(log_probs.dtype) if is_uniform else log_probs.softmax(-1)
+        mass = weights.cumsum(-1)
         # In (0, total], so that the first token whose cumulative mass reaches it has a probability above 0.
         target = (1 - uniform[indices, generated])[:, None] * mass[:, -1:]
         return torch.searchsorted(mass, target).squeeze(-1)

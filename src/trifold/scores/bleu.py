@@ -11,6 +11,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from trifold.errors import DataError
 from trifold.scores.bootstrap import Scorer, sums_scorer
+from trifold.scores.counts import check_lengths
 
 
 class Score(NamedTuple):
@@ -70,9 +71,6 @@ def text_scorer(name: str, hypotheses: Sequence[str], references: Sequence[str],
 
 
 def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    if len(hypotheses) != len(references):
-        raise DataError(
-            f"{len(hypotheses):,} outputs but {len(references):,} references; the numbers must be equal"
-        )
+    check_lengths(references, hypotheses)
     if not references:
         raise DataError("nothing to score: there are no references")
