@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from trifold.fast.attention import QUERY_BLOCK, packed_attention
 from trifold.fast.cross_entropy import _softmax_in_place
-from trifold.fast.layers import add_dropout, dropout, gelu_tanh, layer_norm
+from trifold.fast.layers import dropout, gelu_tanh, layer_norm
 from trifold.nn import rng
 from trifold.nn.packing import Packing
 
@@ -90,7 +90,7 @@ def test_dropout_has_its_rate_and_the_same_mask_in_the_backward_pass(dtype: torc
     x = torch.randn(40_001).to(dtype).requires_grad_()
     torch.manual_seed(7)
     scaled = torch.where(out == 0, 0.0, float(np.float32(1 / (1 - p))))
-    assert torch.equal(add_dropout(x, y, p), (x.float() + scaled).to(dtype))
+    assert torch.equal(dropout(y, p, x), (x.float() + scaled).to(dtype))
 
 
 def test_dropout_masks_are_not_correlated() -> None:

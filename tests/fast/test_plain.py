@@ -93,7 +93,7 @@ def dropout(dtype: torch.dtype) -> Case:
 
 def add_dropout(dtype: torch.dtype) -> Case:
     x, y = leaf(70, 48), leaf(70, 48)
-    return lambda: ops.add_dropout(x.to(dtype), y.to(dtype), 0.3), (x, y)
+    return lambda: ops.dropout(y.to(dtype), 0.3, x.to(dtype)), (x, y)
 
 
 def attend(queries: int, groups: int = 1, beams: int = 1, **options: Any) -> Callable[[torch.dtype], Case]:

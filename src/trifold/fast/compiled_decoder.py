@@ -14,28 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trifold.fast import instruction as codes
-from trifold.fast.instruction import (
-    ADD,
-    ATTENTION,
-    DEQUANTIZE,
-    FLOAT32,
-    INSTRUCTION,
-    LAYER_NORM,
-    MATMUL,
-    MULTIPLY,
-    NORM,
-    QUANTIZE,
-    RMS_NORM,
-    SET,
-)
+from trifold.fast import instruction as ins
 from trifold.fast.thread_pool import DTYPES, Field, divide_into_tasks, execute, matmul_fields, set_fields
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, LayerCache
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import FeedForward, Linear, Residual, RMSNorm
-from trifold.nn.masks import Mask
-from trifold.nn.rotary import Rotations
+from trifold.nn.relative import Relations
+from trifold.nn.stack import LayerInputs
 
 UNLIMITED = 2**60  # tokens
 
@@ -71,10 +57,10 @@ class CompiledDecoder:
             self._add_block(stack.blocks[number])
         self._add_norm(stack.final_norm, self.x, self.x)
 
-        self.program = program = np.zeros(len(self.fields), INSTRUCTION)
+        self.program = program = np.zeros(len(self.fields), ins.INSTRUCTION)
         for index, fields in enumerate(self.fields):
             set_fields(program, index, **fields)
-        attention, matmul = program["opcode"] == ATTENTION, program["opcode"] == MATMUL
+        attention, matmul = program["opcode"] == ins.ATTENTION, program["opcode"] == ins.MATMUL
         # The attention instructions, one of each kind per layer.
         self.self_attention = np.flatnonzero(program["new_keys"])
         self.cross_attention = np.flatnonzero(attention & (program["new_keys"] == 0))
@@ -96,26 +82,28 @@ class CompiledDecoder:
             self.quantized = None
         self.fields.append({"waits": 1, "out": out, **fields})
 
-    def _add_norm(self, norm: Any, x: Tensor, out: Tensor, mode: int = SET) -> Tensor:
+    def _add_norm(self, norm: Any, x: Tensor, out: Tensor, mode: int = ins.SET) -> Tensor:
         """Returns the buffer with the result, x if there is no norm."""
         if isinstance(norm, nn.Identity):
             return x
-        kind = RMS_NORM if isinstance(norm, RMSNorm) else LAYER_NORM
+        kind = ins.RMS_NORM if isinstance(norm, RMSNorm) else ins.LAYER_NORM
         parameters = {"weight": _float(norm.weight), "bias": _float(getattr(norm, "bias", None))}
         sizes = {"inputs": x.shape[1], "epsilon": norm.epsilon}
-        self._add(out, opcode=NORM, norm=kind, x=x, mode=mode, **sizes, **parameters)
+        self._add(out, opcode=ins.NORM, norm=kind, x=x, mode=mode, **sizes, **parameters)
         return out
 
     def _add_linear(
-        self, layer: Linear, x: Tensor, out: Tensor, mode: int = SET, activation: str = "none", waits: int = 1
+        self,
+        layer: Linear,
+        x: Tensor,
+        out: Tensor,
+        mode: int = ins.SET,
+        activation: str = "none",
+        waits: int = 1,
     ) -> Tensor:
-        code = getattr(codes, activation.upper().replace("-", "_"))
-        fields: dict[str, Field] = {
-            "bias": _float(layer.bias),
-            "activation": code,
-            "mode": mode,
-            "waits": waits,
-        }
+        code = getattr(ins, activation.upper().replace("-", "_"))
+        fields: dict[str, Field] = {"activation": code, "mode": mode, "waits": waits}
+        fields["bias"] = _float(layer.bias)
         if self.int8_matmul:
             self._add_int8_matmul(layer.weight, x, out, fields)
         else:
@@ -131,17 +119,18 @@ class CompiledDecoder:
         if self.quantized is None or self.quantized[0] is not x:
             x_int8 = self._buffer("int8", inputs, torch.int8)
             scales = self._buffer(f"scales {len(self.int8_matmuls)}", 1)
-            self._add(x_int8, opcode=QUANTIZE, dtype=FLOAT32, inputs=inputs, x=x, scales=scales)
+            self._add(x_int8, opcode=ins.QUANTIZE, dtype=ins.FLOAT32, inputs=inputs, x=x, scales=scales)
             self.quantized = x, x_int8, scales
         _, x_int8, scales = self.quantized
         if fields["waits"]:
             self.int8_matmuls.append((len(self.fields), []))
         # Results overwrite their sums, unless they are combined with the current output.
-        in_place = fields["mode"] == SET
+        in_place = fields["mode"] == ins.SET
         sums = out.view(torch.int32) if in_place else self._buffer("sums", outputs, torch.int32)
         self.int8_matmuls[-1][1].append((x_int8, weight.values.t(), sums))
-        fields |= {"dtype": FLOAT32, "outputs": outputs, "x": sums, "weight": scales, "scales": weight.scales}
-        self._add(out, opcode=DEQUANTIZE, **fields)
+        fields |= {"dtype": ins.FLOAT32, "outputs": outputs}
+        fields |= {"x": sums, "weight": scales, "scales": weight.scales}
+        self._add(out, opcode=ins.DEQUANTIZE, **fields)
 
     def _add_block(self, block: Any) -> None:
         parts = sublayers(block)
@@ -152,8 +141,8 @@ class CompiledDecoder:
                 if isinstance(part.exit, nn.Identity):
                     self._add_sublayer(part.sublayer, entered, self.x, crosses=crosses)
                 else:
-                    self._add_sublayer(part.sublayer, entered, self.exit, SET, crosses=crosses)
-                    self._add_norm(part.exit, self.exit, self.x, ADD)
+                    self._add_sublayer(part.sublayer, entered, self.exit, ins.SET, crosses=crosses)
+                    self._add_norm(part.exit, self.exit, self.x, ins.ADD)
                 self._add_norm(part.after, self.x, self.x)
             return
         # A parallel block: both norms read x before either sublayer adds to it.
@@ -164,7 +153,7 @@ class CompiledDecoder:
         self._add_sublayer(feed_forward.sublayer, first if second is self.x else second, self.x)
 
     def _add_sublayer(
-        self, layer: Any, x: Tensor, out: Tensor, mode: int = ADD, *, crosses: bool = False
+        self, layer: Any, x: Tensor, out: Tensor, mode: int = ins.ADD, *, crosses: bool = False
     ) -> None:
         if isinstance(layer, Attention):
             self._add_attention(layer, x, out, mode, crosses=crosses)
@@ -175,7 +164,7 @@ class CompiledDecoder:
             self._add_linear(layer.in_proj, x, inner, activation=layer.activation_name)
         else:
             self._add_linear(layer.gate_proj, x, inner, activation=layer.activation_name)
-            self._add_linear(layer.in_proj, x, inner, MULTIPLY)
+            self._add_linear(layer.in_proj, x, inner, ins.MULTIPLY)
         self._add_linear(layer.out_proj, inner, out, mode)
 
     def _add_attention(self, layer: Attention, x: Tensor, out: Tensor, mode: int, *, crosses: bool) -> None:
@@ -189,22 +178,15 @@ class CompiledDecoder:
             k = self._add_linear(layer.k_proj, x, self._buffer("k", kv_width), waits=0)
             v = self._add_linear(layer.v_proj, x, self._buffer("v", kv_width), waits=0)
             fields |= {"new_keys": k, "new_values": v}
-        self._add(attended, opcode=ATTENTION, **fields)
+        self._add(attended, opcode=ins.ATTENTION, **fields)
         self._add_linear(layer.o_proj, attended, out, mode)
 
     # --- one step --------------------------------------------------------------------------------------
 
-    def run(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory_mask: Mask | None,
-        cache: Cache,
-        bias: Tensor | None,
-        rotary: Rotations | None,
-    ) -> Tensor:
-        """See `decoding_step.step`."""
-        rows, program = x.shape[0], self.program
+    def run(self, x: Tensor, inputs: LayerInputs, cache: Cache) -> Tensor:
+        """See `nn.ops.decoding_step`."""
+        rows, program, bias, rotary = x.shape[0], self.program, inputs.bias, inputs.rotary
+        assert not isinstance(bias, Relations), "relative scores are not supported"
         if rows != self.rows:
             self.rows, program["rows"], program["units"] = rows, rows, self.units_per_row * rows
             divide_into_tasks(program)
@@ -223,7 +205,7 @@ class CompiledDecoder:
             half, interleaved = cos.shape[-1], rotary.queries.interleaved
             sizes = {"rotary_width": 2 * half, "rotary_stride": half if cos.shape[0] > 1 else 0}
             self._set(own, cos=cos, sin=sin, interleaved=interleaved, **sizes)
-        for indices, each in ((own, mask), (self.cross_attention, memory_mask)):
+        for indices, each in ((own, inputs.mask), (self.cross_attention, inputs.memory_mask)):
             if each is not None:  # keys (B, S) that are not padding
                 keys = None if each.keys is None else each.keys.contiguous()
                 self._set(indices, mask=keys, mask_stride=None if keys is None else keys.shape[1])

@@ -8,7 +8,7 @@ MIN_WEIGHTS weights, for which the compilation takes longer than it saves.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,10 +24,8 @@ from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, SlidingKeys
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, FeedForward, LayerNorm, Linear, RMSNorm
-from trifold.nn.masks import Mask
 from trifold.nn.ops import decoding_step as plain_decoding_step
-from trifold.nn.relative import Relations, ScoreBias
-from trifold.nn.rotary import Rotations
+from trifold.nn.stack import LayerInputs, Stack
 
 MIN_WEIGHTS = 4 * 10**6  # of a stack
 SUPPORTED = (
@@ -42,36 +40,25 @@ SUPPORTED = (
     HookPoint,
 )
 
-Translation: TypeAlias = tuple[int, int, CompiledDecoder | None]
-"""The smallest and largest number of rows, and the compiled decoder for them; None if not supported."""
+Translation: TypeAlias = tuple[range, CompiledDecoder | None]
+"""Numbers of rows, and the compiled decoder for them; None if not supported."""
 
 _translations: WeakKeyDictionary[Cache, Translation] = WeakKeyDictionary()
 
 
-def decoding_step(
-    stack: Any,
-    x: Tensor,
-    mask: Mask,
-    memory: Tensor | None,
-    memory_mask: Mask | None,
-    cache: Cache,
-    bias: ScoreBias | None,
-    rotary: Rotations | None,
-) -> Tensor:
+def decoding_step(stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache) -> Tensor:
     """See `nn.ops.decoding_step`."""
-    decoder = _compiled_decoder(stack, x, mask, cache, rotary)
+    decoder = _compiled_decoder(stack, x, inputs, cache)
     if decoder is None:
-        return plain_decoding_step(stack, x, mask, memory, memory_mask, cache, bias, rotary)
-    assert not isinstance(bias, Relations), "relative scores are not supported"
-    out = decoder.run(x, mask, memory_mask, cache, bias, rotary)
+        return plain_decoding_step(stack, x, inputs, cache)
+    out = decoder.run(x, inputs, cache)
     cache.uses_beam_index = not any(isinstance(layer.own, SlidingKeys) for layer in cache.layers)
     return out
 
 
-def _compiled_decoder(
-    stack: Any, x: Tensor, mask: Mask, cache: Cache, rotary: Rotations | None
-) -> CompiledDecoder | None:
+def _compiled_decoder(stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache) -> CompiledDecoder | None:
     """The compiled decoder of this cache if it supports the step."""
+    mask, rotary = inputs.mask, inputs.rotary
     if x.shape[1] != 1 or torch.is_grad_enabled() or stack.training or cache.length == 0:
         return None
     if x.device.type != "cpu" or x.dtype not in DTYPES or not x.numel():
@@ -81,23 +68,19 @@ def _compiled_decoder(
     if mask.keys is not None and any(window is not None for window in stack.windows):
         return None
     rows, translation = x.shape[0], _translations.get(cache)
-    if translation is None or not translation[0] <= rows <= translation[1]:
-        _translations[cache] = translation = _translate(stack, cache, x)
-    decoder = translation[2]
+    if translation is None or rows not in translation[0]:
+        numbers = range(1, FEW_ROWS + 1) if rows <= FEW_ROWS else range(FEW_ROWS + 1, rows + 1)
+        decoder = None
+        if is_supported(stack, cache, x):
+            decoder = CompiledDecoder(stack, x, numbers[-1], int8_matmul=rows > FEW_ROWS)
+        _translations[cache] = translation = numbers, decoder
+    decoder = translation[1]
     if decoder is None or any(point.watched for point in decoder.hook_points):
         return None
     return decoder
 
 
-def _translate(stack: Any, cache: Cache, x: Tensor) -> Translation:
-    rows = x.shape[0]
-    smallest, largest = (1, FEW_ROWS) if rows <= FEW_ROWS else (FEW_ROWS + 1, rows)
-    if not is_supported(stack, cache, x):
-        return smallest, largest, None
-    return smallest, largest, CompiledDecoder(stack, x, largest, int8_matmul=rows > FEW_ROWS)
-
-
-def is_supported(stack: Any, cache: Cache, x: Tensor) -> bool:
+def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
     """Whether the stack is large enough and instructions exist for all its modules and this number of rows."""
     weights = [module.weight for module in stack.modules() if isinstance(module, Linear)]
     if sum(weight.shape[0] * weight.shape[1] for weight in weights) < MIN_WEIGHTS:

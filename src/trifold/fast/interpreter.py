@@ -16,23 +16,8 @@ from typing import Any
 import numpy as np
 from numba import carray, cfunc, types
 
-from trifold.fast.instruction import (
-    ATTENTION,
-    FLOAT32,
-    INSTRUCTION,
-    MATMUL,
-    NORM,
-    PREFETCH_BYTES,
-    QUANTIZE,
-)
-from trifold.fast.intrinsics import (
-    atomic_add,
-    atomic_load,
-    bfloat16_at,
-    float32_at,
-    to_pointer,
-    yield_cpu,
-)
+from trifold.fast.instruction import ATTENTION, FLOAT32, INSTRUCTION, MATMUL, NORM, PREFETCH_BYTES, QUANTIZE
+from trifold.fast.intrinsics import atomic_add, atomic_load, bfloat16_at, float32_at, to_pointer, yield_cpu
 from trifold.fast.loops import Array, subroutine
 from trifold.fast.step_attention import attention
 from trifold.fast.step_linear import dequantize_row, matmul, norm, prefetch, quantize_row, weight_address

@@ -37,7 +37,6 @@ from trifold.nn.layers import Linear
 from trifold.nn.lora import AdaptedLinear
 from trifold.nn.ops import (
     activation_linear as plain_activation_linear,
-    add_dropout as plain_add_dropout,
     dropout as plain_dropout,
     gelu_tanh as plain_gelu_tanh,
     layer_norm as plain_layer_norm,
@@ -226,18 +225,13 @@ def _activate(
 # --- dropout, GELU, layer norm ---------------------------------------------------------------------------
 
 
-def dropout(x: Tensor, p: float) -> Tensor:
+def dropout(y: Tensor, p: float, x: Tensor | None = None) -> Tensor:
     """See `nn.ops.dropout`. The loop draws the same mask; on other devices and in graphs, PyTorch draws its own."""
-    if trains_with_loops(x):
-        return _Dropout.apply(None, x, p)  # type: ignore[no-any-return, no-untyped-call]
-    return plain_dropout(x, p) if is_eager_cpu(x) else F.dropout(x, p)
-
-
-def add_dropout(x: Tensor, y: Tensor, p: float) -> Tensor:
-    """See `nn.ops.add_dropout`; as `dropout`, in one pass with the addition."""
     if trains_with_loops(y):
         return _Dropout.apply(x, y, p)  # type: ignore[no-any-return, no-untyped-call]
-    return plain_add_dropout(x, y, p) if is_eager_cpu(y) else x + F.dropout(y, p)
+    if is_eager_cpu(y):
+        return plain_dropout(y, p, x)
+    return F.dropout(y, p) if x is None else x + F.dropout(y, p)
 
 
 class _Dropout(torch.autograd.Function):

@@ -51,7 +51,7 @@ class Dropout(nn.Module):
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + drop(y)."""
-        return ops.add_dropout(x, y, self.p) if self.active else x + y
+        return ops.dropout(y, self.p, x) if self.active else x + y
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

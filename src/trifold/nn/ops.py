@@ -20,10 +20,11 @@ from trifold.nn.rng import thread_rng
 
 if TYPE_CHECKING:
     from trifold.nn.attention import Attention
+    from trifold.nn.cache import Cache
     from trifold.nn.hooks import HookPoint
     from trifold.nn.layers import Dropout, Linear
     from trifold.nn.masks import Mask
-    from trifold.nn.stack import Stack
+    from trifold.nn.stack import LayerInputs, Stack
 
 # --- embeddings and linear layers ----------------------------------------------------------------------
 
@@ -67,13 +68,13 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -
     return F.layer_norm(x, weight.shape, weight, bias, epsilon)
 
 
-def dropout(x: Tensor, p: float) -> Tensor:
-    """Zeroes each element with probability p and multiplies the others by 1 / (1 − p)   (Srivastava et al. 2014)."""
-    return torch.where(_kept(x, p), x * (1 / (1 - p)), 0.0)
+def dropout(y: Tensor, p: float, x: Tensor | None = None) -> Tensor:
+    """Zeroes each element with probability p and multiplies the others by 1 / (1 − p)   (Srivastava et al. 2014).
 
-
-def add_dropout(x: Tensor, y: Tensor, p: float) -> Tensor:
-    """x + dropout(y, p)."""
+    x: added to the result.
+    """
+    if x is None:
+        return torch.where(_kept(y, p), y * (1 / (1 - p)), 0.0)
     return torch.add(x, torch.where(_kept(y, p), y, 0.0), alpha=1 / (1 - p))
 
 
@@ -172,14 +173,14 @@ def cross_entropy(
 # --- decoding ------------------------------------------------------------------------------------------
 
 
-def decoding_step(stack: Stack, *inputs: Any) -> Tensor:
-    """All layers of a decoder with a cache: the arguments of `Stack.run_layers` -> (B, T, E)."""
-    return stack.run_layers(*inputs)
+def decoding_step(stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache) -> Tensor:
+    """All layers of a decoder with a cache: x (B, T, E) -> (B, T, E)."""
+    return stack.run_layers(x, inputs, cache)
 
 
 # --- the table -----------------------------------------------------------------------------------------
 
-_LAYERS = (embedding, linear, linears, activation_linear, gelu_tanh, layer_norm, dropout, add_dropout)
+_LAYERS = (embedding, linear, linears, activation_linear, gelu_tanh, layer_norm, dropout)
 PLAIN: dict[str, Callable[..., Any]] = {
     operation.__name__: operation for operation in (*_LAYERS, attend, attention, cross_entropy, decoding_step)
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import call
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -24,6 +24,16 @@ from trifold.nn.relative import OFFSETS, ScoreBias
 from trifold.nn.rotary import Rotary, Rotations
 
 
+class LayerInputs(NamedTuple):
+    """What every layer of a stack reads besides x: masks, a memory (B, S, E), and positions in attention scores."""
+
+    mask: Mask
+    memory: Tensor | None = None
+    memory_mask: Mask | None = None
+    bias: ScoreBias | None = None
+    rotary: Rotations | None = None
+
+
 class Block(nn.Module):
     """Self-attention, cross-attention (if `crosses`), feed-forward."""
 
@@ -33,26 +43,16 @@ class Block(nn.Module):
         self.cross_attention = Residual(Attention(config, layer, crosses=True), config) if crosses else None
         self.feed_forward = Residual(FeedForward(config), config)
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        cache: LayerCache | None = None,
-        *,
-        bias: ScoreBias | None = None,
-        rotary: Rotations | None = None,
-    ) -> Tensor:
-        """x (B, T, E), memory (B, S, E) -> (B, T, E)."""
-        x = self.self_attention(x, mask=mask, bias=bias, rotary=rotary, cache=cache)
+    def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
+        """x (B, T, E) -> (B, T, E)."""
+        x = self.self_attention(x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary, cache=cache)
         if self.cross_attention is not None:
-            x = self.cross_attention(x, memory, mask=memory_mask, cache=cache)
+            x = self.cross_attention(x, inputs.memory, mask=inputs.memory_mask, cache=cache)
         return self.feed_forward(x)
 
-    def query_stream(self, g: Tensor, x: Tensor, mask: Mask, *, bias: ScoreBias | None = None) -> Tensor:
+    def query_stream(self, g: Tensor, x: Tensor, inputs: LayerInputs) -> Tensor:
         """The query stream with the same weights: g (B, P, E) attends to x (B, T, E) -> (B, P, E)."""
-        g = self.self_attention(g, self.self_attention.enter(x), mask=mask, bias=bias)
+        g = self.self_attention(g, self.self_attention.enter(x), mask=inputs.mask, bias=inputs.bias)
         return self.feed_forward(g)
 
 
@@ -71,18 +71,11 @@ class ParallelBlock(nn.Module):
         self.feed_forward = nn.ModuleDict({"enter": norm, "sublayer": FeedForward(config)})
         self.drop = Dropout(config.dropout)
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory: None = None,
-        memory_mask: None = None,
-        cache: LayerCache | None = None,
-        **options: Any,
-    ) -> Tensor:
-        """x (B, T, E) -> (B, T, E); options: bias and rotary, as in `Block`."""
+    def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
+        """x (B, T, E) -> (B, T, E)."""
         normed = self.self_attention["enter"](x)
-        attended = self.self_attention["sublayer"](normed, mask=mask, cache=cache, **options)
+        positions = {"bias": inputs.bias, "rotary": inputs.rotary}
+        attended = self.self_attention["sublayer"](normed, mask=inputs.mask, cache=cache, **positions)
         inner = self.feed_forward["sublayer"](self.feed_forward["enter"](x) if self.two_norms else normed)
         return self.drop.add(x, attended + inner)
 
@@ -139,35 +132,26 @@ class Stack(nn.Module):
             if positions is None:
                 positions = mask.positions(queries, x.device)[:, mask.offset : mask.offset + queries]
             rotary = self.rotary.rotations(positions, mask, x)
-        inputs = (x, mask, memory, memory_mask, cache, bias, rotary)
-        return self.run_layers(*inputs) if cache is None else ops.decoding_step(self, *inputs)
+        inputs = LayerInputs(mask, memory, memory_mask, bias, rotary)
+        return self.run_layers(x, inputs) if cache is None else ops.decoding_step(self, x, inputs, cache)
 
-    def run_layers(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory: Tensor | None,
-        memory_mask: Mask | None,
-        cache: Cache | None,
-        bias: ScoreBias | None,
-        rotary: Rotations | None,
-    ) -> Tensor:
+    def run_layers(self, x: Tensor, inputs: LayerInputs, cache: Cache | None = None) -> Tensor:
         """One block after the other, then the final norm: x (B, T, E) -> (B, T, E)."""
         caches: Sequence[LayerCache | None] = [None] * len(self.order)
         if cache is not None:
             cache.gather_beams()
             caches = cache.layers
-        masks = self._windowed(mask)
+        windowed = self._windowed(inputs)
         for number, window, state, layer_cache in zip(
             self.order, self.windows, self.states, caches, strict=True
         ):
-            inputs = (x, masks[window], memory, memory_mask, layer_cache)
-            x = state(self.run_block(self.blocks[number], *inputs, bias=bias, rotary=rotary))
+            x = state(self.run_block(self.blocks[number], x, windowed[window], layer_cache))
         return self.final_norm(x)
 
-    def _windowed(self, mask: Mask) -> dict[int | None, Mask]:
-        """Window size -> mask."""
-        return {window: mask if window is None else replace(mask, window=window) for window in self.windows}
+    def _windowed(self, inputs: LayerInputs) -> dict[int | None, LayerInputs]:
+        """Window size -> inputs with that window."""
+        masks = {size: replace(inputs.mask, window=size) for size in self.windows if size is not None}
+        return {None: inputs} | {size: inputs._replace(mask=mask) for size, mask in masks.items()}
 
     def query_stream(
         self, g: Tensor, x: Tensor, mask: Mask, query_index: Tensor, segments: Tensor | None = None
@@ -179,10 +163,11 @@ class Stack(nn.Module):
         query_mask = replace(mask, query_index=query_index)
         relations = self.offsets(mask, x.shape[1], x.device, segments)
         query_relations = self.offsets(query_mask, g.shape[1], x.device, segments)
-        masks, query_masks = self._windowed(mask), self._windowed(query_mask)
+        inputs = self._windowed(LayerInputs(mask, bias=relations))
+        query_inputs = self._windowed(LayerInputs(query_mask, bias=query_relations))
         for layer, (number, window) in enumerate(zip(self.order, self.windows, strict=True), start=1):
             block = self.blocks[number]
-            g = self.run_block(block.query_stream, g, x, query_masks[window], bias=query_relations)
+            g = self.run_block(block.query_stream, g, x, query_inputs[window])
             if layer < len(self.order):  # no layer reads the last x
-                x = self.run_block(block, x, masks[window], bias=relations)
+                x = self.run_block(block, x, inputs[window])
         return self.final_norm(g)

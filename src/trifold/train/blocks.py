@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trifold.nn.masks import Mask
 from trifold.nn.rng import ReplayThreadRng, thread_rng
-from trifold.nn.stack import Stack
+from trifold.nn.stack import LayerInputs, Stack
 
 # All blocks share one compiled function, with a graph per kind of mask, window and scale of a layer.
 MAX_GRAPHS = 128
@@ -27,7 +26,7 @@ def recomputed(block: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Tensor
 
     def run(*inputs: Any) -> Any:
         # A mask caches its tensors; the second run must compute what the first one computed.
-        fresh = (replace(each) if isinstance(each, Mask) else each for each in inputs)
+        fresh = (_with_new_masks(each) if isinstance(each, LayerInputs) else each for each in inputs)
         return block(*fresh, **kwargs)
 
     # PyTorch restores the global generators, for all threads at once; needed only if this thread has none of its own.
@@ -41,6 +40,11 @@ def recomputed(block: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Tensor
         context_fn=lambda: (nullcontext(), replay),
     )
     return out
+
+
+def _with_new_masks(inputs: LayerInputs) -> LayerInputs:
+    memory_mask = None if inputs.memory_mask is None else replace(inputs.memory_mask)
+    return inputs._replace(mask=replace(inputs.mask), memory_mask=memory_mask)
 
 
 def recompute_blocks(model: nn.Module) -> None:
