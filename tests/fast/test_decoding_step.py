@@ -117,7 +117,7 @@ def assert_close(got: Tensor, expected: Tensor, limit: float) -> None:
 
 def is_compiled(cache: Cache) -> bool:
     translation = step._translations.get(cache)
-    return translation is not None and translation[2] is not None
+    return translation is not None and translation[1] is not None
 
 
 @all_configs
