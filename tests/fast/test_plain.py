@@ -188,7 +188,7 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "gelu_tanh": gelu_tanh,
     "layer_norm": layer_norm,
     "dropout": dropout,
-    "add_dropout": add_dropout,
+    "dropout added": add_dropout,
     "attend short": attend(5),
     "attend fused": attend(200),
     "attend soft cap": attend(5, soft_cap=2.0),
