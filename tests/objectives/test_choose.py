@@ -54,6 +54,62 @@ def test_labels_are_numbers_letters_or_texts(build):
             build([ROWS[0] | {"label": label}])
 
 
+def labels(build, rows):
+    bundle = build(rows)
+    return bundle.objective.examples(bundle.valid).labels.tolist()
+
+
+def test_an_integer_is_a_number_where_a_choice_has_the_same_text(build):
+    mmlu = {"question": "a sum", "choices": ["8", "2", "24", "120"]}
+    assert labels(build, [mmlu | {"answer": number} for number in (0, 1, 2, 3)]) == [0, 1, 2, 3]
+    by_number, by_text = ({"question": "a", "choices": ["x", "y"], "answer": label} for label in ("1", "y"))
+    assert labels(build, [mmlu | {"answer": "2"}, by_number]) == [2, 1]
+    assert labels(build, [mmlu | {"answer": "2"}, by_text]) == [1, 1]
+    for others in ([], [by_number, by_text]):
+        with pytest.raises(DataError, match=r"rows\.jsonl:1: the label '2' is .* of two of 4 choices"):
+            build([mmlu | {"answer": "2"}, *others])
+
+
+def test_names_of_choices_are_looked_up_first(build):
+    rows = [
+        {"question": "a", "choices": {"label": names, "text": ["4", "3", "2", "1"]}, "answerKey": key}
+        for names, key in (
+            (["1", "2", "3", "4"], "1"),
+            (["1", "2", "3", "4"], "4"),
+            (["A", "B", "C", "D"], "C"),
+        )
+    ]
+    assert labels(build, rows) == [0, 3, 2]
+
+
+FORMATS = [
+    ({"sentence": "s", "option1": "x", "option2": "y"}, "answer", ["1", "2"], [0, 1]),  # Winogrande
+    ({"context": "c", "question": "q", "answerA": "x", "answerB": "y", "answerC": "z"}, "label",
+     ["1", "3"], [0, 2]),  # SIQA
+    ({"premise": "p", "choice1": "x", "choice2": "y", "question": "cause"}, "label", [0, 1], [0, 1]),  # COPA
+    ({"goal": "g", "sol1": "x", "sol2": "y"}, "label", [1, 0], [1, 0]),  # PIQA
+    ({"ctx_a": "n", "ctx": "c", "endings": ["x", "y", "z"]}, "label", ["2", "1"], [2, 1]),  # HellaSwag
+    ({"question_stem": "s", "choices": {"text": ["x", "y"], "label": ["A", "B"]}}, "answerKey",
+     ["B", "A"], [1, 0]),  # OpenBookQA
+]  # fmt: skip
+FIRST = ["s", "c", "p", "g", "c", "s"]
+
+
+@pytest.mark.parametrize(("case", "first"), [*zip(FORMATS, FIRST, strict=True)])
+def test_published_formats_are_read(build, case, first):
+    row, column, given, expected = case
+    bundle = build([row | {column: label} for label in given])
+    assert bundle.objective.examples(bundle.valid).labels.tolist() == expected
+    assert bundle.valid.columns["text"] == [first] * 2
+    prefix = f"{row['question']} " if "question" in row else ""
+    assert bundle.valid.columns["choices"][0][:2] == [prefix + "x", prefix + "y"]
+
+
+def test_missing_choices_are_reported_with_the_setting(build):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: no choices; set data\.columns\.choices"):
+        build([{"question": "q", "one": "x", "two": "y", "label": 0}])
+
+
 def test_columns_of_choices_are_read_as_lists(build):
     table = "sent1,sent2,ending0,ending1,ending2,label\nit rains,so she,runs,sleeps,,0\na,b,c,d,e,2\n"
     lists = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -30,26 +31,28 @@ from trifold.objectives.objective import BuildContext, InputBatch, TaskBundle
 from trifold.text.spans import Ids
 
 
-def read_choices(value: Any, place: str) -> list[str]:
-    """A list of texts, or the one under the key "text"."""
-    value = value.get("text") if isinstance(value, Mapping) else value
-    if not isinstance(value, list):
+def read_choices(value: Any, place: str) -> tuple[list[str], list[str]]:
+    """The texts and the names of choices: of a list of texts, or of an object with lists under "text" and "label"."""
+    texts, names = (value.get("text"), value.get("label", [])) if isinstance(value, Mapping) else (value, [])
+    if not isinstance(texts, list) or not isinstance(names, list):
         raise DataError(f"{place} is not a list of choices; set data.columns.choices to the column of lists")
-    return [check_text(choice, place) for choice in value]
+    return [check_text(text, place) for text in texts], [*map(str, names)]
 
 
+LETTERS = "ABCDEFGHIJ"
+WORDS = ("choice", "ending", "option", "answer", "sol")
 COLUMNS = {
     f"choice{n}": Role(
-        (f"choice{n}", f"ending{n}", f"option{n}"), check_text, required=False, may_be_empty=True
+        (*(f"{word}{n}" for word in WORDS), f"answer{letter}"), check_text, required=False, may_be_empty=True
     )
-    for n in range(10)
+    for n, letter in enumerate("-abcdefghi")
 }
-TEXTS = ("context", "article", "passage", "sent1", "startphrase", "sentence1", "question", "text")
+TEXTS = "context ctx article passage premise sent1 startphrase sentence1 sentence goal question_stem question text"
 ROLES = {
-    "text": Role(TEXTS, check_text),
+    "text": Role(TEXTS.split(), check_text),
     "question": Role(("question", "sent2"), check_text, required=False),
     "choices": Role(("choices", "options", "endings"), read_choices, required=False),
-    "label": Role(("label", "answer", "answerkey", "target"), lambda value, place: str(value)),
+    "label": Role(("label", "answer", "answerkey", "target"), lambda value, place: value),
     **COLUMNS,
 }
 
@@ -67,7 +70,9 @@ class ChooseSettings(LabelledSettings):
 
     def build(self, context: BuildContext) -> TaskBundle:
         train, valid = context.read(lambda source, data, split: read_records(source, data, ROLES, split))
-        texts = [text for first, choices, _ in _rows(train) for text in (first, *choices)]
+        number_labels(context, train, valid)
+        both = zip(train.columns["text"], train.columns["choices"], strict=True)
+        texts = (text for first, choices in both for text in (first, *choices))
         tokenizer = context.load_or_train_tokenizer(lambda: texts)
         objective = Choose(
             self, tokenizer, context.config_for(tokenizer), text_width(context), context.report
@@ -75,27 +80,50 @@ class ChooseSettings(LabelledSettings):
         return self.bundle(objective, context, train, valid)
 
 
-def _rows(rows: Records) -> list[tuple[str, list[str], int]]:
-    """The text, the choices, and the number of the right one."""
+def number_labels(context: BuildContext, *sources: Records) -> None:
+    """Make the choices of each row a list of texts, after the question if any, and its label a number from 0.
+
+    Numbers in labels begin at 1 if the columns of choices do and no label is 0. A text that is the number of one choice
+    and the text of another is read as the other labels are. Raises DataError for a label of no choice.
+    """
+    has = {name for name in COLUMNS for rows in sources if any(rows.columns[name])}
+    labels = {str(label) for rows in sources for label in rows.columns["label"]}
+    first = int("choice1" in has and "choice0" not in has and "0" not in labels)
+    if first and any(map(str.isdecimal, labels)):
+        context.report("labels: numbers from 1")
     found = []
-    for row, line in enumerate(rows.lines):
+    for rows, row in ((each, row) for each in sources for row in range(len(each))):
         values = {role: column[row] for role, column in rows.columns.items()}
-        choices, label = (
-            values["choices"] or [values[name] for name in COLUMNS if values[name]],
-            values["label"],
-        )
-        if label in choices:
-            number = choices.index(label)
-        else:
-            number = int(label) if label.isdecimal() else "ABCDEFGHIJ".find(label.strip() or "-")
-        if not 0 <= number < len(choices):
-            raise DataError(
-                f"{rows.report.name}:{line}: the label {label!r:.60} is not the text, the letter or the number (from "
-                f"0) of one of {len(choices)} choices; correct it, or set data.columns.choices and data.columns.label"
+        texts, names = values["choices"] or ([values[name] for name in COLUMNS if values[name]], [])
+        start = first if values["choices"] is None else 0
+        found.append((rows, row, values, texts, _read_label(values["label"], texts, names, start)))
+    kinds = {*chain.from_iterable(readings for *_, readings in found if len(readings) == 1)}
+    for rows, row, values, texts, readings in found:
+        numbers = {number for kind, number in readings.items() if len(kinds) != 1 or kind in kinds}
+        if len(numbers) != 1:
+            problem = (
+                f"the label {values['label']!r:.60} is the text, the letter or the number (from {first}) of "
+                f"{'two' if numbers else 'none'} of {len(texts)} choices; correct it (a letter or a JSON integer "
+                "is clear), or set data.columns.choices and data.columns.label"
             )
+            if not texts:
+                problem = (
+                    "no choices; set data.columns.choices to a column of lists, or data.columns.choice1, …"
+                )
+            raise DataError(f"{rows.report.name}:{rows.lines[row]}: {problem}")
         question = f"{values['question']} " if values["question"] else ""
-        found.append((values["text"], [question + choice for choice in choices], number))
-    return found
+        rows.columns["choices"][row] = [question + text for text in texts]
+        rows.columns["label"][row] = numbers.pop()
+
+
+def _read_label(label: Any, texts: list[str], names: list[str], first: int) -> dict[str, int]:
+    """The number, from 0, of the choice that a label means as a name, a number or a letter, and as a text."""
+    text = str(label)
+    if text in names:
+        return {"number": names.index(text)}
+    number = int(text) - first if text.isdecimal() else LETTERS.find(text.strip() or "-")
+    found = {"number": number} if 0 <= number < len(texts) else {}
+    return found | ({"text": texts.index(text)} if label in texts else {})
 
 
 @dataclass(frozen=True)
@@ -123,12 +151,12 @@ class Choose(LabelledObjective):
     token_name = "rows"
 
     def examples(self, rows: Records, draw: int | None = None) -> Examples:
-        """Encode the pairs of the rows. Raises DataError for a label that is none of the choices."""
-        found = _rows(rows)
-        pairs = [(text, choice) for text, choices, _ in found for choice in choices]
-        encoded = self.encode(rows, *map(list, zip(*pairs, strict=True)))
-        starts = np.cumsum([0, *(len(choices) for _, choices, _ in found)])
-        return Examples(*self.tokens_and_types(encoded), np.array([number for *_, number in found]), starts)
+        """Encode the pairs of the rows, which `number_labels` has changed."""
+        choices, texts = rows.columns["choices"], rows.columns["text"]
+        first = [text for text, each in zip(texts, choices, strict=True) for _ in each]
+        encoded = self.encode(rows, first, [*chain(*choices)])
+        starts = np.cumsum([0, *map(len, choices)])
+        return Examples(*self.tokens_and_types(encoded), np.array(rows.columns["label"]), starts)
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the pairs of the given rows, each truncated to `width` tokens if given. Not random."""
