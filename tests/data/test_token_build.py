@@ -20,7 +20,7 @@ from tests.faults.damage import recording
 
 from trifold.data import open_tokens
 from trifold.errors import DataError, SettingsError
-from trifold.objectives import token_stream
+from trifold.objectives import causal
 
 TINY = {
     "data.documents": "line",
@@ -100,13 +100,13 @@ import sys, time
 from functools import partial
 from trifold.cli import main
 from trifold.data import open_tokens, token_build
-from trifold.objectives import token_stream
+from trifold.objectives import causal
 def batch_slowly(documents, original=token_build._batch_texts):
     for texts in original(documents):
         time.sleep(1)
         yield texts
 token_build._batch_texts = batch_slowly
-token_stream.open_tokens = partial(open_tokens, part_bytes=400, workers=2)
+causal.open_tokens = partial(open_tokens, part_bytes=400, workers=2)
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -129,7 +129,7 @@ def test_sigterm_stops_a_build_that_continues_later(tmp_path: Path, monkeypatch:
     assert "while preparing; continue with `trifold resume " in " ".join(output.split())
     done = len(list((tmp_path / "cache").glob(".*.partial/0*.json")))
     assert 3 <= done < 20
-    monkeypatch.setattr(token_stream, "open_tokens", partial(open_tokens, part_bytes=400, workers=2))
+    monkeypatch.setattr(causal, "open_tokens", partial(open_tokens, part_bytes=400, workers=2))
     again = run_command(*command)
     assert again.code == 0, again.err
     assert f"{done} of them already done" in again.err

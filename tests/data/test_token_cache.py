@@ -41,7 +41,7 @@ def test_a_cache_holds_the_documents_in_order(tmp_path: Path, documents: Any, pa
     assert cache.bytes == len("".join(expected.texts).encode())
     for count in ("documents", "blank", "blank_dropped", "characters", "files", "kept"):
         assert getattr(cache.report, count) == getattr(expected.report, count)
-    assert cache.lengths.sum() == len(cache.ids)
+    assert cache.starts[len(cache)] == len(cache.ids)
     cache.verify()
 
 

@@ -10,9 +10,7 @@ import pytest
 
 from trifold.batches import BatchSettings
 from trifold.data import DataSettings, Encoder, TokenCache, open_tokens
-from trifold.objectives.causal import Causal, CausalSettings
-from trifold.objectives.token_stream import TokenStream, load_into_memory
-from trifold.ragged import Ragged
+from trifold.objectives.causal import Causal, CausalSettings, TokenStream
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
 
 TEXTS = [f"{'sun rain snow '[: n % 14]}{n} times" for n in range(200)] + ["fog " * 300]
@@ -79,15 +77,6 @@ def test_row_boundaries_depend_on_the_draw(tmp_path):
     cache = cache_of(objective, tmp_path)
     places = [tuple(objective.examples(cache, draw).select(np.array([5])).starts) for draw in (None, 1, 2)]
     assert len(set(places)) == 3
-
-
-def test_a_small_cache_loads_into_memory(tmp_path):
-    objective = make_objective()
-    cache, corpus = cache_of(objective, tmp_path), objective.encode(TEXTS)
-    inside = load_into_memory(cache)
-    assert isinstance(inside, Ragged)
-    assert np.array_equal(inside.ids, corpus.tokens.ids)
-    assert np.array_equal(inside.starts, corpus.tokens.starts)
 
 
 def test_the_key_of_a_tokenizer_survives_saving_and_loading(tmp_path):

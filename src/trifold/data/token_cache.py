@@ -108,13 +108,6 @@ class TokenCache:
         """The number of documents."""
         return len(self.starts) - 1
 
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """(N,) the number of tokens of each document, in memory."""
-        lengths = np.diff(np.asarray(self.starts))
-        self.starts.release()
-        return lengths
-
     def document(self, number: int) -> NDArray[np.integer]:
         """The tokens of a document."""
         start, stop = self.starts[number : number + 2]

@@ -14,13 +14,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 
-from trifold.data import TokenCache, read_documents
+from trifold.batches import Blocks
+from trifold.data import Encoder, Side, TokenCache, open_tokens, read_documents, sample_documents
 from trifold.errors import DataError, SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import Transformer
@@ -36,7 +39,6 @@ from trifold.objectives.objective import (
     pack,
     token_loss,
 )
-from trifold.objectives.token_stream import TokenStream, load_into_memory, open_cache, sample_text
 from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Ragged, positions, split_into_chunks
 from trifold.text import Tokenizer
@@ -46,6 +48,7 @@ from trifold.text.vocabulary import BYTE_ALPHABET
 
 PROMPT_LENGTH = 16  # tokens of a validation document that a sample continues
 SAMPLE_LENGTH = 128  # new tokens of a sample by default
+TRAINED_ON = 50_000_000  # characters, from all over a cached text, that a tokenizer is trained on
 _SCAN = 1 << 20  # document starts that are read at once
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that stands for a byte
 
@@ -100,25 +103,43 @@ class CausalSettings(ObjectiveSettings):
         return objective, corpus, objective.encode(valid.texts), valid.report.name
 
     def _open_cache(self, context: BuildContext) -> tuple[Causal, Any, Corpus, str]:
-        """As `_read_into_memory`, with the training text in a cache on disk."""
-        data = context.data
+        """As `_read_into_memory`, with the training text in a cache on disk, which is created if it does not exist."""
+        data, source, seed, report = context.data, context.data.train, context.seed, context.report
+        assert source is not None
         if data.cut == "drop":
             raise SettingsError("data.cut: drop is not supported with data.cache; use pieces or windows")
-        side: Literal["train", "all"] = "train" if data.holdout else "all"
-        tokenizer = context.load_or_train_tokenizer(
-            lambda: sample_text(context, side), prepend_bos=self.begin
-        )
+        side: Side = "train" if data.holdout else "all"
+
+        def sample() -> list[str]:
+            texts = sample_documents(source, data, TRAINED_ON, side=side, seed=seed)
+            report(f"tokenizer: trained on {sum(map(len, texts)):,} characters of {len(texts):,} documents")
+            return texts
+
+        def encode(texts: Sequence[str]) -> tuple[NDArray[np.integer], NDArray[np.int64], int]:
+            corpus = objective.encode(texts)
+            return corpus.tokens.ids, corpus.tokens.lengths, corpus.bytes
+
+        def open_side(side: Side) -> TokenCache:
+            cache = open_tokens(source, data, encoder, side=side, seed=seed, report=report)
+            report(f"{cache.report}, {len(cache.ids):,} tokens in {cache.folder}")
+            if cache.empty:
+                report(f"{cache.report.name}: {cache.empty:,} documents without a token: left out")
+            return cache
+
+        tokenizer = context.load_or_train_tokenizer(sample, prepend_bos=self.begin)
         objective = Causal(self, tokenizer, context.width)
         key = f"causal begin={self.begin} end={self.end} bytes=3"  # 3: version of the byte count
-        train = open_cache(context, tokenizer, key, objective.encode, side)
+        encoder = Encoder(encode, f"{key} {tokenizer.encoding_digest}", tokenizer.vocab_size)
+        train = open_side(side)
         for line in self._describe_unlabelled(train.starts):
-            context.report(f"{train.report.name}: {line}")
+            report(f"{train.report.name}: {line}")
         if data.valid is not None:
             documents = read_documents(data.valid, data.model_copy(update={"cache": None}), split="valid")
-            context.report(str(documents.report))
+            report(str(documents.report))
             return objective, train, objective.encode(documents.texts), documents.report.name
-        cache = open_cache(context, tokenizer, key, objective.encode, "valid")
-        return objective, train, Corpus(load_into_memory(cache), cache.bytes), cache.report.name
+        valid = open_side("valid")
+        tokens = Ragged(valid.ids[:].astype(np.int32), valid.starts[:])
+        return objective, train, Corpus(tokens, valid.bytes), valid.report.name
 
     def _describe_unlabelled(self, starts: Any) -> Iterator[str]:
         """Lines about tokens that are never labels, however the documents are split."""
@@ -156,6 +177,13 @@ class Corpus(NamedTuple):
     tokens: Ragged
     bytes: int
     cut: Cut = "pieces"
+
+
+@dataclass(frozen=True)
+class TokenStream(Blocks):
+    """A corpus on disk in rows of equal width. The last token of a document is no input, the first one no target."""
+
+    ids: Any = None  # indexed like an array of integers
 
 
 def chunk_corpus(tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | None = None) -> DocumentChunks:
@@ -199,9 +227,9 @@ class Causal(Objective):
         return Corpus(Ragged.of([[*self.before, *ids, *after] for ids in encoded]), size)
 
     def examples(self, rows: Corpus | TokenCache, draw: int | None = None) -> DocumentChunks | TokenStream:
-        """Chunks; with `draw` and windows, at other positions for each draw."""
+        """Chunks; with `draw` and a cache or windows, at other positions for each draw."""
         if isinstance(rows, TokenCache):
-            return TokenStream.of(rows, self.width, draw)
+            return TokenStream(rows.starts, self.width, (draw or 0) % self.width, skip_last=1, ids=rows.ids)
         return chunk_corpus(rows.tokens, self.width, rows.cut, draw)
 
     def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> InputBatch:

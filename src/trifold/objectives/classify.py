@@ -48,6 +48,10 @@ from trifold.scores.correlation import CorrelationScore
 from trifold.settings import nearest
 from trifold.text.spans import Ids
 
+OneLabelScore = Literal["accuracy", "macro_f1", "f1", "matthews"]
+LabelsScore = Literal["micro_f1", "subset_accuracy"]
+NumberScore = Literal["pearson", "spearman"]
+
 # --- settings -> rows ------------------------------------------------------------------------------------
 
 
@@ -67,18 +71,7 @@ class ClassifySettings(LabelledSettings):
     label_separator: str = Field(
         ",", min_length=1, description="sign between the labels of a text that may have several"
     )
-    best_by: Literal[
-        "auto",
-        "loss",
-        "accuracy",
-        "macro_f1",
-        "f1",
-        "matthews",
-        "micro_f1",
-        "subset_accuracy",
-        "pearson",
-        "spearman",
-    ] = Field(
+    best_by: Literal["auto", "loss", OneLabelScore, LabelsScore, NumberScore] = Field(
         "auto", description="auto: accuracy; of several labels, micro F1; of numbers, Pearson correlation"
     )
 
